@@ -271,6 +271,13 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_times_have_known_numbers",
     ),
     # an answer arrives after what it speaks of has changed
+    118: (
+        "test_a_key_keeps_its_order_when_a_nack_follows_a_restart",
+        "test_a_key_keeps_its_order_when_a_nack_follows_a_restart_on_a_reactor",
+        "test_a_refused_nack_does_not_settle_what_was_delivered_anew_but_goes_to_its_lease",
+        "test_a_late_handler_cannot_settle_the_delivery_of_another_handler",
+        "test_nacks_and_acks_of_a_lost_connection_are_repeated_before_anything_is_fetched",
+    ),
     119: (
         "test_an_answer_that_the_full_disk_refuses_is_asked_for_again",
         "test_what_time_ends_is_ended_when_the_full_disk_has_space",
@@ -286,6 +293,10 @@ FAULTS: dict[int, tuple[str, ...]] = {
     143: (
         "test_only_the_transactions_of_a_database_keep_its_token_rows",
         "test_upkeep_finds_out_which_database_a_resolver_leads_to_and_makes_partitions",
+    ),
+    144: (
+        "test_every_invariant_holds_for_every_seed",
+        "test_the_row_of_a_large_bundle_from_before_its_begun_position_is_read",
     ),
     # misuse of a connection, a handler or a process
     108: (
@@ -340,6 +351,12 @@ BUGS = {
     "folding without locks": ("test_a_fold_without_locks_is_found",),
     "order by the decision": ("order tickets are ignored", "plain sends pass held keys"),
     "no look at the generation": ("no_look_at_the_generation",),
+    "an answer about an old delivery": (
+        "a refused nack settles the message that was delivered anew",
+    ),
+    "a key's messages out of order behind a failed one": (
+        "a fence releases messages before those of earlier pieces",
+    ),
 }
 
 

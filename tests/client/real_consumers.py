@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import txmq
 from tests.client.real import RealBroker
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.consumer.consumer import Consumer
@@ -22,6 +24,27 @@ def closing_broker(directory: Path) -> Iterator[RealBroker]:
         yield broker
     finally:
         broker.stop()
+
+
+@contextmanager
+def busy_log(url: str) -> Iterator[None]:
+    """Have other clients keep the broker's disk busy, so that refusals wait for it."""
+    over = threading.Event()
+
+    def send() -> None:
+        with txmq.connect(url, timeout=WAIT_S) as client:
+            while not over.is_set():
+                client.send("noise", bytes(1_000))
+
+    threads = [threading.Thread(target=send) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
 
 
 def receive(consumer: Consumer, count: int) -> list[ReceivedMessage]:

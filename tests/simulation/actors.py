@@ -50,6 +50,18 @@ class Actor:
             rows, producer_id=producer, epoch=0, sequence=sequence, born_at=self.world.now()
         )
 
+    def fails(self, group: str, body: str) -> bool:
+        """Return whether the handler fails. Some messages fail a few times, always the
+        same for one seed, and none after the last fault.
+        """
+        if not self.world.trouble:
+            return False
+        left = self.world.failures.setdefault(
+            (group, body), self.rng.choice((0, 0, 0, 0, 0, 1, 2, 4))
+        )
+        self.world.failures[group, body] = max(0, left - 1)
+        return left > 0
+
 
 def partition_for(key: str) -> int:
     return partition_of(key, PARTITIONS)

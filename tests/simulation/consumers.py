@@ -76,7 +76,7 @@ class ConcurrentConsumer(Actor):
             check_delivery(self.world, chunk.partition, offset, body)
             if not together:
                 await self._one(generation, chunk, offset, body)
-            elif self._fails(body):
+            elif self.fails(self.group, body):
                 failed.append(offset)
             else:
                 self.world.history.handled[body] += 1
@@ -86,20 +86,8 @@ class ConcurrentConsumer(Actor):
         for offset in failed:
             await self._nack(generation, chunk.partition, offset)
 
-    def _fails(self, body: str) -> bool:
-        """Return whether the handler fails. Some messages fail a few times, always the
-        same for one seed, and none after the last fault.
-        """
-        if not self.world.trouble:
-            return False
-        left = self.world.failures.setdefault(
-            (self.group, body), self.rng.choice((0, 0, 0, 0, 0, 1, 2, 4))
-        )
-        self.world.failures[self.group, body] = max(0, left - 1)
-        return left > 0
-
     async def _one(self, generation: int, chunk: Chunk, offset: int, body: str) -> None:
-        if self._fails(body):
+        if self.fails(self.group, body):
             await self._nack(generation, chunk.partition, offset)
             return
         self.world.history.handled[body] += 1
@@ -142,7 +130,7 @@ class OrderedConsumer(ConcurrentConsumer):
                 ranges=ranges,
             )
             self.world.history.counts["given back"] += 1
-        elif self._fails(body):
+        elif self.fails(self.group, body):
             self._fenced[key] = await self._nack(generation, chunk.partition, offset)
         else:
             if int(version):

@@ -33,6 +33,8 @@ class SimulationHistory:
     bodies_at: dict[tuple[int, int], str] = field(default_factory=dict)
     # ordered group: key → versions in the order of their first success
     processed_versions: dict[str, list[int]] = field(default_factory=dict)
+    # group, key and partition → offsets in the order of their first success
+    processed_offsets: dict[tuple[str, str, int], list[int]] = field(default_factory=dict)
     # token → when the receipt of its bundle arrived
     stored_at: dict[bytes, float] = field(default_factory=dict)
     # body of a plain send → when it was first sent, or due
@@ -64,3 +66,15 @@ class SimulationHistory:
         if version != len(done) + 1:
             raise InvariantBroken(f"version {version} of {key} was processed after {done[-3:]}")
         done.append(version)
+
+    def record_in_order(self, group: str, key: str, partition: int, offset: int) -> None:
+        """Note a message that an ordered group has processed, perhaps once more."""
+        done = self.processed_offsets.setdefault((group, key, partition), [])
+        if offset in done:
+            self.counts["processed again"] += 1
+            return
+        if done and offset < done[-1]:
+            raise InvariantBroken(
+                f"{partition}/{offset} of key {key} was processed by {group} after {done[-3:]}"
+            )
+        done.append(offset)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import product
 
 from tests.simulation.history import InvariantBroken
 from tests.simulation.simulated_broker import dump_tables, recover, without_broker_counters
@@ -190,15 +191,19 @@ def _check_tickets(world: SimulatedWorld, bodies: list[list[str]]) -> None:
 
 def _check_consumers(world: SimulatedWorld, bodies: list[list[str]]) -> None:
     history = world.history
+    prefixes = {group: "" if group == "c" else f"{group}:" for group in world.consumer_groups}
     for rows in bodies:
-        for body in rows:
-            require(history.handled[body] > 0, f"{body} was never processed by group c")
-            require(history.handled[f"o:{body}"] > 0, f"{body} was never processed by group o")
+        for body, (group, prefix) in product(rows, prefixes.items()):
+            require(
+                history.handled[prefix + body] > 0, f"{body} was never processed by group {group}"
+            )
     for key, version in world.database.versions.items():
-        require(
-            len(history.processed_versions.get(key, [])) == version,
-            f"{key}: {version} versions, processed {history.processed_versions.get(key)}",
-        )
+        for group in world.consumer_groups - {"c"}:
+            name = key if group == "o" else prefixes[group] + key
+            require(
+                len(history.processed_versions.get(name, [])) == version,
+                f"{name}: {version} versions, processed {history.processed_versions.get(name)}",
+            )
 
 
 def _check_recovery(world: SimulatedWorld) -> None:

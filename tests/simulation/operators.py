@@ -140,7 +140,7 @@ class LetterReplayer(Actor):
                 await self.connection.connect()
                 while not self.world.over:
                     await self.connection.pause(0.12)
-                    for group in ("c", "o"):
+                    for group in sorted(self.world.consumer_groups):
                         await self._replay(group)
             except (RequestLost, RequestRejected):
                 self.connection.drop()

@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 from tests.simulation import (
     batched_services,
+    client_consumers,
     consumers,
     delayed_producer,
     multi_send,
@@ -26,12 +27,13 @@ from txmq.broker.engine.engine import Engine
 from txmq.broker.requests import bundles as bundle_requests
 from txmq.broker.requests import multi_request
 from txmq.broker.requests import sends as send_requests
+from txmq.client.protocol.consumer.local_queue import LocalQueue
 from txmq.core import machine, persistence
 from txmq.core.events.consumers import PositionReset
 from txmq.core.events.outcome import Outcome, Rejected
 from txmq.core.state import visibility
 from txmq.core.topics import delay_rules, delayed, key_order, sends, topics
-from txmq.core.transactions import batched, decisions, jobs, model, xa
+from txmq.core.transactions import batched, decisions, jobs, large_bundles, model, xa
 from txmq.core.transactions.decisions import DecideTransaction
 from txmq.model.bundle import BundleState
 from txmq.model.message import Decision
@@ -395,6 +397,19 @@ BUGS = (
     Bug(
         "an ack of a range includes failed messages",
         around=_patching(consumers, "join", _join_over_gaps),
+    ),
+    Bug(
+        "a refused nack settles the message that was delivered anew",
+        around=_in_every_seed(
+            client_consumers, _patching(LocalQueue, "has_duplicate", lambda *_args: False)
+        ),
+    ),
+    Bug(
+        "a fence releases messages before those of earlier pieces",
+        around=_in_every_seed(
+            client_consumers,
+            _patching(large_bundles.LargeBundle, "begun", property(lambda _self: 0)),
+        ),
     ),
     Bug("grown partitions are read before the others", around=_read_grown_partitions_at_once),
     Bug("a reset does not move its group", around=_finish_resets_without_moving),

@@ -16,6 +16,7 @@ from twisted.python.failure import Failure
 from tests.simulation import (
     actors,
     batched_services,
+    client_consumers,
     consumers,
     delayed_producer,
     multi_send,
@@ -50,7 +51,6 @@ class Simulation:
     def __init__(self, seed: int, plant: Callable[[Engine], None] | None = None) -> None:
         self._seed, self._plant = seed, plant
         self.world = SimulatedWorld(seed)
-        self._failure: Failure | None = None
         self._busy = 0
 
     def run(self) -> SimulationHistory:
@@ -105,6 +105,9 @@ class Simulation:
             self._run_throughout(consumers.ConcurrentConsumer(world, "m0").run())
             for name in ("m0", "m1"):
                 self._run_throughout(consumers.OrderedConsumer(world, name).run())
+            if Random(self._seed + 0.5).random() < client_consumers.SHARE:
+                for name in client_consumers.MEMBERS:
+                    self._run_throughout(client_consumers.ClientConsumer(world, name).run())
             self._run_throughout(replayer.run())
 
         self._run_to_end(begin())
@@ -125,14 +128,11 @@ class Simulation:
         def done(_result: object) -> None:
             self._busy -= 1
 
-        Deferred.fromCoroutine(work).addCallbacks(done, self._failed)
+        Deferred.fromCoroutine(work).addCallbacks(done, self.world.failed)
 
     def _run_throughout(self, work: Coroutine[Deferred[Any], Any, None]) -> None:
         """Start work that goes on until the simulation ends."""
-        Deferred.fromCoroutine(work).addErrback(self._failed)
-
-    def _failed(self, failure: Failure) -> None:
-        self._failure = self._failure or failure
+        Deferred.fromCoroutine(work).addErrback(self.world.failed)
 
     def _step_until_over(self) -> None:
         world = self.world
@@ -150,7 +150,7 @@ class Simulation:
 
     def _raise_failure(self) -> None:
         broker = self.world.broker
-        failure = self._failure or (broker.failure if broker is not None else None)
+        failure = self.world.failure or (broker.failure if broker is not None else None)
         if failure is not None:
             failure.raiseException()
 
@@ -220,7 +220,7 @@ class Simulation:
             world.clock.callLater(0.05, self._check_end)
 
     def _unfinished(self, broker: SimulatedBroker) -> dict[str, int]:
-        engine = broker.engine
+        world, engine = self.world, broker.engine
         state = engine.state
         left = {
             "busy": self._busy,
@@ -232,8 +232,8 @@ class Simulation:
         )
         left["delayed"] = state.delayed_count
         left["held keys"] = sum(state.held_keys.values())
-        left["branches prepared"] = Counter(self.world.branches.values())[PREPARED]
-        left["groups missing"] = 2 - len(state.groups.by_name)
+        left["branches prepared"] = Counter(world.branches.values())[PREPARED]
+        left["groups missing"] = len(world.consumer_groups) - len(state.groups.by_name)
         for group in state.groups.by_name.values():
             left[f"{group.name} behind"] = sum(
                 state.topics_by_id[topic_id].end_offsets[partition] - position.floor

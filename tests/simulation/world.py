@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
+from twisted.python.failure import Failure
+
 from tests.simulation.clock import SimulatedClock
 from tests.simulation.database import SimulatedDatabase
 from tests.simulation.history import SimulationHistory
@@ -18,7 +20,8 @@ class SimulatedWorld:
     """The clock, the database, the broker with its disk, and the history of one seed.
 
     `trouble` is 1.0 while faults are injected, and 0.0 afterwards. `over` ends the
-    actors that run for as long as the simulation does.
+    actors that run for as long as the simulation does. `consumer_groups` are the names
+    of the groups that have members.
     """
 
     def __init__(self, seed: int) -> None:
@@ -31,8 +34,14 @@ class SimulatedWorld:
         self.branches: dict[bytes, str] = {}
         self.disk = SimFS()
         self.broker: SimulatedBroker | None = None
+        self.consumer_groups = {"c", "o"}
+        self.failure: Failure | None = None
         self.over = False
         self.trouble = 1.0
+
+    def failed(self, failure: Failure) -> None:
+        """Note the failure that ends the simulation."""
+        self.failure = self.failure or failure
 
     def now(self) -> int:
         return EPOCH_US + int(self.clock.seconds() * SECOND)

@@ -14,7 +14,7 @@ import pytest
 
 import txmq
 from tests.client.real import RealBroker
-from tests.client.real_consumers import WAIT_S, closing_broker, floors, receive, shown
+from tests.client.real_consumers import WAIT_S, busy_log, closing_broker, floors, receive, shown
 from tests.client.scripted_member import fresh
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.connections.connection import Connection
@@ -24,6 +24,8 @@ from txmq.model.message import Message
 from txmq.testing.forked import run_source
 from txmq.testing.processes import running
 from txmq.testing.wait import wait_until
+
+AT_ONCE = txmq.RetryPolicy((0,))
 
 
 @pytest.fixture
@@ -93,6 +95,24 @@ def test_a_restarted_broker_is_survived(tmp_path: Path, end: str) -> None:
             b"%d" % n for n in range(7)
         ]
         wait_until(lambda: floors(client, "g") == 7, what="everything is acked")
+
+
+def test_a_key_keeps_its_order_when_a_nack_follows_a_restart(tmp_path: Path) -> None:
+    with (
+        closing_broker(tmp_path) as broker,
+        txmq.connect(broker.url, timeout=WAIT_S) as client,
+        client.consumer("g", ["t"], mode="ordered", retry=AT_ONCE) as consumer,
+        busy_log(broker.url),
+    ):
+        for _ in range(5):
+            client.send_batch("t", [Message(b"%d" % number, "k") for number in range(3)])
+            in_hand = consumer.receive(WAIT_S)
+            assert in_hand is not None
+            broker.kill()
+            consumer.nack(in_hand, error="failed")
+            broker.start()
+            assert [message.body for message in receive(consumer, 3)] == [b"0", b"1", b"2"]
+            wait_until(lambda: shown(client, "g")["leased"] == 0, WAIT_S, what="all is settled")
 
 
 def test_closing_a_closed_consumer_does_not_wait(tmp_path: Path) -> None:

@@ -289,3 +289,112 @@ def test_what_is_left_of_a_batch_can_be_acked_in_a_transaction() -> None:
     assert [action[-2:] for action in actions] == [(0, 1), (2, 3)]
     scripted.operations.transaction_ended(batch, scripted.now, committed=True)
     assert scripted.member.queue.unsettled() == list(places((1, 2)))
+
+
+def restarted(mode: str = "ordered") -> tuple[ScriptedMember, Any]:
+    """Return a member whose broker was restarted while it had a message in hand, which
+    failed after the rejoin: the nack is on its way.
+    """
+    scripted = ScriptedMember(mode).joined().fetched(chunk(*keyed("aba"), lease=7))
+    (message,) = scripted.receive()
+    scripted.disconnect()
+    scripted.joined(generation=3)
+    assert "fetch" in scripted.request_names()
+    scripted.operations.nack(message, None, "failed")
+    return scripted, message
+
+
+def refusal(fence_lease: int) -> NotLeased:
+    return NotLeased("not leased", detail={"fence_lease": fence_lease})
+
+
+@pytest.mark.parametrize("mode", ["ordered", "concurrent"])
+def test_a_refused_nack_does_not_settle_what_was_delivered_anew_but_goes_to_its_lease(
+    mode: str,
+) -> None:
+    scripted, _message = restarted(mode)
+    scripted.requests()
+    scripted.fetched(chunk(*keyed("aba"), lease=8))  # overtakes the refusal
+    scripted.refuse("consumer.nack", refusal(8))
+    assert scripted.args_of("consumer.nack")["offset"] == 0
+    received = bodies(scripted.receive(9))
+    assert received == (["b1"] if mode == "ordered" else ["b1", "a2"])
+    scripted.answer("consumer.nack", moved="retry", attempt=1, due_at=0, fence_lease=9)
+    assert scripted.member.stats.nacked == 1
+    if mode == "ordered":
+        assert scripted.args_of("consumer.return")["ranges"] == [["orders", 0, 2, 3]]
+
+
+def test_a_message_delivered_anew_after_the_refusal_is_received_before_later_ones() -> None:
+    scripted, _message = restarted()
+    scripted.refuse("consumer.nack", refusal(8))
+    scripted.fetched(chunk(*keyed("aba"), lease=8))
+    assert bodies([*scripted.receive(), *scripted.receive()]) == ["b1", "a0"]
+    assert scripted.receive() == []
+
+
+def test_a_refusal_settles_what_was_delivered_before_it_was_decided() -> None:
+    scripted, _message = restarted()
+    scripted.requests()
+    scripted.fetched(chunk(*keyed("a"), lease=8))
+    scripted.refuse("consumer.nack", refusal(9))  # that lease is over, too
+    assert "consumer.nack" not in scripted.request_names()
+    assert scripted.member.queue.unsettled() == []
+
+
+def test_a_delivery_of_a_former_connection_takes_no_nack() -> None:
+    scripted, _message = restarted()
+    scripted.requests()
+    scripted.fetched(chunk(*keyed("aba"), lease=8))
+    scripted.disconnect()
+    scripted.joined(generation=5)
+    scripted.refuse("consumer.nack", refusal(8))
+    assert "consumer.nack" not in scripted.request_names()
+    scripted.fetched(chunk(*keyed("aba"), lease=8))  # the number of a lost lease is given again
+    assert bodies([*scripted.receive(), *scripted.receive()]) == ["b1", "a0"]
+
+
+def test_nacks_and_acks_of_a_lost_connection_are_repeated_before_anything_is_fetched() -> None:
+    scripted = ScriptedMember().joined().fetched(chunk(*map(str, range(100)), lease=7))
+    messages = scripted.receive(100)
+    scripted.operations.ack(messages[0], scripted.now)
+    for message in messages[1:]:
+        scripted.operations.nack(message, 0, "failed")
+    scripted.disconnect()
+    scripted.joined(generation=3)
+    assert scripted.request_names() == ["ack", *["consumer.nack"] * 64]
+    for _ in range(35):
+        scripted.answer("consumer.nack", moved="retry", attempt=1, due_at=0)
+    assert scripted.request_names() == ["ack", *["consumer.nack"] * 64, "fetch"]
+
+
+def redelivered(lease: int = 8) -> tuple[ScriptedMember, Any, Any]:
+    """Return a member with two deliveries of a message: the handler of the first one
+    took too long, and the second one is outstanding beside a neighbour of the first.
+    """
+    scripted = ScriptedMember().joined().fetched(chunk("a", "b", lease=7))
+    first, _neighbour = scripted.receive(2)
+    scripted.operations.nack(first, 0, "too long")
+    scripted.answer("consumer.nack", moved="retry", attempt=1, due_at=0)
+    scripted.fetched(chunk("a", lease=lease, attempt=2, moved=True))
+    (second,) = scripted.receive()
+    return scripted, first, second
+
+
+def test_a_late_handler_cannot_settle_the_delivery_of_another_handler() -> None:
+    scripted, first, second = redelivered()
+    operations = scripted.operations
+    assert operations.ack(first, scripted.now) == NO_ACK
+    for late in (
+        lambda: operations.nack(first, None, "late"),
+        lambda: operations.postpone(first, None),
+        lambda: operations.extend(first, None, scripted.now),
+        lambda: operations.give_back(first, scripted.now),
+        lambda: operations.add_to_transaction(first),
+    ):
+        with pytest.raises(NotLeased):
+            late()
+    operations.ack_many([first], scripted.now)
+    operations.nack_many([first], None, "late")
+    assert second.in_hand
+    assert operations.ack(second, scripted.now) != NO_ACK

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import deferLater
+from twisted.internet.threads import deferToThreadPool
 from twisted.logger import globalLogPublisher
 
 import txmq.twisted
 from tests.client.reactor_thread import WAIT_S, InReactor
 from tests.client.real import RealBroker
+from tests.client.real_consumers import busy_log
 from tests.client.scripted_member import fresh
 from txmq.errors import (
     BrokerUnavailable,
@@ -441,3 +444,29 @@ def test_connections_lost_before_the_welcome_are_tried_again_without_a_traceback
     finally:
         globalLogPublisher.removeObserver(cast("Any", observe))
     assert tracebacks == []
+def test_a_key_keeps_its_order_when_a_nack_follows_a_restart_on_a_reactor(
+    tmp_path: Path, reactor: Any, in_reactor: InReactor
+) -> None:
+    broker = RealBroker(tmp_path)
+    client = txmq.twisted.connect(reactor, broker.url, timeout=WAIT_S)
+
+    async def in_thread(function: Callable[[], object]) -> None:
+        await deferToThreadPool(reactor, reactor.getThreadPool(), function)
+
+    async def story() -> None:
+        consumer = await client.consumer("g", ["t"], mode="ordered", retry=RetryPolicy((0,)))
+        for _ in range(5):
+            await client.send_batch("t", [Message(b"%d" % number, "k") for number in range(3)])
+            in_hand = await consumer.receive()
+            assert in_hand is not None
+            await in_thread(broker.kill)
+            consumer.nack(in_hand, error="failed")
+            await in_thread(broker.start)
+            assert [message.body for message in await receive(consumer, 3)] == [b"0", b"1", b"2"]
+        await client.close()
+
+    try:
+        with busy_log(broker.url):
+            in_reactor(story)
+    finally:
+        broker.stop()

@@ -415,3 +415,11 @@ def test_a_job_of_very_many_bundles_is_rolled_back_step_by_step(
     assert not any(
         list(core.state.tables[name].range(b"")) for name in (JOB_PARTS, JOB_WORK, BACKLOG)
     )
+
+
+def test_the_row_of_a_large_bundle_from_before_its_begun_position_is_read() -> None:
+    row = (2, ((1, 0, 3, 3, 7, 0),), 3, 1)
+    large = large_bundles.read_large(row)
+    assert large is not None
+    assert (large.done, large.begun) == (1, 0)
+    assert large_bundles.read_large((*row, 900)) == large._replace(begun=900)

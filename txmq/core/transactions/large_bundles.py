@@ -59,13 +59,15 @@ class LargePartition(NamedTuple):
 class LargeBundle(NamedTuple):
     """The field of a transaction's row that only large bundles have.
 
-    `done` counts the pieces that are processed in this phase.
+    `done` counts the pieces that are processed in this phase. `begun` is the log
+    position at which the publication began, 0 before it.
     """
 
     pieces: int
     partitions: tuple[LargePartition, ...]
     phase: PiecePhase = PiecePhase.NONE
     done: int = 0
+    begun: int = 0
 
     @property
     def last(self) -> bool:
@@ -80,10 +82,9 @@ def read_large(row: Any) -> LargeBundle | None:  # noqa: ANN401  # rows are unty
     """Return the field of a row that was read from disk."""
     if row is None:
         return None
-    pieces, partitions, phase, done = row
-    return LargeBundle(
-        pieces, tuple(LargePartition._make(one) for one in partitions), PiecePhase(phase), done
-    )
+    pieces, partitions, phase, done, *begun = row
+    places = tuple(LargePartition._make(one) for one in partitions)
+    return LargeBundle(pieces, places, PiecePhase(phase), done, *begun)
 
 
 def cut_into_pieces(

@@ -213,7 +213,6 @@ def apply_waits(state: State, event: GroupWaits, context: RecordContext) -> None
 
 
 def apply_begun(state: State, event: PublicationBegun, context: RecordContext) -> None:
-    del context
     row, large = _large(state, event.token)
     partitions = tuple(
         one._replace(base=base) for one, base in zip(large.partitions, event.bases, strict=True)
@@ -226,7 +225,9 @@ def apply_begun(state: State, event: PublicationBegun, context: RecordContext) -
         event.token,
         ((one.topic_partition, one.base) for one in partitions),
     )
-    after = large._replace(partitions=partitions, phase=PiecePhase.PUBLISHING, done=0)
+    after = large._replace(
+        partitions=partitions, phase=PiecePhase.PUBLISHING, done=0, begun=context.end
+    )
     state.transactions.put(event.token, row._replace(large=after))
 
 
@@ -281,6 +282,10 @@ def _apply_publish(
 ) -> LargeBundle:
     bases = {one.topic_partition: one.base for one in large.partitions}
     given, offsets = Counter[TopicPartition](), []
+    # Messages that come between two pieces have later offsets. Theirs is the later place
+    # in the order of publication, too, by which key fences release a key's messages. The
+    # barrier keeps readers out until the last piece is durable.
+    begun = context._replace(end=large.begun or context.end)
     for batch in batches:
         if batch.delay is not None:
             offsets.append(large_bundles.DELAYED)
@@ -288,7 +293,7 @@ def _apply_publish(
         elif batch.count:
             tp = TopicPartition(batch.topic_id, batch.partition)
             offsets.append(bases[tp] + given[tp])
-            key_order.publish_batch(state, batch, offsets[-1], context)
+            key_order.publish_batch(state, batch, offsets[-1], begun)
             given[tp] += batch.count
     large_bundles.put_published(state, token, large.done, batches, tuple(offsets))
     after = _release(state, row, large, batches)

@@ -99,15 +99,21 @@ class FetchedBatch:
         """Change messages of these offsets from state `old` to `new`; return their
         number.
         """
-        low, high = max(start, self.start) - self.start, min(end, self.end) - self.start
-        if low >= high:
-            return 0
-        count = self.states.count(old, low, high)
+        low, high = self._rows(start, end)
+        count = self.count(start, end, old)
         if count:
             self.states[low:high] = self.states[low:high].replace(bytes((old,)), bytes((new,)))
             self.ready -= count if old == READY else 0
             self.unsettled -= count if new == SETTLED else 0
         return count
+
+    def count(self, start: int, end: int, state: int) -> int:
+        """Return the number of messages of these offsets in that state."""
+        low, high = self._rows(start, end)
+        return self.states.count(state, low, high) if low < high else 0
+
+    def _rows(self, start: int, end: int) -> tuple[int, int]:
+        return max(start, self.start) - self.start, min(end, self.end) - self.start
 
     def deliver(self, offset: int, now: float) -> DeliveredMessage:
         """Return the message at that offset, which was READY and is OUTSTANDING now."""

@@ -3,7 +3,8 @@
 A message may be delivered again while it is here: its lease ran out, or the broker lost
 the record of it in a power cut. A message that was not received yet is then received
 from the newer delivery. One that is outstanding stays so; the newer delivery's message
-is its DUPLICATE and is settled with it.
+is its DUPLICATE and is settled with it. A duplicate lives as long as its connection:
+only then do leases tell which delivery an answer of the broker is about.
 """
 
 from __future__ import annotations
@@ -201,6 +202,8 @@ class LocalQueue:
         """
         batch, offset = message.fetched, message[2]
         if self._partitions[batch.partition_name].overlapping:
+            if not message.in_hand:  # a newer delivery may be: it is another handler's
+                return False
             return self.settle(AckedRange(*batch.partition_name, offset, offset + 1), now=now) > 0
         if not batch.settle(offset, now):
             return False
@@ -260,6 +263,22 @@ class LocalQueue:
             if batch.start <= offset < batch.end and batch.state(offset) == OUTSTANDING:
                 return batch
         return None
+
+    def has_duplicate(self, messages: AckedRange, lease: int) -> bool:
+        """Return whether a message of this range has a duplicate that was delivered
+        under that lease or a later one.
+        """
+        partition = self._partitions.get(messages[:2])
+        return any(
+            batch.lease >= lease and batch.count(messages.start, messages.end, DUPLICATE)
+            for batch in (partition.batches if partition is not None else ())
+        )
+
+    def drop_duplicates(self) -> None:
+        """Drop all duplicates. Their messages are outstanding in older deliveries."""
+        for batch in self.batches():
+            if batch.change(batch.start, batch.end, DUPLICATE, SETTLED):
+                self._remove_if_settled(batch)
 
     def unsettled(self) -> list[AckedRange]:
         """Return the messages that were received and are not settled."""

@@ -130,6 +130,7 @@ class Member:
         self.fetcher.forget()
         self.settlement.disconnected(now)
         self.queue.drop_ready()
+        self.queue.drop_duplicates()
 
     def close(self) -> None:
         """Deliver nothing more, and return the READY messages of the local queue."""
@@ -334,7 +335,8 @@ class Member:
 
     def may_fetch(self) -> bool:
         """Return whether a fetch is due and allowed."""
-        return not (self.closing or self._stale) and self.fetcher.is_due()
+        held_back = self.closing or self._stale or self.settlement.resending
+        return not held_back and self.fetcher.is_due()
 
     def _fetched(self, payload: bytes, now: float) -> None:
         for chunk in unpack_chunks(payload).chunks:

@@ -155,7 +155,10 @@ class Operations:
         self._nack(message, nack)
 
     def _nack(self, message: ReceivedMessage, nack: PendingNack) -> None:
-        if not self._member.queue.change(nack.place, OUTSTANDING, NACKED):
+        changed = self.is_outstanding(message) and self._member.queue.change(
+            nack.place, OUTSTANDING, NACKED
+        )
+        if not changed:
             raise _not_outstanding(message)
         self._member.settlement.nack(nack)
 
@@ -167,7 +170,8 @@ class Operations:
         start = now
         if seconds is not None and membership is not None:
             start = now + seconds - membership.consume_timeout_s
-        if not self._member.queue.restart_timeout(*message[:3], start):
+        queue = self._member.queue
+        if not (self.is_outstanding(message) and queue.restart_timeout(*message[:3], start)):
             raise _not_outstanding(message)
 
     def give_back(self, message: ReceivedMessage, now: float) -> None:
@@ -192,6 +196,8 @@ class Operations:
         """
         membership, queue = self._member.membership, self._member.queue
         places = _places(delivered, OUTSTANDING)
+        if isinstance(delivered, ReceivedMessage) and not self.is_outstanding(delivered):
+            places = []
         if membership is None or not sum(
             queue.change(place, OUTSTANDING, IN_TRANSACTION) for place in places
         ):

@@ -86,6 +86,13 @@ class Settlement:
             self._nacks or self._nacks_in_flight or self._returns or self._returns_in_flight
         )
 
+    @property
+    def resending(self) -> bool:
+        """True while nacks wait to be sent. A fetch before them might lease their
+        messages anew, and a nack that has been counted would be counted again.
+        """
+        return bool(self._nacks)
+
     def nack(self, nack: PendingNack) -> None:
         """Send a nack. Until the broker confirms it, the message blocks its key."""
         self._nacks.append(nack)
@@ -109,6 +116,7 @@ class Settlement:
     def disconnected(self, now: float) -> None:
         """Send again what is not confirmed, on the next connection."""
         self.acks.resend(now)
+        self.flush_now = True
         self._nacks.extendleft(reversed(self._nacks_in_flight.values()))
         self._nacks_in_flight.clear()
         self._returns.clear()  # the rejoin returns what it does not claim
@@ -193,15 +201,24 @@ class Settlement:
             lease = int(str(error.detail.get("fence_lease", ANY_LEASE)))
         else:
             self._refused(error, now)
-        self._settle_nacked(nack, lease, now)
+        if self._queue.has_duplicate(nack.place, lease):
+            # The refusal is about the old delivery. The message has failed all the same,
+            # and has been leased anew since: that lease takes the nack.
+            self._return_key(nack, lease)
+            self._nacks.appendleft(nack)
+        else:
+            self._settle_nacked(nack, lease, now)
 
     def _settle_nacked(self, nack: PendingNack, fence_lease: int, now: float) -> None:
-        """Settle the message. Later ones of its key under leases below `fence_lease`
-        must not be processed now, and are returned.
+        self._return_key(nack, fence_lease)
+        self._queue.settle(nack.place, now=now, old=NACKED)
+
+    def _return_key(self, nack: PendingNack, fence_lease: int) -> None:
+        """Return later messages of the key under leases below `fence_lease`: they must
+        not be processed now.
         """
         if self._ordered and nack.key and fence_lease:
             self.return_unprocessed(self._queue.drop_key(nack.place.topic, nack.key, fence_lease))
-        self._queue.settle(nack.place, now=now, old=NACKED)
 
     def _returned(self, payload: bytes, now: float) -> None:
         del payload, now
