@@ -270,6 +270,17 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_datetime_of_any_zone_is_the_moment_it_names",
         "test_times_have_known_numbers",
     ),
+    # operators' commands
+    106: (
+        "test_a_reprocess_beside_a_running_consumer_acts_at_once_and_on_its_topic_alone",
+        "test_a_handler_that_a_reprocess_overtakes_does_not_settle_the_message",
+        "test_what_is_held_of_a_partition_that_was_reset_is_forgotten",
+        "test_a_member_that_does_not_know_of_a_reset_gets_nothing",
+    ),
+    107: (
+        "test_a_group_deleted_and_made_again_after_a_reprocess_doubles_nothing",
+        "test_epochs_of_a_group_outlive_it",
+    ),
     # an answer arrives after what it speaks of has changed
     118: (
         "test_a_key_keeps_its_order_when_a_nack_follows_a_restart",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from math import inf, nan
 from typing import Any
@@ -305,3 +306,56 @@ def test_messages_of_an_earlier_epoch_are_not_processed_any_more() -> None:
     assert scripted.receive() == []
     scripted.fetched(chunk("a", lease=2))
     assert scripted.receive()[0].fetched.epoch == 2
+
+
+def reset(generation: int, epoch: int, topic_id: int = 7) -> dict[str, Any]:
+    """Return the answer to a heartbeat after a reset of partition 0."""
+    return {
+        "generation": generation,
+        "assignment": [["orders", 0], ["orders", 1]],
+        "epoch": epoch,
+        "topics": {"orders": topic_id},
+        "first_epoch": 1,
+        "resets": [["orders", 0, epoch, generation]],
+    }
+
+
+def two_partitions() -> tuple[ScriptedMember, list[Any]]:
+    """Return a member with an outstanding message of partition 0 and one of 1."""
+    scripted = ScriptedMember()
+    scripted.member.connected(scripted.now)
+    scripted.answer("consumer.join", **scripted.join_reply(0, 1) | reset(1, 1) | {"resets": []})
+    scripted.fetched(chunk("a", "b", lease=1), chunk("c", "d", partition=1, lease=1))
+    received = scripted.receive(4)
+    scripted.requests()  # a fetch is in flight
+    scripted.now += 11
+    return scripted, received
+
+
+@pytest.mark.parametrize("after", [reset(2, 2), reset(2, 1), reset(2, 1, topic_id=8)])
+def test_what_is_held_of_a_partition_that_was_reset_is_forgotten(after: dict[str, Any]) -> None:
+    """So is what a handler still says of it: it would be taken for an answer to the new
+    delivery.
+    """
+    scripted, [first, second, *others] = two_partitions()
+    [heartbeat] = [one for one in scripted.requests() if one.name == "consumer.heartbeat"]
+    scripted.operations.ack(first, scripted.now)
+    scripted.operations.nack(second, None, "failed")
+    heartbeat.request.reply(json.dumps(after).encode(), scripted.now)
+    assert not second.in_hand
+    again = after["topics"]["orders"] == 8
+    assert [message.in_hand for message in others] == [not again, not again]
+    scripted.operations.ack_many([first, second], scripted.now)
+    names = scripted.request_names()
+    assert "ack" not in names
+    assert "consumer.nack" not in names
+
+
+def test_messages_have_the_identity_that_the_member_knew_when_it_fetched() -> None:
+    scripted, _received = two_partitions()
+    scripted.answer("consumer.heartbeat", **reset(2, 2))
+    scripted.fetched(chunk("a", lease=2), chunk("e", partition=1, at=9, lease=2))
+    assert [message.body for message in scripted.receive(9)] == [b"e"]  # of before the reset
+    scripted.fetched(chunk("a", lease=3), chunk("f", partition=1, at=10, lease=3))
+    received = {one.partition: one.fetched for one in scripted.receive(9)}
+    assert [(received[n].epoch, received[n].topic_id) for n in range(2)] == [(2, 7), (1, 7)]

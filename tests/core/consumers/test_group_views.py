@@ -69,6 +69,9 @@ def test_a_heartbeat_returns_generation_and_assignment(world: ConsumersWorld) ->
         "epoch": 1,
         "assignment": [("t", 0), ("t", 1)],
         "consume_timeout_ms": 900_000,
+        "topics": {"t": 1},
+        "first_epoch": 1,
+        "resets": (),
     }
     assert group_views.describe_membership(world.state, "g", "a") == told
     replaced = group_views.describe_membership(world.state, "g", "a", "an earlier process")

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.consumers.world import ConsumersWorld
+from tests.core.consumers.world import QUICK, ConsumersWorld
+from txmq.core import machine
 from txmq.core.consumers.commands import (
+    CloneGroup,
+    DeleteGroup,
+    Deliver,
     LeaveGroup,
     ResetPosition,
 )
@@ -16,9 +20,11 @@ from txmq.core.topics.topics import GrowTopic
 from txmq.errors import (
     BadRequest,
     OffsetOutOfRange,
+    StaleGeneration,
     UnknownGroup,
     UnknownTopic,
 )
+from txmq.model.topic_partition import TopicPartition
 
 
 @pytest.fixture
@@ -37,7 +43,7 @@ def test_a_group_continues_from_the_requested_offsets(world: ConsumersWorld) -> 
     )
     assert world.events(since) == []
     world.do(ResetPosition("g", "t", offsets=((0, 1),), reprocess=True, by="me"))
-    assert world.events(since) == [PositionReset(1, 1, ((0, 1),), 2, "me")]
+    assert world.events(since) == [PositionReset(1, 1, ((0, 1),), 2, "me", 2)]
     assert [(m.offset, m.attempt) for m in world.fetch("a")] == [(1, 1), (2, 1)]
     assert world.join("a").epoch == 2
 
@@ -124,3 +130,71 @@ def test_a_preview_counts_repeated_skipped_and_restored_messages(world: Consumer
         5: ResetPartition(0, 2, 5, again=0, skipped=1, back=0),
         8: ResetPartition(0, 2, 8, again=0, skipped=4, back=0),
     }
+
+
+def reset_twice(world: ConsumersWorld) -> None:
+    """Process partition 0 again, then move partition 1."""
+    world.do(ResetPosition("g", "t", offsets=((0, 0),), reprocess=True))
+    world.do(ResetPosition("g", "t", offsets=((1, 0),)))
+
+
+def test_a_reset_begins_a_generation_and_only_what_it_names_is_processed_again(
+    world: ConsumersWorld,
+) -> None:
+    world.join("a")
+    reset_twice(world)
+    joined = world.join("a")
+    assert (joined.generation, joined.epoch) == (3, 2)
+    assert joined.identities == ({"t": 1}, 1, (("t", 0, 2, 2), ("t", 1, 1, 3)))
+    world.state = world.replayed()
+    machine.save(world.state)
+    world.state = machine.load(world.state.tables)
+    assert world.join("a").identities == joined.identities
+
+
+def test_a_member_that_does_not_know_of_a_reset_gets_nothing(world: ConsumersWorld) -> None:
+    world.publish("t", 1, 2)
+    world.join("a")
+    world.do(ResetPosition("g", "t", to="first", reprocess=True))
+    refused = world.do(Deliver("g", "a", 1, ()))
+    assert isinstance(refused, Rejected)
+    assert refused.error is StaleGeneration
+
+
+def test_a_reset_returns_a_retry_below_it_that_is_leased(world: ConsumersWorld) -> None:
+    world.publish("t", 1, 2)
+    world.join("a", retry=QUICK)
+    world.fetch("a")
+    world.nack("a", 0)
+    world.now += 10_000_000
+    assert world.offsets("a") == [0]
+    world.do(ResetPosition("g", "t", to="last"))
+    assert world.ack("a", (0, 1)).stale == (("t", 0, 0, 1),)
+    assert world.offsets("a") == [0]
+
+
+def test_epochs_of_a_group_outlive_it(world: ConsumersWorld) -> None:
+    """The next group of its name goes on with them, as do its clones of that name."""
+    world.join("a")
+    reset_twice(world)
+    before = world.join("a").identities
+    for _ in range(2):
+        world.do(LeaveGroup("g", "a", "a"))
+        world.do(DeleteGroup("g"))
+        world.state = world.replayed()
+        machine.save(world.state)
+        world.state = machine.load(world.state.tables)
+        joined = world.join("a")
+        assert (joined.epoch, joined.identities.first_epoch) == (2, before.first_epoch)
+        assert [row[:3] for row in joined.identities.resets] == [("t", 0, 2)]
+    world.do(LeaveGroup("g", "a", "a"))
+    world.do(DeleteGroup("g"))
+    world.join("b", group="other")
+    world.do(CloneGroup("other", "g"))
+    assert world.group().epoch_of(TopicPartition(1, 0)) == 2
+
+
+def test_a_reset_of_an_old_log_raises_the_epoch_of_the_whole_group(world: ConsumersWorld) -> None:
+    world.join("a")
+    world.record(PositionReset(1, 1, ((0, 0),), 2, "me"))
+    assert {world.group().epoch_of(TopicPartition(1, number)) for number in range(2)} == {2}

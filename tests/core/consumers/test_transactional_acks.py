@@ -196,7 +196,7 @@ def test_messages_taken_by_a_reset_or_deletion_are_not_settled(world: ConsumersW
     decide(world, token)
     assert floor(world) == 0
     assert world.fetch("a") == [Received("t", 0, n, 1) for n in range(3)]
-    token = store(world, ack(0, 2), number=2)
+    token = store(world, ack(0, 2, generation=2), number=2)
     world.do(LeaveGroup("g", "a", "a"))
     world.do(DeleteGroup("g"))
     decide(world, token, Decision.ROLLBACK)

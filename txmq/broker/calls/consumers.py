@@ -131,6 +131,7 @@ class ConsumerGroupCalls:
                 "session_ms": settings.session_us // MILLISECOND,
                 "lease_ms": settings.lease_us // MILLISECOND,
                 "consume_timeout_ms": settings.consume_timeout_us // MILLISECOND,
+                **reply.identities._asdict(),
             }
 
         self._engine.submit(command, then(call.answer, joined))

@@ -49,7 +49,8 @@ def decide_clone(state: State, command: CloneGroup, now: int) -> Outcome | Rejec
         return refused
     large = len(failed_messages.messages_of_group(state, source, STEP_ROWS + 1)) > STEP_ROWS
     kind = CloneBegun if large else GroupCloned
-    cloned = kind(state.groups.next_group_id, command.to, source.group_id, command.by)
+    epochs = state.groups.past_epochs.get(command.to, ())
+    cloned = kind(state.groups.next_group_id, command.to, source.group_id, command.by, epochs)
     return Outcome((cloned,), CloneReply(pending=large))
 
 
@@ -106,7 +107,7 @@ def _has_expired_rows(state: State, source: ConsumerGroup, tp: TopicPartition) -
 def apply_cloned(state: State, event: GroupCloned, context: RecordContext) -> None:
     del context
     source = state.groups.by_id[event.source]
-    clone = _create(state, event.group_id, event.name, source)
+    clone = _create(state, event, source)
     _redeliver_rows(state, source, clone, failed_messages.messages_of_group(state, source, None))
     _raise_floors(state, clone)
 
@@ -114,7 +115,7 @@ def apply_cloned(state: State, event: GroupCloned, context: RecordContext) -> No
 def apply_begun(state: State, event: CloneBegun, context: RecordContext) -> None:
     del context
     source = state.groups.by_id[event.source]
-    clone = _create(state, event.group_id, event.name, source)
+    clone = _create(state, event, source)
     clone.clone_progress = CloneProgress(event.source)
     source.unfinished_clones.add(clone.group_id)
     state.groups.cloning.add(clone.group_id)
@@ -139,9 +140,10 @@ def apply_ended(state: State, event: CloneEnded, context: RecordContext) -> None
     _raise_floors(state, clone)
 
 
-def _create(state: State, group_id: int, name: str, source: ConsumerGroup) -> ConsumerGroup:
+def _create(state: State, event: GroupCloned | CloneBegun, source: ConsumerGroup) -> ConsumerGroup:
     """Return the clone, as if no message of the source had failed."""
-    clone = ConsumerGroup(group_id, name, source.settings, paused=source.paused)
+    clone = ConsumerGroup(event.group_id, event.name, source.settings, paused=source.paused)
+    clone.set_epochs(event.epochs)
     clone.paused_topics = set(source.paused_topics)
     state.groups.add(clone)
     for tp in source.positions:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.core.consumers import failures, stall_reasons
 from txmq.core.consumers.authorization import find_group, find_member
+from txmq.core.consumers.membership import identities
 from txmq.core.consumers.stall_reasons import StallContext
 from txmq.core.events.outcome import Rejected
 from txmq.core.state import failed_messages, visibility
@@ -232,8 +233,9 @@ def describe_membership(
         "generation": group.generation,
         "epoch": group.epoch,
         "assignment": _assignment(state, present),
+        "consume_timeout_ms": group.settings.consume_timeout_us // 1_000,
     }
-    return view | {"consume_timeout_ms": group.settings.consume_timeout_us // 1_000}
+    return view | identities(state, group, present.topics)._asdict()
 
 
 def list_letters(

@@ -37,6 +37,8 @@ from txmq.errors import BadRequest, GroupMismatch, Throttled, UnknownMember, Unk
 from txmq.model.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from txmq.core.events.base import Event, RecordContext
     from txmq.core.state.state import Topic
 
@@ -57,6 +59,20 @@ class JoinReply(NamedTuple):
     epoch: int
     assignment: tuple[tuple[str, int], ...]
     settings: GroupSettings
+    identities: Identities
+
+
+class Identities(NamedTuple):
+    """What a member's inbox knows messages by, beside their offsets.
+
+    `topics`: the ids of the member's topics, by name. `resets`: topic, partition, the
+    partition's epoch, and the generation that its last reset began; of those only that
+    differ from (`first_epoch`, 0).
+    """
+
+    topics: dict[str, int]
+    first_epoch: int
+    resets: tuple[tuple[str, int, int, int], ...]
 
 
 def decide_join(state: State, command: JoinGroup, now: int) -> Outcome | Rejected:
@@ -85,7 +101,7 @@ def decide_join(state: State, command: JoinGroup, now: int) -> Outcome | Rejecte
     ]
     fresh = bool(events) and isinstance(events[-1], MemberJoined)
     events += _rebalance(state, group, subscribers, command, always=fresh)
-    return Outcome(tuple(events), _join_reply(state, group, command.member, events))
+    return Outcome(tuple(events), _join_reply(state, group, command.member, wanted, events))
 
 
 def _topics(state: State, command: JoinGroup) -> tuple[Topic, ...] | Rejected:
@@ -135,12 +151,19 @@ def _group_to_join(
     events: list[Event] = []
     if group is None:
         group = ConsumerGroup(state.groups.next_group_id, command.group, settings)
-        events.append(GroupCreated(group.group_id, group.name, settings, 0, False))
+        events.append(_created(state, group))
     elif base.mode != command.mode or not are_compatible(settings, base):
         return _mismatch(group)
     if command.mode != BROADCAST:
         return group, events
     return _broadcast_group(state, group, command, events)
+
+
+def _created(state: State, group: ConsumerGroup) -> GroupCreated:
+    epochs = state.groups.past_epochs.get(group.name, ())
+    group.set_epochs(epochs)  # for the reply
+    row = (group.group_id, group.name, group.settings, group.parent, group.temporary)
+    return GroupCreated(*row, epochs)
 
 
 def _mismatch(group: ConsumerGroup) -> Rejected:
@@ -166,7 +189,7 @@ def _broadcast_group(
         group_id = max(state.groups.next_group_id, parent.group_id + 1)
         own = parent.settings if command.named else parent.settings._replace(start=LAST)
         group = ConsumerGroup(group_id, name, own, parent.group_id, temporary=not command.named)
-        events.append(GroupCreated(group_id, name, own, parent.group_id, not command.named))
+        events.append(_created(state, group))
     return group, events
 
 
@@ -297,7 +320,9 @@ def _return_unheld(
     return [Returned(group.group_id, claim.ranges, rows)] if claim.ranges or rows else []
 
 
-def _join_reply(state: State, group: ConsumerGroup, name: str, events: list[Event]) -> JoinReply:
+def _join_reply(
+    state: State, group: ConsumerGroup, name: str, wanted: tuple[int, ...], events: list[Event]
+) -> JoinReply:
     generation = group.generation
     mine: tuple[tuple[int, int], ...] = (
         tuple(group.members[name].partitions) if name in group.members else ()
@@ -309,7 +334,28 @@ def _join_reply(state: State, group: ConsumerGroup, name: str, events: list[Even
         (state.topics_by_id[topic_id].name, partition) for topic_id, partition in mine
     )
     return JoinReply(
-        group.name, group.group_id, generation, group.epoch, assignment, group.settings
+        group.name,
+        group.group_id,
+        generation,
+        group.epoch,
+        assignment,
+        group.settings,
+        identities(state, group, wanted),
+    )
+
+
+def identities(state: State, group: ConsumerGroup, topics: Iterable[int]) -> Identities:
+    """Return the identities of these topics for a group."""
+    wanted = set(topics)
+    names = {topic_id: state.topics_by_id[topic_id].name for topic_id in sorted(wanted)}
+    return Identities(
+        {name: topic_id for topic_id, name in names.items()},
+        group.first_epoch,
+        tuple(
+            (names[tp[0]], tp[1], group.epoch_of(tp), group.resets.get(tp, 0))
+            for tp in sorted(group.resets.keys() | group.epochs.keys())
+            if tp[0] in wanted
+        ),
     )
 
 
@@ -342,9 +388,9 @@ def decide_rebalance(state: State, command: Rebalance, now: int) -> Outcome | Re
 def apply_created(state: State, event: GroupCreated, context: RecordContext) -> None:
     del context
     settings = GroupSettings(*event.settings)
-    state.groups.add(
-        ConsumerGroup(event.group_id, event.name, settings, event.parent, event.temporary)
-    )
+    group = ConsumerGroup(event.group_id, event.name, settings, event.parent, event.temporary)
+    group.set_epochs(event.epochs)
+    state.groups.add(group)
 
 
 def apply_joined(state: State, event: MemberJoined, context: RecordContext) -> None:

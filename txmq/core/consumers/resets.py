@@ -12,7 +12,7 @@ from txmq.core.events.consumers import PositionReset, ResetBegun
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.state import failed_messages, visibility
 from txmq.core.state.consumer_groups import FIRST, LAST
-from txmq.core.state.positions import GroupPosition
+from txmq.core.state.positions import EffectsRecord, GroupPosition
 from txmq.core.state.state import State
 from txmq.core.topics import topics
 from txmq.errors import BadRequest, Conflict, OffsetOutOfRange, UnknownTopic
@@ -77,8 +77,8 @@ def decide_reset(state: State, command: ResetPosition, now: int) -> Outcome | Re
     if command.dry_run:
         return Outcome(reply=reply)
     kind = ResetBegun if large else PositionReset
-    epoch = group.epoch + command.reprocess
-    return Outcome((kind(group.group_id, topic.topic_id, offsets, epoch, command.by),), reply)
+    begins = (group.epoch + command.reprocess, command.by, group.generation + 1)
+    return Outcome((kind(group.group_id, topic.topic_id, offsets, *begins),), reply)
 
 
 def _conflict(group: ConsumerGroup, topic: Topic, offsets: tuple[tuple[int, int], ...]) -> str:
@@ -143,7 +143,7 @@ def _initial_position(state: State, tp: TopicPartition) -> GroupPosition:
 def apply_begun(state: State, event: ResetBegun, context: RecordContext) -> None:
     del context
     group = state.groups.by_id[event.group_id]
-    group.epoch = event.epoch
+    _begin(state, group, event)
     group.pending_resets.update(
         {TopicPartition(event.topic_id, partition): offset for partition, offset in event.offsets}
     )
@@ -151,18 +151,42 @@ def apply_begun(state: State, event: ResetBegun, context: RecordContext) -> None
     state.groups.resetting.add(group.group_id)
 
 
-def apply_reset(state: State, event: PositionReset, context: RecordContext) -> None:
-    del context
-    group = state.groups.by_id[event.group_id]
+def _begin(state: State, group: ConsumerGroup, event: PositionReset | ResetBegun) -> None:
+    """Apply: begin the generation and the epoch of a reset.
+
+    Members of an older generation are refused. Once they know the new one, they have
+    forgotten what they held of these partitions, and know the epoch.
+    """
+    again = event.epoch > group.epoch
     group.epoch = event.epoch
+    group.generation = max(group.generation, event.generation)
     for partition, offset in event.offsets:
         tp = TopicPartition(event.topic_id, partition)
         group.positions.setdefault(tp, _initial_position(state, tp))
+        position = state.groups.position_for_update(group, tp)
+        if event.generation:
+            group.resets[tp] = event.generation
+        if again:
+            group.epochs[tp] = event.epoch
+            if position.effects is not None:
+                position.effects = EffectsRecord(offset)
+    if again and not event.generation:
+        group.first_epoch = event.epoch
+        group.epochs.clear()
+
+
+def apply_reset(state: State, event: PositionReset, context: RecordContext) -> None:
+    group = state.groups.by_id[event.group_id]
+    _begin(state, group, event)
+    for partition, offset in event.offsets:
+        tp = TopicPartition(event.topic_id, partition)
         restore_rows(state, group, tp, offset)
         leases.release_range(state, group, tp, 0, group.positions[tp].cursor)
+        rows = [ref for ref in group.leased_rows if ref[:2] == tp]
+        leases.return_rows(state, group, [(*ref, context.stored_at) for ref in rows])
         # Retention may have deleted messages since the reset began.
         begin = max(offset, state.topics_by_id[tp[0]].start_offsets[tp[1]])
-        group.positions[tp] = GroupPosition(begin, begin)
+        group.positions[tp].move_to(begin)
         group.suspect_partitions.discard(tp)
         group.pending_resets.pop(tp, None)
     if not group.pending_resets:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from txmq.core.events.base import event
-from txmq.core.state.consumer_groups import GroupSettings, MessageRef
+from txmq.core.state.consumer_groups import Epochs, GroupSettings, MessageRef
 from txmq.core.state.failed_messages import Move
 
 Range = tuple[int, int, int, int]
@@ -36,13 +36,16 @@ class FenceChange(NamedTuple):
 
 @event(64)
 class GroupCreated(NamedTuple):
-    """A consumer group was created."""
+    """A consumer group was created. `epochs` are those that the last group of its name
+    has left.
+    """
 
     group_id: int
     name: str
     settings: GroupSettings
     parent: int
     temporary: bool
+    epochs: Epochs = ()
 
 
 @event(65)
@@ -118,7 +121,9 @@ class Rebalanced(NamedTuple):
 class PositionReset(NamedTuple):
     """Partitions of a topic continue from other offsets.
 
-    Failed messages at or above them are back in their places.
+    Failed messages at or above them are back in their places. A higher `epoch` is that
+    of these partitions from now on. `generation` begins, so that members that do not
+    know of the reset get nothing; 0 in older records, whose epoch is the whole group's.
     """
 
     group_id: int
@@ -126,6 +131,7 @@ class PositionReset(NamedTuple):
     offsets: tuple[tuple[int, int], ...]
     epoch: int
     by: str
+    generation: int = 0
 
 
 @event(72)
@@ -141,7 +147,8 @@ class GroupGuarded(NamedTuple):
 class ResetBegun(NamedTuple):
     """A reset began that has to restore many failed messages.
 
-    The group delivers nothing until PositionReset follows.
+    The group delivers nothing until PositionReset follows. `epoch` and `generation` are
+    as there.
     """
 
     group_id: int
@@ -149,6 +156,7 @@ class ResetBegun(NamedTuple):
     offsets: tuple[tuple[int, int], ...]
     epoch: int
     by: str
+    generation: int = 0
 
 
 @event(77)
@@ -186,6 +194,7 @@ class GroupCloned(NamedTuple):
     name: str
     source: int
     by: str
+    epochs: Epochs = ()
 
 
 @event(101)
@@ -199,6 +208,7 @@ class CloneBegun(NamedTuple):
     name: str
     source: int
     by: str
+    epochs: Epochs = ()
 
 
 @event(102)

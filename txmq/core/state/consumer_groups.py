@@ -26,11 +26,15 @@ if TYPE_CHECKING:
 # topic id, partition, offset: one message. A plain tuple: hot paths make many of them.
 MessageRef = tuple[int, int, int]
 
+# A group's epoch, the one of partitions without their own, and (topic id, partition,
+# epoch) of the others; () = all 1.
+Epochs = tuple[int, int, tuple[tuple[int, int, int], ...]] | tuple[()]
+
 CONCURRENT, ORDERED, BROADCAST = MODES = ("concurrent", "ordered", "broadcast")
 PARK, BLOCK, SKIP = ON_EXHAUSTED = ("park", "block", "skip")
 FIRST, LAST = "first", "last"
 # the last fields of a group's row, for rows written before they existed
-LATER_DEFAULTS: tuple[Any, ...] = ((), None, 0, (), (), False, 0, (), None)
+LATER_DEFAULTS: tuple[Any, ...] = ((), None, 0, (), (), False, 0, (), None, (), ())
 
 
 class GroupSettings(NamedTuple):
@@ -223,8 +227,13 @@ class ConsumerGroup:
     parent: int = 0
     temporary: bool = False  # deleted with its member
     paused: bool = False
-    epoch: int = 1  # raised when messages shall be processed again; inboxes compare it
+    epoch: int = 1  # raised when messages shall be processed again
     generation: int = 0
+    first_epoch: int = 1  # of partitions without an entry in `epochs`
+    # the group's epoch when a partition was last processed again; inboxes compare it
+    epochs: dict[TopicPartition, int] = field(default_factory=dict)
+    # the generation that the last reset of a partition began; older leases are over
+    resets: dict[TopicPartition, int] = field(default_factory=dict)
     next_lease: int = 1
     next_letter: int = 1
     letters: int = 0  # open dead letters
@@ -259,6 +268,22 @@ class ConsumerGroup:
     def ordered(self) -> bool:
         """True if messages of a key are processed strictly in order."""
         return self.settings.mode == ORDERED
+
+    def epoch_of(self, tp: TopicPartition) -> int:
+        """Return the epoch of a partition, which the members' inboxes compare."""
+        return self.epochs.get(tp, self.first_epoch)
+
+    @property
+    def epochs_row(self) -> Epochs:
+        """The epochs of all partitions, for the next group of this name."""
+        own = tuple((*tp, epoch) for tp, epoch in sorted(self.epochs.items()))
+        return (self.epoch, self.first_epoch, own) if self.epoch > 1 else ()
+
+    def set_epochs(self, row: Epochs) -> None:
+        """Apply: take over the epochs of a row, if it has any."""
+        if row:
+            self.epoch, self.first_epoch, own = row
+            self.epochs = {TopicPartition(*tp): epoch for *tp, epoch in own}
 
     def is_stopped(self, tp: TopicPartition) -> bool:
         """Return whether an operator's command stops all deliveries of a partition."""
@@ -333,6 +358,8 @@ class ConsumerGroup:
             self.expired,
             tuple((*ref, due) for ref, due in self.isolated_rows.items()),
             self.clone_progress,
+            self.epochs_row,
+            tuple((*tp, generation) for tp, generation in self.resets.items()),
         )
 
     @classmethod
@@ -344,7 +371,9 @@ class ConsumerGroup:
         group.next_lease, group.next_letter, group.letters, members, leases, retrying, *later = rest
         later += LATER_DEFAULTS[len(later) :]
         stops, breaker, group.breaker_openings, paused_topics, resets, *last = later
-        group.deleted, group.expired, isolated, clone = last
+        group.deleted, group.expired, isolated, clone, epochs, last_resets = last
+        # Rows written before partitions had epochs of their own: the group's is theirs.
+        group.set_epochs(epochs or (epoch, epoch, ()))
         group.paused_topics = set(paused_topics)
         for member, instance, topics, since, partitions, *static in members:
             assigned = dict.fromkeys(map(TopicPartition._make, partitions))
@@ -360,6 +389,7 @@ class ConsumerGroup:
             group.stops[TopicPartition(topic_id, partition)] = (offset, key_hash)
         for topic_id, partition, offset in resets:
             group.pending_resets[TopicPartition(topic_id, partition)] = offset
+        group.resets = {TopicPartition(*tp): generation for *tp, generation in last_resets}
         for *ref, due in isolated:
             group.isolated_rows[tuple(ref)] = due
         if breaker is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from sortedcontainers import SortedList
 
-from txmq.core.state.consumer_groups import ConsumerGroup, FenceState, KeyFence
+from txmq.core.state.consumer_groups import ConsumerGroup, Epochs, FenceState, KeyFence
 from txmq.core.state.positions import GroupPosition
 from txmq.model.topic_partition import TopicPartition
 from txmq.store import tables as t
@@ -19,7 +19,9 @@ FENCE_SINCE = 4  # index of `since` in a row of table `fences`
 @dataclass(slots=True)
 class GroupRegistry:
     """All consumer groups. `deleted` are those with rows that are still to be removed.
-    `deadlines` holds (deadline, group id, lease number) of every lease.
+    `deadlines` holds (deadline, group id, lease number) of every lease. `past_epochs`
+    are those of deleted groups whose messages were processed again, by name: the next
+    group of that name goes on with them, because inboxes know groups by name.
     """
 
     by_name: dict[str, ConsumerGroup] = field(default_factory=dict)
@@ -28,6 +30,7 @@ class GroupRegistry:
     resetting: set[int] = field(default_factory=set)  # ids of groups with pending resets
     cloning: set[int] = field(default_factory=set)  # ids of clones in the making
     next_group_id: int = 1
+    past_epochs: dict[str, Epochs] = field(default_factory=dict)
     deadlines: Any = field(default_factory=SortedList)
     dirty_groups: set[int] = field(default_factory=set, compare=False)
     dirty_positions: set[tuple[int, int, int]] = field(default_factory=set, compare=False)
@@ -36,11 +39,14 @@ class GroupRegistry:
     def add(self, group: ConsumerGroup) -> None:
         """Add a new group."""
         self.by_name[group.name] = self.by_id[group.group_id] = group
+        self.past_epochs.pop(group.name, None)
         self.next_group_id = max(self.next_group_id, group.group_id + 1)
         self.dirty_groups.add(group.group_id)
 
     def mark_deleted(self, group: ConsumerGroup) -> None:
         """Free the name of a deleted group. Rows of its failed messages may be left."""
+        if group.epochs_row and not group.temporary:
+            self.past_epochs[group.name] = group.epochs_row
         del self.by_id[group.group_id], self.by_name[group.name]
         self.deleted[group.group_id] = group
         self.resetting.discard(group.group_id)
@@ -86,7 +92,8 @@ class GroupRegistry:
                 None if group is None else group.to_row(),
             )
         if self.dirty_groups:
-            tables[t.GROUPS].put(COUNTERS_KEY, (self.next_group_id,))
+            past = tuple(sorted(self.past_epochs.items()))
+            tables[t.GROUPS].put(COUNTERS_KEY, (self.next_group_id, past))
         for group_id, *tp in self.dirty_positions:
             _write(
                 tables[t.POSITIONS],
@@ -133,7 +140,8 @@ class GroupRegistry:
                     self.resetting.add(group.group_id)
         numbers: Any = tables[t.GROUPS].get(COUNTERS_KEY)
         if numbers is not None:
-            (self.next_group_id,) = numbers
+            self.next_group_id, *past = numbers
+            self.past_epochs = dict(past[0]) if past else {}
         for key, row in tables[t.POSITIONS].range(b""):
             group_id, topic_id, partition = t.POSITION_KEY.unpack(key)
             _restore(

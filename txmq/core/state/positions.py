@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from txmq.core.state.ranges import RangeMap, pack, unpack
+from txmq.core.state.ranges import RangeMap, gaps, pack, unpack
 
 if TYPE_CHECKING:
     from txmq.core.state.ranges import ValueRange
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 # number of ranges of one value from which on they are packed as settled ones are
 SCATTERED = 64
+EFFECTS = 2  # index of that field, among those after the first six
+MAX_PASSED = 1_000  # ranges of an `EffectsRecord`
+FAR = 1 << 63
 V = TypeVar("V")
 
 
@@ -56,8 +59,39 @@ UNDELIVERED = Redelivery(1)  # of messages that were never delivered
 
 
 @dataclass(slots=True)
+class EffectsRecord:
+    """Offsets whose effects an inbox must have: those settled at or above `base`, but
+    for failed messages and for those that were `passed`: settled without an effect,
+    because an operator or retention passed over them.
+    """
+
+    base: int
+    passed: RangeMap[None] = field(default_factory=RangeMap)
+
+    def pass_over(self, start: int, end: int) -> None:
+        """Add [start, end) to what has no effect, as far as it is at or above the
+        base. Beyond `MAX_PASSED` ranges, the base rises above the lowest ones.
+        """
+        self.passed.put(max(start, self.base), end, None)
+        if len(self.passed) > MAX_PASSED:
+            lowest = next(iter(self.passed))
+            self.base = lowest.end
+            self.passed.cut(0, lowest.end)
+
+    def to_row(self) -> Row:
+        return (self.base, pack(self.passed, self.base))
+
+    @classmethod
+    def from_row(cls, row: Any) -> EffectsRecord:  # noqa: ANN401  # rows are untyped
+        base, passed = row
+        return cls(base, unpack(passed, base))
+
+
+@dataclass(slots=True)
 class GroupPosition:
-    """The offsets of one partition, by their state for one group."""
+    """The offsets of one partition, by their state for one group. `effects` is set once
+    the members have an inbox.
+    """
 
     floor: int = 0
     cursor: int = 0
@@ -65,6 +99,27 @@ class GroupPosition:
     leased: RangeMap[Grant] = field(default_factory=RangeMap)
     redeliver: RangeMap[Redelivery] = field(default_factory=RangeMap)
     reserved: RangeMap[Reservation] = field(default_factory=RangeMap)
+    effects: EffectsRecord | None = None
+
+    def pass_over(self, start: int, end: int) -> None:
+        """Note that [start, end) is settled without an effect, by the word of an
+        operator or of retention.
+        """
+        if self.effects is not None:
+            self.effects.pass_over(start, end)
+
+    def move_to(self, offset: int) -> None:
+        """Go on at `offset` by an operator's word. What is not settled below it is
+        passed over; of what is above it, nothing is known any more.
+        """
+        unsettled = list(gaps(self.settled.overlap(self.floor, offset), self.floor, offset))
+        for start, end in unsettled:
+            self.pass_over(start, end)
+        if self.effects is not None:
+            self.effects.passed.cut(offset, FAR)
+        self.floor = self.cursor = offset
+        self.settled, self.leased, self.redeliver = RangeMap(), RangeMap(), RangeMap()
+        self.reserved = RangeMap()
 
     def settle(self, start: int, end: int) -> None:
         """Settle [start, end), which the caller has removed from the other ranges, and
@@ -96,6 +151,8 @@ class GroupPosition:
 
     def skip_to(self, first: int) -> None:
         """Settle everything below `first`, of which nothing is leased or reserved."""
+        for start, end in gaps(self.settled.overlap(self.floor, first), self.floor, first):
+            self.pass_over(start, end)
         self.redeliver.cut(0, first)
         self.settled.cut(0, first)
         self.settle(self.floor, first)
@@ -124,6 +181,8 @@ class GroupPosition:
             tuple((tuple(value), pack(items, self.floor)) for value, items in many.items())
             for many in (held, back)
         ]
+        if self.effects is not None:
+            return (*row, *packed, self.effects.to_row())
         return (*row, *packed) if back else (*row, *packed[:1]) if held else row
 
     @classmethod
@@ -143,6 +202,8 @@ class GroupPosition:
             _put_all(position.leased, Grant(*grant), unpack(ranges, floor))
         for back, ranges in more[1] if len(more) > 1 else ():
             _put_all(position.redeliver, Redelivery(*back), unpack(ranges, floor))
+        if len(more) > EFFECTS:
+            position.effects = EffectsRecord.from_row(more[EFFECTS])
         return position
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from txmq.model.topic_partition import PartitionName
 from txmq.wire.data_requests import AckedRange
 
 RANGES_PER_REQUEST = 10_000
@@ -107,6 +108,20 @@ class PendingAcks:
         self._in_flight = ()
         if self._pending and self.since is None:
             self.since = now
+
+    def forget(self, partitions: Collection[PartitionName]) -> None:
+        """Drop the acks of these partitions that are not in flight, as refused."""
+        dropped = [each.acked for each in self._pending if each.acked[:2] in partitions]
+        if not dropped:
+            return
+        self._refused.append(_RefusedRanges(self._confirmed, self._number, dropped))
+        self._pending = [each for each in self._pending if each.acked[:2] not in partitions]
+        if not self._pending:
+            self.since = None
+            self._covered = self._number
+            self._number += 1
+            if not self._in_flight:
+                self._confirmed = self._covered
 
     def is_confirmed(self, number: int) -> bool:
         """Return whether the ack with this number has been answered."""

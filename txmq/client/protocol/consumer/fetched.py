@@ -38,7 +38,8 @@ class FetchedBatch:
     """The messages of one chunk with the state of each.
 
     `owner` is the member of this process that settles them. `lease` and `attempt` are
-    the delivery's; `epoch` is the group's when it came. `ready` and `unsettled` count
+    the delivery's; `epoch` is the partition's, `topic_id` the topic's and `generation`
+    the group's, as the member knew them when it fetched. `ready` and `unsettled` count
     messages. `stored_at` is the first batch's. `touched_at` is when a message was last
     received or settled, in the clock's seconds. `timed_from` has the start of the
     consume timeout for each outstanding message. `received_whole`: as one batch.
@@ -46,12 +47,31 @@ class FetchedBatch:
 
     __slots__ = (
         *("_decoded_to", "_messages", "_next", "_view", "attempt", "base", "end", "epoch"),
-        *("lease", "moved", "owner", "partition", "partition_name", "ready", "received_whole"),
+        *(
+            "generation",
+            "topic_id",
+            "lease",
+            "moved",
+            "owner",
+            "partition",
+            "partition_name",
+            "ready",
+            "received_whole",
+        ),
         *("size", "start", "states", "stored_at", "timed_from", "topic", "touched_at"),
         "unsettled",
     )
 
-    def __init__(self, chunk: Chunk, *, owner: object, epoch: int, now: float) -> None:
+    def __init__(
+        self,
+        chunk: Chunk,
+        *,
+        owner: object,
+        epoch: int,
+        now: float,
+        topic_id: int = 0,
+        generation: int = 0,
+    ) -> None:
         self.topic, self.partition, self.base = chunk.topic, chunk.partition, chunk.base_offset
         self.partition_name = (chunk.topic, chunk.partition)
         self.start = chunk.base_offset + chunk.first_row
@@ -61,6 +81,7 @@ class FetchedBatch:
         self.size = len(chunk.batch)
         self._view: BatchView | RunView | None = decode_chunk(chunk)
         self.owner, self.epoch, self.touched_at = owner, epoch, now
+        self.topic_id, self.generation = topic_id, generation
         self.states = bytearray(chunk.rows)
         self.ready = self.unsettled = chunk.rows
         self.timed_from: dict[int, float] = {}

@@ -300,6 +300,16 @@ class LocalQueue:
             self._remove_if_settled(batch)
         return dropped
 
+    def forget(self, which: Callable[[FetchedBatch], bool], *, now: float) -> None:
+        """Settle all messages of these batches, whose leases are over. What their
+        handlers do with them has no effect any more.
+        """
+        self.drop_ready(which)
+        for batch in list(filter(which, self.batches())):
+            for state in (OUTSTANDING, NACKED):
+                for messages in list(batch.ranges(state)):
+                    self.settle(messages, batch, now=now, old=state)
+
     def drop_key(self, topic: str, key: str, lease: int) -> list[AckedRange]:
         """Drop READY messages of a key under leases below `lease`. Return them."""
         dropped: list[AckedRange] = []

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from enum import Enum, auto
+from functools import partial
 from itertools import chain
 
 from txmq.client.log import get_logger
@@ -175,7 +176,8 @@ class Member:
         if self._leaving:
             requests += self._leave(membership)
         elif self.may_fetch():
-            requests.append(self.fetcher.fetch(membership, self._fetched, self._refused))
+            fetched = partial(self._fetched, membership)
+            requests.append(self.fetcher.fetch(membership, fetched, self._refused))
         return requests
 
     def wake_at(self) -> float | None:
@@ -236,9 +238,10 @@ class Member:
     def _joined(self, payload: bytes, now: float) -> None:
         reply = parse_as(JoinReply, payload)
         self.stats.rejoined += self.membership is not None
-        self.membership = reply.membership(self._instance)
+        joined = reply.membership(self._instance)
+        self._move_to(joined, now)
         self.phase = MemberPhase.SERVING
-        self._next_heartbeat = now if self.fetcher.paused else now + self.membership.heartbeat_s
+        self._next_heartbeat = now if self.fetcher.paused else now + joined.heartbeat_s
         log.info(
             "consumer.joined",
             group=reply.group,
@@ -307,13 +310,14 @@ class Member:
         self._refused(error, now)
 
     def _heartbeat_answered(self, payload: bytes, now: float) -> None:
-        del now
         self._heartbeat_in_flight = self._stale = False
         before = self.membership
         if before is None:
             return
-        self.membership = after = parse_as(HeartbeatReply, payload).updated(before)
-        if after.epoch != before.epoch:  # what waits in the queue is of the old epoch
+        after = parse_as(HeartbeatReply, payload).updated(before)
+        self._move_to(after, now)
+        if not after.identities.topics and after.epoch != before.epoch:
+            # The broker does not tell which partitions were reset.
             self.settlement.return_unprocessed(self.queue.drop_ready())
         elif after.generation != before.generation:
             log.info(
@@ -323,6 +327,23 @@ class Member:
                 partitions=len(after.assignment),
             )
             self.settlement.return_unprocessed(self.queue.drop_ready(self._is_of_another_member))
+
+    def _move_to(self, membership: Membership, now: float) -> None:
+        """Go on with a membership. Partitions that were reset since, or whose topic was
+        made again, are forgotten: the broker has ended their leases.
+        """
+        before, self.membership = self.membership, membership
+        if before is None or before.identities == membership.identities:
+            return
+        old, new = before.identities, membership.identities
+        over = {batch.partition_name for batch in self.queue.batches() if not self._is_known(batch)}
+        over |= {name for name in new.resets if old.resets.get(name) != new.resets[name]}
+        self.queue.forget(lambda batch: not self._is_known(batch), now=now)
+        self.settlement.forget(over)
+
+    def _is_known(self, batch: FetchedBatch) -> bool:
+        assert self.membership is not None, "only members fetch"
+        return self.membership.knows(batch.partition_name, batch.topic_id, batch.generation)
 
     def _is_of_another_member(self, batch: FetchedBatch) -> bool:
         """Return whether a batch is of a partition assigned to another member.
@@ -338,18 +359,32 @@ class Member:
         held_back = self.closing or self._stale or self.settlement.resending
         return not held_back and self.fetcher.is_due()
 
-    def _fetched(self, payload: bytes, now: float) -> None:
+    def _fetched(self, membership: Membership, payload: bytes, now: float) -> None:
+        """Add what a fetch brings. The broker delivered it in the generation of that
+        `membership`, which may be over by now.
+        """
+        if not membership.identities.topics and self.membership is not None:
+            membership = self.membership  # the broker knows no generation of a reset
         for chunk in unpack_chunks(payload).chunks:
-            self._add(chunk, now)
+            self._add(chunk, membership, now)
         if self.closing:
             self.settlement.return_unprocessed(self.queue.drop_ready())
         elif self.fetcher.paused:
             self._return_paused()
 
-    def _add(self, chunk: Chunk, now: float) -> None:
-        assert self.membership is not None, "only members fetch"
+    def _add(self, chunk: Chunk, membership: Membership, now: float) -> None:
+        identities = membership.identities
+        batch = FetchedBatch(
+            chunk,
+            owner=self._owner,
+            epoch=identities.epoch_of((chunk.topic, chunk.partition)),
+            now=now,
+            topic_id=identities.topics.get(chunk.topic, 0),
+            generation=membership.generation,
+        )
+        if not self._is_known(batch):
+            return
         self._leases.setdefault(chunk.lease_id, now)
-        batch = FetchedBatch(chunk, owner=self._owner, epoch=self.membership.epoch, now=now)
         for unwanted in self.queue.add(batch):
             self.settlement.acks.add(*unwanted, now)
             self.stats.filtered += unwanted.end - unwanted.start

@@ -2,9 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from txmq.model.topic_partition import PartitionName
+
+
+class PartitionReset(NamedTuple):
+    """A partition's epoch, and the generation that its last reset began."""
+
+    epoch: int
+    generation: int
+
+
+class Identities(NamedTuple):
+    """What messages are known by, beside their offsets: the ids of the member's topics,
+    and the epochs of partitions. `resets` has the partitions that were reset.
+
+    `topics` is empty where the broker does not report it.
+    """
+
+    topics: Mapping[str, int]
+    first_epoch: int
+    resets: Mapping[PartitionName, PartitionReset]
+
+    def epoch_of(self, partition: PartitionName) -> int:
+        """Return the epoch of a partition."""
+        reset = self.resets.get(partition)
+        return self.first_epoch if reset is None else reset.epoch
+
+    def reset_generation(self, partition: PartitionName) -> int:
+        """Return the generation of the last reset; leases of older ones are over."""
+        reset = self.resets.get(partition)
+        return 0 if reset is None else reset.generation
 
 
 class Membership(NamedTuple):
@@ -23,6 +53,16 @@ class Membership(NamedTuple):
     session_s: float
     lease_s: float
     consume_timeout_s: float
+    identities: Identities
+
+    def knows(self, partition: PartitionName, topic_id: int, generation: int) -> bool:
+        """Return whether messages that were leased in that generation are still those
+        of the partition: it was not reset since, and its topic was not made again.
+        """
+        topics = self.identities.topics
+        return generation >= self.identities.reset_generation(partition) and (
+            not topics or topics.get(partition[0], topic_id) == topic_id
+        )
 
     @property
     def heartbeat_s(self) -> float:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from txmq.client.protocol.consumer.membership import Membership
+from txmq.client.protocol.consumer.membership import Identities, Membership, PartitionReset
 from txmq.errors import RequestRejected
 from txmq.model.topic_partition import PartitionName
 from txmq.wire.calls.registry import encode_call
@@ -102,7 +102,30 @@ class MemberReply(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
 
 
-class JoinReply(MemberReply):
+class IdentifyingReply(MemberReply):
+    """A reply with the identities of the member's topics and partitions.
+
+    `resets` has topic, partition, epoch, and the generation of the last reset. A broker
+    from before these fields does not report topics.
+    """
+
+    topics: dict[str, int] = {}
+    first_epoch: int | None = None
+    resets: tuple[tuple[str, int, int, int], ...] = ()
+
+    def identities(self, epoch: int) -> Identities:
+        """Return the identities; `epoch` is that of the group."""
+        return Identities(
+            self.topics,
+            epoch if self.first_epoch is None else self.first_epoch,
+            {
+                (topic, partition): PartitionReset(own, generation)
+                for topic, partition, own, generation in self.resets
+            },
+        )
+
+
+class JoinReply(IdentifyingReply):
     """A member's place in its group. `group` is the name to use from now on."""
 
     group: str
@@ -126,10 +149,11 @@ class JoinReply(MemberReply):
             session_s=self.session_ms / 1_000,
             lease_s=self.lease_ms / 1_000,
             consume_timeout_s=self.consume_timeout_ms / 1_000,
+            identities=self.identities(self.epoch),
         )
 
 
-class HeartbeatReply(MemberReply):
+class HeartbeatReply(IdentifyingReply):
     """The present generation and the member's assignment in it.
 
     `epoch` and `consume_timeout_ms` are None where the broker does not report them.
@@ -143,9 +167,11 @@ class HeartbeatReply(MemberReply):
     def updated(self, membership: Membership) -> Membership:
         """Return the membership as it is from now on."""
         timeout_ms = self.consume_timeout_ms
+        epoch = membership.epoch if self.epoch is None else self.epoch
         return membership._replace(
             generation=self.generation,
-            epoch=membership.epoch if self.epoch is None else self.epoch,
+            epoch=epoch,
+            identities=self.identities(epoch),
             assignment=frozenset(self.assignment),
             consume_timeout_s=(
                 membership.consume_timeout_s if timeout_ms is None else timeout_ms / 1_000

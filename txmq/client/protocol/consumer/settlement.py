@@ -8,7 +8,7 @@ recognises what it has already.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import count
 from typing import NamedTuple
@@ -28,6 +28,7 @@ from txmq.client.protocol.consumer.requests import (
 from txmq.client.protocol.consumer.stats import ConsumerStats
 from txmq.errors import NotLeased, RequestRejected, UnknownMember
 from txmq.model.retry import FailureReport
+from txmq.model.topic_partition import PartitionName
 from txmq.wire.data_requests import AckedRange, unpack_refused
 from txmq.wire.json import parse_as
 
@@ -112,6 +113,14 @@ class Settlement:
         """Return messages to the group as if they had not been delivered."""
         self._returns += ranges
         self._stats.returned += sum(end - start for _topic, _partition, start, end in ranges)
+
+    def forget(self, partitions: Collection[PartitionName]) -> None:
+        """Send no more of what was said of these partitions: it is about leases that
+        are over, and would be taken for an answer to newer ones.
+        """
+        self.acks.forget(partitions)
+        self._nacks = deque(nack for nack in self._nacks if nack.place[:2] not in partitions)
+        self._returns = [one for one in self._returns if one[:2] not in partitions]
 
     def disconnected(self, now: float) -> None:
         """Send again what is not confirmed, on the next connection."""

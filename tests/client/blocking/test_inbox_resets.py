@@ -1,0 +1,149 @@
+"""Handlers with an inbox, and operators who reset, skip and delete their groups."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+import txmq
+from tests.client.effects import effects, take_effect, with_effects
+from tests.client.real import RealBroker
+from tests.client.scripted_member import fresh
+from txmq.client.blocking.client import Client
+from txmq.client.blocking.consumer.consumer import Consumer
+from txmq.model.message import Message, ReceivedMessage
+from txmq.model.retry import RetryPolicy
+from txmq.testing.wait import wait_until
+from txmq.tx.postgres.session import Connection
+
+WAIT_S = 20.0
+IDLE_S = 0.6
+Connect = Callable[[], Connection]
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealBroker]:
+    broker = RealBroker(tmp_path_factory.mktemp("broker"))
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture
+def client(broker: RealBroker) -> Iterator[Client]:
+    with txmq.connect(broker.url, service="tests", timeout=WAIT_S) as client:
+        yield client
+
+
+@pytest.fixture
+def connect(database: str) -> Connect:
+    return with_effects(database)
+
+
+def send(client: Client, topic: str, *bodies: str) -> None:
+    client.send_batch(topic, [Message(body.encode(), "k") for body in bodies])
+
+
+def consumer_of(client: Client, group: str, *topics: str) -> Consumer:
+    return client.consumer(group, list(topics), retry=RetryPolicy.table(0, attempts=50))
+
+
+def run(client: Client, connect: Connect, group: str, *topics: str) -> None:
+    with consumer_of(client, group, *topics) as consumer:
+        consumer.run(take_effect, inbox=connect, idle_exit=IDLE_S)
+
+
+@contextmanager
+def running(
+    client: Client,
+    connect: Connect,
+    group: str,
+    *topics: str,
+    handler: Callable[[ReceivedMessage, Connection], None] = take_effect,
+) -> Iterator[Consumer]:
+    """Run a consumer in a thread."""
+    stop = threading.Event()
+    with consumer_of(client, group, *topics) as consumer:
+        thread = threading.Thread(
+            target=consumer.run, args=(handler,), kwargs={"inbox": connect, "stop": stop}
+        )
+        thread.start()
+        try:
+            yield consumer
+        finally:
+            stop.set()
+            thread.join()
+
+
+def all_taken(connect: Connect, wanted: list[str]) -> None:
+    wait_until(lambda: effects(connect) == sorted(wanted), WAIT_S, what="all took effect")
+
+
+def test_a_reprocess_beside_a_running_consumer_acts_at_once_and_on_its_topic_alone(
+    client: Client, connect: Connect
+) -> None:
+    first, second, group = fresh("t"), fresh("u"), fresh("g")
+    in_hand, release = threading.Event(), threading.Event()
+
+    def handle(message: ReceivedMessage, connection: Connection) -> None:
+        take_effect(message, connection)
+        if message.body == b"b":
+            in_hand.set()
+            release.wait(WAIT_S)
+
+    with running(client, connect, group, first, second, handler=handle):
+        send(client, first, "a0", "a1")
+        all_taken(connect, ["a0", "a1"])
+        send(client, second, "b")
+        assert in_hand.wait(WAIT_S)
+        client.call("group.reset", group=group, topic=first, to="first", reprocess=True)
+        release.set()
+        all_taken(connect, ["a0", "a1"] * 2 + ["b"])
+        client.call("group.reset", group=group, topic=first, to="first", reprocess=True)
+        all_taken(connect, ["a0", "a1"] * 3 + ["b"])
+    run(client, connect, group, first, second)
+    assert effects(connect) == sorted(["a0", "a1"] * 3 + ["b"])
+
+
+def test_a_handler_that_a_reprocess_overtakes_does_not_settle_the_message(
+    client: Client, connect: Connect
+) -> None:
+    topic, group, runs = fresh("t"), fresh("g"), Counter[str]()
+    in_hand, release = threading.Event(), threading.Event()
+
+    def handle(message: ReceivedMessage, connection: Connection) -> None:
+        runs[message.body.decode()] += 1
+        take_effect(message, connection)
+        if runs["a"] == 1:
+            in_hand.set()
+            release.wait(WAIT_S)
+
+    with running(client, connect, group, topic, handler=handle) as consumer:
+        send(client, topic, "a")
+        assert in_hand.wait(WAIT_S)
+        client.call("group.reset", group=group, topic=topic, to="first", reprocess=True)
+        wait_until(lambda: consumer.epoch == 2, WAIT_S, what="the member knows")
+        release.set()
+        wait_until(
+            lambda: client.call("group.show", group=group)["lag"] == 0, WAIT_S, what="no lag"
+        )
+    assert effects(connect) == ["a"]
+    assert runs["a"] == 2
+
+
+def test_a_group_deleted_and_made_again_after_a_reprocess_doubles_nothing(
+    client: Client, connect: Connect
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    send(client, topic, "a", "b")
+    run(client, connect, group, topic)
+    client.call("group.reset", group=group, topic=topic, to="first", reprocess=True)
+    run(client, connect, group, topic)
+    assert effects(connect) == ["a", "a", "b", "b"]
+    client.call("group.delete", group=group)
+    run(client, connect, group, topic)
+    assert effects(connect) == ["a", "a", "b", "b"]
+    assert client.call("group.show", group=group)["epoch"] == 2
