@@ -295,6 +295,20 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_disk_that_is_full_at_the_first_of_many_checks_loses_none_of_them",
         "test_a_transaction_is_flagged_in_doubt_though_the_disk_was_full_at_its_time",
         "test_a_full_disk_only_puts_off_the_end_of_a_member_and_the_rebalance_of_its_group",
+    # one reply holds up others
+    129: (
+        "test_a_reply_that_cannot_be_built_is_an_error_for_its_session_alone",
+        "test_a_decision_that_raises_is_refused_and_nothing_is_recorded",
+        "test_an_event_that_cannot_be_applied_is_not_written",
+    ),
+    131: (
+        "test_an_alteration_and_a_deletion_at_one_moment_both_have_replies",
+        "test_a_fetch_survives_the_deletion_of_its_topic",
+    ),
+    132: ("test_a_timer_that_raises_goes_on_and_the_others_with_it",),
+    133: (
+        "test_health_notices_a_broker_that_answers_nobody",
+        "test_health_notices_a_write_that_hangs",
     ),
     # order and progress
     126: (

@@ -12,6 +12,7 @@ from txmq.admin.metrics import Metrics
 from txmq.admin.transactions import decider_kind
 from txmq.broker.checkback.resolver_service import ResolverStatus
 from txmq.broker.monitoring.alarm_rules import ALARM_RULES
+from txmq.broker.monitoring.liveness import Liveness
 from txmq.broker.service import BrokerParts
 from txmq.config.broker import SettingsFile
 from txmq.core.transactions.decisions import DecideTransaction
@@ -46,6 +47,7 @@ class MetricsBroker:
                 assembly.alarms,
                 resolving,
                 broker.clock,
+                Liveness(broker.engine, assembly.sessions, broker.clock),
             )
         )
 

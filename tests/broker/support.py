@@ -89,6 +89,7 @@ class BrokerInMemory:
         self, resolving: Resolvers | None = None, settings: SettingsFile | None = None
     ) -> None:
         self.clock = Clock()
+        self.hanging: Deferred[None] | None = None  # what threads wait for
         self.fs = SimFS()
         self.log, _ = Log.open(self.fs, "/data", now=1, segment_size=16 << 20, preallocate=4096)
         state = machine.load(MemoryTables())
@@ -110,6 +111,8 @@ class BrokerInMemory:
         return BEGAN + round(self.clock.seconds() * SECOND)
 
     def _at_once(self, function: Callable[..., Any], *args: object) -> Deferred[Any]:
+        if self.hanging is not None:
+            return self.hanging.addCallback(lambda _: function(*args))
         return execute(function, *args)
 
     def connect(self, hello: bytes | None = HELLO) -> Client:

@@ -35,7 +35,7 @@ class AdminSite:
     """Request handler of one broker. All methods run on the reactor's thread."""
 
     def __init__(self, parts: BrokerParts) -> None:
-        self._engine, self._calls = parts.engine, parts.calls
+        self._engine, self._calls, self._liveness = parts.engine, parts.calls, parts.liveness
         self._metrics = Metrics(parts)
         self._pages: dict[str, Callable[[Respond], None]] = {
             "/healthz": self._health_page,
@@ -83,8 +83,13 @@ class AdminSite:
         self._calls.ask(call.call, call.args, answer)
 
     def _health_page(self, respond: Respond) -> None:
-        failed = self._engine.failed is not None
-        respond(HttpReply(503, b"failed\n") if failed else HttpReply(200, b"ok\n"))
+        if self._engine.failed is not None:
+            respond(HttpReply(503, b"failed\n"))
+        elif self._liveness.is_silent:
+            text = f"requests have had no reply for {self._liveness.silent_s:.0f} s\n"
+            respond(HttpReply(503, text.encode()))
+        else:
+            respond(HttpReply(200, b"ok\n"))
 
     def _readiness_page(self, respond: Respond) -> None:
         if self._engine.failed is None and self._engine.store.read_only:

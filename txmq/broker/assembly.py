@@ -55,6 +55,7 @@ TICK_S = 0.05  # how late a retry, a check-back or a lost lease may be noticed
 CLOCK_S = 0.05  # how late a wall clock that was set may be noticed
 EXPIRY_S = 600.0
 ALARMS_S = 1.0
+FRAMES_S = 1.0
 
 
 class Assembly:
@@ -130,6 +131,7 @@ class Assembly:
             (EXPIRY_S, self._outcomes.tick),
             (settings.retention.every_s, self.retention.tick),
             (ALARMS_S, self.clock.tick),
+            (FRAMES_S, self.sessions.frames.tick),
             (ALARMS_S, in_doubt.tick),
             (ALARMS_S, self.alarms.tick),
             (ALARMS_S, self.statistics.tick),
@@ -142,14 +144,15 @@ class Assembly:
         self._timers.append((seconds, function))
 
     def start(self, failed: Callable[[Failure], None]) -> None:
-        """Begin the timers. An exception in one of them is a bug, and ends the broker
-        through `failed`.
+        """Begin the timers. An exception in one of them is a bug: it is recorded, which
+        raises an alarm, and the timer goes on. `failed` is for the clock's own.
         """
         self._members.adopt_members()
         self._stall_guard.tick()  # the first, which says whether the next one is late
         self._delays.tick()  # overdue messages come before new ones
         for seconds, function in self._timers:
-            loop = LoopingCall(function)
+            place = getattr(function, "__qualname__", "timer")
+            loop = LoopingCall(self._engine.faults.guard(place, function))
             loop.clock = self._clock  # type: ignore[assignment]  # Twisted's type is an interface of zope's
             loop.start(seconds, now=False).addErrback(failed)
             self._loops.append(loop)

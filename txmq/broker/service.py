@@ -24,6 +24,7 @@ from txmq.broker.data_directory.scrub_service import ScrubService
 from txmq.broker.data_directory.storage import OpenedDirectory, StorageService, open_directory
 from txmq.broker.engine.disk_space import DiskWatch
 from txmq.broker.engine.engine import Engine
+from txmq.broker.monitoring.liveness import Liveness
 from txmq.broker.reactor.process_limits import keep_freed_memory, raise_file_limit
 from txmq.broker.reactor.steady_clock import SteadyClock, elapsed_clock, wall_clock
 from txmq.broker.reactor.threads import WorkerThreads
@@ -31,6 +32,7 @@ from txmq.broker.requests.outbox_publisher import OutboxPublisher
 from txmq.broker.search.catalogue_service import build_beside
 from txmq.config.listen import ListenAddress, listen_address
 from txmq.core.transactions import indexes
+from txmq.errors import StoreClosed, StoreError
 from txmq.store.filesystem import RealFileSystem
 
 if TYPE_CHECKING:
@@ -54,6 +56,7 @@ STORAGE_S = 0.2
 DISK_S = 1.0  # between measurements of the disk's space
 TOKENS_S = 3_600.0  # between upkeeps of the token tables, whose partitions are days
 PROBE_S = 5.0  # between probes of databases that failed
+LIVENESS_S = 1.0  # between the broker's requests to itself
 OUTBOX_S = 0.5  # between reads of outboxes that were empty
 DRAIN_POLL_S = 0.005  # while draining
 FAREWELL_S = 2.0  # for clients to read their last replies
@@ -81,6 +84,7 @@ class BrokerParts(NamedTuple):
     alarms: AlarmService
     resolvers: Resolvers
     reactor: Any  # several interfaces of Twisted's
+    liveness: Liveness
 
 
 class BrokerService:
@@ -162,6 +166,8 @@ class BrokerService:
             engine, self._settings.scrub, self._reactor, self._threads["scrub"]
         )
         self._assembly.add_timer(DISK_S, watch.tick)
+        self._liveness = Liveness(engine, self._assembly.sessions, self._reactor)
+        self._assembly.add_timer(LIVENESS_S, self._liveness.tick)
         self._assembly.add_timer(TOKENS_S, self._maintain_tokens)
         self._assembly.add_timer(PROBE_S, self._probe)
         self._assembly.add_timer(OUTBOX_S, self._resolvers.fetch_outboxes)
@@ -194,6 +200,7 @@ class BrokerService:
             assembly.alarms,
             self._resolvers,
             self._reactor,
+            self._liveness,
         )
         for edge in self._edges:
             self._ports.append(await edge(parts))
@@ -254,8 +261,8 @@ class BrokerService:
             yield deferLater(self._reactor, DRAIN_POLL_S)
 
     def _failed(self, failure: Failure) -> None:
-        """Stop: a broker without its disk, or with a bug in its timers, is of no use.
-        The log has all that it acknowledged.
+        """Stop: a broker without its disk, or whose state differs from its log, is of
+        no use. The log has all that it acknowledged.
         """
         log.critical(
             "broker.failed", error=failure.getErrorMessage(), traceback=failure.getTraceback()
@@ -270,9 +277,10 @@ class BrokerService:
         log.info("broker.life", state=life.name)
 
     @property
-    def failed(self) -> bool:
-        """Return whether the broker stopped because its engine failed."""
-        return self._engine.failed is not None
+    def failure(self) -> BaseException | None:
+        """Return why the engine failed; None if it has not."""
+        failed = self._engine.failed
+        return None if failed is None else failed.value or StoreClosed("the engine failed")
 
 
 def run(
@@ -284,8 +292,6 @@ def run(
     Raises what opening the data directory or listening raises, and StoreError where the
     broker had to stop.
     """
-    from txmq.errors import StoreClosed  # noqa: PLC0415
-
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     keep_freed_memory()
     raise_file_limit()
@@ -309,16 +315,25 @@ def run(
     the_reactor.run()
     if trouble:
         raise trouble[0]
-    if service.failed:
-        raise StoreClosed(
-            "the broker stopped because its disk failed",
-            hint="see its log; mend the disk and start it again",
-        )
+    if service.failure is not None:
+        raise _stopped_by(service.failure)
     if not service.drained:
         raise StoreClosed(
             "the broker ended before all was on disk; the rest was not acknowledged",
             hint="free space on its disk",
         )
+
+
+def _stopped_by(failure: BaseException) -> StoreClosed:
+    if isinstance(failure, (OSError, StoreError)):
+        return StoreClosed(
+            f"the broker stopped because its disk failed: {failure}",
+            hint="see its log; mend the disk and start it again",
+        )
+    return StoreClosed(
+        f"the broker stopped because of a bug: {type(failure).__name__}: {failure}",
+        hint="report what its log says; start it again: the log has all that it acknowledged",
+    )
 
 
 def _reactor() -> Any:  # noqa: ANN401  # several interfaces of Twisted's

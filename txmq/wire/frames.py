@@ -74,7 +74,8 @@ class FrameDecoder:
     """Decoder of a stream of bytes into frames.
 
     Every byte is copied once, into its frame; small parts of a frame that arrives in
-    many are copied twice. `pending` is the number of bytes held of an unfinished frame.
+    many are copied twice. `pending` is the number of bytes held of an unfinished frame,
+    `expected` its size, 0 while that is not known.
     After a RemoteProtocolError the connection is useless, and the same error is raised
     again.
     """
@@ -85,6 +86,10 @@ class FrameDecoder:
         self._buffers: list[memoryview | bytearray] = []  # of its payload
         self.pending = 0
         self._error: RemoteProtocolError | None = None
+
+    @property
+    def expected(self) -> int:
+        return self._end(self._head, 0) or 0
 
     def feed(self, data: bytes) -> list[Frame]:
         """Return the frames that `data` completes.

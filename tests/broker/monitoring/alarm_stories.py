@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from twisted.internet.defer import Deferred
+
 from tests.broker.monitoring.alarm_desk import AlarmBroker, Handler
 from txmq import errors
 from txmq.batch import encode, verify
@@ -272,10 +274,32 @@ def differs(desk: AlarmBroker) -> Iterator[str]:
     desk.oracle.is_like = (well,)
 
 
+def fault(desk: AlarmBroker) -> Iterator[str]:
+    yield ""
+    desk.broker.engine.faults.record("retention", KeyError("topic 7"))
+    yield "1 internal errors since the start, the last in retention: KeyError: 'topic 7'"
+    desk.broker.pass_time(3_601)
+
+
+def silent(desk: AlarmBroker) -> Iterator[str]:
+    """A write that hangs in its thread; two replies wait, so it is made in one."""
+    hanging = Deferred[None]()
+    desk.broker.hanging = hanging
+    for name in ("a", "b"):
+        desk.broker.engine.submit(CreateTopic(name, 1), lambda _reply: None)
+    desk.broker.pass_time(9)
+    yield ""
+    desk.broker.pass_time(2)
+    yield "replies have waited for the disk for 11 s"
+    hanging.callback(None)
+
+
 STORIES = {
     "clock.jumped": jumped,
     "clock.doubted": doubted,
     "clock.differs": differs,
+    "broker.fault": fault,
+    "broker.silent": silent,
     "retention.held": held,
     "outbox.stuck": outbox,
     "disk.trouble": trouble,

@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.broker.support import BrokerInMemory, NoResolvers, send_payload
 from txmq.admin.metrics import Metrics
+from txmq.broker.monitoring.liveness import Liveness
 from txmq.broker.monitoring.statistics import PERIOD_S
 from txmq.broker.service import BrokerParts
 from txmq.config.broker import load_broker
@@ -98,6 +99,7 @@ def test_prometheus_gets_the_histogram_and_the_sizes(desk: StatisticsBroker) -> 
         assembly.alarms,
         NoResolvers(),
         desk.broker.clock,
+        Liveness(desk.broker.engine, assembly.sessions, desk.broker.clock),
     )
     found = {
         (sample.name, sample.labels.get("topic") or sample.labels.get("le", "")): sample.value

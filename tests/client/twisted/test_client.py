@@ -444,6 +444,8 @@ def test_connections_lost_before_the_welcome_are_tried_again_without_a_traceback
     finally:
         globalLogPublisher.removeObserver(cast("Any", observe))
     assert tracebacks == []
+
+
 def test_a_key_keeps_its_order_when_a_nack_follows_a_restart_on_a_reactor(
     tmp_path: Path, reactor: Any, in_reactor: InReactor
 ) -> None:

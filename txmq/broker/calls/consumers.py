@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from txmq.broker.delivery.member_sessions import MemberSessions
     from txmq.broker.engine.engine import Engine
     from txmq.core.consumers.membership import JoinReply
+    from txmq.core.state.consumer_groups import GroupSettings
     from txmq.wire.calls import consumers as wire
 
 UNREADABLE: dict[str, Any] = {
@@ -197,12 +198,8 @@ class ConsumerGroupCalls:
         self._engine.submit(command, then(call.answer, lambda reply: {"deadline": reply.deadline}))
 
     def alter(self, call: CallContext, args: wire.GroupAlter) -> None:
-        def altered(_reply: object) -> dict[str, Any]:
-            return {
-                "settings": group_views.describe_settings(
-                    self._engine.state.groups.by_name[args.group]
-                )
-            }
+        def altered(settings: GroupSettings) -> dict[str, Any]:
+            return {"settings": group_views.describe_settings(settings)}
 
         self._engine.submit(
             core.AlterGroup(args.group, _settings_of(args), _operator_note(args)),

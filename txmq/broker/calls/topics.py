@@ -74,17 +74,16 @@ class TopicCalls:
                 and reply.error is Conflict
                 and self._clock.seconds() < until
             ):
-                self._clock.callLater(GROW_RETRY_S, self._grow, call, command, until)
+                again = self._engine.later(self._grow)
+                self._clock.callLater(GROW_RETRY_S, again, call, command, until)
             else:
                 call.answer(reply if isinstance(reply, Rejected) else _topic_view(reply))
 
         self._engine.submit(command, grown)
 
     def alter(self, call: CallContext, args: topics.TopicAlter) -> None:
-        def altered(view: rules.TopicView) -> dict[str, Any]:
-            return _topic_view(view) | {
-                "settings": _settings_view(self._engine.state.topics[view.name])
-            }
+        def altered(reply: rules.AlteredTopic) -> dict[str, Any]:
+            return _topic_view(reply.view) | {"settings": _settings_view(reply.settings)}
 
         self._engine.submit(rules.AlterTopic(args.name, args.changes()), then(call.answer, altered))
 
@@ -111,6 +110,12 @@ class TopicCalls:
             if isinstance(reply, Rejected):  # at once: the disk is full
                 call.answer(reply)
                 return
+        refused = [name for name in args.names if name not in known]
+        if refused:  # its own reply waits for the disk, and says why; this one waits behind it
+            self._engine.answer_when_durable(
+                lambda _none: call.answer(_first_refusal(replies)), None
+            )
+            return
         views = [_topic_view(rules.topic_view(known[name])) for name in args.names]
         self._engine.answer_when_durable(call.answer, {"topics": views})
 
@@ -137,7 +142,7 @@ class TopicCalls:
             "firsts": topic.start_offsets,
             "ends": self._ends(topic),
             "bytes": sum(topic.partition_bytes),
-            "settings": _settings_view(topic),
+            "settings": _settings_view(topic.settings),
         }
         call.answer(_topic_view(rules.topic_view(topic)) | fields | {"groups": sorted(groups)})
 
@@ -185,11 +190,14 @@ class TopicCalls:
         )
 
 
-def _settings_view(topic: Topic) -> dict[str, Any]:
+def _first_refusal(replies: list[object]) -> Rejected:
+    return next(reply for reply in replies if isinstance(reply, Rejected))
+
+
+def _settings_view(own: TopicSettings) -> dict[str, Any]:
     """Return the topic's own settings as `topic.alter` takes them; "default" where the
     broker's apply.
     """
-    own = topic.settings
     times = {"retention_ms": own.retention_us, "letters_ms": own.letters_us}
     view: dict[str, Any] = {
         name: time // 1_000 if time >= 0 else "default" for name, time in times.items()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from base64 import b64encode
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from txmq.batch import single_row
 from txmq.broker.calls import transaction_views as views
 from txmq.broker.calls.dispatcher import CallContext, Handler, then
 from txmq.broker.checkback.checkers import CheckerProcess
@@ -35,7 +37,10 @@ LISTS = {
     "in-doubt": indexes.ListKind.IN_DOUBT,
     "waiting": indexes.ListKind.WAITING,
 }
-CHECK_BYTES = 1 << 20  # of the batches in one offer to a checker, of which a reply holds several
+# of the batches of one transaction, and of all in one reply to a checker, unless the
+# first message of one is larger
+CHECK_BYTES = 1 << 20
+REPLY_BYTES = 2 << 20
 
 
 class TransactionCalls:
@@ -165,14 +170,26 @@ class TransactionCalls:
         self._checks.add_process(call.session, process)
 
         def attempt(*, last: bool) -> bool:
-            checks = self._checks.next_checks(process, args.max)
-            if checks or last:
-                views = [self._check_view(check) for check in checks]
+            views = self._next_check_views(process, args.max)
+            if views or last:
                 self._engine.answer_when_durable(call.answer, {"checks": views})
-            return bool(checks) or last
+            return bool(views) or last
 
         if not attempt(last=args.wait_ms == 0):
-            self._fetches.wait(call.session, None, args.wait_ms, attempt)
+            nothing = partial(call.answer, {"checks": []})
+            self._fetches.wait(call.session, args.wait_ms, attempt, nothing, timed=True)
+
+    def _next_check_views(self, process: CheckerProcess, most: int) -> list[dict[str, Any]]:
+        """Return the next check-backs of a process, as many as fit in a reply."""
+        found: list[dict[str, Any]] = []
+        size = 0
+        while len(found) < most and size < REPLY_BYTES:
+            checks = self._checks.next_checks(process, 1)
+            if not checks:
+                break
+            found.append(self._check_view(checks[0]))
+            size += sum(len(batch["batch"]) for batch in found[-1]["batches"])
+        return found
 
     def _check_view(self, check: CheckRequest) -> dict[str, Any]:
         row, topics = check.row, self._engine.state.topics_by_id
@@ -185,7 +202,7 @@ class TransactionCalls:
             {
                 "topic": topics[b.topic_id].name,
                 "partition": b.partition,
-                "batch": b64encode(data).decode(),
+                "batch": b64encode(_first_row_if_large(data)).decode(),
             }
             for b, data in zip(shown, datas, strict=True)
             if data is not None  # the token alone identifies the transaction
@@ -222,3 +239,8 @@ def _first_batches(batches: Iterable[UnplacedBatch]) -> Iterator[UnplacedBatch]:
         if size > CHECK_BYTES and size > batch.length:
             return
         yield batch
+
+
+def _first_row_if_large(batch: bytes) -> bytes:
+    """Return the first message alone of a batch that is too large for a reply."""
+    return batch if len(batch) <= CHECK_BYTES else single_row(batch, 0)

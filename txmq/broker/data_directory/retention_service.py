@@ -115,8 +115,23 @@ class RetentionService:
     def _run(self, step: Callable[[], None]) -> None:
         if self._stopped or self._engine.failed is not None:
             self._busy = False
-        else:
+            return
+        try:
             step()
+        except Exception as error:  # noqa: BLE001  # a bug at one topic must not stop retention
+            self._skip(step, error)
+
+    def _skip(self, step: Callable[[], None], error: Exception) -> None:
+        """Go on with the next topic after an exception; elsewhere, end the round. No
+        segment is freed by a round that has not seen everything.
+        """
+        self._engine.faults.record("retention", error)
+        self._need(0, "an internal error: see the broker's log")
+        if step == self._visit_topics and self._topics:
+            self._topics.pop()
+            self._soon(self._visit_topics)
+        else:
+            self._end_round()
 
     def _submit(self, command: object, following: Callable[[], None]) -> None:
         """Submit a command, and continue once it is durable. A refusal, for want of
@@ -133,7 +148,10 @@ class RetentionService:
     def _visit_topics(self) -> None:
         state, store, room = self._engine.state, self._engine.store, PARTITIONS_PER_STEP
         while self._topics and room > 0:
-            topic = state.topics_by_id[self._topics[-1]]
+            topic = state.topics_by_id.get(self._topics[-1])
+            if topic is None:  # deleted and forgotten meanwhile
+                self._topics.pop()
+                continue
             room -= len(topic.end_offsets)
             command = ApplyRetention(
                 topic.topic_id, limits_of(topic, self._keep), store.durable, store.first

@@ -10,21 +10,23 @@ from functools import partial
 from itertools import accumulate, chain, islice
 from typing import TYPE_CHECKING, Protocol
 
+import structlog
+
 from txmq.batch import BatchView, has_expiry, key_hashes, single_row
 from txmq.broker.engine.log_reader import read_batches, read_before_damage
 from txmq.core.consumers.candidates import SINGLE_ROW_BYTES, Candidate, CandidateSource, FetchLimits
-from txmq.core.consumers.commands import CandidateRead, Deliver
+from txmq.core.consumers.commands import CandidateRead, Deliver, ReturnMessages
 from txmq.core.consumers.planning import Plan, plan
 from txmq.core.events.outcome import Rejected
 from txmq.errors import CorruptRecord
 from txmq.model.message import resolve_time
 from txmq.model.topic_partition import TopicPartition
-from txmq.wire.chunks import REDELIVERY, Chunk, pack_chunks
+from txmq.wire.chunks import REDELIVERY, Chunk, chunk_size, pack_chunks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
-    from txmq.broker.engine.engine import Engine
+    from txmq.broker.engine.engine import Engine, Requester
     from txmq.broker.reactor.interfaces import Clock, Timer
     from txmq.broker.reactor.protocol import ClientSession
     from txmq.core.consumers.delivery import DeliveredRange, DeliverReply
@@ -35,11 +37,16 @@ if TYPE_CHECKING:
 Batches = list[bytes]  # of one candidate; none where the member does not want it
 NO_OFFSETS: frozenset[int] = frozenset()
 MAX_WAIT_MS = 60_000
+MAX_WAITING = 1_024  # requests of one connection
+TURN_S = 0.005  # of a turn of the reactor, for waiters that are retried
 MAX_MESSAGES = 10_000
 MAX_BYTES = 2 << 20  # of one reply: larger ones only leave the processor's cache
 
+REPLY_BYTES = 4 << 20  # of one reply, as they are sent, unless its first batch is larger
+
 # of large batches of which rows go out, by position: decompressed once for a reply
 BatchViews = dict[int, BatchView]
+log = structlog.get_logger()
 
 
 class Attempt(Protocol):
@@ -50,22 +57,24 @@ class Attempt(Protocol):
     def __call__(self, *, last: bool) -> bool: ...
 
 
-def _nothing() -> None:
-    """Do nothing at the end of a wait."""
-
-
 @dataclass(eq=False, slots=True)
 class _Waiter:
-    """A request that waits. `topics` are those that can end the wait (None = all);
-    `member` is the fetching one. `end` answers the request with nothing.
+    """A request that waits. Messages of its `topics` can end the wait; `timed` ones may
+    also become answerable without new messages. `member` is the fetching one. `end`
+    answers the request with nothing.
     """
 
     session: ClientSession
     attempt: Attempt
-    topics: Collection[str] | None
-    member: tuple[str, str] | None = None
-    end: Callable[[], None] = _nothing
+    end: Callable[[], None]
+    topics: Collection[str]
+    requester: Requester
+    timed: bool
+    member: tuple[str, str] | None
     timer: Timer | None = None
+
+
+_Waiters = dict[_Waiter, None]  # in their order
 
 
 class FetchService:
@@ -75,7 +84,13 @@ class FetchService:
 
     def __init__(self, engine: Engine, clock: Clock) -> None:
         self._engine, self._clock = engine, clock
-        self._waiters: dict[_Waiter, None] = {}
+        self._waiters: _Waiters = {}
+        self._timed: _Waiters = {}
+        self._by_topic: dict[str, _Waiters] = {}
+        self._by_member: dict[tuple[str, str], _Waiters] = {}
+        self._by_session: dict[ClientSession, _Waiters] = {}
+        self._ready: _Waiters = {}  # to be retried, in this turn or the next ones
+        self._retrying: Timer | None = None
         # members whose leases are on their way to the disk
         self.leasing: set[tuple[str, str]] = set()
         engine.on_published.append(self._wake)
@@ -84,14 +99,14 @@ class FetchService:
         """Lease messages to a member, now or when there are some. End the member's
         other fetches on this connection.
         """
-        member = (request.group, request.member)
-        for waiter in [w for w in session.on_lost if isinstance(w, _Waiter) and w.member == member]:
-            self._end(waiter)
+        for waiter in list(self._by_member.get((request.group, request.member), ())):
+            if waiter.session is session:
+                self._end(waiter)
         _FetchRequest(self, self._engine, session, frame, request, self._clock.seconds()).start()
 
     def next_turn(self, function: Callable[[], None]) -> Timer:
         """Call a function in the next turn of the reactor."""
-        return self._clock.callLater(0, function)
+        return self._clock.callLater(0, self._engine.later(function))
 
     def ms_until(self, time: float) -> int:
         """Return the milliseconds until a time of the clock."""
@@ -100,61 +115,116 @@ class FetchService:
     def wait(
         self,
         session: ClientSession,
-        topics: Collection[str] | None,
         wait_ms: int,
         attempt: Attempt,
+        end: Callable[[], None],
+        *,
+        topics: Collection[str] = (),
+        timed: bool = False,
         member: tuple[str, str] | None = None,
-        end: Callable[[], None] = _nothing,
     ) -> None:
         """Retry an attempt when messages of these topics become visible, until
-        `wait_ms` have passed.
+        `wait_ms` have passed; `timed` ones also with a timer.
+
+        A connection has at most `MAX_WAITING` of them: the oldest ones end.
         """
-        waiter = _Waiter(session, attempt, topics, member, end)
-        self._waiters[waiter] = None
+        waiter = _Waiter(session, attempt, end, topics, self._engine.requester, timed, member)
+        of_session = self._by_session.get(session, {})
+        if len(of_session) >= MAX_WAITING:
+            self._end(next(iter(of_session)))
+        for waiters in self._indexes(waiter):
+            waiters[waiter] = None
         self._engine.readers_waiting = True
         waiter.timer = self._clock.callLater(
             min(wait_ms, MAX_WAIT_MS) / 1_000, self._expire, waiter
         )
         session.on_lost[waiter] = lambda: self._remove(waiter)
 
+    def _indexes(self, waiter: _Waiter) -> Iterator[_Waiters]:
+        """Return the collections that a waiter belongs to."""
+        yield self._waiters
+        yield self._by_session.setdefault(waiter.session, {})
+        if waiter.timed:
+            yield self._timed
+        if waiter.member is not None:
+            yield self._by_member.setdefault(waiter.member, {})
+        for topic in waiter.topics:
+            yield self._by_topic.setdefault(topic, {})
+
     def end_fetches(self, group: str, member: str) -> None:
         """End the fetches of a member that has joined again: they may wait on a dead
         connection.
         """
-        for waiter in [w for w in self._waiters if w.member == (group, member)]:
+        for waiter in list(self._by_member.get((group, member), ())):
             self._end(waiter)
 
     def _end(self, waiter: _Waiter) -> None:
         self._remove(waiter)
-        waiter.end()
+        self._engine.carry_out(waiter.requester, waiter.end)
 
     def _remove(self, waiter: _Waiter) -> None:
-        self._waiters.pop(waiter, None)
+        if waiter not in self._waiters:
+            return
+        for waiters in (*self._indexes(waiter), self._ready):
+            waiters.pop(waiter, None)
+        if not self._by_session[waiter.session]:
+            del self._by_session[waiter.session]
+        if waiter.member is not None and not self._by_member[waiter.member]:
+            del self._by_member[waiter.member]
+        for topic in waiter.topics:
+            if not self._by_topic[topic]:
+                del self._by_topic[topic]
         waiter.session.on_lost.pop(waiter, None)
         self._engine.readers_waiting = bool(self._waiters)
         if waiter.timer is not None and waiter.timer.active():
             waiter.timer.cancel()
 
     def _expire(self, waiter: _Waiter) -> None:
+        if waiter.session.is_choked:  # more replies would only fill the memory
+            self._end(waiter)
+            return
         self._remove(waiter)
-        waiter.attempt(last=True)
+        self._engine.carry_out(waiter.requester, partial(waiter.attempt, last=True))
 
     def _wake(self, topic_ids: set[int]) -> None:
         topics = self._engine.state.topics_by_id
-        names = {topics[topic_id].name for topic_id in topic_ids}
-        for waiter in [
-            w for w in self._waiters if w.topics is None or not names.isdisjoint(w.topics)
-        ]:
-            if waiter.attempt(last=False):
-                self._remove(waiter)
+        for topic_id in topic_ids:
+            topic = topics.get(topic_id)
+            if topic is not None:
+                self._ready |= self._by_topic.get(topic.name, {})
+        self._retry_ready()
 
     def retry_waiting(self) -> None:
         """Timer: retry fetches for messages that become due without a new one: retries,
         lost leases, rebalances.
         """
-        for waiter in [w for w in self._waiters if w.topics is None]:
-            if waiter.attempt(last=False):
-                self._remove(waiter)
+        self._ready |= self._timed
+        self._retry_ready()
+
+    def _retry_ready(self) -> None:
+        """Retry waiters for a while, and the rest in the next turn."""
+        until = self._clock.seconds() + TURN_S
+        while self._ready:
+            waiter = next(iter(self._ready))
+            del self._ready[waiter]
+            self._retry(waiter)
+            if self._clock.seconds() >= until and self._retrying is None:
+                self._retrying = self._clock.callLater(0, self._retry_rest)
+                return
+
+    def _retry_rest(self) -> None:
+        self._retrying = None
+        self._retry_ready()
+
+    def _retry(self, waiter: _Waiter) -> None:
+        if waiter.session.is_choked:
+            waiter.timed = True  # until its client has read the replies before
+            self._timed[waiter] = None
+            return
+        attempt = partial(waiter.attempt, last=False)
+        # after an exception it has its answer as well
+        if self._engine.carry_out(waiter.requester, attempt) is not False:
+            self._remove(waiter)
 
 
 class _FetchRequest:
@@ -180,12 +250,24 @@ class _FetchRequest:
         if not self._attempt(last=wait_ms <= 0):
             self._fetches.wait(
                 self._session,
-                None,
                 wait_ms,
                 self._attempt,
-                self._member[:2],
                 partial(self._reply, []),
+                topics=self._topics(),
+                timed=True,
+                member=self._member[:2],
             )
+
+    def _topics(self) -> list[str]:
+        """Return the topics that the member reads; when it names others, it joins
+        again, which ends its fetches.
+        """
+        state, (group, member) = self._engine.state, self._member[:2]
+        known = state.topics_by_id
+        found = state.groups.by_name.get(group)
+        here = None if found is None else found.members.get(member)
+        ids = () if here is None else here.topics
+        return [known[topic_id].name for topic_id in ids if topic_id in known]
 
     def _attempt(self, *, last: bool) -> bool:
         if self._member[:2] in self._fetches.leasing:
@@ -274,30 +356,71 @@ class _FetchRequest:
         on, the reply waits until that is durable.
         """
         certain = self._engine.certain()  # what expires is gone for good
+        views = BatchViews()
+        fitting = self._fit(candidates, batches, views)
         reads = tuple(
             inspect_candidate(c, b, certain) if b else CandidateRead(c, unwanted=True)
-            for c, b in zip(candidates, batches, strict=True)
+            for c, b in zip(candidates[:fitting], batches[:fitting], strict=True)
         )
+        topics = self._engine.state.topics_by_id
+        names = {c.topic_id: topics[c.topic_id].name for c in candidates}
 
         def deliver(reply: DeliverReply | Rejected) -> None:
             self._fetches.leasing.discard(self._member[:2])
             if isinstance(reply, Rejected):
                 self._session.reject(self._frame, reply)
             elif reply.deliveries or last:
-                views: BatchViews = {}
-                self._reply(
-                    [
-                        self._chunk(
-                            d, reply.lease, candidates[d.read_index], batches[d.read_index], views
-                        )
-                        for d in reply.deliveries
-                    ]
-                )
+                self._send(reply, candidates, batches, names, views)
             else:
                 self._restart()
 
         self._fetches.leasing.add(self._member[:2])
         self._engine.submit(Deliver(*self._member, reads), deliver)
+
+    def _fit(
+        self, candidates: tuple[Candidate, ...], batches: list[Batches], views: BatchViews
+    ) -> int:
+        """Return how many candidates fit in the reply as they are sent, one at least.
+        The plan counts stored bytes; a row of a compressed batch is sent unpacked.
+        """
+        size = 0
+        for number, (candidate, read) in enumerate(zip(candidates, batches, strict=True)):
+            if candidate.rows == 1 and read:
+                size += len(single(candidate.batch.position, read[0], candidate.first_row, views))
+            else:
+                size += sum(map(len, read))
+            if number and size > REPLY_BYTES:
+                return number
+        return len(candidates)
+
+    def _send(
+        self,
+        reply: DeliverReply,
+        candidates: tuple[Candidate, ...],
+        batches: list[Batches],
+        names: dict[int, str],
+        views: BatchViews,
+    ) -> None:
+        """Send the leased messages. Pieces of one batch may need more room than the
+        reply has: what does not fit is returned.
+        """
+        chunks: list[Chunk] = []
+        surplus: list[tuple[str, int, int, int]] = []
+        size = 0
+        for delivery in reply.deliveries:
+            candidate = candidates[delivery.read_index]
+            name = names[candidate.topic_id]
+            if size <= REPLY_BYTES:
+                read = batches[delivery.read_index]
+                chunk = self._chunk(delivery, reply.lease, candidate, read, name, views)
+                size += chunk_size(name, len(chunk.batch))
+                if size <= REPLY_BYTES or not chunks:
+                    chunks.append(chunk)
+                    continue
+            surplus.append((name, candidate.partition, delivery.start, delivery.end))
+        if surplus:
+            self._engine.submit(ReturnMessages(*self._member, tuple(surplus)), _returned)
+        self._reply(chunks)
 
     def _restart(self) -> None:
         """Plan again in the next turn: nothing of the plan was to be delivered, and
@@ -316,18 +439,20 @@ class _FetchRequest:
         lease: int,
         candidate: Candidate,
         batches: Batches,
+        topic: str,
         views: BatchViews,
     ) -> Chunk:
         rows = delivery.end - delivery.start
         flags = REDELIVERY if candidate.source is CandidateSource.FAILED else 0
         base, (stored, *others), (batch, *more) = batches_of(delivery, candidate, batches)
         first = delivery.start - base
-        if rows == 1 and len(batch) > SINGLE_ROW_BYTES:
-            view = views.setdefault(stored.position, BatchView(batch))
-            batch, base, first = single_row(batch, first, view), delivery.start, 0
+        if rows == 1:
+            alone = single(stored.position, batch, first, views)
+            if alone is not batch:
+                batch, base, first = alone, delivery.start, 0
         further = tuple([(entry.length, entry.count, entry.stored_at) for entry in others])
         return Chunk(
-            self._engine.state.topics_by_id[candidate.topic_id].name,
+            topic,
             candidate.partition,
             base,
             stored.stored_at,
@@ -343,6 +468,24 @@ class _FetchRequest:
 
     def _reply(self, chunks: list[Chunk]) -> None:
         self._session.reply(self._frame, pack_chunks(chunks, generation=self._request.generation))
+
+
+def single(position: int, batch: bytes, row: int, views: BatchViews) -> bytes:
+    """Return the batch to send for one row: the row alone, unless the batch is small,
+    or has no other rows.
+    """
+    if len(batch) <= SINGLE_ROW_BYTES:
+        return batch
+    view = views.get(position)
+    if view is None:
+        view = views[position] = BatchView(batch)
+    return batch if len(view) == 1 else single_row(batch, row, view)
+
+
+def _returned(reply: object) -> None:
+    """Log a refusal: the member is gone, and so are its leases."""
+    if isinstance(reply, Rejected):
+        log.info("fetch.surplus_not_returned", message=reply.message)
 
 
 def batches_of(

@@ -7,6 +7,10 @@ One write is under way at a time. Records that arrive meanwhile go with the next
 (group commit). The write happens inline when exactly one reply waits for it or the disk
 is quick. Otherwise a thread does it, which costs 140 µs for each change of threads.
 
+An exception while a reply is decided, made or sent concerns that reply alone: its
+requester gets an error, and the others their replies. An exception while an event is
+applied ends the broker before the record is written: log and state would differ.
+
 A full disk is no failure. The engine retries the failed write until there is space; all
 replies that depend on it wait. Meanwhile the broker refuses writes and serves reads.
 """
@@ -15,19 +19,21 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
-from itertools import product
+from itertools import islice, product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 from twisted.python.failure import Failure
 
 from txmq.broker.engine.disk_space import Disk
+from txmq.broker.engine.faults import Faults
+from txmq.broker.engine.flush_schedule import NEVER, FlushSchedule
 from txmq.core import machine
 from txmq.core.events.base import KINDS, Booted, Event, RecordContext, TimeNoted, encode
 from txmq.core.events.outcome import Outcome, Rejected
 from txmq.core.retention import broker_time
 from txmq.core.transactions import batched
-from txmq.errors import DiskFull, ReadOnly
+from txmq.errors import BrokerFailed, DiskFull, ReadOnly
 from txmq.store.log.writer import Flush
 
 if TYPE_CHECKING:
@@ -39,51 +45,21 @@ if TYPE_CHECKING:
     from txmq.store.log.log import Log
 
     Deliver = Callable[[Any], None]
+    Requester = Callable[[Exception], None]  # gets the exception that its request raised
     Listener = Callable[[Any, RecordContext], None]
 
 INLINE_BYTES = 256 << 10  # a larger write blocks the reactor longer than a change of threads
 FULL_DISK_S = 0.2  # between attempts to write while there is no space
 LATENCY_WEIGHT = 1 / 8  # of the newest write in the mean
-NEVER = float("inf")
 log = structlog.get_logger()
-
-
-class FlushSchedule:
-    """Records that were acknowledged before they were on disk, and the strictest policy
-    among theirs. `policy` is the broker's own; None = every reply waits for the disk.
-    """
-
-    def __init__(self, policy: FlushEvery | None) -> None:
-        self.policy = policy
-        self._messages, self._max_messages, self._every_ms = 0, NEVER, NEVER
-        self.sync_began()
-
-    def add(self, policy: FlushEvery, messages: int = 1) -> None:
-        """Count messages whose sender does not wait for the disk."""
-        self._messages += messages
-        self._max_messages = min(self._max_messages, policy.messages)
-        self._every_ms = min(self._every_ms, policy.every_ms)
-
-    def sync_began(self) -> None:
-        """Start counting anew: the sync that begins now covers all records so far."""
-        self._messages, self._max_messages = 0, NEVER
-        self._every_ms = NEVER if self.policy is None else self.policy.every_ms
-
-    @property
-    def is_due(self) -> bool:
-        """Return whether more messages wait for a sync than some policy allows."""
-        return self._messages >= self._max_messages
-
-    @property
-    def after_s(self) -> float:
-        """The longest time that the oldest message may wait for a sync."""
-        return self._every_ms / 1_000
 
 
 class _PendingReply(NamedTuple):
     end: int  # of the records that it rests on
     deliver: Deliver
     reply: Any
+    requester: Requester
+    since: float  # by the clock
 
 
 class Engine:
@@ -118,12 +94,16 @@ class Engine:
         self._quick_s, self._mean_write_s = quick_s, 0.0
         self._pending: deque[_PendingReply] = deque()  # on a sync
         self._pending_write: list[_PendingReply] = []  # early replies: on a write alone
+        self._in_write: list[_PendingReply] = []  # early replies of the write under way
         self._flush_planned = self._writing = False
         self._sync_at = NEVER  # by the clock
         self._unwritten: Flush | None = None  # there was no space for it
         self.readers_waiting = False  # at the tail: an asynchronous flush is brought forward
         self.failed: Failure | None = None
         self.disk = Disk()
+        self.faults = Faults(clock.seconds, now)
+        self._own_requester: Requester = partial(self.faults.record, "reply")
+        self.requester: Requester = self._own_requester  # of the request that is being carried out
         self.before_replies: list[Callable[[], None]] = []
         self.on_published: list[Callable[[set[int]], None]] = []
         self.on_backlog: list[Callable[[], None]] = []
@@ -172,7 +152,10 @@ class Engine:
         follows by this policy.
         """
         now = self.now()
-        outcome = machine.decide(self.state, command, now)
+        try:
+            outcome = machine.decide(self.state, command, now)
+        except Exception as error:  # noqa: BLE001  # a bug; nothing is changed or recorded yet
+            outcome = self._failed_decision(command, error)
         if isinstance(outcome, Rejected):
             self.answer_when_durable(deliver, outcome)
             return
@@ -196,9 +179,9 @@ class Engine:
             deliver(outcome.reply)
         elif early is not None:
             self._schedule.add(early, messages)
-            self._pending_write.append(_PendingReply(0, deliver, outcome.reply))
+            self._pending_write.append(self._pending_reply(0, deliver, outcome.reply))
         elif end:
-            self._pending.append(_PendingReply(end, deliver, outcome.reply))
+            self._pending.append(self._pending_reply(end, deliver, outcome.reply))
         else:
             self.answer_when_durable(deliver, outcome.reply)
             return
@@ -211,8 +194,42 @@ class Engine:
         if self.store.end == self.store.durable:
             deliver(reply)
             return
-        self._pending.append(_PendingReply(self.store.end, deliver, reply))
+        self._pending.append(self._pending_reply(self.store.end, deliver, reply))
         self._plan_flush()
+
+    def _pending_reply(self, end: int, deliver: Deliver, reply: object) -> _PendingReply:
+        return _PendingReply(end, deliver, reply, self.requester, self._clock.seconds())
+
+    def _failed_decision(self, command: object, error: Exception) -> Rejected:
+        name = type(command).__name__
+        self.faults.record(name, error)
+        return Rejected(
+            BrokerFailed,
+            f"the broker could not decide {name}: {type(error).__name__}",
+            "see the broker's log for the reason",
+        )
+
+    def carry_out(self, requester: Requester, function: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401  # the function's own
+        """Call a function for a requester, who also gets the exceptions of replies that
+        it submits for. Return what it returns; None after an exception.
+        """
+        before, self.requester = self.requester, requester
+        try:
+            return function(*args)
+        except Exception as error:  # noqa: BLE001  # others must have their replies
+            requester(error)
+            return None
+        finally:
+            self.requester = before
+
+    def later(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that a timer may call for the requester of this moment."""
+        return partial(self.carry_out, self.requester, function)
+
+    def oldest_reply_s(self) -> float:
+        """Return the seconds that the oldest pending reply has waited for the disk."""
+        firsts = [*islice(self._pending, 1), *self._pending_write[:1], *self._in_write[:1]]
+        return max((self._clock.seconds() - one.since for one in firsts), default=0.0)
 
     def listen(self, event: type, listener: Listener) -> None:
         """Call `listener` with each event of that type as it is applied; the event may
@@ -236,15 +253,26 @@ class Engine:
                 continued=nth > 0,
             )
             context, attachment, end = RecordContext(*at, now, epoch), b"", at.end
-            machine.apply(self.state, event, context)
+            try:
+                machine.apply(self.state, event, context)
+            except Exception:
+                self.fail(Failure())  # the record is not written, so a restart is without it
+                raise
             if (member := batched.MEMBER_EVENTS.get(kind)) is None:
                 for listener in self._listeners.get(kind, ()):
-                    listener(event, context)
+                    self._call(listener, event, context)
             elif listeners := self._listeners.get(member):
                 events = batched.events_in(event, context)
                 for (one, its_context), listener in product(events, listeners):
-                    listener(one, its_context)
+                    self._call(listener, one, its_context)
         return end
+
+    def _call(self, listener: Callable[..., object], *args: object) -> None:
+        """Call a listener; an exception in it ends nothing else."""
+        try:
+            listener(*args)
+        except Exception as error:  # noqa: BLE001  # replies and other listeners come after it
+            self.faults.record(getattr(listener, "__qualname__", repr(listener)), error)
 
     def _plan_flush(self) -> None:
         if not self._flush_planned:
@@ -280,7 +308,7 @@ class Engine:
     def _write_only(self, flush: Flush | None) -> None:
         if flush is not None and not self._write(flush, sync=False):
             return
-        _deliver_all(self._take_early_replies())
+        self._deliver_all(self._take_early_replies())
         at = self._clock.seconds() + self._schedule.after_s
         if at < self._sync_at and self.store.durable < self.store.end:
             self._sync_at = at
@@ -298,7 +326,7 @@ class Engine:
             if self._write(flush):
                 self._flushed(flush, early)
             return
-        self._writing = True
+        self._writing, self._in_write = True, early
         write = (self.store.sync,) if flush is None else (self.store.write, flush)
         work = self._in_thread(self._timed, *write)
         work.addCallbacks(
@@ -320,7 +348,7 @@ class Engine:
         )
 
     def _thread_done(self, flush: Flush | None, early: list[_PendingReply]) -> None:
-        self._writing = False
+        self._writing, self._in_write = False, []
         self._flushed(flush, early)
         if self.store.end > self.store.durable or self._pending_write:
             self._plan_flush()
@@ -328,7 +356,7 @@ class Engine:
     def _thread_failed(
         self, failure: Failure, flush: Flush | None, early: list[_PendingReply]
     ) -> None:
-        self._writing = False
+        self._writing, self._in_write = False, []
         if flush is None or not self._is_full(failure.value):
             self.fail(failure)
             return
@@ -338,26 +366,41 @@ class Engine:
     def _flushed(self, flush: Flush | None, early: list[_PendingReply]) -> None:
         durable = self.store.settle() if flush is None else self.store.complete(flush)
         for listener in self.before_replies:
-            listener()
-        _deliver_all(early)
+            self._call(listener)
+        self._deliver_all(early)
         pending = self._pending
         while pending and pending[0].end <= durable:
-            _end, deliver, reply = pending.popleft()
-            deliver(reply)
+            self._deliver(pending.popleft())
         if self.state.topics_with_new_entries:
             self._notify_readers()
         if self.state.backlog:
             for listener in self.on_backlog:
-                listener()
+                self._call(listener)
         for listener in self.on_durable:
-            listener()
+            self._call(listener)
+
+    def _deliver_all(self, replies: list[_PendingReply]) -> None:
+        for pending in replies:
+            self._deliver(pending)
+
+    def _deliver(self, pending: _PendingReply) -> None:
+        """Deliver a reply. An exception concerns its requester, whose error it
+        becomes.
+        """
+        self.requester = pending.requester
+        try:
+            pending.deliver(pending.reply)
+        except Exception as error:  # noqa: BLE001  # the others must have their replies
+            self.faults.guard("reply", partial(pending.requester, error))()
+        finally:
+            self.requester = self._own_requester
 
     def _notify_readers(self) -> None:
         topic_ids = set(self.state.topics_with_new_entries)
         self.state.topics_with_new_entries.clear()
         if self.readers_waiting:
             for listener in self.on_published:
-                listener(topic_ids)
+                self._call(listener, topic_ids)
 
     def _take_early_replies(self) -> list[_PendingReply]:
         """The early replies whose records are all in the write that begins now."""
@@ -413,11 +456,6 @@ class Engine:
         """
         self.failed = failure
         self.on_failure(failure)
-
-
-def _deliver_all(replies: list[_PendingReply]) -> None:
-    for pending in replies:
-        pending.deliver(pending.reply)
 
 
 def _log_failure(failure: Failure) -> None:

@@ -20,11 +20,14 @@ if TYPE_CHECKING:
     from txmq.broker.background.clock_service import ClockStatus
     from txmq.broker.checkback.resolver_service import ResolverStatus
     from txmq.broker.engine.disk_space import Disk
+    from txmq.broker.engine.faults import Faults
     from txmq.config.broker import AlarmSettings as Limits
     from txmq.core.state.state import State
     from txmq.store.log.decoder import Damage
 
 DOUBTED = timedelta(days=1)  # a broker that was down for less is no reason for an alarm
+SILENT_S = 10.0  # that a write may take
+FAULT_S = 3_600.0  # that an internal error stays an alarm
 
 
 class Conditions(NamedTuple):
@@ -43,6 +46,8 @@ class Conditions(NamedTuple):
     unresolvable_at: int
     limits: Limits
     clock: ClockStatus
+    faults: Faults
+    silent_s: float  # that the oldest pending reply has waited
 
     def older_than(self, since: int, seconds: float) -> bool:
         """Return whether `since` is more than `seconds` ago; 0 = never."""
@@ -59,6 +64,19 @@ class AlarmRule(NamedTuple):
     severity: str
     check: Callable[[Conditions], str]
     action: str
+
+
+def _internal_error(seen: Conditions) -> str:
+    faults = seen.faults
+    if not faults.last_at or seen.older_than(faults.last_at, FAULT_S):
+        return ""
+    return f"{faults.counts.total()} internal errors since the start, the last in {faults.last}"
+
+
+def _silent(seen: Conditions) -> str:
+    if seen.silent_s <= SILENT_S or seen.read_only:
+        return ""
+    return f"replies have waited for the disk for {seen.silent_s:.0f} s"
 
 
 def _disk_full(seen: Conditions) -> str:
@@ -291,6 +309,18 @@ ALARM_RULES = (
         "warning",
         _clock_differs,
         "txmq clock; set the clocks of broker and databases right",
+    ),
+    AlarmRule(
+        "broker.fault",
+        "critical",
+        _internal_error,
+        "the broker's log has the traceback: report it; requests and timers go on",
+    ),
+    AlarmRule(
+        "broker.silent",
+        "critical",
+        _silent,
+        "its disk hangs: mend it, or start the broker elsewhere",
     ),
     AlarmRule(
         "disk.full",

@@ -120,7 +120,12 @@ class AlarmService:
         """Timer: raise and clear alarms."""
         seen = self._conditions()
         for rule in ALARM_RULES:
-            self._judge(rule, rule.check(seen), seen.now)
+            try:
+                text = rule.check(seen)
+            except Exception as error:  # noqa: BLE001  # the other alarms must not depend on it
+                self._engine.faults.record(f"alarm {rule.name}", error)
+                continue
+            self._judge(rule, text, seen.now)
 
     def raised(self) -> list[Alarm]:
         """Return the alarms that hold now: the critical ones first, and of these the
@@ -146,6 +151,8 @@ class AlarmService:
             self._listeners.unresolvable_at,
             self._limits,
             self._clock.status(),
+            engine.faults,
+            engine.oldest_reply_s(),
         )
 
     def _judge(self, rule: AlarmRule, text: str, now: int) -> None:

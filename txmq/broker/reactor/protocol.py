@@ -4,6 +4,7 @@ and `calls` carry the requests out.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from twisted.internet.protocol import Factory, Protocol, connectionDone
 from zope.interface import implementer
 
 from txmq.broker.reactor import process_limits
+from txmq.broker.reactor.frame_memory import FrameMemory
 from txmq.errors import ProtocolError, TxmqError
 from txmq.model import limits
 from txmq.wire.data_requests import Opcode
@@ -38,17 +40,27 @@ STUCK_SECONDS = 30
 # Twisted's 64 KiB are not enough for 64 messages of 1 KiB; malloc maps 128 KiB each
 # time
 RECEIVE_BYTES = 120 << 10
+TURN_S = 0.002  # of a turn of the reactor, for the requests of one connection
+UNSENT_BYTES = 1 << 20  # of replies that a flush will send; no request is begun beyond
+MAX_OUTSTANDING = 4_096  # requests of a connection without a reply, long polls included
+REQUEST_BYTES = 64 << 20  # of all requests without a reply, unless a connection has none
 log = structlog.get_logger()
 
 
 @dataclass(slots=True)
-class ReplyBuffer:
-    """While it is `on`, sessions keep their replies. The flush that ends it sends each
-    session's replies at once.
+class SharedLimits:
+    """State that all sessions share.
+
+    While `buffering`, sessions keep their replies. The flush that ends it sends each
+    session's `unsent` replies at once. `request_bytes` are those of requests without a
+    reply; `stalled` sessions wait until there are fewer.
     """
 
-    on: bool = False
-    sessions: dict[ClientSession, None] = field(default_factory=dict)
+    frames: FrameMemory
+    buffering: bool = False
+    unsent: dict[ClientSession, None] = field(default_factory=dict)
+    request_bytes: int = 0
+    stalled: dict[ClientSession, None] = field(default_factory=dict)
 
 
 class ClientSession(Protocol):
@@ -59,10 +71,17 @@ class ClientSession(Protocol):
     transport: Any  # Twisted's, without types
 
     def __init__(
-        self, handle: Handle, welcome: Callable[[int], Welcome], clock: Clock, buffer: ReplyBuffer
+        self, handle: Handle, welcome: Callable[[int], Welcome], clock: Clock, shared: SharedLimits
     ) -> None:
-        self._handle, self._welcome, self._clock, self._buffer = handle, welcome, clock, buffer
+        self._handle, self._welcome, self._clock, self._shared = handle, welcome, clock, shared
         self._unsent: list[bytes] = []
+        self._unsent_bytes = 0
+        self._requests: deque[Frame] = deque()  # received, not begun
+        self._outstanding = self._outstanding_bytes = 0  # requests without a reply
+        # reading stops while the client does not read, or a frame waits for memory
+        self._paused = self._no_memory = False
+        self._reading = True
+        self._turn: Timer | None = None
         self._decoder = FrameDecoder(limits.FRAME_BEFORE_HELLO)
         self._deadline: Timer | None = None
         self._ignoring = False
@@ -86,21 +105,84 @@ class ClientSession(Protocol):
         # No requests are read from a client that does not read its replies.
         self._wire.registerProducer(_Backpressure(self), streaming=True)
         self.log = log.bind(peer=str(self._wire.getPeer()))
-        self._deadline = self._clock.callLater(HELLO_SECONDS, self._cut, "no hello")
+        self._deadline = self._clock.callLater(HELLO_SECONDS, self.cut, "no hello")
 
     def dataReceived(self, data: bytes) -> None:
         if self._ignoring:
             return
         try:
-            for frame in self._decoder.feed(data):
-                self._receive(frame)
+            self._requests += self._decoder.feed(data)
+            self._note_unfinished_frame()
+            self._work()
         except ProtocolError as error:
-            self.log.warning("session.protocol_error", error=error.message)
-            status, payload = error_reply(error)
-            self._wire.write(encode_frame(Opcode.HELLO, 0, payload, status=status))
-            self._wire.loseConnection()
+            self._end_conversation(error)
+
+    def _note_unfinished_frame(self) -> None:
+        decoder, frames = self._decoder, self._shared.frames
+        if self._requests or not decoder.pending:
+            frames.finish(self)
+        if decoder.pending:
+            self._no_memory = not frames.update(self, decoder.pending, decoder.expected)
+
+    def admit_frame(self) -> None:
+        """Read on: there is memory for the unfinished frame."""
+        self._no_memory = False
+        self._read_or_pause()
+
+    def _work(self) -> None:
+        """Carry out requests while the turn's time lasts, their replies can go out and
+        few enough are outstanding; the others wait.
+        """
+        requests, until = self._requests, self._clock.seconds() + TURN_S
+        while requests and self._may_begin():
+            self._receive(requests.popleft())
+            if requests and self._clock.seconds() >= until:
+                self._work_later()
+                break
+        self._read_or_pause()
+
+    def _may_begin(self) -> bool:
+        if self.is_choked or self._outstanding >= MAX_OUTSTANDING:
+            return False
+        if self._outstanding and self._shared.request_bytes >= REQUEST_BYTES:
+            self._shared.stalled[self] = None
+            return False
+        return True
+
+    def _work_later(self) -> None:
+        if self._turn is None and self._requests:
+            self._turn = self._clock.callLater(0, self._next_turn)
+
+    def _next_turn(self) -> None:
+        self._turn = None
+        if self._ignoring or not self._wire.connected:
+            return
+        try:
+            self._work()
+        except ProtocolError as error:
+            self._end_conversation(error)
+
+    def _read_or_pause(self) -> None:
+        """Read no further while requests wait: the kernel makes the client wait."""
+        reading = not (self._requests or self._paused or self._no_memory)
+        if reading is not self._reading:
+            self._reading = reading
+            if reading:
+                self._wire.resumeProducing()
+            else:
+                self._wire.pauseProducing()
+
+    def _end_conversation(self, error: ProtocolError) -> None:
+        self.log.warning("session.protocol_error", error=error.message)
+        self._requests.clear()
+        status, payload = error_reply(error)
+        self._wire.write(encode_frame(Opcode.HELLO, 0, payload, status=status))
+        self._wire.loseConnection()
 
     def _receive(self, frame: Frame) -> None:
+        self._outstanding += 1
+        self._outstanding_bytes += len(frame.payload)
+        self._shared.request_bytes += len(frame.payload)
         if self.hello is None:
             self._handle_hello(frame)
         else:
@@ -121,14 +203,29 @@ class ClientSession(Protocol):
     def reply(self, frame: Frame, payload: Sequence[bytes] | bytes = b"") -> None:
         """Answer a request."""
         if self._wire.connected:
-            self._put(frame_buffers(frame.opcode, frame.correlation, payload))
+            self._put(frame, frame_buffers(frame.opcode, frame.correlation, payload))
 
-    def _put(self, pieces: Sequence[bytes]) -> None:
-        if self._buffer.on:
+    def _put(self, frame: Frame, pieces: Sequence[bytes]) -> None:
+        self._outstanding -= 1
+        self._release(len(frame.payload))
+        if self._shared.buffering:
             self._unsent += pieces
-            self._buffer.sessions[self] = None
+            self._unsent_bytes += sum(map(len, pieces))
+            self._shared.unsent[self] = None
         else:
             self._wire.writeSequence(pieces)
+        if self._requests:
+            self._work_later()
+
+    def _release(self, size: int) -> None:
+        """Give back the bytes of requests; sessions that waited for them go on."""
+        shared = self._shared
+        self._outstanding_bytes -= size
+        shared.request_bytes -= size
+        if shared.stalled and shared.request_bytes < REQUEST_BYTES:
+            stalled, shared.stalled = shared.stalled, {}
+            for session in stalled:
+                session._work_later()  # noqa: SLF001  # another one of this class
 
     def flush_replies(self) -> None:
         """Write the buffered replies to the socket at once; the reactor sends what the
@@ -138,7 +235,7 @@ class ClientSession(Protocol):
         on and off. A connection that is closing, or has unsent data, is left to the
         reactor, which handles its errors.
         """
-        data, self._unsent = b"".join(self._unsent), []
+        data, self._unsent, self._unsent_bytes = b"".join(self._unsent), [], 0
         sent = None
         if (
             self._send is not None
@@ -149,17 +246,23 @@ class ClientSession(Protocol):
             sent = self._send(data)
         if sent != len(data):
             self._wire.write(data[sent:] if isinstance(sent, int) else data)
+        self._work_later()
 
     def _is_drained(self) -> bool:
         return not (
             self.transport.dataBuffer or self.transport._tempDataBuffer  # noqa: SLF001  # it has no other word
         )  # it has no other word
 
+    @property
+    def is_choked(self) -> bool:
+        """Return whether the client has to read replies before it gets more of them."""
+        return self._paused or self._unsent_bytes >= UNSENT_BYTES
+
     def refuse(self, frame: Frame, error: TxmqError) -> None:
         """Answer a request with an error."""
         status, payload = error_reply(error)
         if self._wire.connected:
-            self._put(frame_buffers(frame.opcode, frame.correlation, payload, status=status))
+            self._put(frame, frame_buffers(frame.opcode, frame.correlation, payload, status=status))
 
     def reject(self, frame: Frame, rejected: Rejected) -> None:
         """Answer a request with a refusal of the core."""
@@ -171,16 +274,19 @@ class ClientSession(Protocol):
         """Stop reading from a client that does not read its replies; cut its connection
         if that lasts.
         """
-        self._wire.pauseProducing()
+        self._paused = True
+        self._read_or_pause()
         if self._deadline is None:
             self._deadline = self._clock.callLater(
-                STUCK_SECONDS, self._cut, "does not read its replies"
+                STUCK_SECONDS, self.cut, "does not read its replies"
             )
 
     def resume(self) -> None:
         """Read requests again: the client has read its replies."""
         self._cancel_deadline()
-        self._wire.resumeProducing()
+        self._paused = False
+        self._read_or_pause()
+        self._work_later()
 
     def ignore_requests(self) -> None:
         """Read further requests without processing them.
@@ -189,13 +295,16 @@ class ClientSession(Protocol):
         would be lost.
         """
         self._ignoring = True
+        self._requests.clear()
+        self._read_or_pause()
 
     def _cancel_deadline(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
-    def _cut(self, why: str) -> None:
+    def cut(self, why: str) -> None:
+        """Close the connection at once."""
         self._deadline = None
         self.log.warning("session.cut", reason=why)
         self._wire.abortConnection()
@@ -203,6 +312,10 @@ class ClientSession(Protocol):
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         del reason
         self._cancel_deadline()
+        self._requests.clear()
+        self._shared.frames.finish(self)
+        self._shared.stalled.pop(self, None)
+        self._release(self._outstanding_bytes)
         lost, self.on_lost = self.on_lost, {}
         for listener in lost.values():
             listener()
@@ -240,8 +353,9 @@ class SessionFactory(Factory):
         """`connection_limit` returns the most connections there may be now. Further
         ones are closed at once.
         """
-        self._buffer = ReplyBuffer()
-        self._make = partial(ClientSession, handle, welcome, clock, self._buffer)
+        self.frames = FrameMemory(clock)
+        self._shared = SharedLimits(self.frames)
+        self._make = partial(ClientSession, handle, welcome, clock, self._shared)
         self._connection_limit = connection_limit
         self._open: dict[ClientSession, None] = {}
         self._full = False
@@ -278,17 +392,21 @@ class SessionFactory(Factory):
 
     def buffer_replies(self) -> None:
         """Keep replies until `flush_replies`."""
-        self._buffer.on = True
+        self._shared.buffering = True
 
     def flush_replies(self) -> None:
         """Send the buffered replies, each session's at once. Saves a turn of the
         reactor.
         """
-        sessions = list(self._buffer.sessions)
-        self._buffer.sessions.clear()
-        self._buffer.on = False
+        sessions = list(self._shared.unsent)
+        self._shared.unsent.clear()
+        self._shared.buffering = False
         for session in sessions:
-            session.flush_replies()
+            try:
+                session.flush_replies()
+            except Exception as error:
+                log.exception("session.failed", error=str(error))
+                session.transport.abortConnection()
 
     def close(self) -> None:
         """Close every connection after sending what is written."""

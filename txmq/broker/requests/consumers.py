@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from txmq.broker.engine.log_reader import (
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from txmq.core.consumers.acks import AckReply
     from txmq.core.state.state import Topic
     from txmq.wire.frames import Frame
+
+MAX_BYTES = 4 << 20  # of the batches in one reply to a READ, unless the first is larger
 
 
 class ConsumerRequests:
@@ -62,7 +65,14 @@ class ConsumerRequests:
             return False
 
         if not attempt(last=request.max_wait_ms == 0):
-            self._fetches.wait(session, {request.topic}, request.max_wait_ms, attempt)
+            nothing = pack_chunks([], next_offset=request.offset)
+            self._fetches.wait(
+                session,
+                request.max_wait_ms,
+                attempt,
+                partial(session.reply, frame, nothing),
+                topics=(request.topic,),
+            )
 
     def _chunks(
         self, session: ClientSession, frame: Frame, request: data_requests.Read
@@ -115,7 +125,7 @@ class ConsumerRequests:
     def _visible_batches(self, topic: Topic, request: data_requests.Read) -> list[PublishedBatch]:
         """Return as many batches as fit in the reply, one at least."""
         found: list[PublishedBatch] = []
-        size = 0
+        size, limit = 0, min(request.max_bytes, MAX_BYTES)
         for batch in published_batches(
             self._engine.state,
             topic.topic_id,
@@ -124,7 +134,7 @@ class ConsumerRequests:
             self._engine.store.durable,
         ):
             size += chunk_size(topic.name, batch.entry.length)
-            if found and size > request.max_bytes:
+            if found and size > limit:
                 break
             found.append(batch)
         return found

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from txmq.broker.requests.bundles import BundleRequests
 from txmq.broker.requests.consumers import ConsumerRequests
 from txmq.broker.requests.sends import SendRequests
-from txmq.errors import BadRequest, TxmqError
+from txmq.errors import BadRequest, BrokerFailed, TxmqError
 from txmq.model import limits
 from txmq.wire.data_requests import Opcode
 
@@ -40,6 +41,7 @@ class RequestDispatcher:
     ) -> None:
         sends, consumers = SendRequests(engine, message_bytes), ConsumerRequests(engine, fetches)
         bundles = BundleRequests(engine, resolvers, listeners, message_bytes)
+        self._carry_out, self._faults = engine.carry_out, engine.faults
         self._handlers: dict[int, Callable[[ClientSession, Frame], None]] = {
             Opcode.SEND: sends.send,
             Opcode.SENDS: sends.multi_send,
@@ -55,16 +57,23 @@ class RequestDispatcher:
         }
 
     def handle(self, session: ClientSession, frame: Frame) -> None:
-        """Answer one request. A ProtocolError is left to the session, which closes."""
+        """Answer one request."""
         handler = self._handlers.get(frame.opcode)
         if handler is None or frame.status:
             session.refuse(
                 frame, BadRequest(f"unknown request {frame.opcode}, flags {frame.status}")
             )
             return
-        try:
-            handler(session, frame)
-        except TxmqError as error:
-            # The frame's checksum was right, so only this request is at fault: the next
-            # one may be fine.
-            session.refuse(frame, error)
+        # The frame's checksum was right, so only this request is at fault, whatever
+        # happens: the next one may be fine.
+        self._carry_out(partial(self._fail, session, frame), handler, session, frame)
+
+    def _fail(self, session: ClientSession, frame: Frame, error: Exception) -> None:
+        """Answer a request that an exception ended."""
+        if not isinstance(error, TxmqError):
+            self._faults.record(f"request {frame.opcode}", error)
+            error = BrokerFailed(
+                f"the broker failed while it worked on the request: {type(error).__name__}",
+                hint="see the broker's log for the reason",
+            )
+        session.refuse(frame, error)

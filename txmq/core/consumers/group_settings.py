@@ -121,14 +121,15 @@ def decide_alter(state: State, command: AlterGroup, now: int) -> Outcome | Rejec
     found = with_members(state, command.group)
     if isinstance(found, Rejected):
         return found
-    changed = []
+    changed, altered = [], []
     for group in found:
         settings = settings_altered(command.wanted, group.settings)
         if isinstance(settings, Rejected):
             return settings
+        altered.append(settings)
         if settings != group.settings:
             changed.append(GroupChanged(group.group_id, settings, command.by))
-    return Outcome(tuple(changed))
+    return Outcome(tuple(changed), altered[0])
 
 
 def decide_pause(state: State, command: PauseGroup, now: int) -> Outcome | Rejected:

@@ -22,7 +22,13 @@ from txmq.store import tables as t
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from txmq.core.state.consumer_groups import ConsumerGroup, GroupMember, KeyFence, MessageRef
+    from txmq.core.state.consumer_groups import (
+        ConsumerGroup,
+        GroupMember,
+        GroupSettings,
+        KeyFence,
+        MessageRef,
+    )
     from txmq.core.state.positions import GroupPosition
     from txmq.model.topic_partition import TopicPartition
 
@@ -127,7 +133,7 @@ def describe_group(state: State, name: str, context: StallContext) -> dict[str, 
         return group
     positions = [_position(state, group, tp, context) for tp in sorted(group.positions)]
     return _summary(state, group, context.now) | {
-        "settings": describe_settings(group),
+        "settings": describe_settings(group.settings),
         "flood": None if group.breaker is None else group.breaker._asdict(),
         "member_list": [
             _member(state, group, member, context) for member in group.members.values()
@@ -143,9 +149,9 @@ def describe_group(state: State, name: str, context: StallContext) -> dict[str, 
     }
 
 
-def describe_settings(group: ConsumerGroup) -> dict[str, Any]:
+def describe_settings(settings: GroupSettings) -> dict[str, Any]:
     """Return a group's settings; times are in microseconds."""
-    return group.settings._asdict() | {"retry": group.settings.policy.to_json()}
+    return settings._asdict() | {"retry": settings.policy.to_json()}
 
 
 def _member(

@@ -79,6 +79,13 @@ class TopicView(NamedTuple):
     epoch: int
 
 
+class AlteredTopic(NamedTuple):
+    """A topic's metadata and its new settings."""
+
+    view: TopicView
+    settings: TopicSettings
+
+
 def find_topic(state: State, name: str, partition: int = 0, epoch: int = 0) -> Topic | Rejected:
     """Return the topic that a sender or reader names.
 
@@ -253,7 +260,7 @@ def decide_alter(state: State, command: AlterTopic, now: int) -> Outcome | Rejec
         return topic
     settings = topic.settings._replace(**command.changes)
     events = (TopicAltered(topic.topic_id, settings),) if settings != topic.settings else ()
-    return Outcome(events, topic_view(topic))
+    return Outcome(events, AlteredTopic(topic_view(topic), settings))
 
 
 def decide_grow(state: State, command: GrowTopic, now: int) -> Outcome | Rejected:
