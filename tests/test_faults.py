@@ -295,6 +295,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_disk_that_is_full_at_the_first_of_many_checks_loses_none_of_them",
         "test_a_transaction_is_flagged_in_doubt_though_the_disk_was_full_at_its_time",
         "test_a_full_disk_only_puts_off_the_end_of_a_member_and_the_rebalance_of_its_group",
+    ),
     # one reply holds up others
     129: (
         "test_a_reply_that_cannot_be_built_is_an_error_for_its_session_alone",

@@ -1,4 +1,4 @@
-"""What the request of one client, or one timer, does wrong does not reach the others."""
+"""What one client, or one timer, does wrong does not reach the others."""
 
 from __future__ import annotations
 
