@@ -201,7 +201,7 @@ def test_unpacked_retries_are_bounded_by_their_real_bytes(broker: BrokerInMemory
         if len(seen) >= 600:
             break
     assert sorted(seen) == list(range(600))
-    assert client.call("group.show", group="g")["leased"] == 600  # type: ignore[index, call-overload]
+    assert client.call("group.show", group="g")["leased"] == 600  # type: ignore[index]
 
 
 def test_pieces_of_a_large_batch_are_bounded_too(broker: BrokerInMemory) -> None:
