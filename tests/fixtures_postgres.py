@@ -7,19 +7,26 @@ keeps what a process has written, with or without fsync.
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import tempfile
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
+from pathlib import Path
 
 import psycopg2
 import pytest
 
+from txmq.testing.postgres_binaries import find_binaries, server_identity
 from txmq.testing.postgres_server import (
     LOGICAL,
+    PREFIX,
     OwnServer,
     PostgresServer,
     any_server,
     temporary_server,
 )
+from txmq.testing.wait import wait_until
 from txmq.tx.postgres.schema import install
 from txmq.tx.postgres.session import connect
 
@@ -159,6 +166,63 @@ def database(postgres: PostgresServer, databases: Databases) -> Iterator[str]:
     name = databases.borrow()
     yield postgres.dsn(name)
     databases.give_back(name)
+
+
+@pytest.fixture
+def standby(crashable_postgres: OwnServer) -> Iterator[OwnServer]:
+    """A standby that follows the crashable server."""
+    with copied(crashable_postgres, "-R") as server:
+        yield server
+
+
+@pytest.fixture
+def copy(crashable_postgres: OwnServer) -> Iterator[OwnServer]:
+    """A running copy of the crashable server as it is now, on the same timeline."""
+    with copied(crashable_postgres) as server:
+        yield server
+
+
+@contextmanager
+def copied(original: OwnServer, *options: str) -> Iterator[OwnServer]:
+    """Run a physical copy of a server, made with these options of pg_basebackup."""
+    directory = Path(tempfile.mkdtemp(prefix=PREFIX))
+    shutil.copy(original.directory / "password", directory)
+    server = OwnServer(directory, fsync=False, temporary=True)
+    program = find_binaries(directory).directory / "pg_basebackup"
+    place: list[str | Path] = [program, "-D", directory / "data", "-d", original.dsn()]
+    backup = [*place, "-X", "stream", "-c", "fast", "--no-sync", *options]
+    subprocess.run(backup, check=True, cwd=directory, timeout=100, **server_identity())
+    with server.start():
+        yield server
+
+
+def wait_for_replay(primary: OwnServer, standby: OwnServer) -> None:
+    """Wait until the standby has replayed all that the primary has written."""
+    with closing(primary.connect()) as ours, closing(standby.connect()) as theirs:
+        with ours.cursor() as cursor:
+            cursor.execute("SELECT pg_current_wal_lsn()::text")
+            [end] = cursor.fetchall()
+
+        def replayed() -> bool:
+            with theirs.cursor() as cursor:
+                cursor.execute("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", end)
+                return bool(cursor.fetchall()[0][0])
+
+        wait_until(replayed, 60, what="the standby has caught up")
+
+
+def cut_off(primary: OwnServer, standby: OwnServer) -> None:
+    """Cut the standby off from its primary."""
+    standby.execute("ALTER SYSTEM SET primary_conninfo = ''")
+    standby.execute("SELECT pg_reload_conf()")
+    streaming = "SELECT FROM pg_stat_replication WHERE application_name = 'walreceiver'"
+
+    def following() -> int:
+        with closing(primary.connect()) as connection, connection.cursor() as cursor:
+            cursor.execute(streaming)
+            return cursor.rowcount
+
+    wait_until(lambda: not following(), what="no standby follows the primary")
 
 
 @pytest.fixture

@@ -109,7 +109,9 @@ xids = st.none() | st.integers(3, (1 << 64) - 1)
 gtrids = st.binary(max_size=64)
 deciders = st.one_of(
     names.map(ByChecker),
-    st.tuples(system_ids, positive, positive, xids).map(lambda fields: ByPostgres(*fields)),
+    st.tuples(system_ids, positive, positive, xids, st.none() | system_ids).map(
+        lambda fields: ByPostgres(*fields)
+    ),
     st.tuples(ids, ids).map(lambda fields: ByHome(*fields)),
     ids.map(ByJob),
     st.tuples(st.integers(0, (1 << 31) - 1), gtrids, gtrids).map(lambda f: ByForeign(*f)),

@@ -270,6 +270,13 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_datetime_of_any_zone_is_the_moment_it_names",
         "test_times_have_known_numbers",
     ),
+    # identity
+    96: (
+        "test_a_promoted_clone_decides_only_what_came_before_the_timelines_parted",
+        "test_a_history_that_cannot_be_read_decides_nothing",
+        "test_a_timeline_of_another_branch_does_not_succeed",
+    ),
+    97: ("test_after_a_switch_over_a_transaction_names_the_server_that_runs_it",),
     # operators' commands
     106: (
         "test_a_reprocess_beside_a_running_consumer_acts_at_once_and_on_its_topic_alone",

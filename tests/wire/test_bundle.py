@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import pickle
 import struct
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from tests import strategies as our
 from txmq.batch import encode_columns
 from txmq.errors import RemoteProtocolError
-from txmq.model.decider import ByPostgres, Decider
+from txmq.model.decider import ByPostgres, Decider, read_decider
 from txmq.wire.bundle import (
     BundleDescription,
     BundlePart,
@@ -257,6 +258,15 @@ def test_every_form_of_a_decider_is_known(decider: Decider) -> None:
     assert parse_decider(tuple(decider)) == decider
 
 
+def test_a_decider_without_a_position_keeps_the_form_of_older_clients() -> None:
+    assert tuple(ByPostgres(1, 2, 3, None)) == ("postgres", 1, 2, 3, None)
+    assert read_decider(("postgres", 1, 2, 3, 742)).position is None  # type: ignore[union-attr]
+    named = ByPostgres(1, 2, 3, None, 1 << 40)
+    assert (read_decider(tuple(named)), named.position) == (named, 1 << 40)
+    assert pickle.loads(pickle.dumps(named)) == named  # our own
+    assert repr(named) == f"ByPostgres(1, 2, 3, None, {1 << 40})"
+
+
 @pytest.mark.parametrize("xid", [-1, 0, 1, 2, 1 << 64, "742", "0x2e7", "zz", 7.0, True, b"742"])
 def test_an_xid_is_one_that_postgres_gives_to_a_transaction(xid: object) -> None:
     assert parse_decider(("postgres", 1, 1, 1, 742)) == ByPostgres(1, 1, 1, 742)
@@ -271,6 +281,10 @@ def test_an_xid_is_one_that_postgres_gives_to_a_transaction(xid: object) -> None
         ("postgres", 1, 0, 1, None),
         ("postgres", 1, 1, 1 << 32, None),
         ("postgres", 1, 1, 1),
+        ("postgres", 1, 1, 1, None, 0),
+        ("postgres", 1, 1, 1, None, None),
+        ("postgres", 1, 1, 1, None, 1 << 64),
+        ("postgres", 1, 1, 1, None, 7, 7),
         ("postgres", "dsn", 1, 1, None),
         ("checker", ""),
         ("checker", b"billing"),

@@ -64,6 +64,11 @@ PART = BundlePart(
     BundleDescription(DECIDER, "orders", (("ack", "billing", "orders", 3, 0, 5),), 6_000_000),
     (PartBatch("orders", 3, 2, PLAIN), PartBatch("audit", 0, 1, PLAIN)),
 )
+POSITIONED = PART._replace(
+    description=BundleDescription(
+        ByPostgres(7_000_000_000_000_000_001, 2, 16_384, None, 0x1_0152_2150), "orders"
+    )
+)
 BRANCHES = (
     PostgresBranch(
         7_000_000_000_000_000_001, 16_384, "shop", "orders", "1954049393_b25l_MQ==", None
@@ -179,6 +184,11 @@ def test_frames_are_written_as_ever() -> None:
 def test_a_fetch_with_all_its_fields_is_written_and_read_as_ever() -> None:
     assert h.pack_fetch(CHOOSY) == written("fetch-v1.bin")
     assert h.unpack_fetch(written("fetch-v1.bin")) == CHOOSY
+
+
+def test_a_bundle_with_a_log_position_is_written_and_read_as_ever() -> None:
+    assert b"".join(pack_part(POSITIONED)) == written("bundle-v1-position.bin")
+    assert unpack_part(written("bundle-v1-position.bin")) == POSITIONED
 
 
 def test_frames_of_version_1_are_read() -> None:

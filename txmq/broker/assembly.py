@@ -37,7 +37,7 @@ from txmq.broker.search.catalogue_service import CatalogueService
 from txmq.model import limits
 from txmq.model.units import SECOND
 from txmq.tx.checkback import CheckSchedule
-from txmq.wire.batched import FEATURE, SENDS
+from txmq.wire.batched import FEATURE, POSITIONS, SENDS
 from txmq.wire.hello import BrokerLimits, Welcome
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ class Assembly:
         name = self._settings.broker.name
         return Welcome(
             version=version,
-            features=(FEATURE, SENDS),
+            features=(FEATURE, SENDS, POSITIONS),
             broker=name,
             log_id=store.log_id,
             boot_epoch=state.boot_epoch,

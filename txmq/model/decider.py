@@ -7,7 +7,7 @@ rows (docs/FORMATS.md 2.1, 4.2). Code matches their classes and never indexes th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, cast
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -41,18 +41,42 @@ class DatabaseId(NamedTuple):
 class ByPostgres(KindTuple, _Postgres):
     """Decided by the token's row in a PostgreSQL database.
 
-    `xid` is the database transaction that writes the row, if it is known.
+    `xid` is the database transaction that writes the row, if it is known. `position` is
+    one that the server's write-ahead log had reached on `timeline` before. Without it
+    the tuple has five elements, as older clients sent it.
     """
 
     __slots__ = ()
+
+    def __new__(
+        cls,
+        system_id: int,
+        timeline: int,
+        database_oid: int,
+        xid: int | None,
+        position: int | None = None,
+    ) -> Self:
+        fields = ("postgres", system_id, timeline, database_oid, xid)
+        return tuple.__new__(cls, fields if position is None else (*fields, position))
+
+    @classmethod
+    def _make(cls, iterable: Iterable[Any]) -> Self:  # type: ignore[override]  # of any length
+        _kind, *fields = iterable
+        return cls(*fields)
+
+    def __repr__(self) -> str:
+        return f"ByPostgres{self[1:]}"
+
+    @property
+    def position(self) -> int | None:
+        """The position in the write-ahead log; None where the client sent none."""
+        fields: tuple[object, ...] = self
+        return cast(int, fields[5]) if len(fields) > 5 else None
 
     @property
     def database(self) -> DatabaseId:
         """The database that has the token's row."""
         return DatabaseId(self.system_id, self.database_oid)
-
-    def __new__(cls, system_id: int, timeline: int, database_oid: int, xid: int | None) -> Self:
-        return super().__new__(cls, "postgres", system_id, timeline, database_oid, xid)
 
 
 class _Checker(NamedTuple):

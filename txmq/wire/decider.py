@@ -7,6 +7,7 @@ settings, never to what a bundle names.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Final, cast
 
 from txmq.model.decider import DECIDERS, PARTICIPANTS, Decider, Participant
@@ -55,12 +56,14 @@ NAME_IN_DATABASE = _text(IDENTIFIER, str.isprintable)
 # The rules of the fields, by kind.
 DECIDER_FORMS: Final[Mapping[object, tuple[Rule, ...]]] = {
     "checker": (_name,),
-    "postgres": (SYSTEM_ID, _number(1, U32), OID, XID),
+    "postgres": (SYSTEM_ID, _number(1, U32), OID, XID, _number(1, U64)),
     "home": (UUID, UUID),
     "job": (UUID,),
     "foreign": (_number(0, U31), XA_PART, XA_PART),
     "local": (),
 }
+# Fields at the end that clients of older versions do not send.
+OPTIONAL_FIELDS: Final[Mapping[object, int]] = {"postgres": 1}
 PARTICIPANT_FORMS: Final[Mapping[object, tuple[Rule, ...]]] = {
     "postgres": (SYSTEM_ID, OID, NAME_IN_DATABASE, NAME_IN_DATABASE, _text(GID, _is_gid), XID),
     "broker": (UUID,),
@@ -69,7 +72,7 @@ PARTICIPANT_FORMS: Final[Mapping[object, tuple[Rule, ...]]] = {
 
 def parse_decider(value: object) -> Decider | None:
     """Return the decider that a request names; None = it has not this form."""
-    if not _has_form(value, DECIDER_FORMS):
+    if not _has_form(value, DECIDER_FORMS, OPTIONAL_FIELDS):
         return None
     row = cast(tuple[object, ...], value)
     return DECIDERS[row[0]]._make(row)
@@ -83,13 +86,17 @@ def parse_participant(value: object) -> Participant | None:
     return PARTICIPANTS[row[0]]._make(row)
 
 
-def _has_form(value: object, forms: Mapping[object, tuple[Rule, ...]]) -> bool:
+def _has_form(
+    value: object,
+    forms: Mapping[object, tuple[Rule, ...]],
+    optional: Mapping[object, int] = MappingProxyType({}),
+) -> bool:
     if not isinstance(value, tuple) or not value or type(value[0]) is not str:
         return False
     rules = forms.get(value[0])
     fields = value[1:]
     return (
         rules is not None
-        and len(rules) == len(fields)
-        and all(rule(field) for rule, field in zip(rules, fields, strict=True))
+        and len(rules) - optional.get(value[0], 0) <= len(fields) <= len(rules)
+        and all(rule(field) for rule, field in zip(rules, fields, strict=False))
     )

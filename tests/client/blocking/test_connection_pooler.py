@@ -7,23 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from pathlib import Path
 from uuid import uuid4
 
 import psycopg2
 import pytest
+from psycopg2.extensions import parse_dsn
 
 from tests.client.ledgers import DEADLINE_S, TABLES, Ledgers, asked
 from tests.client.real import RealBroker
 from tests.client.scripted_member import fresh
 from tests.client.world import ApplicationError, World, make_tables
-from tests.fixtures_postgres import Databases
+from tests.fixtures_postgres import Databases, cut_off, wait_for_replay
 from tests.tx.postgres.connection_pooler import Pooler
 from tests.tx.postgres.support import producer
 from txmq.client.blocking.client import Client
 from txmq.client.protocol.transaction.tokens import new_token
-from txmq.errors import TransactionAborted
+from txmq.errors import DatabaseUnavailable, TransactionAborted
 from txmq.model.message import COMMIT, ROLLBACK, UNKNOWN, Message, ReceivedMessage
-from txmq.testing.postgres_server import PostgresServer
+from txmq.testing.postgres_server import OwnServer, PostgresServer
 from txmq.testing.wait import wait_until
 from txmq.tx.postgres.identity import read_server
 from txmq.tx.postgres.resolver import Check, TokenResolver
@@ -79,6 +81,45 @@ def test_transactions_with_messages(
     )
     assert len(set(pool.served)) == 3
     world.connection.close()
+
+
+def test_after_a_switch_over_a_transaction_names_the_server_that_runs_it(
+    crashable_postgres: OwnServer,
+    crashable_database: str,
+    standby: OwnServer,
+    tmp_path: Path,
+    connect: Connect,
+) -> None:
+    broker = RealBroker(tmp_path / "broker", [crashable_database])
+    with Pooler(crashable_database) as pooler:
+        make_tables(pooler.dsn)
+        world = World(pooler.dsn, broker, connect(broker.url))
+
+        def order(name: str) -> int:
+            """Return the timeline that the bundle names."""
+            with world.client.transaction(world.connection) as tx:
+                world.insert(name)
+                tx.send(world.topic, name.encode())
+            shown = world.client.call("tx.show", token=tx.token.hex)
+            return int(shown["decider"][2])
+
+        before = order("before")
+        wait_for_replay(crashable_postgres, standby)
+        cut_off(crashable_postgres, standby)
+        standby.execute("SELECT pg_promote()")
+        pooler.switch_over(standby.dsn(parse_dsn(crashable_database)["dbname"]))
+        with pytest.raises(DatabaseUnavailable, match="switched over") as raised:
+            order("refused")
+        assert raised.value.retriable
+        assert order("after") == before + 1
+        assert world.orders() == {"before", "after"}
+        wait_until(
+            lambda: world.messages() == world.orders() and world.settled(),
+            DEADLINE_S,
+            what="all is decided",
+        )
+        world.connection.close()
+    broker.stop()
 
 
 def test_transactions_over_two_databases(

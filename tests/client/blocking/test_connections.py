@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -31,7 +31,7 @@ from txmq.errors import (
 )
 from txmq.wire.data_requests import Opcode
 from txmq.wire.frames import FrameDecoder, encode_frame
-from txmq.wire.hello import Hello
+from txmq.wire.hello import BrokerLimits, Hello, Welcome
 
 WELCOME = (
     '{"version":%d,"broker":"b","log_id":"%s","boot_epoch":1,"limits":{"frame":9999,"message":99}}'
@@ -319,6 +319,29 @@ def test_a_conversation_accepts_its_bytes_one_by_one() -> None:
     ]
     with pytest.raises(RemoteProtocolError, match="not made"):
         one.receive(encode_frame(Opcode.PING, first, b"1"))
+
+
+def test_an_earlier_boot_epoch_of_a_log_is_refused_in_the_whole_process() -> None:
+    log_id = uuid4()
+
+    def greet(epoch: int) -> None:
+        one = Conversation("orders", LogIdentity())
+        correlation = int.from_bytes(b"".join(one.hello())[12:16], "little")
+        welcome = Welcome(
+            version=1,
+            broker="b-1",
+            log_id=log_id,
+            boot_epoch=epoch,
+            limits=BrokerLimits(frame=9_999, message=9_999),
+        )
+        assert one.receive(encode_frame(Opcode.HELLO, correlation, welcome.encode())) == []
+
+    greet(3)
+    greet(3)
+    greet(5)
+    with pytest.raises(LogChanged, match="is in boot epoch 4, and was in 5 before"):
+        greet(4)
+    greet(6)
 
 
 def test_all_connections_of_a_process_name_it_and_those_of_a_child_name_the_child() -> None:

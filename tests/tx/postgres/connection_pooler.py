@@ -51,8 +51,21 @@ class Pooler:
         self._greeting = b""
         self._sockets: list[socket.socket] = [self._listener]
         threading.Thread(target=self._accept, daemon=True).start()
+        self._fill(size)
+
+    def _fill(self, size: int) -> None:
         for _ in range(size):
             psycopg2.connect(self.dsn, application_name=DONOR).close()
+
+    def switch_over(self, dsn: str, size: int = 3) -> None:
+        """Serve the next transactions from another server, as after a failover.
+
+        Clients keep their connections.
+        """
+        known = parse_dsn(dsn)
+        self._target = (known["host"], int(known["port"]))
+        self._idle.clear()
+        self._fill(size)
 
     def __enter__(self) -> Self:
         return self

@@ -73,9 +73,8 @@ def test_the_commit_is_at_least_synchronous_and_only_for_this_transaction(
     with connection.cursor() as cursor:
         cursor.execute(f"SET synchronous_commit = {before}")
         connection.commit()
-        assert insert_token(connection, new_token(), [LOG]) == (
-            "on" if before == "remote_write" else before
-        )
+        inserted = insert_token(connection, new_token(), [LOG])
+        assert inserted.synchronous_commit == ("on" if before == "remote_write" else before)
         connection.commit()
         cursor.execute("SHOW synchronous_commit")
         assert cursor.fetchall() == [(before,)]
@@ -92,7 +91,8 @@ def test_a_commit_that_does_not_wait_for_the_disk_is_refused_unless_allowed(
         insert_token(connection, new_token(), [LOG])
     assert raised.value.outcome == "not done"
     connection.rollback()
-    assert insert_token(connection, new_token(), [LOG], allow_weak_commit=True) == weak
+    inserted = insert_token(connection, new_token(), [LOG], allow_weak_commit=True)
+    assert inserted.synchronous_commit == weak
 
 
 def test_an_earlier_fence_ends_the_transaction(database: str, connection: Connection) -> None:

@@ -211,10 +211,8 @@ class _DatabaseResolver:
     def resolve(self, token: bytes, row: Transaction, answered: Callable[[Answer], None]) -> None:
         decider = row.decider
         assert isinstance(decider, ByPostgres), "only databases are asked here"
-        _kind, system_id, timeline, database_oid, xid = decider
-        check = Check(
-            UUID(bytes=token), self._log_id, ServerIdentity(system_id, timeline, database_oid), xid
-        )
+        server = ServerIdentity(decider.system_id, decider.timeline, decider.database_oid)
+        check = Check(UUID(bytes=token), self._log_id, server, decider.xid, decider.position)
         self._pending[check] = (token, answered)
         self._next_call()
 

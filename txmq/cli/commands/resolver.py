@@ -228,8 +228,10 @@ def _publish_row(client: CommandClient, row: OutboxRow) -> None:
 
 
 def _check(row: dict[str, Any], log_id: UUID) -> Check:
+    from txmq.model.decider import ByPostgres
     from txmq.tx.postgres.identity import ServerIdentity
     from txmq.tx.postgres.resolver import Check
 
-    _kind, system_id, timeline, database_oid, xid = row["decider"]
-    return Check(UUID(row["token"]), log_id, ServerIdentity(system_id, timeline, database_oid), xid)
+    decider = ByPostgres._make(row["decider"])
+    server = ServerIdentity(decider.system_id, decider.timeline, decider.database_oid)
+    return Check(UUID(row["token"]), log_id, server, decider.xid, decider.position)

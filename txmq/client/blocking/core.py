@@ -28,6 +28,7 @@ from txmq.client.protocol.sender.multi_send import SenderStats
 from txmq.client.protocol.sender.topics import TopicCache
 from txmq.client.protocol.settings import ClientSettings
 from txmq.errors import BrokerUnavailable, ConnectionLost, RequestTimeout
+from txmq.wire.batched import POSITIONS
 from txmq.wire.calls.registry import encode_call
 from txmq.wire.data_requests import Opcode
 from txmq.wire.json import parse_result
@@ -93,6 +94,16 @@ class BlockingCore:
     def known_log_id(self) -> UUID | None:
         """The log of the broker if it is known without asking."""
         return self._log.log_id
+
+    @property
+    def takes_positions(self) -> bool:
+        """Whether the broker is new enough for log positions in deciders.
+
+        Raises as a call where no broker has been met yet.
+        """
+        if self._log.features is None:
+            self.request(Opcode.PING)
+        return POSITIONS in (self._log.features or ())
 
     @property
     def stats(self) -> SenderStats:

@@ -38,6 +38,8 @@ CLIENT_NAME = (
 CORRELATIONS = 1 << 32
 LARGE_REPLY_BYTES = 1 << 15
 Payload = bytes | Sequence[bytes]
+# The newest boot epoch of each log that any client of this process has met.
+_newest_epochs: dict[UUID, int] = {}
 
 
 @dataclass(eq=False, slots=True)
@@ -45,13 +47,20 @@ class LogIdentity:
     """The log of a client's broker, given by the user or learnt from the first welcome.
 
     Offsets, and the broker's memory of repeated sends, belong to one log. A client that
-    meets another log at one of its addresses therefore refuses it.
+    meets another log at one of its addresses therefore refuses it. A copy or a restored
+    backup of a data directory has the same log, but begins in an earlier boot epoch.
     """
 
     log_id: UUID | None = None
+    boot_epoch: int = 0  # of the last welcome
+    features: tuple[str, ...] | None = None  # of the last welcome
 
     def check(self, welcome: Welcome) -> None:
-        """Remember the log of the first welcome. Raises LogChanged for any other."""
+        """Remember log and boot epoch of the welcome.
+
+        Raises LogChanged for any other log than that of the first welcome, and for an
+        earlier boot epoch than any client of this process has met.
+        """
         if self.log_id is None:
             self.log_id = welcome.log_id
         if welcome.log_id != self.log_id:
@@ -59,6 +68,16 @@ class LogIdentity:
                 f"broker {welcome.broker} has log {welcome.log_id}, not {self.log_id} as before",
                 hint="its data directory was replaced: find out why, then make a new client",
             )
+        newest = _newest_epochs.get(welcome.log_id, 0)
+        if welcome.boot_epoch < newest:
+            raise LogChanged(
+                f"broker {welcome.broker} with log {welcome.log_id} is in boot epoch "
+                f"{welcome.boot_epoch}, and was in {newest} before",
+                hint="its data directory is a copy or a restored backup: stop that broker; where "
+                "it is to go on from a backup, restart this process",
+            )
+        _newest_epochs[welcome.log_id] = welcome.boot_epoch
+        self.boot_epoch, self.features = welcome.boot_epoch, welcome.features
 
 
 class Conversation:

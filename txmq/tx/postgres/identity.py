@@ -2,15 +2,22 @@
 
 Standbys, clones and restored copies share the system identifier, so it does not
 suffice. The timeline grows with each promotion, and a server that is behind the
-timeline of a transaction knows nothing of it.
+timeline of a transaction knows nothing of it. On one timeline a server that is behind
+the transaction's position in the write-ahead log is a copy. A server on a later
+timeline succeeds the transaction's only where the history of its timeline says that the
+two parted behind that position.
+
+A position is one that the log was flushed to: a crash of the server loses nothing
+before it.
 """
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from collections.abc import Iterator
+from typing import Final, NamedTuple, Self
 from weakref import WeakKeyDictionary
 
-from txmq.errors import UnsupportedServer
+from txmq.errors import DatabaseError, DatabaseUnavailable, UnsupportedServer
 from txmq.tx.postgres.caller import is_idle, roll_back
 from txmq.tx.postgres.errors import translated
 from txmq.tx.postgres.session import Connection
@@ -26,8 +33,16 @@ SELECT (SELECT system_identifier FROM pg_control_system()),
        (SELECT oid::int8 FROM pg_database WHERE datname = current_database()),
        pg_is_in_recovery(), current_setting('server_version_num')::int,
        current_setting('max_prepared_transactions')::int,
-       (extract(epoch FROM clock_timestamp()) * 1000000)::int8
+       (extract(epoch FROM clock_timestamp()) * 1000000)::int8,
+       (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
+        ELSE pg_current_wal_flush_lsn() END - '0/0')::int8
 """
+# For the RETURNING clause of a statement in a transaction, which no standby runs.
+NAMED_SERVER: Final = """
+    (SELECT system_identifier FROM pg_control_system()),
+    left(pg_walfile_name(pg_current_wal_flush_lsn()), 8), pg_current_wal_flush_lsn()::text
+"""
+_HISTORY: Final = "SELECT public.txmq_timeline_history(%s)"
 
 _known: WeakKeyDictionary[Connection, Server] = WeakKeyDictionary()
 
@@ -39,9 +54,15 @@ class ServerIdentity(NamedTuple):
     timeline: int
     database_oid: int
 
-    def why_not(self, server: Server) -> str:
+    def why_not(
+        self, server: Server, position: int | None = None, history: TimelineHistory | None = None
+    ) -> str:
         """Return why `server` may not decide transactions of this database; "" where it
         may.
+
+        `position` is the transaction's; without it nothing shows that the server is a
+        copy. `history` is that of the server's timeline, and counts where the server is
+        on a later one.
         """
         found = server.identity
         if server.in_recovery:
@@ -53,6 +74,40 @@ class ServerIdentity(NamedTuple):
         if found.timeline < self.timeline:
             behind = f"behind the transaction's {self.timeline}"
             return f"the server is on timeline {found.timeline}, {behind}"
+        return "" if position is None else self._why_not_at(server, position, history)
+
+    def _why_not_at(self, server: Server, position: int, history: TimelineHistory | None) -> str:
+        if server.identity.timeline > self.timeline:
+            return "no history was read" if history is None else history.why_not(self, position)
+        if server.position < position:
+            return (
+                f"the server's log ends at {lsn(server.position)}, behind the transaction's "
+                f"{lsn(position)}: it is a copy; point the resolver at the original"
+            )
+        return ""
+
+
+class TimelineHistory(NamedTuple):
+    """Ends of the timelines before `timeline`, or the reason why they are unknown."""
+
+    timeline: int
+    ends: dict[int, int]
+    trouble: str = ""
+
+    def why_not(self, decider: ServerIdentity, position: int) -> str:
+        """Return why this history lacks a transaction of `decider` at `position`."""
+        if self.trouble:
+            return f"the history of timeline {self.timeline} cannot be read: {self.trouble}"
+        end = self.ends.get(decider.timeline)
+        if end is None:
+            return f"timeline {self.timeline} does not come from {decider.timeline}"
+        if end < position:
+            return (
+                f"timeline {self.timeline} left {decider.timeline} at {lsn(end)}, before the "
+                f"transaction's {lsn(position)}: a copy was promoted, or a failover lost "
+                "commits; point the resolver at the original, or, where there is none any "
+                "more, decide with txmq tx commit or rollback"
+            )
         return ""
 
 
@@ -64,6 +119,31 @@ class Server(NamedTuple):
     version: int  # 150004 is 15.4
     max_prepared_transactions: int  # 0: two-phase commit is switched off
     time: int = 0  # by its clock, in microseconds, when it was read
+    position: int = 0  # that its write-ahead log is flushed to
+
+
+class NamedServer(NamedTuple):
+    """The server that runs a transaction, as a statement of the transaction saw it."""
+
+    system_id: int
+    timeline: int
+    position: int
+
+    @classmethod
+    def read(cls, system_id: int, timeline: str, position: str) -> Self:
+        """Return the server of the columns that NAMED_SERVER returns."""
+        return cls(system_id, int(timeline, 16), parse_lsn(position))
+
+
+def lsn(position: int) -> str:
+    """Return a position as PostgreSQL writes it."""
+    return f"{position >> 32:X}/{position & 0xFFFFFFFF:X}"
+
+
+def parse_lsn(text: str) -> int:
+    """Return the position that PostgreSQL writes so."""
+    high, low = text.split("/")
+    return int(high, 16) << 32 | int(low, 16)
 
 
 def read_server(connection: Connection) -> Server:
@@ -79,9 +159,38 @@ def read_server(connection: Connection) -> Server:
     return Server(ServerIdentity(system_id, timeline, database_oid), *rest)
 
 
+def read_history(connection: Connection, timeline: int) -> TimelineHistory:
+    """Read where the timelines before `timeline` ended.
+
+    The function that reads it needs the rights of its owner: where a superuser has
+    installed the schema, all is well.
+    """
+    try:
+        with translated("reading"), connection.cursor() as cursor:
+            cursor.execute(_HISTORY, (timeline,))
+            [(text,)] = cursor.fetchall()
+    except DatabaseUnavailable:
+        raise
+    except DatabaseError as error:
+        hint = "let a superuser own the function txmq_timeline_history(int)"
+        return TimelineHistory(timeline, {}, f"{error}; {hint}")
+    return TimelineHistory(timeline, dict(_switches(text)))
+
+
+def _switches(text: str) -> Iterator[tuple[int, int]]:
+    """Yield the earlier timelines of a history file with their ends."""
+    for line in text.splitlines():
+        fields = line.partition("#")[0].split()
+        if len(fields) >= 2:
+            yield int(fields[0]), parse_lsn(fields[1])
+
+
 def server_of(connection: Connection) -> Server:
-    """Return the identity, read once per connection: a failover takes a new
-    connection.
+    """Return the server as it was when this process last asked or noted it.
+
+    It is read once per connection. A failover takes a new connection, but behind a
+    pooler the server may change: whoever relies on the name lets the transaction return
+    it, and notes or forgets what is known.
     """
     known = _known.get(connection)
     if known is None:
@@ -90,6 +199,22 @@ def server_of(connection: Connection) -> Server:
         if idle:
             roll_back(connection)
     return known
+
+
+def note_server(connection: Connection, named: NamedServer) -> None:
+    """Note a later position of the connection's server.
+
+    What a transaction saw counts once its COMMIT is acknowledged: then a synchronous
+    standby has that position as well, and may be promoted without a doubt.
+    """
+    known = _known.get(connection)
+    if known is not None and known.identity[:2] == named[:2] and known.position < named.position:
+        _known[connection] = known._replace(position=named.position)
+
+
+def forget_server(connection: Connection) -> None:
+    """Forget the server: the next transaction asks again."""
+    _known.pop(connection, None)
 
 
 def require_supported(server: Server) -> None:

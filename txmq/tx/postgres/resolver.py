@@ -19,21 +19,28 @@ from txmq.model.message import Decision
 from txmq.model.units import SECOND
 from txmq.tx.postgres.brokers import report
 from txmq.tx.postgres.evidence import FENCE, PROVE, Limits, end_stuck, running, write
-from txmq.tx.postgres.identity import Server, ServerIdentity, read_server
+from txmq.tx.postgres.identity import (
+    Server,
+    ServerIdentity,
+    TimelineHistory,
+    read_history,
+    read_server,
+)
 from txmq.tx.postgres.outbox import OutboxRow, fetch
 from txmq.tx.postgres.partitions import MaintenanceReport, maintain
 from txmq.tx.postgres.session import Connection, connect
 
 
 class Check(NamedTuple):
-    """A question: token and log of the bundle, its database, and the xid where
-    known.
+    """A question: token and log of the bundle, its database, and the xid and the
+    position in the database's log where known.
     """
 
     token: UUID
     log_id: UUID
     decider: ServerIdentity
     xid: int | None = None
+    position: int | None = None
 
 
 class Answer(NamedTuple):
@@ -88,6 +95,7 @@ class TokenResolver:
         self._pause_ends = clock()
         self._time_read = 0, clock() - 2 * TIME_READ_S  # by the database's clock, and by ours
         self.trouble = ""  # why the last attempt failed
+        self._history: TimelineHistory | None = None
         self.identity: ServerIdentity | None = None  # of the database, known once it has been asked
 
     def resolve(self, checks: Sequence[Check]) -> list[Answer]:
@@ -187,7 +195,7 @@ class TokenResolver:
         connection = self._open()
         server = self._read_server(connection)
         self.identity = server.identity
-        reasons = {check: check.decider.why_not(server) for check in checks}
+        reasons = self._refusals(connection, server, checks)
         answers |= {
             check: Answer(Decision.UNKNOWN, reason) for check, reason in reasons.items() if reason
         }
@@ -198,6 +206,20 @@ class TokenResolver:
                 raise
             except DatabaseError as error:  # of this batch; the others may succeed
                 answers |= dict.fromkeys(batch, Answer(Decision.UNKNOWN, str(error)))
+
+    def _refusals(
+        self, connection: Connection, server: Server, checks: Sequence[Check]
+    ) -> dict[Check, str]:
+        """Return why the server may not answer, for each check; "" where it may."""
+        own = server.identity.timeline
+        known = self._history
+        if (known is None or known.timeline != own or known.trouble) and any(
+            check.position and check.decider.timeline < own for check in checks
+        ):
+            self._history = read_history(connection, own)
+        return {
+            check: check.decider.why_not(server, check.position, self._history) for check in checks
+        }
 
     def _batches(self, checks: list[Check]) -> Iterator[list[Check]]:
         by_log: dict[UUID, list[Check]] = {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID
 
 import psycopg2
@@ -17,6 +17,7 @@ import psycopg2
 from txmq.errors import DatabaseError, SynchronousCommitOff, TokenFenced
 from txmq.tx.postgres.caller import require_open
 from txmq.tx.postgres.errors import CHECK_VIOLATION, UNIQUE_VIOLATION, translate
+from txmq.tx.postgres.identity import NAMED_SERVER, NamedServer
 from txmq.tx.postgres.session import Connection
 
 # under these, COMMIT returns before the row is on disk here, or at the standby
@@ -24,21 +25,33 @@ WEAK: Final = ("off", "local")
 # The statement returns the setting of synchronous_commit, but NULL for `on`: decoding
 # text costs more than writing it.
 _INSERT: Final = """
-INSERT INTO public.txmq_token (tok, log_id) VALUES {}
-    RETURNING nullif(current_setting('synchronous_commit'), 'on')
+INSERT INTO public.txmq_token AS token (tok, log_id) VALUES {}
+    RETURNING nullif(current_setting('synchronous_commit'), 'on'), log_id::text,
+    (SELECT boot_epoch FROM public.txmq_broker broker WHERE broker.log_id = token.log_id),
 """
 # `remote_write` trusts the standby's kernel; `remote_apply` is stronger than `on`.
 _STRENGTHEN: Final = "SELECT set_config('synchronous_commit', 'on', true)"
 
 
+class InsertedToken(NamedTuple):
+    """The transaction's circumstances when it wrote its token rows.
+
+    `boot_epochs` has, by log, the boot epoch in which the broker has last reported to
+    this database; None = never.
+    """
+
+    synchronous_commit: str  # that the transaction will commit under
+    server: NamedServer
+    boot_epochs: dict[UUID, int | None]
+
+
 def insert_token(
     connection: Connection, token: UUID, log_ids: Sequence[UUID], *, allow_weak_commit: bool = False
-) -> str:
+) -> InsertedToken:
     """Write a row per participating broker's log into the open transaction.
 
-    It takes one round trip, and returns the synchronous_commit that the transaction
-    will commit under. It is the last statement before `guarded_commit`. After any error
-    the transaction must be rolled back: TokenFenced where a resolver was faster;
+    It takes one round trip. It is the last statement before `guarded_commit`. After any
+    error the transaction must be rolled back: TokenFenced where a resolver was faster;
     SynchronousCommitOff under `off` or `local` unless `allow_weak_commit` accepts that
     a crash may undo what was published; TransactionAborted where a statement had failed
     before; DatabaseError.
@@ -49,7 +62,8 @@ def insert_token(
     try:
         with connection.cursor() as cursor:
             cursor.execute(_insert(len(log_ids)), values)
-            [(setting,), *_] = cursor.fetchall()
+            rows = cursor.fetchall()
+            setting, *_, system_id, timeline, position = rows[0]
             if setting == "remote_write":
                 cursor.execute(_STRENGTHEN)
                 [(setting,)] = cursor.fetchall()
@@ -60,12 +74,16 @@ def insert_token(
             f"synchronous_commit is {setting}",
             hint="SET synchronous_commit = on, or allow it and accept the risk",
         )
-    return setting or "on"
+    return InsertedToken(
+        setting or "on",
+        NamedServer.read(system_id, timeline, position),
+        {UUID(log_id): epoch for _setting, log_id, epoch, *_ in rows},
+    )
 
 
 @cache
 def _insert(rows: int) -> str:
-    return _INSERT.format(", ".join(["(%s, %s)"] * rows))
+    return _INSERT.format(", ".join(["(%s, %s)"] * rows)) + NAMED_SERVER
 
 
 def _refusal(error: psycopg2.Error, token: UUID) -> TokenFenced | DatabaseError:

@@ -25,6 +25,7 @@ from txmq.crashpoints import crashpoint
 from txmq.errors import (
     BrokerUnavailable,
     ConnectionLost,
+    DatabaseUnavailable,
     InDoubt,
     RequestTimeout,
     TransactionAborted,
@@ -35,9 +36,16 @@ from txmq.model.decider import ByPostgres
 from txmq.model.message import COMMIT, ROLLBACK, Decision
 from txmq.tx.postgres.caller import begin, is_idle, require_healthy, roll_back, savepoint
 from txmq.tx.postgres.commit import guarded_commit
-from txmq.tx.postgres.identity import ServerIdentity, require_supported, server_of
+from txmq.tx.postgres.identity import (
+    NamedServer,
+    Server,
+    forget_server,
+    note_server,
+    require_supported,
+    server_of,
+)
 from txmq.tx.postgres.session import Connection
-from txmq.tx.postgres.tokens import insert_token
+from txmq.tx.postgres.tokens import InsertedToken, insert_token
 
 log = get_logger()
 
@@ -64,6 +72,7 @@ class PostgresTransaction(Transaction):
         self._fallback = OutboxFallback(connection, outbox)
         self._connection = connection
         self._allow_weak_commit = allow_weak_commit
+        self._inserted: InsertedToken | None = None
 
     def __enter__(self) -> Self:
         self._require(Stage.NEW)
@@ -93,13 +102,15 @@ class PostgresTransaction(Transaction):
         try:
             require_healthy(self._connection)
             self._fallback.check_queues(bundles)
-            self._send_bundles(bundles)
+            server = self._server()
+            self._send_bundles(bundles, server)
             crashpoint("tx.after_group")
             logs = [bundle.core.log_id for bundle in bundles]
-            insert_token(
+            self._inserted = insert_token(
                 self._connection, self.token, logs, allow_weak_commit=self._allow_weak_commit
             )
             crashpoint("tx.after_token")
+            self._require_server(server, self._inserted.server)
             self._await_bundles(bundles)
             crashpoint("tx.before_commit")
         except BaseException as error:
@@ -113,11 +124,30 @@ class PostgresTransaction(Transaction):
                 ) from error
             raise
 
-    def _send_bundles(self, bundles: list[BrokerBundle]) -> None:
-        decider = ByPostgres(*_identity(self._connection), xid=None)
+    def _server(self) -> Server:
+        server = server_of(self._connection)
+        require_supported(server)
+        return server
+
+    def _require_server(self, named: Server, found: NamedServer) -> None:
+        """Require that the transaction runs on the server that its bundles name.
+
+        A pooler may have switched over since this process asked.
+        """
+        if named.identity[:2] != found[:2]:
+            forget_server(self._connection)
+            raise DatabaseUnavailable(
+                f"the database has switched over from cluster {named.identity.system_id}, "
+                f"timeline {named.identity.timeline}, to {found.system_id}, {found.timeline}",
+                hint="run the transaction again",
+            )
+
+    def _send_bundles(self, bundles: list[BrokerBundle], server: Server) -> None:
         deadline = time.monotonic() + self._timeout
         for bundle in self._fallback.sent_directly(bundles):
             with self._fallback.covering(bundle):
+                position = server.position if bundle.core.takes_positions else None
+                decider = ByPostgres(*server.identity, xid=None, position=position)
                 bundle.build(self._description(bundle, decider), deadline)
         crashpoint("tx.before_group")
         for n, bundle in enumerate(self._fallback.sent_directly(bundles)):
@@ -151,6 +181,8 @@ class PostgresTransaction(Transaction):
             raise
         if not outcome.replicated:
             log.warning("transaction.not_replicated", token=str(self.token))
+        elif self._inserted is not None:
+            note_server(self._connection, self._inserted.server)
 
     def _resolve_doubt(self, bundles: list[BrokerBundle], doubt: InDoubt) -> None:
         """Find out by the brokers' resolvers whether an unanswered COMMIT succeeded.
@@ -196,9 +228,3 @@ class PostgresTransaction(Transaction):
     def _database_savepoint(self) -> Iterator[None]:
         with savepoint(self._connection):
             yield
-
-
-def _identity(connection: Connection) -> ServerIdentity:
-    server = server_of(connection)
-    require_supported(server)
-    return server.identity
