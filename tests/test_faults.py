@@ -60,6 +60,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
     15: (
         "test_fault_20_a_commit_in_a_black_hole_is_waited_for",
         "test_a_stuck_transaction_is_ended_if_the_policy_says_so",
+        "test_a_stuck_transaction_whose_id_nobody_knows_is_ended",
     ),
     # the network
     16: ("test_a_bundle_whose_answer_is_lost_is_stored_once",),

@@ -30,7 +30,7 @@ from txmq.tx.postgres.commit import guarded_commit
 from txmq.tx.postgres.evidence import Limits
 from txmq.tx.postgres.identity import Server, ServerIdentity
 from txmq.tx.postgres.partitions import DAY_MS
-from txmq.tx.postgres.resolver import Check, ResolverPolicy, TokenResolver
+from txmq.tx.postgres.resolver import Answer, Check, ResolverPolicy, TokenResolver
 from txmq.tx.postgres.session import Connection, connect
 from txmq.tx.postgres.tokens import insert_token
 
@@ -160,6 +160,40 @@ def test_a_stuck_transaction_is_ended_if_the_policy_says_so(
         connection.commit()
 
 
+def test_a_stuck_transaction_whose_id_nobody_knows_is_ended(
+    database: str, connection: Connection
+) -> None:
+    token, others = new_token(), [new_token() for _ in range(3)]
+    insert_token(connection, token, [LOG])
+    with closing(
+        TokenResolver(database, policy=ResolverPolicy(end_stuck_after_s=0.0))
+    ) as impatient:
+        found = impatient.resolve([check_of(database, one) for one in (*others, token)])
+        assert {answer.verdict for answer in found} == {Decision.ROLLBACK}
+    with pytest.raises(psycopg2.OperationalError):
+        connection.commit()
+
+
+@pytest.mark.parametrize("older_than_s", [None, 3600.0])
+def test_a_transaction_in_progress_is_left_alone_and_named(
+    database: str, connection: Connection, older_than_s: float | None
+) -> None:
+    token, absent = new_token(), new_token()
+    insert_token(connection, token, [LOG])
+    pid = backend_pid(connection)
+    policy = ResolverPolicy(end_stuck_after_s=older_than_s)
+    with closing(TokenResolver(database, policy=policy)) as patient:
+        checks = [check_of(database, token), check_of(database, absent)]
+        waiting, decided = patient.resolve(checks)
+        assert (waiting.verdict, waiting.blocked) == (Decision.UNKNOWN, True)
+        assert decided == Answer(Decision.ROLLBACK)
+        assert f"session {pid} " in patient.blocked["tokens"]
+        assert not patient.failing
+        guarded_commit(connection, token)
+        assert patient.resolve(checks)[0] == Answer(Decision.COMMIT)
+        assert patient.blocked == {}
+
+
 def test_a_transaction_that_is_not_stuck_is_not_ended(
     database: str, connection: Connection
 ) -> None:
@@ -263,7 +297,7 @@ def test_an_unreachable_server_is_asked_less_and_less_often(database: str) -> No
     resolver = TokenResolver(connection, policy=policy, clock=lambda: now)
     check = check_of(database, new_token())
     for _ in range(2 * 15):
-        assert resolver.resolve([check]) == [(Decision.UNKNOWN, "away")]
+        assert resolver.resolve([check]) == [Answer(Decision.UNKNOWN, "away")]
         now += 0.5
     assert asked == [0.0, 1.0, 3.0, 7.0, 11.0]
     away = False

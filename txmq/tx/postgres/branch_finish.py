@@ -11,10 +11,11 @@ from typing import Final
 
 from txmq.errors import DatabaseError
 from txmq.model.message import Decision
+from txmq.tx.postgres.bounds import bounded
 from txmq.tx.postgres.errors import translated
 from txmq.tx.postgres.prepared import Ending, commit_prepared, in_role, roll_back_prepared
 from txmq.tx.postgres.prepared_list import PreparedTransaction
-from txmq.tx.postgres.session import Connection, bounded
+from txmq.tx.postgres.session import Connection
 
 DEADLINE_S: Final = 10.0  # a commit waits for a synchronous standby, too
 FORBIDDEN: Final = "42501"

@@ -20,6 +20,7 @@ DEADLOCK_DETECTED: Final = "40P01"
 LOCK_NOT_AVAILABLE: Final = "55P03"
 CHECK_VIOLATION: Final = "23514"
 UNIQUE_VIOLATION: Final = "23505"
+QUERY_CANCELED: Final = "57014"
 CONFLICTS: Final = frozenset({SERIALIZATION_FAILURE, DEADLOCK_DETECTED, LOCK_NOT_AVAILABLE})
 # table, column, function, schema
 NO_OBJECT: Final = frozenset({"42P01", "42703", "42883", "3F000"})
@@ -58,6 +59,11 @@ def translate(error: psycopg2.Error, doing: str) -> DatabaseError:
     if state is None or state.startswith(NOT_NOW):
         return DatabaseUnavailable(text, hint=AWAY, sqlstate=state)
     return DatabaseError(text, hint=HINTS.get(state, MORE), sqlstate=state)
+
+
+def is_busy(error: DatabaseError) -> bool:
+    """Return whether others were in the way of a statement; the server answers."""
+    return isinstance(error, DatabaseConflict) or error.sqlstate == QUERY_CANCELED
 
 
 def describe(error: psycopg2.Error) -> str:

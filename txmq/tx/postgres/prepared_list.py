@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from txmq.tx.postgres.bounds import bounded
 from txmq.tx.postgres.errors import translated
-from txmq.tx.postgres.session import Connection, bounded
+from txmq.tx.postgres.session import Connection
 from txmq.tx.xid import XaBranch
 
 DEADLINE_S: Final = 10.0  # of one look; it reads views of the server's memory, no tables

@@ -10,15 +10,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final, NamedTuple
 from uuid import UUID
 
 from txmq.errors import DatabaseError, DatabaseUnavailable, SchemaMissing
 from txmq.model.message import Decision
 from txmq.model.units import SECOND
+from txmq.tx.postgres.blockers import end_blockers, oldest_holder
+from txmq.tx.postgres.bounds import BoundedCursor
 from txmq.tx.postgres.brokers import report
-from txmq.tx.postgres.evidence import FENCE, PROVE, Limits, end_stuck, running, write
+from txmq.tx.postgres.errors import is_busy
+from txmq.tx.postgres.evidence import FENCE, PROVE, Limits, Written, end_stuck, running, write
 from txmq.tx.postgres.identity import (
     Server,
     ServerIdentity,
@@ -44,10 +49,14 @@ class Check(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """COMMIT and ROLLBACK are final and durable; `reason` explains UNKNOWN."""
+    """COMMIT and ROLLBACK are final and durable; `reason` explains UNKNOWN.
+
+    `blocked`: others hold the lock of the token's row, and may let go of it any time.
+    """
 
     verdict: Decision
     reason: str = ""
+    blocked: bool = False
 
 
 # Proof before fence, twice: the second proof sees a row that was committed between the
@@ -55,6 +64,7 @@ class Answer(NamedTuple):
 _STEPS: Final = ((PROVE, Decision.COMMIT), (FENCE, Decision.ROLLBACK)) * 2
 TIME_READ_S: Final = 120.0  # for which a reading of the database's clock counts
 _LARGEST_XID: Final = 2**63 - 1
+ENDED_PER_CALL: Final = 4  # tokens whose blockers are ended, a second at most each
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +107,8 @@ class TokenResolver:
         self.trouble = ""  # why the last attempt failed
         self._history: TimelineHistory | None = None
         self.identity: ServerIdentity | None = None  # of the database, known once it has been asked
+        # by kind of call: who or what the last one of the kind found in its way
+        self.blocked: dict[str, str] = {}
 
     def resolve(self, checks: Sequence[Check]) -> list[Answer]:
         """Return an answer for each check, in order.
@@ -105,11 +117,8 @@ class TokenResolver:
         """
         answers: dict[Check, Answer] = {}
         if self._clock() >= self._pause_ends:
-            try:
+            with self._noting("tokens"):
                 self._ask(checks, answers)
-                self._failures = 0
-            except DatabaseError as error:
-                self._pause(error)
         unknown = Answer(Decision.UNKNOWN, self.trouble)
         return [answers.get(check, unknown) for check in checks]
 
@@ -125,17 +134,13 @@ class TokenResolver:
         """
         if self._clock() < self._pause_ends:
             return None
-        try:
+        with self._noting("upkeep"):
             connection = self._open()
             self.identity = self._read_server(connection).identity
             report(connection, log_id, name, oldest_undecided(self.identity))
             self.has_outbox = True
-            done = maintain(connection)
-        except DatabaseError as error:
-            self._pause(error)
-            return None
-        self._failures = 0
-        return done
+            return maintain(connection)
+        return None
 
     def database_time(self) -> int:
         """Return the time by the database's clock in microseconds: as last read, and
@@ -147,14 +152,9 @@ class TokenResolver:
 
     def probe(self) -> None:
         """Try to reach the database; `failing` has the result."""
-        if self._clock() < self._pause_ends:
-            return
-        try:
-            self.identity = self._read_server(self._open()).identity
-        except DatabaseError as error:
-            self._pause(error)
-        else:
-            self._failures = 0
+        if self._clock() >= self._pause_ends:
+            with self._noting("probe"):
+                self.identity = self._read_server(self._open()).identity
 
     @property
     def failing(self) -> bool:
@@ -169,16 +169,35 @@ class TokenResolver:
         """
         if not self.has_outbox or self._clock() < self._pause_ends:
             return None
-        try:
-            rows = fetch(self._open(), log_id, done)
-        except SchemaMissing as error:
-            self.has_outbox, self.trouble = False, str(error)
-            return None
-        except DatabaseError as error:
-            self._pause(error)
-            return None
-        self._failures = 0
+        rows = None
+        with self._noting("outbox"):
+            try:
+                rows = fetch(self._open(), log_id, done)
+            except SchemaMissing as error:
+                self.has_outbox, self.trouble = False, str(error)
         return rows
+
+    @contextmanager
+    def _noting(self, kind: str) -> Iterator[None]:
+        """Note how a call ends. After an error the database is left alone for a while,
+        unless only other sessions were in the way.
+        """
+        try:
+            yield
+        except DatabaseError as error:
+            if not is_busy(error):
+                self._pause(error)
+                return
+            self._failures = 0
+            self.trouble = self.blocked[kind] = self._in_the_way(str(error))
+        else:
+            self._failures = 0
+            if kind != "tokens":
+                self.blocked.pop(kind, None)
+
+    def _in_the_way(self, reason: str) -> str:
+        holder = "" if self._connection is None else oldest_holder(self._connection)
+        return f"{reason}; {holder}" if holder else reason
 
     def close(self) -> None:
         """Close the connection; the next question opens one again."""
@@ -199,6 +218,7 @@ class TokenResolver:
         answers |= {
             check: Answer(Decision.UNKNOWN, reason) for check, reason in reasons.items() if reason
         }
+        self.blocked.pop("tokens", None)
         for batch in self._batches([check for check, reason in reasons.items() if not reason]):
             try:
                 answers |= self._decide(connection, batch)
@@ -259,24 +279,48 @@ class TokenResolver:
                 return verdicts
             written = write(connection, statement, log_id, left, self._policy.limits)
             verdicts |= dict.fromkeys(written.done, Answer(verdict))
+            ended = self._end_blockers(connection, statement, log_id, written)
             verdicts |= {
-                token: Answer(Decision.UNKNOWN, reason) for token, reason in written.blocked.items()
+                token: Answer(Decision.UNKNOWN, reason, blocked=True)
+                for token, reason in written.blocked.items()
+                if token not in ended
             }
         return dict.fromkeys(tokens, Answer(Decision.UNKNOWN, "the row comes and goes")) | verdicts
 
+    def _end_blockers(
+        self, connection: Connection, statement: str, log_id: UUID, written: Written
+    ) -> set[UUID]:
+        """Note who stands in front of tokens, and end these backends if the policy says
+        so. Return the tokens to try again.
+        """
+        if not written.blocked:
+            return set()
+        self.blocked["tokens"] = self._in_the_way(next(iter(written.blocked.values())))
+        older_than_s = self._policy.end_stuck_after_s
+        if older_than_s is None:
+            return set()
+        return {
+            token
+            for token in islice(written.blocked, ENDED_PER_CALL)
+            if end_blockers(connection, self._connect, statement, log_id, token, older_than_s)
+        }
+
     def _open(self) -> Connection:
         if self._connection is None or self._connection.closed:
-            database = self._database
-            self._connection = (
-                connect(database, application_name="txmq resolver")
-                if isinstance(database, str)
-                else database()
-            )
+            self._connection = self._connect()
         return self._connection
+
+    def _connect(self) -> Connection:
+        if callable(self._database):
+            return self._database()
+        return connect(
+            self._database, application_name="txmq resolver", cursor_factory=BoundedCursor
+        )
 
     def _pause(self, error: DatabaseError) -> None:
         """Drop the connection, whatever its state, and wait before the next one."""
         self.close()
+        self.blocked.clear()
         self.trouble = str(error)
         pause = min(self._policy.first_pause_s * 2**self._failures, self._policy.longest_pause_s)
         self._failures += 1

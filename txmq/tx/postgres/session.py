@@ -9,8 +9,7 @@ of its own, which both the resolver and the inbox rely on.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from threading import Timer
+from contextlib import contextmanager
 from typing import Final, TypeAlias
 
 import psycopg2
@@ -36,7 +35,9 @@ SETTINGS: Final = {
 }
 
 
-def connect(dsn: str, *, application_name: str) -> Connection:
+def connect(
+    dsn: str, *, application_name: str, cursor_factory: type[Cursor] | None = None
+) -> Connection:
     """Connect to the server of `dsn`, which must take writes.
 
     Settings in `dsn` override those here. Raises DatabaseUnavailable, or DatabaseError
@@ -50,7 +51,8 @@ def connect(dsn: str, *, application_name: str) -> Connection:
         ) from None
     with translated("connecting to PostgreSQL"):
         connection: Connection = psycopg2.connect(
-            **{**SETTINGS, "application_name": application_name, **given}
+            **{**SETTINGS, "application_name": application_name, **given},
+            cursor_factory=cursor_factory,
         )
     connection.autocommit = True
     return connection
@@ -79,24 +81,3 @@ def transaction(connection: Connection) -> Iterator[Cursor]:
             raise TransactionAborted(
                 "the server rolled the transaction back: a statement in it had failed"
             )
-
-
-@contextmanager
-def bounded(connection: Connection, seconds: float) -> Iterator[None]:
-    """Cancel what runs on `connection` after `seconds`.
-
-    `statement_timeout` is no substitute: it does not cover the wait of a COMMIT for a
-    synchronous standby.
-    """
-    timer = Timer(seconds, _cancel, (connection,))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-def _cancel(connection: Connection) -> None:
-    with suppress(psycopg2.Error):  # closed or lost meanwhile: nothing is left to cancel
-        connection.cancel()

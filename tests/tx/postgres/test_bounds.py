@@ -1,0 +1,162 @@
+"""Calls of the resolver end, whatever stands in front of them: locks, a frozen backend
+or a frozen server.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+from psycopg2 import extensions
+
+from tests.tx.postgres.support import LOG, check_of, new_token, producer, rows
+from txmq.model.message import Decision
+from txmq.testing.wait import wait_until
+from txmq.tx.postgres import bounds
+from txmq.tx.postgres.resolver import Answer, ResolverPolicy, TokenResolver
+from txmq.tx.postgres.session import connect
+
+OUTBOX_ROW = """
+INSERT INTO public.txmq_outbox (log_id, tok, service, messages, content)
+VALUES (%s, %s, 's', 1, '')
+"""
+LOCK_TIMEOUT = "SELECT current_setting('lock_timeout')"
+
+
+@pytest.fixture
+def resolver(database: str) -> Iterator[TokenResolver]:
+    with closing(TokenResolver(database)) as resolver:
+        yield resolver
+
+
+@contextmanager
+def open_session(dsn: str, statement: str) -> Iterator[int]:
+    """Leave a transaction with locks open, as a forgotten psql does; yield its
+    backend's id.
+    """
+    with closing(producer(dsn)) as connection, connection.cursor() as cursor:
+        cursor.execute(statement)
+        yield connection.info.backend_pid
+
+
+def keep_up(resolver: TokenResolver) -> bool:
+    return resolver.maintain(LOG, "b", lambda _database: None) is not None
+
+
+def test_a_session_over_the_broker_s_row_holds_up_the_upkeep_only(
+    database: str, resolver: TokenResolver
+) -> None:
+    assert keep_up(resolver)
+    with open_session(database, "SELECT FROM public.txmq_broker FOR UPDATE") as pid:
+        assert not keep_up(resolver)
+        assert f"session {pid} " in resolver.blocked["upkeep"]
+        assert resolver.resolve([check_of(database, new_token())]) == [Answer(Decision.ROLLBACK)]
+        assert resolver.fetch(LOG, []) == []
+        assert not resolver.failing
+    assert keep_up(resolver)
+    assert resolver.blocked == {}
+
+
+def test_a_session_over_a_row_of_the_outbox_holds_up_the_outbox_only(
+    database: str, resolver: TokenResolver
+) -> None:
+    rows(database, OUTBOX_ROW, str(LOG), str(new_token()))
+    [row] = resolver.fetch(LOG, []) or []
+    with open_session(database, "SELECT FROM public.txmq_outbox FOR UPDATE") as pid:
+        assert resolver.fetch(LOG, [row.seq]) is None
+        assert f"session {pid} " in resolver.blocked["outbox"]
+        assert resolver.resolve([check_of(database, new_token())]) == [Answer(Decision.ROLLBACK)]
+        assert not resolver.failing
+    assert resolver.fetch(LOG, [row.seq]) == []
+    assert resolver.blocked == {}
+
+
+def test_a_session_over_the_tables_holds_up_no_call_for_long(
+    database: str, resolver: TokenResolver
+) -> None:
+    with open_session(database, "LOCK TABLE public.txmq_broker, public.txmq_token"):
+        assert not keep_up(resolver)
+        [answer] = resolver.resolve([check_of(database, new_token())])
+        assert (answer.verdict, answer.blocked) == (Decision.UNKNOWN, True)
+    assert keep_up(resolver)
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "STATEMENT_S", 0.1)
+    monkeypatch.setattr(bounds, "CANCELLED_WITHIN_S", 0.3)
+
+
+@contextmanager
+def stopped(*pids: int) -> Iterator[None]:
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+def backend_of(dsn: str) -> int:
+    """Return the process of the resolver's backend."""
+    [(pid,)] = rows(
+        dsn,
+        "SELECT pid FROM pg_stat_activity WHERE application_name = 'txmq resolver'"
+        " AND datname = current_database()",
+    )
+    assert isinstance(pid, int)
+    return pid
+
+
+def parent_of(pid: int) -> int:
+    """Return the server's process of a backend."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_frozen_backend_is_left_for_another(crashable_database: str) -> None:
+    check = check_of(crashable_database, new_token())
+    policy = ResolverPolicy(first_pause_s=0.0, longest_pause_s=0.0)
+    with closing(TokenResolver(crashable_database, policy=policy)) as resolver:
+        resolver.probe()
+        with stopped(backend_of(crashable_database)):
+            [answer] = resolver.resolve([check])
+            assert answer.verdict is Decision.UNKNOWN
+            assert resolver.failing
+            wait_until(lambda: resolver.resolve([check]) == [Answer(Decision.ROLLBACK)])
+        assert not resolver.failing
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_frozen_server_freezes_neither_the_call_nor_the_process(crashable_database: str) -> None:
+    check = check_of(crashable_database, new_token())
+    dsn = extensions.make_dsn(crashable_database, connect_timeout="2")
+    policy = ResolverPolicy(first_pause_s=0.0, longest_pause_s=0.0)
+    with closing(TokenResolver(dsn, policy=policy)) as resolver:
+        resolver.probe()
+        backend = backend_of(crashable_database)
+        with stopped(parent_of(backend), backend):
+            for _ in range(2):  # on its connection, and as it connects again
+                [answer] = resolver.resolve([check])
+                assert answer.verdict is Decision.UNKNOWN
+            assert resolver.failing
+        wait_until(lambda: resolver.resolve([check]) == [Answer(Decision.ROLLBACK)])
+
+
+def test_the_limits_of_a_statement_end_with_it(database: str) -> None:
+    with (
+        closing(
+            connect(database, application_name="t", cursor_factory=bounds.BoundedCursor)
+        ) as connection,
+        connection.cursor() as bounded,
+        connection.cursor(cursor_factory=extensions.cursor) as plain,
+    ):
+        for cursor, found in ((bounded, "500ms"), (plain, "0")):
+            cursor.execute(LOCK_TIMEOUT)
+            assert cursor.fetchall() == [(found,)]
+        assert connection.notices == []
