@@ -16,7 +16,7 @@ from txmq.errors import BrokerUnavailable, Conflict, LogChanged, UnknownTopic
 from txmq.model.message import Decision
 from txmq.tx.postgres.identity import ServerIdentity
 from txmq.tx.postgres.outbox import OutboxRow
-from txmq.tx.postgres.partitions import MaintenanceReport
+from txmq.tx.postgres.partitions import CallerTime, MaintenanceReport
 from txmq.tx.postgres.resolver import Answer, Check
 
 LOG = UUID(int=7)
@@ -33,6 +33,7 @@ class StubDatabase:
         self._answers = answers
         self.asked: list[Check] = []
         self.output: list[tuple[UUID, str, UUID | None]] = []
+        self.callers: list[CallerTime | None] = []
         self.trouble = ""
         self.waiting: list[OutboxRow] = []
 
@@ -42,8 +43,13 @@ class StubDatabase:
         return self.waiting[:2]
 
     def maintain(
-        self, log_id: UUID, name: str, oldest_of: Callable[[ServerIdentity], UUID | None]
+        self,
+        log_id: UUID,
+        name: str,
+        oldest_of: Callable[[ServerIdentity], UUID | None],
+        caller: CallerTime | None,
     ) -> MaintenanceReport | None:
+        self.callers.append(caller)
         oldest = oldest_of(ServerIdentity(11, 2, 5))
         self.output.append((log_id, name, oldest))
         return (
@@ -160,7 +166,8 @@ def test_a_trouble_is_logged_once() -> None:
 def test_the_broker_is_reported_to_every_database_each_hour() -> None:
     oldest = UUID(int=9)
     databases = [[11, 5, oldest.hex], [11, 6, UUID(int=8).hex]]
-    client = ScriptedClient([page(), {"databases": databases}, page()])
+    told = {"databases": databases, "now": 8_000, "certain": 7_000}
+    client = ScriptedClient([page(), told, page()])
     one, other = StubDatabase(), StubDatabase()
     resolver = rounds(client, one=one, other=other)
     other.trouble = "no such database"
@@ -168,6 +175,7 @@ def test_the_broker_is_reported_to_every_database_each_hour() -> None:
         resolver.run_round(NOW + MAINTENANCE_US - 1)
         resolver.run_round(NOW + MAINTENANCE_US)
     assert one.output == other.output == [(LOG, "b-1", None), (LOG, "b-1", oldest)]
+    assert one.callers == [None, CallerTime(8, 7)], "its time bounds that of the databases"
     assert [(log["event"], log["resolver"]) for log in logs] == [
         ("resolver.upkeep", "one"),
         ("resolver.no_upkeep", "other"),

@@ -173,7 +173,8 @@ class BrokerService:
         self._assembly.add_timer(OUTBOX_S, self._resolvers.fetch_outboxes)
 
     def _maintain_tokens(self) -> None:
-        self._resolvers.upkeep(indexes.oldest_by_database(self._engine.state))
+        engine = self._engine
+        self._resolvers.upkeep(indexes.oldest_by_database(engine.state), engine.certain())
 
     def _probe(self) -> None:
         if self._resolvers.upkeep_owed:

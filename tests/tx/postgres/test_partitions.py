@@ -20,6 +20,7 @@ from txmq.tx.postgres.partitions import (
     AHEAD,
     DAY_MS,
     FRESH_MS,
+    CallerTime,
     MaintenanceReport,
     bound,
     create,
@@ -195,3 +196,84 @@ def test_maintenance_does_not_queue_behind_a_transaction(
 
 def test_a_span_that_overlaps_is_not_created(connection: Connection) -> None:
     assert create(connection, now_ms(), now_ms() + 1000) is None
+
+
+def test_a_server_that_is_days_ahead_at_one_upkeep_drops_and_closes_nothing(
+    database: str, connection: Connection
+) -> None:
+    token = new_token()
+    commit_token(database, token)
+    before = partitions(connection)
+    ahead = now_ms() + 30 * DAY_MS
+    report(connection, LOG, "one", None)
+    done = maintain(
+        connection, now_ms=ahead, fresh_ms=31 * DAY_MS, caller=CallerTime(now_ms(), now_ms())
+    )
+    assert done == MaintenanceReport([], [], {})
+    assert partitions(connection) == before
+    commit_token(database, new_token())
+    assert verdict(database, token) is Decision.COMMIT
+
+
+def test_nothing_is_dropped_while_the_clocks_of_server_and_broker_are_apart(
+    database: str, connection: Connection
+) -> None:
+    token = new_token()
+    commit_token(database, token)
+    report(connection, LOG, "one", None)
+    by_broker = now_ms() + 5 * DAY_MS
+    done = maintain(
+        connection,
+        now_ms=by_broker + 5 * DAY_MS,
+        fresh_ms=11 * DAY_MS,
+        caller=CallerTime(by_broker, by_broker),
+    )
+    assert done.dropped == []
+    [why] = done.put_off.values()
+    assert why == "the clocks of server and broker are 5 days, 0:00:00 apart"
+
+
+@pytest.mark.parametrize("certain", [False, True])
+def test_a_partition_stays_until_it_is_old_without_doubt(
+    database: str, connection: Connection, *, certain: bool
+) -> None:
+    token = new_token()
+    commit_token(database, token)
+    old = home(database, token)
+    report(connection, LOG, "one", None)
+    later = now_ms() + 2 * DAY_MS
+    caller = CallerTime(later, later if certain else now_ms())
+    done = maintain(connection, now_ms=later, fresh_ms=3 * DAY_MS, caller=caller)
+    assert (old in done.dropped) == certain
+
+
+def test_what_a_wrong_clock_has_closed_is_opened_from_now_on(
+    database: str, connection: Connection
+) -> None:
+    """An older version believed the server alone, and every transaction failed."""
+    early = new_token()
+    report(connection, LOG, "one", None)
+    maintain(connection, now_ms=now_ms() + 30 * DAY_MS, fresh_ms=31 * DAY_MS)
+    with pytest.raises(DatabaseError, match="clock"):
+        commit_token(database, new_token())
+    here = now_ms()
+    maintain(connection, caller=CallerTime(here, here))
+    token = new_token()
+    commit_token(database, token)
+    assert verdict(database, token) is Decision.COMMIT
+    assert verdict(database, new_token()) is Decision.ROLLBACK
+    assert verdict(database, early) is Decision.UNKNOWN, "its row may have been dropped"
+    with pytest.raises(DatabaseError, match="clock"):
+        commit_token(database, early)
+    days = [one for one in partitions(connection) if one.upper <= bound(here + 4 * DAY_MS)]
+    assert [later.lower for later in days[1:]] == [earlier.upper for earlier in days[:-1]]
+    assert maintain(connection, caller=CallerTime(here, here)).put_off == {}
+
+
+def test_a_report_of_a_time_to_come_keeps_rows(database: str, connection: Connection) -> None:
+    token = new_token()
+    commit_token(database, token)
+    report(connection, LOG, "one", None)
+    rows(database, "UPDATE txmq_broker SET reported_at = now() + interval '30 days'")
+    [put_off] = later(connection, 2).put_off.values()
+    assert "at a time to come" in put_off

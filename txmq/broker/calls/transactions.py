@@ -134,6 +134,8 @@ class TransactionCalls:
                 [*database, oldest.hex()]
                 for database, oldest in indexes.oldest_by_database(state).items()
             ],
+            "now": self._engine.now(),
+            "certain": self._engine.certain(),
         }
         self._engine.answer_when_durable(call.answer, view)
 

@@ -4,7 +4,7 @@ their own.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
 import structlog
@@ -12,8 +12,9 @@ import structlog
 from txmq.crashpoints import crashpoint
 from txmq.model.decider import ByPostgres, DatabaseId
 from txmq.model.message import Decision
-from txmq.model.units import SECOND
+from txmq.model.units import MILLISECOND, SECOND
 from txmq.tx.postgres.identity import ServerIdentity
+from txmq.tx.postgres.partitions import CallerTime
 from txmq.tx.postgres.resolver import Answer, Check, ResolverPolicy, TokenResolver
 
 if TYPE_CHECKING:
@@ -102,12 +103,15 @@ class ResolverService:
         """
         return any(database.may_resolve(decider) for database in self._databases)
 
-    def upkeep(self, oldest: Mapping[DatabaseId, bytes]) -> None:
+    def upkeep(self, oldest: Mapping[DatabaseId, bytes], certain: int | None = None) -> None:
         """Timer: register this broker and maintain the token tables. `oldest` has the
         oldest undecided token of each database; other deciders need no token rows.
+
+        `certain` is a time that is past for this broker; None = databases' clocks are
+        believed.
         """
         for database in self._databases:
-            database.upkeep(oldest)
+            database.upkeep(oldest, certain)
 
     @property
     def upkeep_owed(self) -> bool:
@@ -170,6 +174,10 @@ def _resolve_in_turn(
     database.resolve(token, row, forward)
 
 
+# log, name and oldest undecided tokens of this broker, and its time
+_Upkeep: TypeAlias = "tuple[UUID, str, Callable[[ServerIdentity], UUID | None], CallerTime | None]"
+
+
 class _DatabaseResolver:
     """One resolver, which makes one call at a time. Checks that arrive meanwhile go
     with the next call.
@@ -194,7 +202,7 @@ class _DatabaseResolver:
         self._resolver = TokenResolver(settings.dsn, policy=policy)
         self._pending: dict[Check, tuple[bytes, Callable[[Answer], None]]] = {}
         self._busy = False
-        self._due_upkeep: tuple[UUID, str, Callable[[ServerIdentity], UUID | None]] | None = None
+        self._due_upkeep: _Upkeep | None = None
         self.upkeep_owed = self._probing = False
         self._seen_at = self._failing_since = self._cleanup_failing_since = 0
         self._outbox_stuck_since = 0
@@ -216,12 +224,15 @@ class _DatabaseResolver:
         self._pending[check] = (token, answered)
         self._next_call()
 
-    def upkeep(self, oldest: Mapping[DatabaseId, bytes]) -> None:
+    def upkeep(self, oldest: Mapping[DatabaseId, bytes], certain: int | None) -> None:
         def oldest_of(found: ServerIdentity) -> UUID | None:
             token = oldest.get(DatabaseId(found.system_id, found.database_oid))
             return None if token is None else UUID(bytes=token)
 
-        self._due_upkeep = (self._log_id, self._broker, oldest_of)
+        caller = None
+        if certain is not None:
+            caller = CallerTime(self._now() // MILLISECOND, certain // MILLISECOND)
+        self._due_upkeep = (self._log_id, self._broker, oldest_of, caller)
         self._next_call()
 
     def probe(self) -> None:

@@ -23,7 +23,7 @@ import typer
 from txmq.cli.command import CommandClient, CommandSession, broker_command
 from txmq.errors import RequestRejected, TxmqError
 from txmq.model.message import UNKNOWN
-from txmq.model.units import HOUR, SECOND
+from txmq.model.units import HOUR, MILLISECOND, SECOND
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
@@ -140,16 +140,22 @@ class ResolverRounds:
             after = reply["next"]
 
     def _maintain_tokens(self) -> None:
+        from txmq.tx.postgres.partitions import CallerTime
+
+        reply = self._client.call("tx.oldest")
         tokens = {
             (system_id, database_oid): UUID(token)
-            for system_id, database_oid, token in self._client.call("tx.oldest")["databases"]
+            for system_id, database_oid, token in reply["databases"]
         }
+        times = None  # brokers of older versions do not tell theirs
+        if "now" in reply:
+            times = CallerTime(reply["now"] // MILLISECOND, reply["certain"] // MILLISECOND)
 
         def oldest(found: ServerIdentity) -> UUID | None:
             return tokens.get((found.system_id, found.database_oid))
 
         for name, database in self._databases.items():
-            report = database.maintain(*self._broker, oldest)
+            report = database.maintain(*self._broker, oldest, times)
             if report is None:
                 self._log.warning("resolver.no_upkeep", resolver=name, reason=database.trouble)
             elif any(report):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -30,6 +30,7 @@ from txmq.tx.postgres.session import Connection, transaction
 DAY_MS: Final = 86_400_000
 KEEP_MS: Final = DAY_MS  # the rows are evidence when log and tables are reconciled
 FRESH_MS: Final = 3 * 3_600_000  # brokers report every hour: two of them may fail
+APART_MS: Final = 3_600_000  # clocks of server and broker, before nothing is dropped
 AHEAD: Final = 3  # days: what a weekend without maintenance takes
 
 _PARTITIONS: Final = """
@@ -56,6 +57,12 @@ CREATE TABLE public.txmq_token_closed PARTITION OF public.txmq_token
     (CONSTRAINT txmq_token_too_old CHECK (false))
 FOR VALUES FROM (MINVALUE) TO ({floor})
 """)
+_REOPEN: Final = SQL("""
+DROP TABLE public.txmq_token_closed;
+CREATE TABLE public.txmq_token_closed PARTITION OF public.txmq_token
+    (CONSTRAINT txmq_token_too_old CHECK (false))
+FOR VALUES FROM (MINVALUE) TO ({floor})
+""")
 _UNREGISTERED_LOGS: Final = SQL(
     "SELECT DISTINCT log_id::text FROM public.{name} WHERE log_id <> ALL (%s::uuid[])"
 )
@@ -67,6 +74,13 @@ class Partition(NamedTuple):
     name: str
     lower: UUID | None
     upper: UUID
+
+
+class CallerTime(NamedTuple):
+    """The caller's time, and one that is certainly past (ms)."""
+
+    now_ms: int
+    certain_ms: int
 
 
 class MaintenanceReport(NamedTuple):
@@ -91,8 +105,13 @@ def maintain(
     fresh_ms: int = FRESH_MS,
     ahead: int = AHEAD,
     now_ms: int | None = None,
+    caller: CallerTime | None = None,
 ) -> MaintenanceReport:
     """Make the partitions of the days to come, and drop old ones that no broker needs.
+
+    Neither clock is believed alone: days are made by the earlier of the server's time
+    and the caller's, and nothing is dropped while the two are far apart. A range that a
+    wrong clock has closed is opened again from now on, once both agree.
 
     Call it every hour or so. A partition is dropped when every registered broker has
     reported, within the last `fresh_ms`, that its oldest undecided token is younger
@@ -103,19 +122,47 @@ def maintain(
     report = MaintenanceReport([], [], {})
     with translated("maintaining the token table"):
         now_ms = now_ms or _server_time(connection)
-        today = now_ms - now_ms % DAY_MS
+        caller = caller or CallerTime(now_ms, now_ms)
+        earlier, apart_ms = min(now_ms, caller.now_ms), abs(now_ms - caller.now_ms)
+        if apart_ms <= APART_MS:
+            _open_future(connection, earlier, report)
+        today = earlier - earlier % DAY_MS
         for start in range(today - DAY_MS, today + (ahead + 1) * DAY_MS, DAY_MS):
             _create_if_free(connection, start, report)
         brokers = registered(connection)
-        for old in _outlived(connection, bound(now_ms - keep_ms)):
+        fresh = range((now_ms - fresh_ms) * 1_000, (now_ms + APART_MS) * 1_000)
+        for old in _outlived(connection, bound(min(now_ms, caller.certain_ms) - keep_ms)):
+            if apart_ms > APART_MS:
+                apart = timedelta(milliseconds=apart_ms)
+                report.put_off[old.name] = f"the clocks of server and broker are {apart} apart"
+                break
             if not _drop(
                 connection,
                 old,
-                _reason_to_keep(connection, old, brokers, (now_ms - fresh_ms) * 1_000),
+                _reason_to_keep(connection, old, brokers, fresh),
                 report,
             ):
                 break  # what is closed stays one range
     return report
+
+
+def _open_future(connection: Connection, now_ms: int, report: MaintenanceReport) -> None:
+    """Open what is closed of the future, by a wrong clock that had been believed.
+
+    All until now stays closed, because rows of it may have been dropped: a token of a
+    committed transaction would be fenced. Tokens that are made from now on are new.
+    """
+    first, *_rest = partitions(connection)
+    if first.lower is not None or first.upper <= bound(now_ms):
+        return
+    try:
+        with translated("opening the token table"), transaction(connection) as cursor:
+            cursor.execute(_ALONE)
+            cursor.execute(_REOPEN.format(floor=Literal(str(bound(now_ms)))))
+        if name := create(connection, now_ms, now_ms - now_ms % DAY_MS + DAY_MS):
+            report.created.append(name)
+    except DatabaseConflict as busy:
+        report.put_off[first.name] = busy.message
 
 
 def create(connection: Connection, lower_ms: int, upper_ms: int) -> str | None:
@@ -193,12 +240,12 @@ def _drop(connection: Connection, old: Partition, reason: str, report: Maintenan
 
 
 def _reason_to_keep(
-    connection: Connection, old: Partition, brokers: Sequence[Broker], fresh_from: int
+    connection: Connection, old: Partition, brokers: Sequence[Broker], fresh: range
 ) -> str:
     """Return why the rows of `old` may still be asked for; "" if they cannot be."""
     for broker in brokers:
         if broker.forgotten_at is None and (
-            reason := _broker_reason_to_keep(broker, old.upper, fresh_from)
+            reason := _broker_reason_to_keep(broker, old.upper, fresh)
         ):
             return reason
     with connection.cursor() as cursor:
@@ -210,9 +257,11 @@ def _reason_to_keep(
     return f"no report of log {', '.join(silent)}" if silent else ""
 
 
-def _broker_reason_to_keep(broker: Broker, upper: UUID, fresh_from: int) -> str:
+def _broker_reason_to_keep(broker: Broker, upper: UUID, fresh: range) -> str:
     name, token = f"broker {broker.name}, log {broker.log_id},", broker.oldest_undecided
-    if broker.reported_at < fresh_from:
+    if broker.reported_at >= fresh.stop:
+        return f"{name} has reported at a time to come: the server's clock was ahead"
+    if broker.reported_at < fresh.start:
         since = datetime.fromtimestamp(broker.reported_at / SECOND, UTC)
         advice = "start it, or forget it (txmq schema brokers)"
         return f"{name} has not reported since {since:%Y-%m-%d %H:%M}: {advice}"

@@ -32,7 +32,7 @@ from txmq.tx.postgres.identity import (
     read_server,
 )
 from txmq.tx.postgres.outbox import OutboxRow, fetch
-from txmq.tx.postgres.partitions import MaintenanceReport, maintain
+from txmq.tx.postgres.partitions import CallerTime, MaintenanceReport, maintain
 from txmq.tx.postgres.session import Connection, connect
 
 
@@ -123,14 +123,18 @@ class TokenResolver:
         return [answers.get(check, unknown) for check in checks]
 
     def maintain(
-        self, log_id: UUID, name: str, oldest_undecided: Callable[[ServerIdentity], UUID | None]
+        self,
+        log_id: UUID,
+        name: str,
+        oldest_undecided: Callable[[ServerIdentity], UUID | None],
+        caller: CallerTime | None = None,
     ) -> MaintenanceReport | None:
         """Report the broker with that log, and make and drop partitions of the token
         table.
 
         `oldest_undecided` returns the oldest token that a database is to decide, None =
-        there is none. The report is None where the database cannot be asked now, for
-        the reason in `trouble`.
+        there is none. `caller` bounds the server's clock. The report is None where the
+        database cannot be asked now, for the reason in `trouble`.
         """
         if self._clock() < self._pause_ends:
             return None
@@ -139,7 +143,7 @@ class TokenResolver:
             self.identity = self._read_server(connection).identity
             report(connection, log_id, name, oldest_undecided(self.identity))
             self.has_outbox = True
-            return maintain(connection)
+            return maintain(connection, caller=caller)
         return None
 
     def database_time(self) -> int:
