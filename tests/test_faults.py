@@ -324,6 +324,18 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_resolver_of_its_own_finds_its_transactions_behind_very_many_others",
         "test_what_databases_are_to_decide_is_listed_page_by_page",
     ),
+    # time: clocks that jump by days
+    102: (
+        "test_a_broker_whose_clock_is_days_ahead_for_a_moment_loses_and_refuses_nothing",
+        "test_a_broker_that_starts_days_ahead_loses_and_refuses_nothing",
+        "test_tokens_made_after_a_wrong_expiry_are_taken_and_earlier_ones_refused",
+        "test_a_time_that_was_ahead_goes_back_once_it_is_confirmed",
+    ),
+    103: (
+        "test_a_server_that_is_days_ahead_at_one_upkeep_drops_and_closes_nothing",
+        "test_nothing_is_dropped_while_the_clocks_of_server_and_broker_are_apart",
+        "test_what_a_wrong_clock_has_closed_is_opened_from_now_on",
+    ),
     143: (
         "test_only_the_transactions_of_a_database_keep_its_token_rows",
         "test_upkeep_finds_out_which_database_a_resolver_leads_to_and_makes_partitions",
