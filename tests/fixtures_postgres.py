@@ -48,6 +48,7 @@ END $$;
 DELETE FROM public.txmq_token;
 DELETE FROM public.txmq_broker;
 DELETE FROM public.txmq_outbox;
+DELETE FROM public.txmq_outbox_floor;
 DELETE FROM public.txmq_inbox_recent;
 DELETE FROM public.txmq_inbox;
 """

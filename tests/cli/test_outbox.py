@@ -35,7 +35,7 @@ def queue(database: str) -> Queue:
         with closing(psycopg2.connect(database)) as connection, connection:
             insert_token(connection, token, [log_id])
             content = pack_entries([OutboxEntry("orders", None, "k", batch)])
-            enqueue(connection, [NewOutboxRow(log_id, token, None, "shop", 2, content)])
+            enqueue(connection, [NewOutboxRow(log_id, token, None, "shop", 2, [1], content)])
         return token
 
     return put

@@ -15,7 +15,7 @@ from txmq.cli.commands.resolver import MAINTENANCE_US, PAGE, ResolvedBroker, Res
 from txmq.errors import BrokerUnavailable, Conflict, LogChanged, UnknownTopic
 from txmq.model.message import Decision
 from txmq.tx.postgres.identity import ServerIdentity
-from txmq.tx.postgres.outbox import OutboxRow
+from txmq.tx.postgres.outbox import OutboxRow, PublishedRow
 from txmq.tx.postgres.partitions import CallerTime, MaintenanceReport
 from txmq.tx.postgres.resolver import Answer, Check
 
@@ -37,9 +37,9 @@ class StubDatabase:
         self.trouble = ""
         self.waiting: list[OutboxRow] = []
 
-    def fetch(self, log_id: UUID, done: Sequence[int]) -> list[OutboxRow]:
+    def fetch(self, log_id: UUID, done: Sequence[PublishedRow]) -> list[OutboxRow]:
         assert log_id == LOG
-        self.waiting = [row for row in self.waiting if row.seq not in done]
+        self.waiting = [row for row in self.waiting if row.published not in done]
         return self.waiting[:2]
 
     def maintain(

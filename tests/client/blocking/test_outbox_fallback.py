@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
@@ -29,6 +29,7 @@ from txmq.client.protocol.transaction.tokens import new_token
 from txmq.errors import (
     BrokerUnavailable,
     ConfigError,
+    DatabaseConflict,
     LocalProtocolError,
     LogChanged,
     MessageTooLarge,
@@ -44,6 +45,7 @@ from txmq.wire.data_requests import Opcode
 Connect = Callable[..., Client]
 DEADLINE_S = 20
 SOON: TransactionOptions = {"on_unavailable": "outbox", "timeout": 0.3}
+DIRECT: TransactionOptions = {"timeout": 0.3}
 
 
 @pytest.fixture(scope="module")
@@ -290,7 +292,9 @@ INSERT INTO counters SELECT 'k-' || k, 0 FROM generate_series(0, 3) k
 """
 
 
-def count_up(world: World, client: Client, number: int, over: Event) -> None:
+def count_up(
+    world: World, client: Client, number: int, over: Event, options: TransactionOptions
+) -> None:
     """Send increasing numbers of a key, taken under its row lock."""
     with closing(psycopg2.connect(world.dsn)) as connection:
         n = number
@@ -299,7 +303,7 @@ def count_up(world: World, client: Client, number: int, over: Event) -> None:
             key = f"k-{n % 4}"
             with (
                 suppress(TxmqError),
-                client.transaction(connection, **SOON) as tx,
+                client.transaction(connection, **options) as tx,
                 connection.cursor() as cursor,
             ):
                 cursor.execute("UPDATE counters SET n = n + 1 WHERE key = %s RETURNING n", (key,))
@@ -308,11 +312,17 @@ def count_up(world: World, client: Client, number: int, over: Event) -> None:
 
 
 @contextmanager
-def counting(world: World, threads: int) -> Iterator[None]:
-    """Run `count_up` in so many threads during the block."""
+def counting(
+    world: World, threads: int, others: Sequence[tuple[Client, TransactionOptions]] = ()
+) -> Iterator[None]:
+    """Run `count_up` in so many threads, and one for each of the others, during the
+    block.
+    """
     over = Event()
+    members = [(world.client, SOON)] * threads + list(others)
     counters = [
-        Thread(target=count_up, args=(world, world.client, n, over)) for n in range(threads)
+        Thread(target=count_up, args=(world, client, n, over, options))
+        for n, (client, options) in enumerate(members)
     ]
     for counter in counters:
         counter.start()
@@ -327,12 +337,7 @@ def counting(world: World, threads: int) -> Iterator[None]:
 def test_messages_of_a_key_keep_the_order_of_its_row_while_the_broker_comes_and_goes(
     world: World,
 ) -> None:
-    with (
-        closing(psycopg2.connect(world.dsn)) as connection,
-        connection,
-        connection.cursor() as cursor,
-    ):
-        cursor.execute(COUNTERS)
+    make_counters(world)
     for _ in range(2):
         with counting(world, threads=4):
             has_grown(world, 40)
@@ -341,6 +346,36 @@ def test_messages_of_a_key_keep_the_order_of_its_row_while_the_broker_comes_and_
             world.broker.start()
             has_grown(world, 40)
         wait_until(lambda: world.settled() and not waiting(world), DEADLINE_S)
+    require_row_order(world)
+
+
+def test_transactions_with_and_without_the_outbox_keep_the_order_of_a_row(
+    world: World, connect: Connect
+) -> None:
+    make_counters(world)
+    others = [(connect(world.broker.url, timeout=1.0), DIRECT) for _ in range(3)]
+    for _ in range(4):
+        with counting(world, threads=3, others=others):
+            has_grown(world, 40)
+            world.broker.kill()
+            has_grown(world, 20)
+            world.broker.start()
+            has_grown(world, 100)
+        wait_until(lambda: world.settled() and not waiting(world), DEADLINE_S)
+    require_row_order(world)
+
+
+def make_counters(world: World) -> None:
+    with (
+        closing(psycopg2.connect(world.dsn)) as connection,
+        connection,
+        connection.cursor() as cursor,
+    ):
+        cursor.execute(COUNTERS)
+
+
+def require_row_order(world: World) -> None:
+    """Require all counted numbers of each key, in order."""
     counted = dict(query(world, "SELECT key, n FROM counters"))
     found: dict[str, list[int]] = {key: [] for key in counted}
     for message in world.stored():
@@ -359,20 +394,96 @@ def has_grown(world: World, more: int) -> None:
     wait_until(lambda: committed() >= least, DEADLINE_S)
 
 
-def test_a_row_that_is_damaged_holds_up_those_after_it(world: World) -> None:
-    log_id = world.client.log_id
-    broken = query_and_commit(
+def put_damaged_row(world: World, keys: str = "{}") -> int:
+    """Put a row into the outbox that cannot be published, and return its number."""
+    [(seq,)] = query_and_commit(
         world,
-        "INSERT INTO txmq_outbox (log_id, tok, service, messages, content)"
-        " VALUES (%s, %s, '', 1, 'x') RETURNING seq",
-        log_id,
+        "INSERT INTO txmq_outbox (log_id, tok, service, messages, keys, content)"
+        " VALUES (%s, %s, '', 1, %s, 'x') RETURNING seq",
+        world.client.log_id,
         UUID(int=0),
+        keys,
     )
+    return int(seq)
+
+
+def test_a_transaction_without_the_outbox_queues_behind_rows_with_its_keys(world: World) -> None:
+    broken = put_damaged_row(world)
+    place(world, "o-1")
+    direct = place_directly(world, "o-2", "k")
+    place_directly(world, "o-3", "other").wait_published()
+    assert (waiting(world), bodies(world)) == (3, ["o-3"])
+    query_and_commit(world, "DELETE FROM txmq_outbox WHERE seq = %s RETURNING 1", broken)
+    direct.wait_published(DEADLINE_S)
+    assert sorted(bodies(world)) == ["o-1", "o-2", "o-3"]
+    assert [body for body in bodies(world) if body != "o-3"] == ["o-1", "o-2"]
+    wait_until(lambda: not waiting(world), DEADLINE_S)
+    place_directly(world, "o-4", "k").wait_published()
+    assert world.orders() == {"o-1", "o-2", "o-3", "o-4"}
+
+
+def test_a_transaction_without_the_outbox_fails_while_the_broker_is_away(world: World) -> None:
+    place_directly(world, "o-0", "k")
+    world.broker.kill()
+    place(world, "o-1")
+    for _ in range(2):
+        with pytest.raises(BrokerUnavailable):
+            place_directly(world, "o-2", "k")
+    world.broker.start()
+    wait_until(lambda: not waiting(world), DEADLINE_S)
+    place_directly(world, "o-3", "k").wait_published()
+    assert bodies(world) == ["o-0", "o-1", "o-3"]
+
+
+def test_an_ack_cannot_queue_behind_rows_with_the_keys_of_its_transaction(world: World) -> None:
+    world.client.send(world.topic, b"question")
+    broken = put_damaged_row(world, keys="{0}")
+    with world.client.consumer("askers", [world.topic], start="first") as consumer:
+        message = consumer.receive(DEADLINE_S)
+        tx = world.client.transaction(world.connection, **DIRECT)
+        tx.__enter__()
+        tx.ack(message)
+        tx.send(world.topic, b"answer", key="k")
+        with pytest.raises(BrokerUnavailable, match="acks cannot wait"):
+            tx.__exit__(None, None, None)
+    query_and_commit(world, "DELETE FROM txmq_outbox WHERE seq = %s RETURNING 1", broken)
+
+
+def test_a_row_that_came_and_went_unseen_is_a_conflict(world: World) -> None:
+    """It may have been published behind the bundle, and deleted before the look."""
+    put_and_drain(world)
+    place_directly(world, "o-1", "k")
+    put_and_drain(world)
+    with pytest.raises(DatabaseConflict, match="run the transaction again"):
+        place_directly(world, "o-2", "k")
+    place_directly(world, "o-3", "k").wait_published()
+    assert bodies(world) == ["o-1", "o-3"]
+    assert world.orders() == {"o-1", "o-3"}
+
+
+def put_and_drain(world: World) -> None:
+    """Let a row come and go, which raises the floor of the outbox."""
+    broken = put_damaged_row(world)
+    query_and_commit(world, "DELETE FROM txmq_outbox WHERE seq = %s RETURNING 1", broken)
+    above = "SELECT FROM txmq_outbox_floor WHERE log_id = %s AND seq > %s"
+    wait_until(lambda: bool(query(world, above, world.client.log_id, broken)), DEADLINE_S)
+
+
+def place_directly(world: World, number: str, key: str, client: Client | None = None) -> Any:
+    """Place an order without the outbox; return its transaction."""
+    with (client or world.client).transaction(world.connection, timeout=1.0) as tx:
+        world.insert(number)
+        tx.send(world.topic, number.encode(), key=key)
+    return tx
+
+
+def test_a_row_that_is_damaged_holds_up_those_after_it(world: World) -> None:
+    broken = put_damaged_row(world)
     tx = place(world, "o-1")
     assert waiting(world) == 2
     wait_until(lambda: "outbox.stuck" in world.broker.log, DEADLINE_S)
     assert world.messages() == set()
-    query_and_commit(world, "DELETE FROM txmq_outbox WHERE seq = %s RETURNING 1", broken[0][0])
+    query_and_commit(world, "DELETE FROM txmq_outbox WHERE seq = %s RETURNING 1", broken)
     tx.wait_published(DEADLINE_S)
 
 

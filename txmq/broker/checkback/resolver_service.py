@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from txmq.broker.reactor.interfaces import RunInThread
     from txmq.config.broker import ResolverSettings
     from txmq.core.transactions.model import Transaction
-    from txmq.tx.postgres.outbox import OutboxRow
+    from txmq.tx.postgres.outbox import OutboxRow, PublishedRow
     from txmq.tx.postgres.partitions import MaintenanceReport
 
 SKIPPED_TICKS = 8  # between reads of an outbox whose next row could not be published
@@ -197,7 +197,7 @@ class _DatabaseResolver:
         self._in_thread, self._now = in_thread, now
         self._fetch_due = self._publishing = False
         self._skipped_ticks = 0  # still to skip, after a row that could not be published
-        self._published_rows: list[int] = []  # of the outbox, and not deleted yet
+        self._published_rows: list[PublishedRow] = []  # of the outbox, and not deleted yet
         policy = ResolverPolicy(end_stuck_after_s=settings.end_backend_after_s)
         self._resolver = TokenResolver(settings.dsn, policy=policy)
         self._pending: dict[Check, tuple[bytes, Callable[[Answer], None]]] = {}
@@ -332,7 +332,7 @@ class _DatabaseResolver:
     def _published(self, rows: list[OutboxRow], count: int, trouble: str) -> None:
         crashpoint("outbox.after_publish")
         self._publishing, self._fetch_due = False, True
-        self._published_rows = [row.seq for row in rows[:count]]
+        self._published_rows = [row.published for row in rows[:count]]
         if count < len(rows):
             self._fetch_due, self._skipped_ticks = count > 0, SKIPPED_TICKS
         self._outbox_error = f"row {rows[count].seq}: {trouble}" if trouble else ""

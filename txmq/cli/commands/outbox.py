@@ -99,7 +99,7 @@ def drop(
             "reason": reason,
         }
         _append(keep, json.dumps(record))
-        dropped = outbox_rows.drop(connection, seq)
+        dropped = outbox_rows.drop(connection, row)
     out.show({"seq": seq, "token": row.token.hex, "dropped": dropped, "kept": str(keep)})
 
 
@@ -135,7 +135,7 @@ def _find_row(connection: Connection, seq: int) -> tuple[ListedRow, bytes]:
     from txmq.tx.postgres import outbox_rows
 
     row = outbox_rows.find_row(connection, seq)
-    content = outbox_rows.content_of(connection, seq)
+    content = None if row is None else outbox_rows.content_of(connection, row)
     if row is None or content is None:
         raise ConfigError(
             "seq",

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
     from txmq.tx.postgres.identity import ServerIdentity
-    from txmq.tx.postgres.outbox import OutboxRow
+    from txmq.tx.postgres.outbox import OutboxRow, PublishedRow
     from txmq.tx.postgres.resolver import Answer, Check, TokenResolver
 
 PAGE = 5_000  # undecided transactions that one call looks through
@@ -166,9 +166,9 @@ class ResolverRounds:
         it.
         """
         for name, database in self._databases.items():
-            done: list[int] = []
+            done: list[PublishedRow] = []
             while rows := database.fetch(self._broker.log_id, done):
-                done = [row.seq for row in takewhile(self._try_publish, rows)]
+                done = [row.published for row in takewhile(self._try_publish, rows)]
                 self._log.info("outbox.published", resolver=name, transactions=len(done))
                 if len(done) < len(rows):
                     database.fetch(self._broker.log_id, done)

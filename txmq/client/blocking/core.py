@@ -69,6 +69,8 @@ class BlockingCore:
         self._sender: Sender | None = None
         self.settings = settings
         self.closed = False
+        # Of the databases, by system identifier and oid: see OutboxFallback.
+        self.outbox_stamps: dict[tuple[int, int], int] = {}
         self.pool = ConnectionPool(self.open_connection, settings.connections)
         self.topics = TopicCache(self._describe, settings.partitioner, settings.body_compression)
         self.decision_pipeline = DecisionPipeline(

@@ -23,8 +23,13 @@ _FRESH: Final = ("read committed", "read uncommitted")
 _STATUS: Final = """
 SELECT log::text, current_setting('transaction_isolation'),
        EXISTS (SELECT FROM public.txmq_broker b WHERE b.log_id = log AND b.forgotten_at IS NULL),
-       EXISTS (SELECT FROM public.txmq_outbox o WHERE o.log_id = log)
+       public.txmq_outbox_waits(log, NULL)
 FROM unnest(%s::uuid[]) log
+"""
+_LOOK: Final = """
+SELECT EXISTS (SELECT FROM public.txmq_broker WHERE log_id = %(log_id)s::uuid
+           AND forgotten_at IS NULL),
+       public.txmq_outbox_waits(%(log_id)s::uuid, %(keys)s::int8[])
 """
 # The transaction itself fences the token of a bundle that the broker may have: that
 # bundle can never be committed.
@@ -34,15 +39,17 @@ UPDATE public.txmq_token SET state = 'R' WHERE tok = %(replaced)s::uuid
 INSERT INTO public.txmq_token (tok, log_id) VALUES (%(token)s::uuid, %(log_id)s::uuid);
 """
 _ENQUEUE: Final = """
-INSERT INTO public.txmq_outbox (log_id, tok, service, messages, content)
-VALUES (%(log_id)s::uuid, %(token)s::uuid, %(service)s, %(messages)s, %(content)s)
+INSERT INTO public.txmq_outbox (log_id, tok, service, messages, keys, content)
+VALUES (%(log_id)s::uuid, %(token)s::uuid, %(service)s, %(messages)s, %(keys)s::int8[], %(content)s)
 """
 _FETCH: Final = """
-DELETE FROM public.txmq_outbox WHERE log_id = %(log_id)s::uuid AND seq = ANY (%(done)s::int8[]);
+DELETE FROM public.txmq_outbox WHERE log_id = %(log_id)s::uuid AND seq = ANY (%(done)s::int8[])
+    AND (seq, tok) IN (SELECT * FROM unnest(%(done)s::int8[], %(tokens)s::uuid[]));
 SELECT seq, tok::text, service, content FROM (
     SELECT *, sum(octet_length(content)) OVER (ORDER BY seq) AS total,
         row_number() OVER (ORDER BY seq) AS place
     FROM (SELECT * FROM public.txmq_outbox WHERE log_id = %(log_id)s::uuid
+        AND seq >= (SELECT public.txmq_outbox_settle(%(log_id)s::uuid))
         ORDER BY seq LIMIT %(most)s) AS first
 ) AS sized WHERE place = 1 OR total <= %(bytes)s ORDER BY seq
 """
@@ -66,7 +73,19 @@ class NewOutboxRow(NamedTuple):
     replaced: UUID | None
     service: str
     messages: int
+    keys: list[int]
     content: bytes
+
+
+class PublishedRow(NamedTuple):
+    """A row that the broker has, so that it may be deleted.
+
+    The token tells it from a later row: after a failover the database gives a number
+    again.
+    """
+
+    seq: int
+    token: UUID
 
 
 class OutboxRow(NamedTuple):
@@ -76,6 +95,11 @@ class OutboxRow(NamedTuple):
     token: UUID
     service: str
     content: bytes
+
+    @property
+    def published(self) -> PublishedRow:
+        """Return what names the row once it is published."""
+        return PublishedRow(self.seq, self.token)
 
 
 def read_status(connection: Connection, log_ids: Sequence[UUID]) -> dict[UUID, OutboxStatus]:
@@ -95,6 +119,19 @@ def read_status(connection: Connection, log_ids: Sequence[UUID]) -> dict[UUID, O
     return {UUID(log): OutboxStatus(*found) for log, _isolation, *found in rows}
 
 
+def read_key_status(connection: Connection, log_id: UUID, keys: Sequence[int]) -> OutboxStatus:
+    """Return the outbox's state for one broker; only rows with one of the keys wait.
+
+    It takes one round trip in the caller's transaction. Raises DatabaseConflict if the
+    transaction's snapshot may hide such rows, DatabaseError.
+    """
+    values = {"log_id": str(log_id), "keys": list(keys)}
+    with translated("looking at the outbox"), connection.cursor() as cursor:
+        cursor.execute(_LOOK, values)
+        [found] = cursor.fetchall()
+    return OutboxStatus(*found)
+
+
 def enqueue(connection: Connection, entering: Sequence[NewOutboxRow]) -> None:
     """Put messages into the outbox, in the caller's transaction. Raises
     DatabaseError.
@@ -107,11 +144,17 @@ def enqueue(connection: Connection, entering: Sequence[NewOutboxRow]) -> None:
             cursor.execute(_ENQUEUE if row.replaced is None else _EXCHANGE + _ENQUEUE, values)
 
 
-def fetch(connection: Connection, log_id: UUID, done: Sequence[int]) -> list[OutboxRow]:
+def fetch(connection: Connection, log_id: UUID, done: Sequence[PublishedRow]) -> list[OutboxRow]:
     """Delete the rows that are done, and return the next ones in order. Raises
     DatabaseError.
     """
-    values = {"log_id": str(log_id), "done": list(done), "most": AT_ONCE, "bytes": BYTES_AT_ONCE}
+    values = {
+        "log_id": str(log_id),
+        "done": [row.seq for row in done],
+        "tokens": [str(row.token) for row in done],
+        "most": AT_ONCE,
+        "bytes": BYTES_AT_ONCE,
+    }
     with translated("fetching from the outbox"), connection.cursor() as cursor:
         cursor.execute(_FETCH, values)
         return [

@@ -18,8 +18,8 @@ SELECT seq, tok::text, log_id::text, service, messages, octet_length(content),
        (extract(epoch FROM at) * 1000000)::int8
 FROM public.txmq_outbox WHERE %(seq)s::int8 IS NULL OR seq = %(seq)s ORDER BY seq LIMIT %(most)s
 """
-_CONTENT: Final = "SELECT content FROM public.txmq_outbox WHERE seq = %s"
-_DELETE: Final = "DELETE FROM public.txmq_outbox WHERE seq = %s"
+_CONTENT: Final = "SELECT content FROM public.txmq_outbox WHERE seq = %s AND tok = %s::uuid"
+_DELETE: Final = "DELETE FROM public.txmq_outbox WHERE seq = %s AND tok = %s::uuid"
 _RENEW: Final = """
 UPDATE public.txmq_token SET state = 'R' WHERE tok = %(old)s::uuid AND log_id = %(log_id)s::uuid;
 INSERT INTO public.txmq_token (tok, log_id) VALUES (%(new)s::uuid, %(log_id)s::uuid);
@@ -64,23 +64,23 @@ def _listed(connection: Connection, seq: int | None, most: int) -> list[ListedRo
         ]
 
 
-def content_of(connection: Connection, seq: int) -> bytes | None:
+def content_of(connection: Connection, listed: ListedRow) -> bytes | None:
     """Return the content of a row; None = there is no such row. Raises
     DatabaseError.
     """
     with translated("looking into the outbox"), connection.cursor() as cursor:
-        cursor.execute(_CONTENT, (seq,))
+        cursor.execute(_CONTENT, (listed.seq, str(listed.token)))
         row = cursor.fetchone()
     return None if row is None else bytes(row[0])
 
 
-def drop(connection: Connection, seq: int) -> bool:
-    """Delete a row, so that its messages are never sent; False where there is none.
+def drop(connection: Connection, listed: ListedRow) -> bool:
+    """Delete a row, so that its messages are never sent; False where it is gone.
 
     Raises DatabaseError.
     """
     with translated("dropping a row of the outbox"), connection.cursor() as cursor:
-        cursor.execute(_DELETE, (seq,))
+        cursor.execute(_DELETE, (listed.seq, str(listed.token)))
         return bool(cursor.rowcount)
 
 
@@ -90,7 +90,7 @@ def renew(connection: Connection, row: ListedRow, token: UUID) -> bool:
     Brokers refuse a row whose token is older than the outcomes that they keep. Raises
     DatabaseError, RemoteProtocolError where the row is damaged.
     """
-    content = content_of(connection, row.seq)
+    content = content_of(connection, row)
     if content is None:
         return False
     entries = [

@@ -31,7 +31,7 @@ from txmq.tx.postgres.identity import (
     read_history,
     read_server,
 )
-from txmq.tx.postgres.outbox import OutboxRow, fetch
+from txmq.tx.postgres.outbox import OutboxRow, PublishedRow, fetch
 from txmq.tx.postgres.partitions import CallerTime, MaintenanceReport, maintain
 from txmq.tx.postgres.session import Connection, connect
 
@@ -165,7 +165,7 @@ class TokenResolver:
         """Return whether the last attempt failed, for the reason in `trouble`."""
         return self._failures > 0
 
-    def fetch(self, log_id: UUID, done: Sequence[int]) -> list[OutboxRow] | None:
+    def fetch(self, log_id: UUID, done: Sequence[PublishedRow]) -> list[OutboxRow] | None:
         """Delete rows of the outbox that are done, and return the next ones.
 
         None where the database cannot be asked now: pass `done` again. Tables of an

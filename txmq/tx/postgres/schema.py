@@ -22,6 +22,12 @@ _RIGHTS: Final = {
     "txmq_inbox": "SELECT, INSERT, UPDATE",
 }
 _CLAIM: Final = "public.txmq_claim(text, text, int, int8, int8, int8[])"
+_FUNCTIONS: Final = (
+    _CLAIM,
+    "public.txmq_outbox_stamp(uuid)",
+    "public.txmq_outbox_waits(uuid, int8[])",
+    "public.txmq_outbox_settle(uuid)",
+)
 
 
 def install(connection: Connection) -> None:
@@ -91,11 +97,13 @@ def _missing_rights(cursor: Cursor) -> list[str]:
             if cursor.fetchone() == (False,):
                 grant = f"GRANT {right} ON public.{table} TO the role"
                 remarks.append(f"the role may not {right} on {table}: {grant}")
-    cursor.execute("SELECT has_function_privilege(%s, 'EXECUTE')", (_CLAIM,))
-    if cursor.fetchone() == (False,):
-        remarks.append(
-            f"the role may not EXECUTE txmq_claim: GRANT EXECUTE ON FUNCTION {_CLAIM} TO the role"
-        )
+    for function in _FUNCTIONS:
+        cursor.execute("SELECT has_function_privilege(%s, 'EXECUTE')", (function,))
+        if cursor.fetchone() == (False,):
+            name = function.removeprefix("public.").partition("(")[0]
+            remarks.append(
+                f"the role may not EXECUTE {name}: GRANT EXECUTE ON FUNCTION {function} TO the role"
+            )
     return remarks
 
 

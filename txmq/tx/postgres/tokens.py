@@ -28,6 +28,7 @@ _INSERT: Final = """
 INSERT INTO public.txmq_token AS token (tok, log_id) VALUES {}
     RETURNING nullif(current_setting('synchronous_commit'), 'on'), log_id::text,
     (SELECT boot_epoch FROM public.txmq_broker broker WHERE broker.log_id = token.log_id),
+    public.txmq_outbox_stamp(log_id),
 """
 # `remote_write` trusts the standby's kernel; `remote_apply` is stronger than `on`.
 _STRENGTHEN: Final = "SELECT set_config('synchronous_commit', 'on', true)"
@@ -37,12 +38,14 @@ class InsertedToken(NamedTuple):
     """The transaction's circumstances when it wrote its token rows.
 
     `boot_epochs` has, by log, the boot epoch in which the broker has last reported to
-    this database; None = never.
+    this database; None = never. `outbox_stamps` has, by log, the stamp of its outbox;
+    None = rows wait there, or may.
     """
 
     synchronous_commit: str  # that the transaction will commit under
     server: NamedServer
     boot_epochs: dict[UUID, int | None]
+    outbox_stamps: dict[UUID, int | None]
 
 
 def insert_token(
@@ -78,6 +81,7 @@ def insert_token(
         setting or "on",
         NamedServer.read(system_id, timeline, position),
         {UUID(log_id): epoch for _setting, log_id, epoch, *_ in rows},
+        {UUID(log_id): stamp for _setting, log_id, _epoch, stamp, *_ in rows},
     )
 
 

@@ -12,24 +12,42 @@ keep their order are in docs/PROTOCOL.md 2.3. This module contributes two of the
   is fenced in the same transaction, so that the bundle can only be rolled back. Until
   then its order ticket holds its keys, and later transactions on them wait.
 
-The order holds among transactions that use the outbox. A transaction that fails without
-its broker does not read the outbox, and its successor may overtake.
+A transaction without that policy queues only behind rows that have one of its keys. It
+has to look before its bundle is stored: later the broker may have published and
+deleted such a row behind the bundle. The look costs no round trip where the INSERT of
+the token finds the stamp of the outbox that this client knew before. No row was there
+in between then. Another stamp is a conflict, and the next transaction looks first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from uuid import UUID
 
 from txmq.client.blocking.transaction.broker_bundle import BrokerBundle
 from txmq.client.log import get_logger
-from txmq.client.protocol.transaction.outbox_entries import outbox_entries
-from txmq.errors import BrokerUnavailable, ConnectionLost, ReadOnly, RequestTimeout, TxmqError
+from txmq.client.protocol.transaction.outbox_entries import order_keys, outbox_entries
+from txmq.errors import (
+    BrokerUnavailable,
+    ConnectionLost,
+    DatabaseConflict,
+    ReadOnly,
+    RequestTimeout,
+    TxmqError,
+)
 from txmq.tx.outbox_entry import pack_entries
-from txmq.tx.postgres.outbox import NewOutboxRow, OutboxStatus, enqueue, read_status
+from txmq.tx.postgres.identity import server_of
+from txmq.tx.postgres.outbox import (
+    NewOutboxRow,
+    OutboxStatus,
+    enqueue,
+    read_key_status,
+    read_status,
+)
 from txmq.tx.postgres.session import Connection
+from txmq.wire.data_requests import Opcode
 
 UNAVAILABLE = (BrokerUnavailable, ConnectionLost, RequestTimeout, ReadOnly)
 NO_QUEUE = OutboxStatus(fetched=False, waiting=False)
@@ -39,28 +57,84 @@ log = get_logger()
 
 @dataclass(slots=True)
 class OutboxFallback:
-    """The bundles of one transaction that go to the outbox; none unless `enabled`."""
+    """The bundles of one transaction that go to the outbox.
+
+    Those of brokers that are away go there only if it is `enabled`; those with earlier
+    transactions before them go there in any case.
+    """
 
     connection: Connection
     enabled: bool
     _queues: dict[UUID, OutboxStatus] = field(default_factory=dict)
     # With the token that the row's new one replaces, if any.
     _outbox_bundles: dict[BrokerBundle, UUID | None] = field(default_factory=dict)
+    _database: tuple[int, int] = (0, 0)
+    # Of brokers at whose queues this transaction has not looked.
+    _expected_stamps: dict[UUID, int] = field(default_factory=dict)
 
     def check_queues(self, bundles: Sequence[BrokerBundle]) -> None:
-        """Queue the bundles for whose broker earlier transactions wait already.
+        """Queue the bundles behind earlier transactions that wait for their broker.
 
-        Raises BrokerUnavailable if that is unknown or impossible, LocalProtocolError or
-        DatabaseError.
+        Raises BrokerUnavailable if that is unknown or impossible, DatabaseConflict if a
+        snapshot hides it, LocalProtocolError or DatabaseError.
         """
-        if not self.enabled:
+        if self.enabled:
+            self._queues = read_status(self.connection, [_log_of(bundle) for bundle in bundles])
+            for bundle in bundles:
+                if self._queues[bundle.core.log_id].waiting:
+                    self._move_to_outbox(
+                        bundle, BrokerUnavailable("Earlier transactions wait for the broker")
+                    )
             return
-        self._queues = read_status(self.connection, [_log_of(bundle) for bundle in bundles])
+        server = server_of(self.connection).identity
+        self._database = server.system_id, server.database_oid
         for bundle in bundles:
-            if self._queues[bundle.core.log_id].waiting:
-                self._move_to_outbox(
-                    bundle, BrokerUnavailable("Earlier transactions wait for the broker")
+            stamp = bundle.core.outbox_stamps.get(self._database)
+            if stamp is None:
+                self._queue_behind_keys(bundle)
+            else:
+                self._expected_stamps[bundle.core.log_id] = stamp
+
+    def check_stamps(
+        self, bundles: Sequence[BrokerBundle], stamps: Mapping[UUID, int | None]
+    ) -> None:
+        """Check that no rows came or went unseen, by the stamps of the token's rows.
+
+        Raises DatabaseConflict.
+        """
+        if self.enabled:
+            return
+        self._learn(bundles, stamps)
+        for log_id, stamp in self._expected_stamps.items():
+            if stamps[log_id] != stamp:
+                raise DatabaseConflict(
+                    f"The outbox for the broker of log {log_id} came into use or was emptied "
+                    "during the transaction",
+                    hint="run the transaction again",
                 )
+
+    def forget_stamps(self, bundles: Sequence[BrokerBundle]) -> None:
+        """Let the next transaction look at the outbox before it sends anything."""
+        self._learn(bundles, {})
+
+    def _learn(self, bundles: Sequence[BrokerBundle], stamps: Mapping[UUID, int | None]) -> None:
+        for bundle in bundles:
+            known = bundle.core.known_log_id
+            stamp = None if known is None else stamps.get(known)
+            if stamp is None:
+                bundle.core.outbox_stamps.pop(self._database, None)
+            else:
+                bundle.core.outbox_stamps[self._database] = stamp
+
+    def _queue_behind_keys(self, bundle: BrokerBundle) -> None:
+        log_id = bundle.core.log_id
+        keys = order_keys(bundle.buffer.items)
+        self._queues[log_id] = queue = read_key_status(self.connection, log_id, keys)
+        if queue.waiting:
+            bundle.core.request(Opcode.PING)  # where the broker is away, the transaction fails
+            self._move_to_outbox(
+                bundle, BrokerUnavailable("Earlier transactions on the same keys wait")
+            )
 
     def sent_directly(self, bundles: list[BrokerBundle]) -> list[BrokerBundle]:
         """Return the bundles that do not go to the outbox."""
@@ -99,6 +173,7 @@ class OutboxFallback:
                     replaced,
                     service,
                     messages,
+                    order_keys(bundle.buffer.items),
                     pack_entries(entries),
                 )
             )

@@ -109,12 +109,14 @@ class PostgresTransaction(Transaction):
             self._inserted = insert_token(
                 self._connection, self.token, logs, allow_weak_commit=self._allow_weak_commit
             )
+            self._fallback.check_stamps(bundles, self._inserted.outbox_stamps)
             crashpoint("tx.after_token")
             self._require_server(server, self._inserted.server)
             self._await_bundles(bundles)
             crashpoint("tx.before_commit")
         except BaseException as error:
             roll_back(self._connection)
+            self._fallback.forget_stamps(bundles)
             self._withdraw(bundles)
             if isinstance(error, ConnectionLost | RequestTimeout):
                 raise BrokerUnavailable(

@@ -13,6 +13,7 @@ from txmq.client.protocol.sender.rows import ColumnRows
 from txmq.client.protocol.sender.topics import TopicCache
 from txmq.client.protocol.transaction.buffer import BufferedSend, PartitionRows
 from txmq.errors import BrokerUnavailable, MessageTooLarge
+from txmq.model.keys import key_hash
 from txmq.model.message import Message
 from txmq.tx.outbox_entry import BYTES, MESSAGES, OutboxEntry
 
@@ -41,6 +42,22 @@ def outbox_entries(
             hint="wait for the broker, or send less in one transaction",
         )
     return entries, sequence
+
+
+def order_keys(items: Iterable[BufferedSend]) -> list[int]:
+    """Return the keys of the messages, each as a hash of topic and key.
+
+    Rows of the outbox carry them. Two transactions without a common one need no order.
+    """
+    keys = {
+        (item.topic, key)
+        for item in items
+        for key in (
+            (item.content.key,) if isinstance(item.content, Message) else item.content.keys or ()
+        )
+        if key
+    }
+    return sorted({key_hash(f"{topic}\0{key}") for topic, key in keys})
 
 
 def _rows_by_key(
