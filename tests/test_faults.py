@@ -336,6 +336,21 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_nothing_is_dropped_while_the_clocks_of_server_and_broker_are_apart",
         "test_what_a_wrong_clock_has_closed_is_opened_from_now_on",
     ),
+    94: (
+        "test_a_row_with_the_number_of_a_published_one_stays",
+        "test_numbers_go_on_behind_the_rows_where_the_sequence_has_gone_back",
+        "test_numbers_go_on_behind_the_floor_of_an_empty_outbox",
+    ),
+    123: (
+        "test_transactions_with_and_without_the_outbox_keep_the_order_of_a_row",
+        "test_a_transaction_without_the_outbox_queues_behind_rows_with_its_keys",
+        "test_a_row_that_came_and_went_unseen_is_a_conflict",
+        "test_a_snapshot_that_may_hide_a_row_is_a_conflict",
+    ),
+    127: (
+        "test_a_look_walks_over_few_deleted_rows_under_an_old_snapshot",
+        "test_a_late_commit_of_a_smaller_number_is_not_passed_over",
+    ),
     143: (
         "test_only_the_transactions_of_a_database_keep_its_token_rows",
         "test_upkeep_finds_out_which_database_a_resolver_leads_to_and_makes_partitions",
