@@ -67,11 +67,11 @@ def test_a_session_over_a_row_of_the_outbox_holds_up_the_outbox_only(
     rows(database, OUTBOX_ROW, str(LOG), str(new_token()))
     [row] = resolver.fetch(LOG, []) or []
     with open_session(database, "SELECT FROM public.txmq_outbox FOR UPDATE") as pid:
-        assert resolver.fetch(LOG, [row.seq]) is None
+        assert resolver.fetch(LOG, [row.published]) is None
         assert f"session {pid} " in resolver.blocked["outbox"]
         assert resolver.resolve([check_of(database, new_token())]) == [Answer(Decision.ROLLBACK)]
         assert not resolver.failing
-    assert resolver.fetch(LOG, [row.seq]) == []
+    assert resolver.fetch(LOG, [row.published]) == []
     assert resolver.blocked == {}
 
 
