@@ -11,7 +11,6 @@ from typing import Any
 from unittest.mock import patch
 
 from twisted.internet.defer import Deferred
-from twisted.python.failure import Failure
 
 from tests.simulation import (
     actors,
@@ -102,15 +101,18 @@ class Simulation:
                 self._run_to_end(delayed_producer.DelayedProducer(world, "d").run(4))
             for work in operators.work_of_seed(world, self._seed):
                 self._run_to_end(work)
-            self._run_throughout(consumers.ConcurrentConsumer(world, "m0").run())
-            for name in ("m0", "m1"):
-                self._run_throughout(consumers.OrderedConsumer(world, name).run())
-            if Random(self._seed + 0.5).random() < client_consumers.SHARE:
-                for name in client_consumers.MEMBERS:
-                    self._run_throughout(client_consumers.ClientConsumer(world, name).run())
+            self._start_consumers()
             self._run_throughout(replayer.run())
 
         self._run_to_end(begin())
+
+    def _start_consumers(self) -> None:
+        self._run_throughout(consumers.ConcurrentConsumer(self.world, "m0").run())
+        for name in ("m0", "m1"):
+            self._run_throughout(consumers.OrderedConsumer(self.world, name).run())
+        if Random(self._seed + 0.5).random() < client_consumers.SHARE:
+            for name in client_consumers.MEMBERS:
+                self._run_throughout(client_consumers.ClientConsumer(self.world, name).run())
 
     def _start_xa(self) -> None:
         for actor in (

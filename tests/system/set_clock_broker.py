@@ -1,4 +1,4 @@
-"""The `txmq` command on a machine whose clock is wrong, as a file says in microseconds."""
+"""The `txmq` command on a machine with a wrong clock, in microseconds from a file."""
 
 from __future__ import annotations
 

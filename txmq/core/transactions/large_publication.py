@@ -282,9 +282,9 @@ def _apply_publish(
 ) -> LargeBundle:
     bases = {one.topic_partition: one.base for one in large.partitions}
     given, offsets = Counter[TopicPartition](), []
-    # Messages that come between two pieces have later offsets. Theirs is the later place
-    # in the order of publication, too, by which key fences release a key's messages. The
-    # barrier keeps readers out until the last piece is durable.
+    # Messages that come between two pieces have later offsets. Theirs is the later
+    # place in the order of publication, too, by which key fences release a key's
+    # messages. The barrier keeps readers out until the last piece is durable.
     begun = context._replace(end=large.begun or context.end)
     for batch in batches:
         if batch.delay is not None:

@@ -211,8 +211,8 @@ class Settlement:
         else:
             self._refused(error, now)
         if self._queue.has_duplicate(nack.place, lease):
-            # The refusal is about the old delivery. The message has failed all the same,
-            # and has been leased anew since: that lease takes the nack.
+            # The refusal is about the old delivery. The message has failed all the
+            # same, and has been leased anew since: that lease takes the nack.
             self._return_key(nack, lease)
             self._nacks.appendleft(nack)
         else:
