@@ -90,6 +90,12 @@ class RealBroker:
         self._end(signal.SIGTERM)
 
     @property
+    def pid(self) -> int:
+        """Its process, while it runs."""
+        assert self._process is not None
+        return self._process.process.pid
+
+    @property
     def log(self) -> str:
         """What it has logged in all its lives."""
         return (self._directory / "err").read_text()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import atexit
 import sys
 import time
 from dataclasses import replace
@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from uuid import UUID
 from weakref import WeakSet
 
+from txmq.client.blocking.after_fork import tell_after_fork
 from txmq.client.blocking.connections.connection import Connection, open_connection
 from txmq.client.blocking.connections.pool import ConnectionPool
 from txmq.client.blocking.decision_pipeline import DecisionPipeline
@@ -24,9 +25,9 @@ from txmq.client.protocol.conversation import (
     client_closed,
 )
 from txmq.client.protocol.identity import ProducerInstance
-from txmq.client.protocol.sender.multi_send import SenderStats
+from txmq.client.protocol.sender.multi_send import SenderStats, warn_of_unsent
 from txmq.client.protocol.sender.topics import TopicCache
-from txmq.client.protocol.settings import ClientSettings
+from txmq.client.protocol.settings import EXIT_S, ClientSettings
 from txmq.errors import BrokerUnavailable, ConnectionLost, RequestTimeout
 from txmq.wire.batched import POSITIONS
 from txmq.wire.calls.registry import encode_call
@@ -79,6 +80,7 @@ class BlockingCore:
             patience=settings.timeout,
         )
         _cores.add(self)
+        tell_after_fork(self)
 
     def require_reachable(self) -> None:
         """Ask for the id of the broker's log, unless it is known. Raises as a call."""
@@ -198,6 +200,16 @@ class BlockingCore:
             self._sender.close(max(0.0, deadline - time.monotonic()))
         self.pool.close()
 
+    def finish_at_exit(self, deadline: float) -> None:
+        """Send what waits until that moment, because the process ends without `close`.
+        Warn of messages without a receipt.
+        """
+        sender = self._sender
+        if self.closed or sender is None or sender.idle:
+            return
+        sender.close(max(0.0, deadline - time.monotonic()))
+        warn_of_unsent(sender.failed_at_end)
+
     def _describe(self, topic: str) -> dict[str, Any]:
         return self.call("topic.describe", {"names": [topic], "create": True}, repeat=True)
 
@@ -207,6 +219,7 @@ class BlockingCore:
             if self.closed:
                 raise client_closed()
             if self._sender is None:
+                _finish_in_child()
                 self._sender = Sender(
                     self._connect,
                     self.topics,
@@ -221,11 +234,21 @@ class BlockingCore:
 _cores = WeakSet[BlockingCore]()  # of this process
 
 
-def _after_fork() -> None:
+def _finish_at_exit() -> None:
+    deadline = time.monotonic() + EXIT_S
     for core in list(_cores):
-        core.after_fork()
+        core.finish_at_exit(deadline)
 
 
-# To compare process ids at every send would cost a system call each time.
-if sys.platform != "win32":
-    os.register_at_fork(after_in_child=_after_fork)
+def _finish_in_child() -> None:
+    """Have a child process of multiprocessing, which ends without atexit, finish its
+    sends.
+    """
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None and process.parent_process() is not None:
+        from multiprocessing.util import Finalize  # noqa: PLC0415  # loaded already
+
+        Finalize(None, _finish_at_exit, exitpriority=0)
+
+
+atexit.register(_finish_at_exit)

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import NoReturn, Self, TypeVar
 
+from txmq.client.blocking.after_fork import forked, tell_after_fork
 from txmq.client.blocking.connections.connection import Connection
 from txmq.client.blocking.core import BlockingCore
 from txmq.client.log import get_logger
@@ -183,7 +184,14 @@ class BlockingReader(ABC):
         self._brokers, self._store = brokers, store
         self._delivered: BrokerReader | None = None  # that of the last message
         self.name = name
-        self.closed = False
+        self.closed = self._forked = False
+        tell_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Refuse everything in the child: the connections and positions are the
+        parent's.
+        """
+        self._forked = True
 
     @property
     def missed(self) -> int:
@@ -238,7 +246,12 @@ class BlockingReader(ABC):
         for broker in self._brokers:
             broker.save()
 
+    def _require_own_process(self) -> None:
+        if self._forked:
+            raise forked("reader")
+
     def _processed(self) -> None:
+        self._require_own_process()
         delivered, self._delivered = self._delivered, None
         if delivered is not None:
             delivered.state.mark_processed()
@@ -267,6 +280,8 @@ class BlockingReader(ABC):
         if self.closed:
             return
         self.closed = True
+        if self._forked:
+            return
         with ExitStack() as stack:
             stack.callback(self._store.close)
             for broker in self._brokers:
@@ -308,6 +323,7 @@ class Reader(BlockingReader):
 
         The last message counts as processed.
         """
+        self._require_own_process()
         self._broker.assign(partitions)
 
 

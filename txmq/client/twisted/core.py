@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 from uuid import UUID
 
+from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 
 from txmq.client.blocking.client import Client as BlockingClient
@@ -17,8 +18,9 @@ from txmq.client.protocol.conversation import (
     Payload,
     client_closed,
 )
+from txmq.client.protocol.sender.multi_send import warn_of_unsent
 from txmq.client.protocol.sender.topics import TopicCache, TopicMetadata
-from txmq.client.protocol.settings import ClientSettings
+from txmq.client.protocol.settings import EXIT_S, ClientSettings
 from txmq.client.twisted.connection import (
     PersistentConnection,
     TwistedConnection,
@@ -59,6 +61,7 @@ class TwistedCore:
         self._descriptions: dict[str, dict[str, Any]] = {}
         self._blocking: BlockingClient | None = None
         self._connection: PersistentConnection | None = None
+        self._at_shutdown: object = None
 
     def _described(self, topic: str) -> dict[str, Any]:
         """Return the description that `refresh` has just received."""
@@ -101,6 +104,9 @@ class TwistedCore:
         if self.closed:
             raise client_closed("txmq.twisted.connect")
         if self._connection is None:
+            self._at_shutdown = self.reactor.addSystemEventTrigger(
+                "before", "shutdown", self._finish_at_shutdown
+            )
             self._connection = PersistentConnection(
                 self.reactor, self._addresses, self.new_connection, self.sender.attach
             )
@@ -192,12 +198,26 @@ class TwistedCore:
             await deferLater(self.reactor, 0.01)
         return self.sender.idle
 
+    def _finish_at_shutdown(self) -> Deferred[None]:
+        """Let sends finish for a while, because the reactor stops without `close`. Warn
+        of messages without a receipt.
+        """
+        self._at_shutdown = None
+
+        async def finish() -> None:
+            if not self.closed and not await self.flush(EXIT_S):
+                warn_of_unsent(self.sender.close())
+
+        return Deferred.fromCoroutine(finish())
+
     async def close(self) -> None:
         """Let sends finish for a while, then end all connections and threads."""
         if self.closed:
             return
         self.closed = True
         if self._connection is not None:
+            if self._at_shutdown is not None:
+                self.reactor.removeSystemEventTrigger(self._at_shutdown)
             await self.flush(self.settings.timeout)
         self.sender.close()
         if self._connection is not None:

@@ -7,6 +7,7 @@ The protocol is that of the blocking client's sender: `Accumulator` and
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from threading import get_ident
@@ -191,12 +192,16 @@ class TwistedSender:
         else:
             self._schedule_write()
 
-    def close(self) -> None:
-        """Fail all requests without an answer."""
+    def close(self) -> Counter[str]:
+        """Fail all requests without an answer; return the numbers of messages by
+        topic.
+        """
         self._accumulator.close()
-        self._in_flight.fail_all(ClientClosed("the client was closed before the broker answered"))
         if self._timeouts.running:
             self._timeouts.stop()
+        return self._in_flight.fail_all(
+            ClientClosed("the client was closed before the broker answered")
+        )
 
 
 def _no_wake() -> None:

@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from threading import Condition, RLock
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 from uuid import UUID, uuid4
 
+from txmq.client.blocking.after_fork import forked
 from txmq.client.blocking.consumer.thread import MemberThread
 from txmq.client.blocking.core import BlockingCore
 from txmq.client.protocol.consumer.member import Member, MemberPhase
@@ -28,6 +29,16 @@ from txmq.model.message import ReceivedMessage
 
 ACK_S = 10.0  # for the confirmation of an ack that a caller waits for
 T = TypeVar("T")
+
+
+class ForkedOperations(Operations):
+    """The operations in the child of a fork: each raises LocalProtocolError."""
+
+    def __init__(self) -> None:
+        """There is no member."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise forked("consumer")
 
 
 class StateChanged(Condition):
@@ -73,6 +84,14 @@ class ThreadedMember(MemberState):
         self.operations = Operations(self.member)
         self.acks = self.member.settlement.acks
         self.thread = MemberThread(self.member, core.open_connection, changed)
+
+    def after_fork(self, changed: StateChanged) -> None:
+        """Refuse everything: the member, its messages and its thread are the
+        parent's.
+        """
+        self.changed, self.operations = changed, ForkedOperations()
+        self.member.failure = forked("consumer")
+        self.thread.forget_after_fork()
 
     @property
     def trouble(self) -> TxmqError | OSError | None:

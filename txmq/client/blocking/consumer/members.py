@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
+from txmq.client.blocking.after_fork import tell_after_fork
 from txmq.client.blocking.concurrently import run_concurrently
 from txmq.client.blocking.consumer.group_member import StateChanged, ThreadedMember
 from txmq.client.blocking.core import BlockingCore
@@ -30,6 +31,13 @@ class ThreadedMembers(MemberSet[ThreadedMember]):
         super().__init__(
             [ThreadedMember(core, settings, self.changed, clustered=clustered) for core in cores]
         )
+        tell_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Refuse everything in the child, whose messages would be the parent's too."""
+        self.changed = StateChanged()
+        for member in self.members:
+            member.after_fork(self.changed)
 
     def join(self, timeout: float) -> None:
         """Join the group wherever a broker answers in time.

@@ -79,6 +79,11 @@ class MemberThread:
         self.wake()
         self._thread.join()
 
+    def forget_after_fork(self) -> None:
+        """Do nothing more in the child of a fork, where the thread is none."""
+        self._abandoned = True
+        self._sleeps_until = 0.0  # so that nobody wakes the parent's
+
     @property
     def abandoned(self) -> bool:
         """True once the thread has been ended."""

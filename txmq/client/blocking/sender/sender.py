@@ -14,6 +14,7 @@ from __future__ import annotations
 import selectors
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -81,6 +82,7 @@ class Sender:
         self._close_deadline: float | None = None  # set by `close`
         self._checked_at = 0.0
         self._connection_error = ""
+        self.failed_at_end: Counter[str] = Counter()  # messages by topic, known after `close`
 
     @property
     def stats(self) -> SenderStats:
@@ -121,6 +123,11 @@ class Sender:
         after `timeout` seconds.
         """
         return self._accumulator.flush(timeout)
+
+    @property
+    def idle(self) -> bool:
+        """True where every request has its answer."""
+        return self._accumulator.empty
 
     def close(self, timeout: float) -> None:
         """Refuse new messages, send pending ones for up to `timeout` seconds, and fail
@@ -182,7 +189,7 @@ class Sender:
             raise
         finally:
             self._accumulator.close()
-            self._in_flight.fail_all(cause)
+            self.failed_at_end = self._in_flight.fail_all(cause)
             self._close_wakers()
 
     def _done(self) -> bool:

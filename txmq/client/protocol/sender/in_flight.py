@@ -11,9 +11,10 @@ refused batches again in order:
 
 from __future__ import annotations
 
+import itertools
 import time
 from bisect import bisect
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from typing import Any
 
@@ -331,8 +332,11 @@ class InFlightRequests:
         count = len(pending.append_times)
         return pending.slice_rows(end, count) if end < count else None
 
-    def fail_all(self, cause: TxmqError) -> None:
-        """Fail everything with `cause`; what may be stored, with an unknown outcome."""
+    def fail_all(self, cause: TxmqError) -> Counter[str]:
+        """Fail everything with `cause`; what may be stored, with an unknown outcome.
+
+        Return the numbers of its messages by topic.
+        """
         self._batcher.queue.extend(self._accumulator.drain())
         doubtful = [*self._requests.values(), *self._send_queue.retries]
         self._requests, self._batches = {}, 0
@@ -345,8 +349,12 @@ class InFlightRequests:
         ]
         for waiting in rest:
             self._fail(waiting, cause)
+        messages: Counter[str] = Counter()
+        for batch in itertools.chain.from_iterable(map(_batches_of, (*doubtful, *rest))):
+            messages[batch.destination.topic] += len(batch.futures)
         for done in (self._send_queue.retries, self._refused, self._batcher.queue):
             done.clear()
+        return messages
 
     def _fail(
         self, failed: InFlightRequest | SequencedBatch | PendingBatch, error: TxmqError
@@ -355,6 +363,20 @@ class InFlightRequests:
         if isinstance(entry, SendRequest | PendingBatch):
             self.stats.failed += len(entry.futures)
         self._accumulator.fail(entry, error)
+
+
+def _batches_of(
+    entry: InFlightRequest | SequencedBatch | PendingBatch,
+) -> Iterable[PendingBatch]:
+    match entry:
+        case SendRequest():
+            return [batch.pending for batch in entry.batches]
+        case SequencedBatch():
+            return [entry.pending]
+        case PendingBatch():
+            return [entry]
+        case _:
+            return []
 
 
 def _expired(connection_error: str) -> RequestTimeout:

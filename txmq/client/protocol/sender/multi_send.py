@@ -7,8 +7,9 @@ so that after a refusal or a lost connection it may share its frame with others.
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from txmq.client.protocol.conversation import Conversation, Payload, reply_payload
@@ -180,4 +181,20 @@ def _parse_receipts(batch: SequencedBatch, payload: bytes) -> list[Receipt]:
     topic, partition, _epoch, _explicit = pending.destination
     return make_receipts(
         batch.prefix, batch.sequence, topic, partition, len(pending.futures), receipt
+    )
+
+
+def warn_of_unsent(messages: Mapping[str, int]) -> None:
+    """Warn of messages by topic that have no receipt when their process ends.
+
+    By a Python warning, because most programs show it without any configuration.
+    """
+    if not messages:
+        return
+    topics = ", ".join(f"{number} of {topic!r}" for topic, number in sorted(messages.items()))
+    warnings.warn(
+        f"the process ends without a receipt for {sum(messages.values())} messages ({topics});"
+        " they may be lost: close the client, which waits for them",
+        RuntimeWarning,
+        stacklevel=1,
     )
