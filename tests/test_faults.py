@@ -366,6 +366,20 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_work_left_in_a_handlers_result_rolls_its_transaction_back",
         "test_a_generator_is_refused_and_work_left_in_a_result_fails_its_message",
     ),
+    113: (
+        "test_a_process_that_ends_without_close_sends_what_waits",
+        "test_messages_without_a_receipt_at_the_end_of_their_process_are_named",
+    ),
+    114: (
+        "test_a_consumer_in_the_child_of_a_fork_refuses_and_that_of_the_parent_goes_on",
+        "test_a_child_closes_what_is_its_parents_and_has_a_consumer_of_its_own",
+        "test_a_reader_in_the_child_of_a_fork_refuses_and_that_of_the_parent_goes_on",
+    ),
+    116: (
+        "test_a_new_group_has_the_settings_of_the_broker_and_keeps_them",
+        "test_times_that_no_group_may_have_are_refused",
+        "test_every_setting_is_read_by_some_module",
+    ),
     117: (
         "test_a_cancelled_run_ends_when_its_handlers_have_ended",
         "test_a_cancelled_run_cancels_its_handlers_and_their_messages_come_again",

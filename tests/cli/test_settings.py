@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
+from pydantic import BaseModel
 
-from txmq.config.broker import FlushEvery, load_broker, load_resolvers, load_xa
+import txmq
+from txmq.config.broker import FlushEvery, SettingsFile, load_broker, load_resolvers, load_xa
 from txmq.config.listen import ListenAddress, listen_address
 from txmq.errors import ConfigError
 
@@ -184,3 +189,25 @@ def test_a_mistake_of_a_recoverer_s_is_named_by_its_path(file: Path, text: str, 
     file.write_text(text)
     with pytest.raises(ConfigError, match=error):
         load_xa(file)
+
+
+def _fields(model: type[BaseModel]) -> Iterator[str]:
+    """Yield the names of all settings of a model and of its sections."""
+    for name, field in model.model_fields.items():
+        yield name
+        for part in (field.annotation, *get_args(field.annotation)):
+            if isinstance(part, type) and issubclass(part, BaseModel):
+                yield from _fields(part)
+
+
+def test_every_setting_is_read_by_some_module() -> None:
+    package = Path(txmq.__file__).parent
+    read = {
+        name
+        for path in package.rglob("*.py")
+        if "config" not in path.relative_to(package).parts
+        for name in re.findall(r"\.(\w+)", path.read_text("utf-8"))
+    }
+    settings = set(_fields(SettingsFile))
+    assert {"session_s", "end_backend_after_s"} <= settings, "sections are found"
+    assert settings - read == set()

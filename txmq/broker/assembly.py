@@ -92,7 +92,7 @@ class Assembly:
         parts = (
             ClockCalls(self.clock),
             TopicCalls(engine, settings, self.alarms, clock, self.statistics),
-            ConsumerGroupCalls(engine, self._members, fetches, random),
+            ConsumerGroupCalls(engine, self._members, fetches, random, settings.consumers),
             DeadLetterCalls(engine),
             TransactionCalls(engine, checks, fetches),
             XaCalls(engine, listeners),

@@ -183,10 +183,15 @@ class ResolverSettings(StrictModel):
 
 
 class ConsumerDefaults(StrictModel):
-    """Defaults of consumer groups: RocketMQ's lease and session."""
+    """Settings of consumers.
 
-    lease_s: PositiveInt = 60
-    session_s: PositiveInt = 10
+    `lease_s` and `session_s` are those of a new group whose first member names none. A
+    group keeps its settings. `lost_connection_grace_s` is the time that a member
+    outlives its connection.
+    """
+
+    lease_s: int = Field(default=60, ge=1, le=43_200)
+    session_s: int = Field(default=30, ge=1, le=3_600)
     lost_connection_grace_s: float = Field(default=1.0, ge=0)
 
 

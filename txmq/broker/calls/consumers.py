@@ -17,7 +17,7 @@ from txmq.core.consumers.stall_reasons import StallContext
 from txmq.core.events.outcome import Rejected
 from txmq.errors import CorruptRecord
 from txmq.model.retry import FailureReport
-from txmq.model.units import MILLISECOND
+from txmq.model.units import MILLISECOND, SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from txmq.broker.delivery.fetch_service import FetchService
     from txmq.broker.delivery.member_sessions import MemberSessions
     from txmq.broker.engine.engine import Engine
+    from txmq.config.broker import ConsumerDefaults
     from txmq.core.consumers.membership import JoinReply
     from txmq.core.state.consumer_groups import GroupSettings
     from txmq.wire.calls import consumers as wire
@@ -43,9 +44,15 @@ class ConsumerGroupCalls:
     """Calls of members, and of operators about consumer groups."""
 
     def __init__(
-        self, engine: Engine, members: MemberSessions, fetches: FetchService, random: Random
+        self,
+        engine: Engine,
+        members: MemberSessions,
+        fetches: FetchService,
+        random: Random,
+        defaults: ConsumerDefaults,
     ) -> None:
         self._engine, self._members, self._fetches, self._random = engine, members, fetches, random
+        self._defaults = defaults
         self.handlers: dict[str, Handler] = {
             "consumer.join": self.join,
             "consumer.heartbeat": self.heartbeat,
@@ -98,6 +105,8 @@ class ConsumerGroupCalls:
         if isinstance(start, int) and start < 0:
             start += self._engine.now()
         wanted = _settings_of(args)._replace(start=start, strategy=args.strategy)
+        if args.group not in self._engine.state.groups.by_name:
+            wanted = self._with_defaults(wanted)
         starts = self._offsets_at(args.topics, start) if isinstance(start, int) else ()
         command = core.JoinGroup(
             args.group,
@@ -136,6 +145,15 @@ class ConsumerGroupCalls:
             }
 
         self._engine.submit(command, then(call.answer, joined))
+
+    def _with_defaults(self, wanted: core.RequestedSettings) -> core.RequestedSettings:
+        """Return the settings of a new group, some left open by its first member."""
+        defaults = self._defaults
+        if wanted.lease_us is None:
+            wanted = wanted._replace(lease_us=defaults.lease_s * SECOND)
+        if wanted.session_us is None:
+            wanted = wanted._replace(session_us=defaults.session_s * SECOND)
+        return wanted
 
     def _offsets_at(self, topics: Iterable[str], time: int) -> tuple[core.TopicOffset, ...]:
         """Return the offset at a time, for each partition of the topics."""
