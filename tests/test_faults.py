@@ -304,6 +304,19 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_transaction_is_flagged_in_doubt_though_the_disk_was_full_at_its_time",
         "test_a_full_disk_only_puts_off_the_end_of_a_member_and_the_rebalance_of_its_group",
     ),
+    121: (
+        "test_a_transaction_goes_on_by_itself_where_its_topics_have_grown",
+        "test_a_two_phase_commit_goes_on_by_itself",
+        "test_a_job_goes_on_by_itself",
+        "test_a_topic_that_grows_all_the_time_aborts_no_transaction",
+        "test_a_local_transaction_on_a_reactor_goes_on_by_itself",
+        "test_a_transaction_in_threads_goes_on_by_itself",
+        "test_concurrent_transactions_are_not_aborted_by_a_stale_topic",
+    ),
+    122: (
+        "test_a_half_message_of_several_parts_that_is_refused_frees_its_keys_at_once",
+        "test_a_local_transaction_that_is_refused_frees_its_keys_at_once",
+    ),
     # one reply holds up others
     129: (
         "test_a_reply_that_cannot_be_built_is_an_error_for_its_session_alone",

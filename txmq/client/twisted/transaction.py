@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Self, Unpack
 
+from twisted.internet.defer import Deferred
+
 from txmq.client.protocol.sender.routing import Routing
 from txmq.client.protocol.sender.rows import Fields, micros_now
 from txmq.client.protocol.transaction.acks import AckOwner, ack_owner_of, require_same_log
@@ -14,22 +16,24 @@ from txmq.client.protocol.transaction.broker_split import (
     split_by_broker,
     topics_to_look_up,
 )
-from txmq.client.protocol.transaction.buffer import Buffer
+from txmq.client.protocol.transaction.buffer import Buffer, BuiltBatches
+from txmq.client.protocol.transaction.decision import decide_request
 from txmq.client.protocol.transaction.lifecycle import Stage, wrong_stage
-from txmq.client.protocol.transaction.parts import split_into_parts
+from txmq.client.protocol.transaction.parts import batch_count, split_into_parts
 from txmq.client.protocol.transaction.tokens import new_token
 from txmq.client.twisted.core import TwistedCore
 from txmq.errors import (
     BrokerUnavailable,
     InDoubt,
     LocalProtocolError,
+    StaleTopic,
     TransactionAborted,
     TxmqError,
 )
 from txmq.model.bundle import BundleState
 from txmq.model.decider import ByBroker
-from txmq.model.message import Message, Receipt
-from txmq.wire.bundle import BundleDescription, pack_part, unpack_bundle_receipt
+from txmq.model.message import ROLLBACK, Message, Receipt
+from txmq.wire.bundle import BundleDescription, BundlePart, pack_part, unpack_bundle_receipt
 from txmq.wire.data_requests import Opcode
 
 
@@ -98,24 +102,60 @@ class Transaction:
     async def _commit(self) -> None:
         for topic in self._topics:
             await self._core.topic(topic)
-        built = self._buffer.build(self.token)
         service = self._core.settings.service or ""
         description = BundleDescription(ByBroker(), service, tuple(self._buffer.actions), 0)
-        *parts, seal = split_into_parts(self.token, description, built.batches)
-        receipt = None
-        try:
-            for part in (*parts, seal._replace(commit=True)):
-                receipt = unpack_bundle_receipt(
-                    await self._core.send_request(Opcode.GROUP, pack_part(part))
-                )
-        except TxmqError as error:
-            if error.outcome == "unknown":
-                raise InDoubt(f"no answer came: {error.message}", token=str(self.token)) from error
-            raise
-        assert receipt is not None, "a bundle has a part"
-        if receipt.state == BundleState.ROLLED_BACK:
+        deadline = self._core.reactor.seconds() + self._core.settings.timeout
+        stored: list[BundlePart] = []
+        built, state = BuiltBatches([], []), None
+        while state is None:
+            before = built.first(batch_count(stored))
+            built = self._buffer.build(self.token, stored=before)
+            parts = split_into_parts(self.token, description, built.batches, stored=stored)
+            state = await self._store(
+                [*parts[:-1], parts[-1]._replace(commit=True)], stored, deadline
+            )
+        if state is BundleState.ROLLED_BACK:
             raise TransactionAborted(f"transaction {self.token} was rolled back")
         self.receipts = built.receipts(self.token, [None] * len(built.batches))
+
+    async def _store(
+        self, parts: Sequence[BundlePart], stored: list[BundlePart], deadline: float
+    ) -> BundleState | None:
+        """Send the parts that are not stored, and return the state of the bundle; None
+        where a topic has grown, so that the rest is to be built anew.
+        """
+        state = None
+        try:
+            for part in parts[len(stored) :]:
+                state = await self._store_part(part, deadline)
+                if state is None:
+                    return None
+                stored.append(part)
+        except TxmqError as error:
+            if error.outcome == "unknown" and len(stored) + 1 == len(parts):
+                raise InDoubt(f"no answer came: {error.message}", token=str(self.token)) from error
+            if len(parts) > 1:  # its first parts would hold their keys until they time out
+                self._roll_back()
+            raise
+        return state
+
+    async def _store_part(self, part: BundlePart, deadline: float) -> BundleState | None:
+        try:
+            receipt: bytes = await self._core.send_request(Opcode.GROUP, pack_part(part))
+        except StaleTopic as stale:
+            if self._core.reactor.seconds() >= deadline:
+                raise
+            await self._core.refresh(str(stale.detail.get("topic", "")))
+            return None
+        return BundleState(unpack_bundle_receipt(receipt).state)
+
+    def _roll_back(self) -> None:
+        """Send a rollback without waiting for its answer."""
+        payload = decide_request(self.token, ROLLBACK, self._core.settings.service or "")
+        sent: Deferred[bytes] = Deferred.fromCoroutine(
+            self._core.send_request(Opcode.DECIDE, payload)
+        )
+        sent.addErrback(lambda failure: failure.trap(TxmqError))  # it is rolled back in time
 
     def _require(self, stage: Stage) -> None:
         if self._stage is not stage:

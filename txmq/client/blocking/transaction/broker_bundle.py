@@ -7,6 +7,7 @@ so that several brokers cost hardly more time than one.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 from uuid import UUID
 
@@ -17,7 +18,7 @@ from txmq.client.blocking.transaction.decisions import await_state, send_decisio
 from txmq.client.protocol.transaction.acks import AckOwner, ack_owner_of, require_same_log
 from txmq.client.protocol.transaction.buffer import Buffer, BufferPosition, BuiltBatches
 from txmq.client.protocol.transaction.decision import is_published
-from txmq.client.protocol.transaction.parts import PART_BYTES, split_into_parts
+from txmq.client.protocol.transaction.parts import batch_count, split_into_parts
 from txmq.client.protocol.transaction.tokens import new_token
 from txmq.errors import (
     ClientClosed,
@@ -125,9 +126,9 @@ class BrokerBundle:
     def await_receipt(self) -> BundleReceipt:
         """Wait until the broker has made the bundle durable.
 
-        If a topic has grown meanwhile, a bundle of one part is stored anew. Raises the
-        broker's refusal, ConnectionLost, RequestTimeout, or TransactionAborted if the
-        bundle was rolled back meanwhile.
+        If topics have grown meanwhile, the parts that are not stored are built anew.
+        Raises the broker's refusal, ConnectionLost, RequestTimeout, or
+        TransactionAborted if the bundle was rolled back meanwhile.
         """
         assert self._upload is not None, "send() comes before await_receipt()"
         try:
@@ -144,16 +145,17 @@ class BrokerBundle:
 
     def _await_receipt(self) -> BundleReceipt:
         assert self._upload is not None, "send() comes before await_receipt()"
-        for _ in range(self.core.settings.retries):
+        while True:
             try:
                 return self._upload.await_receipt()
             except StaleTopic as stale:
-                if self._upload.part_count > 1:
+                stored = self._upload.stored_parts
+                if stored is None or time.monotonic() >= self._deadline:
                     raise
                 self.core.topics.refresh(str(stale.detail.get("topic", "")))
-            self._upload = BundleUpload(self.core, self._parts(), self._deadline)
+            parts = self._parts(stored=self._upload.parts[:stored])
+            self._upload = BundleUpload(self.core, parts, self._deadline, stored)
             self._upload.send()
-        return self._upload.await_receipt()
 
     def abandon(self) -> None:
         """Stop waiting for the receipt."""
@@ -212,11 +214,14 @@ class BrokerBundle:
         offsets = [batch["offset"] for batch in shown["batches"]]
         return self._built.receipts(self.token, offsets, self.first_number)
 
-    def _parts(self, max_bytes: int = PART_BYTES) -> list[BundlePart]:
-        """Build the parts for the topics' partitions as they are cached now."""
+    def _parts(self, stored: Sequence[BundlePart] = ()) -> list[BundlePart]:
+        """Build the parts for the topics' partitions as they are cached now, but for
+        those that are `stored`.
+        """
         assert self._description is not None, "build() sets it"
-        built = self.buffer.build(self.token, self.first_number)
-        parts = split_into_parts(self.token, self._description, built.batches, max_bytes)
+        before = self._built.first(batch_count(stored)) if stored else None
+        built = self.buffer.build(self.token, self.first_number, stored=before)
+        parts = split_into_parts(self.token, self._description, built.batches, stored=stored)
         self._built = BuiltBatches(
             [batch._replace(batch=b"") for batch in built.batches], built.message_indexes
         )

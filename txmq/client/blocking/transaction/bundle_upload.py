@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from txmq.client.blocking.connections.pool import ProducerSession
 from txmq.client.blocking.core import BlockingCore
-from txmq.errors import BrokerUnavailable, ConnectionLost, RequestTimeout
+from txmq.errors import BrokerUnavailable, ConnectionLost, RequestRejected, RequestTimeout
 from txmq.model.bundle import BundleReceipt
 from txmq.wire.bundle import BundlePart, pack_part, unpack_bundle_receipt
 from txmq.wire.data_requests import Opcode
@@ -18,12 +18,23 @@ class BundleUpload:
     """One bundle on its way to the broker.
 
     Sending it again is harmless: the broker gives the same answer for the same token.
+    `stored_parts` counts the parts that the broker had when it refused one. None: parts
+    that were sent before may still arrive, so that none may be changed.
     """
 
-    def __init__(self, core: BlockingCore, parts: Sequence[BundlePart], deadline: float) -> None:
+    def __init__(
+        self,
+        core: BlockingCore,
+        parts: Sequence[BundlePart],
+        deadline: float,
+        stored_parts: int = 0,
+    ) -> None:
+        """`stored_parts`: so many parts are at the broker already."""
         self.part_count = len(parts)
+        self.stored_parts: int | None = stored_parts
+        self._first = stored_parts
         self._core = core
-        self._parts = parts
+        self.parts = parts
         self.deadline = deadline
         self._retries_left = core.settings.retries
         self._session: ProducerSession | None = None
@@ -63,7 +74,7 @@ class BundleUpload:
     def _write(self) -> None:
         assert self._session is not None, "send() comes first"
         self._correlations = []
-        for part in self._parts:
+        for part in self.parts[self._first :]:
             ends = self._attempt_deadline()
             self._correlations.append(
                 self._session.connection.write(Opcode.GROUP, pack_part(part), ends)
@@ -72,21 +83,44 @@ class BundleUpload:
     def _read(self) -> BundleReceipt:
         assert self._session is not None, "send() comes first"
         receipt = None
-        if len(self._correlations) < len(self._parts):
+        if len(self._correlations) < len(self.parts) - self._first:
             raise ConnectionLost("The connection was lost while the bundle was being sent")
         while self._correlations:
-            payload = self._session.connection.read(
-                self._correlations.pop(0), self._attempt_deadline()
-            )
+            try:
+                payload = self._session.connection.read(
+                    self._correlations.pop(0), self._attempt_deadline()
+                )
+            except RequestRejected:
+                self._read_refusals()
+                raise
             receipt = unpack_bundle_receipt(payload)
+            if self.stored_parts is not None:
+                self.stored_parts += 1
         assert receipt is not None, "a bundle has at least one part"
         return receipt
+
+    def _read_refusals(self) -> None:
+        """Read the answers to the parts behind a refused one: no part may arrive when
+        others are on their way in its place.
+        """
+        assert self._session is not None, "send() comes first"
+        try:
+            while self._correlations:
+                with suppress(RequestRejected):
+                    self._session.connection.read(
+                        self._correlations.pop(0), self._attempt_deadline()
+                    )
+        except (ConnectionLost, RequestTimeout):
+            self.stored_parts = None
 
     def _retry(self, lost: ConnectionLost | RequestTimeout) -> None:
         assert self._session is not None, "send() comes first"
         if not self._retries_left or time.monotonic() >= self.deadline:
             raise lost
         self._retries_left -= 1
+        self._first = 0
+        if self.part_count > 1:
+            self.stored_parts = None
         try:
             self._session.connection = self._core.open_connection(self.deadline)
         except BrokerUnavailable as gone:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import Enum
 from typing import Any
@@ -14,7 +14,6 @@ from txmq.client.blocking.core import BlockingCore
 from txmq.client.blocking.transaction.broker_bundle import BrokerBundle
 from txmq.client.blocking.transaction.decisions import decide
 from txmq.client.protocol.transaction.decision import decided_by
-from txmq.client.protocol.transaction.parts import PART_BYTES
 from txmq.client.protocol.transaction.tokens import new_token
 from txmq.errors import (
     Conflict,
@@ -66,8 +65,8 @@ class ForeignBundle(BrokerBundle):
 
     at_once = False
 
-    def _parts(self, max_bytes: int = PART_BYTES) -> list[BundlePart]:
-        parts = super()._parts(max_bytes)
+    def _parts(self, stored: Sequence[BundlePart] = ()) -> list[BundlePart]:
+        parts = super()._parts(stored)
         return [parts[0]._replace(commit=True)] if self.at_once and len(parts) == 1 else parts
 
 

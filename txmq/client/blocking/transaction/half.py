@@ -19,6 +19,7 @@ from txmq.crashpoints import crashpoint
 from txmq.errors import (
     Conflict,
     InDoubt,
+    RequestRejected,
     TransactionAborted,
     TxmqError,
     UnknownTransaction,
@@ -69,7 +70,12 @@ class HalfTransaction(Transaction):
             return
         self._stored = bundle
         description = self._description(bundle, ByChecker(self._checker))
-        bundle.store(description, time.monotonic() + self._timeout)
+        try:
+            bundle.store(description, time.monotonic() + self._timeout)
+        except RequestRejected:
+            if bundle.sent:  # its first parts would hold their keys until they time out
+                bundle.send_decision(ROLLBACK)
+            raise
         crashpoint("half.after_group")
 
     def _commit(self) -> None:

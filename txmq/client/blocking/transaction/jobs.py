@@ -8,7 +8,7 @@ bundles of a decided job are dropped: a job that runs again never sends twice.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
 from typing import NamedTuple, Unpack
 from uuid import UUID
@@ -24,10 +24,10 @@ from txmq.client.protocol.sender.rows import (
     estimated_size,
     micros_now,
 )
-from txmq.client.protocol.transaction.buffer import Buffer
+from txmq.client.protocol.transaction.buffer import Buffer, BuiltBatches
 from txmq.client.protocol.transaction.parts import EPOCH, PART_BYTES, cut_batches
 from txmq.client.protocol.transaction.tokens import new_token
-from txmq.errors import ClientClosed, RemoteProtocolError
+from txmq.errors import ClientClosed, RemoteProtocolError, StaleTopic
 from txmq.model import limits
 from txmq.model.bundle import BundleState
 from txmq.model.decider import ByJob
@@ -162,29 +162,44 @@ class JobBundle:
         """Complete the bundle and return its token."""
         self._require_open()
         self._sealed = True
-        *full, last = self._cut()
-        for batches in full:
-            self._store(self._part(batches))
-        part = self._part(last)
-        self._store(part._replace(sealed=True, digest=self._digest.digest()))
+        self._store_buffered(seal=True)
         return self.token
 
     def _add_weight(self, size: int) -> None:
         self._weight += size
         if self._weight >= PART_BYTES:
-            for batches in self._cut():
-                self._store(self._part(batches))
+            self._store_buffered(seal=False)
 
-    def _cut(self) -> list[tuple[PartBatch, ...]]:
-        # no keys are taken before the decision
-        built = self._buffer.build(self.token, self._messages, limits.PART_ROWS)
+    def _store_buffered(self, *, seal: bool) -> None:
+        """Store all messages of the buffer; those whose topic has grown meanwhile in
+        its new partitions.
+        """
+        deadline = time.monotonic() + self._core.settings.timeout
+        stored = BuiltBatches([], [])
+        while True:
+            before = len(stored.batches)
+            # no keys are taken before the decision
+            built = self._buffer.build(
+                self.token, self._messages, limits.PART_ROWS, stored=stored.first(before)
+            )
+            try:
+                for batches, last in _with_last(
+                    cut_batches(built.batches[before:], PART_BYTES, limits.PART_ROWS)
+                ):
+                    self._store(batches, seal=seal and last)
+                    stored = built.first(len(stored.batches) + len(batches))
+            except StaleTopic as stale:
+                if time.monotonic() >= deadline:
+                    raise
+                self._core.topics.refresh(str(stale.detail.get("topic", "")))
+            else:
+                break
         self._messages += sum(map(len, built.message_indexes))
         self._buffer.clear()
         self._weight = 0
-        return cut_batches(built.batches, PART_BYTES, limits.PART_ROWS)
 
-    def _part(self, batches: tuple[PartBatch, ...]) -> BundlePart:
-        """Return the next part, and update the digest with all of it but its header."""
+    def _store(self, batches: tuple[PartBatch, ...], *, seal: bool) -> None:
+        """Store the next part; the digest is of all parts but their headers."""
         part = BundlePart(
             self.token.bytes,
             self._parts,
@@ -195,14 +210,15 @@ class JobBundle:
             self._description,
             batches,
         )
+        digest = self._digest.copy()
         for piece in pack_part(part)[1:]:
-            self._digest.update(piece)
-        return part
-
-    def _store(self, part: BundlePart) -> None:
+            digest.update(piece)
+        if seal:
+            part = part._replace(sealed=True, digest=digest.digest())
         upload = BundleUpload(self._core, [part], time.monotonic() + self._core.settings.timeout)
         upload.send()
         upload.await_receipt()
+        self._digest = digest
         self._parts += 1
         self._description = None  # only the first part has it
 
@@ -211,6 +227,14 @@ class JobBundle:
             raise ClientClosed(
                 f"Group {self.token} is complete", hint="begin another one with job.group()"
             )
+
+
+def _with_last(
+    parts: Sequence[tuple[PartBatch, ...]],
+) -> Iterator[tuple[tuple[PartBatch, ...], bool]]:
+    """Yield each part, and whether it is the last one."""
+    for number, batches in enumerate(parts, 1):
+        yield batches, number == len(parts)
 
 
 def _decision(name: object) -> Decision:

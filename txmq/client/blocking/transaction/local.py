@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from txmq.client.blocking.core import BlockingCore
 from txmq.client.blocking.transaction.broker_bundle import BrokerBundle
 from txmq.client.blocking.transaction.decisions import await_state, decide
 from txmq.client.blocking.transaction.transaction import Transaction
-from txmq.client.protocol.transaction.parts import PART_BYTES
 from txmq.crashpoints import crashpoint
 from txmq.errors import (
     Conflict,
@@ -29,8 +29,8 @@ SHOW_HINT = "see `txmq tx show` once the broker answers"
 class LocalBundle(BrokerBundle):
     """A bundle whose seal decides it."""
 
-    def _parts(self, max_bytes: int = PART_BYTES) -> list[BundlePart]:
-        *parts, last = super()._parts(max_bytes)
+    def _parts(self, stored: Sequence[BundlePart] = ()) -> list[BundlePart]:
+        *parts, last = super()._parts(stored)
         return [*parts, last._replace(commit=True)]
 
 

@@ -55,7 +55,8 @@ class TopicCache:
         self._metadata: dict[str, TopicMetadata] = {}
         self.has_partitioner = partitioner is not None
         self.compression = compression
-        self._turns = count()
+        self._turns, self._refreshes = count(), count()
+        self._refreshed: dict[str, int] = {}  # by topic: the number of the refresh
 
     def get(self, topic: str) -> TopicMetadata:
         """Return a topic from the cache, or else from the broker.
@@ -65,10 +66,14 @@ class TopicCache:
         return self._metadata.get(topic) or self.refresh(topic)
 
     def refresh(self, topic: str) -> TopicMetadata:
-        """Return the topic as the broker describes it now."""
-        metadata = self._metadata[topic] = parse_description(
-            topic, self._describe(check_name(topic, "topic"))
-        )
+        """Return the topic as the broker describes it now.
+
+        Of answers that overtake one another, the one asked for last stays.
+        """
+        number = next(self._refreshes)
+        metadata = parse_description(topic, self._describe(check_name(topic, "topic")))
+        if self._refreshed.get(topic, -1) < number:
+            self._refreshed[topic], self._metadata[topic] = number, metadata
         return metadata
 
     def cached(self, topic: str) -> TopicMetadata | None:

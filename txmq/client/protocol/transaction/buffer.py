@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
@@ -78,6 +78,10 @@ class BuiltBatches(NamedTuple):
     batches: list[PartBatch]
     message_indexes: list[Sequence[int]]
 
+    def first(self, count: int) -> BuiltBatches:
+        """Return so many batches, the first ones."""
+        return BuiltBatches(self.batches[:count], self.message_indexes[:count])
+
     def receipts(
         self, token: UUID, offsets: Sequence[int | None], first_number: int = 0
     ) -> list[Receipt]:
@@ -138,15 +142,25 @@ class Buffer:
             BufferedSend(check_name(topic, "topic"), columns, columns.born_at, requested_partition)
         )
 
-    def build(self, token: UUID, sequence: int = 0, max_rows: int = PART_ROWS) -> BuiltBatches:
+    def build(
+        self,
+        token: UUID,
+        sequence: int = 0,
+        max_rows: int = PART_ROWS,
+        *,
+        stored: BuiltBatches | None = None,
+    ) -> BuiltBatches:
         """Build batches of at most `max_rows` rows, for the topics as they are cached.
 
-        `sequence` is the number of the first message within the bundle.
+        `sequence` is the number of the first message within the bundle. Batches that
+        are `stored` stay as they are, and others follow them.
         """
         if len(self.items) == 1 and isinstance(message := self.items[0].content, Message):
             return self._build_one(message, token.bytes, sequence)
-        built = BuiltBatches([], [])
-        for target in self._rows_by_partition():
+        built = stored or BuiltBatches([], [])
+        done = frozenset(chain.from_iterable(built.message_indexes))
+        sequence += len(done)
+        for target in self._rows_by_partition(done):
             at = 0
             for rows in chain.from_iterable(whole.split(max_rows) for whole in target.rows):
                 batch = rows.encode(token.bytes, sequence, self._topics.compression)
@@ -164,8 +178,8 @@ class Buffer:
         )
         return BuiltBatches([PartBatch(name, partition, epoch, batch)], [(0,)])
 
-    def _rows_by_partition(self) -> Iterator[PartitionRows]:
-        sorter = PartitionSorter(self._topics)
+    def _rows_by_partition(self, done: Collection[int]) -> Iterator[PartitionRows]:
+        sorter = PartitionSorter(self._topics, done)
         index = 0
         for item in self.items:
             index += sorter.add(item, index)
@@ -176,10 +190,11 @@ class PartitionSorter:
     """Sorts sends by partition.
 
     Messages of a topic without a key all go to one partition: each batch has its cost.
+    Messages whose index is in `done` are left out.
     """
 
-    def __init__(self, topics: TopicCache) -> None:
-        self._topics = topics
+    def __init__(self, topics: TopicCache, done: Collection[int] = ()) -> None:
+        self._topics, self._done = topics, done
         self._rows: dict[tuple[str, int], PartitionRows] = {}
         self._keyless: dict[str, int] = {}
 
@@ -187,15 +202,19 @@ class PartitionSorter:
         """Sort a send whose first message has this index; return its message count."""
         topic, content = self._topics.get(item.topic), item.content
         if isinstance(content, Message):
+            if index in self._done:
+                return 1
             partition = self._choose_partition(topic, content.key, item.requested_partition)
             self._rows_of(topic, partition).add(content, item.born_at, index)
             return 1
         for partition, chosen in self._topics.split_rows(
             topic, content, item.requested_partition
         ).items():
-            self._rows_of(topic, partition).add_columns(
-                content.select(chosen), [index + at for at in chosen]
-            )
+            left = [at for at in chosen if index + at not in self._done] if self._done else chosen
+            if left:
+                self._rows_of(topic, partition).add_columns(
+                    content.select(left), [index + at for at in left]
+                )
         return len(content)
 
     def close(self) -> Iterator[PartitionRows]:

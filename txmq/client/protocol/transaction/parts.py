@@ -5,7 +5,7 @@ See docs/PROTOCOL.md 1 and docs/FORMATS.md 2.1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from uuid import UUID
 
 from txmq.batch import read_header
@@ -21,15 +21,24 @@ def split_into_parts(
     description: BundleDescription,
     batches: Sequence[PartBatch],
     max_bytes: int = PART_BYTES,
+    stored: Sequence[BundlePart] = (),
 ) -> list[BundlePart]:
-    """Return all parts of a bundle; the last one is sealed and has the digest."""
-    parts: list[BundlePart] = []
-    for cut in cut_batches(batches, max_bytes):
+    """Return all parts of a bundle; the last one is sealed and has the digest.
+
+    Parts that are `stored` stay as they are, and have the first of the batches.
+    """
+    parts = [*stored]
+    for cut in cut_batches(batches[batch_count(stored) :], max_bytes):
         described = None if parts else description
         parts.append(
             BundlePart(token.bytes, len(parts), EPOCH, False, False, NO_DIGEST, described, cut)
         )
     return [*parts[:-1], parts[-1]._replace(sealed=True, digest=bundle_digest(parts))]
+
+
+def batch_count(parts: Iterable[BundlePart]) -> int:
+    """Return the number of the batches of parts."""
+    return sum(len(part.batches) for part in parts)
 
 
 def cut_batches(
