@@ -36,7 +36,7 @@ class SimulatedClock:
 
     def __init__(self) -> None:
         self._now = 0.0
-        self.put_back = 0  # microseconds by which the machine's wall clock is wrong
+        self.put_back = 0  # microseconds by which the machine's wall clock is behind
         self._calls: list[tuple[float, int, DelayedCall]] = []
         self._made = 0
 

@@ -10,6 +10,7 @@ from tests.simulation.simulated_broker import dump_tables, recover, without_brok
 from tests.simulation.world import COMMITTED, SimulatedWorld
 from txmq.batch import BatchView
 from txmq.broker.engine.log_reader import published_batches
+from txmq.core.retention.broker_time import TOLERATED_US
 from txmq.core.transactions.model import get
 from txmq.model.bundle import BundleState
 
@@ -26,6 +27,15 @@ def check_delivery(world: SimulatedWorld, partition: int, offset: int, body: str
     world.history.record_seen(partition, offset, body)
     _check_transaction(world, body)
     _check_time(world, body)
+    _check_certain(world)
+
+
+def _check_certain(world: SimulatedWorld) -> None:
+    """Check that what cannot be undone goes by a time that is past."""
+    assert world.broker is not None
+    engine = world.broker.engine
+    ahead = engine.certain() - world.now()
+    require(ahead <= TOLERATED_US, f"the certain time is {ahead} µs ahead")
 
 
 def _check_transaction(world: SimulatedWorld, body: str) -> None:
@@ -73,6 +83,7 @@ def check_everything(world: SimulatedWorld) -> None:
     _check_times(world, bodies)
     _check_tickets(world, bodies)
     _check_consumers(world, bodies)
+    _check_certain(world)
     _check_recovery(world)
 
 

@@ -18,22 +18,26 @@ from tests.simulation import (
     client_consumers,
     consumers,
     delayed_producer,
+    machine_clock,
     multi_send,
     operators,
     simulated_broker,
 )
 from txmq.broker.checkback import checkback_service
 from txmq.broker.engine.engine import Engine
+from txmq.broker.reactor import steady_clock
 from txmq.broker.requests import bundles as bundle_requests
 from txmq.broker.requests import multi_request
 from txmq.broker.requests import sends as send_requests
 from txmq.client.protocol.consumer.local_queue import LocalQueue
 from txmq.core import machine, persistence
+from txmq.core.consumers import waiting_times
 from txmq.core.events.consumers import PositionReset
 from txmq.core.events.outcome import Outcome, Rejected
+from txmq.core.retention import broker_time
 from txmq.core.state import visibility
 from txmq.core.topics import delay_rules, delayed, key_order, sends, topics
-from txmq.core.transactions import batched, decisions, jobs, large_bundles, model, xa
+from txmq.core.transactions import batched, decisions, jobs, large_bundles, model, timers, xa
 from txmq.core.transactions.decisions import DecideTransaction
 from txmq.model.bundle import BundleState
 from txmq.model.message import Decision
@@ -136,6 +140,10 @@ def _ignore_earlier_tickets(plan: Any, unit: Any) -> Any:
 
 def _publish_first_batch_only(state: Any, waiting: Any, offsets: Any, place: Any) -> None:
     _publish(state, waiting._replace(batches=waiting.batches[:1]), offsets[:1], place)
+
+
+def _forget_earlier_doubt(state: Any, wall: int, now: int) -> int:
+    return now - min(wall, state.stored_at) if state.stored_at else 0
 
 
 def _decide_job_again(state: Any, command: Any, now: int) -> Any:
@@ -413,4 +421,30 @@ BUGS = (
     ),
     Bug("grown partitions are read before the others", around=_read_grown_partitions_at_once),
     Bug("a reset does not move its group", around=_finish_resets_without_moving),
+    Bug(
+        "a clock that jumps is believed",
+        around=_in_every_seed(machine_clock, _patching(steady_clock, "BELIEVED_US", 1 << 60)),
+    ),
+    Bug(
+        "a clock is believed at a start",
+        around=_in_every_seed(
+            machine_clock, _patching(broker_time, "doubt_at_start", lambda *_args: 0)
+        ),
+    ),
+    Bug(
+        "a restart ends a doubt",
+        around=_in_every_seed(
+            machine_clock, _patching(broker_time, "doubt_at_start", _forget_earlier_doubt)
+        ),
+    ),
+    Bug(
+        "check-backs do not go back with the time",
+        around=_in_every_seed(machine_clock, _patching(timers, "set_back", lambda *_args: None)),
+    ),
+    Bug(
+        "retries do not go back with the time",
+        around=_in_every_seed(
+            machine_clock, _patching(waiting_times, "set_back", lambda *_args: None)
+        ),
+    ),
 )

@@ -47,6 +47,9 @@ SETTINGS = load_broker(None, {"data": Path(DATA)}).model_copy(
         "checks": load_broker(None, {"data": DATA}).checks.model_copy(
             update={"first_s": 0.15, "then_s": 0.15, "longest_s": 1.0}
         ),
+        "retention": load_broker(None, {"data": DATA}).retention.model_copy(
+            update={"every_s": 0.2, "letters_hours": 24.0}
+        ),
         "consumers": load_broker(None, {"data": DATA}).consumers.model_copy(
             update={"lost_connection_grace_s": 0.1}
         ),
@@ -78,7 +81,7 @@ class SimulatedBroker:
         self.engine.on_failure = self._failed
         if plant is not None:
             plant(self.engine)
-        self.engine.boot("sim")
+        self.engine.boot("sim", self.now())
         self._assembly = Assembly(
             self.engine,
             SETTINGS,
@@ -94,6 +97,10 @@ class SimulatedBroker:
     def now(self) -> int:
         """Return the wall clock in microseconds."""
         return EPOCH_US + int(self._clock.seconds() * SECOND) - self._clock.put_back
+
+    def confirm_clock(self) -> None:
+        """Let an operator confirm the clock of the machine."""
+        self._assembly.clock.confirm("sim")
 
     def accept(self, peer: ClientConnection) -> SimulatedConnection:
         session = self._assembly.sessions.accept()

@@ -43,6 +43,8 @@ LEAST_PER_SEED = {
     "recalled too late": 0.005,
     "grown": 0.01,
     "resets": 0.02,
+    "clocks set by days": 0.5,
+    "clocks confirmed": 0.02,
     "nacks refused": 0.3,
 }  # on average; a count below it means that seeds no longer test this
 

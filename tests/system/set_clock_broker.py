@@ -1,4 +1,4 @@
-"""The `txmq` command on a machine with a wrong clock, in microseconds from a file."""
+"""The `txmq` command on a machine whose clock is wrong by as much as a file says."""
 
 from __future__ import annotations
 
