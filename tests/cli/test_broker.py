@@ -11,9 +11,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.cli.peer import peer
 from tests.cli.support import reply, run
+from txmq.cli.commands.broker import warn_if_exposed
 from txmq.model.decider import ByChecker
 from txmq.testing.processes import TXMQ, Running, running
 from txmq.testing.wait import wait_until
@@ -308,3 +310,14 @@ def test_a_wrong_setting_is_named_with_its_file(tmp_path: Path, text: str, outpu
     assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (1, "", 1)
     assert output in ran.stderr
     assert str(file) in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("listen", "events"),
+    [("0.0.0.0:7650", 1), ("[::]:7650", 1), ("10.1.2.3:0", 1), ("127.0.0.1:0", 0), ("[::1]:0", 0)],
+)
+def test_an_address_that_others_reach_is_warned_of(listen: str, events: int) -> None:
+    with capture_logs() as logged:
+        warn_if_exposed(listen)
+    assert [event["event"] for event in logged] == ["broker.exposed"] * events
+    assert all(event["log_level"] == "warning" and event["hint"] for event in logged)

@@ -177,3 +177,20 @@ def test_all_letters_are_not_abandoned_without_a_yes(client: ScriptedClient) -> 
     client.replies = [{"letters": [letter(1)], "next": None}]
     assert run("dlq", "abandon", "billing", "--all", *WHY, stdin="n\n").exit_code == 1
     assert [call for call, _args in client.calls] == ["dlq.list"]
+
+
+def test_a_message_that_is_published_is_said_to_be_found_otherwise(client: ScriptedClient) -> None:
+    client.replies = [{"message": None}]
+    ended = run("message", "show", "a-1")
+    assert ended.exit_code == 1
+    assert "no delayed message and no message of a transaction has the id a-1" in ended.stdout
+    assert "txmq message find" in ended.stdout
+
+
+def test_the_list_of_letters_shows_the_last_line_of_a_traceback(client: ScriptedClient) -> None:
+    text = "Traceback (most recent call last):\n  File x\nValueError: no such order\n"
+    letter = {"topic": "t", "partition": 0, "offset": 1, "error_text": text}
+    client.replies = [{"letters": [dict(letter)], "next": None} for _ in range(2)]
+    [line] = [line for line in run("dlq", "list", "g").stdout.splitlines() if "order" in line]
+    assert line.split("  ")[-1].strip() == "ValueError: no such order"
+    assert json.loads(run("dlq", "list", "g", "--json").stdout)["letters"] == [letter]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -168,6 +169,7 @@ def test_a_developer_gets_a_broker_and_a_database_that_know_each_other(tmp_path:
     with running(tmp_path, "dev", "--json", "--listen", "127.0.0.1:0", command=TXMQ) as dev:
         addresses = json.loads(dev.first_line())
         url, dsn = addresses["broker"], addresses["postgres"]
+        assert re.fullmatch(r"postgresql://\w+(:[^:@/]+)?@127\.0\.0\.1:\d+/\w+(\?.*)?", dsn)
         reply("topic", "create", "orders", "--partitions", "1", broker=url)
         assert run("schema", "check", dsn).exit_code == 0
         with peer(url) as shop, closing(psycopg2.connect(dsn)) as connection:

@@ -69,7 +69,7 @@ def test_nothing_is_cut_where_no_terminal_sets_a_width(capsys: pytest.CaptureFix
         ("stored_at", NOON, "2026-07-01 12:00:00.000Z"),
         ("at", NOON + 123_456, "2026-07-01 12:00:00.123Z"),
         ("oldest", NOON, "2026-07-01 12:00:00.000Z"),
-        ("check_at", 0, "0"),
+        ("check_at", 0, "-"),
         ("since", 17, "17"),
         ("key_hash", NOON, str(NOON)),
         ("done", [["orders", 3, 17], ["orders", 4, 1]], "orders/3/17 orders/4/1"),
@@ -150,3 +150,9 @@ def test_an_error_as_json_has_its_hint_and_outcome(
 
 def test_printable_text_stays_as_it_is() -> None:
     assert escape_controls("o-1 ✓ naïve 日本") == "o-1 ✓ naïve 日本"
+
+
+def test_an_empty_reply_is_said_to_be_done(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown(capsys, {}) == ["done"]
+    Output(as_json=True).show({})
+    assert json.loads(capsys.readouterr().out) == {}

@@ -6,6 +6,12 @@ completion stay fast.
 
 from __future__ import annotations
 
+import itertools
+import os
+import sys
+from io import TextIOWrapper
+from typing import Annotated
+
 import typer
 
 from txmq.cli.commands import (
@@ -28,6 +34,20 @@ from txmq.cli.commands import (
     transactions,
     xa,
 )
+from txmq.cli.output import FAILED, Output
+from txmq.errors import TxmqError
+from txmq.version import __version__
+
+
+class UsageError(TxmqError):
+    """The arguments of a command are wrong."""
+
+
+class SystemFailure(TxmqError):
+    """The operating system refused what a command needs, such as to write its
+    result.
+    """
+
 
 app = typer.Typer(
     name="txmq",
@@ -56,6 +76,54 @@ app.add_typer(relay.app, name="relay")
 app.add_typer(outbox.app, name="outbox")
 
 
+def _print_version(asked: bool) -> None:  # noqa: FBT001  # as typer calls it
+    if asked:
+        print(f"txmq {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Accept the options before the command."""
+    del version
+
+
 def main() -> None:
     """Run the command of this process."""
-    app(prog_name="txmq")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # no output fails for want of a character
+            stream.reconfigure(errors="backslashreplace")
+    as_json = "--json" in itertools.takewhile("--".__ne__, sys.argv[1:])
+    try:
+        sys.exit(_run(as_json=as_json))
+    except OSError as error:
+        Output(as_json=as_json).print_error(
+            SystemFailure(str(error), hint="look at the disk, file or device that is named")
+        )
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in it
+        sys.exit(FAILED)
+
+
+def _run(*, as_json: bool) -> int:
+    """Run the command; return its exit status. Raises OSError."""
+    try:
+        # Otherwise typer prints errors in the usage itself, as text.
+        status = app(prog_name="txmq", standalone_mode=not as_json)
+    except SystemExit as end:
+        status = end.code
+    except typer.Abort:
+        status = FAILED
+    except typer.TyperException as error:
+        hint = "add --help to the command to see its arguments"
+        Output(as_json=as_json).print_error(UsageError(error.format_message(), hint=hint))
+        status = error.exit_code
+    sys.stdout.flush()
+    return status if isinstance(status, int) else 0

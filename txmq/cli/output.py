@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 FAILED = 1  # exit status; invalid usage ends with 2
+NOTHING = "-"  # in a table, for a value that is not set
 FILE_WIDTH = 100_000  # so that nothing is cut or wrapped in a file
 TIME_FIELDS = re.compile(r"(.*_)?at|since|oldest\w*|newest\w*|deadline")
 FIRST_TIME = 10**15  # microseconds in September 2001; counts stay below it
@@ -38,8 +39,8 @@ class Output:
 
     def show(self, value: Mapping[str, Any], *, columns: Sequence[str] = ()) -> None:
         """Print a result. Tables of rows show only `columns`, where any are given."""
-        if self.as_json:
-            self.print_line(value, "")
+        if self.as_json or not value:
+            self.print_line(value, "done")
         else:
             _print_tables(value, columns)
 
@@ -99,8 +100,11 @@ def body_fields(body: bytes) -> dict[str, str]:
 
 def format_cell(name: str, value: object) -> str:
     """Format the value of a field for a table."""
-    if type(value) is int and value > FIRST_TIME and TIME_FIELDS.fullmatch(name):
-        return format_time(value)
+    if type(value) is int and TIME_FIELDS.fullmatch(name):
+        if value > FIRST_TIME:
+            return format_time(value)
+        if value == 0:
+            return NOTHING
     return escape_controls(_format_value(value))
 
 
@@ -109,7 +113,7 @@ def _format_value(value: object, separator: str = " ") -> str:
     topic/partition/offset.
     """
     if value is None or value in ("", [], {}):
-        return "-"
+        return NOTHING
     match value:
         case bool():
             return "yes" if value else "no"

@@ -146,12 +146,13 @@ def parse_flush(text: str) -> str | list[int]:
     if text in ("sync", DEFAULT):
         return text
     time, _, messages = text.partition(",")
-    if not (messages.isascii() and messages.isdigit()):
+    milliseconds = parse_milliseconds(time) if is_number(messages) else 0
+    if not (0 < milliseconds <= limits.FLUSH_MS and 0 < int(messages) <= limits.FLUSH_MESSAGES):
         raise typer.BadParameter(
-            f"invalid flush policy {text!r}: use sync, default, or a time and a number of "
-            "messages, as in 10ms,1000"
+            f"invalid flush policy {text!r}: use sync, default, or a time of 1ms to "
+            f"{limits.FLUSH_MS}ms and 1 to {limits.FLUSH_MESSAGES} messages, as in 10ms,1000"
         )
-    return [parse_milliseconds(time), int(messages)]
+    return [milliseconds, int(messages)]
 
 
 def parse_size_or_default(text: str) -> int | str:

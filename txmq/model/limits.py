@@ -33,3 +33,5 @@ JSON_DEPTH = 32  # txmq's own JSON nests 6 deep at most
 # Characters of an error or a hint on the wire: both must fit in a frame before the
 # hello.
 ERROR_TEXT = 400
+
+FLUSH_MS, FLUSH_MESSAGES = 3_600_000, 1_000_000_000  # at most, of a flush policy

@@ -27,10 +27,11 @@ from contextlib import closing, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Final, Literal, Self
+from urllib.parse import quote, urlencode
 
 import psycopg2
 from psycopg2.extensions import connection as Connection  # noqa: N812  # a class, whatever its name
-from psycopg2.extensions import make_dsn
+from psycopg2.extensions import make_dsn, parse_dsn
 
 from txmq.errors import ConfigError, DatabaseUnavailable, DirectoryInUse
 from txmq.testing.ports import free_port
@@ -49,6 +50,7 @@ SETTINGS: Final = {
     "unix_socket_directories": "",
     "max_prepared_transactions": "64",
 }
+URL_FIELDS: Final = (("", "user"), (":", "password"), ("@", "host"), (":", "port"), ("/", "dbname"))
 LOGICAL: Final = {
     "wal_level": "logical",
     "max_replication_slots": "4",
@@ -57,6 +59,15 @@ DROP_SLOTS: Final = """
 SELECT pg_terminate_backend(active_pid, 10000) FROM pg_replication_slots WHERE active;
 SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots
 """
+
+
+def postgres_url(dsn: str) -> str:
+    """Return a libpq DSN as a URL, which any PostgreSQL client takes."""
+    fields = parse_dsn(dsn)
+    place = "".join(
+        before + quote(fields.pop(name), safe="") for before, name in URL_FIELDS if name in fields
+    )
+    return f"postgresql://{place}" + (f"?{urlencode(fields)}" if fields else "")
 
 
 class PostgresServer:

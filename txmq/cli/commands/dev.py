@@ -40,6 +40,8 @@ def dev(out: Output, *, data: Data = None, listen: Listen = None, http: Http = N
     """Run a broker, its console and a PostgreSQL server with the tables of txmq. Print
     their addresses.
     """
+    from txmq.testing.postgres_server import postgres_url
+
     signal.signal(signal.SIGTERM, _exit)  # the running broker handles the signal itself
     with _environment(data) as (directory, dsn):
         settings = _settings(directory, listen, http, dsn)
@@ -48,7 +50,7 @@ def dev(out: Output, *, data: Data = None, listen: Listen = None, http: Http = N
             out,
             settings,
             ready=lambda url, console: out.show(
-                {"broker": url, "console": console, "postgres": dsn}
+                {"broker": url, "console": console, "postgres": postgres_url(dsn)}
             ),
         )
 

@@ -57,6 +57,9 @@ def list_(
     """List the dead letters of a group, in the order in which they failed."""
     reply = session.client.call("dlq.list", group=group, after=after, limit=limit, bodies=bodies)
     reply["letters"] = [_with_body_text(letter) for letter in reply["letters"]]
+    if not session.out.as_json:  # tracebacks are for `dlq show`
+        for letter in reply["letters"]:
+            letter["error_text"] = _last_line(letter["error_text"])
     session.out.show(reply, columns=COLUMNS)
 
 
@@ -159,6 +162,11 @@ def _send_letters(
     )
     if refused:
         raise typer.Exit(FAILED)
+
+
+def _last_line(text: str) -> str:
+    """Return what a traceback ends with: the error itself."""
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
 def _with_body_text(letter: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from txmq.cli.options import (
     StoredFrom,
     Topic,
 )
-from txmq.cli.output import FAILED, body_fields
+from txmq.cli.output import FAILED, body_fields, escape_controls
 from txmq.cli.parsers import parse_name
 
 app = typer.Typer(no_args_is_help=True, help="Find, show and recall single messages.")
@@ -63,7 +63,13 @@ def show(session: CommandSession, message: Id) -> None:
     """
     reply = session.client.call("message.show", id=message, bodies=True)["message"]
     if reply is None:
-        session.out.show({"message": None})
+        if session.out.as_json:
+            session.out.show({"message": None})
+        else:
+            print(
+                f"no delayed message and no message of a transaction has the id "
+                f"{escape_controls(message)}; others: txmq message find TOPIC --id ID"
+            )
         raise typer.Exit(FAILED)
     session.out.show(with_body_text(reply))
 

@@ -19,7 +19,8 @@ Milliseconds = Annotated[
 ]  # milliseconds, 0 = no limit
 Bytes = Annotated[int, Field(ge=0, le=1 << 60)]  # bytes, 0 = no limit
 Flush = tuple[
-    Annotated[int, Field(ge=1, le=3_600_000)], Annotated[int, Field(ge=1, le=1_000_000_000)]
+    Annotated[int, Field(ge=1, le=limits.FLUSH_MS)],
+    Annotated[int, Field(ge=1, le=limits.FLUSH_MESSAGES)],
 ]
 
 

@@ -1,0 +1,85 @@
+"""The `txmq` command as a process: its version, errors in its usage, and an output that
+cannot take what it prints.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from txmq.version import __version__
+
+FULL = Path("/dev/full")
+COMMAND = [sys.executable, "-c", "from txmq.cli.app import main; main()"]
+
+
+def txmq(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env=os.environ | environment,
+    )
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    ended = txmq("--version")
+    assert (ended.returncode, ended.stdout) == (0, f"txmq {__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["topic", "nonsense"], "No such command 'nonsense'."),
+        (["topic", "show"], "Missing argument 'TOPIC'."),
+        (["topic", "show", "a b"], "Invalid value for 'TOPIC': invalid name 'a b'"),
+        (["topic", "list", "--nonsense"], "No such option: --nonsense"),
+        (["topic", "alter", "t", "--set", "flush=0ms,5"], "invalid flush policy '0ms,5'"),
+        (["topic", "alter", "t", "--set", "flush=99d,5"], "invalid flush policy '99d,5'"),
+    ],
+)
+def test_errors_in_the_usage_are_json_where_json_is_asked_for(
+    arguments: list[str], message: str
+) -> None:
+    ended = txmq(*arguments, "--json")
+    error = json.loads(ended.stderr)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert error["error"] == "UsageError"
+    assert message in error["message"]
+    assert "--help" in error["hint"]
+    for_people = txmq(*arguments)
+    assert (for_people.returncode, for_people.stdout) == (2, "")
+    assert "Usage: txmq topic" in for_people.stderr
+
+
+@pytest.mark.parametrize("as_json", [[], ["--json"]])
+def test_a_result_that_cannot_be_written_is_an_error_of_one_line(
+    tmp_path: Path, as_json: list[str]
+) -> None:
+    with FULL.open("w") as full:
+        ended = subprocess.run(
+            [*COMMAND, "log", "verify", str(tmp_path), "--help", *as_json],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+    assert ended.returncode == 1
+    assert len(ended.stderr.splitlines()) == 1
+    assert "No space left on device" in ended.stderr
+
+
+def test_an_output_of_few_characters_shows_the_others_as_escapes() -> None:
+    ended = txmq("topic", "show", "ü", PYTHONIOENCODING="ascii")
+    assert ended.returncode == 2
+    assert "Traceback" not in ended.stderr
+    shown = txmq("topic", "show", "ü", "--json", PYTHONIOENCODING="ascii")
+    assert "ü" in json.loads(shown.stderr)["message"]
