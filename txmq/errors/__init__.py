@@ -19,8 +19,8 @@
     │  │  SynchronousCommitOff, TwoPhaseOff, TwoPhaseFull, WalLevelTooLow,
     │  │  SlotMissing, SlotInUse, SlotLost, SlotRewound
     └─ TransactionError
-       ├─ UnknownTransaction, AlreadyResolved, TransactionAborted, TokenFenced, InDoubt,
-          HeuristicMixed
+       ├─ UnknownTransaction, AlreadyResolved, TransactionAborted, TransactionEnded,
+          TokenFenced, InDoubt, HeuristicMixed
 
 Errors towards a foreign transaction manager are in `txmq.errors.xa`.
 
@@ -104,6 +104,7 @@ from txmq.errors.transactions import (
     InDoubt,
     TokenFenced,
     TransactionAborted,
+    TransactionEnded,
     TransactionError,
     UnknownTransaction,
 )
@@ -163,6 +164,7 @@ __all__ = (
     "TopicClosed",
     "TopicExists",
     "TransactionAborted",
+    "TransactionEnded",
     "TransactionError",
     "TwoPhaseFull",
     "TwoPhaseOff",

@@ -28,6 +28,15 @@ class TransactionAborted(TransactionError):
     advice = "nothing of it exists: run the whole transaction again"
 
 
+class TransactionEnded(TransactionError):
+    """The caller ended the transaction inside its block, by `commit()` or SQL, say.
+
+    Its messages are not sent. Rows from before that end may exist.
+    """
+
+    outcome = "unknown"
+
+
 class TokenFenced(TransactionError):
     """A resolver decided ROLLBACK for the token before its row was written.
 

@@ -14,13 +14,15 @@ from django.conf import settings
 from django.db import transaction
 from django.db.backends.postgresql.base import DatabaseWrapper
 from psycopg2.extensions import parse_dsn
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, text
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from tests.client.real import RealBroker
 from tests.client.world import ApplicationError, World, fail, make_tables
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.transaction.transaction import Transaction
+from txmq.errors import LocalProtocolError, TransactionEnded
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "TRANSACTIONS.md"
 Begin = Callable[..., AbstractContextManager[Transaction]]
@@ -115,6 +117,82 @@ def test_what_a_session_adds_goes_with_a_block_that_raises(world: World, session
         tx.send(world.topic, b"o-2")
     tx.wait_published()
     assert world.orders() == world.messages() == {"o-2"}
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_session_whose_flush_fails_raises_the_database_s_error(
+    world: World, session: Session, *, asked: bool
+) -> None:
+    begin = documented("session_transaction")
+    if asked:  # the block joins the transaction of a SELECT
+        assert session.get(OrderRow, "o-1") is None
+    with pytest.raises(IntegrityError), begin(world.client, session) as tx:  # noqa: PT012
+        session.execute(text("INSERT INTO orders (id) VALUES ('o-1')"))
+        session.add(OrderRow(id="o-1"))
+        tx.send(world.topic, b"o-1")
+        session.flush()
+    session.rollback()
+    assert (world.orders(), world.messages()) == (set(), set())
+    with begin(world.client, session) as tx:
+        session.add(OrderRow(id="o-2"))
+        tx.send(world.topic, b"o-2")
+    tx.wait_published()
+    assert world.orders() == world.messages() == {"o-2"}
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_session_cannot_commit_inside_the_block(
+    world: World, session: Session, *, asked: bool
+) -> None:
+    if asked:
+        assert session.get(OrderRow, "o-1") is None
+    expected = TransactionEnded if asked else LocalProtocolError
+    begin = documented("session_transaction")
+    with pytest.raises(expected), begin(world.client, session) as tx:  # noqa: PT012
+        session.add(OrderRow(id="o-1"))
+        tx.send(world.topic, b"o-1")
+        session.commit()
+    session.rollback()
+    assert world.messages() == set()
+    assert world.orders() == ({"o-1"} if asked else set())
+
+
+def test_a_nested_session_takes_its_messages_back(world: World, session: Session) -> None:
+    begin = documented("session_transaction")
+    with begin(world.client, session) as tx:
+        session.add(OrderRow(id="o-1"))
+        tx.send(world.topic, b"o-1")
+        with suppress(ApplicationError), tx.savepoint(), session.begin_nested():
+            session.add(OrderRow(id="o-2"))
+            tx.send(world.topic, b"o-2")
+            fail()
+        with suppress(ApplicationError), session.begin_nested():
+            session.add(OrderRow(id="o-4"))
+            session.flush()
+            tx.send(world.topic, b"o-4")
+            fail()
+        with tx.savepoint(), session.begin_nested():
+            session.add(OrderRow(id="o-3"))
+            tx.send(world.topic, b"o-3")
+    tx.wait_published()
+    assert world.orders() == world.messages() == {"o-1", "o-3"}
+
+
+def test_an_inner_atomic_block_takes_its_messages_back(
+    world: World, database: DatabaseWrapper
+) -> None:
+    with documented("atomic_transaction")(world.client, database) as tx:
+        world.insert("o-1", database)
+        tx.send(world.topic, b"o-1")
+        with suppress(ApplicationError), transaction.atomic():
+            world.insert("o-2", database)
+            tx.send(world.topic, b"o-2")
+            fail()
+        with transaction.atomic():
+            world.insert("o-3", database)
+            tx.send(world.topic, b"o-3")
+    tx.wait_published()
+    assert world.orders() == world.messages() == {"o-1", "o-3"}
 
 
 def test_django_s_rows_and_messages_exist_together(world: World, database: DatabaseWrapper) -> None:

@@ -113,4 +113,7 @@ def end(connection: Connection) -> None:
     try:
         connection.rollback()
     except psycopg2.ProgrammingError:  # begun by tpc_begin, which forbids it; nothing was sent
+        if connection.status == extensions.STATUS_READY:
+            # psycopg2 2.9 stays in two-phase mode after a failed tpc_commit().
+            connection.tpc_begin("to leave the mode")
         connection.tpc_rollback()

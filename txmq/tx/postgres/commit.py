@@ -29,6 +29,7 @@ from txmq.errors import (
     TransactionAborted,
 )
 from txmq.tx.postgres.caller import end
+from txmq.tx.postgres.caller_block import block_of
 from txmq.tx.postgres.errors import CONFLICTS, describe, translate
 from txmq.tx.postgres.session import BEGIN, Connection, Cursor
 
@@ -50,10 +51,10 @@ class CommitOutcome(NamedTuple):
 def guarded_commit(connection: Connection, token: UUID) -> CommitOutcome:
     """Commit the open transaction; return only if it is committed.
 
-    Raises TransactionAborted or DatabaseConflict where it certainly is not. Raises
-    InDoubt with the token where the outcome is unknown: then no decision may be sent,
-    and a resolver finds the outcome. The connection is ready for the next transaction,
-    or broken.
+    Raises TransactionAborted or DatabaseConflict where it certainly is not, and
+    TransactionEnded where it is not the caller's block's any more. Raises InDoubt with
+    the token where the outcome is unknown: then no decision may be sent, and a resolver
+    finds the outcome. The connection is ready for the next transaction, or broken.
     """
     _require_healthy(connection, token)
     before, notices = connection.notices, list[str]()
@@ -98,6 +99,15 @@ def commit_and(connection: Connection, token: UUID, begin_next: Callable[[Cursor
 
 
 def _commit(connection: Connection) -> None:
+    block = block_of(connection)
+    if block is not None and block.begun:
+        try:
+            connection.tpc_commit()
+        except psycopg2.ProgrammingError as error:
+            if error.pgcode is not None:
+                raise
+            raise block.ended() from None  # psycopg2 has another open; nothing was sent
+        return
     if connection.status == extensions.STATUS_BEGIN:
         try:
             connection.commit()

@@ -16,6 +16,7 @@ import psycopg2
 
 from txmq.errors import DatabaseError, SynchronousCommitOff, TokenFenced
 from txmq.tx.postgres.caller import require_open
+from txmq.tx.postgres.caller_block import NO_SAVEPOINT, CallerBlock
 from txmq.tx.postgres.errors import CHECK_VIOLATION, UNIQUE_VIOLATION, translate
 from txmq.tx.postgres.identity import NAMED_SERVER, NamedServer
 from txmq.tx.postgres.session import Connection
@@ -23,12 +24,15 @@ from txmq.tx.postgres.session import Connection
 # under these, COMMIT returns before the row is on disk here, or at the standby
 WEAK: Final = ("off", "local")
 # The statement returns the setting of synchronous_commit, but NULL for `on`: decoding
-# text costs more than writing it.
+# text costs more than writing it. The mark is that of a caller's block. COMMIT itself
+# warns that no synchronous standby has confirmed it, so warnings are let through.
 _INSERT: Final = """
 INSERT INTO public.txmq_token AS token (tok, log_id) VALUES {}
     RETURNING nullif(current_setting('synchronous_commit'), 'on'), log_id::text,
     (SELECT boot_epoch FROM public.txmq_broker broker WHERE broker.log_id = token.log_id),
-    public.txmq_outbox_stamp(log_id),
+    public.txmq_outbox_stamp(log_id), current_setting('transaction_deferrable'),
+    CASE current_setting('client_min_messages') WHEN 'error'
+        THEN set_config('client_min_messages', 'warning', true) END,
 """
 # `remote_write` trusts the standby's kernel; `remote_apply` is stronger than `on`.
 _STRENGTHEN: Final = "SELECT set_config('synchronous_commit', 'on', true)"
@@ -49,7 +53,12 @@ class InsertedToken(NamedTuple):
 
 
 def insert_token(
-    connection: Connection, token: UUID, log_ids: Sequence[UUID], *, allow_weak_commit: bool = False
+    connection: Connection,
+    token: UUID,
+    log_ids: Sequence[UUID],
+    *,
+    allow_weak_commit: bool = False,
+    block: CallerBlock | None = None,
 ) -> InsertedToken:
     """Write a row per participating broker's log into the open transaction.
 
@@ -57,20 +66,29 @@ def insert_token(
     error the transaction must be rolled back: TokenFenced where a resolver was faster;
     SynchronousCommitOff under `off` or `local` unless `allow_weak_commit` accepts that
     a crash may undo what was published; TransactionAborted where a statement had failed
-    before; DatabaseError.
+    before; TransactionEnded where this is not the transaction of `block` any more;
+    DatabaseError.
     """
-    require_open(connection)
+    if block is None:
+        require_open(connection)
+    else:
+        block.require_open()
+    statement = _insert(len(log_ids))
     # Sorted, so that no two writers of several rows can wait for one another.
     values = [text for log_id in sorted(log_ids) for text in (str(token), str(log_id))]
     try:
         with connection.cursor() as cursor:
-            cursor.execute(_insert(len(log_ids)), values)
+            cursor.execute(statement if block is None else block.proof + statement, values)
             rows = cursor.fetchall()
-            setting, *_, system_id, timeline, position = rows[0]
+            setting, *_, mark, _level, system_id, timeline, position = rows[0]
+            if block is not None:
+                block.require_same(mark)
             if setting == "remote_write":
                 cursor.execute(_STRENGTHEN)
                 [(setting,)] = cursor.fetchall()
     except psycopg2.Error as error:
+        if block is not None and error.pgcode in NO_SAVEPOINT:
+            raise block.ended() from None
         raise _refusal(error, token) from None
     if setting in WEAK and not allow_weak_commit:
         raise SynchronousCommitOff(

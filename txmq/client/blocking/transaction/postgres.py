@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import TracebackType
 from typing import Self
 
 from txmq.client.blocking.core import BlockingCore
@@ -27,14 +28,17 @@ from txmq.errors import (
     ConnectionLost,
     DatabaseUnavailable,
     InDoubt,
+    LocalProtocolError,
     RequestTimeout,
     TransactionAborted,
+    TransactionEnded,
     TxmqError,
 )
 from txmq.model.bundle import BundleState
 from txmq.model.decider import ByPostgres
 from txmq.model.message import COMMIT, ROLLBACK, Decision
-from txmq.tx.postgres.caller import begin, is_idle, require_healthy, roll_back, savepoint
+from txmq.tx.postgres.caller import require_healthy, savepoint
+from txmq.tx.postgres.caller_block import CallerBlock, refusal_in
 from txmq.tx.postgres.commit import guarded_commit
 from txmq.tx.postgres.identity import (
     NamedServer,
@@ -46,6 +50,7 @@ from txmq.tx.postgres.identity import (
 )
 from txmq.tx.postgres.session import Connection
 from txmq.tx.postgres.tokens import InsertedToken, insert_token
+from txmq.tx.postgres.watched_cursor import ADVICE, Sends
 
 log = get_logger()
 
@@ -71,28 +76,60 @@ class PostgresTransaction(Transaction):
         super().__init__(core, timeout=timeout, check_after=check_after)
         self._fallback = OutboxFallback(connection, outbox)
         self._connection = connection
+        self._block = CallerBlock(connection, self.token, Sends(self._mark, self._withdraw_behind))
         self._allow_weak_commit = allow_weak_commit
         self._inserted: InsertedToken | None = None
 
     def __enter__(self) -> Self:
         self._require(Stage.NEW)
-        begin(self._connection)
+        self._block.begin()
         return super().__enter__()
 
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            super().__exit__(kind, error, trace)
+        except TransactionEnded as ended:
+            if error is None or isinstance(error, Exception):
+                raise
+            # An interrupt goes on.
+            log.critical("transaction.ended_inside", token=str(self.token), error=ended.message)
+        if error is not None and (refusal := refusal_in(error)) is not None:
+            self._explain(refusal)
+
     def _commit(self) -> None:
+        self._block.end()
         bundles = self._nonempty_bundles()
         if not bundles:
             self._commit_alone()
             return
         self._store_bundles(bundles)
         sent = self._fallback.sent_directly(bundles)
-        self._commit_rows(sent)
+        replicated = self._commit_rows(sent)
         crashpoint("tx.after_commit")
-        self._send_decisions(sent, COMMIT)
+        if replicated:
+            self._send_decisions(sent, COMMIT)
         crashpoint("tx.after_decide")
 
     def _abort(self) -> None:
-        roll_back(self._connection)
+        if not self._block.roll_back():
+            raise self._block.ended()
+
+    def _explain(self, refusal: BaseException) -> None:
+        """Raise what was hidden by a refused `rollback()`: the error before it.
+
+        `rollback()` after an error is a habit, and the block has rolled back.
+        """
+        text = f"The block of transaction {self.token} is open: {refusal}"
+        hidden = refusal.__context__
+        if hidden is None:
+            raise LocalProtocolError(text, hint=ADVICE) from refusal
+        hidden.add_note(f"{text} ({ADVICE})")
+        raise hidden from hidden.__cause__
 
     def _store_bundles(self, bundles: list[BrokerBundle]) -> None:
         """Store the bundles and write the token rows.
@@ -107,7 +144,11 @@ class PostgresTransaction(Transaction):
             crashpoint("tx.after_group")
             logs = [bundle.core.log_id for bundle in bundles]
             self._inserted = insert_token(
-                self._connection, self.token, logs, allow_weak_commit=self._allow_weak_commit
+                self._connection,
+                self.token,
+                logs,
+                allow_weak_commit=self._allow_weak_commit,
+                block=self._block,
             )
             self._fallback.check_stamps(bundles, self._inserted.outbox_stamps)
             crashpoint("tx.after_token")
@@ -115,7 +156,7 @@ class PostgresTransaction(Transaction):
             self._await_bundles(bundles)
             crashpoint("tx.before_commit")
         except BaseException as error:
-            roll_back(self._connection)
+            self._block.roll_back()
             self._fallback.forget_stamps(bundles)
             self._withdraw(bundles)
             if isinstance(error, ConnectionLost | RequestTimeout):
@@ -171,20 +212,28 @@ class PostgresTransaction(Transaction):
             bundle.abandon()
         self._send_decisions([bundle for bundle in bundles if bundle.sent], ROLLBACK)
 
-    def _commit_rows(self, bundles: list[BrokerBundle]) -> None:
+    def _commit_rows(self, bundles: list[BrokerBundle]) -> bool:
+        """Commit; return whether the decision may go out.
+
+        Where no synchronous standby has confirmed the commit, a failover could undo it.
+        The resolver decides once one has.
+        """
         try:
             outcome = guarded_commit(self._connection, self.token)
         except InDoubt as doubt:
+            self._block.close()
             self._resolve_doubt(bundles, doubt)
-            return
+            return True
         except TxmqError:
-            roll_back(self._connection)
+            self._block.roll_back()
             self._send_decisions(bundles, ROLLBACK)
             raise
+        self._block.close()
         if not outcome.replicated:
             log.warning("transaction.not_replicated", token=str(self.token))
         elif self._inserted is not None:
             note_server(self._connection, self._inserted.server)
+        return outcome.replicated
 
     def _resolve_doubt(self, bundles: list[BrokerBundle], doubt: InDoubt) -> None:
         """Find out by the brokers' resolvers whether an unanswered COMMIT succeeded.
@@ -212,13 +261,16 @@ class PostgresTransaction(Transaction):
 
     def _commit_alone(self) -> None:
         """Commit a transaction without messages, and verify that it did commit."""
-        if is_idle(self._connection):
-            return
         try:
+            self._block.prove()
             guarded_commit(self._connection, self.token)
-        except InDoubt as doubt:
+        except TxmqError as error:
+            self._block.roll_back()
+            if not isinstance(error, InDoubt):
+                raise
             hint = "look for the transaction's rows: without messages nothing else can tell"
-            raise InDoubt(doubt.message, token=str(self.token), hint=hint) from doubt
+            raise InDoubt(error.message, token=str(self.token), hint=hint) from error
+        self._block.close()
 
     def _send_decisions(self, bundles: list[BrokerBundle], outcome: Decision) -> None:
         for n, bundle in enumerate(bundles):

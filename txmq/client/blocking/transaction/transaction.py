@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import ClassVar, Self, Unpack
 from uuid import UUID
 
 from txmq.client.blocking.core import BlockingCore, HasCore, core_of
-from txmq.client.blocking.transaction.broker_bundle import BUNDLE_START, BrokerBundle
+from txmq.client.blocking.transaction.broker_bundle import (
+    BUNDLE_START,
+    BrokerBundle,
+    BundlePosition,
+)
 from txmq.client.blocking.transaction.unrouted_bundle import UnroutedBundle
 from txmq.client.protocol.sender.routing import Routing
 from txmq.client.protocol.sender.rows import Fields, column_rows, micros_now
@@ -164,14 +168,22 @@ class Transaction(TransactionOperations):
     def savepoint(self) -> Iterator[None]:
         """Open a block whose sends and acks are withdrawn if it raises."""
         self._require(Stage.OPEN)
-        positions = {bundle: bundle.position() for bundle in self._bundles}
+        mark = self._mark()
         try:
             with self._database_savepoint():
                 yield
         except BaseException:
-            for bundle in self._bundles:
-                bundle.truncate(positions.get(bundle, BUNDLE_START))
+            self._withdraw_behind(mark)
             raise
+
+    def _mark(self) -> Mapping[BrokerBundle, BundlePosition]:
+        """Return the present position of the sends and acks."""
+        return {bundle: bundle.position() for bundle in self._bundles}
+
+    def _withdraw_behind(self, mark: Mapping[BrokerBundle, BundlePosition]) -> None:
+        """Withdraw the sends and acks behind a position."""
+        for bundle in self._bundles:
+            bundle.truncate(mark.get(bundle, BUNDLE_START))
 
     def wait_published(self, timeout: float = 5.0) -> None:
         """Wait until consumers can see the messages.
@@ -214,7 +226,8 @@ class Transaction(TransactionOperations):
                 self._abort()
             if error is None and self._rollback_only:
                 raise TransactionAborted(
-                    f"The transaction was marked to be rolled back: {self._rollback_only}"
+                    f"The transaction was marked to be rolled back: {self._rollback_only}",
+                    hint="nothing of it exists, as the block has asked for",
                 )
         except TxmqError as failure:
             committed = None if failure.outcome == "unknown" else False

@@ -1,0 +1,187 @@
+"""Cursors that see a block's savepoints, and refuse SQL that ends its transaction.
+
+Frameworks make savepoints by SQL: `begin_nested()` of SQLAlchemy, an inner `atomic()`
+of Django. What was sent behind a savepoint is withdrawn with the rows. Nothing that
+could be asked in the end tells of a savepoint that was rolled back to, so the
+statements are read as they pass.
+
+Only the first statement of a string is read. Cursors that were opened before the block
+are not seen; the token's INSERT finds out if one of them has ended the transaction.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+from weakref import WeakKeyDictionary, ref
+
+from psycopg2 import extensions, sql
+
+from txmq.errors import LocalProtocolError, TransactionEnded
+from txmq.tx.postgres.session import Connection
+
+ADVICE: Final = (
+    "the end of the block commits; to roll back raise an error or call "
+    "tx.set_rollback_only(), for a part use tx.savepoint(), and give other work "
+    "a connection of its own"
+)
+_SPACE: Final = r"(?:\s|--[^\n]*\n|/\*.*?\*/)*"
+_CONTROL: Final = re.compile(
+    rf"{_SPACE}(?P<verb>savepoint|release|(?:rollback|abort)(?!\s+prepared)|commit(?!\s+prepared)"
+    r"|end|prepare\s+transaction)\b(?:\s+(?:work|transaction)\b)?"
+    r"(?P<to>\s+to\b)?(?:\s+savepoint\b)?(?:\s+(?P<name>\"(?:[^\"]|\"\")+\"|[^\s;]+))?",
+    re.IGNORECASE | re.DOTALL,
+)
+_SHOWN: Final = 60  # characters of a refused statement
+_watches: WeakKeyDictionary[Connection, ref[CursorWatch]] = WeakKeyDictionary()
+
+
+class Sends(NamedTuple):
+    """The sends of a transaction: the present position, and a return to an earlier
+    one.
+    """
+
+    mark: Callable[[], Any]
+    withdraw: Callable[[Any], None]
+
+
+class _Savepoint(NamedTuple):
+    """A savepoint, and the position of the sends at it."""
+
+    name: str
+    mark: object
+
+
+def transaction_ended(name: str) -> TransactionEnded:
+    """Return the error of a transaction that the caller has ended."""
+    return TransactionEnded(
+        f"Transaction {name} was ended inside its block: rows may have been committed or "
+        "rolled back by then, and its messages are not sent",
+        hint=ADVICE,
+    )
+
+
+class CursorWatch:
+    """The cursors of a connection while the block of a transaction is open."""
+
+    def __init__(self, connection: Connection, name: str, sends: Sends) -> None:
+        """`name` is the transaction's, for errors."""
+        self._connection, self._name, self._sends = connection, name, sends
+        self._savepoints: list[_Savepoint] = []
+        self._factory: Any = None
+        self._ending = False
+
+    def start(self) -> None:
+        """Watch the cursors that are opened from now on."""
+        self._factory = self._connection.cursor_factory
+        # What the caller's cursors are depends on his class of connections, too.
+        base: Any = type(self._connection.cursor())
+        self._connection.cursor_factory = _watched(base)
+        _watches[self._connection] = ref(self)
+
+    def end(self) -> None:
+        """Refuse statements of watched cursors: the block is ending."""
+        if self._factory_is_ours():
+            self._connection.cursor_factory = self._factory
+        self._ending = True
+
+    def close(self) -> None:
+        """Let the cursors alone."""
+        self.end()
+        if _watch_of(self._connection) is self:
+            del _watches[self._connection]
+
+    def _factory_is_ours(self) -> bool:
+        factory = self._connection.cursor_factory
+        return isinstance(factory, type) and issubclass(factory, _Watched) and not self._ending
+
+    def require_allowed(self, statement: str) -> re.Match[str] | None:
+        """Return the match of a statement about savepoints.
+
+        Raises LocalProtocolError for one that would end the transaction, and for all
+        while the block ends; TransactionEnded behind the end of the transaction.
+        """
+        if self._ending:
+            raise LocalProtocolError(
+                f"The block of transaction {self._name} is ending: another thread uses its "
+                "connection",
+                hint="use a connection of its own for each thread",
+            )
+        status = self._connection.info.transaction_status
+        if status == extensions.TRANSACTION_STATUS_IDLE:
+            raise transaction_ended(self._name)
+        found = _CONTROL.match(statement)
+        if found is None:
+            return None
+        if found["verb"].lower() in ("savepoint", "release"):
+            return found
+        if found["to"] is None:
+            raise LocalProtocolError(
+                f"{statement.strip()[:_SHOWN]!r} inside the block of transaction {self._name}",
+                hint=ADVICE,
+            )
+        if self._index(_name(found)) is None:
+            raise LocalProtocolError(
+                f"{statement.strip()[:_SHOWN]!r}: the block of transaction {self._name} "
+                "knows no such savepoint",
+                hint="use tx.savepoint(), or a cursor that was opened in the block",
+            )
+        return found
+
+    def follow(self, done: re.Match[str]) -> None:
+        """Do to the sends what a statement has done to the rows."""
+        name = _name(done)
+        if done["verb"].lower() == "savepoint":
+            self._savepoints.append(_Savepoint(name, self._sends.mark()))
+            return
+        at = self._index(name)
+        if at is None:  # released, and set by a cursor that is not watched
+            return
+        if done["to"] is None:
+            del self._savepoints[at:]
+        else:
+            self._sends.withdraw(self._savepoints[at].mark)
+            del self._savepoints[at + 1 :]
+
+    def _index(self, name: str) -> int | None:
+        names = [savepoint.name for savepoint in self._savepoints]
+        return len(names) - 1 - names[::-1].index(name) if name in names else None
+
+
+class _Watched(extensions.cursor):
+    """A cursor of the caller's own class, whose statements are read."""
+
+    def execute(self, query: Any, vars: Any = None) -> None:  # noqa: A002, ANN401  # psycopg2's
+        watch = _watch_of(self.connection)
+        if watch is None:
+            super().execute(query, vars)
+            return
+        found = watch.require_allowed(_text(query, self))
+        super().execute(query, vars)
+        if found is not None:
+            watch.follow(found)
+
+
+@lru_cache
+def _watched(base: Any) -> Any:  # noqa: ANN401  # mypy takes no cursor for hashable
+    if issubclass(base, _Watched):
+        return base
+    return type(f"Watched{base.__name__}", (_Watched, base), {})
+
+
+def _watch_of(connection: Connection) -> CursorWatch | None:
+    found = _watches.get(connection)
+    return None if found is None else found()
+
+
+def _text(query: object, cursor: extensions.cursor) -> str:
+    if isinstance(query, sql.Composable):
+        return query.as_string(cursor)
+    return bytes(query[:256]).decode(errors="replace") if isinstance(query, bytes) else str(query)
+
+
+def _name(found: re.Match[str]) -> str:
+    name = found["name"] or ""
+    return name[1:-1].replace('""', '"') if name.startswith('"') else name.lower()
