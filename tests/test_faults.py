@@ -22,6 +22,7 @@ KILLED_IN_COMMIT = "test_clients_backends_and_servers_killed_in_a_commit"
 KILLED_COORDINATOR = (
     "test_a_coordinator_that_dies_anywhere_leaves_rows_and_messages_that_recovery_makes_agree"
 )
+AGREE_OR_TOLD = "test_rows_and_messages_agree_or_the_caller_is_told"
 FAULTS: dict[int, tuple[str, ...]] = {
     # the producer dies or stands still
     1: (KILLED_PRODUCER, KILLED_SERVICES),
@@ -290,6 +291,18 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_epochs_of_a_group_outlive_it",
     ),
     # an answer arrives after what it speaks of has changed
+    109: (AGREE_OR_TOLD, "test_a_habitual_rollback_before_the_error_goes_on_hides_nothing"),
+    110: (AGREE_OR_TOLD, "test_what_is_refused_says_what_to_do"),
+    111: (
+        AGREE_OR_TOLD,
+        "test_raw_savepoints_withdraw_messages_with_their_rows",
+        "test_a_savepoint_from_before_the_block_cannot_be_rolled_back_to",
+        "test_an_inner_atomic_block_takes_its_messages_back",
+    ),
+    115: (
+        "test_hidden_warnings_do_not_hide_that_a_standby_is_missing",
+        "test_a_commit_that_no_standby_has_confirmed_is_left_to_the_resolver",
+    ),
     118: (
         "test_a_key_keeps_its_order_when_a_nack_follows_a_restart",
         "test_a_key_keeps_its_order_when_a_nack_follows_a_restart_on_a_reactor",
@@ -408,6 +421,11 @@ BUGS = {
         "a restart ends a doubt",
         "check-backs do not go back with the time",
         "retries do not go back with the time",
+    ),
+    "a caller's end of a transaction that nobody sees": (
+        "no look at the transaction before its rollback",
+        "raw statements are not seen",
+        "the token's INSERT proves nothing",
     ),
     "acknowledging before the sync": ("ack_before_fsync", "replies go out before the flush"),
     "no sync": ("a flush does not sync", "no_fsync_after_recovery", "no_sync_of_directories"),

@@ -44,7 +44,7 @@ def world(
 
 
 @contextmanager
-def raising(kind: Any, match: str = "") -> Iterator[pytest.ExceptionInfo[Any]]:
+def raising(kind: Any, match: str | None = None) -> Iterator[pytest.ExceptionInfo[Any]]:
     """Require that a whole block raises."""
     with pytest.raises(kind, match=match) as raised:
         yield raised

@@ -31,7 +31,7 @@ from txmq.errors import (
 from txmq.testing.forked import run_source
 from txmq.testing.processes import ENVIRONMENT, Running
 from txmq.testing.wait import wait_until
-from txmq.tx.postgres.commit import guarded_commit
+from txmq.tx.postgres.commit import CommitOutcome, guarded_commit
 from txmq.wire.data_requests import Opcode
 
 Connect = Callable[..., Client]
@@ -109,6 +109,22 @@ def test_a_commit_that_the_database_refuses_rolls_the_messages_back(world: World
     assert (world.orders(), world.messages()) == (set(), set())
     world.insert("o-2")
     world.connection.commit()
+
+
+def test_a_commit_that_no_standby_has_confirmed_is_left_to_the_resolver(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unconfirmed(connection: Any, token: Any) -> CommitOutcome:
+        guarded_commit(connection, token)
+        return CommitOutcome(replicated=False)
+
+    monkeypatch.setattr(postgres, "guarded_commit", unconfirmed)
+    with world.client.transaction(world.connection, check_after=0.2) as tx:
+        world.insert("o-1")
+        tx.send(world.topic, b"o-1")
+    tx.wait_published(DEADLINE_S)
+    assert world.orders() == world.messages() == {"o-1"}
+    assert "producer" not in world.client.call("tx.show", token=tx.token.hex)["by"]
 
 
 def test_without_messages_it_is_an_ordinary_commit(

@@ -8,6 +8,7 @@ from contextlib import closing
 
 import psycopg2
 import pytest
+from psycopg2 import extensions
 
 from tests.tx.postgres.support import (
     LOG,
@@ -399,6 +400,30 @@ def without_standby(crashable_postgres: OwnServer, crashable_database: str) -> I
 def set_standby(server: OwnServer, value: str) -> None:
     server.execute(f"ALTER SYSTEM SET synchronous_standby_names {value}")
     server.execute("SELECT pg_reload_conf()")
+
+
+@pytest.mark.parametrize("level", ["error", "notice"])
+def test_hidden_warnings_do_not_hide_that_a_standby_is_missing(
+    crashable_postgres: OwnServer, crashable_database: str, without_standby: None, level: str
+) -> None:
+    token = new_token()
+    quiet = extensions.make_dsn(crashable_database, options=f"-c client_min_messages={level}")
+    policy = ResolverPolicy(limits=Limits(deadline_s=0.3), first_pause_s=0.01)
+    with closing(producer(quiet)) as connection, closing(TokenResolver(quiet, policy=policy)) as by:
+        insert_token(connection, token, [LOG])
+        outcomes = list[bool]()
+        committing = threading.Thread(
+            target=lambda: outcomes.append(guarded_commit(connection, token).replicated)
+        )
+        committing.start()
+        wait_for_backend(crashable_postgres, backend_pid(connection), "wait_event = 'SyncRep'")
+        crashable_postgres.execute(f"SELECT pg_cancel_backend({backend_pid(connection)})")
+        committing.join()
+        assert outcomes == [False]
+        assert rows(quiet, "SHOW client_min_messages") == [(level,)]
+        check = check_of(crashable_database, token)
+        wait_until(lambda: "synchronous standby" in by.resolve([check])[0].reason)
+        assert verdict(by, check) is Decision.UNKNOWN
 
 
 def test_nothing_is_decided_that_a_synchronous_standby_has_not_confirmed(

@@ -35,7 +35,8 @@ WHERE datname = current_database() AND backend_xid::text = ANY (%s::text[])
   AND xact_start < clock_timestamp() - make_interval(secs => %s)
 """
 _LASTING: Final = (
-    "SET LOCAL synchronous_commit = on; SET LOCAL lock_timeout = %(lock_timeout_ms)s; "
+    "SET LOCAL synchronous_commit = on; SET LOCAL client_min_messages = warning; "
+    "SET LOCAL lock_timeout = %(lock_timeout_ms)s; "
 )
 PROVE: Final = (
     _LASTING
