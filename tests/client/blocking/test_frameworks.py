@@ -162,7 +162,8 @@ def test_a_nested_session_takes_its_messages_back(world: World, session: Session
     with begin(world.client, session) as tx:
         session.add(OrderRow(id="o-1"))
         tx.send(world.topic, b"o-1")
-        with suppress(ApplicationError), tx.savepoint(), session.begin_nested():
+        with suppress(ApplicationError), session.begin_nested():
+            session.connection()
             session.add(OrderRow(id="o-2"))
             tx.send(world.topic, b"o-2")
             fail()
@@ -171,7 +172,8 @@ def test_a_nested_session_takes_its_messages_back(world: World, session: Session
             session.flush()
             tx.send(world.topic, b"o-4")
             fail()
-        with tx.savepoint(), session.begin_nested():
+        with session.begin_nested():
+            session.connection()
             session.add(OrderRow(id="o-3"))
             tx.send(world.topic, b"o-3")
     tx.wait_published()
