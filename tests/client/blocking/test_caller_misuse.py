@@ -5,7 +5,6 @@ Rows and messages agree, or an error says that the caller has parted them.
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -349,7 +348,7 @@ def test_an_interrupt_is_not_replaced(world: World) -> None:
         world.insert("o-1")
         tx.send(world.topic, b"o-1")
         world.connection.commit()
-        signal.raise_signal(signal.SIGINT)
+        raise KeyboardInterrupt
     assert (world.orders(), world.messages()) == ({"o-1"}, set())
 
 
