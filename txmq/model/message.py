@@ -167,6 +167,11 @@ def resolve_time(carried: int, start: int) -> int:
     return start + carried if 0 < carried < limits.SPAN else carried
 
 
+def span_of(carried: int) -> int:
+    """Return the span that a carried number means; 0 = it is a time."""
+    return carried if carried < limits.SPAN else 0
+
+
 def delay_level(level: int) -> timedelta:
     """Return the delay of one of RocketMQ's 18 levels, from 1.
 

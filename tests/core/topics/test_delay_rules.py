@@ -13,8 +13,12 @@ import pytest
 from tests.core.driver import Driver, token
 from txmq.batch import BatchView, encode, verify
 from txmq.broker.engine.log_reader import published_batches
+from txmq.core import machine
+from txmq.core.events.delays import BatchDelayed
 from txmq.core.events.outcome import Rejected
+from txmq.core.retention.broker_time import NoteTime
 from txmq.core.retention.log_floor import state_floor
+from txmq.core.state.state import State
 from txmq.core.topics import delayed
 from txmq.core.topics.delay_rules import (
     RECALL_RETENTION,
@@ -32,8 +36,9 @@ from txmq.model import limits
 from txmq.model.bundle import BundleState
 from txmq.model.decider import ByBroker, ByPostgres, Decider
 from txmq.model.message import Decision, Message
-from txmq.model.units import SECOND
+from txmq.model.units import DAY, SECOND
 from txmq.store import tables as t
+from txmq.store.tables import MemoryTables
 from txmq.wire.data_requests import SendReceipt
 
 PRODUCER = b"p" * 16
@@ -357,3 +362,50 @@ def test_random_work_publishes_each_message_once_when_due_and_recovery_agrees(
     assert left == left_again
     assert again.delayed_count == core.state.delayed_count == 0
     assert again.topics["t"].end_offsets == core.state.topics["t"].end_offsets
+
+
+def test_a_time_set_back_shortens_only_spans_that_began_in_it(core: Driver) -> None:
+    send(core, Message(b"before", delay=40 * DAY / SECOND))
+    true = core.now
+    core.now += 30 * DAY
+    name = token(core, 1)
+    half(core, name, Message(b"of a bundle", delay=10))
+    core.do(decisions.DecideTransaction(name, Decision.COMMIT, "producer"))
+    send(core, Message(b"span", delay=5), later(core, "time", 8))
+    core.do(NoteTime(0, back=30 * DAY))
+    core.now = true
+    pass_time(core, 4.999_999)
+    assert core.bodies("t") == []
+    pass_time(core, 0.000_001)
+    assert core.bodies("t") == ["span"]
+    pass_time(core, 5)
+    assert core.bodies("t") == ["span", "of a bundle"]
+    pass_time(core, 30 * DAY / SECOND - 2)
+    assert core.bodies("t") == ["span", "of a bundle", "time"]
+    pass_time(core, 10 * DAY / SECOND)
+    assert core.bodies("t") == ["span", "of a bundle", "time", "before"]
+    again = core.replayed()
+    assert again.delayed_count == 0
+    assert dict(again.tables[t.DELAYED_AT].range(b"")) == {}
+
+
+def test_a_row_of_an_older_version_has_no_span(core: Driver) -> None:
+    """Its time stays when the broker's is set back."""
+    send(core, Message(b"x", delay=5))
+    [(key, row)] = core.state.tables[t.DELAYED].range(b"")
+    core.state.tables[t.DELAYED].put(key, tuple(row)[:8])
+    core.do(NoteTime(0, back=DAY))
+    [waiting] = delayed.scan(core.state)
+    assert (waiting.due, waiting.message.span) == (core.now + 5 * SECOND, 0)
+
+
+def test_an_event_of_an_older_version_has_no_spans(core: Driver) -> None:
+    send(core, Message(b"x", delay=5))
+    [(place, stored)] = [one for one in core.log if isinstance(one[1], BatchDelayed)]
+    state = State(MemoryTables())
+    assert isinstance(stored, BatchDelayed)
+    older = stored._replace(rows=tuple(tuple(row)[:5] for row in stored.rows))  # type: ignore[arg-type]  # as read from a log
+    for context, event in core.log:
+        machine.apply(state, older if context == place else event, context)
+    [waiting] = delayed.scan(state)
+    assert (waiting.due, waiting.message.span) == (core.now + 5 * SECOND, 0)

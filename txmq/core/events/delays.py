@@ -19,7 +19,8 @@ class Delay(NamedTuple):
 
 class DelayedRow(NamedTuple):
     """A message of a delayed batch, stored as a batch of its own. `start` counts from
-    the first byte of the attachment.
+    the first byte of the attachment. `span` is the wait that the sender asked for; 0 =
+    the sender gave a time.
     """
 
     start: int
@@ -27,6 +28,7 @@ class DelayedRow(NamedTuple):
     due: int
     tag_filter: int
     key_hash: int | None
+    span: int = 0
 
 
 @event(40)

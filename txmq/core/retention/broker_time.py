@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from txmq.core.consumers import waiting_times
 from txmq.core.events.base import TimeNoted
 from txmq.core.events.outcome import Appliers, Deciders, Outcome
+from txmq.core.topics import delayed
 from txmq.core.transactions import timers
 from txmq.core.transactions.model import first_token
 from txmq.model.units import HOUR, SECOND
@@ -58,6 +59,7 @@ def apply_noted(state: State, event: TimeNoted, context: RecordContext) -> None:
         state.stored_at -= event.back
         waiting_times.set_back(state, event.back, state.stored_at)
         timers.set_back(state, event.back, state.stored_at)
+        delayed.set_back(state, event.back, state.stored_at)
     state.doubted = event.doubted
     # Outcomes that were forgotten too early may be of any transaction until now: of
     # later ones none was. So no more are refused for it.

@@ -26,7 +26,9 @@ class DelayedMessage(NamedTuple):
     first).
 
     The message's id is `producer` (the producer id, or the token) and `sequence`.
-    `moved_to` is the position of its latest copy; 0 = it was never copied.
+    `moved_to` is the position of its latest copy; 0 = it was never copied. `span` is
+    the wait that the sender asked for; 0 = the sender gave a time, or the row is of an
+    older version.
     """
 
     topic_id: int
@@ -37,6 +39,7 @@ class DelayedMessage(NamedTuple):
     producer: bytes
     sequence: int
     moved_to: int = 0
+    span: int = 0
 
 
 class ScheduledMessage(NamedTuple):
@@ -70,6 +73,18 @@ def remove(state: State, due: int, position: int) -> DelayedMessage:
     state.tables[t.DELAYED_AT].delete(t.PIN_KEY.pack(message.moved_to or position))
     state.delayed_count -= 1
     return message
+
+
+def set_back(state: State, back: int, now: int) -> None:
+    """Apply: the time is `now`, and was later by `back`. Spans that began in between
+    end as much earlier; times that senders gave stay.
+    """
+    for due, position, message in list(scan(state, now + 1)):
+        if message.span and due - message.span > now:
+            remove(state, due, position)
+            put(state, max(due - back, now), position, message._replace(moved_to=0))
+            if message.moved_to:
+                set_position(state, max(due - back, now), position, message.moved_to)
 
 
 def set_position(state: State, due: int, position: int, to: int) -> None:

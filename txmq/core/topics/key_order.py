@@ -18,7 +18,7 @@ from txmq.core.events.transactions import Released
 from txmq.core.state import log_pins, visibility
 from txmq.core.topics import delayed
 from txmq.core.topics.delayed import DelayedMessage
-from txmq.model.message import resolve_time
+from txmq.model.message import resolve_time, span_of
 from txmq.model.topic_partition import TopicPartition
 from txmq.store import tables as t
 
@@ -339,7 +339,10 @@ def delay_message(
         state,
         due,
         batch.position,
-        DelayedMessage(*tp, batch.length, batch.tag_filter, key_hash, token, sequence),
+        DelayedMessage(
+            *(*tp, batch.length, batch.tag_filter, key_hash, token, sequence),
+            span=span_of(carried),
+        ),
     )
 
 
