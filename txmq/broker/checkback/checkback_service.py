@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import structlog
 
 from txmq.broker.checkback.checkers import CheckQueue
+from txmq.core.events.base import TimeNoted
 from txmq.core.events.outcome import Rejected
 from txmq.core.transactions import indexes, lost_records
 from txmq.core.transactions.decisions import DecideTransaction
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from txmq.broker.checkback.transaction_listeners import TransactionListeners
     from txmq.broker.engine.engine import Engine
     from txmq.broker.reactor.protocol import ClientSession
+    from txmq.core.events.base import RecordContext
     from txmq.tx.checkback import CheckSchedule
 
 MAX_ASKED = 10_000  # transactions that databases are being asked about; the rest stay due
@@ -95,6 +97,7 @@ class CheckBackService:
         # out.
         self._scanned_to = b""
         self._left_out: dict[str, bytes] = {}
+        engine.listen(TimeNoted, self._time_noted)
 
     def last_check(self, token: bytes) -> LastCheck | None:
         """Return the last check of an undecided transaction, if this process has made
@@ -130,6 +133,13 @@ class CheckBackService:
                 self._left_out.setdefault(service, before)
             if self._scanned_to != key:  # what this check came to was refused
                 return
+
+    def _time_noted(self, event: TimeNoted, context: RecordContext) -> None:
+        """Scan all rows again after the time was set back: theirs went back as well."""
+        del context
+        if event.back:
+            self._scanned_to = b""
+            self._left_out.clear()
 
     @property
     def _asking(self) -> int:

@@ -131,7 +131,7 @@ class CheckQueue:
     def _release(self, service: str, name: QueueName, now: int) -> None:
         queue = self._queues[service][name]
         connected = self._is_connected(service, *name)
-        while queue and (not connected or queue[0].since + ORIGIN_US <= now):
+        while queue and (not connected or not 0 <= now - queue[0].since < ORIGIN_US):
             self._put(service, (name[0], ANY_PROCESS), queue.popleft())
         if not queue:
             self._drop(service, name)

@@ -236,7 +236,9 @@ class _DatabaseResolver:
         self._next_call()
 
     def probe(self) -> None:
-        self._probing = self._resolver.failing or self._seen_at + PROBE_US <= self._now()
+        self._probing = self._resolver.failing or not (
+            0 <= self._now() - self._seen_at < PROBE_US  # unless the time was set back
+        )
         self._next_call()
 
     def status(self) -> ResolverStatus:

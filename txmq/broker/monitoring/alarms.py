@@ -14,7 +14,7 @@ import structlog
 from txmq.broker.monitoring.alarm_rules import ALARM_RULES, AlarmRule, Conditions
 from txmq.core.events.outcome import Rejected
 from txmq.errors import Throttled
-from txmq.model.units import SECOND
+from txmq.model.units import HOUR, SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from txmq.config.broker import AlarmSettings as Limits
     from txmq.wire.calls.alarms import AlarmsReport
 
+LONGEST_US = HOUR  # for which a source may report
 log = structlog.get_logger()
 MAX_SOURCES = 100
 
@@ -94,7 +95,9 @@ class ReportedAlarms:
     def _expire(self) -> None:
         now = self._now()
         self._sources = {
-            name: source for name, source in self._sources.items() if source.until > now
+            name: source
+            for name, source in self._sources.items()
+            if now < source.until <= now + LONGEST_US  # unless the time was set back
         }
 
 
