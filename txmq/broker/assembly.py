@@ -118,7 +118,9 @@ class Assembly:
         engine.before_replies.append(self.sessions.buffer_replies)
         # the last listener: readers have their answers by then
         engine.on_durable.append(self.sessions.flush_replies)
-        self._stall_guard = StallGuard(clock, self._members.tick, self._group_work.expire_leases)
+        self._stall_guard = StallGuard(
+            steady.elapsed, self._members.tick, self._group_work.expire_leases
+        )
         self._timers: list[tuple[float, Callable[[], None]]] = [
             (CLOCK_S, steady.compare),
             (TICK_S, self._stall_guard.tick),

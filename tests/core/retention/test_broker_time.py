@@ -130,3 +130,19 @@ def test_a_time_set_back_lets_leases_retries_and_check_backs_wait_for_as_long_as
     world.now += 1
     assert world.do(ExpireLeases()).expired == 1
     assert same_after_replay(world)
+
+
+def test_a_time_set_forward_ends_no_lease_and_lets_nothing_wait_for_longer() -> None:
+    """As after a machine was paused by its host: its members are alive."""
+    world = ConsumersWorld(t=1)
+    world.publish("t", 1, 2)
+    world.join("a", retry=QUICK, lease_us=30 * SECOND)
+    world.fetch("a")
+    world.nack("a", 1, delay=4 * SECOND)
+    world.do(NoteTime(3 * DAY, back=-3 * DAY))
+    world.now += 3 * DAY
+    assert world.state.stored_at == world.now
+    assert world.fetch("a") == [Received("t", 0, 1, 2)]
+    world.now += 30 * SECOND - 1
+    assert world.do(ExpireLeases()).expired == 0
+    assert same_after_replay(world)

@@ -103,7 +103,7 @@ class ClockService:
         `doubted`.
         """
         log.warning("clock.followed", by=by, ahead_s=round(seen.wall_ahead / SECOND, 3))
-        back = 0 if seen.is_believed else max(0, -seen.wall_ahead)
+        back = 0 if seen.is_believed else -seen.wall_ahead
         self._follows = True
         self._note(NoteTime(max(0, doubted + seen.wall_ahead), back))
         self._follows = False

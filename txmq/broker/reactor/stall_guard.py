@@ -11,8 +11,6 @@ import structlog
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from txmq.broker.reactor.interfaces import Clock
-
 LATE_S = 1.0  # between ticks: the process, or the machine, had stopped
 log = structlog.get_logger()
 
@@ -23,8 +21,9 @@ class StallGuard:
     been read.
     """
 
-    def __init__(self, clock: Clock, *functions: Callable[[], None]) -> None:
-        self._clock, self._functions = clock, functions
+    def __init__(self, elapsed: Callable[[], float], *functions: Callable[[], None]) -> None:
+        """`elapsed` gives seconds, and runs on while the machine is suspended."""
+        self._elapsed, self._functions = elapsed, functions
         self._last: float | None = None
         self._until = float("-inf")
 
@@ -32,7 +31,7 @@ class StallGuard:
         """Timer: call the functions. Ticks are at most a second apart unless the
         process stalls.
         """
-        now = self._clock.seconds()
+        now = self._elapsed()
         late = 0.0 if self._last is None else now - self._last
         self._last = now
         if late > LATE_S:

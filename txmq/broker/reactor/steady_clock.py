@@ -42,26 +42,27 @@ class SteadyClock:
         """`wall` gives microseconds, `elapsed` seconds. Time begins at `floor` at the
         earliest.
         """
-        self.wall, self._elapsed = wall, elapsed
+        self.wall, self.elapsed = wall, elapsed
         self._read_at, now = elapsed(), wall()
         self._last, self.ahead = max(now, floor), floor > now
 
     def __call__(self) -> int:
-        wall, expected = self.wall(), self._expected(self._elapsed())
+        wall, expected = self.wall(), self._expected(self.elapsed())
         if wall - expected > BELIEVED_US:
             return expected
-        return max(wall, expected) if self.ahead else wall
+        behind = self.ahead or expected - wall > SLACK_US
+        return max(wall, expected) if behind else wall
 
     @property
     def wall_ahead(self) -> int:
         """The microseconds by which the wall clock is ahead of the broker's time;
         negative = behind.
         """
-        return self.wall() - self._expected(self._elapsed())
+        return self.wall() - self._expected(self.elapsed())
 
     def compare(self) -> None:
         """Timer: compare the clocks."""
-        read_at, wall = self._elapsed(), self.wall()
+        read_at, wall = self.elapsed(), self.wall()
         expected = self._expected(read_at)
         self.ahead = expected - wall > SLACK_US
         believed = not self.ahead and wall - expected <= BELIEVED_US
@@ -69,7 +70,7 @@ class SteadyClock:
 
     def follow(self) -> None:
         """Believe the wall clock, whatever it says."""
-        self._read_at, self._last, self.ahead = self._elapsed(), self.wall(), False
+        self._read_at, self._last, self.ahead = self.elapsed(), self.wall(), False
 
     def _expected(self, read_at: float) -> int:
         passed = round((read_at - self._read_at) * SECOND)

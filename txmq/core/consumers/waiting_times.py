@@ -1,5 +1,7 @@
-"""Times that consumer groups wait for, after the broker's time was set back: leases,
-retries and probes wait for as long as before.
+"""Times that consumer groups wait for, after the broker's time was set.
+
+Leases end as late as before, so that no member loses its messages. Where the time was
+set back, retries and probes come as late as before.
 """
 
 from __future__ import annotations
@@ -16,24 +18,23 @@ if TYPE_CHECKING:
 
 
 def set_back(state: State, back: int, now: int) -> None:
-    """Apply: the time is `now`, and was later by `back`."""
-    _set_retries_back(state, back, now)
+    """Apply: the time is `now`, and was later by `back`; negative = earlier."""
     for group in state.groups.by_id.values():
         for lease in group.leases.values():
             lease.granted_at -= back
             lease.deadline -= back
-        if group.breaker is not None:
-            breaker = group.breaker
-            group.breaker = breaker._replace(
-                since=min(breaker.since, now), probe_at=breaker.probe_at - back
-            )
         group.failure_window.clear()
+        if back > 0 and group.breaker is not None:
+            since, probe_at = group.breaker.since, group.breaker.probe_at
+            group.breaker = group.breaker._replace(since=min(since, now), probe_at=probe_at - back)
         state.groups.dirty_groups.add(group.group_id)
     state.groups.deadlines = SortedList(
         (lease.deadline, group.group_id, number)
         for group in state.groups.by_id.values()
         for number, lease in group.leases.items()
     )
+    if back > 0:
+        _set_retries_back(state, back, now)
 
 
 def _set_retries_back(state: State, back: int, now: int) -> None:

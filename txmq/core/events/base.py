@@ -72,8 +72,8 @@ class Booted(NamedTuple):
 class TimeNoted(NamedTuple):
     """The broker's time may be ahead of the true one by `doubted` microseconds.
 
-    `back`: it was set back by so many microseconds, and all that waits for a time waits
-    for as long as before.
+    `back`: it was set back by so many microseconds (negative = forward). What waits for
+    a time waits no longer than before, and leases end no earlier.
     """
 
     doubted: int

@@ -7,8 +7,8 @@ What cannot be undone goes by the earlier one (`State.certain`) until the clock 
 steady for `CONFIRMED_S`, or an operator has confirmed it.
 
 `TimeNoted` records how far the two are apart, so that a restart in between changes
-nothing. It may set the broker's time back as well; all that waits for a time then waits
-for as long as before.
+nothing. It may set the broker's time as well. What waits for a time then waits no
+longer than before, and leases end no earlier.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CONFIRMED_S = HOUR // SECOND  # an operator who set a clock wrong has seen the a
 
 class NoteTime(NamedTuple):
     """Record by how much the broker's time may be ahead of the true one, after it was
-    set back by `back`.
+    set back by `back`; negative = forward.
     """
 
     doubted: int
@@ -58,8 +58,11 @@ def apply_noted(state: State, event: TimeNoted, context: RecordContext) -> None:
     if event.back:
         state.stored_at -= event.back
         waiting_times.set_back(state, event.back, state.stored_at)
+    if event.back > 0:
         timers.set_back(state, event.back, state.stored_at)
         delayed.set_back(state, event.back, state.stored_at)
+        # whatever is lost was stored before the true time
+        state.lost_before_time = min(state.lost_before_time, state.stored_at)
     state.doubted = event.doubted
     # Outcomes that were forgotten too early may be of any transaction until now: of
     # later ones none was. So no more are refused for it.
