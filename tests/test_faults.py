@@ -358,7 +358,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_time_that_was_ahead_goes_back_once_it_is_confirmed",
         "test_every_invariant_holds_for_every_seed",
     ),
-    155: (
+    145: (
         "test_fault_40_after_a_block_nothing_ends_for_a_second_and_everything_after_it",
         "test_databases_that_all_agree_for_a_minute_confirm_a_clock_but_what_cannot_be_undone_waits",
         "test_a_time_set_forward_ends_no_lease_and_lets_nothing_wait_for_longer",
