@@ -15,11 +15,10 @@ from structlog.testing import capture_logs
 
 from tests.client.real import Found, RealBroker
 from tests.system.emit_worker import POLICY, SLOT, running_relay
-from tests.tx.postgres.support import producer, rows
+from tests.tx.postgres.support import poor_role, producer, rows
 from txmq import emit
 from txmq.client.blocking.client import Client
 from txmq.client.protocol.sender.rows import micros_now
-from txmq.errors import SlotMissing, SlotRewound
 from txmq.model import limits
 from txmq.model.decider import ByChecker
 from txmq.model.message import Message
@@ -266,14 +265,39 @@ def test_alarms_are_logged_when_they_come_and_when_they_are_over(
     assert (alarm["kind"], alarm["log_level"]) == ("retained", "error")
 
 
-def test_a_relay_without_its_slot_ends_and_says_why(
-    broker: RealBroker, logical_database: str
+def test_a_relay_without_its_slot_waits_with_an_alarm_until_there_is_one(
+    other_broker: RealBroker, logical_database: str, topic: str, connect: Callable[..., Client]
 ) -> None:
-    with (
-        pytest.raises(SlotMissing, match="txmq relay create"),
-        running_relay(broker.url, logical_database) as relay,
-    ):
-        relay.ended.wait(30)
+    client = connect(other_broker.url)
+    with running_relay(other_broker.url, logical_database):
+        wait_until(lambda: alarms(client) == {"relay.missing": "critical"}, what="the alarm")
+        with closing(connect_database(logical_database, application_name="test")) as connection:
+            slot.create(connection, SLOT)
+        wait_until(lambda: alarms(client) == {}, what="the end of the alarm")
+        emitted(logical_database, topic, "x")
+        arrived(other_broker, topic, 1)
+
+
+def alarms(client: Client) -> dict[str, str]:
+    """Return the severities of the relay's alarms, by name."""
+    listed = client.call("broker.alarms")["alarms"]
+    return {row["name"]: row["severity"] for row in listed if row["name"].startswith("relay.")}
+
+
+def test_a_relay_that_cannot_reach_its_database_has_an_alarm(
+    other_broker: RealBroker, dsn: str, connect: Callable[..., Client]
+) -> None:
+    client = connect(other_broker.url)
+    with running_relay(other_broker.url, f"{dsn} password=wrong user=nobody"):
+        wait_until(lambda: alarms(client) == {"relay.unreachable": "critical"}, what="the alarm")
+
+
+def test_a_relay_that_cannot_read_its_slot_has_an_alarm(
+    other_broker: RealBroker, dsn: str, connect: Callable[..., Client]
+) -> None:
+    client = connect(other_broker.url)
+    with poor_role(dsn) as (_role, poor), running_relay(other_broker.url, poor):
+        wait_until(lambda: alarms(client) == {"relay.stopped": "critical"}, what="the alarm")
 
 
 def test_a_database_whose_log_ends_before_what_the_broker_has_is_refused(
@@ -285,11 +309,17 @@ def test_a_database_whose_log_ends_before_what_the_broker_has_is_refused(
         order(source, source.end_lsn << 1, topic, "x"),
         deadline(),
     )
-    with (
-        pytest.raises(SlotRewound, match="log ends at"),
-        running_relay(other_broker.url, dsn) as relay,
-    ):
-        relay.ended.wait(30)
+    require_rewound(other_broker, dsn, connect, "log ends at")
+
+
+def require_rewound(
+    broker: RealBroker, dsn: str, connect: Callable[..., Client], text: str
+) -> None:
+    """Require that a relay says so with an alarm, and sends nothing."""
+    client = connect(broker.url)
+    with running_relay(broker.url, dsn):
+        wait_until(lambda: alarms(client) == {"relay.rewound": "critical"}, what="the alarm")
+    assert text in client.call("broker.alarms")["alarms"][0]["text"]
 
 
 def test_an_lsn_that_was_written_anew_is_not_taken_for_the_old_one(
@@ -300,11 +330,7 @@ def test_an_lsn_that_was_written_anew_is_not_taken_for_the_old_one(
     source = source_of(dsn)
     old = order(source, source.end_lsn, topic, "old", at=micros_now() - 3_600_000_000)
     store_in_parts(connect(other_broker.url, timeout=30.0)._core, old, deadline())
-    with (
-        pytest.raises(SlotRewound, match="committed later"),
-        running_relay(other_broker.url, dsn) as relay,
-    ):
-        relay.ended.wait(30)
+    require_rewound(other_broker, dsn, connect, "committed later")
 
 
 def source_of(dsn: str) -> SlotSource:

@@ -21,18 +21,26 @@ from typing import Final
 from txmq.client.blocking.core import BlockingCore
 from txmq.client.log import get_logger
 from txmq.client.protocol.alarm_reports import (
+    MAX_DURATION_S,
     MIN_DURATION_S,
     AlarmReport,
-    alarm_source,
+    lasting_source,
     report_alarms,
 )
 from txmq.errors import (
+    BrokerUnavailable,
     ClientClosed,
     ConfigError,
+    ConnectionLost,
     DatabaseError,
     DigestMismatch,
     LogChanged,
+    RequestTimeout,
     SequenceGap,
+    SlotInUse,
+    SlotLost,
+    SlotMissing,
+    SlotRewound,
     StaleTopic,
     TxmqError,
     UnknownTransaction,
@@ -43,7 +51,15 @@ from txmq.relay.slot_stream import SlotStream
 from txmq.tx.postgres.session import connect
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0  # between sessions
-CRITICAL_KINDS: Final = ("lost", "unreserved")
+WARNING_KINDS: Final = ("retained", "lag")  # the other alarms are critical
+# The relay stays and waits for the operator's slot: who ends has no alarm.
+WAIT_FOR_SLOT: Final = (SlotMissing, SlotLost, SlotRewound)
+# The look at the slot has alarms for the first two. The others are over soon, or
+# concern a broker that is away, which has no alarms.
+NO_ALARM: Final = (
+    *(SlotMissing, SlotLost, SlotInUse),
+    *(BrokerUnavailable, ConnectionLost, RequestTimeout),
+)
 FATAL: Final = (ConfigError, LogChanged, ClientClosed)
 RETRY_AT_ONCE: Final = (
     StaleTopic,
@@ -51,6 +67,7 @@ RETRY_AT_ONCE: Final = (
     UnknownTransaction,
     DigestMismatch,
 )  # errors that the next session avoids
+ACTIONS: Final = {"missing": "txmq relay create", "rewound": "txmq relay create"}
 log = get_logger()
 
 
@@ -81,22 +98,27 @@ class Relay:
         self._slot = slots.check_slot_name(slot)
         self._progress = RelayProgress()
         self._trouble = ""
-        self._source = alarm_source("relay")
+        self._halt: dict[str, str] = {}  # the alarm of an error that stops the relay's work
+        self._source = lasting_source(f"relay-{slot}")
 
     def run(self, stop: Event) -> None:
         """Relay until `stop` is set; survive losses of the broker and the database.
 
-        Raises SlotMissing, SlotLost, SlotRewound, LogChanged, ConfigError or
-        DatabaseError, which need an operator.
+        While the slot is missing, lost or rewound, wait with an alarm until an operator
+        has made one. Raises LogChanged, ConfigError or DatabaseError, which need an
+        operator, too.
         """
         ended = Event()
         watch = Thread(target=self._watch, args=(ended,), name="txmq-relay-watch", daemon=True)
         watch.start()
         try:
             self._run_sessions(stop)
+        except TxmqError as error:
+            _end(watch, ended)
+            self._report(self._halt_alarm(error), lasting=True)
+            raise
         finally:
-            ended.set()
-            watch.join()
+            _end(watch, ended)
 
     def _run_sessions(self, stop: Event) -> None:
         pause = FIRST_PAUSE_S
@@ -105,10 +127,9 @@ class Relay:
             try:
                 self._run_session(stop)
             except TxmqError as error:
-                if isinstance(error, FATAL) or (
-                    isinstance(error, DatabaseError) and not error.retriable
-                ):
+                if _is_fatal(error):
                     raise
+                self._halt = self._halt_alarm(error)
                 self._log_interruption(error)
                 retry_at_once = isinstance(error, RETRY_AT_ONCE)
             advanced = retry_at_once or self._progress.transactions > before
@@ -123,6 +144,7 @@ class Relay:
             closing(SlotStream(self._dsn, self._slot)) as stream,
         ):
             start = read_start(self._core, stream.source)
+            self._halt = {}
             log.info(
                 "relay.passage",
                 slot=self._slot,
@@ -151,42 +173,58 @@ class Relay:
                 known = self._check_slot(known)
             except DatabaseError as error:
                 log.warning("relay.not_watched", slot=self._slot, error=str(error))
+                self._report({"unreachable": f"slot {self._slot} cannot be looked at: {error}"})
             ended.wait(self._policy.look_every_s)
 
     def _check_slot(self, known: dict[str, str]) -> dict[str, str]:
         with closing(connect(self._dsn, application_name="txmq relay watch")) as connection:
             status = slots.find(connection, self._slot)
-        if status is None:
-            return known
-        alarms = status.alarms(retained=self._policy.retained, lag_s=self._policy.lag_s)
+        alarms = self._alarms(status)
+        retained = 0 if status is None else status.retained
         for kind in alarms.keys() - known.keys():
             log.error(
                 "relay.alarm",
                 slot=self._slot,
                 kind=kind,
                 text=alarms[kind],
-                retained=status.retained,
+                retained=retained,
             )
         for kind in known.keys() - alarms.keys():
-            log.info("relay.alarm_over", slot=self._slot, kind=kind, retained=status.retained)
+            log.info("relay.alarm_over", slot=self._slot, kind=kind, retained=retained)
         self._report(alarms)
         done = self._progress
         log.info(
             "relay.status",
-            retained=status.retained,
+            retained=retained,
             transactions=done.transactions,
             messages=done.messages,
         )
         return alarms
 
-    def _report(self, alarms: dict[str, str]) -> None:
+    def _alarms(self, status: slots.SlotStatus | None) -> dict[str, str]:
+        """Return the alarms that hold now: kinds and texts."""
+        alarms = dict(self._halt)
+        if status is None:
+            return alarms | {"missing": f"there is no slot {self._slot}: nothing is relayed"}
+        if status.unfit:
+            alarms["unfit"] = f"slot {self._slot} {status.unfit}: nothing is relayed"
+        return alarms | status.alarms(retained=self._policy.retained, lag_s=self._policy.lag_s)
+
+    def _halt_alarm(self, error: TxmqError) -> dict[str, str]:
+        if isinstance(error, RETRY_AT_ONCE + NO_ALARM):
+            return {}
+        kind = "rewound" if isinstance(error, SlotRewound) else "stopped"
+        return {kind: f"the relay of slot {self._slot} does nothing: {error}"}
+
+    def _report(self, alarms: dict[str, str], *, lasting: bool = False) -> None:
         """Report the alarms to the broker; if it is away, its own alarm says so."""
+        seconds = max(MIN_DURATION_S, 4 * self._policy.look_every_s)
         alarm_reports = [
             AlarmReport(
                 f"relay.{kind}",
-                "critical" if kind in CRITICAL_KINDS else "warning",
+                "warning" if kind in WARNING_KINDS else "critical",
                 text,
-                "txmq relay status",
+                ACTIONS.get(kind, "txmq relay status"),
             )
             for kind, text in alarms.items()
         ]
@@ -195,8 +233,20 @@ class Relay:
                 self._call,
                 self._source,
                 alarm_reports,
-                max(MIN_DURATION_S, 4 * self._policy.look_every_s),
+                MAX_DURATION_S if lasting else seconds,
             )
 
     def _call(self, name: str, **args: object) -> object:
         return self._core.call(name, args, repeat=True)
+
+
+def _end(watch: Thread, ended: Event) -> None:
+    ended.set()
+    watch.join()
+
+
+def _is_fatal(error: TxmqError) -> bool:
+    """Return whether the relay ends with the error, because waiting cannot help."""
+    if isinstance(error, WAIT_FOR_SLOT):
+        return False
+    return isinstance(error, FATAL) or (isinstance(error, DatabaseError) and not error.retriable)

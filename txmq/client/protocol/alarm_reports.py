@@ -27,8 +27,15 @@ class AlarmReport(NamedTuple):
 
 def alarm_source(role: str) -> str:
     """Return the name under which this process reports its alarms."""
+    return f"{lasting_source(role)}-{os.getpid()}"
+
+
+def lasting_source(role: str) -> str:
+    """Return the name of a source whose alarms the next process on this host
+    replaces.
+    """
     host = re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())
-    return f"{role}-{host[:64]}-{os.getpid()}"
+    return f"{role}-{host[:64]}"
 
 
 def report_alarms(

@@ -19,6 +19,12 @@ ReportedName = Literal[
     "relay.unreserved",
     "relay.retained",
     "relay.lag",
+    "relay.missing",
+    "relay.unfit",
+    "relay.rewound",
+    "relay.missed",
+    "relay.unreachable",
+    "relay.stopped",
     "inbox.lost",
 ]
 REPORTED_NAMES: tuple[ReportedName, ...] = get_args(ReportedName)
