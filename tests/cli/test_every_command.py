@@ -52,6 +52,7 @@ COMMANDS = {
     "outbox list": "DSN",
     "outbox renew": "DSN 1 --yes",
     "outbox show": "DSN 1",
+    "relay accept": "DSN --yes",
     "relay create": "DSN",
     "relay drop": "DSN --yes",
     "relay run": f"--config {NO_FILE}",

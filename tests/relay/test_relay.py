@@ -32,6 +32,7 @@ from txmq.relay.bundles import (
     store_in_parts,
     token_time,
 )
+from txmq.relay.missed import find_gap
 from txmq.relay.pgoutput import CommittedTransaction
 from txmq.relay.relay_session import StartPosition, read_start
 from txmq.relay.slot_stream import SlotSource, SlotStream, TimelineEnd, parse_history
@@ -276,6 +277,64 @@ def test_a_relay_without_its_slot_waits_with_an_alarm_until_there_is_one(
         wait_until(lambda: alarms(client) == {}, what="the end of the alarm")
         emitted(logical_database, topic, "x")
         arrived(other_broker, topic, 1)
+
+
+def test_what_a_new_slot_has_missed_is_an_alarm_until_it_is_accepted(
+    other_broker: RealBroker, dsn: str, topic: str, connect: Callable[..., Client]
+) -> None:
+    client = connect(other_broker.url)
+    emitted(dsn, topic, "one")
+    with running_relay(other_broker.url, dsn):
+        arrived(other_broker, topic, 1)
+    rows(dsn, "SELECT pg_drop_replication_slot(%s)", SLOT)
+    with running_relay(other_broker.url, dsn):
+        emitted(dsn, topic, "missed")
+        wait_until(lambda: alarms(client) == {"relay.missing": "critical"}, what="the alarm")
+        with closing(connect_database(dsn, application_name="test")) as connection:
+            slot.create(connection, SLOT)
+        emitted(dsn, topic, "two")
+        assert bodies(arrived(other_broker, topic, 2)) == ["one", "two"]
+    for _ in range(2):  # the next relay knows it, too
+        with running_relay(other_broker.url, dsn):
+            wait_until(lambda: alarms(client) == {"relay.missed": "critical"}, what="the alarm")
+    with running_relay(other_broker.url, dsn):
+        with closing(connect_database(dsn, application_name="test")) as connection:
+            slot.accept_missed(connection, SLOT)
+        wait_until(lambda: alarms(client) == {}, what="the end of the alarm")
+
+
+def test_a_slot_of_another_name_knows_the_one_that_is_gone(
+    other_broker: RealBroker, dsn: str, topic: str, connect: Callable[..., Client]
+) -> None:
+    """The publication is left of a slot in a database that was restored."""
+    emitted(dsn, topic, "one")
+    with running_relay(other_broker.url, dsn):
+        arrived(other_broker, topic, 1)
+    rows(dsn, "SELECT pg_drop_replication_slot(%s)", SLOT)
+    with closing(connect_database(dsn, application_name="test")) as connection:
+        made = slot.create(connection, "another", replaces=["older"])
+    assert made.origin is not None
+    assert made.origin.replaces == ("older", SLOT)
+    core = connect(other_broker.url)._core
+    with closing(SlotStream(dsn, "another")) as stream:
+        for _ in range(2):
+            gap = find_gap(core, stream.source, made.origin)
+            assert gap is not None
+            assert gap.end == made.origin.made_at
+            assert abs(gap.at - micros_now()) < 3_600_000_000
+
+
+def test_the_first_slot_has_missed_nothing(
+    other_broker: RealBroker, dsn: str, topic: str, connect: Callable[..., Client]
+) -> None:
+    core = connect(other_broker.url)._core
+    for number in range(2):
+        emitted(dsn, topic, str(number))
+        with closing(SlotStream(dsn, SLOT)) as stream:
+            assert stream.origin is not None
+            assert find_gap(core, stream.source, stream.origin) is None
+        with running_relay(other_broker.url, dsn):
+            arrived(other_broker, topic, number + 1)
 
 
 def alarms(client: Client) -> dict[str, str]:

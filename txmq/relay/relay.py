@@ -46,6 +46,7 @@ from txmq.errors import (
     UnknownTransaction,
 )
 from txmq.relay import slot as slots
+from txmq.relay.missed import Gap, find_gap
 from txmq.relay.relay_session import RelayProgress, RelaySession, read_start
 from txmq.relay.slot_stream import SlotStream
 from txmq.tx.postgres.session import connect
@@ -67,7 +68,11 @@ RETRY_AT_ONCE: Final = (
     UnknownTransaction,
     DigestMismatch,
 )  # errors that the next session avoids
-ACTIONS: Final = {"missing": "txmq relay create", "rewound": "txmq relay create"}
+ACTIONS: Final = {
+    "missing": "txmq relay create",
+    "rewound": "txmq relay create",
+    "missed": "txmq relay accept",
+}
 log = get_logger()
 
 
@@ -98,6 +103,7 @@ class Relay:
         self._slot = slots.check_slot_name(slot)
         self._progress = RelayProgress()
         self._trouble = ""
+        self._gap: Gap | None = None  # what the slot has missed
         self._halt: dict[str, str] = {}  # the alarm of an error that stops the relay's work
         self._source = lasting_source(f"relay-{slot}")
 
@@ -143,6 +149,8 @@ class Relay:
             closing(self._core.open_connection(deadline)) as connection,
             closing(SlotStream(self._dsn, self._slot)) as stream,
         ):
+            if stream.origin is not None and not stream.origin.accepted:
+                self._gap = find_gap(self._core, stream.source, stream.origin)
             start = read_start(self._core, stream.source)
             self._halt = {}
             log.info(
@@ -208,6 +216,9 @@ class Relay:
             return alarms | {"missing": f"there is no slot {self._slot}: nothing is relayed"}
         if status.unfit:
             alarms["unfit"] = f"slot {self._slot} {status.unfit}: nothing is relayed"
+        accepted = status.origin is None or status.origin.accepted
+        if self._gap is not None and not accepted:
+            alarms["missed"] = f"slot {self._slot} was made too late: it has no {self._gap}"
         return alarms | status.alarms(retained=self._policy.retained, lag_s=self._policy.lag_s)
 
     def _halt_alarm(self, error: TxmqError) -> dict[str, str]:

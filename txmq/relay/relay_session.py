@@ -298,7 +298,7 @@ def read_start(core: BlockingCore, source: SlotSource) -> StartPosition:
     that timeline. Raises SlotRewound if the database's log ends before the broker's
     position, and the errors of a call.
     """
-    lsn, committed_at = _read_watermark(core, source.watermark_name(source.timeline))
+    lsn, committed_at = read_watermark(core, source.watermark_name(source.timeline))
     if lsn > source.end_lsn:
         raise SlotRewound(
             f"The database's log ends at LSN {source.end_lsn}, but the broker has it up to {lsn}",
@@ -307,13 +307,14 @@ def read_start(core: BlockingCore, source: SlotSource) -> StartPosition:
     if lsn:
         return StartPosition(lsn, lsn, committed_at)
     for timeline, end in reversed(source.history):
-        lsn, committed_at = _read_watermark(core, source.watermark_name(timeline))
+        lsn, committed_at = read_watermark(core, source.watermark_name(timeline))
         if lsn:
             return StartPosition(0, min(lsn, end), committed_at)
     return StartPosition(0, 0, 0)
 
 
-def _read_watermark(core: BlockingCore, name: str) -> tuple[int, int]:
+def read_watermark(core: BlockingCore, name: str) -> tuple[int, int]:
+    """Return the LSN and the commit time that a watermark has reached; 0, 0 = none."""
     shown = core.call("mark.show", {"name": name}, repeat=True)
     return int(shown["place"]), int(shown["at"])
 

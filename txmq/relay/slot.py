@@ -10,7 +10,9 @@ before the slot: the plugin looks it up in the catalogue as of the time of the w
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from psycopg2 import sql
@@ -33,7 +35,9 @@ _SLOT: Final = """
 SELECT s.plugin, s.database, s.database = current_database(), s.active_pid, s.wal_status,
        s.safe_wal_size, s.restart_lsn - '0/0', s.confirmed_flush_lsn - '0/0', place.now - '0/0',
        extract(epoch FROM r.flush_lag)::float8,
-       EXISTS (SELECT FROM pg_publication WHERE pubname = s.slot_name)
+       EXISTS (SELECT FROM pg_publication WHERE pubname = s.slot_name),
+       (SELECT obj_description(oid, 'pg_publication') FROM pg_publication
+           WHERE pubname = s.slot_name)
 FROM (SELECT pg_current_wal_lsn() AS now) place,
      pg_replication_slots s LEFT JOIN pg_stat_replication r ON r.pid = s.active_pid
 WHERE s.slot_name = %s
@@ -46,7 +50,25 @@ SELECT extract(epoch FROM now()) * 1000000 - 946684800000000
 FROM pg_logical_slot_peek_binary_changes(%s, NULL, 1, 'proto_version', '1', 'publication_names', %s,
      'messages', 'true') LIMIT 1
 """
+# Publications of earlier slots: a restore or a failover brings them back, but no slots.
+_WITHOUT_SLOT: Final = """
+SELECT pubname FROM pg_publication p WHERE pubname <> %s AND NOT puballtables
+    AND NOT EXISTS (SELECT FROM pg_publication_rel WHERE prpubid = p.oid)
+    AND NOT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = pubname) ORDER BY pubname
+"""
 LAG_QUERY_S: Final = 5  # limit of the search for the oldest transaction in a long log
+
+
+class SlotOrigin(NamedTuple):
+    """How a slot was made, as the comment of its publication has it.
+
+    It has no commits before the LSN `made_at`. `replaces` are slots that were gone by
+    then. `accepted`: an operator has accepted what it missed.
+    """
+
+    made_at: int
+    replaces: tuple[str, ...] = ()
+    accepted: bool = False
 
 
 class SlotStatus(NamedTuple):
@@ -69,6 +91,7 @@ class SlotStatus(NamedTuple):
     lag_s: float | None
     plugin: str
     unfit: str  # the reason why a relay of this database cannot read it, "" = it can
+    origin: SlotOrigin | None = None  # unknown for slots of older versions
 
     @property
     def retained(self) -> int:
@@ -104,9 +127,11 @@ def check_slot_name(name: str) -> str:
     return name
 
 
-def create(connection: Connection, name: str) -> SlotStatus:
+def create(connection: Connection, name: str, replaces: Sequence[str] = ()) -> SlotStatus:
     """Create the publication and the slot, which keeps messages emitted from now on.
 
+    `replaces` are earlier slots, for the report of what was missed; those whose
+    publication is left are found.
     Raises ConfigError if the slot exists, WalLevelTooLow, UnsupportedServer or
     DatabaseError.
     """
@@ -124,7 +149,41 @@ def create(connection: Connection, name: str) -> SlotStatus:
         if not cursor.rowcount:
             cursor.execute(sql.SQL("CREATE PUBLICATION {}").format(sql.Identifier(name)))
         cursor.execute("SELECT pg_create_logical_replication_slot(%s, %s)", (name, PLUGIN))
+        cursor.execute(_WITHOUT_SLOT, (name,))
+        earlier = {*replaces, *(found for (found,) in cursor)}
+    made_at = require(connection, name).confirmed_lsn or 0
+    _note_origin(connection, name, SlotOrigin(made_at, tuple(sorted(earlier))))
     return require(connection, name)
+
+
+def accept_missed(connection: Connection, name: str) -> SlotStatus:
+    """Note that an operator has accepted what the slot has missed.
+
+    Raises SlotMissing, SlotLost or DatabaseError.
+    """
+    status = require(connection, name)
+    _note_origin(connection, name, (status.origin or SlotOrigin(0))._replace(accepted=True))
+    return require(connection, name)
+
+
+def _note_origin(connection: Connection, name: str, origin: SlotOrigin) -> None:
+    with translated(f"noting how slot {name} was made"), connection.cursor() as cursor:
+        cursor.execute(
+            sql.SQL("COMMENT ON PUBLICATION {} IS {}").format(
+                sql.Identifier(name), sql.Literal(json.dumps(origin._asdict()))
+            )
+        )
+
+
+def _read_origin(comment: str | None) -> SlotOrigin | None:
+    """Return the origin in a publication's comment, None where it has another one."""
+    try:
+        fields = json.loads(comment or "")
+        return SlotOrigin(
+            int(fields["made_at"]), tuple(map(str, fields["replaces"])), bool(fields["accepted"])
+        )
+    except (ValueError, TypeError, KeyError):
+        return None
 
 
 def drop(connection: Connection, name: str) -> None:
@@ -149,9 +208,8 @@ def find(connection: Connection, name: str) -> SlotStatus | None:
         row = cursor.fetchone()
     if row is None:
         return None
-    plugin, database, here, pid, wal_status, safe, restart, confirmed, now, flush_lag, published = (
-        row
-    )
+    plugin, database, here, pid, wal_status, safe, restart, confirmed, now, *rest = row
+    flush_lag, published, comment = rest
     return SlotStatus(
         name,
         database,
@@ -164,6 +222,7 @@ def find(connection: Connection, name: str) -> SlotStatus | None:
         lag_s=None if pid is None else flush_lag or 0.0,
         plugin=plugin,
         unfit=_unfit_reason(plugin, database, here=here, published=published),
+        origin=_read_origin(comment),
     )
 
 

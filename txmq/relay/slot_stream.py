@@ -62,7 +62,7 @@ class SlotStream:
         self._name = name
         self._transactions = TransactionAssembler(PREFIX)
         self._last_piece = self._confirmed = 0
-        _require_slot(dsn, name)
+        self.origin = _require_slot(dsn, name).origin
         with translated("connecting to PostgreSQL for replication"):
             given = {**SETTINGS, "application_name": "txmq relay", **extensions.parse_dsn(dsn)}
             self._connection = psycopg2.connect(
@@ -152,11 +152,11 @@ def parse_history(content: str) -> tuple[TimelineEnd, ...]:
     )
 
 
-def _require_slot(dsn: str, name: str) -> None:
+def _require_slot(dsn: str, name: str) -> slot.SlotStatus:
     """Check the slot before use: that gives better errors than the server's refusal."""
     connection = connect(dsn, application_name="txmq relay")
     try:
-        slot.require(connection, name)
+        return slot.require(connection, name)
     finally:
         connection.close()
 

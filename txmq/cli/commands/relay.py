@@ -62,6 +62,14 @@ Slot = Annotated[str, typer.Option("--slot", metavar="NAME", help="Name of the r
 SlotOrNone = Annotated[
     str | None, typer.Option("--slot", metavar="NAME", help="Name of the replication slot.")
 ]
+Replaces = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--replaces",
+        metavar="NAME",
+        help="An earlier slot that is gone: the relay reports what was missed since.",
+    ),
+]
 Retained = Annotated[
     int,
     typer.Option(min=1, metavar="MIB", help="Raise an alarm if the slot keeps more log."),
@@ -140,14 +148,24 @@ def status(
 
 
 @local_command(app, "create")
-def create(out: Output, dsn: Dsn, *, slot: Slot = DEFAULT_SLOT) -> None:
+def create(out: Output, dsn: Dsn, *, slot: Slot = DEFAULT_SLOT, replaces: Replaces = None) -> None:
     """Create the slot. From then on PostgreSQL keeps its log until a relay has read
     it.
     """
     from txmq.relay import slot as slots
 
     with _open_database(dsn) as connection:
-        out.show(_slot_fields(slots.create(connection, slot)))
+        out.show(_slot_fields(slots.create(connection, slot, replaces or ())))
+
+
+@local_command(app, "accept")
+def accept(out: Output, dsn: Dsn, *, slot: Slot = DEFAULT_SLOT, yes: Yes = False) -> None:
+    """Accept what the slot has missed, which ends alarm `relay.missed`."""
+    from txmq.relay import slot as slots
+
+    out.confirm(f"Accept that messages from before slot {slot} are never sent?", yes=yes)
+    with _open_database(dsn) as connection:
+        out.show(_slot_fields(slots.accept_missed(connection, slot)))
 
 
 @local_command(app, "drop")
@@ -187,6 +205,9 @@ def _slot_fields(slot: SlotStatus) -> dict[str, Any]:
         "lag_seconds": slot.lag_s,
         "wal_status": slot.wal_status,
         "safe_wal_size": slot.safe_wal_size,
+        "made_at": _format_lsn(slot.origin.made_at if slot.origin else None),
+        "replaces": list(slot.origin.replaces) if slot.origin else [],
+        "accepted": bool(slot.origin and slot.origin.accepted),
     }
 
 

@@ -1,0 +1,73 @@
+"""What a new slot has missed: messages between the last stored one and the slot.
+
+A slot that is made after a failover, a restore or a loss has no earlier commits. Only
+the broker knows how far the slot before it was read, by its watermarks. Once found, the
+gap is a watermark of its own, because the slot's first transactions move the others on.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from txmq.client.blocking.core import BlockingCore
+from txmq.client.blocking.transaction.bundle_upload import BundleUpload
+from txmq.client.protocol.transaction.parts import split_into_parts
+from txmq.client.protocol.transaction.tokens import new_token
+from txmq.model.actions import WatermarkAction
+from txmq.model.decider import ByBroker
+from txmq.model.units import SECOND
+from txmq.relay.bundles import CHECKER
+from txmq.relay.relay_session import read_watermark
+from txmq.relay.slot import SlotOrigin
+from txmq.relay.slot_stream import SlotSource
+from txmq.wire.bundle import BundleDescription
+
+
+class Gap(NamedTuple):
+    """Commits after the time `at`, in microseconds, and before LSN `end` are missed."""
+
+    at: int
+    end: int
+
+    def __str__(self) -> str:
+        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.at / SECOND))
+        end = f"{self.end >> 32:X}/{self.end & 0xFFFFFFFF:X}"
+        return f"messages that were committed after {at} and before LSN {end}"
+
+
+def find_gap(core: BlockingCore, source: SlotSource, origin: SlotOrigin) -> Gap | None:
+    """Return what the slot has missed; None = nothing, or it is the first one.
+
+    Raises the errors of a call.
+    """
+    name = f"{source.system_id}-{source.slot}-missed-{origin.made_at}"
+    _, noted_at = read_watermark(core, name)
+    if noted_at:
+        return Gap(noted_at, origin.made_at)
+    own = _last_stored(core, source)
+    found = [own] if 0 < own[0] < origin.made_at else []
+    found += [_last_stored(core, source._replace(slot=slot)) for slot in origin.replaces]
+    at = max((at for lsn, at in found if lsn), default=0)
+    if not at:
+        return None
+    _note(core, WatermarkAction(name, 0, origin.made_at, at))
+    return Gap(at, origin.made_at)
+
+
+def _last_stored(core: BlockingCore, source: SlotSource) -> tuple[int, int]:
+    """Return LSN and time of a slot's last stored transaction, on any timeline."""
+    for timeline in (source.timeline, *(end.timeline for end in reversed(source.history))):
+        lsn, at = read_watermark(core, source.watermark_name(timeline))
+        if lsn:
+            return lsn, at
+    return 0, 0
+
+
+def _note(core: BlockingCore, action: WatermarkAction) -> None:
+    description = BundleDescription(ByBroker(), CHECKER, (action,))
+    [part] = split_into_parts(new_token(), description, ())
+    deadline = time.monotonic() + core.settings.timeout
+    upload = BundleUpload(core, [part._replace(commit=True)], deadline)
+    upload.send()
+    upload.await_receipt()
