@@ -373,6 +373,12 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_numbers_go_on_behind_the_rows_where_the_sequence_has_gone_back",
         "test_numbers_go_on_behind_the_floor_of_an_empty_outbox",
     ),
+    100: (
+        "test_a_relay_without_its_slot_waits_with_an_alarm_until_there_is_one",
+        "test_what_a_new_slot_has_missed_is_an_alarm_until_it_is_accepted",
+        "test_a_slot_of_another_name_knows_the_one_that_is_gone",
+        "test_a_database_whose_log_ends_before_what_the_broker_has_is_refused",
+    ),
     123: (
         "test_transactions_with_and_without_the_outbox_keep_the_order_of_a_row",
         "test_a_transaction_without_the_outbox_queues_behind_rows_with_its_keys",
