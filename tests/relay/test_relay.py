@@ -19,6 +19,7 @@ from tests.tx.postgres.support import poor_role, producer, rows
 from txmq import emit
 from txmq.client.blocking.client import Client
 from txmq.client.protocol.sender.rows import micros_now
+from txmq.errors import SlotMissing
 from txmq.model import limits
 from txmq.model.decider import ByChecker
 from txmq.model.message import Message
@@ -267,16 +268,42 @@ def test_alarms_are_logged_when_they_come_and_when_they_are_over(
 
 
 def test_a_relay_without_its_slot_waits_with_an_alarm_until_there_is_one(
-    other_broker: RealBroker, logical_database: str, topic: str, connect: Callable[..., Client]
+    other_broker: RealBroker, dsn: str, topic: str, connect: Callable[..., Client]
 ) -> None:
     client = connect(other_broker.url)
-    with running_relay(other_broker.url, logical_database):
+    rows(dsn, "SELECT pg_drop_replication_slot(%s)", SLOT)
+    with running_relay(other_broker.url, dsn):
         wait_until(lambda: alarms(client) == {"relay.missing": "critical"}, what="the alarm")
-        with closing(connect_database(logical_database, application_name="test")) as connection:
+        with closing(connect_database(dsn, application_name="test")) as connection:
             slot.create(connection, SLOT)
         wait_until(lambda: alarms(client) == {}, what="the end of the alarm")
-        emitted(logical_database, topic, "x")
+        emitted(dsn, topic, "x")
         arrived(other_broker, topic, 1)
+
+
+def test_a_relay_whose_slot_nobody_has_made_ends_and_leaves_an_alarm(
+    other_broker: RealBroker, logical_database: str, connect: Callable[..., Client]
+) -> None:
+    with (
+        pytest.raises(SlotMissing, match="txmq relay create"),
+        running_relay(other_broker.url, logical_database) as relay,
+    ):
+        relay.ended.wait(30)
+    assert alarms(connect(other_broker.url)) == {"relay.stopped": "critical"}
+
+
+def test_a_relay_knows_its_slot_by_the_watermark_alone(
+    other_broker: RealBroker, dsn: str, topic: str, connect: Callable[..., Client]
+) -> None:
+    """As after a restore to a time before the slot was made."""
+    client = connect(other_broker.url)
+    emitted(dsn, topic, "one")
+    with running_relay(other_broker.url, dsn):
+        arrived(other_broker, topic, 1)
+    with closing(connect_database(dsn, application_name="test")) as connection:
+        slot.drop(connection, SLOT)
+    with running_relay(other_broker.url, dsn):
+        wait_until(lambda: alarms(client) == {"relay.missing": "critical"}, what="the alarm")
 
 
 def test_what_a_new_slot_has_missed_is_an_alarm_until_it_is_accepted(

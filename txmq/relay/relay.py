@@ -47,8 +47,9 @@ from txmq.errors import (
 )
 from txmq.relay import slot as slots
 from txmq.relay.missed import Gap, find_gap
-from txmq.relay.relay_session import RelayProgress, RelaySession, read_start
+from txmq.relay.relay_session import RelayProgress, RelaySession, read_start, read_watermark
 from txmq.relay.slot_stream import SlotStream
+from txmq.tx.postgres.identity import read_server
 from txmq.tx.postgres.session import connect
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0  # between sessions
@@ -110,9 +111,9 @@ class Relay:
     def run(self, stop: Event) -> None:
         """Relay until `stop` is set; survive losses of the broker and the database.
 
-        While the slot is missing, lost or rewound, wait with an alarm until an operator
-        has made one. Raises LogChanged, ConfigError or DatabaseError, which need an
-        operator, too.
+        While the slot is gone, lost or rewound, wait with an alarm until an operator
+        has made one. Raises SlotMissing if there has never been one, LogChanged,
+        ConfigError or DatabaseError, which need an operator, too.
         """
         ended = Event()
         watch = Thread(target=self._watch, args=(ended,), name="txmq-relay-watch", daemon=True)
@@ -121,7 +122,8 @@ class Relay:
             self._run_sessions(stop)
         except TxmqError as error:
             _end(watch, ended)
-            self._report(self._halt_alarm(error), lasting=True)
+            text = f"the relay of slot {self._slot} has ended: {error}"
+            self._report({"stopped": text}, lasting=True)
             raise
         finally:
             _end(watch, ended)
@@ -133,7 +135,7 @@ class Relay:
             try:
                 self._run_session(stop)
             except TxmqError as error:
-                if _is_fatal(error):
+                if _is_fatal(error) or (isinstance(error, SlotMissing) and self._never_made()):
                     raise
                 self._halt = self._halt_alarm(error)
                 self._log_interruption(error)
@@ -220,6 +222,19 @@ class Relay:
         if self._gap is not None and not accepted:
             alarms["missed"] = f"slot {self._slot} was made too late: it has no {self._gap}"
         return alarms | status.alarms(retained=self._policy.retained, lag_s=self._policy.lag_s)
+
+    def _never_made(self) -> bool:
+        """Return whether nobody knows the slot: then its name is wrong, most likely."""
+        try:
+            with closing(connect(self._dsn, application_name="txmq relay")) as connection:
+                if slots.was_made(connection, self._slot):
+                    return False
+                server = read_server(connection).identity
+            timelines = range(server.timeline, 0, -1)
+            names = (f"{server.system_id}-{timeline}-{self._slot}" for timeline in timelines)
+            return not any(read_watermark(self._core, name)[0] for name in names)
+        except TxmqError:
+            return False
 
     def _halt_alarm(self, error: TxmqError) -> dict[str, str]:
         if isinstance(error, RETRY_AT_ONCE + NO_ALARM):

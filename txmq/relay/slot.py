@@ -156,6 +156,18 @@ def create(connection: Connection, name: str, replaces: Sequence[str] = ()) -> S
     return require(connection, name)
 
 
+def was_made(connection: Connection, name: str) -> bool:
+    """Return whether there is such a slot, or the publication of one."""
+    with translated(f"looking at slot {name}"), connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = %s)"
+            " OR EXISTS (SELECT FROM pg_publication WHERE pubname = %s)",
+            (name, name),
+        )
+        [(made,)] = cursor.fetchall()
+    return bool(made)
+
+
 def accept_missed(connection: Connection, name: str) -> SlotStatus:
     """Note that an operator has accepted what the slot has missed.
 
