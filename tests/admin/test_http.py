@@ -36,6 +36,7 @@ class ScriptedSite:
         transport, channel = StringTransport(), self.factory.buildProtocol(None)
         channel.makeConnection(transport)
         channel.dataReceived(data)
+        self.clock.advance(0)
         return channel, transport
 
 
@@ -190,6 +191,7 @@ def test_a_connection_may_ask_again_and_its_time_begins_anew() -> None:
     channel, transport = site.request(GET + b"\r\n")
     site.clock.advance(REQUEST_S - 1)
     channel.dataReceived(GET + b"\r\n")
+    site.clock.advance(0)
     site.clock.advance(REQUEST_S - 1)
     assert not transport.disconnecting
     assert transport.value().count(b"200 OK") == 2
@@ -219,15 +221,37 @@ def test_an_answer_that_comes_after_its_asker_has_gone_is_dropped(
     assert transport.value() == b""
 
 
-def test_there_is_a_limit_to_connections_and_room_again_after_one_has_gone(
-    lost: Callable[[Any], None],
-) -> None:
+def test_a_new_connection_takes_the_place_of_the_oldest_without_a_request() -> None:
+    """Slow clients hold all connections; the health check is answered."""
     site = ScriptedSite()
-    channels = [site.request(b"")[0] for _ in range(MAX_CONNECTIONS)]
-    assert site.factory.buildProtocol(None) is None
-    lost(channels[0])
+    slow = [site.request(GET)[1] for _ in range(MAX_CONNECTIONS)]
     _, transport = site.request(GET + b"\r\n")
     assert status(transport) == 200
+    assert slow[0].disconnected
+    assert not any(one.disconnected for one in slow[1:])
+
+
+def test_connections_that_wait_for_replies_are_not_replaced() -> None:
+    site = ScriptedSite()
+    site.later = []
+    for _ in range(MAX_CONNECTIONS):
+        site.request(GET + b"\r\n")
+    assert site.factory.buildProtocol(None) is None
+    site.later[0](HttpReply(200, b""))
+    _, transport = site.request(GET + b"\r\n")
+    site.later[-1](HttpReply(200, b""))
+    assert status(transport) == 200
+
+
+def test_of_pipelined_requests_the_first_has_a_reply_and_the_connection_ends() -> None:
+    site = ScriptedSite()
+    channel, transport = site.request(b"")
+    channel.dataReceived((GET + b"\r\n") * 2_000)
+    assert transport.value() == b""  # not in the turn in which they came
+    site.clock.advance(0)
+    assert transport.value().count(b"200 OK") == 1
+    assert b"\r\nConnection: close\r\n" in transport.value()
+    assert transport.disconnecting
 
 
 def test_connections_end_when_it_stops_to_listen() -> None:

@@ -48,6 +48,7 @@ class MetricsBroker:
                 resolving,
                 broker.clock,
                 Liveness(broker.engine, assembly.sessions, broker.clock),
+                assembly.turns,
             )
         )
 

@@ -117,6 +117,8 @@ def test_the_api_and_the_command_line_give_the_same_replies(served: Served) -> N
         output = served.api(path)
         assert output
         if command is not None:
+            if command[1:] == ("list",) and command[0] in ("topic", "group"):
+                assert output.pop("next") is None  # the command reads all pages
             assert steady(output) == steady(reply(*command, broker=served.url)), path
 
 

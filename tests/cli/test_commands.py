@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.cli.support import TOKEN, ScriptedClient, client, run
-from txmq.errors import BrokerUnavailable, UnknownGroup
+from txmq.errors import BadRequest, BrokerUnavailable, UnknownGroup
 
 __all__ = ["client"]
 
@@ -57,11 +57,11 @@ __all__ = ["client"]
             },
         ),
         ("stats --limit 5", "broker.stats", {"limit": 5}),
-        ("topic list", "topic.list", {}),
+        ("topic list", "topic.list", {"limit": 1_000}),
         ("topic show orders", "topic.show", {"name": "orders"}),
         ("topic set orders --partitions 9", "topic.grow", {"name": "orders", "partitions": 9}),
         ("topic delete orders --yes", "topic.delete", {"name": "orders"}),
-        ("group list", "group.list", {}),
+        ("group list", "group.list", {"limit": 1_000}),
         ("group show billing", "group.show", {"group": "billing"}),
         (
             "group pause billing --reason x",
@@ -135,6 +135,25 @@ def test_the_broker_is_the_one_named_else_that_of_the_environment_else_the_defau
     assert client.url == "txmq://there:1"
     run("topic", "list", "--broker", "txmq://elsewhere:2")
     assert client.url == "txmq://elsewhere:2"
+
+
+def test_a_long_list_is_read_page_by_page(client: ScriptedClient) -> None:
+    client.replies = [
+        {"topics": [{"name": "a"}], "next": "a"},
+        {"topics": [{"name": "b"}], "next": None},
+    ]
+    result = run("topic", "list", "--json")
+    assert json.loads(result.stdout) == {"topics": [{"name": "a"}, {"name": "b"}]}
+    assert [args for _call, args in client.calls] == [
+        {"limit": 1_000},
+        {"limit": 1_000, "after": "a"},
+    ]
+
+
+def test_a_broker_without_pages_lists_everything_at_once(client: ScriptedClient) -> None:
+    client.replies = [BadRequest("topic.list: limit: unknown argument"), {"topics": []}]
+    assert json.loads(run("topic", "list", "--json").stdout) == {"topics": []}
+    assert client.calls[1:] == [("topic.list", {})]
 
 
 def test_an_error_is_printed_on_standard_error_with_status_1(client: ScriptedClient) -> None:

@@ -76,6 +76,7 @@ class AdminRequest(Request):
     """One request and its reply."""
 
     _disconnected = False
+    channel: Any  # an AdminChannel; Twisted's attribute
 
     def gotLength(self, length: int | None) -> None:
         """Refuse a body that is too large, or of unknown length. Twisted calls it after
@@ -89,12 +90,19 @@ class AdminRequest(Request):
 
     def process(self) -> None:
         """Answer the request. Twisted calls it when the request is complete."""
-        error = self._check()
-        if error is not None:
-            self._respond(error)
-            return
         factory: Any = self.channel.factory
-        factory.handle(self.path.decode("latin-1"), self.args, self._respond)
+        self.channel.answering = True
+        # the reply goes out in another turn: pipelined requests let others in between
+        factory.clock.callLater(0, self._answer, factory)
+
+    def _answer(self, factory: AdminFactory) -> None:
+        if self._disconnected:
+            return
+        error = self._check()
+        if error is None:
+            factory.handle(self.path.decode("latin-1"), self.args, self._respond)
+        else:
+            self._respond(error)
 
     def _check(self) -> HttpReply | None:
         hosts = self.requestHeaders.getRawHeaders("Host", [])
@@ -123,6 +131,9 @@ class AdminRequest(Request):
     def _respond(self, reply: HttpReply) -> None:
         if self._disconnected:
             return
+        if self.channel.has_pipelined:  # one reply at a time: the rest is not worked off
+            self.channel.persistent = False
+            self.responseHeaders.setRawHeaders("Connection", ["close"])
         self.setResponseCode(reply.status)
         fields = {
             "Date": datetimeToString().decode(),
@@ -151,10 +162,16 @@ class AdminChannel(HTTPChannel):
     requestFactory = AdminRequest
     totalHeadersSize = MAX_HEADER_BYTES
     maxHeaders = MAX_HEADER_LINES
+    answering = False  # a complete request
+
+    @property
+    def has_pipelined(self) -> bool:
+        """Return whether the client has sent more before it had a reply."""
+        return bool(self._dataBuffer)
 
     def connectionMade(self) -> None:
         factory: Any = self.factory
-        factory.channels.add(self)
+        factory.channels[self] = None
         HTTPChannel.connectionMade(self)
 
     def resetTimeout(self) -> None:
@@ -163,6 +180,7 @@ class AdminChannel(HTTPChannel):
         """
 
     def requestDone(self, request: Request) -> None:
+        self.answering = False
         HTTPChannel.requestDone(self, request)
         if not self.persistent:
             factory: Any = self.factory
@@ -174,7 +192,7 @@ class AdminChannel(HTTPChannel):
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         factory: Any = self.factory
-        factory.channels.discard(self)
+        factory.channels.pop(self, None)
         HTTPChannel.connectionLost(self, reason)
 
 
@@ -197,11 +215,20 @@ class AdminFactory(HTTPFactory):
         request_s: float = REQUEST_TIMEOUT_S,
     ) -> None:
         super().__init__(timeout=request_s, reactor=reactor)
-        self.handle = handle
-        self.channels: set[AdminChannel] = set()
+        self.handle, self.clock = handle, reactor
+        self.channels: dict[AdminChannel, None] = {}  # the oldest first
 
     def buildProtocol(self, addr: IAddress | None) -> Any:  # noqa: ANN401  # an AdminChannel; the base class has no type for it
-        return super().buildProtocol(addr) if len(self.channels) < MAX_CONNECTIONS else None
+        """Return a new connection. Beyond the limit it takes the place of the oldest
+        one that has no complete request: slow clients must not keep others out.
+        """
+        if len(self.channels) >= MAX_CONNECTIONS:
+            idle = next((one for one in self.channels if not one.answering), None)
+            if idle is None:
+                return None
+            del self.channels[idle]
+            _abort(idle)
+        return super().buildProtocol(addr)
 
     def stopFactory(self) -> None:
         for channel in tuple(self.channels):

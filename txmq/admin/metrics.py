@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -21,8 +21,9 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from txmq.admin.transactions import DecisionCounters, TransactionGauges
-from txmq.core.consumers import group_views
+from txmq.core.consumers.group_views import summarize
 from txmq.core.state import visibility
+from txmq.core.steps import Steps, run_to_end
 from txmq.model.units import SECOND
 from txmq.store.log.latency import BOUNDS_US
 
@@ -50,19 +51,44 @@ class Metrics:
 
     def __init__(self, parts: BrokerParts) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_StateCollector(parts.engine, parts.settings.broker.name))
+        self._state = _StateCollector(parts.engine, parts.settings.broker.name)
+        self._registry.register(self._state)
         self._registry.register(TransactionGauges(parts))
         parts.listeners.all.append(DecisionCounters(self._registry))
         ProcessCollector(registry=self._registry)
 
     def text(self) -> bytes:
         """Return the metrics in the text format."""
+        return run_to_end(self.steps())
+
+    def steps(self) -> Steps[bytes]:
+        """Return the metrics in the text format, in steps."""
+        yield from self._state.sample()
         return generate_latest(self._registry)
 
 
 class _StateCollector(Collector):
     def __init__(self, engine: Engine, name: str) -> None:
         self._engine, self._name = engine, name
+        self._messages: dict[str, int] = {}  # published, by topic
+        self._group_views: list[dict[str, Any]] = []
+
+    def sample(self) -> Steps[None]:
+        """Read what takes long."""
+        state = self._engine.state
+        messages: dict[str, int] = {}
+        for name, topic in list(islice(state.topics.items(), MAX_NAMES)):
+            messages[name] = 0
+            for number in range(len(topic.end_offsets)):
+                messages[name] += visibility.visible_end(state, topic.topic_id, number)
+                if number % 64 == 63:
+                    yield
+            yield
+        groups: list[dict[str, Any]] = []
+        for group in list(state.groups.by_id.values()):
+            summary = yield from summarize(state, group, self._engine.now())
+            groups.append(summary)
+        self._messages, self._group_views = messages, groups
 
     def collect(self) -> Iterator[Metric]:
         yield from self._broker()
@@ -128,19 +154,18 @@ class _StateCollector(Collector):
         stored = CounterMetricFamily(
             "txmq_topic_stored_bytes", "Bytes published since the start", labels=("topic",)
         )
-        for name, topic in list(topics.items())[:MAX_NAMES]:
-            ends = (
-                visibility.visible_end(self._engine.state, topic.topic_id, n)
-                for n in range(len(topic.end_offsets))
-            )
-            messages.add_metric((name,), sum(ends))
+        for name, published in self._messages.items():
+            topic = topics.get(name)
+            if topic is None:  # deleted meanwhile
+                continue
+            messages.add_metric((name,), published)
             partitions.add_metric((name,), len(topic.end_offsets))
             kept.add_metric((name,), sum(topic.partition_bytes))
             stored.add_metric((name,), topic.published_bytes)
         yield from (messages, partitions, kept, stored)
 
     def _groups(self) -> Iterator[Metric]:
-        groups = group_views.list_groups(self._engine.state, self._engine.now())
+        groups = sorted(self._group_views, key=lambda view: str(view["group"]))
         yield GaugeMetricFamily(
             "txmq_groups", "Consumer groups, members of broadcast groups included", len(groups)
         )

@@ -52,12 +52,13 @@ def _limit(text: str) -> int:
     return limit
 
 
+PAGE: dict[str, Callable[[str], Any]] = {"after": str, "limit": _limit}
 ROUTES: dict[tuple[str, ...], ApiRoute] = {
     ("broker",): ApiRoute("broker.show"),
     ("alarms",): ApiRoute("broker.alarms"),
-    ("topics",): ApiRoute("topic.list"),
+    ("topics",): ApiRoute("topic.list", "", PAGE, {"limit": MAX_ROWS}),
     ("topics", ANY_NAME): ApiRoute("topic.show", "name"),
-    ("groups",): ApiRoute("group.list"),
+    ("groups",): ApiRoute("group.list", "", PAGE, {"limit": MAX_ROWS}),
     ("groups", ANY_NAME): ApiRoute("group.show", "group"),
     ("transactions",): ApiRoute("tx.list", "", {"state": str, "limit": _limit}),
     ("transactions", ANY_NAME): ApiRoute(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from txmq.broker.service import BrokerParts
 
+METRICS_S = 1.0
 FILES = {
     "/": ("console.html", "text/html; charset=utf-8"),
     "/transactions": ("transactions.html", "text/html; charset=utf-8"),
@@ -36,7 +37,11 @@ class AdminSite:
 
     def __init__(self, parts: BrokerParts) -> None:
         self._engine, self._calls, self._liveness = parts.engine, parts.calls, parts.liveness
+        self._turns, self._reactor = parts.turns, parts.reactor
         self._metrics = Metrics(parts)
+        self._scrapes: list[Respond] = []  # that wait for the metrics
+        self._text: bytes | None = None
+        self._text_until = 0.0
         self._pages: dict[str, Callable[[Respond], None]] = {
             "/healthz": self._health_page,
             "/readyz": self._readiness_page,
@@ -98,9 +103,22 @@ class AdminSite:
             self._health_page(respond)
 
     def _metrics_page(self, respond: Respond) -> None:
-        self._engine.answer_when_durable(
-            respond, HttpReply(200, self._metrics.text(), CONTENT_TYPE)
-        )
+        """Respond with metrics that are at most `METRICS_S` old: each scrape reads much
+        of the state.
+        """
+        now = self._reactor.seconds()
+        if self._text is not None and now < self._text_until:
+            respond(HttpReply(200, self._text, CONTENT_TYPE))
+            return
+        self._scrapes.append(respond)
+        if len(self._scrapes) == 1:
+            self._turns.run(self, self._metrics.steps(), self._scraped)
+
+    def _scraped(self, text: bytes) -> None:
+        scrapes, self._scrapes = self._scrapes, []
+        self._text, self._text_until = text, self._reactor.seconds() + METRICS_S
+        for respond in scrapes:
+            respond(HttpReply(200, text, CONTENT_TYPE))
 
 
 def _static(reply: HttpReply, respond: Respond) -> None:

@@ -27,6 +27,7 @@ from txmq.broker.checkback.transaction_listeners import TransactionListeners
 from txmq.broker.data_directory.retention_service import RetentionService
 from txmq.broker.delivery.fetch_service import FetchService
 from txmq.broker.delivery.member_sessions import MemberSessions
+from txmq.broker.engine.turn_work import TurnWork
 from txmq.broker.monitoring.alarms import AlarmService
 from txmq.broker.monitoring.statistics import Statistics
 from txmq.broker.reactor.protocol import SessionFactory
@@ -89,11 +90,14 @@ class Assembly:
         )
         self.catalogues = CatalogueService(engine, settings.catalogue, clock)
         self.statistics = Statistics(engine, clock, self.retention, self.catalogues)
+        self.turns = TurnWork(engine, clock)
         parts = (
             ClockCalls(self.clock),
-            TopicCalls(engine, settings, self.alarms, clock, self.statistics),
-            ConsumerGroupCalls(engine, self._members, fetches, random, settings.consumers),
-            DeadLetterCalls(engine),
+            TopicCalls(engine, settings, self.alarms, clock, self.statistics, self.turns),
+            ConsumerGroupCalls(
+                engine, self._members, fetches, random, settings.consumers, self.turns
+            ),
+            DeadLetterCalls(engine, self.turns),
             TransactionCalls(engine, checks, fetches),
             XaCalls(engine, listeners),
             MessageCalls(engine, self.catalogues),

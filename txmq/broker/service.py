@@ -25,7 +25,7 @@ from txmq.broker.data_directory.storage import OpenedDirectory, StorageService, 
 from txmq.broker.engine.disk_space import DiskWatch
 from txmq.broker.engine.engine import Engine
 from txmq.broker.monitoring.liveness import Liveness
-from txmq.broker.reactor.process_limits import keep_freed_memory, raise_file_limit
+from txmq.broker.reactor.process_limits import collect_rarely, keep_freed_memory, raise_file_limit
 from txmq.broker.reactor.steady_clock import SteadyClock, elapsed_clock, wall_clock
 from txmq.broker.reactor.threads import WorkerThreads
 from txmq.broker.requests.outbox_publisher import OutboxPublisher
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from txmq.broker.calls.dispatcher import CallDispatcher
     from txmq.broker.checkback.resolver_service import Resolvers
     from txmq.broker.checkback.transaction_listeners import TransactionListeners
+    from txmq.broker.engine.turn_work import TurnWork
     from txmq.broker.monitoring.alarms import AlarmService
     from txmq.config.broker import SettingsFile
 
@@ -85,6 +86,7 @@ class BrokerParts(NamedTuple):
     resolvers: Resolvers
     reactor: Any  # several interfaces of Twisted's
     liveness: Liveness
+    turns: TurnWork
 
 
 class BrokerService:
@@ -202,6 +204,7 @@ class BrokerService:
             self._resolvers,
             self._reactor,
             self._liveness,
+            assembly.turns,
         )
         for edge in self._edges:
             self._ports.append(await edge(parts))
@@ -301,6 +304,7 @@ def run(
     the_reactor.seconds = time.monotonic
     service = BrokerService(settings, the_reactor, edges)
     service.open()
+    collect_rarely()
     trouble: list[BaseException] = []
 
     def start() -> None:

@@ -13,9 +13,11 @@ import typer
 
 from txmq.cli.options import DEFAULT_BROKER, AsJson, BrokerUrl
 from txmq.cli.output import Output
+from txmq.errors import BadRequest
 from txmq.model.message import Receipt
 
 P = ParamSpec("P")
+PAGE = 1_000  # entries of a list that a command reads at once
 SHARED_DEFAULTS = {"broker": DEFAULT_BROKER, "as_json": False}
 
 
@@ -54,6 +56,19 @@ class CommandSession:
         Tables of rows show only `columns`, where any are given.
         """
         self.out.show(self.client.call(call, **args), columns=columns)
+
+    def show_list(self, call: str, field: str, *, columns: Sequence[str] = ()) -> None:
+        """Print the list `field` of the replies to a call, page by page."""
+        try:
+            shown = dict(self.client.call(call, limit=PAGE))
+        except BadRequest:  # a broker of an older version lists everything at once
+            shown = dict(self.client.call(call))
+        following = shown.pop("next", None)
+        while following is not None:
+            page = self.client.call(call, limit=PAGE, after=following)
+            shown[field] = [*shown[field], *page[field]]
+            following = page["next"]
+        self.out.show(shown, columns=columns)
 
 
 def connect(url: str) -> CommandClient:

@@ -93,6 +93,7 @@ def load(tables: t.Tables) -> State:
         state.topics_by_id[topic_id] = topic
         if not topic.deleted:
             state.topics[topic.name] = topic
+            state.partitions += len(topic.end_offsets)
     for name, row in _rows(tables, t.PRODUCERS):
         receipts = deque((tuple(receipt) for receipt in row[3]), maxlen=MAX_RECEIPTS)
         state.producers[name] = ProducerState(row[0], row[1], row[2], receipts)

@@ -100,6 +100,7 @@ def test_prometheus_gets_the_histogram_and_the_sizes(desk: StatisticsBroker) -> 
         NoResolvers(),
         desk.broker.clock,
         Liveness(desk.broker.engine, assembly.sessions, desk.broker.clock),
+        assembly.turns,
     )
     found = {
         (sample.name, sample.labels.get("topic") or sample.labels.get("le", "")): sample.value

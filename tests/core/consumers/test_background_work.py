@@ -24,6 +24,7 @@ from txmq.core.consumers.commands import (
 from txmq.core.consumers.stall_reasons import StallContext
 from txmq.core.events.topics import FirstsMoved
 from txmq.core.state.failed_messages import DELIVERABLE
+from txmq.core.steps import run_to_end
 from txmq.errors import BadRequest, Conflict, UnknownGroup
 from txmq.model.topic_partition import TopicPartition
 
@@ -238,7 +239,9 @@ def test_a_clone_has_all_pending_messages_of_its_beginning_while_members_work(
 
 
 def shown(world: ConsumersWorld, name: str) -> dict[str, Any]:
-    told = group_views.describe_group(world.state, name, StallContext(world.end, world.now))
+    told = run_to_end(
+        group_views.describe_group(world.state, name, StallContext(world.end, world.now))
+    )
     assert isinstance(told, dict)
     return told
 

@@ -18,6 +18,7 @@ from txmq.core.consumers.commands import (
 from txmq.core.consumers.group_views import describe_group
 from txmq.core.consumers.stall_reasons import StallContext
 from txmq.core.state.failed_messages import FailedKind
+from txmq.core.steps import run_to_end
 from txmq.model.retry import FailureReport
 
 SECOND = 1_000_000
@@ -199,7 +200,7 @@ def test_an_ordered_group_keeps_its_order_while_the_breaker_is_open() -> None:
 
 def test_an_open_breaker_is_shown_and_survives_a_restart(world: ConsumersWorld) -> None:
     opened(world)
-    shown = describe_group(world.state, "g", StallContext(1 << 60, world.now))
+    shown = run_to_end(describe_group(world.state, "g", StallContext(1 << 60, world.now)))
     assert isinstance(shown, dict)
     assert (shown["state"], shown["floods"], shown["flood"]["fingerprint"]) == (
         "guarded",

@@ -12,6 +12,7 @@ from txmq.core.consumers import group_views
 from txmq.core.consumers.commands import AbandonLetters
 from txmq.core.consumers.stall_reasons import StallContext
 from txmq.core.events.outcome import Rejected
+from txmq.core.steps import run_to_end
 from txmq.errors import UnknownGroup, UnknownLetter, UnknownMember
 from txmq.model.retry import FailureReport
 
@@ -38,8 +39,8 @@ def world() -> ConsumersWorld:
 
 
 def test_a_group_is_described_in_full(world: ConsumersWorld) -> None:
-    shown = group_views.describe_group(
-        world.state, "g", StallContext(world.end, world.now + 5_000_000)
+    shown = run_to_end(
+        group_views.describe_group(world.state, "g", StallContext(world.end, world.now + 5_000_000))
     )
     assert not isinstance(shown, Rejected)
     json.dumps(shown)
@@ -127,7 +128,7 @@ def test_letters_are_counted_by_their_common_fields(world: ConsumersWorld) -> No
     world.now += 1_000
     world.nack("a", 3, partition=1, dead=True, failure=FailureReport("KeyError", "", "f2"))
     world.nack("a", 4, partition=1, dead=True, failure=FailureReport("ValueError", "", "f1"))
-    stats = group_views.letter_stats(world.state, "g")
+    stats = run_to_end(group_views.letter_stats(world.state, "g"))
     assert stats == {
         "group": "g", "letters": 3, "counted": 3, "by_fingerprint": {"f1": 2, "f2": 1},
         "by_error_type": {"ValueError": 2, "KeyError": 1}, "by_topic": {"t": 3}, "keys": 3,
@@ -139,8 +140,8 @@ def test_letters_are_counted_by_their_common_fields(world: ConsumersWorld) -> No
 
 def test_views_of_an_unknown_group_are_refused(world: ConsumersWorld) -> None:
     answers = (
-        group_views.letter_stats(world.state, "x"),
-        group_views.describe_group(world.state, "x", StallContext(0, 0)),
+        run_to_end(group_views.letter_stats(world.state, "x")),
+        run_to_end(group_views.describe_group(world.state, "x", StallContext(0, 0))),
         group_views.list_letters(world.state, "x", 0, 1),
         group_views.describe_letter(world.state, "x", "t", 0, 0),
     )

@@ -9,6 +9,7 @@ from txmq.core import machine
 from txmq.core.consumers.commands import Rebalance, ReplayLetters
 from txmq.core.consumers.group_views import describe_group
 from txmq.core.consumers.stall_reasons import StallContext
+from txmq.core.steps import run_to_end
 from txmq.core.topics.topics import GrowTopic
 
 SECOND = 1_000_000
@@ -29,7 +30,7 @@ def grow(world: ConsumersWorld, partitions: int) -> None:
 
 
 def reason(world: ConsumersWorld, partition: int) -> str:
-    shown = describe_group(world.state, "g", StallContext(1 << 60, world.now))
+    shown = run_to_end(describe_group(world.state, "g", StallContext(1 << 60, world.now)))
     assert isinstance(shown, dict)
     return str(shown["positions"][partition]["reason"])
 

@@ -8,6 +8,7 @@ from uuid import uuid4
 
 from txmq.batch import BatchView, key_hash_at, single_row
 from txmq.broker.calls.dispatcher import Answer, CallContext, Handler, then
+from txmq.broker.calls.pages import page_of
 from txmq.broker.engine.log_reader import offset_at_time, read_batches
 from txmq.broker.search import message_view
 from txmq.core.consumers import commands as core
@@ -26,10 +27,13 @@ if TYPE_CHECKING:
     from txmq.broker.delivery.fetch_service import FetchService
     from txmq.broker.delivery.member_sessions import MemberSessions
     from txmq.broker.engine.engine import Engine
+    from txmq.broker.engine.turn_work import TurnWork
     from txmq.config.broker import ConsumerDefaults
     from txmq.core.consumers.membership import JoinReply
     from txmq.core.state.consumer_groups import GroupSettings
+    from txmq.core.steps import Steps
     from txmq.wire.calls import consumers as wire
+    from txmq.wire.calls.arguments import ListArgs
 
 UNREADABLE: dict[str, Any] = {
     "key": None,
@@ -50,9 +54,10 @@ class ConsumerGroupCalls:
         fetches: FetchService,
         random: Random,
         defaults: ConsumerDefaults,
+        turns: TurnWork,
     ) -> None:
         self._engine, self._members, self._fetches, self._random = engine, members, fetches, random
-        self._defaults = defaults
+        self._defaults, self._turns = defaults, turns
         self.handlers: dict[str, Handler] = {
             "consumer.join": self.join,
             "consumer.heartbeat": self.heartbeat,
@@ -85,18 +90,28 @@ class ConsumerGroupCalls:
             call.answer,
         )
 
-    def list_groups(self, call: CallContext, args: object) -> None:
-        del args
-        self._engine.answer_when_durable(
-            call.answer, {"groups": group_views.list_groups(self._engine.state, self._engine.now())}
-        )
+    def list_groups(self, call: CallContext, args: ListArgs) -> None:
+        self._turns.run(call.caller, self._list(args), call.answer)
+
+    def _list(self, args: ListArgs) -> Steps[dict[str, Any] | Rejected]:
+        known = self._engine.state.groups.by_name
+        page = page_of(known, args, "consumer groups")
+        if isinstance(page, Rejected):
+            return page
+        found: list[dict[str, Any]] = []
+        for name in page.names:
+            group = known.get(name)
+            if group is not None:  # it may have been deleted meanwhile
+                now = self._engine.now()
+                found.append((yield from group_views.summarize(self._engine.state, group, now)))
+            yield
+        return {"groups": found, "next": page.following}
 
     def show(self, call: CallContext, args: wire.GroupArgs) -> None:
         engine, paused = self._engine, self._members.paused_topics(args.group)
         seen = StallContext(engine.store.durable, engine.now(), engine.store.quarantined, paused)
-        engine.answer_when_durable(
-            call.answer, group_views.describe_group(engine.state, args.group, seen)
-        )
+        steps = group_views.describe_group(engine.state, args.group, seen)
+        self._turns.run(call.caller, steps, call.answer)
 
     def join(self, call: CallContext, args: wire.Join) -> None:
         named = args.member is not None
@@ -244,13 +259,13 @@ class ConsumerGroupCalls:
 class DeadLetterCalls:
     """Calls that list, show, replay and abandon dead letters."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, turns: TurnWork) -> None:
+        self._engine, self._turns = engine, turns
         self.handlers: dict[str, Handler] = {
             "dlq.list": self.list_letters,
             "dlq.show": self.show,
-            "dlq.stats": lambda call, args: engine.answer_when_durable(
-                call.answer, group_views.letter_stats(engine.state, args.group)
+            "dlq.stats": lambda call, args: turns.run(
+                call.caller, group_views.letter_stats(engine.state, args.group), call.answer
             ),
             "dlq.replay": self.replay,
             "dlq.abandon": self.abandon,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from txmq.broker.calls.dispatcher import CallContext, Handler, then
+from txmq.broker.calls.pages import page_of
 from txmq.broker.engine.log_reader import visible_end
 from txmq.core.events.outcome import Rejected
 from txmq.core.state.state import TopicSettings
@@ -13,15 +14,18 @@ from txmq.errors import Conflict
 
 if TYPE_CHECKING:
     from txmq.broker.engine.engine import Engine
+    from txmq.broker.engine.turn_work import TurnWork
     from txmq.broker.monitoring.alarms import AlarmService
     from txmq.broker.monitoring.statistics import Statistics
     from txmq.broker.reactor.interfaces import Clock
     from txmq.config.broker import SettingsFile
     from txmq.core.state.state import Topic
+    from txmq.core.steps import Steps
     from txmq.wire.calls import topics
     from txmq.wire.calls.alarms import AlarmsReport
-    from txmq.wire.calls.arguments import NoArgs, StatsArgs
+    from txmq.wire.calls.arguments import ListArgs, NoArgs, StatsArgs
 
+ENDS_PER_STEP = 64  # partitions, between two looks at the clock
 GROW_S, GROW_RETRY_S = 5.0, 0.01  # to wait until no transaction holds keys
 
 
@@ -35,9 +39,10 @@ class TopicCalls:
         alarms: AlarmService,
         clock: Clock,
         statistics: Statistics,
+        turns: TurnWork,
     ) -> None:
         self._engine, self._settings, self._alarms, self._clock = engine, settings, alarms, clock
-        self._statistics = statistics
+        self._statistics, self._turns = statistics, turns
         self.handlers: dict[str, Handler] = {
             "topic.create": self.create,
             "topic.alter": self.alter,
@@ -119,39 +124,52 @@ class TopicCalls:
         views = [_topic_view(rules.topic_view(known[name])) for name in args.names]
         self._engine.answer_when_durable(call.answer, {"topics": views})
 
-    def list_topics(self, call: CallContext, args: NoArgs) -> None:
-        del args
-        found = [
-            _topic_view(rules.topic_view(topic))
-            | {"messages": sum(self._ends(topic)) - sum(topic.start_offsets)}
-            for topic in self._engine.state.topics.values()
-        ]
-        call.answer({"topics": sorted(found, key=lambda topic: str(topic["name"]))})
+    def list_topics(self, call: CallContext, args: ListArgs) -> None:
+        self._turns.run(call.caller, self._list(args), call.answer)
+
+    def _list(self, args: ListArgs) -> Steps[dict[str, Any] | Rejected]:
+        known = self._engine.state.topics
+        page = page_of(known, args, "topics")
+        if isinstance(page, Rejected):
+            return page
+        found: list[dict[str, Any]] = []
+        for name in page.names:
+            topic = known.get(name)
+            if topic is not None:  # it may have been deleted meanwhile
+                messages = sum((yield from self._ends(topic))) - sum(topic.start_offsets)
+                found.append(_topic_view(rules.topic_view(topic)) | {"messages": messages})
+            yield
+        return {"topics": found, "next": page.following}
 
     def show(self, call: CallContext, args: topics.TopicName) -> None:
-        topic = rules.find_topic(self._engine.state, args.name)
+        self._turns.run(call.caller, self._show(args.name), call.answer)
+
+    def _show(self, name: str) -> Steps[dict[str, Any] | Rejected]:
+        topic = rules.find_topic(self._engine.state, name)
         if isinstance(topic, Rejected):
-            call.answer(topic)
-            return
-        groups = [
-            g.name
-            for g in self._engine.state.groups.by_name.values()
-            if any(place[0] == topic.topic_id for place in g.positions)
-        ]
+            return topic
+        groups: list[str] = []
+        for group in list(self._engine.state.groups.by_name.values()):
+            if (topic.topic_id, 0) in group.positions:  # all partitions, or none
+                groups.append(group.name)
+            yield
+        ends = yield from self._ends(topic)
         fields = {
-            "firsts": topic.start_offsets,
-            "ends": self._ends(topic),
+            "firsts": topic.start_offsets[: len(ends)],
+            "ends": ends,
             "bytes": sum(topic.partition_bytes),
             "settings": _settings_view(topic.settings),
         }
-        call.answer(_topic_view(rules.topic_view(topic)) | fields | {"groups": sorted(groups)})
+        return _topic_view(rules.topic_view(topic)) | fields | {"groups": sorted(groups)}
 
-    def _ends(self, topic: Topic) -> list[int]:
-        durable = self._engine.store.durable
-        return [
-            visible_end(self._engine.state, topic.topic_id, partition, durable)
-            for partition in range(len(topic.end_offsets))
-        ]
+    def _ends(self, topic: Topic) -> Steps[list[int]]:
+        ends: list[int] = []
+        for partition in range(len(topic.end_offsets)):
+            durable = self._engine.store.durable
+            ends.append(visible_end(self._engine.state, topic.topic_id, partition, durable))
+            if not partition % ENDS_PER_STEP:
+                yield
+        return ends
 
     def alarms(self, call: CallContext, args: NoArgs) -> None:
         """List alarms, at once: with a full disk, which is an alarm, nothing becomes

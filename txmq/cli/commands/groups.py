@@ -133,7 +133,7 @@ Exponential = Annotated[
 @broker_command(app, "list")
 def list_(session: CommandSession) -> None:
     """List all consumer groups."""
-    session.show("group.list", columns=COLUMNS)
+    session.show_list("group.list", "groups", columns=COLUMNS)
 
 
 @broker_command(app, "show")

@@ -76,7 +76,7 @@ def alter(session: CommandSession, topic: Topic, *, settings: Settings = None) -
 @broker_command(app, "list")
 def list_(session: CommandSession) -> None:
     """List all topics."""
-    session.show("topic.list")
+    session.show_list("topic.list", "topics")
 
 
 @broker_command(app, "show")

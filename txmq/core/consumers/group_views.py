@@ -16,6 +16,7 @@ from txmq.core.state import failed_messages, visibility
 from txmq.core.state.consumer_groups import FenceState
 from txmq.core.state.failed_messages import FailedKind, FailedMessage
 from txmq.core.state.state import State
+from txmq.core.steps import run_to_end
 from txmq.errors import UnknownLetter, UnknownMember
 from txmq.store import tables as t
 
@@ -30,11 +31,14 @@ if TYPE_CHECKING:
         MessageRef,
     )
     from txmq.core.state.positions import GroupPosition
+    from txmq.core.steps import Steps
     from txmq.model.topic_partition import TopicPartition
 
 MAX_FENCES_LISTED = 100
 # Partitions of each group whose oldest message is read for a list of all groups.
 TIMED_PARTITIONS = 16
+PARTITIONS_PER_STEP = 64  # between two looks at the clock
+LETTERS_PER_STEP = 256
 MAX_LETTERS_COUNTED = 100_000  # by `letter_stats`, from the oldest on
 
 
@@ -50,25 +54,36 @@ class LetterView(NamedTuple):
 
 
 def list_groups(state: State, now: int | None = None) -> list[dict[str, Any]]:
-    """Describe all groups, by name. `now` None = as of the last record.
-
-    `lag_ms` is the age of the oldest message that is not processed and has not failed.
-    Only the `TIMED_PARTITIONS` with the largest lag are read for it.
-    """
+    """Describe all groups, by name, in one go. `now` None = as of the last record."""
     at = state.stored_at if now is None else now
-    return [_summary(state, group, at) for _name, group in sorted(state.groups.by_name.items())]
+    groups = [group for _name, group in sorted(state.groups.by_name.items())]
+    return [run_to_end(summarize(state, group, at)) for group in groups]
 
 
 def count_messages(state: State, group: ConsumerGroup, now: int) -> dict[str, Any]:
     """Return the numbers of a group."""
     names = ("group", "members", "lag", "lag_ms", "leased", "retrying", "parked", "letters")
-    summary = _summary(state, group, now)
+    summary = run_to_end(summarize(state, group, now))
     return {name: summary[name] for name in names}
 
 
-def _summary(state: State, group: ConsumerGroup, now: int) -> dict[str, Any]:
-    lags = {tp: _lag(state, tp, position) for tp, position in group.positions.items()}
-    topics = sorted({state.topics_by_id[tp[0]].name for tp in group.positions})
+def summarize(state: State, group: ConsumerGroup, now: int) -> Steps[dict[str, Any]]:
+    """Describe a group in a list, in steps. The state may change between them.
+
+    `lag_ms` is the age of the oldest message that is not processed and has not failed.
+    Only the `TIMED_PARTITIONS` with the largest lag are read for it.
+    """
+    lags: dict[TopicPartition, int] = {}
+    for number, (tp, position) in enumerate(list(group.positions.items())):
+        lags[tp] = _lag(state, tp, position)
+        if number % PARTITIONS_PER_STEP == PARTITIONS_PER_STEP - 1:
+            yield
+    oldest = [
+        _age_ms(state, group, tp, now)
+        for tp in nlargest(TIMED_PARTITIONS, lags, lags.__getitem__)
+        if tp in group.positions
+    ]
+    yield
     return {
         "group": group.name,
         "mode": group.settings.mode,
@@ -76,15 +91,9 @@ def _summary(state: State, group: ConsumerGroup, now: int) -> dict[str, Any]:
         "generation": group.generation,
         "epoch": group.epoch,
         "members": len(group.members),
-        "topics": topics,
+        "topics": sorted({state.topics_by_id[topic_id].name for topic_id, _number in lags}),
         "lag": sum(lags.values()),
-        "lag_ms": max(
-            (
-                _age_ms(state, group, tp, now)
-                for tp in nlargest(TIMED_PARTITIONS, lags, lags.__getitem__)
-            ),
-            default=0,
-        ),
+        "lag_ms": max(oldest, default=0),
         "leased": sum(lease.remaining for lease in group.leases.values()),
         "retrying": sum(group.retrying.values()),
         "parked": sum(fence.parked for _topic, _key, fence in group.all_fences()),
@@ -122,8 +131,10 @@ def _lag(state: State, tp: TopicPartition, position: GroupPosition) -> int:
     )
 
 
-def describe_group(state: State, name: str, context: StallContext) -> dict[str, Any] | Rejected:
-    """Describe a group in full.
+def describe_group(
+    state: State, name: str, context: StallContext
+) -> Steps[dict[str, Any] | Rejected]:
+    """Describe a group in full, in steps.
 
     `why` has the stall reason of each partition, "" if it has none. `lag_ms` is the age
     of the oldest message that is not processed and has not failed.
@@ -131,8 +142,14 @@ def describe_group(state: State, name: str, context: StallContext) -> dict[str, 
     group = find_group(state, name)
     if isinstance(group, Rejected):
         return group
-    positions = [_position(state, group, tp, context) for tp in sorted(group.positions)]
-    return _summary(state, group, context.now) | {
+    positions: list[dict[str, Any]] = []
+    for number, tp in enumerate(sorted(group.positions)):
+        if tp in group.positions:
+            positions.append(_position(state, group, tp, context))
+        if number % PARTITIONS_PER_STEP == PARTITIONS_PER_STEP - 1:
+            yield
+    summary = yield from summarize(state, group, context.now)
+    return summary | {
         "settings": describe_settings(group.settings),
         "flood": None if group.breaker is None else group.breaker._asdict(),
         "member_list": [
@@ -316,29 +333,41 @@ def _letter(state: State, group: ConsumerGroup, ref: MessageRef, row: FailedMess
     return LetterView(row.position, row.length, row.row, fields)
 
 
-def letter_stats(state: State, name: str) -> dict[str, Any] | Rejected:
-    """Count open dead letters by fingerprint, error type, topic and key."""
+def letter_stats(state: State, name: str) -> Steps[dict[str, Any] | Rejected]:
+    """Count open dead letters by fingerprint, error type, topic and key, in steps."""
     group = find_group(state, name)
     if isinstance(group, Rejected):
         return group
-    rows = [
-        item
-        for item in islice(_letters(state, group), MAX_LETTERS_COUNTED)
-        if item[1].kind == FailedKind.LETTER
-    ]
-    topics = Counter(state.topics_by_id[ref[0]].name for ref, _row in rows)
-    died = [row.dead_at for _ref, row in rows]
-    keys = Counter(row.key_hash for _ref, row in rows if row.key_hash is not None)
+    fingerprints, types, topics = Counter[str](), Counter[str](), Counter[str]()
+    keys = Counter[int]()
+    died: list[int] = []
+    replayed = seen = last = 0
+    while seen < MAX_LETTERS_COUNTED:
+        page = list(islice(_letters(state, group, last), LETTERS_PER_STEP))
+        for ref, row in page:
+            if row.kind != FailedKind.LETTER:
+                continue
+            fingerprints[row.fingerprint] += 1
+            types[row.error_type] += 1
+            topics[state.topics_by_id[ref[0]].name] += 1
+            died.append(row.dead_at)
+            replayed += bool(row.replays)
+            if row.key_hash is not None:
+                keys[row.key_hash] += 1
+        if len(page) < LETTERS_PER_STEP:
+            break
+        seen, last = seen + len(page), page[-1][1].number
+        yield
     return {
         "group": group.name,
         "letters": group.letters,
-        "counted": len(rows),
-        "by_fingerprint": dict(Counter(row.fingerprint for _ref, row in rows).most_common()),
-        "by_error_type": dict(Counter(row.error_type for _ref, row in rows).most_common()),
+        "counted": len(died),
+        "by_fingerprint": dict(fingerprints.most_common()),
+        "by_error_type": dict(types.most_common()),
         "by_topic": dict(topics.most_common()),
         "keys": len(keys),
         "most_of_one_key": max(keys.values(), default=0),
-        "replayed": sum(1 for _ref, row in rows if row.replays),
+        "replayed": replayed,
         "oldest": min(died, default=None),
         "newest": max(died, default=None),
     }

@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 MAX_MEMBERS = 1_000  # of one group; each join computes the assignment of all
 MAX_TOPICS = 1_000  # of one member
 MAX_GROUPS = 100_000  # each is an object in memory
+# of the topics of one member: each is a position in memory, and is named in the reply
+MAX_JOIN_PARTITIONS = 16_384
+MAX_POSITIONS = 524_288  # of all groups, each of about 1.6 KB
 
 
 class JoinReply(NamedTuple):
@@ -83,7 +86,7 @@ def decide_join(state: State, command: JoinGroup, now: int) -> Outcome | Rejecte
     if isinstance(prepared, Rejected):
         return prepared
     group, events = prepared
-    if full := _refusal_when_full(state, group, command):
+    if full := _refusal_when_full(state, group, topics, command):
         return Rejected(Throttled, full, "close or delete some first")
     member = group.members.get(command.member)
     wanted = tuple(topic.topic_id for topic in topics)
@@ -119,11 +122,16 @@ def _topics(state: State, command: JoinGroup) -> tuple[Topic, ...] | Rejected:
             "create it: txmq topic create",
             {"topic": missing},
         )
-    return tuple(
-        sorted(
-            (state.topics[name] for name in set(command.topics)), key=lambda topic: topic.topic_id
+    topics = [state.topics[name] for name in set(command.topics)]
+    partitions = sum(len(topic.end_offsets) for topic in topics)
+    if partitions > MAX_JOIN_PARTITIONS:
+        return Rejected(
+            BadRequest,
+            f"the {len(topics)} topics have {partitions} partitions: "
+            f"a member reads at most {MAX_JOIN_PARTITIONS}",
+            "read them with several consumer groups",
         )
-    )
+    return tuple(sorted(topics, key=lambda topic: topic.topic_id))
 
 
 def _group_to_join(
@@ -193,7 +201,17 @@ def _broadcast_group(
     return group, events
 
 
-def _refusal_when_full(state: State, group: ConsumerGroup, command: JoinGroup) -> str:
+def _new_positions(group: ConsumerGroup, topics: tuple[Topic, ...]) -> bool:
+    return any((topic.topic_id, 0) not in group.positions for topic in topics)
+
+
+def _positions(state: State) -> int:
+    return sum(len(group.positions) for group in state.groups.by_id.values())
+
+
+def _refusal_when_full(
+    state: State, group: ConsumerGroup, topics: tuple[Topic, ...], command: JoinGroup
+) -> str:
     """Return why no member can be added; "" if one can.
 
     A broadcast member that has a group already keeps it.
@@ -201,6 +219,8 @@ def _refusal_when_full(state: State, group: ConsumerGroup, command: JoinGroup) -
     groups = state.groups.by_id
     if group.group_id not in groups and len(groups) >= MAX_GROUPS:
         return f"there are {MAX_GROUPS} consumer groups, the maximum"
+    if _new_positions(group, topics) and _positions(state) >= MAX_POSITIONS:
+        return f"consumer groups have positions in {MAX_POSITIONS} partitions, the maximum"
     members = len(group.members)
     if group.parent:
         members = sum(

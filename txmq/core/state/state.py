@@ -114,6 +114,7 @@ class State:
         self.letters = tables[t.LETTERS]
         self.topics: dict[str, Topic] = {}
         self.topics_by_id: dict[int, Topic] = {}
+        self.partitions = 0  # of all topics
         self.producers: dict[bytes, ProducerState] = {}
         self.groups = GroupRegistry()
         # number of rows of table `holds`

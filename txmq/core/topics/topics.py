@@ -17,6 +17,7 @@ from txmq.errors import (
     MessageTooLarge,
     OffsetOutOfRange,
     StaleTopic,
+    Throttled,
     TopicClosed,
     TopicExists,
     UnknownPartition,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from txmq.core.state.consumer_groups import ConsumerGroup
 
 MAX_PARTITIONS = 4_096  # of one topic: each has a row in the state and a place in every assignment
+MAX_ALL_PARTITIONS = 1 << 20  # of all topics: they are in memory
 
 
 class CreateTopic(NamedTuple):
@@ -221,12 +223,25 @@ def _check_partitions(partitions: int) -> Rejected | None:
     )
 
 
+def _check_all_partitions(state: State, more: int) -> Rejected | None:
+    if state.partitions + more <= MAX_ALL_PARTITIONS:
+        return None
+    return Rejected(
+        Throttled,
+        f"the topics have {state.partitions} partitions: {more} more would be above "
+        f"{MAX_ALL_PARTITIONS}",
+        "delete topics that nobody uses, or run another broker",
+    )
+
+
 def decide_create(state: State, command: CreateTopic, now: int) -> Outcome | Rejected:
     del now
     if bad := _check_partitions(command.partitions):
         return bad
     topic = state.topics.get(command.name)
     if topic is None:
+        if full := _check_all_partitions(state, command.partitions):
+            return full
         return Outcome(
             _creation_events(state.next_topic_id, command),
             TopicView(command.name, command.partitions, 1),
@@ -279,8 +294,10 @@ def decide_grow(state: State, command: GrowTopic, now: int) -> Outcome | Rejecte
         )
     if command.partitions == len(topic.end_offsets):
         return Outcome(reply=topic_view(topic))
-    if held := _check_no_held_keys(state, topic):
-        return held  # a decision would publish to partitions that are no longer the keys'
+    more = command.partitions - len(topic.end_offsets)
+    # a decision would publish to partitions that are no longer the keys'
+    if refused := _check_all_partitions(state, more) or _check_no_held_keys(state, topic):
+        return refused
     grown = TopicGrown(topic.topic_id, command.partitions, topic.epoch + 1)
     return Outcome((grown,), TopicView(topic.name, command.partitions, topic.epoch + 1))
 
@@ -315,6 +332,7 @@ def apply_created(state: State, event: TopicCreated, context: RecordContext) -> 
     del context
     topic = Topic(event.topic_id, event.name, [0] * event.partitions)
     state.topics[event.name] = state.topics_by_id[event.topic_id] = topic
+    state.partitions += event.partitions
     state.next_topic_id = max(state.next_topic_id, event.topic_id + 1)
     state.dirty_topics.add(event.topic_id)
 
@@ -329,6 +347,7 @@ def apply_grown(state: State, event: TopicGrown, context: RecordContext) -> None
     del context
     topic = state.topics_by_id[event.topic_id]
     topic.ends_at_growth.append(tuple(topic.end_offsets))
+    state.partitions += event.partitions - len(topic.end_offsets)
     topic.grow(event.partitions)
     topic.epoch = event.epoch
     state.dirty_topics.add(event.topic_id)
@@ -339,6 +358,7 @@ def apply_deleted(state: State, event: TopicDeleted, context: RecordContext) -> 
     del context
     topic = state.topics_by_id[event.topic_id]
     topic.deleted = True
+    state.partitions -= len(topic.end_offsets)
     state.topics.pop(topic.name, None)
     state.dirty_topics.add(event.topic_id)
 

@@ -56,6 +56,15 @@ class ClockConfirm(Args):
     reason: Reason
 
 
+class ListArgs(Args):
+    """A page of a list by name: at most `limit` entries behind the name `after`.
+    Without a limit it is the whole list, if that fits in a reply.
+    """
+
+    after: Text = ""
+    limit: Limit | None = None
+
+
 class StatsArgs(Args):
     """Statistics; `limit` topics and groups, the busiest first."""
 

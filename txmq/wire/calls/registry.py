@@ -11,7 +11,7 @@ from txmq.errors import RemoteProtocolError
 from txmq.errors.validation import first_mistake
 from txmq.wire.calls import consumers, messages, topics, transactions, xa
 from txmq.wire.calls.alarms import AlarmsReport
-from txmq.wire.calls.arguments import Args, ClockConfirm, NoArgs, StatsArgs
+from txmq.wire.calls.arguments import Args, ClockConfirm, ListArgs, NoArgs, StatsArgs
 from txmq.wire.json import WireModel, dump, parse
 
 ARGUMENTS = "see docs/FORMATS.md 2.3 for the arguments of calls"
@@ -30,7 +30,7 @@ CALLS: dict[str, type[Args]] = {
     "topic.create": topics.TopicCreate,
     "topic.alter": topics.TopicAlter,
     "topic.describe": topics.TopicNames,
-    "topic.list": NoArgs,
+    "topic.list": ListArgs,
     "topic.show": topics.TopicName,
     "topic.grow": topics.TopicShape,
     "topic.delete": topics.TopicName,
@@ -40,7 +40,7 @@ CALLS: dict[str, type[Args]] = {
     "consumer.nack": consumers.Nack,
     "consumer.return": consumers.Return,
     "consumer.extend": consumers.Extend,
-    "group.list": NoArgs,
+    "group.list": ListArgs,
     "group.show": consumers.GroupArgs,
     "group.alter": consumers.GroupAlter,
     "group.delete": consumers.OperatorArgs,

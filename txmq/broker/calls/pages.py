@@ -1,0 +1,38 @@
+"""Pages of lists by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from txmq.core.events.outcome import Rejected
+from txmq.errors import BadRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from txmq.wire.calls.arguments import ListArgs
+
+MAX_WHOLE = 50_000  # entries of a list without pages, of about 100 bytes each
+
+
+class Page(NamedTuple):
+    """The names of a page, and the `after` of the next one; None = this is the last."""
+
+    names: Sequence[str]
+    following: str | None
+
+
+def page_of(known: Iterable[str], args: ListArgs, what: str) -> Page | Rejected:
+    """Return the page that a call asks for."""
+    after = args.after
+    names = sorted(name for name in known if name > after) if after else sorted(known)
+    limit = args.limit
+    if limit is None and len(names) > MAX_WHOLE:
+        return Rejected(
+            BadRequest,
+            f"there are {len(names)} {what}: too many for one reply",
+            "ask for pages, with after and limit; a newer txmq does so by itself",
+        )
+    if limit is None or len(names) <= limit:
+        return Page(names, None)
+    return Page(names[:limit], names[limit - 1])
