@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.bench import (
     backlog,
     consumers,
+    hostile,
     inbox,
     rebalance,
     resolver,
@@ -37,6 +38,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     scale.sends_to_many,
     scale.start_with_topics,
     scale.start_with_halves,
+    hostile.hostile,
     search.find,
     transactions.row_and_message,
     transactions.commit_to_consumer,

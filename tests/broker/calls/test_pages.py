@@ -111,20 +111,20 @@ def join(broker: BrokerInMemory, *names: str, group: str = "g") -> Any:
 def test_partitions_are_bounded_per_join_and_over_all_groups_and_topics(
     broker: BrokerInMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for number in range(5):
+    for number in range(3):
         broker.do(CreateTopic(f"wide{number}", topic_rules.MAX_PARTITIONS))
-    assert not isinstance(join(broker, *(f"wide{n}" for n in range(4))), Rejected)
-    refused = join(broker, *(f"wide{n}" for n in range(5)), group="h")
+    assert not isinstance(join(broker, *(f"wide{n}" for n in range(2))), Rejected)
+    refused = join(broker, *(f"wide{n}" for n in range(3)), group="h")
     assert refused.error is BadRequest
-    assert "20480 partitions: a member reads at most 16384" in refused.message
-    monkeypatch.setattr(membership, "MAX_POSITIONS", 16_384)
-    assert join(broker, "wide4", group="h").error is Throttled
+    assert "12288 partitions: a member reads at most 8192" in refused.message
+    monkeypatch.setattr(membership, "MAX_POSITIONS", 8_192)
+    assert join(broker, "wide2", group="h").error is Throttled
     assert not isinstance(join(broker, "wide0"), Rejected)  # it has its positions
 
-    monkeypatch.setattr(topic_rules, "MAX_ALL_PARTITIONS", 5 * 4_096 + 1)
+    monkeypatch.setattr(topic_rules, "MAX_ALL_PARTITIONS", 3 * 4_096 + 1)
     assert not isinstance(broker.do(CreateTopic("small", 1)), Rejected)
     assert broker.do(CreateTopic("more", 1)).error is Throttled
     assert broker.do(GrowTopic("small", 2)).error is Throttled
     assert broker.ask("topic.describe", names=["new"], create=True).error is Throttled
-    broker.do(DeleteTopic("wide4"))
+    broker.do(DeleteTopic("wide2"))
     assert not isinstance(broker.do(CreateTopic("more", 1)), Rejected)

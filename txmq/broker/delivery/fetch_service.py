@@ -38,7 +38,7 @@ Batches = list[bytes]  # of one candidate; none where the member does not want i
 NO_OFFSETS: frozenset[int] = frozenset()
 MAX_WAIT_MS = 60_000
 MAX_WAITING = 1_024  # requests of one connection
-TURN_S = 0.005  # of a turn of the reactor, for waiters that are retried
+TURN_S = 0.002  # of a turn of the reactor, for waiters that are retried
 MAX_MESSAGES = 10_000
 MAX_BYTES = 2 << 20  # of one reply: larger ones only leave the processor's cache
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from txmq.broker.reactor.interfaces import Clock, Timer
     from txmq.core.steps import Steps
 
-TURN_S = 0.004
+TURN_S = 0.002
 STEP_S = 0.001  # of one connection, before the next one's
 
 

@@ -21,6 +21,7 @@ from txmq.model import limits
 from txmq.wire.data_requests import Opcode
 from txmq.wire.frames import Frame, FrameDecoder, encode_frame, frame_buffers
 from txmq.wire.hello import Hello, Welcome, negotiate
+from txmq.wire.lost_peers import notice_lost_peer
 from txmq.wire.status import error_reply
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 HELLO_SECONDS = 10  # for a connection to send its hello
 # a connection that does not read its replies for so long is cut
 STUCK_SECONDS = 30
+REFUSALS_S = 60.0  # between lines in the log about refused connections
 # Twisted's 64 KiB are not enough for 64 messages of 1 KiB; malloc maps 128 KiB each
 # time
 RECEIVE_BYTES = 120 << 10
@@ -101,6 +103,8 @@ class ClientSession(Protocol):
             self.transport, "writeSomeData", None
         )
         self._wire.setTcpNoDelay(True)
+        if (handle := getattr(self.transport, "getHandle", None)) is not None:  # a socket's
+            notice_lost_peer(handle())
         self.transport.bufferSize = RECEIVE_BYTES
         # No requests are read from a client that does not read its replies.
         self._wire.registerProducer(_Backpressure(self), streaming=True)
@@ -358,16 +362,26 @@ class SessionFactory(Factory):
         self._make = partial(ClientSession, handle, welcome, clock, self._shared)
         self._connection_limit = connection_limit
         self._open: dict[ClientSession, None] = {}
-        self._full = False
+        self._clock = clock
+        self._refused = 0  # connections, since the start
+        self._log_refusals_at = float("-inf")
 
     def buildProtocol(self, addr: IAddress | None) -> ClientSession | None:
-        full, self._full = self._full, len(self._open) >= self._connection_limit()
-        if self._full:
-            if not full:  # once: they try again and again
-                hint = "raise the limit of open files (ulimit -n)"
-                log.warning("connection.refused", peer=str(addr), open=len(self._open), hint=hint)
-            return None
-        return self.accept()
+        if len(self._open) < self._connection_limit():
+            return self.accept()
+        self._refused += 1
+        now = self._clock.seconds()
+        if now >= self._log_refusals_at:  # they try again and again
+            self._log_refusals_at = now + REFUSALS_S
+            hint = "raise the limit of open files (ulimit -n)"
+            log.warning(
+                "connection.refused",
+                peer=str(addr),
+                open=len(self._open),
+                refused=self._refused,
+                hint=hint,
+            )
+        return None
 
     def accept(self) -> ClientSession:
         """Return a session for a new connection within the limit."""

@@ -27,6 +27,7 @@ from txmq.client.protocol.conversation import Conversation, Payload, reply_paylo
 from txmq.client.twisted.protocols import DelayedCall, Reactor, TcpTransport
 from txmq.errors import BrokerUnavailable, ConnectionLost, ProtocolError, RequestTimeout, TxmqError
 from txmq.wire.frames import Frame
+from txmq.wire.lost_peers import notice_lost_peer
 
 if TYPE_CHECKING:
     from twisted.internet.interfaces import IAddress
@@ -67,6 +68,9 @@ class TwistedConnection(Protocol):
     def connectionMade(self) -> None:
         self._tcp: TcpTransport = self.transport
         self._tcp.setTcpNoDelay(True)
+        # tests have transports without a socket
+        if (handle := getattr(self.transport, "getHandle", None)) is not None:
+            notice_lost_peer(handle())
         self._tcp.registerProducer(self, streaming=True)
         self._hello_timeout = self._reactor.callLater(HELLO_S, self.abort)
         try:

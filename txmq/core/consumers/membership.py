@@ -46,8 +46,8 @@ MAX_MEMBERS = 1_000  # of one group; each join computes the assignment of all
 MAX_TOPICS = 1_000  # of one member
 MAX_GROUPS = 100_000  # each is an object in memory
 # of the topics of one member: each is a position in memory, and is named in the reply
-MAX_JOIN_PARTITIONS = 16_384
-MAX_POSITIONS = 524_288  # of all groups, each of about 1.6 KB
+MAX_JOIN_PARTITIONS = 8_192
+MAX_POSITIONS = 524_288  # of all groups, each of about 0.7 KB
 
 
 class JoinReply(NamedTuple):

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 V = TypeVar("V")
+# The lists of all maps that never held anything: nearly all maps of a large group.
+# Lists of their own would take a kilobyte for each partition.
+EMPTY: list[Any] = []
 SMALL = 0x80  # a varint below this is one byte
 
 
@@ -31,9 +34,9 @@ class RangeMap(Generic[V]):
     __slots__ = ("_ends", "_starts", "_values")
 
     def __init__(self, items: Iterable[tuple[int, int, V]] = ()) -> None:
-        self._starts: list[int] = []
-        self._ends: list[int] = []
-        self._values: list[V] = []
+        self._starts: list[int] = EMPTY
+        self._ends: list[int] = EMPTY
+        self._values: list[V] = EMPTY
         for start, end, value in items:
             self.put(start, end, value)
 
@@ -113,6 +116,8 @@ class RangeMap(Generic[V]):
         ]
 
     def _replace(self, low: int, high: int, items: list[tuple[int, int, V]]) -> None:
+        if self._starts is EMPTY:
+            self._starts, self._ends, self._values = [], [], []
         self._starts[low:high] = [item[0] for item in items]
         self._ends[low:high] = [item[1] for item in items]
         self._values[low:high] = [item[2] for item in items]

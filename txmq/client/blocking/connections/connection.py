@@ -30,6 +30,7 @@ from txmq.wire.data_requests import Opcode
 from txmq.wire.frames import Frame
 from txmq.wire.hello import BrokerLimits, Welcome
 from txmq.wire.json import parse_result
+from txmq.wire.lost_peers import notice_lost_peer
 from txmq.wire.status import OK
 
 TIMEVAL = struct.Struct("ll")
@@ -281,7 +282,7 @@ def _open(address: Address, conversation: Conversation, deadline: float) -> Conn
     try:
         sock.settimeout(None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        notice_lost_peer(sock)
         _refuse_self_connection(sock)
         connection.greet(deadline)
     except OSError as error:  # the peer closed the connection before the hello
