@@ -4,6 +4,7 @@ and `calls` carry the requests out.
 
 from __future__ import annotations
 
+import socket
 from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
@@ -104,7 +105,7 @@ class ClientSession(Protocol):
         )
         self._wire.setTcpNoDelay(True)
         if (handle := getattr(self.transport, "getHandle", None)) is not None:  # a socket's
-            notice_lost_peer(handle())
+            notice_lost_peer(handle(), socket)
         self.transport.bufferSize = RECEIVE_BYTES
         # No requests are read from a client that does not read its replies.
         self._wire.registerProducer(_Backpressure(self), streaming=True)

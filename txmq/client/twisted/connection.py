@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -70,7 +71,7 @@ class TwistedConnection(Protocol):
         self._tcp.setTcpNoDelay(True)
         # tests have transports without a socket
         if (handle := getattr(self.transport, "getHandle", None)) is not None:
-            notice_lost_peer(handle())
+            notice_lost_peer(handle(), socket)
         self._tcp.registerProducer(self, streaming=True)
         self._hello_timeout = self._reactor.callLater(HELLO_S, self.abort)
         try:

@@ -282,7 +282,7 @@ def _open(address: Address, conversation: Conversation, deadline: float) -> Conn
     try:
         sock.settimeout(None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        notice_lost_peer(sock)
+        notice_lost_peer(sock, socket)
         _refuse_self_connection(sock)
         connection.greet(deadline)
     except OSError as error:  # the peer closed the connection before the hello
