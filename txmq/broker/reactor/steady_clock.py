@@ -29,6 +29,7 @@ SLACK_US = 2_000  # microseconds: as much as two readings of different clocks ma
 # Daemons step a running clock by seconds. More is a machine that was set wrong, or one
 # that its host had paused: both are rare, and the first may delete what is not old.
 BELIEVED_US = MINUTE
+ELAPSED = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class SteadyClock:
@@ -47,11 +48,12 @@ class SteadyClock:
         self._last, self.ahead = max(now, floor), floor > now
 
     def __call__(self) -> int:
-        wall, expected = self.wall(), self._expected(self.elapsed())
-        if wall - expected > BELIEVED_US:
-            return expected
-        behind = self.ahead or expected - wall > SLACK_US
-        return max(wall, expected) if behind else wall
+        read_at, wall = self.elapsed(), self.wall()
+        ahead = wall - self._last - (read_at - self._read_at) * SECOND
+        if not self.ahead and -SLACK_US <= ahead <= BELIEVED_US:
+            return wall
+        expected = self._expected(read_at)
+        return max(wall, expected) if wall - expected <= BELIEVED_US else expected
 
     @property
     def wall_ahead(self) -> int:
@@ -86,4 +88,4 @@ def elapsed_clock() -> float:
     """Return seconds of a clock that nobody can set, and that runs on while the machine
     is suspended where the system has one.
     """
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+    return time.clock_gettime(ELAPSED)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from importlib import resources
 from typing import Final
 
 from txmq.errors import SchemaMissing
 from txmq.tx.postgres.errors import translated
 from txmq.tx.postgres.identity import read_server, require_supported
-from txmq.tx.postgres.partitions import maintain
+from txmq.tx.postgres.partitions import CallerTime, maintain
 from txmq.tx.postgres.session import Connection, Cursor, transaction
 
 VERSION: Final = 4  # version n is made from n - 1 by schema_n.sql
@@ -51,7 +52,8 @@ def install(connection: Connection) -> None:
             " WHERE txmq_schema.version <> EXCLUDED.version",
             (VERSION,),
         )
-    maintain(connection)
+    now_ms = time.time_ns() // 1_000_000
+    maintain(connection, caller=CallerTime(now_ms, now_ms))
 
 
 def check(connection: Connection) -> list[str]:
