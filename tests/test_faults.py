@@ -422,6 +422,13 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_cancelled_run_ends_when_its_handlers_have_ended",
         "test_a_cancelled_run_cancels_its_handlers_and_their_messages_come_again",
     ),
+    # two processes on one directory
+    142: (
+        "test_a_directory_stays_locked_when_its_lock_file_is_removed",
+        "test_a_holder_finds_out_that_another_process_has_replaced_its_file",
+        "test_without_the_lock_file_a_second_broker_is_refused_and_the_first_goes_on",
+        "test_a_broker_whose_directory_was_taken_over_acknowledges_nothing_more",
+    ),
 }
 
 # Each bug with the names under which it is planted, or the test that must find it.

@@ -6,6 +6,7 @@ The real one's use of the kernel is tested at the end.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 from collections.abc import Callable
@@ -149,6 +150,48 @@ def test_a_lock_is_held_by_one(place: tuple[FileSystem, str]) -> None:
     lock.release()
     lock.release()
     fs.lock(f"{directory}/lock").release()
+
+
+def test_a_directory_stays_locked_when_its_lock_file_is_removed(tmp_path: Path) -> None:
+    fs, path = RealFileSystem(), tmp_path / "lock"
+    lock = fs.lock(str(path))
+    path.unlink()
+    with pytest.raises(DirectoryInUse, match="in use by the process unknown"):
+        fs.lock(str(path))
+    lock.require_held()
+    assert path.read_text() == f"{os.getpid()}\n", "it is there again"
+    with pytest.raises(DirectoryInUse, match=f"in use by the process {os.getpid()}"):
+        fs.lock(str(path))
+    lock.release()
+    fs.lock(str(path)).release()
+
+
+def test_a_holder_finds_out_that_another_process_has_replaced_its_file(tmp_path: Path) -> None:
+    """As on a file system where the two do not see each other's flocks."""
+    fs, path = RealFileSystem(), tmp_path / "lock"
+    lock = fs.lock(str(path))
+    lock.require_held()
+    (tmp_path / "other").write_text("4711\n")
+    (tmp_path / "other").rename(path)
+    with pytest.raises(DirectoryInUse, match="taken over by the process 4711"):
+        lock.require_held()
+    lock.release()
+    again = fs.lock(str(path))
+    again.require_held()
+    assert path.read_text() == f"{os.getpid()}\n", "each holder has a file of its own"
+
+
+def test_a_process_that_locks_only_the_file_is_respected(tmp_path: Path) -> None:
+    """As versions before 0.1.0 did."""
+    path = tmp_path / "lock"
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with pytest.raises(DirectoryInUse):
+            RealFileSystem().lock(str(path))
+    lock = RealFileSystem().lock(str(path))
+    with path.open("r+") as file, pytest.raises(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    lock.release()
 
 
 def test_files_and_directories_are_the_owners_alone(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import fcntl
 import os
 import stat
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import wraps
 from typing import NamedTuple, ParamSpec, Protocol, TypeVar
 
@@ -89,6 +90,11 @@ class Space(NamedTuple):
 
 class FileLock(Protocol):
     """A lock held until `release`, or until the process ends."""
+
+    def require_held(self) -> None:
+        """Require that no other process has taken the place of this one, though it
+        could not see the lock. Raises DirectoryInUse.
+        """
 
     def release(self) -> None:
         """Release the lock. Idempotent."""
@@ -247,15 +253,34 @@ class RealFile:
 
 
 class RealLock:
-    """A held flock."""
+    """A held lock: the flocks of a directory, and of a file in it.
 
-    __slots__ = ("_file",)
+    A file can be removed, and another one locked in its place; so the directory is
+    locked, too. Where processes do not see each other's flocks, as on some network file
+    systems, the file tells: each new holder replaces it.
+    """
 
-    def __init__(self, file: RealFile) -> None:
+    __slots__ = ("_directory", "_file", "_path")
+
+    def __init__(self, path: str, directory: int, file: int) -> None:
+        self._path, self._directory, self._file = path, directory, file
+
+    @_translate_errors
+    def require_held(self) -> None:
+        if os.fstat(self._file).st_nlink:
+            return
+        try:  # it was only removed, or somebody has put another one there
+            file = _create_locked(self._path)
+        except FileExistsError:
+            raise _in_use(self._path, "has been taken over by") from None
+        os.close(self._file)
         self._file = file
 
     def release(self) -> None:
-        self._file.close()
+        for fd in (self._file, self._directory):
+            if fd >= 0:
+                os.close(fd)
+        self._file = self._directory = -1
 
 
 class RealFileSystem:
@@ -303,26 +328,68 @@ class RealFileSystem:
 
     @_translate_errors
     def lock(self, path: str) -> FileLock:
-        fd = os.open(path, _OPEN | os.O_RDWR | os.O_CREAT, 0o600)
-        file = _regular(path, fd)
+        directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
-            raise DirectoryInUse(
-                f"{os.path.dirname(path)}: in use by the process {holder}",
-                hint="stop that process, or give this one a data directory of its own",
-            ) from None
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-        return RealLock(file)
+            return RealLock(path, directory, _replace_locked(path, directory))
+        except BaseException:
+            os.close(directory)
+            raise
+
+
+def _replace_locked(path: str, directory: int) -> int:
+    """Lock the directory, and the file against older versions, which lock only that;
+    then put another one in its place. Return the new one, open and locked.
+    """
+    if not _flock(directory):
+        raise _in_use(path, "in use by")
+    old = os.open(path, _OPEN | os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        _require_regular(path, old)
+        if not _flock(old):
+            raise _in_use(path, "in use by")
+        with suppress(FileNotFoundError):  # of a process that died here
+            os.unlink(f"{path}.new")
+        new = _create_locked(f"{path}.new")
+        os.rename(f"{path}.new", path)
+        return new
+    finally:
+        os.close(old)
+
+
+def _create_locked(path: str) -> int:
+    fd = os.open(path, _OPEN | os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    _flock(fd)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd
+
+
+def _flock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _in_use(path: str, how: str) -> DirectoryInUse:
+    holder = "unknown"
+    with suppress(OSError), open(path, "rb") as file:
+        holder = file.read(32).decode("ascii", "replace").strip() or holder
+    return DirectoryInUse(
+        f"{os.path.dirname(path)}: {how} the process {holder}",
+        hint="stop that process, or give this one a data directory of its own",
+    )
 
 
 def _regular(path: str, fd: int) -> RealFile:
-    file = RealFile(path, fd)
+    file = RealFile(path, fd)  # which closes it
+    _require_regular(path, fd)
+    return file
+
+
+def _require_regular(path: str, fd: int) -> None:
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         raise StoreError(
             f"{path}: not a regular file",
             hint="remove it: the data directory holds regular files only",
         )
-    return file

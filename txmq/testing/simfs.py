@@ -208,6 +208,10 @@ class SimLock:
         self._locked = locked
         self._path = path
 
+    def require_held(self) -> None:
+        if self._path not in self._locked:
+            raise DirectoryInUse(f"{self._path}: taken over", hint="stop the other process")
+
     def release(self) -> None:
         self._locked.discard(self._path)
 

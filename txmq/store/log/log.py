@@ -86,7 +86,12 @@ class Log:
         self._segments = [(s.first, s.header.created_at if s.header else 0) for s in segments]
         self.reader = LogReader(fs, directory, [segment.first for segment in segments])
         self._writer = LogWriter(
-            fs, directory, self.log_id, sizes, Tail(tail.first, report.end, tail.size)
+            fs,
+            directory,
+            self.log_id,
+            sizes,
+            Tail(tail.first, report.end, tail.size),
+            lock.require_held,
         )
         self.latencies = self._writer.latencies  # of writes, until they were on disk
         self._limit = tail.first + sizes.segment

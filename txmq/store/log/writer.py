@@ -75,9 +75,17 @@ class LogWriter:
     """
 
     def __init__(
-        self, fs: FileSystem, directory: str, log_id: UUID, sizes: Sizes, tail: Tail
+        self,
+        fs: FileSystem,
+        directory: str,
+        log_id: UUID,
+        sizes: Sizes,
+        tail: Tail,
+        require_held: Callable[[], None],
     ) -> None:
+        """`require_held` raises where another process writes this log."""
         self._fs = fs
+        self._require_held = require_held
         self._directory = directory
         self._log_id = log_id
         self._sizes = sizes
@@ -126,6 +134,7 @@ class LogWriter:
         with self._lock:
             self._check_usable()
             started, before = perf_counter(), self.end
+            self._attempt(self._require_held)
             for write in flush.writes:
                 if write.end > self.end:  # else an earlier attempt wrote it before DiskFull
                     self._write_segment(write)
@@ -133,6 +142,8 @@ class LogWriter:
             if sync:
                 self._sync()
                 self.latencies.observe(perf_counter() - started)
+            else:
+                self._attempt(self._require_held)
 
     def sync(self) -> None:
         """Return once everything written is on disk."""
@@ -201,6 +212,8 @@ class LogWriter:
 
     def _sync(self) -> None:
         self._attempt(self._file.fdatasync)
+        # Before anybody counts on it: a newer process may have written over it.
+        self._attempt(self._require_held)
         self.synced = self.end
 
     def _check_usable(self) -> None:
