@@ -62,6 +62,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_fault_20_a_commit_in_a_black_hole_is_waited_for",
         "test_a_stuck_transaction_is_ended_if_the_policy_says_so",
         "test_a_stuck_transaction_whose_id_nobody_knows_is_ended",
+        "test_a_backend_that_stands_still_with_its_token_is_ended_if_the_settings_say_so",
     ),
     # the network
     16: ("test_a_bundle_whose_answer_is_lost_is_stored_once",),
@@ -346,6 +347,19 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_health_notices_a_write_that_hangs",
     ),
     # order and progress
+    124: (
+        "test_sessions_over_rows_hold_up_no_other_tokens_and_databases_and_are_named",
+        "test_a_session_over_the_broker_s_row_holds_up_the_upkeep_only",
+        "test_a_session_over_a_row_of_the_outbox_holds_up_the_outbox_only",
+        "test_a_session_over_the_tables_holds_up_no_call_for_long",
+        "test_a_frozen_backend_is_left_for_another",
+        "test_a_frozen_server_freezes_neither_the_call_nor_the_process",
+        "test_tokens_whose_rows_were_locked_are_checked_again_soon",
+    ),
+    125: (
+        "test_a_database_that_is_back_decides_long_before_the_next_check_is_due",
+        "test_a_database_that_is_back_is_asked_at_once_about_what_it_was_asked_in_vain",
+    ),
     126: (
         "test_a_resolver_of_its_own_finds_its_transactions_behind_very_many_others",
         "test_what_databases_are_to_decide_is_listed_page_by_page",

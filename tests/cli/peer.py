@@ -45,7 +45,15 @@ class Peer:
     def call(self, name: str, **args: object) -> dict[str, Any]:
         return self._connection.call(name, args, timeout=PATIENCE_S)
 
-    def half(self, topic: str, body: bytes, decider: Decider, token: UUID | None = None) -> str:
+    def half(
+        self,
+        topic: str,
+        body: bytes,
+        decider: Decider,
+        token: UUID | None = None,
+        *,
+        check_after_us: int = 0,
+    ) -> str:
         """Store a half message in partition 0; return its token."""
         name = (token or new_token()).bytes
         batch = encode_one(
@@ -55,7 +63,8 @@ class Peer:
             sequence=0,
             born_at=time.time_ns() // 1_000,
         )
-        description, batches = BundleDescription(decider, "shop"), (PartBatch(topic, 0, 0, batch),)
+        description = BundleDescription(decider, "shop", check_after=check_after_us)
+        batches = (PartBatch(topic, 0, 0, batch),)
         part = BundlePart(
             name,
             0,

@@ -77,7 +77,9 @@ class Assembly:
         """`steady` is the clock behind the engine's time, None where nobody sets it."""
         self._engine, self._settings, self._clock = engine, settings, clock
         self.listeners = listeners = TransactionListeners(engine)
-        checks = CheckBackService(engine, _schedule(settings.checks), resolvers, random, listeners)
+        self.checks = checks = CheckBackService(
+            engine, _schedule(settings.checks), resolvers, random, listeners
+        )
         fetches = FetchService(engine, clock)
         self._members = MemberSessions(
             engine, clock, grace_s=settings.consumers.lost_connection_grace_s

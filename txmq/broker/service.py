@@ -158,6 +158,8 @@ class BrokerService:
             Random(),  # noqa: S311  # jitter
             clock,
         )
+        checks = self._assembly.checks
+        self._resolvers.on_recheck(checks.database_is_back, checks.check_now)
         archive = self._settings.retention.archive or settings.data / "archive"
         self._storage.remove_segments(self._assembly.retention, str(archive))
         self._assembly.add_timer(STORAGE_S, self._storage.tick)

@@ -14,7 +14,7 @@ from txmq.broker.checkback import checkback_service
 from txmq.config.broker import SettingsFile
 from txmq.core.transactions import lost_records
 from txmq.errors import DiskFull
-from txmq.model.decider import ByBroker, ByChecker, ByHome, ByJob, Decider
+from txmq.model.decider import ByBroker, ByChecker, ByHome, ByJob, ByPostgres, Decider
 from txmq.model.message import Decision, Message
 from txmq.model.units import SECOND
 
@@ -344,3 +344,24 @@ def test_a_transaction_is_flagged_in_doubt_though_the_disk_was_full_at_its_time(
     free_disk(broker)
     broker.pass_time(2)
     assert all(shown(broker, token)["in_doubt"] for token in tokens)
+
+
+def test_a_database_that_is_back_is_asked_at_once_about_what_it_was_asked_in_vain(
+    broker: BrokerInMemory, oracle: FakeResolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkback_service, "SWEPT_PER_TICK", 2)
+    tried = [half(broker, number) for number in range(1, 6)]
+    half(broker, 6, CHECKER)
+    broker.pass_time(7)
+    for token in tried:
+        oracle.answer(token, Decision.UNKNOWN, "connection refused")
+    young, others = half(broker, 7), ByPostgres(2, 1, 5, None)
+    half(broker, 8, others)
+    broker.assembly.checks.database_is_back(lambda decider: decider.database == DATABASE.database)
+    broker.pass_time(0.5)
+    assert oracle.asked.keys() == set(tried)
+    for token in tried:
+        oracle.answer(token, Decision.COMMIT)
+    broker.pass_time(0.1)
+    assert {shown(broker, token)["state"] for token in tried} == {"PUBLISHED"}
+    assert shown(broker, young)["tries"] == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -9,16 +11,20 @@ import psycopg2
 from twisted.internet.defer import Deferred, execute
 
 from tests.fixtures_postgres import Databases
+from tests.tx.postgres.support import producer
 from txmq.broker.checkback.resolver_service import PROBE_US, ResolverService, ResolverStatus
 from txmq.broker.reactor.steady_clock import BELIEVED_US, wall_clock
+from txmq.client.protocol.transaction.tokens import new_token
 from txmq.config.broker import ResolverSettings
 from txmq.model.decider import ByPostgres
+from txmq.model.message import Decision
 from txmq.testing.postgres_server import PostgresServer
 from txmq.testing.wait import wait_until
 from txmq.tx.postgres.brokers import registered
-from txmq.tx.postgres.identity import read_server
+from txmq.tx.postgres.identity import read_server, server_of
 from txmq.tx.postgres.partitions import partitions
 from txmq.tx.postgres.session import connect
+from txmq.tx.postgres.tokens import insert_token
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,3 +115,32 @@ def test_a_resolver_tells_since_when_its_database_has_been_away_and_when_it_is_b
     resolving.probe()
     assert resolving.status()[0].seen_at == clock.time
     postgres.drop_database(name)
+
+
+def test_tokens_whose_rows_were_locked_are_checked_again_soon(database: str) -> None:
+    token, answers, again = new_token(), list[tuple[Decision, str]](), list[bytes]()
+    log_id, back = uuid4(), list[bool]()
+    resolving = ResolverService(
+        [ResolverSettings(name="r", dsn=database)], log_id, at_once, FrozenWallClock().now
+    )
+    resolving.on_recheck(lambda decides: back.append(decides(decider)), again.append)
+    with closing(producer(database)) as connection:
+        decider = ByPostgres(*server_of(connection).identity, None)
+        row: Any = SimpleNamespace(decider=decider)
+        insert_token(connection, token, [log_id])
+        for _ in range(2):
+            resolving.resolve(
+                token.bytes, row, lambda _token, answer, _by, why: answers.append((answer, why))
+            )
+            [status] = resolving.status()
+            assert f"session {connection.info.backend_pid} " in status.blocked
+            assert status.blocked_since > 0
+            resolving.probe()
+        assert again == [token.bytes] * 2
+        connection.commit()
+    resolving.resolve(token.bytes, row, lambda *told: answers.append((told[1], told[3])))
+    assert [answer for answer, _why in answers] == [Decision.UNKNOWN] * 2 + [Decision.COMMIT]
+    resolving.probe()
+    [status] = resolving.status()
+    assert (len(again), status.blocked_since, status.blocked) == (2, 0, "")
+    assert back == [True]  # with the first answer

@@ -92,6 +92,18 @@ def unreachable(desk: AlarmBroker) -> Iterator[str]:
     desk.resolver()
 
 
+def blocked(desk: AlarmBroker) -> Iterator[str]:
+    def since(seconds: int) -> int:
+        return desk.broker.now() - seconds * SECOND
+
+    for seconds in (4, 6):
+        told = ResolverStatus("shop", desk.broker.now(), 0, "", 0, "")
+        told = told._replace(blocked_since=since(seconds), blocked="session 7 holds locks")
+        desk.oracle.is_like = (told, told._replace(name="other", busy_since=since(seconds)))
+        yield "shop, for 0:00:06: session 7 holds locks" if seconds == 6 else ""
+    desk.resolver()
+
+
 def no_resolver(desk: AlarmBroker) -> Iterator[str]:
     desk.half()
     desk.oracle.known = False
@@ -313,6 +325,7 @@ STORIES = {
     "transaction.conflict": conflict,
     "heuristic.mixed": heuristic,
     "resolver.unreachable": unreachable,
+    "resolver.blocked": blocked,
     "resolver.missing": no_resolver,
     "fence.full": full_fence,
     "group.guarded": flood,

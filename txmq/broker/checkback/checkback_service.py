@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 MAX_ASKED = 10_000  # transactions that databases are being asked about; the rest stay due
 MAX_QUEUED = 10_000  # of one service, whose processes may all be gone; the rest stay due
 SCANNED_PER_TICK = 1_000  # due rows, so that no tick takes long
+SWEPT_PER_TICK = 250  # undecided transactions, when a database is back
 ENDED_BY_TIME = (ByJob, *BY_XA_MANAGER)
 log = structlog.get_logger()
 
@@ -98,6 +99,9 @@ class CheckBackService:
         self._scanned_to = b""
         self._left_out: dict[str, bytes] = {}
         engine.listen(TimeNoted, self._time_noted)
+        # by a database that answers again: the key of the last row of table `undecided`
+        # that was looked at for it
+        self._sweeps: dict[Callable[[ByPostgres], bool], bytes] = {}
 
     def last_check(self, token: bytes) -> LastCheck | None:
         """Return the last check of an undecided transaction, if this process has made
@@ -119,6 +123,7 @@ class CheckBackService:
         # While the log takes no writes, no answer could be recorded.
         if self._asking >= MAX_ASKED or self._engine.store.read_only:
             return
+        self._sweep()
         stop = t.DUE_KEY.pack(now + 1, 0, 0)
         rows = self._engine.state.tables[t.DUE].range(self._scanned_to + b"\0", stop)
         due = [(key, row[0]) for (key, row), _ in zip(rows, range(SCANNED_PER_TICK), strict=False)]
@@ -140,6 +145,32 @@ class CheckBackService:
         if event.back:
             self._scanned_to = b""
             self._left_out.clear()
+
+    def database_is_back(self, decided_by: Callable[[ByPostgres], bool]) -> None:
+        """Check what was checked in vain while a database was away. The next check by
+        the schedule may be ten minutes away.
+        """
+        self._sweeps[decided_by] = b""
+
+    def _sweep(self) -> None:
+        """Check, in steps, what databases that are back are to decide."""
+        for decided_by, position in list(self._sweeps.items()):
+            rows: Any = self._engine.state.tables[t.UNDECIDED].range(position + b"\0")
+            page = list(islice(rows, SWEPT_PER_TICK))
+            for key, (token, *_database) in page:
+                if self._asking >= MAX_ASKED:
+                    return
+                self._sweeps[decided_by] = key
+                row = get(self._engine.state, token)
+                if (
+                    row is not None
+                    and isinstance(row.decider, ByPostgres)
+                    and row.tries  # else its producer may be at work
+                    and decided_by(row.decider)
+                ):
+                    self._check(token, due=False)
+            if len(page) < SWEPT_PER_TICK:
+                del self._sweeps[decided_by]
 
     @property
     def _asking(self) -> int:

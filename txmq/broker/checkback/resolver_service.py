@@ -4,7 +4,8 @@ their own.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
 import structlog
@@ -18,7 +19,7 @@ from txmq.tx.postgres.partitions import CallerTime
 from txmq.tx.postgres.resolver import Answer, Check, ResolverPolicy, TokenResolver
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from twisted.internet.defer import Deferred
     from twisted.python.failure import Failure
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 SKIPPED_TICKS = 8  # between reads of an outbox whose next row could not be published
 TOKENS_PER_CALL = 1_000  # their answers take one turn of the reactor
+RECHECKED_TOKENS = 8  # at each probe: their locks may take 50 ms each
+MAX_BLOCKED_TOKENS = 1_000  # others wait for their time
 PROBE_US = 30 * SECOND  # a database without checks for so long is probed
 log = structlog.get_logger()
 
@@ -49,6 +52,13 @@ class ResolverStatus(NamedTuple):
     outbox_stuck_since: int = 0  # the next row cannot be published
     outbox_error: str = ""
     time: int = 0  # now, by the database's clock; 0 = it has not been read lately
+    busy_since: int = 0  # the call under way
+    blocked_since: int = 0  # other sessions hold locks in front of it
+    blocked: str = ""
+
+
+# is called with a function that tells whether the database decides a transaction
+DatabaseBack = Callable[[Callable[[ByPostgres], bool]], object]
 
 
 class PublishRows(Protocol):
@@ -112,6 +122,13 @@ class ResolverService:
         """
         for database in self._databases:
             database.upkeep(oldest, certain)
+
+    def on_recheck(self, back: DatabaseBack, recheck: Callable[[bytes], object]) -> None:
+        """Call `back` when a database answers for the first time, or again; `recheck`
+        with the tokens whose rows others had locked.
+        """
+        for database in self._databases:
+            database.back, database.recheck = back, recheck
 
     @property
     def upkeep_owed(self) -> bool:
@@ -201,7 +218,11 @@ class _DatabaseResolver:
         policy = ResolverPolicy(end_stuck_after_s=settings.end_backend_after_s)
         self._resolver = TokenResolver(settings.dsn, policy=policy)
         self._pending: dict[Check, tuple[bytes, Callable[[Answer], None]]] = {}
-        self._busy = False
+        self._busy_since = 0  # the call under way; 0 = none
+        self._blocked_since, self._blocked = 0, ""
+        self._blocked_tokens: dict[bytes, None] = {}
+        self.back: DatabaseBack = _nobody
+        self.recheck: Callable[[bytes], object] = _nobody
         self._due_upkeep: _Upkeep | None = None
         self.upkeep_owed = self._probing = False
         self._seen_at = self._failing_since = self._cleanup_failing_since = 0
@@ -239,6 +260,9 @@ class _DatabaseResolver:
         self._probing = self._resolver.failing or not (
             0 <= self._now() - self._seen_at < PROBE_US  # unless the time was set back
         )
+        for token in list(self._blocked_tokens)[:RECHECKED_TOKENS]:
+            del self._blocked_tokens[token]  # it comes back last, if it is blocked again
+            self.recheck(token)
         self._next_call()
 
     def status(self) -> ResolverStatus:
@@ -253,16 +277,24 @@ class _DatabaseResolver:
             self._outbox_stuck_since,
             self._outbox_error,
             self._resolver.database_time(),
+            self._busy_since,
+            self._blocked_since,
+            self._blocked,
         )
         return ResolverStatus(self.name, self._seen_at, self._failing_since, trouble, *problems)
 
     def _call_ended(self) -> None:
         """Note the resolver's health after a call came back from its thread."""
-        self._busy = False
+        self._busy_since = 0
+        self._blocked = "; ".join(self._resolver.blocked.values())
+        self._blocked_since = (self._blocked_since or self._now()) if self._blocked else 0
         if self._resolver.failing:
             self._failing_since = self._failing_since or self._now()
-        else:
-            self._seen_at, self._failing_since = self._now(), 0
+            return
+        is_back = self._failing_since or not self._seen_at
+        self._seen_at, self._failing_since = self._now(), 0
+        if is_back:
+            self.back(self.may_resolve)
 
     def _note_upkeep(self, report: MaintenanceReport | None) -> None:
         self.upkeep_owed = report is None
@@ -282,26 +314,29 @@ class _DatabaseResolver:
         self._next_call()
 
     def _next_call(self) -> None:
-        if self._busy:
+        if self._busy_since:
             return
         if self._due_upkeep is not None:
-            self._busy, what, self._due_upkeep = True, self._due_upkeep, None
-            self._in_thread(self._resolver.maintain, *what).addCallbacks(
+            what, self._due_upkeep = self._due_upkeep, None
+            self._begin(self._resolver.maintain, *what).addCallbacks(
                 self._maintained, self._failed, errbackArgs=([],)
             )
         elif self._pending:
-            self._busy = True
             self._resolve_pending()
         elif self._probing:
-            self._busy, self._probing = True, False
-            self._in_thread(self._resolver.probe).addCallbacks(
+            self._probing = False
+            self._begin(self._resolver.probe).addCallbacks(
                 self._probed, self._failed, errbackArgs=([],)
             )
         elif self._fetch_due:
-            self._busy, self._fetch_due = True, False
-            self._in_thread(self._resolver.fetch, self._log_id, self._published_rows).addCallbacks(
+            self._fetch_due = False
+            self._begin(self._resolver.fetch, self._log_id, self._published_rows).addCallbacks(
                 self._fetched, self._failed, errbackArgs=([],)
             )
+
+    def _begin(self, call: Callable[..., Any], *args: object) -> Deferred[Any]:
+        self._busy_since = self._now()
+        return self._in_thread(call, *args)
 
     def _probed(self, _nothing: None) -> None:
         self._call_ended()
@@ -344,7 +379,7 @@ class _DatabaseResolver:
     def _resolve_pending(self) -> None:
         checks = list(self._pending)[:TOKENS_PER_CALL]
         waiting = [(check, self._pending.pop(check)[1]) for check in checks]
-        work: Deferred[list[Answer]] = self._in_thread(self._resolver.resolve, checks)
+        work = self._begin(self._resolver.resolve, checks)
         work.addCallbacks(
             self._answered, self._failed, callbackArgs=(waiting,), errbackArgs=(waiting,)
         )
@@ -353,7 +388,9 @@ class _DatabaseResolver:
         self, answers: list[Answer], waiting: list[tuple[Check, Callable[[Answer], None]]]
     ) -> None:
         self._call_ended()
-        for (_check, answered), answer in zip(waiting, answers, strict=True):
+        for (check, answered), answer in zip(waiting, answers, strict=True):
+            if answer.blocked and len(self._blocked_tokens) < MAX_BLOCKED_TOKENS:
+                self._blocked_tokens[check.token.bytes] = None
             answered(answer)
         self._next_call()
 
@@ -366,3 +403,7 @@ class _DatabaseResolver:
         log.error("resolver.failed", resolver=self.name, error=failure.getTraceback())
         self._answered([Answer(Decision.UNKNOWN, "the resolver failed")] * len(waiting), waiting)
         self._failing_since = self._failing_since or self._now()
+
+
+def _nobody(_what: object) -> None:
+    """Stand in for who would check again."""

@@ -176,6 +176,21 @@ def _resolver_unreachable(seen: Conditions) -> str:
     )
 
 
+def _resolver_blocked(seen: Conditions) -> str:
+    limit_s = seen.limits.resolver_s
+    slow = [
+        f"{one.name}: a call has been under way for {seen.age(one.busy_since)}"
+        for one in seen.resolvers
+        if seen.older_than(one.busy_since, limit_s)
+    ]
+    blocked = [
+        f"{one.name}, for {seen.age(one.blocked_since)}: {one.blocked}"
+        for one in seen.resolvers
+        if seen.older_than(one.blocked_since, limit_s)
+    ]
+    return "; ".join(slow + blocked)
+
+
 def _resolver_missing(seen: Conditions) -> str:
     at = seen.unresolvable_at
     if not at or seen.older_than(at, seen.limits.conflict_s):
@@ -395,6 +410,12 @@ ALARM_RULES = (
         "critical",
         _resolver_unreachable,
         "mend the database or the DSN of its [[resolver]] section",
+    ),
+    AlarmRule(
+        "resolver.blocked",
+        "warning",
+        _resolver_blocked,
+        "end the session that the text names: it holds locks in front of the resolver",
     ),
     AlarmRule(
         "resolver.missing",

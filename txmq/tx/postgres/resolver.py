@@ -260,7 +260,7 @@ class TokenResolver:
         waiting = self._running(connection, batch)
         tokens = {check.token for check in batch if check.xid not in waiting}
         verdicts = self._verdicts(connection, batch[0].log_id, sorted(tokens))
-        in_progress = Answer(Decision.UNKNOWN, "the transaction is in progress")
+        in_progress = Answer(Decision.UNKNOWN, "the transaction is in progress", blocked=True)
         return {check: verdicts.get(check.token, in_progress) for check in batch}
 
     def _running(self, connection: Connection, batch: list[Check]) -> set[int]:

@@ -1,0 +1,133 @@
+"""The broker's resolver beside databases that are away, and behind other sessions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+import pytest
+
+import txmq
+from tests.cli.peer import peer
+from tests.cli.support import reply
+from tests.fixtures_postgres import Databases
+from tests.tx.postgres.support import identity_of, producer
+from txmq.client.protocol.transaction.tokens import new_token
+from txmq.model.decider import ByPostgres
+from txmq.testing.postgres_server import OwnServer, PostgresServer
+from txmq.testing.processes import running
+from txmq.testing.wait import wait_until
+from txmq.tx.postgres.tokens import insert_token
+
+SETTINGS = """
+[checks]
+first_s = 0.2
+then_s = {then_s}
+longest_s = 600.0
+[alarms]
+resolver_s = 1.0
+"""
+RESOLVER = "[[resolver]]\nname = {}\ndsn = {}\n"
+SOON_US = 200_000
+PROMPTLY_S = 30.0  # the promise for progress (docs/FAULTS.md 1)
+
+
+@contextmanager
+def broker(tmp_path: Path, then_s: float, more: str = "", **dsns: str) -> Iterator[str]:
+    """Run a broker with these resolvers; yield its URL."""
+    config = tmp_path / "broker.toml"
+    sections = [RESOLVER.format(json.dumps(n), json.dumps(dsn)) for n, dsn in dsns.items()]
+    config.write_text(SETTINGS.format(then_s=then_s) + "".join(sections) + more, "utf-8")
+    data = ("--data", str(tmp_path / "data"), "--config", str(config))
+    with running(tmp_path, "broker", *data, "--listen", "127.0.0.1:0") as process:
+        url = process.first_line().removeprefix("ready ")
+        reply("topic", "create", "orders", "--partitions", "1", broker=url)
+        yield url
+        assert process.terminate() == 0
+
+
+def shown(url: str, token: str) -> Any:
+    return reply("tx", "show", token, broker=url)
+
+
+def absent_half(url: str, dsn: str) -> str:
+    """Store a half message whose transaction has vanished."""
+    with peer(url) as shop:
+        decider = ByPostgres(*identity_of(dsn), xid=None)
+        return shop.half("orders", b"absent", decider, check_after_us=SOON_US)
+
+
+def wait_for_rollback(url: str, token: str) -> None:
+    wait_until(lambda: shown(url, token)["state"] == "ROLLED_BACK", PROMPTLY_S, what="the rollback")
+
+
+def test_a_database_that_is_back_decides_long_before_the_next_check_is_due(
+    crashable_postgres: OwnServer, crashable_database: str, tmp_path: Path
+) -> None:
+    with broker(tmp_path, 600.0, shop=crashable_database) as url:
+        with peer(url) as shop:
+            decider = ByPostgres(*identity_of(crashable_database), xid=None)
+            crashable_postgres.kill_server()
+            try:
+                token = shop.half("orders", b"absent", decider, check_after_us=SOON_US)
+                wait_until(lambda: shown(url, token)["tries"] == 1, what="a check in vain")
+            finally:
+                crashable_postgres.start()
+        wait_for_rollback(url, token)
+
+
+def test_sessions_over_rows_hold_up_no_other_tokens_and_databases_and_are_named(
+    database: str, postgres: PostgresServer, databases: Databases, tmp_path: Path
+) -> None:
+    other = databases.borrow()
+    other_dsn = postgres.dsn(other)
+    with (
+        broker(tmp_path, 600.0, shop=database, other=other_dsn) as url,
+        txmq.connect(url) as client,
+        closing(producer(database)) as psql,
+        closing(producer(database)) as writer,
+    ):
+        with psql.cursor() as cursor:
+            cursor.execute("SELECT FROM public.txmq_broker FOR UPDATE")
+        with peer(url) as shop:
+            token = new_token()
+            insert_token(writer, token, [shop.log_id])
+            decider = ByPostgres(*identity_of(database), xid=None)
+            held = shop.half("orders", b"held", decider, token, check_after_us=SOON_US)
+        for dsn in (database, other_dsn):
+            wait_for_rollback(url, absent_half(url, dsn))
+        wait_until(lambda: named(client, psql.info.backend_pid), what="an alarm")
+        assert shown(url, held)["state"] == "UNDECIDED"
+        writer.commit()
+        wait_until(lambda: shown(url, held)["state"] == "PUBLISHED", PROMPTLY_S, what="the commit")
+    databases.give_back(other)
+
+
+def named(client: txmq.Client, pid: int) -> bool:
+    """Return whether an alarm names a session."""
+    alarms = client.call("broker.alarms")["alarms"]
+    return any(
+        alarm["name"] == "resolver.blocked" and f"session {pid} " in alarm["text"]
+        for alarm in alarms
+    )
+
+
+def test_a_backend_that_stands_still_with_its_token_is_ended_if_the_settings_say_so(
+    database: str, tmp_path: Path
+) -> None:
+    with (
+        broker(tmp_path, 600.0, "end_backend_after_s = 1", shop=database) as url,
+        closing(producer(database)) as writer,
+    ):
+        with peer(url) as shop:
+            token = new_token()
+            insert_token(writer, token, [shop.log_id])
+            decider = ByPostgres(*identity_of(database), xid=None)
+            half = shop.half("orders", b"", decider, token, check_after_us=SOON_US)
+        wait_for_rollback(url, half)
+        with pytest.raises(psycopg2.OperationalError):
+            writer.commit()
