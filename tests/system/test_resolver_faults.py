@@ -13,10 +13,11 @@ import pytest
 
 import txmq
 from tests.cli.peer import peer
-from tests.cli.support import reply
+from tests.cli.support import reply, run
 from tests.fixtures_postgres import Databases
 from tests.tx.postgres.support import identity_of, producer
 from txmq.client.protocol.transaction.tokens import new_token
+from txmq.errors import TokenFenced
 from txmq.model.decider import ByPostgres
 from txmq.testing.postgres_server import OwnServer, PostgresServer
 from txmq.testing.processes import running
@@ -131,3 +132,70 @@ def test_a_backend_that_stands_still_with_its_token_is_ended_if_the_settings_say
         wait_for_rollback(url, half)
         with pytest.raises(psycopg2.OperationalError):
             writer.commit()
+
+
+BY_HAND = ("--reason", "a try", "--operator", "ada")
+
+
+def rolled_back_by_hand(url: str, token: str, *more: str) -> tuple[int, str]:
+    """Return exit status and errors of `txmq tx rollback`."""
+    result = run("tx", "rollback", token, *BY_HAND, *more, "--broker", url)
+    return result.exit_code, result.stderr
+
+
+def test_an_operator_s_rollback_fences_the_transaction_that_is_open(
+    database: str, tmp_path: Path
+) -> None:
+    with (
+        broker(tmp_path, 600.0, shop=database) as url,
+        closing(producer(database)) as writer,
+        writer.cursor() as cursor,
+    ):
+        cursor.execute("CREATE TABLE orders (n int)")
+        tokens = [new_token() for _ in range(2)]
+        with peer(url) as shop:
+            decider = ByPostgres(*identity_of(database), xid=None)
+            early, late = (shop.half("orders", b"m", decider, token) for token in tokens)
+            log_id = shop.log_id
+        assert rolled_back_by_hand(url, early) == (0, "")
+        with pytest.raises(TokenFenced):
+            insert_token(writer, tokens[0], [log_id])
+        writer.rollback()
+        cursor.execute("CREATE TABLE orders (n int)")
+        insert_token(writer, tokens[1], [log_id])
+        status, errors = rolled_back_by_hand(url, late)
+        assert (status, "--force" in errors) == (1, True)
+        writer.commit()
+        assert rolled_back_by_hand(url, late)[0] == 1
+        assert shown(url, late)["state"] == "PUBLISHED"
+
+
+def test_a_rollback_by_force_is_compared_when_the_database_is_back(
+    crashable_postgres: OwnServer, crashable_database: str, tmp_path: Path
+) -> None:
+    token = new_token()
+    with broker(tmp_path, 600.0, shop=crashable_database) as url, txmq.connect(url) as client:
+        with peer(url) as shop, closing(producer(crashable_database)) as writer:
+            decider = ByPostgres(*identity_of(crashable_database), xid=None)
+            half = shop.half("orders", b"m", decider, token)
+            with writer.cursor() as cursor:
+                cursor.execute("CREATE TABLE orders (n int)")
+            insert_token(writer, token, [shop.log_id])
+            writer.commit()
+        crashable_postgres.kill_server()
+        try:
+            status, errors = rolled_back_by_hand(url, half)
+            assert (status, "--force" in errors) == (1, True)
+            assert rolled_back_by_hand(url, half, "--force")[0] == 0
+            assert shown(url, half)["state"] == "ROLLED_BACK"
+            wait_until(lambda: "transaction.unverified" in alarms(client), what="an alarm")
+        finally:
+            crashable_postgres.start()
+        wait_until(lambda: "transaction.conflict" in alarms(client), PROMPTLY_S, what="an alarm")
+        [conflict] = client.call("tx.list", state="conflicts")["transactions"]
+        assert (conflict["token"], conflict["asked"]) == (half, "COMMIT")
+        wait_until(lambda: "transaction.unverified" not in alarms(client), what="the comparison")
+
+
+def alarms(client: txmq.Client) -> set[str]:
+    return {alarm["name"] for alarm in client.call("broker.alarms")["alarms"]}

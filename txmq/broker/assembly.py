@@ -56,6 +56,7 @@ TICK_S = 0.05  # how late a retry, a check-back or a lost lease may be noticed
 CLOCK_S = 0.05  # how late a wall clock that was set may be noticed
 EXPIRY_S = 600.0
 ALARMS_S = 1.0
+COMPARE_S = 5.0  # between questions to databases about forced decisions
 FRAMES_S = 1.0
 
 
@@ -131,6 +132,7 @@ class Assembly:
             (CLOCK_S, steady.compare),
             (TICK_S, self._stall_guard.tick),
             (TICK_S, checks.tick),
+            (COMPARE_S, checks.compare),
             (TICK_S, fetches.retry_waiting),
             (TICK_S, self._publication.tick),
             (TICK_S, self._group_work.tick),

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 
-from tests.broker.support import BrokerInMemory, FakeResolver
+from tests.broker.support import BrokerInMemory
 from txmq import errors
 from txmq.batch import encode, verify
 from txmq.broker.search.message_view import PAGE_BYTES
@@ -27,7 +27,7 @@ from txmq.wire.status import to_error
 
 @pytest.fixture
 def broker() -> BrokerInMemory:
-    return BrokerInMemory(FakeResolver())
+    return BrokerInMemory()
 
 
 def show(broker: BrokerInMemory, token: str, **args: object) -> Any:
@@ -36,7 +36,12 @@ def show(broker: BrokerInMemory, token: str, **args: object) -> Any:
 
 def commit(broker: BrokerInMemory, token: str) -> str:
     reply = broker.ask(
-        "tx.decide", token=token, outcome="COMMIT", operator="ada", reason="seen in the books"
+        "tx.decide",
+        token=token,
+        outcome="COMMIT",
+        operator="ada",
+        reason="seen in the books",
+        force=True,
     )
     return str(reply["state"])
 
@@ -156,7 +161,7 @@ def test_contradictions_are_kept_with_their_reasons(broker: BrokerInMemory) -> N
     for name in (token, other):
         commit(broker, name)
     refused = broker.ask(
-        "tx.decide", token=token, outcome="ROLLBACK", operator="eve", reason="a whim"
+        "tx.decide", token=token, outcome="ROLLBACK", operator="eve", reason="a whim", force=True
     )
     assert isinstance(refused, Rejected)
     assert refused.error is errors.Conflict

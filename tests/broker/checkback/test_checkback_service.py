@@ -13,7 +13,7 @@ from tests.broker.support import DATABASE, BrokerInMemory, Client, FakeResolver
 from txmq.broker.checkback import checkback_service
 from txmq.config.broker import SettingsFile
 from txmq.core.transactions import lost_records
-from txmq.errors import DiskFull
+from txmq.errors import Conflict, DiskFull
 from txmq.model.decider import ByBroker, ByChecker, ByHome, ByJob, ByPostgres, Decider
 from txmq.model.message import Decision, Message
 from txmq.model.units import SECOND
@@ -365,3 +365,82 @@ def test_a_database_that_is_back_is_asked_at_once_about_what_it_was_asked_in_vai
     broker.pass_time(0.1)
     assert {shown(broker, token)["state"] for token in tried} == {"PUBLISHED"}
     assert shown(broker, young)["tries"] == 0
+
+
+def decide(broker: BrokerInMemory, token: bytes, outcome: Decision, *, force: bool = False) -> Any:
+    """Begin an operator's decision; return the list that gets its reply."""
+    replies: list[Any] = []
+    who = {"operator": "ada", "reason": "a try"}
+    broker.assembly.calls.ask(
+        "tx.decide",
+        {"token": token.hex(), "outcome": outcome.name, "force": force, **who},
+        replies.append,
+    )
+    broker.pass_time(0)
+    return replies
+
+
+@pytest.mark.parametrize("outcome", [Decision.COMMIT, Decision.ROLLBACK])
+def test_an_operator_s_decision_waits_for_the_database_and_agrees_with_it(
+    broker: BrokerInMemory, oracle: FakeResolver, outcome: Decision
+) -> None:
+    token = half(broker)
+    replies = decide(broker, token, outcome)
+    assert replies == []
+    oracle.answer(token, outcome)
+    broker.pass_time(0)
+    [reply] = replies
+    assert reply["state"] == ("PUBLISHED" if outcome is Decision.COMMIT else "ROLLED_BACK")
+    assert shown(broker, token)["by"] == "operator ada"
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_an_operator_never_contradicts_the_database(
+    broker: BrokerInMemory,
+    oracle: FakeResolver,
+    force: bool,  # noqa: FBT001
+) -> None:
+    token = half(broker)
+    broker.pass_time(7)
+    [asked] = oracle.asked  # the check that is under way answers both
+    replies = decide(broker, token, Decision.ROLLBACK, force=force)
+    oracle.answer(asked, Decision.COMMIT)
+    broker.pass_time(0)
+    [reply] = replies
+    assert reply.error is Conflict
+    assert (shown(broker, token)["state"], shown(broker, token)["by"]) == (
+        "PUBLISHED",
+        "resolver shop",
+    )
+
+
+def test_without_its_database_a_transaction_is_decided_by_force_only_and_compared_later(
+    broker: BrokerInMemory, oracle: FakeResolver
+) -> None:
+    token = half(broker)
+    refused = decide(broker, token, Decision.ROLLBACK)
+    oracle.answer(token, Decision.UNKNOWN, "connection refused")
+    broker.pass_time(0)
+    [reply] = refused
+    assert reply.error is Conflict
+    assert "connection refused" in reply.message
+    assert "--force" in reply.hint
+    assert shown(broker, token)["state"] == "UNDECIDED"
+    forced = decide(broker, token, Decision.ROLLBACK, force=True)
+    oracle.answer(token, Decision.UNKNOWN, "connection refused")
+    broker.pass_time(0)
+    assert [reply["state"] for reply in forced] == ["ROLLED_BACK"]
+    broker.pass_time(6)
+    oracle.answer(token, Decision.UNKNOWN, "connection refused")
+    broker.pass_time(6)
+    oracle.answer(token, Decision.COMMIT)
+    broker.pass_time(6)
+    assert oracle.asked == {}
+    [conflict] = broker.ask("tx.list", state="conflicts")["transactions"]
+    assert (conflict["token"], conflict["asked"], conflict["by"]) == (
+        token.hex(),
+        "COMMIT",
+        "resolver shop",
+    )
+    names = {alarm["name"] for alarm in broker.ask("broker.alarms")["alarms"]}
+    assert "transaction.conflict" in names

@@ -66,6 +66,7 @@ def test_only_messages_are_refused_and_with_a_clear_error(full: WatchedDisk) -> 
         outcome="COMMIT",
         operator="ada",
         reason="it is in the books",
+        force=True,
     )
     assert reply["state"] == "PUBLISHED"
     assert client.ask(Opcode.READ, pack_read(Read(0, 0, 0, 1 << 20, "t"))).status == 0

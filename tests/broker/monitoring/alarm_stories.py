@@ -20,6 +20,7 @@ from txmq.core.retention.broker_time import NoteTime
 from txmq.core.retention.topic_retention import ApplyRetention, RetentionLimits, limits_of
 from txmq.core.topics.sends import StoreBatch
 from txmq.core.topics.topics import AlterTopic, CreateTopic
+from txmq.core.transactions.unverified import CompareDecision, ForceDecision
 from txmq.core.transactions.xa import DecideByHand, ForgetHeuristics
 from txmq.model.decider import ByHome, ByPostgres
 from txmq.model.message import Decision, Message
@@ -102,6 +103,15 @@ def blocked(desk: AlarmBroker) -> Iterator[str]:
         desk.oracle.is_like = (told, told._replace(name="other", busy_since=since(seconds)))
         yield "shop, for 0:00:06: session 7 holds locks" if seconds == 6 else ""
     desk.resolver()
+
+
+def unverified(desk: AlarmBroker) -> Iterator[str]:
+    token, log_id = desk.half(), desk.broker.log.log_id.bytes
+    yield ""
+    forced = DecideByHand(token, Decision.ROLLBACK, "ada", "the disk is lost", log_id)
+    desk.broker.do(ForceDecision(forced))
+    yield f"1 transactions were decided by hand without their database, as {token.hex()}"
+    desk.broker.do(CompareDecision(token, Decision.ROLLBACK, "resolver shop", ""))
 
 
 def no_resolver(desk: AlarmBroker) -> Iterator[str]:
@@ -325,6 +335,7 @@ STORIES = {
     "transaction.conflict": conflict,
     "heuristic.mixed": heuristic,
     "resolver.unreachable": unreachable,
+    "transaction.unverified": unverified,
     "resolver.blocked": blocked,
     "resolver.missing": no_resolver,
     "fence.full": full_fence,

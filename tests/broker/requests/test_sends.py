@@ -146,7 +146,9 @@ def test_a_send_that_has_to_wait_leaves_its_neighbours_their_order(broker: Broke
     )
     assert told == [0, -1, 0, -1, -1, 1]
     assert (bodies(client), bodies(client, "u")) == ([b"p0", b"p5"], [b"p2"])
-    client.call("tx.decide", token=token, outcome="COMMIT", operator="me", reason="test")
+    client.call(
+        "tx.decide", token=token, outcome="COMMIT", operator="me", reason="test", force=True
+    )
     assert bodies(client) == [b"p0", b"p5", b"half", b"p1", b"p3"]
     broker.start()
     broker.pass_time(61)

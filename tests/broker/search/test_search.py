@@ -117,7 +117,7 @@ def test_by_id_alone_delayed_recalled_and_undecided_messages_are_found(
     assert (undecided["state"], undecided["offset"], undecided["key"]) == ("undecided", None, "h")
     assert shown(f"{token}-1") is None
     assert shown("0a" * 16 + "-0") is None
-    client.call("tx.decide", token=token, outcome="COMMIT", operator="o", reason="r")
+    client.call("tx.decide", token=token, outcome="COMMIT", operator="o", reason="r", force=True)
     assert (shown(f"{token}-0")["state"], shown(f"{token}-0")["offset"]) == ("published", 0)
 
 

@@ -72,6 +72,9 @@ class TransactionCalls:
         transactions, so it may be empty and not the last.
         """
         tokens, end = indexes.undecided_by_databases(self._engine.state, args.after, args.limit)
+        if not args.after:
+            unverified = indexes.listed_tokens(self._engine.state, indexes.ListKind.UNVERIFIED)
+            tokens += islice(unverified, args.limit)
         found = [self._entry(token, self._get(token)) for token in tokens]
         self._engine.answer_when_durable(call.answer, {"transactions": found, "next": end})
 
@@ -112,9 +115,8 @@ class TransactionCalls:
     def decide(self, call: CallContext, args: calls.TxDecide) -> None:
         token, log_id = bytes.fromhex(args.token), self._engine.store.log_id.bytes
         command = DecideByHand(token, Decision[args.outcome], args.operator, args.reason, log_id)
-        self._engine.submit(
-            command, then(call.answer, lambda r: {"state": r.state.name, "repeated": r.repeated})
-        )
+        answer = then(call.answer, lambda r: {"state": r.state.name, "repeated": r.repeated})
+        self._checks.decide_by_hand(command, answer, force=args.force)
 
     def check(self, call: CallContext, args: calls.TxCheck) -> None:
         token = None if args.token is None else bytes.fromhex(args.token)

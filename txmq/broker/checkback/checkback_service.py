@@ -23,10 +23,12 @@ from txmq.core.events.base import TimeNoted
 from txmq.core.events.outcome import Rejected
 from txmq.core.transactions import indexes, lost_records
 from txmq.core.transactions.decisions import DecideTransaction
+from txmq.core.transactions.indexes import ListKind
 from txmq.core.transactions.jobs import DecideJob
 from txmq.core.transactions.model import Transaction, get
 from txmq.core.transactions.timers import PlanCheck
-from txmq.errors import ReadOnly
+from txmq.core.transactions.unverified import CompareDecision, ForceDecision
+from txmq.errors import Conflict, ReadOnly
 from txmq.model.bundle import DECIDED, BundleState
 from txmq.model.decider import BY_XA_MANAGER, ByChecker, ByHome, ByJob, ByPostgres
 from txmq.model.message import Decision
@@ -42,11 +44,13 @@ if TYPE_CHECKING:
     from txmq.broker.engine.engine import Engine
     from txmq.broker.reactor.protocol import ClientSession
     from txmq.core.events.base import RecordContext
+    from txmq.core.transactions.xa import DecideByHand
     from txmq.tx.checkback import CheckSchedule
 
 MAX_ASKED = 10_000  # transactions that databases are being asked about; the rest stay due
 MAX_QUEUED = 10_000  # of one service, whose processes may all be gone; the rest stay due
 SCANNED_PER_TICK = 1_000  # due rows, so that no tick takes long
+COMPARED_AT_ONCE = 100  # forced decisions
 SWEPT_PER_TICK = 250  # undecided transactions, when a database is back
 ENDED_BY_TIME = (ByJob, *BY_XA_MANAGER)
 log = structlog.get_logger()
@@ -68,6 +72,14 @@ class LastCheck(NamedTuple):
     at: int
     by: str
     reason: str
+
+
+class _ByHand(NamedTuple):
+    """An operator's decision that waits for the database's answer."""
+
+    command: DecideByHand
+    deliver: Callable[[Any], None]
+    force: bool
 
 
 class CheckBackService:
@@ -99,6 +111,8 @@ class CheckBackService:
         self._scanned_to = b""
         self._left_out: dict[str, bytes] = {}
         engine.listen(TimeNoted, self._time_noted)
+        self._by_hand: dict[bytes, list[_ByHand]] = {}
+        self._comparing: set[bytes] = set()
         # by a database that answers again: the key of the last row of table `undecided`
         # that was looked at for it
         self._sweeps: dict[Callable[[ByPostgres], bool], bytes] = {}
@@ -290,9 +304,30 @@ class CheckBackService:
             self._listeners.checked(row.decider.kind, answer)
         if answer is Decision.COMMIT and row is not None and row.state is BundleState.OPEN:
             answer, reason = Decision.UNKNOWN, "said to be committed, but parts are missing"
-        if answer is not Decision.UNKNOWN:
+        by_hand = self._by_hand.pop(token, ())
+        for request in by_hand:
+            if request.command.outcome is answer:  # it is the operator's decision then
+                self._engine.submit(request.command, request.deliver)
+        if answer is Decision.UNKNOWN:
+            self._record_unknown(token, by, reason, deliver, due=due)
+        elif indexes.is_listed(self._engine.state, ListKind.UNVERIFIED, token):
+            self._submit(token, CompareDecision(token, answer, by, reason), deliver)
+        else:
             self._submit(token, DecideTransaction(token, answer, by, reason), deliver)
-            return
+        for request in by_hand:
+            if request.command.outcome is not answer:
+                self._answer_by_hand(request, answer, reason)
+
+    def _record_unknown(
+        self,
+        token: bytes,
+        by: str,
+        reason: str,
+        deliver: Callable[[Any], None] | None,
+        *,
+        due: bool,
+    ) -> None:
+        row = get(self._engine.state, token)
         if row is not None and row.state not in DECIDED:
             self._note(token, by, reason)
             if due:
@@ -300,6 +335,54 @@ class CheckBackService:
                 return
         if deliver is not None:
             self._engine.answer_when_durable(deliver, None)
+
+    def decide_by_hand(
+        self, command: DecideByHand, deliver: Callable[[Any], None], *, force: bool
+    ) -> None:
+        """Let an operator decide. If a database is the decider, it is asked first: it
+        fences a token without a row, so that the transaction can no longer commit.
+
+        `force`: decide although the database does not know, and ask it later.
+        """
+        token, row = command.token, get(self._engine.state, command.token)
+        if row is None or row.state in DECIDED or not isinstance(row.decider, ByPostgres):
+            self._engine.submit(command, deliver)
+            return
+        self._by_hand.setdefault(token, []).append(_ByHand(command, deliver, force))
+        if token not in self._asked:
+            self._asked[token] = False
+            self._resolvers.resolve(token, row, self.record_answer)
+
+    def _answer_by_hand(self, request: _ByHand, answer: Decision, reason: str) -> None:
+        """Answer an operator whom the database did not confirm."""
+        if answer is not Decision.UNKNOWN:  # the broker refuses it now, and says why
+            self._engine.submit(request.command, request.deliver)
+        elif request.force:
+            self._engine.submit(ForceDecision(request.command), request.deliver)
+        else:
+            refused = Rejected(
+                Conflict,
+                f"transaction {request.command.token.hex()} is its database's to decide, "
+                f"which did not answer: {reason or 'no reason given'}",
+                "mend the database; or, if it is lost, add --force: it is compared when it is back",
+            )
+            self._engine.answer_when_durable(request.deliver, refused)
+
+    def compare(self) -> None:
+        """Timer: ask databases about decisions that operators made without them."""
+        if self._engine.store.read_only:
+            return
+        state = self._engine.state
+        for token in islice(indexes.listed_tokens(state, ListKind.UNVERIFIED), COMPARED_AT_ONCE):
+            row = get(state, token)
+            assert row is not None, "what is not confirmed does not expire"
+            if token not in self._asked and token not in self._comparing:
+                self._comparing.add(token)
+                self._resolvers.resolve(token, row, self._compared)
+
+    def _compared(self, token: bytes, answer: Decision, by: str, reason: str) -> None:
+        self._comparing.discard(token)
+        self.record_answer(token, answer, by, reason)  # if refused, it stays on the list
 
     def _note(self, token: bytes, by: str, reason: str) -> None:
         self._last[token] = LastCheck(self._engine.now(), by, reason)

@@ -160,6 +160,14 @@ def _conflict(seen: Conditions) -> str:
     )
 
 
+def _unverified(seen: Conditions) -> str:
+    count = seen.state.listed[ListKind.UNVERIFIED]
+    if not count:
+        return ""
+    token = next(indexes.listed_tokens(seen.state, ListKind.UNVERIFIED))
+    return f"{count} transactions were decided by hand without their database, as {token.hex()}"
+
+
 def _heuristic(seen: Conditions) -> str:
     count = seen.state.listed[ListKind.HEURISTIC]
     if not count:
@@ -398,6 +406,12 @@ ALARM_RULES = (
         "warning",
         _conflict,
         "txmq tx list --state conflicts; compare the rows with the messages by token",
+    ),
+    AlarmRule(
+        "transaction.unverified",
+        "warning",
+        _unverified,
+        "mend the database: it is asked when it is back, and a contradiction is a conflict",
     ),
     AlarmRule(
         "heuristic.mixed",

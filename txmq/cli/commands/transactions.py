@@ -92,20 +92,52 @@ def _with_body_text(row: dict[str, Any]) -> dict[str, Any]:
     return row | body_fields(b64decode(body)) if body is not None else row
 
 
+Force = Annotated[
+    bool,
+    typer.Option(
+        "--force", help="Decide though the database that decides it does not know the outcome."
+    ),
+]
+
+
 @broker_command(app, "commit")
-def commit(session: CommandSession, token: Token, *, reason: Reason, operator: Operator) -> None:
+def commit(
+    session: CommandSession,
+    token: Token,
+    *,
+    reason: Reason,
+    operator: Operator,
+    force: Force = False,
+) -> None:
     """Commit an undecided transaction by hand, and publish its messages. There is no
     undo.
     """
-    session.show("tx.decide", token=token, outcome="COMMIT", operator=operator, reason=reason)
+    _decide(session, token, "COMMIT", operator, reason, force=force)
 
 
 @broker_command(app, "rollback")
-def rollback(session: CommandSession, token: Token, *, reason: Reason, operator: Operator) -> None:
+def rollback(
+    session: CommandSession,
+    token: Token,
+    *,
+    reason: Reason,
+    operator: Operator,
+    force: Force = False,
+) -> None:
     """Roll back an undecided transaction by hand, and drop its messages. There is no
     undo.
     """
-    session.show("tx.decide", token=token, outcome="ROLLBACK", operator=operator, reason=reason)
+    _decide(session, token, "ROLLBACK", operator, reason, force=force)
+
+
+def _decide(
+    session: CommandSession, token: str, outcome: str, operator: str, reason: str, *, force: bool
+) -> None:
+    forced = {"force": True} if force else {}  # brokers of earlier versions do not know it
+    reply = session.client.call(
+        "tx.decide", token=token, outcome=outcome, operator=operator, reason=reason, **forced
+    )
+    session.out.show(reply)
 
 
 @broker_command(app, "check")

@@ -185,6 +185,16 @@ class HeuristicForgotten(NamedTuple):
     reason: str
 
 
+@event(38)
+class VerificationOwed(NamedTuple):
+    """A transaction was decided by hand while its database could not be asked; or, with
+    `owed` False, the database has been asked since.
+    """
+
+    token: bytes
+    owed: bool
+
+
 @event(27)
 class GroupWaits(NamedTuple):
     """A committed large bundle met an earlier ticket on a key of this piece.

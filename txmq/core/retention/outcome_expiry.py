@@ -118,7 +118,10 @@ def _final_transactions(
         found = Transaction(*row)
         large = large_bundles.read_large(found.large)
         idle = large is None or large.phase is PiecePhase.NONE
-        if found.state in FINAL_STATES and idle and not branches.has_heuristics(state, token):
+        owing = branches.has_heuristics(state, token) or indexes.is_listed(
+            state, indexes.ListKind.UNVERIFIED, token
+        )
+        if found.state in FINAL_STATES and idle and not owing:
             touched += 1 if large is None else 1 + large.pieces
             old.append(token)
     return tuple(old), None

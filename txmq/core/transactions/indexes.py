@@ -43,6 +43,7 @@ class ListKind(IntEnum):
     WAITING = 3  # committed, behind earlier tickets on its keys
     HEURISTIC = 4  # decided by hand or found mixed, and not cleared yet
     LATE = 5  # ended after outcome expiry had passed its token
+    UNVERIFIED = 6  # decided by hand while its database could not be asked
 
 
 def add_undecided(state: State, token: bytes, ticket: int, check_at: int, decider: Decider) -> None:
@@ -152,13 +153,19 @@ def oldest_undecided(state: State) -> bytes | None:
 
 def oldest_by_database(state: State) -> dict[DatabaseId, bytes]:
     """Return, for each database, a token at or before the oldest one that it is to
-    decide. Databases that have decided all of theirs are left out.
+    decide, or to confirm. Databases that have nothing to do are left out.
     """
-    return {
+    found = {
         database: _first_undecided(state, spans.peekitem(0)[0], partial(_is_decided_by, database))
         for database, spans in state.undecided_spans.items()
         if database is not None
     }
+    for token in islice(listed_tokens(state, ListKind.UNVERIFIED), MAX_ROWS_SCANNED):
+        row: Any = state.transactions.get(token)
+        database = _database_of(read_decider(row[DECIDER]))
+        if database is not None:
+            found[database] = min(found.get(database, token), token)
+    return found
 
 
 def _is_decided_by(database: DatabaseId, row: Any) -> bool:  # noqa: ANN401  # rows are untyped
@@ -193,6 +200,12 @@ def remove_from_list(state: State, kind: ListKind, token: bytes) -> None:
     if state.listed[kind] and state.tables[t.LISTED].get(key) is not None:
         state.tables[t.LISTED].delete(key)
         state.listed[kind] -= 1
+
+
+def is_listed(state: State, kind: ListKind, token: bytes) -> bool:
+    """Return whether a transaction is on a list."""
+    listed = state.listed[kind] > 0
+    return listed and state.tables[t.LISTED].get(t.LISTED_KEY.pack(kind, token)) is not None
 
 
 def note_ended(state: State, token: bytes) -> None:

@@ -10,7 +10,18 @@ from txmq.core.transactions import (
     jobs,
     large_publication,
     timers,
+    unverified,
     xa,
 )
 
-RULES = (half_storage, decisions, batched, jobs, large_publication, xa, instances, timers)
+RULES = (
+    half_storage,
+    decisions,
+    batched,
+    jobs,
+    large_publication,
+    xa,
+    unverified,
+    instances,
+    timers,
+)

@@ -43,11 +43,14 @@ class TxShow(TokenArgs):
 
 
 class TxDecide(TokenArgs):
-    """An operator's decision."""
+    """An operator's decision. With `force`, also where the database that decides cannot
+    be asked.
+    """
 
     outcome: Literal["COMMIT", "ROLLBACK"]
     operator: Name
     reason: Annotated[str, StringConstraints(min_length=1, max_length=4_096)]
+    force: bool = False
 
 
 class TxCheck(Args):
