@@ -276,6 +276,23 @@ def test_a_reader_at_the_tail_brings_an_asynchronous_flush_forward() -> None:
     assert seen == [rig.log.end]
 
 
+def test_readers_are_told_of_what_was_recorded_during_a_write_once_that_is_durable() -> None:
+    rig = Rig()
+    told: list[int] = []
+    rig.engine.on_published.append(lambda _topics: told.append(rig.log.durable))
+    rig.engine.readers_waiting = True
+    ends = []
+    for _ in range(2):  # the second one while the thread is to write the first
+        rig.send()
+        rig.send()
+        rig.turn()
+        ends.append(rig.log.end)
+    rig.work()
+    rig.turn()
+    rig.work()
+    assert told == ends
+
+
 def test_all_but_plain_sends_wait_for_the_disk_even_under_an_asynchronous_flush() -> None:
     rig = Rig(flush=FlushEvery(every_ms=1_000, messages=100))
     rig.send(early=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,14 @@ from typing import Any
 import pytest
 
 from tests.client.real import RealBroker
+from tests.client.real_consumers import busy_log
 from tests.client.scripted_member import fresh
 from txmq.client.blocking import reader as module
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.reader import Reader
+from txmq.client.protocol import reader as protocol_reader
 from txmq.client.protocol.offsets import FileOffsets
+from txmq.client.protocol.sender.rows import PART_ROWS
 from txmq.errors import ConfigError, LocalProtocolError
 
 WAIT_S = 30.0
@@ -172,3 +176,25 @@ def test_invalid_arguments_are_refused(client: Client, topic: str, tmp_path: Pat
         client.reader("r", topic, FileOffsets(tmp_path))
     with open_reader(client, topic, tmp_path), pytest.raises(ConfigError):
         open_reader(client, topic, tmp_path)
+
+
+def test_a_reader_at_the_end_is_woken_by_a_transaction_of_several_parts(
+    client: Client,
+    topic: str,
+    real: RealBroker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(protocol_reader, "POLL_S", 10 * WAIT_S)
+    count = 2 * PART_ROWS
+    with (
+        busy_log(real.url),
+        open_reader(client, topic, tmp_path) as reader,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        assert len(bodies(reader, 8)) == 8
+        for _ in range(5):
+            received = pool.submit(bodies, reader, count)
+            with client.transaction() as tx:
+                tx.send_many(topic, [b"x"] * count, [f"k{n % 7}" for n in range(count)])
+            assert received.result(WAIT_S) == ["x"] * count

@@ -17,6 +17,14 @@ from txmq.broker.engine.log_reader import read_batches, read_before_damage
 from txmq.core.consumers.candidates import SINGLE_ROW_BYTES, Candidate, CandidateSource, FetchLimits
 from txmq.core.consumers.commands import CandidateRead, Deliver, ReturnMessages
 from txmq.core.consumers.planning import Plan, plan
+from txmq.core.events.consumers import (
+    LeasesExpired,
+    MemberLeft,
+    PositionReset,
+    Rebalanced,
+    Replayed,
+    Returned,
+)
 from txmq.core.events.outcome import Rejected
 from txmq.errors import CorruptRecord
 from txmq.model.message import resolve_time
@@ -36,6 +44,8 @@ if TYPE_CHECKING:
 
 Batches = list[bytes]  # of one candidate; none where the member does not want it
 NO_OFFSETS: frozenset[int] = frozenset()
+# Events after which messages may be deliverable that were not before, without new ones.
+FREEING_EVENTS = (Returned, Rebalanced, MemberLeft, LeasesExpired, Replayed, PositionReset)
 MAX_WAIT_MS = 60_000
 MAX_WAITING = 1_024  # requests of one connection
 TURN_S = 0.002  # of a turn of the reactor, for waiters that are retried
@@ -94,6 +104,9 @@ class FetchService:
         # members whose leases are on their way to the disk
         self.leasing: set[tuple[str, str]] = set()
         engine.on_published.append(self._wake)
+        self._retry_planned = False
+        for kind in FREEING_EVENTS:
+            engine.listen(kind, lambda _event, _place: self._plan_retry())
 
     def fetch(self, session: ClientSession, frame: Frame, request: Fetch) -> None:
         """Lease messages to a member, now or when there are some. End the member's
@@ -194,10 +207,18 @@ class FetchService:
                 self._ready |= self._by_topic.get(topic.name, {})
         self._retry_ready()
 
+    def _plan_retry(self) -> None:
+        """Retry fetches in the next turn: an event has made messages deliverable."""
+        if not self._retry_planned and any(w.topics is None for w in self._waiters):
+            self._retry_planned = True
+            self.next_turn(self._retry_freed)
+
+    def _retry_freed(self) -> None:
+        self._retry_planned = False
+        self.retry_waiting()
+
     def retry_waiting(self) -> None:
-        """Timer: retry fetches for messages that become due without a new one: retries,
-        lost leases, rebalances.
-        """
+        """Timer: retry fetches for messages that become due by time alone."""
         self._ready |= self._timed
         self._retry_ready()
 

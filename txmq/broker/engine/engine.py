@@ -98,6 +98,9 @@ class Engine:
         self._flush_planned = self._writing = False
         self._sync_at = NEVER  # by the clock
         self._unwritten: Flush | None = None  # there was no space for it
+        # Topics of records with new messages, by the end of the record: readers see them
+        # once that is durable.
+        self._new_entries: deque[tuple[int, set[int]]] = deque()
         self.readers_waiting = False  # at the tail: an asynchronous flush is brought forward
         self.failed: Failure | None = None
         self.disk = Disk()
@@ -265,6 +268,9 @@ class Engine:
                 events = batched.events_in(event, context)
                 for (one, its_context), listener in product(events, listeners):
                     self._call(listener, one, its_context)
+        if self.state.topics_with_new_entries:
+            self._new_entries.append((end, self.state.topics_with_new_entries.copy()))
+            self.state.topics_with_new_entries.clear()
         return end
 
     def _call(self, listener: Callable[..., object], *args: object) -> None:
@@ -371,8 +377,8 @@ class Engine:
         pending = self._pending
         while pending and pending[0].end <= durable:
             self._deliver(pending.popleft())
-        if self.state.topics_with_new_entries:
-            self._notify_readers()
+        if self._new_entries:
+            self._notify_readers(durable)
         if self.state.backlog:
             for listener in self.on_backlog:
                 self._call(listener)
@@ -395,10 +401,11 @@ class Engine:
         finally:
             self.requester = self._own_requester
 
-    def _notify_readers(self) -> None:
-        topic_ids = set(self.state.topics_with_new_entries)
-        self.state.topics_with_new_entries.clear()
-        if self.readers_waiting:
+    def _notify_readers(self, durable: int) -> None:
+        topic_ids = set[int]()
+        while self._new_entries and self._new_entries[0][0] <= durable:
+            topic_ids |= self._new_entries.popleft()[1]
+        if topic_ids and self.readers_waiting:
             for listener in self.on_published:
                 self._call(listener, topic_ids)
 
