@@ -98,8 +98,8 @@ class Engine:
         self._flush_planned = self._writing = False
         self._sync_at = NEVER  # by the clock
         self._unwritten: Flush | None = None  # there was no space for it
-        # Topics of records with new messages, by the end of the record. Readers see them
-        # once it is durable.
+        # Topics of records with new messages, by the end of the record: readers see
+        # them once it is durable.
         self._new_entries: deque[tuple[int, set[int]]] = deque()
         self.readers_waiting = False  # at the tail: an asynchronous flush is brought forward
         self.failed: Failure | None = None
