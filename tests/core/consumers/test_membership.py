@@ -18,7 +18,7 @@ from txmq.core.events.consumers import (
     Returned,
 )
 from txmq.core.state.consumer_groups import GroupSettings
-from txmq.core.topics.topics import DeleteTopic, GrowTopic
+from txmq.core.topics.topics import CreateTopic, DeleteTopic, GrowTopic
 from txmq.errors import (
     BadRequest,
     GroupMismatch,
@@ -279,3 +279,24 @@ def test_a_nameless_broadcast_member_begins_at_the_end_and_leaves_nothing(
     world.join("m-2", group="b", mode="broadcast", named=False)
     world.boot()
     assert list(world.state.groups.by_name) == ["b"]
+
+
+def test_members_go_on_with_a_topic_that_is_made_again_from_its_first_message(
+    world: ConsumersWorld,
+) -> None:
+    world.publish("t", 0, 3)
+    world.join("a", start="last")
+    world.do(DeleteTopic("t"))
+    world.do(Rebalance("g"))
+    assert world.group().members["a"].partitions == {}
+    world.do(CreateTopic("t", 1))
+    world.publish("t", 0, 2)
+    since = len(world.log)
+    world.do(Rebalance("g"))
+    topic_id = world.state.topics["t"].topic_id
+    assert world.events(since) == [
+        MemberJoined(1, "a", "a", (topic_id,)),
+        Rebalanced(1, 3, (("a", ((topic_id, 0),)),), ((topic_id, 0, 0),)),
+    ]
+    world.do(Rebalance("g"))
+    assert world.generation() == 3

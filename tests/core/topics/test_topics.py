@@ -13,7 +13,7 @@ from txmq.core import machine
 from txmq.core.events.outcome import Rejected
 from txmq.core.state.state import DEFAULT_SETTINGS, TopicSettings
 from txmq.core.topics.sends import StoreBatch
-from txmq.core.topics.topics import AlterTopic, CreateTopic
+from txmq.core.topics.topics import AlterTopic, CreateTopic, DeleteTopic, GrowTopic
 from txmq.core.transactions.decisions import DecideTransaction
 from txmq.errors import MessageTooLarge, TopicClosed, TopicExists, UnknownTopic
 from txmq.model.bundle import BundleReceipt
@@ -104,3 +104,14 @@ def test_topic_settings_are_set_at_creation_changed_later_and_saved(core: Driver
     assert len(core.log) == records, "nothing changed"
     assert error_of(core.do(AlterTopic("none", {}))) is UnknownTopic
     assert error_of(core.do(CreateTopic("s", 1, TopicSettings(retention_us=6)))) is TopicExists
+
+
+def test_a_topic_that_is_made_again_has_a_later_epoch_and_another_id() -> None:
+    core = Driver()
+    first = core.do(CreateTopic("t", 2))
+    core.do(GrowTopic("t", 3))
+    core.do(DeleteTopic("t"))
+    again = core.do(CreateTopic("t", 4))
+    assert (again.epoch, again.topic_id) == (first.epoch + 2, first.topic_id + 1)
+    assert core.do(CreateTopic("u", 4)).epoch == 1
+    assert core.replayed().topics["t"].epoch == again.epoch

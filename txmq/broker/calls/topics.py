@@ -227,4 +227,4 @@ def _settings_view(own: TopicSettings) -> dict[str, Any]:
 
 
 def _topic_view(view: rules.TopicView) -> dict[str, Any]:
-    return {"name": view.name, "partitions": view.partitions, "epoch": view.epoch}
+    return view._asdict()

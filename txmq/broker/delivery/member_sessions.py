@@ -15,7 +15,7 @@ import structlog
 
 from txmq.core.consumers.commands import LeaveGroup, Rebalance
 from txmq.core.events.outcome import Rejected
-from txmq.core.events.topics import TopicDeleted, TopicGrown
+from txmq.core.events.topics import TopicCreated, TopicDeleted, TopicGrown
 from txmq.errors import ReadOnly
 from txmq.model.units import SECOND
 
@@ -50,10 +50,10 @@ class MemberSessions:
         """
         self._engine, self._clock, self._grace = engine, clock, grace_s
         self._sessions: dict[tuple[str, str], _MemberSession] = {}
-        # topics that have more partitions, or none, than groups have shared out
+        # topics that are new, or have other partitions than groups have shared out
         self._changed_topics: set[int] = set()
         self._refused: set[str] = set()  # groups whose rebalance found the disk full
-        for event in (TopicGrown, TopicDeleted):
+        for event in (TopicCreated, TopicGrown, TopicDeleted):
             engine.listen(event, lambda event, _place: self._changed_topics.add(event.topic_id))
 
     def adopt_members(self) -> None:
@@ -128,10 +128,12 @@ class MemberSessions:
         refused, self._refused = self._refused, set()
         if not reshaped and not refused:
             return
+        topics = self._engine.state.topics_by_id
+        # by name: a topic may be made again under the name of a deleted one
+        names = {topics[topic_id].name for topic_id in reshaped}
         for group in list(self._engine.state.groups.by_id.values()):
-            if group.name in refused or any(
-                not reshaped.isdisjoint(member.topics) for member in group.members.values()
-            ):
+            read = {topic_id for member in group.members.values() for topic_id in member.topics}
+            if group.name in refused or any(topics[topic_id].name in names for topic_id in read):
                 self._rebalance(group.name)
 
     def _rebalance(self, group: str) -> None:

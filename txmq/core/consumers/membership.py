@@ -272,9 +272,11 @@ def _starts(
 ) -> tuple[tuple[int, int, int], ...]:
     """Return the first offsets of partitions that are new to the group.
 
-    A partition that was added to a topic of the group begins at its first message.
+    A partition that was added to a topic of the group begins at its first message, and
+    so does a topic that was made again under its name.
     """
     known_topics = {topic_id for topic_id, _partition in group.positions}
+    known_names = {state.topics_by_id[topic_id].name for topic_id in known_topics}
     starts = []
     for topic_id, count in topics.items():
         topic = state.topics_by_id[topic_id]
@@ -283,7 +285,7 @@ def _starts(
                 first = topic.start_offsets[partition]
                 offset = (
                     first
-                    if topic_id in known_topics
+                    if topic.name in known_names
                     else _start(state, group, topic, partition, join)
                 )
                 starts.append((topic_id, partition, offset))
@@ -402,7 +404,33 @@ def decide_rebalance(state: State, command: Rebalance, now: int) -> Outcome | Re
     group = find_group(state, command.group)
     if isinstance(group, Rejected):
         return group
-    return Outcome(tuple(_rebalance(state, group, _subscribers(group), always=False)))
+    moved = [
+        MemberJoined(group.group_id, member.name, member.instance, topics, member.static)
+        for member in group.members.values()
+        if (topics := _present_topics(state, member)) != member.topics
+    ]
+    topics_of = {member.member: member.topics for member in moved}
+    subscribers = [
+        _subscriber(member, name, topics_of.get(name, member.topics))
+        for name, member in group.members.items()
+    ]
+    events = _rebalance(state, group, subscribers, always=bool(moved))
+    return Outcome((*moved, *events))
+
+
+def _present_topics(state: State, member: GroupMember) -> tuple[int, ...]:
+    """Return the topics that a member reads: in place of a deleted one that which has
+    its name now.
+    """
+    names = {topic_id: state.topics_by_id[topic_id].name for topic_id in member.topics}
+    if not any(state.topics_by_id[topic_id].deleted for topic_id in names):
+        return member.topics
+    return tuple(
+        sorted(
+            state.topics[name].topic_id if name in state.topics else topic_id
+            for topic_id, name in names.items()
+        )
+    )
 
 
 def apply_created(state: State, event: GroupCreated, context: RecordContext) -> None:

@@ -9,11 +9,14 @@ from txmq.core.events.base import event
 
 @event(2)
 class TopicCreated(NamedTuple):
-    """A topic was created, by a call or on first use."""
+    """A topic was created, by a call or on first use. `epoch` is its first one: later
+    than any of a deleted topic of its name.
+    """
 
     topic_id: int
     name: str
     partitions: int
+    epoch: int = 1
 
 
 @event(3)

@@ -79,6 +79,7 @@ class TopicView(NamedTuple):
     name: str
     partitions: int
     epoch: int
+    topic_id: int
 
 
 class AlteredTopic(NamedTuple):
@@ -240,12 +241,7 @@ def decide_create(state: State, command: CreateTopic, now: int) -> Outcome | Rej
         return bad
     topic = state.topics.get(command.name)
     if topic is None:
-        if full := _check_all_partitions(state, command.partitions):
-            return full
-        return Outcome(
-            _creation_events(state.next_topic_id, command),
-            TopicView(command.name, command.partitions, 1),
-        )
+        return _check_all_partitions(state, command.partitions) or _created(state, command)
     if len(topic.end_offsets) != command.partitions:
         return Rejected(
             TopicExists,
@@ -261,11 +257,16 @@ def decide_create(state: State, command: CreateTopic, now: int) -> Outcome | Rej
     return Outcome(reply=topic_view(topic))
 
 
-def _creation_events(topic_id: int, command: CreateTopic) -> tuple[Event, ...]:
-    created = TopicCreated(topic_id, command.name, command.partitions)
-    if command.settings == DEFAULT_SETTINGS:
-        return (created,)
-    return created, TopicAltered(topic_id, command.settings)
+def _created(state: State, command: CreateTopic) -> Outcome:
+    topic_id, name, partitions = state.next_topic_id, command.name, command.partitions
+    # Who knows a deleted topic of this name would else take the new one for it.
+    epoch = 1 + max(
+        (one.epoch for one in state.topics_by_id.values() if one.name == name), default=0
+    )
+    events: tuple[Event, ...] = (TopicCreated(topic_id, name, partitions, epoch),)
+    if command.settings != DEFAULT_SETTINGS:
+        events += (TopicAltered(topic_id, command.settings),)
+    return Outcome(events, TopicView(name, partitions, epoch, topic_id))
 
 
 def decide_alter(state: State, command: AlterTopic, now: int) -> Outcome | Rejected:
@@ -299,7 +300,8 @@ def decide_grow(state: State, command: GrowTopic, now: int) -> Outcome | Rejecte
     if refused := _check_all_partitions(state, more) or _check_no_held_keys(state, topic):
         return refused
     grown = TopicGrown(topic.topic_id, command.partitions, topic.epoch + 1)
-    return Outcome((grown,), TopicView(topic.name, command.partitions, topic.epoch + 1))
+    view = TopicView(topic.name, command.partitions, topic.epoch + 1, topic.topic_id)
+    return Outcome((grown,), view)
 
 
 def decide_delete(state: State, command: DeleteTopic, now: int) -> Outcome | Rejected:
@@ -325,12 +327,13 @@ def _check_no_held_keys(state: State, topic: Topic) -> Rejected | None:
 
 def topic_view(topic: Topic) -> TopicView:
     """Return the metadata of a topic for clients."""
-    return TopicView(topic.name, len(topic.end_offsets), topic.epoch)
+    return TopicView(topic.name, len(topic.end_offsets), topic.epoch, topic.topic_id)
 
 
 def apply_created(state: State, event: TopicCreated, context: RecordContext) -> None:
     del context
     topic = Topic(event.topic_id, event.name, [0] * event.partitions)
+    topic.epoch = event.epoch
     state.topics[event.name] = state.topics_by_id[event.topic_id] = topic
     state.partitions += event.partitions
     state.next_topic_id = max(state.next_topic_id, event.topic_id + 1)
