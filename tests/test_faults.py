@@ -298,6 +298,18 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_forced_decision_is_compared_and_a_contradiction_recorded",
     ),
     # an answer arrives after what it speaks of has changed
+    92: (
+        "test_a_consumer_goes_on_with_a_topic_that_is_made_again",
+        "test_members_go_on_with_a_topic_that_is_made_again_from_its_first_message",
+        "test_a_running_reader_refuses_a_topic_that_is_made_again",
+        "test_a_waiting_reader_is_told_that_its_topic_is_deleted",
+        "test_stored_positions_are_refused_by_a_topic_that_is_made_again",
+        "test_a_topic_that_is_made_again_has_a_later_epoch_and_another_id",
+    ),
+    93: (
+        "test_positions_are_refused_by_a_log_that_was_restored_to_before_them",
+        "test_positions_of_the_first_version_are_read_and_written_anew",
+    ),
     109: (AGREE_OR_TOLD, "test_a_habitual_rollback_before_the_error_goes_on_hides_nothing"),
     110: (AGREE_OR_TOLD, "test_what_is_refused_says_what_to_do"),
     111: (

@@ -66,6 +66,10 @@ class NotLeased(RequestRejected):
     """The message is not leased to this member: acked, moved, or its lease ended."""
 
 
+class TopicReplaced(RequestRejected):
+    """The topic was deleted, and another one has its name: positions do not hold."""
+
+
 class OffsetOutOfRange(RequestRejected):
     """The offset is below what is retained or above the end of the partition."""
 

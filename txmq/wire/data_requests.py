@@ -50,6 +50,7 @@ RANGE = struct.Struct("<HHIqq")
 COUNT = struct.Struct("<I")
 TOPICS = struct.Struct("<H")
 READ = struct.Struct("<IqII")
+TOPIC_ID = struct.Struct("<Q")
 
 
 class Send(NamedTuple):
@@ -122,13 +123,17 @@ class Ack(NamedTuple):
 
 
 class Read(NamedTuple):
-    """Read published messages from an offset on, without a consumer group."""
+    """Read published messages from an offset on, without a consumer group.
+
+    `topic_id`: the topic that the reader knows by that name; 0 = any.
+    """
 
     partition: int
     offset: int
     max_wait_ms: int
     max_bytes: int
     topic: str
+    topic_id: int = 0
 
 
 @lru_cache(maxsize=4096)
@@ -265,17 +270,19 @@ def unpack_ack(payload: bytes) -> Ack:
 
 
 def pack_read(request: Read) -> bytes:
-    return READ.pack(*request[:4]) + _string(request.topic)
+    known = TOPIC_ID.pack(request.topic_id) if request.topic_id else b""
+    return READ.pack(*request[:4]) + _string(request.topic) + known
 
 
 def unpack_read(payload: bytes) -> Read:
     reader = PayloadReader(payload)
     partition, offset, max_wait_ms, max_bytes = reader.fields(READ)
     topic = reader.name()
+    (topic_id,) = reader.fields(TOPIC_ID) if reader.remaining else (0,)
     reader.end()
     if offset < 0:
         raise RemoteProtocolError(f"invalid offset {offset}")
-    return Read(partition, offset, max_wait_ms, max_bytes, topic)
+    return Read(partition, offset, max_wait_ms, max_bytes, topic, topic_id)
 
 
 def _acked(

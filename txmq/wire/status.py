@@ -48,6 +48,7 @@ ERRORS_BY_STATUS = _table(
     (35, errors.GroupMismatch),
     (36, errors.NotLeased),
     (37, errors.UnknownLetter),
+    (38, errors.TopicReplaced),
     (48, errors.UnknownTransaction),
     (49, errors.Conflict),
     (50, errors.DigestMismatch),

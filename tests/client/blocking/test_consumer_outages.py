@@ -115,6 +115,40 @@ def test_a_key_keeps_its_order_when_a_nack_follows_a_restart(tmp_path: Path) -> 
             wait_until(lambda: shown(client, "g")["leased"] == 0, WAIT_S, what="all is settled")
 
 
+@pytest.mark.parametrize("mode", ["concurrent", "ordered", "broadcast"])
+@pytest.mark.parametrize("partitions", [1, 8, 11])
+def test_a_consumer_goes_on_with_a_topic_that_is_made_again(
+    client: Client, joined: Callable[..., Consumer], mode: str, partitions: int
+) -> None:
+    topic = fresh("t")
+    client.call("topic.create", name=topic, partitions=8)
+    before = [Message(b"old-%d" % n, f"k{n}") for n in range(20)]
+    client.send_batch(topic, before)
+    consumer = joined(fresh("g"), topic, mode=mode, member="m", start="first")
+    in_hand = consumer.receive(WAIT_S)
+    assert in_hand is not None
+    client.call("topic.delete", name=topic)
+    client.call("topic.create", name=topic, partitions=partitions)
+    for n in range(20):
+        client.send(topic, b"new-%d" % n, key=f"k{n}")
+    received: set[bytes] = set()
+    while len(received) < 20:
+        message = consumer.receive(WAIT_S)
+        assert message is not None, f"{len(received)} messages came"
+        if message.body.startswith(b"new"):
+            received.add(message.body)
+        consumer.ack(message)
+    consumer.ack(in_hand)  # it concerns the old topic
+    wait_until(lambda: floors_of(client, consumer.group, topic) == 20, WAIT_S, what="the acks")
+
+
+def floors_of(client: Client, group: str, topic: str) -> int:
+    """Return the settled messages of the topic that has the name now."""
+    ends = client.call("topic.show", name=topic)["ends"]
+    positions = shown(client, group)["positions"]
+    return sum(one["floor"] for one in positions if one["topic"] == topic) if sum(ends) else 0
+
+
 def test_closing_a_closed_consumer_does_not_wait(tmp_path: Path) -> None:
     with closing_broker(tmp_path) as broker, txmq.connect(broker.url, timeout=WAIT_S) as client:
         consumer = client.consumer("g", ["t"])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +22,18 @@ from txmq.client.blocking.reader import Reader
 from txmq.client.protocol import reader as protocol_reader
 from txmq.client.protocol.offsets import FileOffsets
 from txmq.client.protocol.sender.rows import PART_ROWS
-from txmq.errors import ConfigError, LocalProtocolError
+from txmq.errors import (
+    ConfigError,
+    LocalProtocolError,
+    LogChanged,
+    TopicReplaced,
+    UnknownTopic,
+)
+from txmq.model.message import Message
 
 WAIT_S = 30.0
 Open = Callable[..., Reader]
+Connect = Callable[..., Client]
 
 
 @pytest.fixture
@@ -198,3 +209,104 @@ def test_a_reader_at_the_end_is_woken_by_a_transaction_of_several_parts(
             with client.transaction() as tx:
                 tx.send_many(topic, [b"x"] * count, [f"k{n % 7}" for n in range(count)])
             assert received.result(WAIT_S) == ["x"] * count
+
+
+def remake(client: Client, topic: str, partitions: int) -> None:
+    client.call("topic.delete", name=topic)
+    client.call("topic.create", name=topic, partitions=partitions)
+
+
+@pytest.mark.parametrize("messages", [0, 3, 6])
+def test_a_running_reader_refuses_a_topic_that_is_made_again(
+    client: Client, topic: str, tmp_path: Path, messages: int
+) -> None:
+    with open_reader(client, topic, tmp_path) as reader:
+        assert len(bodies(reader, 8)) == 8
+        remake(client, topic, 2)
+        for _ in range(messages):
+            client.send(topic, b"new", partition=0)
+        with pytest.raises(TopicReplaced):
+            bodies(reader, 1)
+
+
+def test_a_waiting_reader_is_told_that_its_topic_is_deleted(
+    client: Client, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol_reader, "POLL_S", 10 * WAIT_S)
+    with open_reader(client, topic, tmp_path) as reader, ThreadPoolExecutor(1) as pool:
+        assert len(bodies(reader, 8)) == 8
+        received = pool.submit(reader.receive)
+        client.call("topic.delete", name=topic)
+        with pytest.raises(UnknownTopic):
+            received.result(WAIT_S)
+
+
+def test_stored_positions_are_refused_by_a_topic_that_is_made_again(
+    client: Client, topic: str, tmp_path: Path
+) -> None:
+    with open_reader(client, topic, tmp_path) as reader:
+        assert len(bodies(reader, 8)) == 8
+        reader.commit()
+    remake(client, topic, 2)
+    with pytest.raises(TopicReplaced, match="begin anew"):
+        open_reader(client, topic, tmp_path)
+
+
+@pytest.mark.parametrize("more", [0, 3, 6])
+@pytest.mark.parametrize("running", [False, True])
+def test_positions_are_refused_by_a_log_that_was_restored_to_before_them(
+    own_broker: RealBroker, connect: Connect, tmp_path: Path, more: int, *, running: bool
+) -> None:
+    client = connect(own_broker.url, timeout=WAIT_S)
+    send = partial(client.send, "t", b"x", partition=0)
+    send()
+    backup = tmp_path / "backup"
+    own_broker.stop()
+    shutil.copytree(tmp_path / "own" / "data", backup)
+    own_broker.start()
+    with open_reader(client, "t", tmp_path / "offsets") as reader:
+        for _ in range(3):
+            send()
+        assert len(bodies(reader, 4)) == 4
+        reader.commit()
+        own_broker.stop()
+        shutil.rmtree(tmp_path / "own" / "data")
+        shutil.copytree(backup, tmp_path / "own" / "data")
+        own_broker.start()
+        for _ in range(more):
+            send()
+        if running:
+            with pytest.raises(LogChanged):
+                bodies(reader, 1)
+            return
+    with open_reader(client, "t", tmp_path / "offsets") as reader, pytest.raises(LogChanged):
+        bodies(reader, 1)
+
+
+def test_a_reader_goes_on_over_restarts_and_where_retention_has_removed_what_it_read(
+    own_broker: RealBroker, connect: Connect, tmp_path: Path
+) -> None:
+    client = connect(own_broker.url, timeout=WAIT_S)
+    client.send_batch("t", [Message(b"%d" % n) for n in range(10)], partition=0)
+    with open_reader(client, "t", tmp_path / "offsets", start="last") as reader:
+        assert reader.receive(0.0) is None
+    for expected in ("10", "11"):
+        own_broker.stop()
+        own_broker.start()
+        client.send("t", expected.encode(), partition=0)
+        with open_reader(client, "t", tmp_path / "offsets") as reader:
+            assert bodies(reader, 1) == [expected]
+            reader.commit()
+
+
+def test_positions_of_the_first_version_are_read_and_written_anew(
+    client: Client, topic: str, tmp_path: Path
+) -> None:
+    old = {"version": 1, "log_id": str(client.log_id), "offsets": {topic: {"0": 2, "1": 4}}}
+    (tmp_path / "r.json").write_text(json.dumps(old))
+    with open_reader(client, topic, tmp_path) as reader:
+        assert bodies(reader, 2) == ["0/2", "0/3"]
+        reader.commit()
+    saved = json.loads((tmp_path / "r.json").read_text())
+    assert (saved["version"], saved["offsets"]) == (2, {topic: {"0": 4, "1": 4}})
+    assert list(saved["batches"][topic]) == ["0"]

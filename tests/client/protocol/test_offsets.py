@@ -75,7 +75,7 @@ def test_positions_of_another_log_are_refused(store: FileOffsets) -> None:
         "",
         "[]",
         "{",
-        '{"version": 2, "log_id": "x", "offsets": {}}',
+        '{"version": 3, "log_id": "x", "offsets": {}}',
         '{"version": 1, "log_id": "x", "offsets": {"t": {"0": -1}}}',
         '{"version": 1, "log_id": "x"}',
     ],

@@ -26,6 +26,7 @@ from txmq.core.events.consumers import (
     Returned,
 )
 from txmq.core.events.outcome import Rejected
+from txmq.core.events.topics import TopicDeleted
 from txmq.errors import CorruptRecord
 from txmq.model.message import resolve_time
 from txmq.model.topic_partition import TopicPartition
@@ -107,6 +108,7 @@ class FetchService:
         self._retry_planned = False
         for kind in FREEING_EVENTS:
             engine.listen(kind, lambda _event, _place: self._plan_retry())
+        engine.listen(TopicDeleted, self._topic_deleted)
 
     def fetch(self, session: ClientSession, frame: Frame, request: Fetch) -> None:
         """Lease messages to a member, now or when there are some. End the member's
@@ -206,6 +208,10 @@ class FetchService:
             if topic is not None:
                 self._ready |= self._by_topic.get(topic.name, {})
         self._retry_ready()
+
+    def _topic_deleted(self, event: TopicDeleted, _place: object) -> None:
+        """Answer those who wait for its messages in the next turn."""
+        self.next_turn(partial(self._wake, {event.topic_id}))
 
     def _plan_retry(self) -> None:
         """Retry fetches in the next turn: an event has made messages deliverable."""

@@ -14,7 +14,7 @@ from txmq.broker.engine.log_reader import (
 from txmq.core.consumers.commands import AckMessages
 from txmq.core.events.outcome import Rejected
 from txmq.core.topics import topics
-from txmq.errors import MessagesDamaged, OffsetOutOfRange
+from txmq.errors import MessagesDamaged, OffsetOutOfRange, TopicReplaced
 from txmq.model.topic_partition import TopicPartition
 from txmq.wire import data_requests
 from txmq.wire.chunks import Chunk, chunk_size, pack_chunks
@@ -87,6 +87,9 @@ class ConsumerRequests:
             assert refused is not None, "a topic that was not found is refused"
             session.reject(frame, refused)
             return None
+        if request.topic_id not in (0, topic.topic_id):
+            session.refuse(frame, _replaced(topic))
+            return None
         if request.offset < topic.start_offsets[request.partition]:
             outside = topics.check_offset(state, topic, request.partition, request.offset)
             assert outside is not None, "the offset is before the first"
@@ -138,6 +141,14 @@ class ConsumerRequests:
                 break
             found.append(batch)
         return found
+
+
+def _replaced(topic: Topic) -> TopicReplaced:
+    return TopicReplaced(
+        f"topic {topic.name!r} was deleted and made again",
+        hint="begin anew with the new topic: positions in the old one do not hold",
+        detail={"topic": topic.name, "topic_id": topic.topic_id},
+    )
 
 
 def _behind_the_end(topic: Topic, request: data_requests.Read, end: int) -> OffsetOutOfRange:

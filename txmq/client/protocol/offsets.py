@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated, NamedTuple, Protocol, Self
 from uuid import UUID
 
 from pydantic import Field
@@ -19,9 +19,36 @@ from txmq.model.topic_partition import PartitionName
 from txmq.wire.json import WireModel, parse_as
 
 Offsets = Mapping[PartitionName, int]
-"""The next message to process of each partition."""
+"""The next message to process of each partition; a `ReadPosition` where it is known of
+which topic and of which messages.
+"""
 
-VERSION = 1
+VERSION = 2
+VERSIONS = (1, VERSION)  # 1: offsets alone
+
+
+class ReadBatch(NamedTuple):
+    """The batch with the last message before a position: the id of its topic, its time
+    of storage, and its place in the log.
+
+    After a topic was made again, or a log restored, another batch is in its place.
+    """
+
+    topic_id: int
+    stored_at: int
+    log_position: int
+
+
+class ReadPosition(int):
+    """An offset, and the batch that was read before it."""
+
+    batch: ReadBatch
+
+    def __new__(cls, offset: int, batch: ReadBatch) -> Self:
+        """Return the offset with this batch."""
+        position = super().__new__(cls, offset)
+        position.batch = batch
+        return position
 
 
 class OffsetStore(Protocol):
@@ -49,6 +76,7 @@ class _Saved(WireModel):
     version: int
     log_id: str
     offsets: dict[str, Annotated[dict[int, Annotated[int, Field(ge=0)]], Field()]]
+    batches: dict[str, dict[int, tuple[int, int, int]]] = Field(default_factory=dict)
 
 
 class FileOffsets:
@@ -78,16 +106,20 @@ class FileOffsets:
                 f"the positions of {name!r} are of log {saved.log_id}, not of {log_id}", hint=hint
             )
         return {
-            (topic, number): offset
+            (topic, number): _position(offset, saved.batches.get(topic, {}).get(number))
             for topic, of in saved.offsets.items()
             for number, offset in of.items()
         }
 
     def save(self, name: str, log_id: UUID, offsets: Offsets) -> None:
         by_topic: dict[str, dict[int, int]] = {}
+        batches: dict[str, dict[int, ReadBatch]] = {}
         for (topic, partition), offset in sorted(offsets.items()):
-            by_topic.setdefault(topic, {})[partition] = offset
-        text = json.dumps({"version": VERSION, "log_id": str(log_id), "offsets": by_topic})
+            by_topic.setdefault(topic, {})[partition] = int(offset)
+            if isinstance(offset, ReadPosition):
+                batches.setdefault(topic, {})[partition] = offset.batch
+        saved = {"version": VERSION, "log_id": str(log_id), "offsets": by_topic, "batches": batches}
+        text = json.dumps(saved)
         with _translated(self._directory):
             self._replace(self._path(name), text)
 
@@ -141,13 +173,17 @@ def _translated(directory: Path) -> Iterator[None]:
 def _parsed(path: Path, data: bytes) -> _Saved:
     with suppress(TxmqError):
         saved = parse_as(_Saved, data)
-        if saved.version == VERSION:
+        if saved.version in VERSIONS:
             return saved
     raise ConfigError(
         "offsets",
         f"{path} holds no positions of version {VERSION}",
         hint="move it away to start again",
     )
+
+
+def _position(offset: int, batch: tuple[int, int, int] | None) -> int:
+    return offset if batch is None else ReadPosition(offset, ReadBatch(*batch))
 
 
 class OffsetsByLog:

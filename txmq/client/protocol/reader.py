@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection, Generator, Iterable, Iterator
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from txmq.client.log import get_logger
 from txmq.client.protocol.consumer.fetched import FetchedBatch, build_messages
 from txmq.client.protocol.consumer.settings import checked_topics, span_in_microseconds
-from txmq.client.protocol.offsets import Offsets
+from txmq.client.protocol.offsets import Offsets, ReadBatch, ReadPosition
 from txmq.client.protocol.sender.topics import parse_description
-from txmq.errors import LocalProtocolError, OffsetOutOfRange
+from txmq.errors import LocalProtocolError, LogChanged, OffsetOutOfRange, TopicReplaced
 from txmq.model.message import ReceivedMessage, check_name, to_micros
 from txmq.model.topic_partition import PartitionName
 from txmq.wire.calls.registry import encode_call
@@ -33,6 +33,7 @@ REFRESH_S = 30.0  # between two searches for partitions that a topic has grown
 POLL_S = 20.0
 READ_BYTES = 1 << 20  # of one reply: so much waits locally of each partition
 STARTS = ("first", "last")
+BEGIN_ANEW = "drop the reader's saved positions to begin anew: FileOffsets has them in NAME.json"
 ReaderStart = Literal["first", "last"] | datetime | timedelta | int
 T = TypeVar("T")
 log = get_logger()
@@ -71,6 +72,12 @@ class ReaderState:
         self._topics = checked_topics(topics)
         self._start = _checked(start)
         self._processed: dict[PartitionName, int] = {}  # the next message to process
+        # Batches that were read of each partition, from that of the next message to
+        # process on, with their first offsets and their ends.
+        self._batches: dict[PartitionName, deque[tuple[int, int, ReadBatch]]] = {}
+        self._topic_ids: dict[str, int] = {}
+        # On this connection it is not known yet that the last batch is still there.
+        self._unverified: set[PartitionName] = set()
         self._read: dict[PartitionName, int] = {}  # the next message to request
         self._ready: deque[ReceivedMessage] = deque()
         self._assigned: frozenset[PartitionName] | None = None
@@ -82,11 +89,23 @@ class ReaderState:
     @property
     def positions(self) -> dict[PartitionName, int]:
         """The next message to process of each partition."""
-        return dict(self._processed)
+        return {name: self._position(name, offset) for name, offset in self._processed.items()}
+
+    def _position(self, name: PartitionName, offset: int) -> int:
+        """Return an offset with the batch before it, if that was read."""
+        batches = self._batches.get(name, deque())
+        while batches and batches[0][1] < offset:
+            batches.popleft()
+        known = bool(batches) and batches[0][0] < offset
+        return ReadPosition(offset, batches[0][2]) if known else offset
 
     def load(self, saved: Offsets) -> None:
         """Begin with saved positions."""
         self._processed = dict(saved)
+        for name, offset in saved.items():
+            if isinstance(offset, ReadPosition):
+                self._batches[name] = deque([(offset - 1, int(offset), offset.batch)])
+                self._topic_ids[name[0]] = offset.batch.topic_id
 
     def assign(self, partitions: Collection[PartitionName] | None) -> None:
         """Read only these partitions from the next `discover` on, or (None) all.
@@ -99,14 +118,21 @@ class ReaderState:
         self._in_flight.clear()
 
     def discover(self) -> RequestSequence[Discovery | None]:
-        """Find the partitions to read; None = the same as before."""
+        """Find the partitions to read; None = the same as before.
+
+        Raises TopicReplaced.
+        """
         existing: list[PartitionName] = []
         for topic in self._topics:
-            described = yield _call("topic.describe", names=[topic], create=True)
-            existing += [
-                (topic, number)
-                for number in range(parse_description(topic, parse_result(described)).partitions)
-            ]
+            create = topic not in self._topic_ids
+            described = yield _call("topic.describe", names=[topic], create=create)
+            found = parse_description(topic, parse_result(described))
+            known = self._topic_ids.get(topic) or found.topic_id
+            self._topic_ids[topic] = known
+            if found.topic_id not in (0, known):
+                why = f"topic {topic!r} was deleted and made again since it was read"
+                raise TopicReplaced(f"reader {self.name!r}: {why}", hint=BEGIN_ANEW)
+            existing += [(topic, number) for number in range(found.partitions)]
         names = tuple(name for name in existing if self._assigned is None or name in self._assigned)
         if names == tuple(self._read):
             return None
@@ -116,9 +142,11 @@ class ReaderState:
     def adopt(self, discovery: Discovery) -> None:
         """Read these partitions from now on. The positions before must be saved."""
         self._processed |= discovery.starts
+        before = self._read
         self._read = {
-            name: self._read.get(name, self._processed[name]) for name in discovery.partitions
+            name: before.get(name, int(self._processed[name])) for name in discovery.partitions
         }
+        self._unverified |= self._read.keys() - before.keys()
         self.unsaved = self.unsaved or bool(discovery.starts)
 
     def _starts(
@@ -147,24 +175,64 @@ class ReaderState:
         return not self._ready
 
     def next_reads(self) -> Iterator[tuple[PartitionName, ReaderRequest]]:
-        """Return a request for each partition that has none in flight."""
+        """Return a request for each partition that has none in flight.
+
+        The first one on a connection begins with the last message that was read, and
+        shows whether that is still there.
+        """
         for name, offset in self._read.items():
             if name not in self._in_flight:
                 self._in_flight.add(name)
-                yield name, _read(name, offset, round(POLL_S * 1_000), READ_BYTES)
+                verify = self._last_batch(name) is not None and name in self._unverified
+                wait_ms = 0 if verify else round(POLL_S * 1_000)
+                topic_id = self._topic_ids.get(name[0], 0)
+                yield name, _read(name, offset - verify, wait_ms, READ_BYTES, topic_id)
 
     def received(self, name: PartitionName, payload: bytes) -> None:
-        """Accept the reply to a read of that partition."""
+        """Accept the reply to a read of that partition. Raises LogChanged."""
         self._in_flight.discard(name)
         reply = unpack_chunks(payload)
+        if name in self._unverified:
+            self._verify(name, reply.chunks)
+        batches, topic_id = self._batches.setdefault(name, deque()), self._topic_ids.get(name[0], 0)
         for chunk in reply.chunks:
-            self._ready.extend(decode_messages(chunk, self._read[name]))
+            start = chunk.base_offset + chunk.first_row
+            end = start + chunk.rows
+            if end > self._read[name]:
+                self._ready.extend(decode_messages(chunk, self._read[name]))
+                batches.append((start, end, ReadBatch(topic_id, chunk.stored_at, chunk.position)))
         self._read[name] = max(reply.next_offset, self._read[name])
+
+    def _last_batch(self, name: PartitionName) -> ReadBatch | None:
+        """Return the batch of the last message that was read."""
+        batches = self._batches.get(name)
+        return batches[-1][2] if batches else None
+
+    def _verify(self, name: PartitionName, chunks: Sequence[Chunk]) -> None:
+        """Raise LogChanged unless the first of these chunks is the last batch read."""
+        self._unverified.discard(name)
+        last = self._last_batch(name)
+        if last is not None and (
+            not chunks or (chunks[0].stored_at, chunks[0].position) != last[1:]
+        ):
+            raise self._restored(name)
+
+    def _restored(self, name: PartitionName) -> LogChanged:
+        return LogChanged(
+            f"message {self._read[name] - 1} of {name[0]}/{name[1]}, which reader {self.name!r}"
+            " has read, is not the same any more: the log was restored from a backup",
+            hint=BEGIN_ANEW,
+        )
 
     def skip_to_retained(self, name: PartitionName, error: OffsetOutOfRange) -> None:
         """Go on with the first retained message. Raises the error if there is none."""
         self._in_flight.discard(name)
-        first = error.detail.get("first")
+        first, end = error.detail.get("first"), error.detail.get("end")
+        if isinstance(end, int) and end < self._read[name]:
+            raise self._restored(name) from error
+        if isinstance(first, int) and first == self._read[name] and name in self._unverified:
+            self._unverified.discard(name)  # retention has removed all that was read
+            return
         if not isinstance(first, int) or first <= self._read[name]:
             raise error
         self.missed += first - self._read[name]
@@ -172,11 +240,16 @@ class ReaderState:
             "reader.passed", reader=self.name, topic=name[0], partition=name[1], missed=self.missed
         )
         self._read[name] = self._processed[name] = first
+        self._unverified.discard(name)
+        self._batches.pop(name, None)
         self.unsaved = True
 
     def disconnected(self) -> None:
-        """Forget the requests in flight."""
+        """Forget the requests in flight. The broker may come back with another log's
+        contents.
+        """
         self._in_flight.clear()
+        self._unverified.update(self._read)
 
     def next_message(self) -> ReceivedMessage | None:
         """Return the next message, if one waits locally. `mark_processed` comes first
@@ -241,8 +314,11 @@ def _call(name: str, /, **args: object) -> ReaderRequest:
     return ReaderRequest(Opcode.CALL, encode_call(name, args))
 
 
-def _read(name: PartitionName, offset: int, wait_ms: int, size: int) -> ReaderRequest:
-    return ReaderRequest(Opcode.READ, pack_read(Read(name[1], offset, wait_ms, size, name[0])))
+def _read(
+    name: PartitionName, offset: int, wait_ms: int, size: int, topic_id: int = 0
+) -> ReaderRequest:
+    request = Read(name[1], offset, wait_ms, size, name[0], topic_id)
+    return ReaderRequest(Opcode.READ, pack_read(request))
 
 
 def positions_of_one_broker(call: str) -> LocalProtocolError:

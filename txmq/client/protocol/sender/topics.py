@@ -20,18 +20,23 @@ MAX_PARTITIONS = 1 << 32
 
 
 class TopicMetadata(NamedTuple):
-    """Partitions of a topic. `epoch` counts the changes of their number."""
+    """Partitions of a topic. `epoch` counts the changes of their number. `topic_id` 0:
+    the broker does not report it.
+    """
 
     name: str
     partitions: int
     epoch: int
+    topic_id: int = 0
 
 
 def parse_description(topic: str, reply: Mapping[str, Any]) -> TopicMetadata:
     """Return the topic that a broker describes. Raises RemoteProtocolError."""
     try:
         [fields] = reply["topics"]
-        return TopicMetadata(topic, int(fields["partitions"]), int(fields["epoch"]))
+        return TopicMetadata(
+            topic, int(fields["partitions"]), int(fields["epoch"]), int(fields.get("topic_id", 0))
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise RemoteProtocolError(
             f"invalid description of topic {topic}: {reply!r:.200}"
