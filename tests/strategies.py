@@ -101,7 +101,7 @@ acked = st.builds(
     AckedRange, names, U32, st.integers(0, 1 << 40), st.integers((1 << 40) + 1, limits.SEQUENCE)
 )
 acks = st.builds(Ack, U32, groups, names, st.lists(acked, max_size=5).map(tuple))
-reads = st.builds(Read, U32, offsets, U32, U32, names)
+reads = st.builds(Read, U32, offsets, U32, U32, names, st.integers(0, (1 << 64) - 1))
 
 system_ids = st.integers(1, (1 << 64) - 1)
 positive = st.integers(1, (1 << 32) - 1)
