@@ -16,7 +16,7 @@ from tests.client.real import RealBroker
 from tests.client.scripted_member import fresh
 from txmq.client.protocol.offsets import FileOffsets, Offsets
 from txmq.client.twisted import reader as module
-from txmq.errors import ConfigError, LocalProtocolError, LogChanged
+from txmq.errors import ConfigError, LocalProtocolError, LogChanged, TopicReplaced, UnknownTopic
 from txmq.twisted import Client, Reader
 
 ALL = [f"{partition}/{offset}" for partition in range(2) for offset in range(4)]
@@ -151,6 +151,25 @@ def test_partitions_that_a_topic_has_grown_are_read_from_their_beginning(
             await client.call("topic.grow", name=topic, partitions=3)
             await client.send(topic, b"2/0", partition=2)
             assert await bodies(reader, 1) == ["2/0"]
+
+    in_reactor(story)
+
+
+def test_a_reader_on_a_reactor_refuses_a_topic_that_is_made_again(
+    client: Client, tmp_path: Path, in_reactor: InReactor
+) -> None:
+    async def story() -> None:
+        topic = await make(client)
+        async with await client.reader("r", [topic], FileOffsets(tmp_path)) as reader:
+            assert len(await bodies(reader, 8)) == 8
+            await reader.commit()
+            await client.call("topic.delete", name=topic)
+            await client.call("topic.create", name=topic, partitions=2)
+            # a read that waited was answered before the topic was there again
+            with pytest.raises((TopicReplaced, UnknownTopic)):
+                await bodies(reader, 1)
+        with pytest.raises(TopicReplaced):
+            await client.reader("r", [topic], FileOffsets(tmp_path))
 
     in_reactor(story)
 
