@@ -1,4 +1,6 @@
-"""Faults 49 and 53: a promoted standby decides, and the server left behind does not."""
+"""Faults 49, 53 and 94: a promoted standby decides, the server left behind does not,
+and numbers of the outbox that come again name other rows.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from txmq.errors import TokenFenced
 from txmq.model.message import COMMIT, ROLLBACK, UNKNOWN
 from txmq.testing.postgres_server import OwnServer
 from txmq.tx.postgres.identity import ServerIdentity
+from txmq.tx.postgres.outbox import NewOutboxRow, enqueue, fetch
 from txmq.tx.postgres.resolver import Answer, Check, TokenResolver
+from txmq.tx.postgres.session import connect
 from txmq.tx.postgres.tokens import insert_token
 
 LOG = uuid4()
@@ -65,3 +69,30 @@ def test_a_promoted_standby_decides_by_its_own_rows(
     assert behind.verdict is UNKNOWN
     assert "behind the transaction's" in behind.reason
     assert [answer.verdict for answer in ask(new, promoted, after)] == [COMMIT]
+
+
+def put_rows(dsn: str, count: int) -> None:
+    """Commit transactions whose messages wait in the outbox."""
+    with closing(producer(dsn)) as connection:
+        for _ in range(count):
+            enqueue(connection, [NewOutboxRow(LOG, new_token(), None, "s", 1, [1], b"x")])
+            connection.commit()
+
+
+def test_a_row_of_a_promoted_standby_outlives_the_published_one_with_its_number(
+    crashable_postgres: OwnServer, name: str, standby: OwnServer
+) -> None:
+    primary, old, new = crashable_postgres, crashable_postgres.dsn(name), standby.dsn(name)
+    put_rows(old, 1)
+    wait_for_replay(primary, standby)
+    cut_off(primary, standby)
+    put_rows(old, 80)  # a sequence is logged 32 numbers ahead
+    with closing(connect(old, application_name="test")) as connection:
+        published = [row.published for row in fetch(connection, LOG, [])]
+    standby.execute("SELECT pg_promote()")
+    put_rows(new, 1)
+    with closing(connect(new, application_name="test")) as connection:
+        [row] = fetch(connection, LOG, published)
+        assert row.seq in [other.seq for other in published]
+        assert row.published not in published
+        assert fetch(connection, LOG, [row.published]) == []
