@@ -280,7 +280,30 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_timeline_of_another_branch_does_not_succeed",
     ),
     97: ("test_after_a_switch_over_a_transaction_names_the_server_that_runs_it",),
-    # operators' commands
+    # identity
+    89: (
+        "test_messages_of_a_topic_that_is_made_again_take_effect",
+        "test_an_inbox_stored_by_name_is_taken_over_and_doubles_nothing",
+        "test_an_inbox_stored_by_name_is_not_that_of_a_topic_that_was_made_later",
+        "test_an_inbox_that_may_be_anothers_is_refused_until_an_operator_decides",
+        "test_an_older_txmq_fails_at_the_new_tables",
+    ),
+    90: ("test_messages_of_a_broker_with_another_log_take_effect",),
+    91: ("test_a_consumer_that_comes_back_with_two_brokers_doubles_nothing",),
+    99: (
+        "test_a_database_restored_to_before_the_first_row_gets_its_messages_again",
+        "test_a_database_restored_beside_an_idle_consumer_gets_its_messages_again",
+        "test_a_database_restored_to_before_the_retained_messages_raises_an_alarm",
+        "test_what_an_inbox_lacks_is_delivered_again",
+    ),
+    105: (
+        "test_what_an_operator_skipped_is_not_applied_after_all",
+        "test_a_skip_beside_a_running_consumer_skips_what_it_has_prefetched",
+        "test_expired_messages_and_letters_do_not_come_again",
+        "test_retention_that_passes_a_slow_group_is_no_loss_of_the_database",
+        "test_what_an_operator_skipped_is_not_restored",
+        "test_failed_messages_have_no_effect_whatever_becomes_of_them",
+    ),
     106: (
         "test_a_reprocess_beside_a_running_consumer_acts_at_once_and_on_its_topic_alone",
         "test_a_handler_that_a_reprocess_overtakes_does_not_settle_the_message",

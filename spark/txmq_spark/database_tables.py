@@ -38,12 +38,21 @@ class BusinessTable(NamedTuple):
     token: str | None = None  # of the transaction that wrote the row, as text or uuid
 
 
+class GroupPartition(NamedTuple):
+    """A partition of a consumer group as the broker and the inbox identify it."""
+
+    topic: str
+    topic_id: int
+    partition: int
+    epoch: int
+
+
 class GroupIdentity(NamedTuple):
     """A consumer group as the broker and the inbox identify it."""
 
     name: str
-    epoch: int
     log_id: str
+    partitions: tuple[GroupPartition, ...] = ()
 
 
 def read_tables(
@@ -87,20 +96,36 @@ def inbox_ranges(
 
     The columns are topic, partition, lower and upper.
     """
-    mine = SQL("grp = {} AND epoch = {}").format(Literal(group.name), Literal(group.epoch))
+    if not group.partitions:
+        return spark.createDataFrame(
+            [], "topic string, partition bigint, lower bigint, upper bigint"
+        )
+    places = SQL(", ").join(
+        SQL("({}, {}, {})").format(*map(Literal, place[1:])) for place in group.partitions
+    )
+    mine = SQL("grp = {} AND log_id = {}::uuid AND (topic_id, partition, epoch) IN ({})").format(
+        Literal(group.name), Literal(group.log_id), places
+    )
+    names = {place.topic_id: place.topic for place in group.partitions}
+    topic = SQL("CASE topic_id {} END").format(
+        SQL(" ").join(
+            SQL("WHEN {} THEN {}").format(Literal(number), Literal(name))
+            for number, name in names.items()
+        )
+    )
     schema = "topic string, partition bigint, lower bigint, upper bigint"
     columns = {
-        "topic": Identifier("topic"),
+        "topic": topic,
         "partition": Identifier("partition"),
         "lower": Identifier("offset"),
         "upper": SQL('"offset" + 1'),
     }
     recent = table_frame(spark, snapshot, RECENT, columns, schema, mine)
     folded = SQL(
-        "SELECT topic, partition, lower(r), upper(r)"
+        "SELECT {}, partition, lower(r), upper(r)"
         " FROM public.txmq_inbox, unnest(applied) r WHERE {}"
     )
-    return recent.union(query_frame(spark, snapshot, [folded.format(mine)], schema))
+    return recent.union(query_frame(spark, snapshot, [folded.format(topic, mine)], schema))
 
 
 def decided_tokens(spark: SparkSession, snapshot: DatabaseSnapshot, log_id: str) -> DataFrame:

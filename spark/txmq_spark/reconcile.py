@@ -23,7 +23,13 @@ from txmq_spark.arrow_letters import LETTERS
 from txmq_spark.arrow_messages import MESSAGES
 from txmq_spark.broker_link import BrokerLink
 from txmq_spark.database_snapshot import DatabaseSnapshot, open_snapshot
-from txmq_spark.database_tables import BusinessTable, GroupIdentity, oldest_token, read_tables
+from txmq_spark.database_tables import (
+    BusinessTable,
+    GroupIdentity,
+    GroupPartition,
+    oldest_token,
+    read_tables,
+)
 from txmq_spark.letter_evidence import (
     EvidenceTables,
     join_evidence,
@@ -129,7 +135,12 @@ def _fix_inputs(
             "group", f"group {options.group} reads no topic", hint="check the name of the group"
         )
     ends = {topic: tuple(link.published_ends(topic)) for topic in sorted(topics)}
-    return _Inputs(link, snapshot, GroupIdentity(options.group, shown["epoch"], link.log_id), ends)
+    places = tuple(
+        GroupPartition(*(position[name] for name in GroupPartition._fields))
+        for position in shown["positions"]
+        if position["topic"] in topics
+    )
+    return _Inputs(link, snapshot, GroupIdentity(options.group, link.log_id, places), ends)
 
 
 def _plan_inputs(inputs: _Inputs, found: EvidenceTables) -> PlanInputs:

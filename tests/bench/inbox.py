@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from random import Random
+from uuid import UUID
 
 import psycopg2
 
@@ -15,7 +16,7 @@ from txmq.tx.postgres.inbox_compaction import compact
 from txmq.tx.postgres.schema import install
 from txmq.tx.postgres.session import BEGIN, Connection
 
-GROUP, TOPIC, PARTITIONS = "billing", "orders", 16
+GROUP, LOG_ID, TOPIC_ID, PARTITIONS = "billing", str(UUID(int=1)), 1, 16
 MESSAGES, BATCH = 10_000_000, 500
 SKIPPED = 0.001  # share of the offsets: dead letters, which leave gaps until a replay
 FOLD_EVERY_S = 2.0
@@ -39,13 +40,13 @@ def inbox(run: Run) -> Iterator[Row]:
                 offset for offset in range(first, first + BATCH) if random.random() >= SKIPPED
             ]
             with ours.cursor() as cursor:
-                claim(cursor, {Position(GROUP, TOPIC, partition): offsets}, first=BEGIN)
+                claim(cursor, {Position(GROUP, LOG_ID, TOPIC_ID, partition): offsets}, first=BEGIN)
                 cursor.execute("COMMIT")
             if time.perf_counter() - folded >= FOLD_EVERY_S:
-                compact(upkeep, GROUP)
+                compact(upkeep, GROUP, LOG_ID)
                 folded, largest = time.perf_counter(), max(largest, _bytes(upkeep))
         took = time.perf_counter() - began
-        compact(upkeep, GROUP)
+        compact(upkeep, GROUP, LOG_ID)
         end, ranges = _bytes(upkeep), _ranges(upkeep)
     what = (
         f"after {messages:,} messages, one in {round(1 / SKIPPED):,} left out,"

@@ -24,6 +24,7 @@ from txmq_spark.database_snapshot import (
 )
 from txmq_spark.database_tables import (
     GroupIdentity,
+    GroupPartition,
     decided_tokens,
     inbox_ranges,
     oldest_token,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(300)  # includes the start of a JVM on a loaded machine
 LOG = "00000000-0000-4000-8000-000000000001"
-GROUP = GroupIdentity("billing", 0, LOG)
+GROUP = GroupIdentity("billing", LOG, (GroupPartition("orders", 7, 1, 0),))
 HOSTILE = [
     "",
     None,
@@ -139,12 +140,13 @@ def test_a_table_keeps_its_shape_while_it_is_read(
 def test_the_inbox_is_its_rows_and_its_ranges(
     spark: SparkSession, database: str, connection: Connection
 ) -> None:
-    here, other = Position("billing", "orders", 1), Position("refunds", "orders", 1)
+    here = Position("billing", LOG, 7, 1)
+    other = here._replace(group="refunds")
     for position, offsets in ((here, range(10)), (other, [77])):
         with transaction(connection) as cursor:
             claim(cursor, {position: offsets})
     wait_until(
-        lambda: compact(connection, "billing").moved or not recent(connection),
+        lambda: compact(connection, "billing", LOG).moved or not recent(connection),
         what="no old snapshot holds rows",
     )
     with transaction(connection) as cursor:

@@ -100,8 +100,13 @@ def apply(shop: ReconciledShop, message: ReceivedMessage) -> None:
         closing(connect(shop.dsn, application_name="tests")) as connection,
         transaction(connection) as cursor,
     ):
-        epoch = shop.client.call("group.show", group=GROUP)["epoch"]
-        position = Position(GROUP, message.topic, message.partition, epoch)
+        position = next(
+            Position(
+                GROUP, str(shop.client.log_id), place["topic_id"], message.partition, place["epoch"]
+            )
+            for place in shop.client.call("group.show", group=GROUP)["positions"]
+            if (place["topic"], place["partition"]) == message[:2]
+        )
         if claim(cursor, {position: [message.offset]}):
             cursor.execute("INSERT INTO effects VALUES (%s)", (message.body.decode(),))
 

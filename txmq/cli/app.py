@@ -20,6 +20,7 @@ from txmq.cli.commands import (
     clock,
     dev,
     groups,
+    inboxes,
     letters,
     log,
     messages,
@@ -74,6 +75,7 @@ app.add_typer(letters.app, name="dlq")
 resolver.add_to(app)
 app.add_typer(relay.app, name="relay")
 app.add_typer(outbox.app, name="outbox")
+app.add_typer(inboxes.app, name="inbox")
 
 
 def _print_version(asked: bool) -> None:  # noqa: FBT001  # as typer calls it

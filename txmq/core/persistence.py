@@ -28,6 +28,7 @@ BROKER_ROW = b"broker"
 UPKEEP_ROW = b"upkeep"
 TOPIC_KEY = t.TICKET_KEY
 FIRST_OPTIONAL_FIELD = 4  # of a topic's row: rows written before these fields end there
+OPTIONAL_DEFAULTS: tuple[Any, ...] = ((), (), (), (), 0)
 
 
 def save(state: State) -> None:
@@ -43,6 +44,7 @@ def save(state: State) -> None:
             tuple(topic.settings),
             tuple(topic.start_offsets),
             tuple(topic.partition_bytes),
+            topic.made_at,
         )
         state.tables[t.TOPICS].put(TOPIC_KEY.pack(topic_id), row)
     state.dirty_topics.clear()
@@ -122,7 +124,11 @@ def _settings(row: tuple[Any, ...]) -> TopicSettings:
 
 def topic_from_row(topic_id: int, row: Any) -> Topic:  # noqa: ANN401  # rows are untyped
     """Return the topic of a row of table `topics`."""
-    ends_at_growth, settings, firsts, sizes = (*row[FIRST_OPTIONAL_FIELD:], (), (), (), ())[:4]
+    optional: tuple[Any, ...] = row[FIRST_OPTIONAL_FIELD:]
+    ends_at_growth, settings, firsts, sizes, made_at = (
+        *optional,
+        *OPTIONAL_DEFAULTS[len(optional) :],
+    )
     topic = Topic(
         topic_id,
         row[0],
@@ -131,6 +137,7 @@ def topic_from_row(topic_id: int, row: Any) -> Topic:  # noqa: ANN401  # rows ar
         deleted=row[2],
         ends_at_growth=[tuple(ends) for ends in ends_at_growth],
         settings=_settings(settings),
+        made_at=made_at,
     )
     for numbers, stored in ((topic.start_offsets, firsts), (topic.partition_bytes, sizes)):
         numbers[: len(stored)] = stored

@@ -15,9 +15,9 @@
     ├─ StoreError
     │  ├─ CorruptRecord, UnsupportedFormat, DiskFull, StoreClosed, DirectoryInUse
     ├─ DatabaseError
-    │  ├─ DatabaseUnavailable, DatabaseConflict, SchemaMissing, UnsupportedServer,
-    │  │  SynchronousCommitOff, TwoPhaseOff, TwoPhaseFull, WalLevelTooLow,
-    │  │  SlotMissing, SlotInUse, SlotLost, SlotRewound
+    │  ├─ DatabaseUnavailable, DatabaseConflict, SchemaMissing, InboxMismatch,
+    │  │  UnsupportedServer, SynchronousCommitOff, TwoPhaseOff, TwoPhaseFull,
+    │  │  WalLevelTooLow, SlotMissing, SlotInUse, SlotLost, SlotRewound
     └─ TransactionError
        ├─ UnknownTransaction, AlreadyResolved, TransactionAborted, TransactionEnded,
           TokenFenced, InDoubt, HeuristicMixed
@@ -55,6 +55,7 @@ from txmq.errors.database import (
     DatabaseConflict,
     DatabaseError,
     DatabaseUnavailable,
+    InboxMismatch,
     SchemaMissing,
     SlotInUse,
     SlotLost,
@@ -131,6 +132,7 @@ __all__ = (
     "HeuristicMixed",
     "HeuristicOutcome",
     "InDoubt",
+    "InboxMismatch",
     "InvalidSelector",
     "LocalProtocolError",
     "LogChanged",

@@ -35,6 +35,12 @@ class SchemaMissing(DatabaseError):
     """The database lacks txmq's tables, or has another version of them."""
 
 
+class InboxMismatch(DatabaseError):
+    """An inbox does not fit the broker's log: it may be that of another topic or log,
+    or the log was restored to the past.
+    """
+
+
 class UnsupportedServer(DatabaseError):
     """The PostgreSQL server is too old, or is one that txmq must not write to."""
 

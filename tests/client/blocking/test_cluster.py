@@ -155,15 +155,6 @@ def test_handlers_work_on_messages_of_all_brokers_and_failures_go_home(cluster: 
     assert sorted(seen) == sorted([*KEYS, "k3"])
 
 
-def test_offsets_of_several_brokers_are_told_apart_in_an_inbox(cluster: Cluster) -> None:
-    topic, group = make(cluster, 1), fresh("g")
-    with cluster.consumer(group, [topic]) as consumers:
-        for client in cluster.clients:
-            client.send(topic, b"")
-        names = {consumers._members.inbox_group_of(message) for message in drained(consumers, 2)}
-    assert names == {f"{group}#{client.log_id}" for client in cluster.clients}
-
-
 def test_with_an_inbox_messages_at_the_same_place_of_two_brokers_both_take_effect(
     cluster: Cluster, database: str
 ) -> None:

@@ -274,7 +274,8 @@ def test_a_group_is_rewound_to_the_end_of_a_restored_inbox(
     bodies = send(client, topic, 8)
     with consumer_of(client, group, topic) as consumer:
         run(consumer, connect)
-        position = Position(group, topic, 0, consumer.epoch)
+        [place] = client.call("group.show", group=group)["positions"]
+        position = Position(group, str(client.log_id), place["topic_id"], 0, consumer.epoch)
     with (
         closing(connect()) as connection,
         connection,

@@ -11,12 +11,12 @@ import pytest
 
 import txmq
 from tests.client.effects import effects, take_effect, with_effects
-from tests.client.real import RealBroker
 from tests.client.scripted_member import fresh
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.consumer.consumer import Consumer
 from txmq.model.message import Message, ReceivedMessage
 from txmq.model.retry import RetryPolicy
+from txmq.testing.own_broker import OwnBroker
 from txmq.testing.wait import wait_until
 from txmq.tx.postgres.session import Connection
 
@@ -26,14 +26,13 @@ Connect = Callable[[], Connection]
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealBroker]:
-    broker = RealBroker(tmp_path_factory.mktemp("broker"))
-    yield broker
-    broker.stop()
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnBroker]:
+    with OwnBroker(tmp_path_factory.mktemp("broker"), "[retention]\nevery_s = 0.1\n") as broker:
+        yield broker
 
 
 @pytest.fixture
-def client(broker: RealBroker) -> Iterator[Client]:
+def client(broker: OwnBroker) -> Iterator[Client]:
     with txmq.connect(broker.url, service="tests", timeout=WAIT_S) as client:
         yield client
 
@@ -147,3 +146,100 @@ def test_a_group_deleted_and_made_again_after_a_reprocess_doubles_nothing(
     run(client, connect, group, topic)
     assert effects(connect) == ["a", "a", "b", "b"]
     assert client.call("group.show", group=group)["epoch"] == 2
+
+
+def test_what_an_operator_skipped_is_not_applied_after_all(
+    client: Client, connect: Connect
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    client.call("topic.create", name=topic, partitions=1)
+    send(client, topic, "a")
+    run(client, connect, group, topic)
+    send(client, topic, "b", "c", "d")
+    client.call("group.reset", group=group, topic=topic, to={"0": 3})
+    run(client, connect, group, topic)
+    send(client, topic, "e")
+    client.call("group.reset", group=group, topic=topic, to="last")
+    for _ in range(2):
+        run(client, connect, group, topic)
+    assert effects(connect) == ["a", "d"]
+
+
+def test_a_skip_beside_a_running_consumer_skips_what_it_has_prefetched(
+    client: Client, connect: Connect
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    in_hand, release = threading.Event(), threading.Event()
+
+    def handle(message: ReceivedMessage, connection: Connection) -> None:
+        take_effect(message, connection)
+        if message.body == b"a":
+            in_hand.set()
+            release.wait(WAIT_S)
+
+    client.call("topic.create", name=topic, partitions=1)
+    send(client, topic, "a", "b", "c")
+    with running(client, connect, group, topic, handler=handle) as consumer:
+        assert in_hand.wait(WAIT_S)
+        client.call("group.reset", group=group, topic=topic, to="last")
+        generation = client.call("group.show", group=group)["generation"]
+        membership = consumer._members.members[0].member
+        wait_until(
+            lambda: (
+                membership.membership is not None and membership.membership.generation == generation
+            ),
+            WAIT_S,
+            what="the member knows",
+        )
+        release.set()
+        send(client, topic, "d")
+        all_taken(connect, ["d"])
+
+
+def test_expired_messages_and_letters_do_not_come_again(client: Client, connect: Connect) -> None:
+    topic, group = fresh("t"), fresh("g")
+    client.call("topic.create", name=topic, partitions=1)
+    client.send_batch(topic, [Message(b"short", ttl=0.001)])
+    send(client, topic, "dead", "last")
+
+    def handle(message: ReceivedMessage, connection: Connection) -> None:
+        take_effect(message, connection)
+        if message.body == b"dead":
+            raise ValueError("never")
+
+    def once() -> None:
+        with client.consumer(group, [topic], retry=RetryPolicy.table(0, attempts=1)) as consumer:
+            consumer.run(handle, inbox=connect, idle_exit=IDLE_S)
+
+    once()
+    assert client.call("group.show", group=group)["letters"] == 1
+    client.call("topic.alter", name=topic, letters_ms=1)
+    wait_until(
+        lambda: client.call("group.show", group=group)["letters"] == 0, WAIT_S, what="it expires"
+    )
+    before = client.call("group.show", group=group)["expired"]
+    for _ in range(2):
+        once()
+    assert effects(connect) == ["last"]
+    shown = client.call("group.show", group=group)
+    assert (shown["expired"], shown["letters"]) == (before, 0)
+
+
+def test_retention_that_passes_a_slow_group_is_no_loss_of_the_database(
+    client: Client, connect: Connect
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    client.call("topic.create", name=topic, partitions=1)
+    send(client, topic, "a")
+    run(client, connect, group, topic)
+    send(client, topic, "b")
+    client.call("topic.alter", name=topic, retention_ms=1)
+    wait_until(
+        lambda: client.call("topic.show", name=topic)["firsts"] == [2], WAIT_S, what="both are gone"
+    )
+    client.call("topic.alter", name=topic, retention_ms=0)
+    send(client, topic, "c")
+    run(client, connect, group, topic)
+    assert effects(connect) == ["a", "c"]
+    names = {alarm["name"] for alarm in client.call("broker.alarms")["alarms"]}
+    assert "inbox.lost" not in names

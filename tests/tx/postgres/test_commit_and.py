@@ -10,14 +10,14 @@ import pytest
 from psycopg2 import extensions
 
 from tests.tx.postgres.business_table import assert_ready, business_rows, run
-from tests.tx.postgres.support import backend_pid, new_token, rows
+from tests.tx.postgres.support import LOG, backend_pid, new_token, rows
 from txmq.errors import InDoubt, TransactionAborted
 from txmq.tx.postgres.caller import roll_back
 from txmq.tx.postgres.commit import commit_and
 from txmq.tx.postgres.inbox import Claims, Position, claim
 from txmq.tx.postgres.session import Connection, Cursor, connect
 
-TOKEN, HERE = new_token(), Position("billing", "orders", 3)
+TOKEN, HERE = new_token(), Position("billing", str(LOG), 7, 3)
 
 
 @pytest.fixture

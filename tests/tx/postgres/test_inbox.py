@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from typing import Any
 
 import pytest
 
 from tests.tx.postgres.support import (
+    LOG,
     backend_pid,
     new_token,
     poor_role,
@@ -24,7 +26,8 @@ from txmq.tx.postgres.inbox import AppliedRanges, Position, applied, claim
 from txmq.tx.postgres.inbox_compaction import CompactionReport, compact
 from txmq.tx.postgres.session import BEGIN, Connection, connect
 
-HERE = Position("billing", "orders", 3)
+ON = str(LOG)
+HERE = Position("billing", ON, 7, 3)
 
 
 @pytest.fixture
@@ -64,7 +67,7 @@ def test_a_message_is_applied_once_whether_folded_or_not(
     commit(connection, 5)
     assert not claimed(connection, 5)
     connection.commit()
-    assert compact(folder, "billing") == CompactionReport(1, [])
+    assert compact(folder, "billing", ON) == CompactionReport(1, [])
     assert not claimed(connection, 5)
 
 
@@ -75,7 +78,7 @@ def test_a_busy_inbox_does_not_grow_until_autovacuum_runs(
     sizes = []
     for first in range(0, 20_000, 1_000):
         commit(connection, *range(first, first + 1_000))
-        assert compact(folder, "billing") == CompactionReport(1_000, [])
+        assert compact(folder, "billing", ON) == CompactionReport(1_000, [])
         sizes += rows(database, "SELECT pg_relation_size('txmq_inbox_recent')")
     assert sizes[-1] <= sizes[3]
 
@@ -90,17 +93,24 @@ def test_groups_topics_partitions_and_epochs_do_not_mix(
     connection: Connection, folder: Connection
 ) -> None:
     commit(connection, 5)
-    compact(folder, "billing")
-    for change in ({"group": "mail"}, {"topic": "bills"}, {"partition": 4}, {"epoch": 1}):
+    compact(folder, "billing", ON)
+    changes: tuple[dict[str, Any], ...] = (
+        {"group": "mail"},
+        {"log_id": str(new_token())},
+        {"topic_id": 8},
+        {"partition": 4},
+        {"epoch": 1},
+    )
+    for change in changes:
         commit(connection, 5, position=HERE._replace(**change))
-    assert compact(folder, "billing").moved == 3
+    assert compact(folder, "billing", ON).moved == 3
 
 
 def test_a_claim_of_several_returns_only_new_messages(
     connection: Connection, folder: Connection
 ) -> None:
     commit(connection, 1, 2)
-    compact(folder, "billing")
+    compact(folder, "billing", ON)
     commit(connection, 4)
     assert claimed(connection, 5, 4, 3, 2, 1) == {3, 5}
     assert claimed(connection) == set()
@@ -110,13 +120,13 @@ def test_gaps_stay_gaps_until_they_are_filled(
     database: str, connection: Connection, folder: Connection
 ) -> None:
     commit(connection, 0, 1, 2, 5, 6)
-    compact(folder, "billing")
+    compact(folder, "billing", ON)
     commit(connection, 8)
     found = applied(connection, HERE)
     assert found == AppliedRanges(((0, 3), (5, 7), (8, 9)))
     assert [found.floor(start) for start in (0, 3, 5, 7, 8, 100)] == [3, 3, 7, 7, 9, 100]
     commit(connection, 3, 4, 7)
-    compact(folder, "billing")
+    compact(folder, "billing", ON)
     assert applied(connection, HERE) == AppliedRanges(((0, 9),))
     assert recent(database) == []
     assert len(rows(database, "SELECT FROM txmq_inbox")) == 1
@@ -180,12 +190,12 @@ def test_a_fold_keeps_rows_that_an_old_snapshot_cannot_see(
         second.set_session(isolation_level="REPEATABLE READ")
         rows_before(second)
         commit(connection, 5)
-        assert compact(folder, "billing").moved == 1  # 5 is too new for `second` to know of
+        assert compact(folder, "billing", ON).moved == 1  # 5 is too new for `second` to know of
         assert not claimed(second, 1)
         with pytest.raises(DatabaseConflict):
             claimed(second, 5)
         second.rollback()
-    assert compact(folder, "billing").moved == 1
+    assert compact(folder, "billing", ON).moved == 1
 
 
 def test_a_role_without_rights_sees_the_snapshots_of_others(
@@ -201,7 +211,7 @@ def test_a_role_without_rights_sees_the_snapshots_of_others(
             f"GRANT SELECT, INSERT, UPDATE, DELETE ON txmq_inbox, txmq_inbox_recent TO {role}",
         )
         with closing(connect(dsn, application_name="poor")) as poor:
-            assert compact(poor, "billing").moved == 1
+            assert compact(poor, "billing", ON).moved == 1
         old.rollback()
 
 
@@ -212,9 +222,9 @@ def test_a_fold_waits_for_the_handlers_of_a_position_and_gives_up(
     commit(connection, 5)
     commit(connection, 6, position=elsewhere)
     assert claimed(connection, 7)
-    assert compact(folder, "billing", lock_timeout_ms=20) == CompactionReport(1, [HERE])
+    assert compact(folder, "billing", ON, lock_timeout_ms=20) == CompactionReport(1, [HERE])
     connection.commit()
-    assert compact(folder, "billing").moved == 2
+    assert compact(folder, "billing", ON).moved == 2
 
 
 def test_a_claim_waits_for_a_fold(
@@ -224,7 +234,7 @@ def test_a_claim_waits_for_a_fold(
     found: list[set[int]] = []
     with folder.cursor() as cursor:
         cursor.execute("BEGIN")
-        assert compact(folder, "billing").moved == 1
+        assert compact(folder, "billing", ON).moved == 1
         waiting = threading.Thread(target=lambda: found.append(claimed(connection, 5)))
         waiting.start()
         wait_for_backend(postgres, backend_pid(connection), "wait_event = 'advisory'")

@@ -17,13 +17,14 @@ from importlib import resources
 import psycopg2
 import pytest
 
-from tests.tx.postgres.support import producer, rows
+from tests.tx.postgres.support import LOG, producer, rows
 from txmq.errors import DatabaseConflict
 from txmq.testing.wait import wait_until
 from txmq.tx.postgres import inbox, inbox_compaction
 from txmq.tx.postgres.session import connect
 
 PARTITIONS = 2
+LOG_ID = str(LOG)
 RUNS = 20  # limit for finding a planted bug; the first or second run finds it
 COPIES = 3  # deliveries of each message
 EFFECT = """
@@ -97,7 +98,7 @@ class Deliveries:
         """One delivery; False where it has to come again."""
         with connection.cursor() as cursor:
             try:
-                if not inbox.claim(cursor, {inbox.Position("g", "t", partition): [offset]}):
+                if not inbox.claim(cursor, {inbox.Position("g", LOG_ID, 1, partition): [offset]}):
                     self.counts["duplicate"] += 1
                     connection.commit()
                     return True
@@ -115,11 +116,11 @@ class Deliveries:
     def _fold(self) -> None:
         with closing(connect(self.dsn, application_name="folder")) as connection:
             while not self.folded.is_set():
-                self.counts["moved"] += inbox_compaction.compact(connection, "g").moved
+                self.counts["moved"] += inbox_compaction.compact(connection, "g", LOG_ID).moved
                 self.counts["folds"] += 1
                 time.sleep(0.005)
             wait_until(
-                lambda: not inbox_compaction.compact(connection, "g").moved,
+                lambda: not inbox_compaction.compact(connection, "g", LOG_ID).moved,
                 what="everything is folded",
             )
 
@@ -142,8 +143,10 @@ def test_every_effect_exactly_once_beside_folds(database: str, isolation: str) -
 
 
 def test_a_fold_without_locks_is_found(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    schema = resources.files("txmq.tx.postgres").joinpath("schema_3.sql").read_text("utf-8")
-    function = schema.replace("pg_advisory_xact_lock_shared", "abs").replace(
+    schema = resources.files("txmq.tx.postgres").joinpath("schema_4.sql").read_text("utf-8")
+    claim = schema[schema.index("CREATE FUNCTION public.txmq_claim") :]
+    function = claim[: claim.index("END $$;")] + "END $$;"
+    function = function.replace("pg_advisory_xact_lock_shared", "abs").replace(
         "CREATE", "CREATE OR REPLACE"
     )
     rows(database, function)

@@ -14,6 +14,11 @@ from txmq.tx.postgres.identity import Server, ServerIdentity, require_supported
 from txmq.tx.postgres.schema import check, install
 from txmq.tx.postgres.session import connect
 
+INBOX_ROW = (
+    'INSERT INTO txmq_inbox_recent (grp, log_id, topic_id, partition, epoch, "offset")'
+    " VALUES ('g', gen_random_uuid(), 1, 0, 0, 1)"
+)
+
 
 def run_install(dsn: str) -> None:
     with closing(connect(dsn, application_name="test")) as connection:
@@ -35,7 +40,7 @@ def tables(dsn: str) -> list[tuple[object, ...]]:
 def test_installing_twice_changes_nothing(empty_database: str) -> None:
     run_install(empty_database)
     before = tables(empty_database)
-    rows(empty_database, "INSERT INTO txmq_inbox_recent VALUES ('g', 't', 0, 0, 1)")
+    rows(empty_database, INBOX_ROW)
     run_install(empty_database)
     assert tables(empty_database) == before
     assert rows(empty_database, "SELECT count(*) FROM txmq_inbox_recent") == [(1,)]

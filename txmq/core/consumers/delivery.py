@@ -337,11 +337,13 @@ def _apply_passed(state: State, group: ConsumerGroup, event: Delivered) -> None:
         position = state.groups.position_for_update(group, TopicPartition(topic_id, partition))
         position.remove_ready(start, end)
         position.settle(start, end)
+        position.pass_over(start, end)
     group.expired += sum(end - start for _topic_id, _partition, start, end in event.expired)
     for ref in event.expired_rows:
         row = failed_messages.drop(state, group, ref)
         assert row is not None, "chosen for delivery, so it is there"
         key_fences.settle_head(state, group, ref, row.key_hash)
+        state.groups.pass_over(group, ref)
         group.expired += 1
     if event.expired or event.expired_rows:
         state.groups.dirty_groups.add(group.group_id)

@@ -201,7 +201,9 @@ def _position(
     owners = [member.name for member in group.members.values() if tp in member.partitions]
     return {
         "topic": topic.name,
+        "topic_id": tp[0],
         "partition": tp[1],
+        "epoch": group.epoch_of(tp),
         "floor": position.floor,
         "cursor": position.cursor,
         "end": visibility.visible_end(state, *tp, context.durable),

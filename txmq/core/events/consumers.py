@@ -226,6 +226,45 @@ class CloneEnded(NamedTuple):
     group_id: int
 
 
+@event(104)
+class InboxOpened(NamedTuple):
+    """A member has an inbox with the effects of what is settled from `base` on, but for
+    the ranges `passed`.
+    """
+
+    group_id: int
+    topic_id: int
+    partition: int
+    base: int
+    passed: tuple[tuple[int, int], ...]
+
+
+@event(105)
+class EffectsPassed(NamedTuple):
+    """Effects of these ranges are lost: an inbox lacks them, and the messages are not
+    retained.
+    """
+
+    group_id: int
+    topic_id: int
+    partition: int
+    ranges: tuple[tuple[int, int], ...]
+
+
+@event(106)
+class EffectsRestored(NamedTuple):
+    """Settled messages are delivered again, because an inbox lacks their effects.
+
+    In an ordered group the partition's leases end with the generation before.
+    """
+
+    group_id: int
+    topic_id: int
+    partition: int
+    ranges: tuple[tuple[int, int], ...]
+    generation: int
+
+
 @event(80)
 class Delivered(NamedTuple):
     """A fetch delivered messages to a member.

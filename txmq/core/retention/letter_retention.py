@@ -81,6 +81,7 @@ def apply_expired(state: State, event: LettersExpired, context: RecordContext) -
     key_fences.apply_changes(state, group, event.moves, event.fences, context.stored_at)
     for ref in event.rows:
         acks.settle_row(state, group, ref)
+        state.groups.pass_over(group, ref)
 
 
 DECIDERS: Deciders = {ExpireLetters: decide_expire}

@@ -7,7 +7,13 @@ from typing import Any
 
 from sortedcontainers import SortedList
 
-from txmq.core.state.consumer_groups import ConsumerGroup, Epochs, FenceState, KeyFence
+from txmq.core.state.consumer_groups import (
+    ConsumerGroup,
+    Epochs,
+    FenceState,
+    KeyFence,
+    MessageRef,
+)
 from txmq.core.state.positions import GroupPosition
 from txmq.model.topic_partition import TopicPartition
 from txmq.store import tables as t
@@ -81,6 +87,12 @@ class GroupRegistry:
         self.dirty_groups.add(group.group_id)
         self.dirty_positions.add((group.group_id, *tp))
         return group.positions[tp]
+
+    def pass_over(self, group: ConsumerGroup, ref: MessageRef) -> None:
+        """Apply: a failed message has ended without an effect."""
+        topic_id, partition, offset = ref
+        position = self.position_for_update(group, TopicPartition(topic_id, partition))
+        position.pass_over(offset, offset + 1)
 
     def save(self, tables: t.Tables) -> None:
         """Write the rows of what has changed since the last call."""

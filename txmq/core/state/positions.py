@@ -158,6 +158,14 @@ class GroupPosition:
         self.settle(self.floor, first)
         self.cursor = max(self.cursor, first)
 
+    def bring_back(self, start: int, end: int) -> None:
+        """Deliver [start, end), which is settled, again."""
+        if start < self.floor:
+            self.settled.put(start, self.floor, None)
+            self.floor = start
+        self.settled.cut(start, end)
+        self.redeliver.put(start, end, UNDELIVERED)
+
     @property
     def unsettled(self) -> int:
         """The number of unsettled messages below the cursor."""

@@ -63,6 +63,7 @@ class Topic:
     settings: TopicSettings = DEFAULT_SETTINGS
     start_offsets: list[int] = field(default_factory=list)
     partition_bytes: list[int] = field(default_factory=list)
+    made_at: int = 0  # 0 = by a broker that did not record it
     # since the start of the broker; not part of the fold
     published_bytes: int = field(default=0, compare=False)
 

@@ -331,8 +331,7 @@ def topic_view(topic: Topic) -> TopicView:
 
 
 def apply_created(state: State, event: TopicCreated, context: RecordContext) -> None:
-    del context
-    topic = Topic(event.topic_id, event.name, [0] * event.partitions)
+    topic = Topic(event.topic_id, event.name, [0] * event.partitions, made_at=context.stored_at)
     topic.epoch = event.epoch
     state.topics[event.name] = state.topics_by_id[event.topic_id] = topic
     state.partitions += event.partitions

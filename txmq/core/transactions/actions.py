@@ -193,6 +193,7 @@ def _settle_ranges(
         position.reserved.cut(start, end)
         if committed:
             position.settle(start, end)
+            position.pass_over(start, end)
             circuit_breaker.record_acks(group, reserved.lease, end - start)
         else:
             position.redeliver_range(start, end, Redelivery(reserved.attempt + 1))
@@ -217,6 +218,7 @@ def _settle_row(
 ) -> None:
     if committed:
         acks.settle_row(state, group, ref)
+        state.groups.pass_over(group, ref)
     else:
         _replace_row(state, group, ref, row._replace(token=b"", due=context.stored_at))
 

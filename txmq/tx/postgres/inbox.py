@@ -1,8 +1,9 @@
 """The inbox: duplicate check and effect in one PostgreSQL transaction.
 
-A message is identified by its first place: topic, partition and offset of the original,
-and the epoch that a reset of the consumer group raises. The place of a retry or a
-replay does not count.
+A message is identified by its first place: log, topic id, partition and offset of the
+original, and the epoch that a reset of the consumer group raises. The place of a retry
+or a replay does not count, and neither do names of topics or brokers: another topic may
+get them.
 
 Handlers take a shared lock before they read, the compaction takes it exclusively.
 Otherwise a row could move into the ranges after a handler has read the ranges and
@@ -19,27 +20,29 @@ from typing import Final, NamedTuple
 from txmq.tx.postgres.errors import translated
 from txmq.tx.postgres.session import Connection, Cursor
 
-# The claim itself is in schema_3.sql.
-_HERE: Final = (
-    "grp = %(group)s AND topic = %(topic)s AND partition = %(partition)s AND epoch = %(epoch)s"
+# The claim itself is in schema_4.sql.
+HERE: Final = (
+    "grp = %(group)s AND log_id = %(log_id)s AND topic_id = %(topic_id)s"
+    " AND partition = %(partition)s AND epoch = %(epoch)s"
 )
 _APPLIED: Final = f"""
 SELECT lower(r), upper(r) FROM unnest(
-    coalesce((SELECT applied FROM public.txmq_inbox WHERE {_HERE}), '{{}}'::int8multirange)
+    coalesce((SELECT applied FROM public.txmq_inbox WHERE {HERE}), '{{}}'::int8multirange)
     + coalesce((SELECT range_agg(int8range("offset", "offset" + 1)) FROM public.txmq_inbox_recent
-        WHERE {_HERE}),
+        WHERE {HERE}),
                '{{}}'::int8multirange)) r
 ORDER BY 1
 """  # noqa: S608  # constants
 
 
 class Position(NamedTuple):
-    """The history of a partition for one consumer group, since the group's last
-    reset.
+    """The history of a partition for one consumer group, since it was last to be
+    processed again. `log_id` is the broker's log, as a text.
     """
 
     group: str
-    topic: str
+    log_id: str
+    topic_id: int
     partition: int
     epoch: int = 0
 
@@ -71,7 +74,8 @@ def lock_key(position: Position) -> int:
 
     It shares the database's 64-bit keys with the service's own locks.
     """
-    name = f"txmq.inbox/{position.group}/{position.topic}/{position.partition}"
+    group, log_id, topic_id, partition, _epoch = position
+    name = f"txmq.inbox/{group}/{log_id}/{topic_id}/{partition}"
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big", signed=True)
 
 
@@ -86,11 +90,11 @@ def claim(cursor: Cursor, wanted: Wanted, *, first: str = "") -> Claims:
     """
     positions, calls, names = sorted(wanted), list[str](), list[str]()
     for number, position in enumerate(positions):  # in one order for all, against deadlocks
-        group, topic, partition, epoch = position
-        place = f"{partition}, {epoch}, {lock_key(position)}"
+        group, log_id, topic_id, partition, epoch = position
+        place = f"{topic_id}, {partition}, {epoch}, {lock_key(position)}"
         offsets = ",".join(map(str, sorted(wanted[position])))
         calls.append(f"SELECT {number}, public.txmq_claim(%s, %s, {place}, '{{{offsets}}}')")
-        names += group, topic
+        names += group, log_id
     with translated("claiming messages in the inbox"):
         cursor.execute(first + " UNION ALL ".join(calls), names)
         return frozenset((positions[number], offset) for number, offset in cursor.fetchall())

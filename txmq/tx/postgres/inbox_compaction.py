@@ -10,11 +10,12 @@ from typing import Final, NamedTuple
 
 from txmq.errors import DatabaseConflict
 from txmq.tx.postgres.errors import translated
-from txmq.tx.postgres.inbox import Position, lock_key
+from txmq.tx.postgres.inbox import HERE, Position, lock_key
 from txmq.tx.postgres.session import Connection
 
 _POSITIONS: Final = (
-    "SELECT DISTINCT grp, topic, partition, epoch FROM public.txmq_inbox_recent WHERE grp = %s"
+    "SELECT DISTINCT grp, log_id::text, topic_id, partition, epoch FROM public.txmq_inbox_recent"
+    " WHERE grp = %s AND log_id = %s"
 )
 # A handler under REPEATABLE READ reads with a snapshot from before it held the lock. A
 # row stays where it conflicts with such a handler's claim, until no snapshot in the
@@ -28,16 +29,16 @@ SET LOCAL lock_timeout = %(lock_timeout_ms)s;
 SELECT pg_advisory_xact_lock(%(lock)s);
 WITH moved AS (
     DELETE FROM public.txmq_inbox_recent
-    WHERE grp = %(group)s AND topic = %(topic)s AND partition = %(partition)s AND epoch = %(epoch)s
+    WHERE {HERE}
       AND age(xmin) > coalesce({_OLDEST_SNAPSHOT}, -1)
     RETURNING "offset"
 ), folded AS (
-    INSERT INTO public.txmq_inbox AS known (grp, topic, partition, epoch, applied)
-    SELECT %(group)s, %(topic)s, %(partition)s, %(epoch)s, range_agg(int8range("offset",
-        "offset" + 1)) FROM moved
+    INSERT INTO public.txmq_inbox AS known (grp, log_id, topic_id, partition, epoch, applied)
+    SELECT %(group)s, %(log_id)s::uuid, %(topic_id)s, %(partition)s, %(epoch)s,
+        range_agg(int8range("offset", "offset" + 1)) FROM moved
     HAVING count(*) > 0
-    ON CONFLICT (grp, topic, partition,
-        epoch) DO UPDATE SET applied = known.applied + EXCLUDED.applied
+    ON CONFLICT (grp, log_id, topic_id, partition, epoch)
+    DO UPDATE SET applied = known.applied + EXCLUDED.applied
 )
 SELECT count(*) FROM moved
 """  # noqa: S608  # constants
@@ -57,7 +58,9 @@ class CompactionReport(NamedTuple):
     busy: list[Position]
 
 
-def compact(connection: Connection, group: str, *, lock_timeout_ms: int = 100) -> CompactionReport:
+def compact(
+    connection: Connection, group: str, log_id: str, *, lock_timeout_ms: int = 100
+) -> CompactionReport:
     """Compact the rows of `group`, partition by partition, each in a transaction.
 
     `connection` is one of txmq's own, in autocommit mode. Call it every few seconds.
@@ -65,7 +68,7 @@ def compact(connection: Connection, group: str, *, lock_timeout_ms: int = 100) -
     time-out. Raises DatabaseError.
     """
     with translated("compacting the inbox"), connection.cursor() as cursor:
-        cursor.execute(_POSITIONS, (group,))
+        cursor.execute(_POSITIONS, (group, log_id))
         positions = [Position(*row) for row in cursor.fetchall()]
     moved, busy = 0, []
     for position in positions:

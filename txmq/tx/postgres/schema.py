@@ -21,10 +21,12 @@ _RIGHTS: Final = {
     "txmq_outbox": "SELECT, INSERT, DELETE",
     "txmq_inbox_recent": "SELECT, INSERT, DELETE",
     "txmq_inbox": "SELECT, INSERT, UPDATE",
+    "txmq_inbox_by_name": "SELECT, DELETE",
 }
-_CLAIM: Final = "public.txmq_claim(text, text, int, int8, int8, int8[])"
+_CLAIM: Final = "public.txmq_claim(text, uuid, int8, int, int8, int8, int8[])"
 _FUNCTIONS: Final = (
     _CLAIM,
+    "public.txmq_inbox_adopt(text, text, int, uuid, int8, int8, timestamptz, int8, int8, int8)",
     "public.txmq_outbox_stamp(uuid)",
     "public.txmq_outbox_waits(uuid, int8[])",
     "public.txmq_outbox_settle(uuid)",

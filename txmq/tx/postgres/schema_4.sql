@@ -1,9 +1,120 @@
 -- Version 4. Identity: of a topic and its log in the inbox, of the broker that works on this database, of a row of the
 -- outbox.
 
--- The inbox.
+-- The inbox. It knows a message by its log and its topic's id: the names of topics and brokers come back with other
+-- messages. The old claim goes, so that an older txmq fails instead of applying messages that it does not find.
 
-SELECT;
+LOCK TABLE public.txmq_inbox_recent, public.txmq_inbox;  -- waits for the handlers that have begun
+DROP FUNCTION public.txmq_claim(text, text, int, int8, int8, int8[]);
+
+-- What was stored before, by names. The first member that gets the partition takes it over (txmq_inbox_adopt).
+-- With several brokers the group was named group#log.
+CREATE TABLE public.txmq_inbox_by_name (
+    grp text NOT NULL,
+    log_id uuid,
+    topic text NOT NULL,
+    partition int NOT NULL,
+    epoch int8 NOT NULL,
+    applied int8multirange NOT NULL,
+    stored_until timestamptz NOT NULL DEFAULT now()
+);
+CREATE INDEX ON public.txmq_inbox_by_name (grp, topic, partition);
+INSERT INTO public.txmq_inbox_by_name (grp, log_id, topic, partition, epoch, applied)
+SELECT regexp_replace(grp, '#[0-9a-f-]{36}$', ''), substring(grp FROM '#([0-9a-f-]{36})$')::uuid, topic, partition,
+    epoch, range_agg(r)
+FROM (
+    SELECT grp, topic, partition, epoch, unnest(applied) AS r FROM public.txmq_inbox
+    UNION ALL
+    SELECT grp, topic, partition, epoch, int8range("offset", "offset" + 1) FROM public.txmq_inbox_recent) stored
+GROUP BY 1, 2, 3, 4, 5;
+
+TRUNCATE public.txmq_inbox_recent, public.txmq_inbox;
+ALTER TABLE public.txmq_inbox_recent
+    DROP COLUMN topic, ADD COLUMN log_id uuid, ADD COLUMN topic_id int8,
+    ADD PRIMARY KEY (grp, log_id, topic_id, partition, epoch, "offset");
+ALTER TABLE public.txmq_inbox
+    DROP COLUMN topic, ADD COLUMN log_id uuid, ADD COLUMN topic_id int8,
+    ADD PRIMARY KEY (grp, log_id, topic_id, partition, epoch);
+
+-- Whoever may write to the inbox may take over what it had.
+DO $$
+DECLARE
+    member text;
+BEGIN
+    FOR member IN
+        SELECT DISTINCT CASE grantee WHEN 0 THEN 'public' ELSE quote_ident(pg_get_userbyid(grantee)) END
+        FROM pg_class, aclexplode(relacl) WHERE oid = 'public.txmq_inbox'::regclass AND privilege_type = 'INSERT'
+    LOOP
+        EXECUTE format('GRANT SELECT, DELETE ON public.txmq_inbox_by_name TO %s', member);
+    END LOOP;
+END $$;
+
+-- Takes over the rows of a group ($1), topic ($2) and partition ($3) that were stored by name, for log $4, topic id $5
+-- and epoch $6. Rows do not tell the topic they are of. A topic that was made ($7) after them is not theirs. They are
+-- taken if the group has settled the first of their messages, and been delivered the last: it is at offsets $8 and $9.
+-- Otherwise that is unclear, unless an operator has said so ($7 to $9 are null). $10 is the lock of the position.
+-- Rows of older epochs are of no use to anybody. Returns 'none', 'adopted' or 'unclear'.
+CREATE FUNCTION public.txmq_inbox_adopt(text, text, int, uuid, int8, int8, timestamptz, int8, int8, int8) RETURNS text
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF NOT EXISTS (
+        SELECT FROM public.txmq_inbox_by_name
+        WHERE grp = $1 AND topic = $2 AND partition = $3 AND coalesce(log_id, $4) = $4 AND epoch = $6
+            AND stored_until >= coalesce($7, '-infinity')) THEN
+        RETURN 'none';
+    END IF;
+    PERFORM pg_advisory_xact_lock($10);
+    IF EXISTS (
+        SELECT FROM public.txmq_inbox_by_name
+        WHERE grp = $1 AND topic = $2 AND partition = $3 AND coalesce(log_id, $4) = $4 AND epoch = $6
+            AND (lower(applied) >= $8 OR upper(applied) > $9)) THEN
+        RETURN 'unclear';
+    END IF;
+    WITH mine AS (
+        DELETE FROM public.txmq_inbox_by_name
+        WHERE grp = $1 AND topic = $2 AND partition = $3 AND coalesce(log_id, $4) = $4 AND epoch <= $6
+        RETURNING epoch, applied
+    )
+    INSERT INTO public.txmq_inbox AS known (grp, log_id, topic_id, partition, epoch, applied)
+    SELECT $1, $4, $5, $3, $6, range_agg(r) FROM mine, unnest(applied) r WHERE epoch = $6 HAVING count(*) > 0
+    ON CONFLICT (grp, log_id, topic_id, partition, epoch) DO UPDATE SET applied = known.applied + EXCLUDED.applied;
+    RETURN 'adopted';
+END $$;
+
+-- Gives those of the offsets ($7, ascending) that nobody has applied, as in version 3. $1 to $5 are the position, $6 is
+-- its lock.
+CREATE FUNCTION public.txmq_claim(text, uuid, int8, int, int8, int8, int8[]) RETURNS SETOF int8
+LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock_shared($6);
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        $7 := ARRAY(
+            SELECT o FROM unnest($7) o
+            WHERE (
+                SELECT true FROM public.txmq_inbox_recent
+                WHERE grp = $1 AND log_id = $2 AND topic_id = $3 AND partition = $4 AND epoch = $5
+                    AND "offset" = o) IS NULL);
+    END IF;
+    IF cardinality($7) = 1 THEN
+        INSERT INTO public.txmq_inbox_recent (grp, log_id, topic_id, partition, epoch, "offset")
+        SELECT $1, $2, $3, $4, $5, $7[1]
+        WHERE (
+            SELECT applied @> $7[1] FROM public.txmq_inbox
+            WHERE grp = $1 AND log_id = $2 AND topic_id = $3 AND partition = $4 AND epoch = $5) IS NOT TRUE
+        ON CONFLICT DO NOTHING;
+        IF FOUND THEN
+            RETURN NEXT $7[1];
+        END IF;
+        RETURN;
+    END IF;
+    RETURN QUERY
+    INSERT INTO public.txmq_inbox_recent (grp, log_id, topic_id, partition, epoch, "offset")
+    SELECT $1, $2, $3, $4, $5, o FROM unnest($7) o
+    WHERE ((
+        SELECT applied * int8multirange(int8range($7[1], $7[cardinality($7)], '[]')) FROM public.txmq_inbox
+        WHERE grp = $1 AND log_id = $2 AND topic_id = $3 AND partition = $4 AND epoch = $5) @> o) IS NOT TRUE
+    ON CONFLICT DO NOTHING RETURNING "offset";
+END $$;
 
 -- The brokers.
 

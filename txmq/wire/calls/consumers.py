@@ -186,6 +186,32 @@ class GroupAlter(OperatorArgs, GroupSettingsArgs):
     """Change the settings of a group."""
 
 
+class InboxArgs(GroupArgs):
+    """A partition of a topic, as the inbox of a member knows it."""
+
+    topic: Name
+    topic_id: Annotated[int, Field(ge=1)]
+    partition: Partition
+
+
+OffsetRanges = Annotated[tuple[tuple[Offset, Offset], ...], Field(max_length=10_000)]
+
+
+class InboxOpen(InboxArgs):
+    """An inbox with the effects of these ranges."""
+
+    applied: OffsetRanges
+
+
+class InboxRestore(InboxArgs):
+    """Ranges whose effects an inbox lacks; `lost`: give up those that are not
+    retained.
+    """
+
+    ranges: OffsetRanges
+    lost: bool = False
+
+
 class DlqList(GroupArgs):
     """A page of dead letters."""
 

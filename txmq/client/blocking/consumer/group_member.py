@@ -66,8 +66,7 @@ class StateChanged(Condition):
 class ThreadedMember(MemberState):
     """A member at one broker.
 
-    `changed` guards it; where a consumer has several members, they share it, and are
-    `clustered`.
+    `changed` guards it; where a consumer has several members, they share it.
     """
 
     def __init__(
@@ -75,11 +74,8 @@ class ThreadedMember(MemberState):
         core: BlockingCore,
         settings: ConsumerSettings,
         changed: StateChanged,
-        *,
-        clustered: bool,
     ) -> None:
         self.core, self.settings, self.changed = core, settings, changed
-        self._clustered = clustered
         self.member = Member(settings, uuid4().hex, owner=self)
         self.operations = Operations(self.member)
         self.acks = self.member.settlement.acks
@@ -114,13 +110,6 @@ class ThreadedMember(MemberState):
     def log_id(self) -> UUID:
         """The broker's log that the messages are of; a request if it is not known."""
         return self.core.log_id
-
-    @property
-    def inbox_group(self) -> str:
-        """The name of the group in the inbox. With several brokers, the log tells their
-        offsets apart.
-        """
-        return f"{self.group}#{self.core.log_id}" if self._clustered else self.group
 
     def receive(self, operation: Callable[[Operations, float], T], now: float) -> T:
         """Return what the operation returns. `changed` is held. Raises the member's

@@ -7,12 +7,13 @@ was away, the message is applied again: the inbox shows whether it was applied b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import random
 from threading import Event
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from txmq.client.blocking.consumer.inbox_upkeep import InboxMember, InboxUpkeep, open_connection
+from txmq.client.blocking.consumer.inbox_opening import InboxMember, InboxOpenings
+from txmq.client.blocking.consumer.inbox_upkeep import InboxUpkeep, open_connection
 from txmq.client.blocking.consumer.runner import MessageSource, Runner
 from txmq.client.log import get_logger
 from txmq.client.protocol.consumer.handlers import (
@@ -23,9 +24,14 @@ from txmq.client.protocol.consumer.handlers import (
 from txmq.client.protocol.transaction.tokens import new_token
 from txmq.crashpoints import crashpoint
 from txmq.errors import (
+    BrokerUnavailable,
+    ConnectionLost,
     DatabaseConflict,
     DatabaseUnavailable,
+    InboxMismatch,
     InDoubt,
+    RequestRejected,
+    RequestTimeout,
     TransactionAborted,
     TxmqError,
 )
@@ -57,8 +63,6 @@ class InboxSource(MessageSource, Protocol):
     def members(self) -> Sequence[InboxMember]: ...
     def give_back(self, messages: Iterable[ReceivedMessage]) -> None: ...
     def count(self, *, duplicates: int = 0, retried: int = 0) -> None: ...
-    def epoch_of(self, message: DeliveredMessage) -> int: ...
-    def inbox_group_of(self, message: DeliveredMessage) -> str: ...
 
 
 def run_with_inbox(
@@ -72,11 +76,18 @@ def run_with_inbox(
     has the upkeep of each member's inbox.
     """
     upkeeps = [InboxUpkeep(member, connect) for member in source.members]
+    openings = {
+        member.owner: upkeep.openings
+        for member, upkeep in zip(source.members, upkeeps, strict=True)
+    }
     for upkeep in upkeeps:
         upkeep.start()
     try:
         Runner(
-            source, lambda: InboxWorker(source, handler, connect, options, stop), options, stop
+            source,
+            lambda: InboxWorker(source, openings, handler, connect, options, stop),
+            options,
+            stop,
         ).run()
     finally:
         for upkeep in upkeeps:
@@ -97,6 +108,12 @@ class _HandlerFailed(Exception):
 
 class _NackedByHandler(Exception):
     """The handler nacked a message and returned: there is nothing to commit for it."""
+
+
+class _NotOpen(Exception):
+    """A partition of the inbox could not be opened, or lacked effects: its messages are
+    delivered again, behind those that it lacks.
+    """
 
 
 class _Batch(NamedTuple):
@@ -122,12 +139,15 @@ class InboxWorker:
     def __init__(
         self,
         source: InboxSource,
+        openings: Mapping[object, InboxOpenings],
         handler: Callable[..., object],
         connect: Connect,
         options: HandlerOptions,
         stop: Event,
     ) -> None:
+        """`openings`: of each member, by what it stores as owner in its batches."""
         self._source, self._handler, self._connect = source, handler, connect
+        self._openings = openings
         self._options, self._stop = options, stop
         self._connection: Connection | None = None
         # Of every commit. It has no row: the inbox shows the outcome of a commit.
@@ -189,6 +209,9 @@ class InboxWorker:
                 self._transaction(self._connected(), batch)
             except (DatabaseConflict, DatabaseUnavailable, InDoubt) as error:
                 trouble: BaseException = error
+            except _NotOpen:
+                self._source.give_back(_outstanding(batch.messages))
+                return None
             except _HandlerFailed as failed:
                 return failed.error
             except _NackedByHandler:
@@ -226,6 +249,8 @@ class InboxWorker:
     def _transaction(self, connection: Connection, batch: _Batch) -> None:
         """Run one attempt. Raises _HandlerFailed, _NackedByHandler."""
         messages = batch.messages
+        if batch.claims is None:
+            self._open(connection, messages)
         try:
             claims = self._claim(connection, messages) if batch.claims is None else batch.claims
             fresh = messages if len(claims) == len(messages) else self._claimed(claims, messages)
@@ -248,6 +273,9 @@ class InboxWorker:
             guarded_commit(connection, self._token)
             return
         self._next, wanted = _Batch(messages), self._positions(messages)
+        if not self._are_open(messages):
+            guarded_commit(connection, self._token)
+            return
         claims = commit_and(
             connection, self._token, lambda cursor, first: claim(cursor, wanted, first=first)
         )
@@ -293,12 +321,40 @@ class InboxWorker:
         ]
 
     def _position(self, message: DeliveredMessage) -> Position:
-        return Position(
-            self._source.inbox_group_of(message),
-            message.topic,
-            message.partition,
-            self._source.epoch_of(message),
+        fetched = message.fetched
+        position: Position | None = fetched.position
+        if position is None:
+            openings = self._openings[fetched.owner]
+            place = (fetched.topic, fetched.topic_id, fetched.partition, fetched.epoch)
+            position = fetched.position = openings.position(*place)
+        return position
+
+    def _are_open(self, messages: Iterable[DeliveredMessage]) -> bool:
+        return all(
+            self._openings[message.fetched.owner].are_open((self._position(message),))
+            for message in messages
         )
+
+    def _open(self, connection: Connection, messages: Sequence[DeliveredMessage]) -> None:
+        """Open the partitions of the messages. Raises _NotOpen, InboxMismatch."""
+        if self._are_open(messages):
+            return
+        try:
+            restored = sum(
+                self._openings[message.fetched.owner].open(
+                    connection, self._position(message), message.topic
+                )
+                for message in messages
+            )
+        except (RequestRejected, BrokerUnavailable, ConnectionLost, RequestTimeout) as error:
+            log.warning("inbox.not_opened", error=str(error))
+            self._pause(FIRST_PAUSE_S)
+            raise _NotOpen from error
+        except InboxMismatch:
+            self._source.give_back(_outstanding(messages))
+            raise
+        if restored and self._source.settings.ordered:
+            raise _NotOpen
 
     def _handle(self, messages: Sequence[DeliveredMessage], connection: Connection) -> None:
         import psycopg2  # noqa: PLC0415  # loaded already; the client does without it
@@ -320,6 +376,9 @@ class InboxWorker:
         """Return a usable connection, as soon as there is one. Raises _Stopped."""
         pause = FIRST_PAUSE_S
         while self._connection is None or self._connection.closed:
+            if self._connection is not None:
+                for openings in self._openings.values():
+                    openings.forget()
             try:
                 self._connection = open_connection(self._connect)
             except DatabaseUnavailable as error:

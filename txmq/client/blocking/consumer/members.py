@@ -27,10 +27,7 @@ class ThreadedMembers(MemberSet[ThreadedMember]):
         self.settings = settings
         self.changed = StateChanged()
         self._handlers = 0  # threads that work on messages
-        clustered = len(cores) > 1
-        super().__init__(
-            [ThreadedMember(core, settings, self.changed, clustered=clustered) for core in cores]
-        )
+        super().__init__([ThreadedMember(core, settings, self.changed) for core in cores])
         tell_after_fork(self)
 
     def after_fork(self) -> None:

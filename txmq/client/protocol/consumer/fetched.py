@@ -47,19 +47,9 @@ class FetchedBatch:
 
     __slots__ = (
         *("_decoded_to", "_messages", "_next", "_view", "attempt", "base", "end", "epoch"),
-        *(
-            "generation",
-            "topic_id",
-            "lease",
-            "moved",
-            "owner",
-            "partition",
-            "partition_name",
-            "ready",
-            "received_whole",
-        ),
-        *("size", "start", "states", "stored_at", "timed_from", "topic", "touched_at"),
-        "unsettled",
+        *("generation", "lease", "moved", "owner", "partition", "partition_name", "position"),
+        *("ready", "received_whole", "size", "start", "states", "stored_at", "timed_from"),
+        *("topic", "topic_id", "touched_at", "unsettled"),
     )
 
     def __init__(
@@ -82,6 +72,7 @@ class FetchedBatch:
         self._view: BatchView | RunView | None = decode_chunk(chunk)
         self.owner, self.epoch, self.touched_at = owner, epoch, now
         self.topic_id, self.generation = topic_id, generation
+        self.position: Any = None  # what an inbox knows the partition by, once it was asked
         self.states = bytearray(chunk.rows)
         self.ready = self.unsettled = chunk.rows
         self.timed_from: dict[int, float] = {}

@@ -11,8 +11,9 @@ from dataclasses import fields
 from typing import Generic, Protocol, TypeVar
 
 from txmq.client.log import get_logger
-from txmq.client.protocol.consumer.fetched import DeliveredMessage, ReceivedBatch, owner_of
+from txmq.client.protocol.consumer.fetched import ReceivedBatch, owner_of
 from txmq.client.protocol.consumer.member import Member, MemberPhase
+from txmq.client.protocol.consumer.membership import Membership
 from txmq.client.protocol.consumer.stats import ConsumerStats
 from txmq.errors import BrokerUnavailable, LocalProtocolError, TxmqError
 from txmq.model.message import ReceivedMessage
@@ -25,7 +26,6 @@ class DrivenMember(Protocol):
     """A member with its driver. Both faces have one, with their own way to wait.
 
     `trouble` is the last error of its connection, `failure` the error that ended it.
-    `inbox_group` is the name of its group in the inbox.
     """
 
     @property
@@ -42,8 +42,6 @@ class DrivenMember(Protocol):
     def stats(self) -> ConsumerStats: ...
     @property
     def paused(self) -> frozenset[str]: ...
-    @property
-    def inbox_group(self) -> str: ...
 
     def ack_many(self, messages: Iterable[ReceivedMessage]) -> None: ...
     def nack(
@@ -76,6 +74,16 @@ class MemberState:
     def group(self) -> str:
         """The name of the group: for a broadcast member its own."""
         return self.member.group
+
+    @property
+    def owner(self) -> object:
+        """The object that the member stores as owner in its batches."""
+        return self
+
+    @property
+    def membership(self) -> Membership | None:
+        """The member's place in its group, as the broker last reported it."""
+        return self.member.membership
 
     @property
     def assignment(self) -> frozenset[PartitionName]:
@@ -172,17 +180,6 @@ class MemberSet(Generic[M]):
     def count(self, *, duplicates: int = 0, retried: int = 0) -> None:
         """Add to the counters of the inbox."""
         self.members[0].count(duplicates=duplicates, retried=retried)
-
-    def epoch_of(self, message: DeliveredMessage) -> int:
-        """Return the group's epoch when the message was fetched."""
-        return message.fetched.epoch
-
-    def inbox_group_of(self, message: ReceivedMessage) -> str:
-        """Return the name of the message's group in the inbox.
-
-        Offsets of several brokers are distinguished by it.
-        """
-        return self.member_of(message).inbox_group
 
     def _by_member(
         self, messages: Iterable[ReceivedMessage]

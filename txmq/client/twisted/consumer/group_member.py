@@ -30,8 +30,7 @@ from txmq.model.message import ReceivedMessage
 class ReactorMember(MemberState):
     """A member at one broker.
 
-    `deliver` is called with the member when messages may have come. `clustered`: its
-    consumer has members at other brokers, too.
+    `deliver` is called with the member when messages may have come.
     """
 
     def __init__(
@@ -39,11 +38,9 @@ class ReactorMember(MemberState):
         core: TwistedCore,
         settings: ConsumerSettings,
         deliver: Callable[[ReactorMember], None],
-        *,
-        clustered: bool,
     ) -> None:
         self.core, self.settings = core, settings
-        self._deliver, self._clustered = deliver, clustered
+        self._deliver = deliver
         self._reactor = core.reactor
         self.member = Member(settings, uuid4().hex, owner=self)
         self.operations = Operations(self.member)
@@ -73,13 +70,6 @@ class ReactorMember(MemberState):
         connection.
         """
         return self.core.known_log_id
-
-    @property
-    def inbox_group(self) -> str:
-        """The name of the group in the inbox, after the first connection; the same as
-        in the blocking face.
-        """
-        return f"{self.group}#{self.log_id}" if self._clustered else self.group
 
     def when_serving(self) -> Deferred[None]:
         """Fire once the member has joined; fail with its failure."""

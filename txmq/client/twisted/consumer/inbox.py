@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from uuid import UUID
 
 from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.threads import blockingCallFromThread
@@ -21,12 +22,12 @@ from twisted.internet.threads import blockingCallFromThread
 from txmq.client.blocking.core import BlockingCore, core_of
 from txmq.client.protocol.consumer.fetched import DeliveredMessage
 from txmq.client.protocol.consumer.handlers import HandlerOptions
+from txmq.client.protocol.consumer.membership import Membership
 from txmq.client.protocol.consumer.stats import ConsumerStats
 from txmq.client.twisted.consumer.group_member import ReactorMember
 from txmq.client.twisted.consumer.members import ReactorMembers
 from txmq.client.twisted.consumer.runner import Run
 from txmq.model.message import ReceivedMessage
-from txmq.model.topic_partition import PartitionName
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection  # noqa: N812  # a class
@@ -77,12 +78,16 @@ class BridgedMember:
         return self._member.group
 
     @property
-    def inbox_group(self) -> str:
-        return self._member.inbox_group
+    def owner(self) -> object:
+        return self._member
 
     @property
-    def assignment(self) -> frozenset[PartitionName]:
-        return self._member.assignment
+    def log_id(self) -> UUID | None:
+        return self._member.log_id
+
+    @property
+    def membership(self) -> Membership | None:
+        return self._member.membership
 
     @property
     def stats(self) -> ConsumerStats:
@@ -132,12 +137,6 @@ class ThreadBridge:
         self._reactor.callFromThread(
             lambda: self._members.count(duplicates=duplicates, retried=retried)
         )
-
-    def epoch_of(self, message: DeliveredMessage) -> int:
-        return self._members.epoch_of(message)
-
-    def inbox_group_of(self, message: DeliveredMessage) -> str:
-        return self._members.inbox_group_of(message)
 
     def _call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return what the function returns on the reactor's thread."""

@@ -37,12 +37,7 @@ class ReactorMembers(MemberSet[ReactorMember]):
         self.handlers = 0
         self._idle_waiters: list[Deferred[None]] = []  # that wait for the last handler
         self._receivers: deque[tuple[Operation[Any], Deferred[Any]]] = deque()
-        super().__init__(
-            [
-                ReactorMember(core, settings, self._deliver, clustered=len(cores) > 1)
-                for core in cores
-            ]
-        )
+        super().__init__([ReactorMember(core, settings, self._deliver) for core in cores])
 
     async def join(self, seconds: float) -> None:
         """Join the group wherever a broker answers in so many seconds.

@@ -1,0 +1,229 @@
+"""Inboxes whose topic, broker or database is another one than before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from typing import Literal
+
+import pytest
+
+import txmq
+from tests.client.blocking.test_inbox_resets import all_taken, consumer_of, run, running, send
+from tests.client.effects import effects, take_effect, with_effects
+from tests.client.real import RealBroker
+from tests.client.scripted_member import fresh
+from txmq.client.blocking.client import Client
+from txmq.client.blocking.consumer import inbox_opening
+from txmq.errors import InboxMismatch
+from txmq.model.message import ReceivedMessage
+from txmq.model.retry import RetryPolicy
+from txmq.testing.wait import wait_until
+from txmq.tx.postgres.session import Connection
+
+WAIT_S = 20.0
+IDLE_S = 0.6
+Connect = Callable[[], Connection]
+BY_NAME = """
+INSERT INTO txmq_inbox_by_name (grp, topic, partition, epoch, applied)
+SELECT grp, '{topic}', partition, epoch, range_agg(r) FROM (
+    SELECT grp, partition, epoch, unnest(applied) AS r FROM txmq_inbox UNION ALL
+    SELECT grp, partition, epoch, int8range("offset", "offset" + 1) FROM txmq_inbox_recent) stored
+GROUP BY 1, 2, 3, 4;
+TRUNCATE txmq_inbox, txmq_inbox_recent;
+"""
+RESTORED = "DELETE FROM effects; TRUNCATE txmq_inbox, txmq_inbox_recent;"
+
+
+@pytest.fixture(scope="module")
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RealBroker]]:
+    brokers = [RealBroker(tmp_path_factory.mktemp(f"broker-{number}")) for number in range(2)]
+    yield brokers
+    for broker in brokers:
+        broker.stop()
+
+
+@pytest.fixture
+def clients(brokers: list[RealBroker]) -> Iterator[list[Client]]:
+    first, second = (
+        txmq.connect(broker.url, service="tests", timeout=WAIT_S) for broker in brokers
+    )
+    with first, second:
+        yield [first, second]
+
+
+@pytest.fixture
+def client(clients: list[Client]) -> Client:
+    return clients[0]
+
+
+@pytest.fixture
+def connect(database: str) -> Connect:
+    return with_effects(database)
+
+
+def execute(connect: Connect, statements: str) -> None:
+    with closing(connect()) as connection, connection, connection.cursor() as cursor:
+        cursor.execute(statements)
+
+
+def make(client: Client, topic: str) -> None:
+    client.call("topic.create", name=topic, partitions=1)
+
+
+def forget_acks(client: Client, group: str, topic: str, connect: Connect, count: int) -> None:
+    """Have so many messages take effect, and lose all acks but the first."""
+    with consumer_of(client, group, topic) as consumer:
+        members = consumer._members
+        ack_many = members.ack_many
+
+        def first_only(messages: Iterable[ReceivedMessage]) -> None:
+            ack_many(message for message in messages if message.offset == 0)
+
+        members.ack_many = first_only  # type: ignore[method-assign]
+        consumer.run(take_effect, inbox=connect, idle_exit=IDLE_S)
+        assert consumer.stats.delivered == count
+
+
+def test_messages_of_a_topic_that_is_made_again_take_effect(
+    client: Client, connect: Connect
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    make(client, topic)
+    send(client, topic, "a", "b")
+    run(client, connect, group, topic)
+    client.call("topic.delete", name=topic)
+    make(client, topic)
+    send(client, topic, "c", "d", "e")
+    run(client, connect, group, topic)
+    assert effects(connect) == ["a", "b", "c", "d", "e"]
+
+
+def test_messages_of_a_broker_with_another_log_take_effect(
+    clients: list[Client], connect: Connect
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    for number, client in enumerate(clients):
+        make(client, topic)
+        send(client, topic, f"a{number}", f"b{number}")
+        run(client, connect, group, topic)
+    assert effects(connect) == ["a0", "a1", "b0", "b1"]
+
+
+def test_a_consumer_that_comes_back_with_two_brokers_doubles_nothing(
+    brokers: list[RealBroker], clients: list[Client], connect: Connect
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    for number, client in enumerate(clients):
+        make(client, topic)
+        send(client, topic, f"a{number}", f"b{number}")
+    forget_acks(clients[0], group, topic, connect, 2)
+    urls = [broker.url for broker in brokers]
+    with (
+        txmq.connect(urls, service="tests", timeout=WAIT_S) as cluster,
+        cluster.consumer(group, [topic], retry=RetryPolicy.table(0, attempts=50)) as consumer,
+    ):
+        consumer.run(take_effect, inbox=connect, idle_exit=IDLE_S)
+        assert consumer.stats.duplicates == 1
+    assert effects(connect) == ["a0", "a1", "b0", "b1"]
+
+
+def test_an_inbox_stored_by_name_is_taken_over_and_doubles_nothing(
+    client: Client, connect: Connect
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    make(client, topic)
+    send(client, topic, "a", "b")
+    forget_acks(client, group, topic, connect, 2)
+    execute(connect, BY_NAME.format(topic=topic))
+    run(client, connect, group, topic)
+    assert effects(connect) == ["a", "b"]
+
+
+def test_an_inbox_stored_by_name_is_not_that_of_a_topic_that_was_made_later(
+    client: Client, connect: Connect
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    make(client, topic)
+    send(client, topic, "a", "b")
+    run(client, connect, group, topic)
+    execute(connect, BY_NAME.format(topic=topic))
+    client.call("topic.delete", name=topic)
+    make(client, topic)
+    send(client, topic, "c", "d")
+    run(client, connect, group, topic)
+    assert effects(connect) == ["a", "b", "c", "d"]
+
+
+def test_an_inbox_that_may_be_anothers_is_refused_until_an_operator_decides(
+    client: Client, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inbox_opening, "ADOPTION_S", 0.0)
+    topic, group = fresh("t"), fresh("g")
+    make(client, topic)
+    send(client, topic, "a", "b")
+    run(client, connect, group, topic)
+    execute(connect, BY_NAME.format(topic=topic))
+    client.call("group.reset", group=group, topic=topic, to="first")
+    with pytest.raises(InboxMismatch, match="txmq inbox adopt"):
+        run(client, connect, group, topic)
+    assert effects(connect) == ["a", "b"]
+
+
+@pytest.mark.parametrize("mode", ["concurrent", "ordered"])
+def test_a_database_restored_to_before_the_first_row_gets_its_messages_again(
+    client: Client, connect: Connect, mode: Literal["concurrent", "ordered"]
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    make(client, topic)
+    send(client, topic, "a", "b", "c")
+
+    def consume() -> None:
+        with client.consumer(group, [topic], mode=mode) as consumer:
+            consumer.run(take_effect, inbox=connect, idle_exit=IDLE_S)
+
+    consume()
+    execute(connect, RESTORED)
+    consume()
+    assert effects(connect) == ["a", "b", "c"]
+    assert client.call("group.show", group=group)["lag"] == 0
+
+
+def test_a_database_restored_beside_an_idle_consumer_gets_its_messages_again(
+    client: Client, connect: Connect
+) -> None:
+    """Also those whose neighbours were committed before."""
+    topic, group = fresh("t"), fresh("g")
+    make(client, topic)
+    with running(client, connect, group, topic):
+        send(client, topic, "a", "b", "c")
+        all_taken(connect, ["a", "b", "c"])
+        wait_until(
+            lambda: client.call("group.show", group=group)["lag"] == 0, WAIT_S, what="all acked"
+        )
+        execute(
+            connect,
+            "DELETE FROM effects WHERE body = 'b';"
+            """DELETE FROM txmq_inbox_recent WHERE "offset" = 1;"""
+            "UPDATE txmq_inbox SET applied = applied - '{[1,2)}';"
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()",
+        )
+        all_taken(connect, ["a", "b", "c"])
+
+
+def test_an_inbox_ahead_of_a_restored_log_is_refused_instead_of_losing_messages(
+    client: Client, connect: Connect
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    make(client, topic)
+    send(client, topic, "a")
+    run(client, connect, group, topic)
+    execute(connect, "UPDATE txmq_inbox SET applied = '{[0,9)}'")
+    send(client, topic, "b")
+    with pytest.raises(InboxMismatch, match="restored to the past"):
+        run(client, connect, group, topic)
+    client.call("group.reset", group=group, topic=topic, to="last", reprocess=True)
+    send(client, topic, "c")
+    run(client, connect, group, topic)
+    assert effects(connect) == ["a", "c"]

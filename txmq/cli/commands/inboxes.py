@@ -1,0 +1,87 @@
+"""`txmq inbox`: what an older txmq stored in a database by the names of topics."""
+
+from __future__ import annotations
+
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from txmq.cli.command import CommandSession, broker_command, local_command
+from txmq.cli.commands.schema import Dsn
+from txmq.cli.options import Yes
+from txmq.cli.output import Output
+from txmq.cli.parsers import parse_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from txmq.tx.postgres.inbox_names import NamedPosition
+    from txmq.tx.postgres.session import Connection
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Inboxes that an older txmq stored by names of topics, which nobody has taken over.",
+)
+Group = Annotated[str, typer.Argument(metavar="GROUP", help="Consumer group.")]
+Topic = Annotated[str, typer.Argument(parser=parse_name, metavar="TOPIC", help="Topic.")]
+
+
+@local_command(app, "list")
+def list_(out: Output, dsn: Dsn) -> None:
+    """List inboxes that were stored by names and that no consumer has taken over."""
+    from txmq.tx.postgres import inbox_names
+
+    with _open_database(dsn) as connection:
+        found = inbox_names.stored_by_name(connection)
+    out.show({"rows": [_fields(row) for row in found]})
+
+
+@broker_command(app, "adopt")
+def adopt(
+    session: CommandSession, dsn: Dsn, group: Group, topic: Topic, *, yes: Yes = False
+) -> None:
+    """Have the topic of this broker take over what was stored by its name. Its messages
+    at these offsets then count as applied.
+    """
+    from txmq.tx.postgres import inbox_names
+    from txmq.tx.postgres.inbox import Position
+
+    shown = session.client.call("group.show", group=group)
+    log_id = session.client.call("broker.show")["log_id"]
+    session.out.confirm(
+        f"Are messages of topic {topic} of this broker those that group {group} has applied?",
+        yes=yes,
+    )
+    adopted = []
+    with _open_database(dsn) as connection:
+        for place in shown["positions"]:
+            if place["topic"] == topic:
+                identity = (place["topic_id"], place["partition"], place["epoch"])
+                position = Position(group, log_id, *identity)
+                found = inbox_names.adopt(connection, position, topic)
+                adopted.append({"partition": place["partition"], "result": found.value})
+    session.out.show({"group": group, "topic": topic, "partitions": adopted})
+
+
+@local_command(app, "discard")
+def discard(out: Output, dsn: Dsn, group: Group, topic: Topic, *, yes: Yes = False) -> None:
+    """Delete what was stored by this name: it is that of a topic that is gone."""
+    from txmq.tx.postgres import inbox_names
+
+    out.confirm(f"Forget what group {group} has applied of {topic}?", yes=yes)
+    with _open_database(dsn) as connection:
+        discarded = inbox_names.discard(connection, group, topic)
+    out.show({"group": group, "topic": topic, "discarded": discarded})
+
+
+def _fields(row: NamedPosition) -> dict[str, Any]:
+    return row._asdict() | {"stored_until": str(row.stored_until)}
+
+
+@contextmanager
+def _open_database(dsn: str) -> Iterator[Connection]:
+    from txmq.tx.postgres.session import connect
+
+    with closing(connect(dsn, application_name="txmq inbox")) as connection:
+        yield connection

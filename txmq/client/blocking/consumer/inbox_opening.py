@@ -1,0 +1,225 @@
+"""The opening of an inbox's partitions, before the first message of each is applied.
+
+The database is the authority for what was applied, the broker for what must be. A
+partition is opened once for each connection to the database. What the group has settled
+and the inbox lacks is delivered again: the database was restored to the past. The
+broker knows what has no effect by an operator's word, by retention or by failure, so
+gaps in the inbox are no signs.
+
+A consumer with tags or a selector cannot compare: messages that it does not want are
+acked without a trace in the inbox.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Protocol
+
+from txmq.client.log import get_logger
+from txmq.client.protocol.consumer.membership import Membership
+from txmq.errors import InboxMismatch, StaleGeneration
+from txmq.model.topic_partition import PartitionName
+from txmq.tx.postgres.inbox import Position, applied
+from txmq.tx.postgres.inbox_names import Adoption, Evidence, adopt
+
+if TYPE_CHECKING:
+    from psycopg2.extensions import connection as Connection  # noqa: N812  # a class, whatever its name
+
+    from txmq.client.blocking.core import BlockingCore
+    from txmq.client.protocol.consumer.settings import ConsumerSettings
+    from txmq.client.protocol.consumer.stats import ConsumerStats
+
+RANGES_AT_ONCE = 10_000
+ADOPTION_S, ADOPTION_PAUSE_S = 10.0, 0.2
+OffsetRange = tuple[int, int]
+log = get_logger()
+
+
+class InboxMember(Protocol):
+    """A member of a consumer, as its inbox uses it in any thread.
+
+    `owner` is stored in the batches that it fetches. `log_id` is the log of its broker.
+    """
+
+    @property
+    def owner(self) -> object: ...
+    @property
+    def settings(self) -> ConsumerSettings: ...
+    @property
+    def core(self) -> BlockingCore: ...
+    @property
+    def group(self) -> str: ...
+    @property
+    def log_id(self) -> object: ...
+    @property
+    def membership(self) -> Membership | None: ...
+    @property
+    def stats(self) -> ConsumerStats: ...
+
+
+class InboxOpenings:
+    """The open partitions of a member's inbox, for all its threads.
+
+    `lost` has the messages whose effects nothing restores, by position.
+    """
+
+    def __init__(self, member: InboxMember) -> None:
+        self._member = member
+        self._lock = Lock()
+        self._open: set[Position] = set()
+        self.lost: dict[Position, str] = {}
+
+    def position(self, topic: str, topic_id: int, partition: int, epoch: int) -> Position:
+        """Return what the inbox knows a partition by. Raises InboxMismatch."""
+        if not topic_id:
+            raise InboxMismatch(
+                f"the broker does not report the id of topic {topic!r}, by which an inbox knows it",
+                hint="update the broker",
+            )
+        member = self._member
+        return Position(member.group, str(member.log_id), topic_id, partition, epoch)
+
+    def assigned(self) -> list[tuple[Position, str]]:
+        """Return the member's partitions, with their topics."""
+        membership = self._member.membership
+        if membership is None:
+            return []
+        return [
+            (self._assigned(membership, name), name[0]) for name in sorted(membership.assignment)
+        ]
+
+    def _assigned(self, membership: Membership, name: PartitionName) -> Position:
+        identities = membership.identities
+        topic, partition = name
+        return self.position(
+            topic, identities.topics.get(topic, 0), partition, identities.epoch_of(name)
+        )
+
+    def forget(self) -> None:
+        """Open all partitions anew: the database may be another one now."""
+        self._open = set()
+
+    def are_open(self, positions: Iterable[Position]) -> bool:
+        """Return whether all these positions are open."""
+        return self._open.issuperset(positions)
+
+    def open(self, connection: Connection, position: Position, topic: str) -> int:
+        """Open a position, if it is not, and return the number of restored messages.
+
+        Raises DatabaseError, InboxMismatch, and RequestRejected where the group, the
+        topic or the epoch is another one by now.
+        """
+        with self._lock:
+            opened = self._open
+            if position in opened:
+                return 0
+            restored = self._compare(connection, position, topic)
+            opened.add(position)
+            return restored
+
+    def _compare(self, connection: Connection, position: Position, topic: str) -> int:
+        shown = self._adopt(connection, position, topic)
+        settings = self._member.settings
+        if settings.tags is not None or settings.selector is not None:
+            return 0
+        # The broker was asked before: all that it has settled is committed.
+        ranges = applied(connection, position).ranges
+        top = ranges[-1][1] if ranges else 0
+        if top > shown["end"]:
+            self._refuse_ahead(position, topic, top)
+        if shown["base"] is None:
+            self._call("inbox.open", position, topic, applied=ranges[-RANGES_AT_ONCE:])
+            return 0
+        return self._restore(position, topic, _lacking(shown, ranges))
+
+    def _adopt(self, connection: Connection, position: Position, topic: str) -> dict[str, Any]:
+        """Take over what was stored by name. Return what the broker knows.
+
+        With several brokers, another one may prove meanwhile that it is its own.
+        """
+        deadline = time.monotonic() + ADOPTION_S
+        while True:
+            shown = self._call("inbox.show", position, topic)
+            if shown["epoch"] != position.epoch:
+                raise StaleGeneration(f"epoch {position.epoch} of topic {topic!r} is over")
+            evidence = Evidence(shown["made_at"] or None, shown["floor"], shown["cursor"])
+            found = adopt(connection, position, topic, evidence)
+            if found is not Adoption.UNCLEAR:
+                if found is Adoption.ADOPTED:
+                    log.info("inbox.adopted", group=position.group, topic=topic)
+                return shown
+            if time.monotonic() > deadline:
+                raise InboxMismatch(
+                    f"the inbox of group {position.group!r} for {topic}/{position.partition} was"
+                    " stored by an older txmq, and may be that of another topic or broker of"
+                    " this name",
+                    hint="decide with: txmq inbox adopt, or txmq inbox discard",
+                )
+            time.sleep(ADOPTION_PAUSE_S)
+
+    def _refuse_ahead(self, position: Position, topic: str, top: int) -> None:
+        """Raise InboxMismatch, if the inbox has messages that the log does not have.
+
+        Other members may have applied newer ones since the broker was asked.
+        """
+        end = self._call("inbox.show", position, topic)["end"]
+        if top > end:
+            raise InboxMismatch(
+                f"the inbox of group {position.group!r} has messages of {topic}/"
+                f"{position.partition} up to {top}, the broker's log only up to {end}: the log"
+                " was restored to the past, and new messages would be taken for duplicates",
+                hint="let them take effect: txmq group reset GROUP TOPIC --to last --reprocess",
+            )
+
+    def _restore(self, position: Position, topic: str, lacking: Sequence[OffsetRange]) -> int:
+        restored = 0
+        for at in range(0, len(lacking), RANGES_AT_ONCE):
+            ranges = lacking[at : at + RANGES_AT_ONCE]
+            reply = self._call("inbox.restore", position, topic, ranges=ranges)
+            restored += reply["restored"]
+            if reply["lost"]:
+                self._lose(position, topic, reply["lost"])
+        if restored:
+            place = f"{topic}/{position.partition}"
+            log.error("inbox.behind", group=position.group, place=place, restored=restored)
+        return restored
+
+    def _lose(self, position: Position, topic: str, lost: Sequence[OffsetRange]) -> None:
+        """Note messages that are not retained, then give them up."""
+        text = ", ".join(f"{start} to {end}" for start, end in lost[:5])
+        self.lost[position] = f"messages {text} of {topic}/{position.partition}"
+        log.error("inbox.lost", group=position.group, messages=self.lost[position])
+        self._call("inbox.restore", position, topic, ranges=lost, lost=True)
+
+    def _call(self, name: str, position: Position, topic: str, **args: object) -> dict[str, Any]:
+        at = {
+            "group": position.group,
+            "topic": topic,
+            "topic_id": position.topic_id,
+            "partition": position.partition,
+        }
+        return self._member.core.call(name, at | args, repeat=True)
+
+
+def _lacking(shown: dict[str, Any], ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
+    """Return what the group has settled, the inbox does not have, and nobody passed
+    over. Failed messages are among it: only the broker tells them.
+    """
+    settled = [(shown["base"], shown["floor"])] if shown["base"] < shown["floor"] else []
+    settled += [(start, end) for start, end in shown["settled"] if start >= shown["base"]]
+    known = sorted([*ranges, *map(tuple, shown["passed"])])
+    return [gap for start, end in settled for gap in _gaps(known, start, end)]
+
+
+def _gaps(known: Iterable[OffsetRange], start: int, end: int) -> Iterable[OffsetRange]:
+    """Yield what sorted ranges leave of [start, end)."""
+    for low, high in known:
+        if low >= end:
+            break
+        if start < low:
+            yield start, low
+        start = max(start, high)
+    if start < end:
+        yield start, end
