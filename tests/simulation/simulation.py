@@ -18,6 +18,7 @@ from tests.simulation import (
     client_consumers,
     consumers,
     delayed_producer,
+    inbox_consumers,
     machine_clock,
     multi_send,
     operators,
@@ -54,6 +55,7 @@ class Simulation:
         self.world = SimulatedWorld(seed)
         self._busy = 0
         self._machine_clock = machine_clock.MachineClock(self.world, seed)
+        self._inbox: inbox_consumers.SimulatedInbox | None = None
 
     def run(self) -> SimulationHistory:
         """Run the seed to its end, and return its history.
@@ -119,6 +121,14 @@ class Simulation:
         if Random(self._seed + 0.5).random() < client_consumers.SHARE:
             for name in client_consumers.MEMBERS:
                 self._run_throughout(client_consumers.ClientConsumer(self.world, name).run())
+
+        if Random(self._seed + 0.25).random() < inbox_consumers.SHARE:
+            self._inbox = inbox_consumers.SimulatedInbox()
+            for name in inbox_consumers.MEMBERS:
+                member = inbox_consumers.InboxConsumer(self.world, name, self._inbox)
+                self._run_throughout(member.run())
+            operator = inbox_consumers.InboxOperator(self.world, "io", self._inbox)
+            self._run_to_end(operator.run())
 
     def _start_xa(self) -> None:
         for actor in (
@@ -221,6 +231,8 @@ class Simulation:
         if world.broker is not None and not any(self._unfinished(world.broker).values()):
             check_everything(world)
             operators.check(world)
+            if self._inbox is not None:
+                self._inbox.check(world.broker.engine.state)
             world.over = True
         elif world.clock.seconds() > FAULTS_S + SETTLE_S:
             left = self._unfinished(world.broker) if world.broker is not None else "no broker"
@@ -243,7 +255,11 @@ class Simulation:
         left["delayed"] = state.delayed_count
         left["held keys"] = sum(state.held_keys.values())
         left["branches prepared"] = Counter(world.branches.values())[PREPARED]
-        left["groups missing"] = len(world.consumer_groups) - len(state.groups.by_name)
+        left["groups missing"] = sum(
+            name not in state.groups.by_name for name in world.consumer_groups
+        )
+        if self._inbox is not None:
+            left["inbox not compared"] = self._inbox.unopened(state)
         for group in state.groups.by_name.values():
             left[f"{group.name} behind"] = sum(
                 state.topics_by_id[topic_id].end_offsets[partition] - position.floor

@@ -132,7 +132,7 @@ class InboxOpenings:
         if shown["base"] is None:
             self._call("inbox.open", position, topic, applied=ranges[-RANGES_AT_ONCE:])
             return 0
-        return self._restore(position, topic, _lacking(shown, ranges))
+        return self._restore(position, topic, lacking(shown, ranges))
 
     def _adopt(self, connection: Connection, position: Position, topic: str) -> dict[str, Any]:
         """Take over what was stored by name. Return what the broker knows.
@@ -203,7 +203,7 @@ class InboxOpenings:
         return self._member.core.call(name, at | args, repeat=True)
 
 
-def _lacking(shown: dict[str, Any], ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
+def lacking(shown: dict[str, Any], ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
     """Return what the group has settled, the inbox does not have, and nobody passed
     over. Failed messages are among it: only the broker tells them.
     """
