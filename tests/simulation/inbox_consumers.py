@@ -53,6 +53,7 @@ class SimulatedInbox:
     required_from: Counter[int] = field(default_factory=Counter)
     skipped: dict[int, tuple[int, int]] = field(default_factory=dict)
     again: list[dict[int, int]] = field(default_factory=list)
+    closed: bool = False  # members leave, and join no more, while the group is deleted
 
     def apply(self, position: Position, message: DeliveredMessage) -> bool:
         """Claim a message and take its effect; return False for a duplicate."""
@@ -135,6 +136,8 @@ class InboxConsumer(Actor):
             self._member.disconnected(self._now())
             if self._member.phase is MemberPhase.GONE:
                 await self.connection.pause(0.02)
+                while self._inbox.closed:
+                    await self.connection.pause(STEP_S)
                 self._join()
 
     async def _converse(self) -> None:
@@ -145,7 +148,8 @@ class InboxConsumer(Actor):
             if member.needs_reconnect or member.phase is MemberPhase.GONE:
                 self.connection.drop()
                 return
-            if self.world.trouble and self._now() > self._leaves_at and not member.closing:
+            over = self.world.trouble and self._now() > self._leaves_at
+            if (over or self._inbox.closed) and not member.closing:
                 member.leave()
             for request in member.requests(self._now()):
                 Deferred.fromCoroutine(self._send(request)).addErrback(self.world.failed)
@@ -179,7 +183,8 @@ class InboxConsumer(Actor):
 
     async def _handle(self, operations: Operations, message: DeliveredMessage) -> None:
         fetched = message.fetched
-        position = (fetched.topic_id, fetched.partition, fetched.epoch)
+        assert fetched.epoch_at is not None, "a member fetched it"
+        position = (fetched.topic_id, fetched.partition, fetched.epoch_at(message.offset))
         await self.connection.pause(HANDLER_S)
         if not message.in_hand:
             return
@@ -193,10 +198,11 @@ class InboxConsumer(Actor):
         membership = self._member.membership
         for name in sorted(self._member.assignment) if membership is not None else ():
             identities = membership.identities  # type: ignore[union-attr]
-            position = (identities.topics[name[0]], name[1], identities.epoch_of(name))
-            opened = self._inbox.opened.get(position, -1.0)
-            if self._now() - opened > REOPEN_S:
-                await self._open(self._member.group, position)
+            for epoch in identities.epochs_of(name):
+                position = (identities.topics[name[0]], name[1], epoch)
+                opened = self._inbox.opened.get(position, -1.0)
+                if self._now() - opened > REOPEN_S:
+                    await self._open(self._member.group, position)
 
     async def _open(self, group: str, position: Position) -> None:
         began, restored_at = self._now(), self._inbox.restored_at
@@ -208,6 +214,8 @@ class InboxConsumer(Actor):
         }
         shown = await self.connection.call("inbox.show", **at)
         if shown["epoch"] != position[2]:
+            if position[2] in shown["older"]:
+                self._inbox.opened[position] = began
             return
         ranges = self._inbox.ranges(position)
         if shown["base"] is None:
@@ -274,10 +282,12 @@ class InboxOperator(Actor):
         required[partition] = max(required[partition], offset)
         if required[partition] > offset:
             return
-        shown = await self._until_done("group.show")
-        if shown is not None:
-            self._inbox.skipped[partition] = (int(str(shown["generation"])), offset)
-            self.world.history.counts["skips"] += 1
+        try:
+            shown = await self.connection.call("group.show", group=GROUP)
+        except (RequestLost, RequestRejected):
+            return
+        self._inbox.skipped[partition] = (int(shown["generation"]), offset)
+        self.world.history.counts["skips"] += 1
 
     async def _back(self) -> None:
         target = await self._target()
@@ -296,9 +306,11 @@ class InboxOperator(Actor):
             self.world.history.counts["reprocesses"] += 1
 
     async def _delete(self) -> None:
+        self._inbox.closed = True
         for _ in range(20):
             self._inbox.skipped.clear()
             if await self._until_done("group.delete") is not None:
                 self.world.history.counts["groups deleted"] += 1
-                return
+                break
             await self.connection.pause(0.02)
+        self._inbox.closed = False

@@ -18,6 +18,7 @@ from tests.simulation import (
     client_consumers,
     consumers,
     delayed_producer,
+    inbox_consumers,
     machine_clock,
     multi_send,
     operators,
@@ -30,12 +31,15 @@ from txmq.broker.requests import bundles as bundle_requests
 from txmq.broker.requests import multi_request
 from txmq.broker.requests import sends as send_requests
 from txmq.client.protocol.consumer.local_queue import LocalQueue
+from txmq.client.protocol.consumer.membership import Membership
 from txmq.core import machine, persistence
-from txmq.core.consumers import waiting_times
+from txmq.core.consumers import effects, resets, waiting_times
 from txmq.core.events.consumers import PositionReset
 from txmq.core.events.outcome import Outcome, Rejected
 from txmq.core.retention import broker_time
 from txmq.core.state import visibility
+from txmq.core.state.group_registry import GroupRegistry
+from txmq.core.state.positions import EffectsRecord
 from txmq.core.topics import delay_rules, delayed, key_order, sends, topics
 from txmq.core.transactions import batched, decisions, jobs, large_bundles, model, timers, xa
 from txmq.core.transactions.decisions import DecideTransaction
@@ -84,6 +88,7 @@ _add_send, _with_positions = sends._SharedRecord.add, sends.with_positions
 _scan, _start_pieces = delayed.scan, decisions._start_pieces
 _publish, _decide_job, _save = key_order.publish, jobs.decide_job, persistence.save
 _record_answer = checkback_service.CheckBackService.record_answer
+_begin_reset, _mark_deleted = resets._begin, GroupRegistry.mark_deleted
 
 
 class _DeliveredAtOnce(deque[Any]):
@@ -276,6 +281,19 @@ def _finish_resets_without_moving() -> Iterator[None]:
         yield
 
 
+def _begin_without_generation(state: Any, group: Any, event: Any) -> None:
+    _begin_reset(state, group, event._replace(generation=group.generation))
+
+
+def _mark_deleted_with_epochs(self: Any, group: Any) -> None:
+    _mark_deleted(self, group)
+    self.past_epochs.clear()
+
+
+def _restore_nothing(_state: Any, _command: Any, _now: int) -> Outcome:
+    return Outcome(reply=effects.RestoreReply(0))
+
+
 def _end_reset(state: Any, event: Any, _place: Any) -> None:
     group = state.groups.by_id[event.group_id]
     group.resets.clear()
@@ -421,6 +439,32 @@ BUGS = (
     ),
     Bug("grown partitions are read before the others", around=_read_grown_partitions_at_once),
     Bug("a reset does not move its group", around=_finish_resets_without_moving),
+    Bug(
+        "an epoch rises without a generation",
+        around=_in_every_seed(
+            inbox_consumers, _patching(resets, "_begin", _begin_without_generation)
+        ),
+    ),
+    Bug(
+        "a member keeps what was reset",
+        around=_in_every_seed(inbox_consumers, _patching(Membership, "knows", lambda *_args: True)),
+    ),
+    Bug(
+        "epochs of a deleted group are forgotten",
+        around=_in_every_seed(
+            inbox_consumers, _patching(GroupRegistry, "mark_deleted", _mark_deleted_with_epochs)
+        ),
+    ),
+    Bug(
+        "what was skipped is taken for lost effects",
+        around=_in_every_seed(
+            inbox_consumers, _patching(EffectsRecord, "pass_over", lambda *_args: None)
+        ),
+    ),
+    Bug(
+        "a restored inbox gets nothing again",
+        around=_in_every_seed(inbox_consumers, _deciding(effects.RestoreEffects, _restore_nothing)),
+    ),
     Bug(
         "a clock that jumps is believed",
         around=_in_every_seed(machine_clock, _patching(steady_clock, "BELIEVED_US", 1 << 60)),

@@ -148,6 +148,20 @@ def test_a_group_deleted_and_made_again_after_a_reprocess_doubles_nothing(
     assert client.call("group.show", group=group)["epoch"] == 2
 
 
+def test_what_was_not_to_be_processed_again_has_one_effect_after_a_reset_back(
+    client: Client, connect: Connect
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    client.call("topic.create", name=topic, partitions=1)
+    send(client, topic, "a", "b", "c", "d")
+    run(client, connect, group, topic)
+    client.call("group.reset", group=group, topic=topic, to={"0": 2}, reprocess=True)
+    run(client, connect, group, topic)
+    client.call("group.reset", group=group, topic=topic, to="first")
+    run(client, connect, group, topic)
+    assert effects(connect) == ["a", "b", "c", "c", "d", "d"]
+
+
 def test_what_an_operator_skipped_is_not_applied_after_all(
     client: Client, connect: Connect
 ) -> None:

@@ -316,7 +316,7 @@ def reset(generation: int, epoch: int, topic_id: int = 7) -> dict[str, Any]:
         "epoch": epoch,
         "topics": {"orders": topic_id},
         "first_epoch": 1,
-        "resets": [["orders", 0, epoch, generation]],
+        "resets": [["orders", 0, generation, [[0, epoch]]]],
     }
 
 

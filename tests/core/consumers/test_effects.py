@@ -165,6 +165,7 @@ def test_an_inbox_is_opened_with_what_it_has(world: ConsumersWorld) -> None:
     other.do(OpenInbox(HERE, ()))
     assert shown(other) | {"made_at": 0} == {
         "epoch": 1,
+        "older": [1],
         "made_at": 0,
         "end": 10,
         "floor": 5,

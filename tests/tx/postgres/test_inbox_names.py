@@ -60,6 +60,7 @@ def test_what_was_stored_by_name_is_taken_over_once(
     assert applied(connection, HERE).ranges == ((0, 5), (6, 7))
     assert applied(connection, HERE._replace(epoch=1)).ranges == ()
     assert [one[:5] for one in stored_by_name(connection)] == [
+        ("g", None, "t", 0, 1),
         ("g", None, "u", 0, 1),
         ("g@m", ON, "t", 0, 1),
     ]
@@ -83,7 +84,7 @@ def test_what_the_group_has_not_seen_is_unclear_until_an_operator_decides(
     assert adopt(connection, HERE, "t") is Adoption.ADOPTED
     assert applied(connection, HERE).ranges == ((0, 5), (6, 7))
     assert discard(connection, "g", "u") == 1
-    assert [one.group for one in stored_by_name(connection)] == ["g@m"]
+    assert [one.group for one in stored_by_name(connection)] == ["g", "g@m"]
 
 
 def test_a_group_that_was_named_with_its_log_is_of_that_log(connection: Connection) -> None:

@@ -100,6 +100,7 @@ def describe_inbox(state: State, at: InboxPartition) -> dict[str, Any] | Rejecte
     topic, effects = state.topics_by_id[tp[0]], position.effects
     return {
         "epoch": group.epoch_of(tp),
+        "older": [group.first_epoch, *(epoch for _offset, epoch in group.epochs.get(tp, ()))],
         "made_at": topic.made_at,
         "end": topic.end_offsets[tp[1]],
         "floor": position.floor,

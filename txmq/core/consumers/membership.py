@@ -27,6 +27,7 @@ from txmq.core.state.consumer_groups import (
     LAST,
     ORDERED,
     ConsumerGroup,
+    EpochSteps,
     GroupMember,
     GroupSettings,
 )
@@ -69,13 +70,13 @@ class Identities(NamedTuple):
     """What a member's inbox knows messages by, beside their offsets.
 
     `topics`: the ids of the member's topics, by name. `resets`: topic, partition, the
-    partition's epoch, and the generation that its last reset began; of those only that
-    differ from (`first_epoch`, 0).
+    generation that its last reset began, and (offset, epoch from there on) where it is
+    not `first_epoch`; of partitions that were reset.
     """
 
     topics: dict[str, int]
     first_epoch: int
-    resets: tuple[tuple[str, int, int, int], ...]
+    resets: tuple[tuple[str, int, int, EpochSteps], ...]
 
 
 def decide_join(state: State, command: JoinGroup, now: int) -> Outcome | Rejected:
@@ -374,7 +375,7 @@ def identities(state: State, group: ConsumerGroup, topics: Iterable[int]) -> Ide
         {name: topic_id for topic_id, name in names.items()},
         group.first_epoch,
         tuple(
-            (names[tp[0]], tp[1], group.epoch_of(tp), group.resets.get(tp, 0))
+            (names[tp[0]], tp[1], group.resets.get(tp, 0), group.epochs.get(tp, ()))
             for tp in sorted(group.resets.keys() | group.epochs.keys())
             if tp[0] in wanted
         ),

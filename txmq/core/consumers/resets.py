@@ -167,7 +167,7 @@ def _begin(state: State, group: ConsumerGroup, event: PositionReset | ResetBegun
         if event.generation:
             group.resets[tp] = event.generation
         if again:
-            group.epochs[tp] = event.epoch
+            group.begin_epoch(tp, offset)
             if position.effects is not None:
                 position.effects = EffectsRecord(offset)
     if again and not event.generation:

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 MessageRef = tuple[int, int, int]
 
 # A group's epoch, the one of partitions without their own, and (topic id, partition,
-# epoch) of the others; () = all 1.
-Epochs = tuple[int, int, tuple[tuple[int, int, int], ...]] | tuple[()]
+# offset, epoch from there on) of the others; () = all 1.
+Epochs = tuple[int, int, tuple[tuple[int, int, int, int], ...]] | tuple[()]
+EpochSteps = tuple[tuple[int, int], ...]  # offset, epoch from there on; both rise
 
 CONCURRENT, ORDERED, BROADCAST = MODES = ("concurrent", "ordered", "broadcast")
 PARK, BLOCK, SKIP = ON_EXHAUSTED = ("park", "block", "skip")
@@ -230,8 +231,8 @@ class ConsumerGroup:
     epoch: int = 1  # raised when messages shall be processed again
     generation: int = 0
     first_epoch: int = 1  # of partitions without an entry in `epochs`
-    # the group's epoch when a partition was last processed again; inboxes compare it
-    epochs: dict[TopicPartition, int] = field(default_factory=dict)
+    # the group's epoch when a part of a partition was last processed again
+    epochs: dict[TopicPartition, EpochSteps] = field(default_factory=dict)
     # the generation that the last reset of a partition began; older leases are over
     resets: dict[TopicPartition, int] = field(default_factory=dict)
     next_lease: int = 1
@@ -270,20 +271,30 @@ class ConsumerGroup:
         return self.settings.mode == ORDERED
 
     def epoch_of(self, tp: TopicPartition) -> int:
-        """Return the epoch of a partition, which the members' inboxes compare."""
-        return self.epochs.get(tp, self.first_epoch)
+        """Return the epoch of a partition's end, which the members' inboxes compare."""
+        steps = self.epochs.get(tp)
+        return steps[-1][1] if steps else self.first_epoch
+
+    def begin_epoch(self, tp: TopicPartition, offset: int) -> None:
+        """Apply: a partition is processed again from `offset` on. Messages below keep
+        their epoch: a later reset may deliver them again.
+        """
+        steps = self.epochs.get(tp, ())
+        self.epochs[tp] = (*(step for step in steps if step[0] < offset), (offset, self.epoch))
 
     @property
     def epochs_row(self) -> Epochs:
         """The epochs of all partitions, for the next group of this name."""
-        own = tuple((*tp, epoch) for tp, epoch in sorted(self.epochs.items()))
+        own = tuple((*tp, *step) for tp, steps in sorted(self.epochs.items()) for step in steps)
         return (self.epoch, self.first_epoch, own) if self.epoch > 1 else ()
 
     def set_epochs(self, row: Epochs) -> None:
         """Apply: take over the epochs of a row, if it has any."""
         if row:
             self.epoch, self.first_epoch, own = row
-            self.epochs = {TopicPartition(*tp): epoch for *tp, epoch in own}
+            for topic_id, partition, *step in own:
+                tp = TopicPartition(topic_id, partition)
+                self.epochs[tp] = (*self.epochs.get(tp, ()), (step[0], step[1]))
 
     def is_stopped(self, tp: TopicPartition) -> bool:
         """Return whether an operator's command stops all deliveries of a partition."""

@@ -53,7 +53,7 @@ END $$;
 -- and epoch $6. Rows do not tell the topic they are of. A topic that was made ($7) after them is not theirs. They are
 -- taken if the group has settled the first of their messages, and been delivered the last: it is at offsets $8 and $9.
 -- Otherwise that is unclear, unless an operator has said so ($7 to $9 are null). $10 is the lock of the position.
--- Rows of older epochs are of no use to anybody. Returns 'none', 'adopted' or 'unclear'.
+-- Returns 'none', 'adopted' or 'unclear'.
 CREATE FUNCTION public.txmq_inbox_adopt(text, text, int, uuid, int8, int8, timestamptz, int8, int8, int8) RETURNS text
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -72,11 +72,11 @@ BEGIN
     END IF;
     WITH mine AS (
         DELETE FROM public.txmq_inbox_by_name
-        WHERE grp = $1 AND topic = $2 AND partition = $3 AND coalesce(log_id, $4) = $4 AND epoch <= $6
-        RETURNING epoch, applied
+        WHERE grp = $1 AND topic = $2 AND partition = $3 AND coalesce(log_id, $4) = $4 AND epoch = $6
+        RETURNING applied
     )
     INSERT INTO public.txmq_inbox AS known (grp, log_id, topic_id, partition, epoch, applied)
-    SELECT $1, $4, $5, $3, $6, range_agg(r) FROM mine, unnest(applied) r WHERE epoch = $6 HAVING count(*) > 0
+    SELECT $1, $4, $5, $3, $6, range_agg(r) FROM mine, unnest(applied) r HAVING count(*) > 0
     ON CONFLICT (grp, log_id, topic_id, partition, epoch) DO UPDATE SET applied = known.applied + EXCLUDED.applied;
     RETURN 'adopted';
 END $$;

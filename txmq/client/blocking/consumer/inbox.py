@@ -324,9 +324,11 @@ class InboxWorker:
         fetched = message.fetched
         position: Position | None = fetched.position
         if position is None:
-            openings = self._openings[fetched.owner]
-            place = (fetched.topic, fetched.topic_id, fetched.partition, fetched.epoch)
-            position = fetched.position = openings.position(*place)
+            openings, epoch = self._openings[fetched.owner], fetched.epoch
+            place = (fetched.topic, fetched.topic_id, fetched.partition)
+            if epoch is None and fetched.epoch_at is not None:
+                return openings.position(*place, fetched.epoch_at(message.offset))
+            position = fetched.position = openings.position(*place, epoch or 0)
         return position
 
     def _are_open(self, messages: Iterable[DeliveredMessage]) -> bool:

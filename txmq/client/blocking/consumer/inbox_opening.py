@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from txmq.client.log import get_logger
 from txmq.client.protocol.consumer.membership import Membership
 from txmq.errors import InboxMismatch, StaleGeneration
-from txmq.model.topic_partition import PartitionName
 from txmq.tx.postgres.inbox import Position, applied
 from txmq.tx.postgres.inbox_names import Adoption, Evidence, adopt
 
@@ -86,16 +85,12 @@ class InboxOpenings:
         membership = self._member.membership
         if membership is None:
             return []
-        return [
-            (self._assigned(membership, name), name[0]) for name in sorted(membership.assignment)
-        ]
-
-    def _assigned(self, membership: Membership, name: PartitionName) -> Position:
         identities = membership.identities
-        topic, partition = name
-        return self.position(
-            topic, identities.topics.get(topic, 0), partition, identities.epoch_of(name)
-        )
+        return [
+            (self.position(topic, identities.topics.get(topic, 0), partition, epoch), topic)
+            for topic, partition in sorted(membership.assignment)
+            for epoch in identities.epochs_of((topic, partition))
+        ]
 
     def forget(self) -> None:
         """Open all partitions anew: the database may be another one now."""
@@ -121,8 +116,8 @@ class InboxOpenings:
 
     def _compare(self, connection: Connection, position: Position, topic: str) -> int:
         shown = self._adopt(connection, position, topic)
-        settings = self._member.settings
-        if settings.tags is not None or settings.selector is not None:
+        settings, present = self._member.settings, shown["epoch"] == position.epoch
+        if settings.tags is not None or settings.selector is not None or not present:
             return 0
         # The broker was asked before: all that it has settled is committed.
         ranges = applied(connection, position).ranges
@@ -142,7 +137,7 @@ class InboxOpenings:
         deadline = time.monotonic() + ADOPTION_S
         while True:
             shown = self._call("inbox.show", position, topic)
-            if shown["epoch"] != position.epoch:
+            if position.epoch not in shown["older"]:
                 raise StaleGeneration(f"epoch {position.epoch} of topic {topic!r} is over")
             evidence = Evidence(shown["made_at"] or None, shown["floor"], shown["cursor"])
             found = adopt(connection, position, topic, evidence)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import repeat
 from typing import Any, TypeVar
@@ -38,15 +38,17 @@ class FetchedBatch:
     """The messages of one chunk with the state of each.
 
     `owner` is the member of this process that settles them. `lease` and `attempt` are
-    the delivery's; `epoch` is the partition's, `topic_id` the topic's and `generation`
-    the group's, as the member knew them when it fetched. `ready` and `unsettled` count
-    messages. `stored_at` is the first batch's. `touched_at` is when a message was last
-    received or settled, in the clock's seconds. `timed_from` has the start of the
-    consume timeout for each outstanding message. `received_whole`: as one batch.
+    the delivery's; `topic_id` and the group's `generation` are those that the member
+    knew when it fetched. `epoch` is that of all messages; None: `epoch_at` knows each
+    one's. `ready` and `unsettled` count messages. `stored_at` is the first batch's.
+    `touched_at` is when a message was last received or settled, in the clock's seconds.
+    `timed_from` has the start of the consume timeout for each outstanding message.
+    `received_whole`: as one batch.
     """
 
     __slots__ = (
         *("_decoded_to", "_messages", "_next", "_view", "attempt", "base", "end", "epoch"),
+        "epoch_at",
         *("generation", "lease", "moved", "owner", "partition", "partition_name", "position"),
         *("ready", "received_whole", "size", "start", "states", "stored_at", "timed_from"),
         *("topic", "topic_id", "touched_at", "unsettled"),
@@ -57,10 +59,11 @@ class FetchedBatch:
         chunk: Chunk,
         *,
         owner: object,
-        epoch: int,
+        epoch: int | None,
         now: float,
         topic_id: int = 0,
         generation: int = 0,
+        epoch_at: Callable[[int], int] | None = None,
     ) -> None:
         self.topic, self.partition, self.base = chunk.topic, chunk.partition, chunk.base_offset
         self.partition_name = (chunk.topic, chunk.partition)
@@ -71,7 +74,7 @@ class FetchedBatch:
         self.size = len(chunk.batch)
         self._view: BatchView | RunView | None = decode_chunk(chunk)
         self.owner, self.epoch, self.touched_at = owner, epoch, now
-        self.topic_id, self.generation = topic_id, generation
+        self.topic_id, self.generation, self.epoch_at = topic_id, generation, epoch_at
         self.position: Any = None  # what an inbox knows the partition by, once it was asked
         self.states = bytearray(chunk.rows)
         self.ready = self.unsettled = chunk.rows

@@ -374,10 +374,14 @@ class Member:
 
     def _add(self, chunk: Chunk, membership: Membership, now: float) -> None:
         identities = membership.identities
+        name, first = (chunk.topic, chunk.partition), chunk.base_offset + chunk.first_row
+        epoch = identities.epoch_of(name, first)
+        whole = epoch == identities.epoch_of(name, first + chunk.rows - 1)
         batch = FetchedBatch(
             chunk,
             owner=self._owner,
-            epoch=identities.epoch_of((chunk.topic, chunk.partition)),
+            epoch=epoch if whole else None,
+            epoch_at=partial(identities.epoch_of, name),
             now=now,
             topic_id=identities.topics.get(chunk.topic, 0),
             generation=membership.generation,

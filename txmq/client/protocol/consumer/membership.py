@@ -9,10 +9,12 @@ from txmq.model.topic_partition import PartitionName
 
 
 class PartitionReset(NamedTuple):
-    """A partition's epoch, and the generation that its last reset began."""
+    """The generation that a partition's last reset began, and `steps`: offsets, and the
+    epoch from there on. Both rise.
+    """
 
-    epoch: int
     generation: int
+    steps: tuple[tuple[int, int], ...]
 
 
 class Identities(NamedTuple):
@@ -26,10 +28,20 @@ class Identities(NamedTuple):
     first_epoch: int
     resets: Mapping[PartitionName, PartitionReset]
 
-    def epoch_of(self, partition: PartitionName) -> int:
-        """Return the epoch of a partition."""
+    def epochs_of(self, partition: PartitionName) -> tuple[int, ...]:
+        """Return the epochs of a partition, the present one last."""
         reset = self.resets.get(partition)
-        return self.first_epoch if reset is None else reset.epoch
+        steps = () if reset is None else reset.steps
+        below = steps[:1] == () or steps[0][0] > 0
+        return ((self.first_epoch,) if below else ()) + tuple(epoch for _offset, epoch in steps)
+
+    def epoch_of(self, partition: PartitionName, offset: int) -> int:
+        """Return the epoch of a message."""
+        reset, epoch = self.resets.get(partition), self.first_epoch
+        for start, later in () if reset is None else reset.steps:
+            if start <= offset:
+                epoch = later
+        return epoch
 
     def reset_generation(self, partition: PartitionName) -> int:
         """Return the generation of the last reset; leases of older ones are over."""

@@ -105,13 +105,13 @@ class MemberReply(BaseModel):
 class IdentifyingReply(MemberReply):
     """A reply with the identities of the member's topics and partitions.
 
-    `resets` has topic, partition, epoch, and the generation of the last reset. A broker
-    from before these fields does not report topics.
+    `resets` has topic, partition, the generation of the last reset, and (offset, epoch
+    from there on). A broker from before these fields does not report topics.
     """
 
     topics: dict[str, int] = {}
     first_epoch: int | None = None
-    resets: tuple[tuple[str, int, int, int], ...] = ()
+    resets: tuple[tuple[str, int, int, tuple[tuple[int, int], ...]], ...] = ()
 
     def identities(self, epoch: int) -> Identities:
         """Return the identities; `epoch` is that of the group."""
@@ -119,8 +119,8 @@ class IdentifyingReply(MemberReply):
             self.topics,
             epoch if self.first_epoch is None else self.first_epoch,
             {
-                (topic, partition): PartitionReset(own, generation)
-                for topic, partition, own, generation in self.resets
+                (topic, partition): PartitionReset(generation, steps)
+                for topic, partition, generation, steps in self.resets
             },
         )
 
