@@ -362,6 +362,14 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_transaction_is_flagged_in_doubt_though_the_disk_was_full_at_its_time",
         "test_a_full_disk_only_puts_off_the_end_of_a_member_and_the_rebalance_of_its_group",
     ),
+    120: (
+        "test_a_block_that_is_open_answers_unknown_by_itself",
+        "test_other_processes_are_not_asked_while_the_block_is_open",
+        "test_a_block_that_was_left_undecided_is_asked_about",
+        "test_work_is_open_until_its_end_or_as_long_as_somebody_can_end_it",
+        "test_a_half_is_published_dropped_or_asked_about",
+        "test_a_half_message_is_decided_by_its_block_or_by_a_checker",
+    ),
     121: (
         "test_a_transaction_goes_on_by_itself_where_its_topics_have_grown",
         "test_a_two_phase_commit_goes_on_by_itself",

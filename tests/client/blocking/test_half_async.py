@@ -17,6 +17,7 @@ from tests.client.scripted_broker import FakeBroker, HangUp
 from tests.client.scripted_member import fresh
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.transaction.checkers import Half
+from txmq.client.protocol.transaction.open_work import REASON, end_work
 from txmq.errors import (
     ClientClosed,
     ConfigError,
@@ -234,6 +235,12 @@ def test_a_half_is_published_dropped_or_asked_about(real: RealBroker, connect: C
     wait_until(lambda: len(bodies(real, topic)) == 11, DEADLINE_S)
     assert bodies(real, topic) == [b"0", *(b"%d" % number for number in range(2, 12))]
     [last] = results(store(client, 1, topic, key="other", check_after=0.1))
+    wait_until(
+        lambda: client.call("tx.show", token=last.token.hex)["check_reason"] == REASON, DEADLINE_S
+    )
+    assert asked == []
+    end_work(last.token)  # as if its process had died
+    client.call("tx.check", token=last.token.hex)
     wait_until(lambda: asked == [b"0"], DEADLINE_S)
     wait_until(lambda: len(bodies(real, topic)) == 12, DEADLINE_S)
     assert last.commit().result(DEADLINE_S)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import os
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +18,12 @@ from tests.client.real import RealBroker, bodies
 from tests.client.world import ApplicationError, fail
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.transaction.checkers import Half
-from txmq.errors import ConfigError, LocalProtocolError, TransactionAborted
+from txmq.client.protocol.transaction.half_message import HalfMessage
+from txmq.client.protocol.transaction.open_work import REASON, end_work, is_open
+from txmq.client.protocol.transaction.tokens import new_token
+from txmq.errors import ConfigError, InDoubt, LocalProtocolError, TransactionAborted
+from txmq.testing.forked import run_source
+from txmq.testing.processes import running
 from txmq.testing.wait import wait_until
 from txmq.wire.data_requests import Opcode
 
@@ -105,6 +114,7 @@ def test_a_registered_checker_decides_what_its_producer_did_not(
     with dead:
         dead.send(topic, b"half", key="k", tag="t", headers={"a": "b"})
         dead.prepare()
+        end_work(dead.token)  # as if this process had died here
         _show = client._core.call
         wait_until(
             lambda: (
@@ -143,6 +153,7 @@ def test_the_broker_gets_the_reason_why_a_checker_gave_no_answer(
     with client.transaction(checker="sulking", check_after=0.05) as tx:
         tx.send("sulks", b"x")
         tx.prepare()
+        end_work(tx.token)
         wait_until(lambda: client.call("tx.show", token=tx.token.hex)["check_reason"] == reason, 20)
         assert client.call("tx.show", token=tx.token.hex)["checked_by"] == "checker"
 
@@ -164,6 +175,7 @@ def test_an_answer_of_another_type_is_none_and_another_checker_may_give_it(
         with client.transaction(checker=checker, check_after=0.05) as tx:
             tx.send("two", checker.encode())
             tx.prepare()
+            end_work(tx.token)
             tokens.append(tx.token.hex)
             wait_until(lambda: wrong, 20)
             if checker == "sure":
@@ -203,3 +215,90 @@ def test_a_half_message_may_be_larger_than_a_frame(real: RealBroker, connect: Co
             tx.send("big-half", b"x" * (1 << 20), key=f"k{n}")
     tx.wait_published()
     assert len(tx.receipts()) == len(real.read("big-half")) == 20
+
+
+def test_a_block_that_is_open_answers_unknown_by_itself(real: RealBroker, connect: Connect) -> None:
+    """The checker of its own process, and that of another one, would say ROLLBACK."""
+    work: list[str] = []
+
+    def check(half: Half) -> txmq.Decision:
+        del half
+        return txmq.COMMIT if work else txmq.ROLLBACK
+
+    client = connect(real.url, service="long-work")
+    client.register_checker("billing", check)
+    with connect(real.url, service="long-work").transaction(
+        checker="billing", check_after=0.05
+    ) as tx:
+        tx.send("long-work", b"half")
+        tx.prepare()
+        wait_until(lambda: checked(client, tx.token) == REASON, 20)
+        work.append("a row")
+    tx.wait_published()
+    assert bodies(real, "long-work") == [b"half"]
+
+
+OTHER_PROCESS = """
+import sys, threading, txmq
+client = txmq.connect(sys.argv[1], service="both")
+client.register_checker("billing", lambda half: txmq.ROLLBACK)
+print("registered", flush=True)
+threading.Event().wait()
+"""
+
+
+def test_other_processes_are_not_asked_while_the_block_is_open(
+    real: RealBroker, connect: Connect, tmp_path: Path
+) -> None:
+    client = connect(real.url, service="both")
+    client.register_checker("billing", lambda _half: txmq.ROLLBACK)
+    with running(tmp_path, OTHER_PROCESS, real.url, command=run_source) as other:
+        assert other.first_line() == "registered"
+        with client.transaction(checker="billing", check_after=0.05) as tx:
+            tx.send("both", b"half")
+            tx.prepare()
+            before = 0
+            for _ in range(8):
+                wait_until(partial(answered_since, client, tx.token, before), 20)
+                before = client.call("tx.show", token=tx.token.hex)["checked_at"]
+                client.call("tx.check", token=tx.token.hex)
+        tx.wait_published()
+    assert bodies(real, "both") == [b"half"]
+
+
+def answered_since(client: Client, token: Any, time: int) -> bool:
+    shown = client.call("tx.show", token=token.hex)
+    return bool(shown["checked_at"] > time and shown["check_reason"] == REASON)
+
+
+def test_a_block_that_was_left_undecided_is_asked_about(real: RealBroker, connect: Connect) -> None:
+    with Proxy(real.url) as proxy:
+        client = connect(proxy.url, service="left", timeout=0.5)
+        connect(real.url, service="left").register_checker("billing", lambda _half: txmq.COMMIT)
+        proxy.lose[Opcode.DECIDE] = 1_000
+        tx = client.transaction(checker="billing", check_after=0.05, timeout=0.5)
+        with suppress(InDoubt), tx:
+            tx.send("left", b"half")
+            tx.prepare()
+    wait_until(lambda: bodies(real, "left") == [b"half"], 20)
+
+
+def test_work_is_open_until_its_end_or_as_long_as_somebody_can_end_it() -> None:
+    half = HalfMessage[None](new_token(), lambda _outcome: None)
+    assert is_open(half.token)
+    token = half.token
+    child = os.fork()
+    if not child:
+        os._exit(is_open(token))
+    assert os.waitpid(child, 0)[1] == 0
+    half.commit()
+    assert not is_open(token)
+    dropped = HalfMessage[None](new_token(), lambda _outcome: None)
+    token = dropped.token
+    del dropped
+    gc.collect()
+    assert not is_open(token)
+
+
+def checked(client: Client, token: Any) -> object:
+    return client.call("tx.show", token=token.hex)["check_reason"]

@@ -18,6 +18,7 @@ from tests.client.scripted_member import fresh
 from tests.client.world import ApplicationError, World, fail, make_tables
 from txmq.client.blocking.client import Client as BlockingClient
 from txmq.client.blocking.transaction.checkers import Half
+from txmq.client.protocol.transaction.open_work import REASON, end_work
 from txmq.errors import ConfigError, LocalProtocolError, TransactionAborted
 from txmq.model.message import COMMIT, Decision
 from txmq.testing.wait import wait_until
@@ -182,7 +183,7 @@ def test_steps_leave_the_reactor_alone_and_never_overlap(
 def test_a_half_message_is_decided_by_its_block_or_by_a_checker(
     client: Client, world: World, in_reactor: InReactor
 ) -> None:
-    asked: list[Half] = []
+    asked, open_blocks = list[Half](), list[Any]()
 
     def checker(half: Half) -> Deferred[Decision]:
         asked.append(half)
@@ -196,11 +197,19 @@ def test_a_half_message_is_decided_by_its_block_or_by_a_checker(
             with pytest.raises(LocalProtocolError):
                 tx.send(world.topic, b"too late")
         left = client.transaction(checker="billing", check_after=0.1)
-        await left.__aenter__()  # and never left: its process forgets about it
+        await left.__aenter__()
         left.send(world.topic, b"asked")
         await left.prepare()
+        open_blocks.append(left)
 
     in_reactor(story)
+    token = open_blocks[0].token
+    wait_until(
+        lambda: world.client.call("tx.show", token=token.hex)["check_reason"] == REASON, WAIT_S
+    )
+    assert asked == []
+    end_work(token)  # as if its process had died
+    world.client.call("tx.check", token=token.hex)
     wait_until(lambda: world.messages() == {"told", "asked"}, WAIT_S, what="both messages")
     assert [message.body for half in asked for message in half.messages] == [b"asked"]
 

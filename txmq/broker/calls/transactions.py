@@ -230,6 +230,7 @@ class TransactionCalls:
             row = get(self._engine.state, token)
             call.answer({"state": "UNKNOWN" if row is None else row.state.name})
 
+        self._checks.note_work(token, is_open=args.open)
         self._checks.record_answer(token, Decision[args.answer], "checker", args.reason, answered)
 
 

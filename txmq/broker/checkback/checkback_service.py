@@ -287,6 +287,13 @@ class CheckBackService:
             self._scanned_to = min(self._scanned_to, self._left_out.pop(process.service))
         return checks
 
+    def note_work(self, token: bytes, *, is_open: bool) -> None:
+        """Leave a transaction to its origin while its local work goes on there."""
+        row = get(self._engine.state, token)
+        if row is not None and row.state is BundleState.UNDECIDED:
+            self._queue.note_work(token, is_open=is_open)
+            self._listeners.by_token[token] = self._forget
+
     def record_answer(
         self,
         token: bytes,

@@ -59,6 +59,7 @@ class CheckQueue:
         self._counts: Counter[str] = Counter()  # of all queues of a service
         self._processes: dict[ClientSession, CheckerProcess] = {}
         self._tried: set[bytes] = set()  # tokens whose origin was asked
+        self._open: set[bytes] = set()  # tokens whose local work goes on at their origin
 
     def __len__(self) -> int:
         return self._counts.total()
@@ -76,7 +77,7 @@ class CheckQueue:
         """Queue a transaction: for its origin first, if that is connected and was not
         asked before.
         """
-        to_origin = token not in self._tried and self._is_connected(
+        to_origin = (token in self._open or token not in self._tried) and self._is_connected(
             row.service, checker, row.origin
         )
         name = checker, row.origin if to_origin else ANY_PROCESS
@@ -119,6 +120,14 @@ class CheckQueue:
     def forget(self, token: bytes) -> None:
         """Forget that the origin was asked: the transaction is decided."""
         self._tried.discard(token)
+        self._open.discard(token)
+
+    def note_work(self, token: bytes, *, is_open: bool) -> None:
+        """Ask nobody but the origin while that is connected and its local work goes on.
+
+        Any other process would find nothing of that work, and say ROLLBACK.
+        """
+        (self._open.add if is_open else self._open.discard)(token)
 
     def tick(self, now: int) -> None:
         """Timer: release check-backs that their origin did not take in time, or whose
@@ -131,7 +140,13 @@ class CheckQueue:
     def _release(self, service: str, name: QueueName, now: int) -> None:
         queue = self._queues[service][name]
         connected = self._is_connected(service, *name)
-        while queue and (not connected or not 0 <= now - queue[0].since < ORIGIN_US):
-            self._put(service, (name[0], ANY_PROCESS), queue.popleft())
-        if not queue:
+        kept = deque[QueuedCheck]()
+        for check in queue:
+            in_time = check.token in self._open or 0 <= now - check.since < ORIGIN_US
+            if connected and in_time:
+                kept.append(check)
+            else:
+                self._put(service, (name[0], ANY_PROCESS), check)
+        self._queues[service][name] = kept
+        if not kept:
             self._drop(service, name)

@@ -80,3 +80,4 @@ class ChecksAnswer(TokenArgs):
 
     answer: Literal["COMMIT", "ROLLBACK", "UNKNOWN"]
     reason: Text = ""  # why the answer is UNKNOWN
+    open: bool = False  # the local work goes on in the answering process, the origin

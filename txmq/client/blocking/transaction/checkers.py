@@ -21,6 +21,7 @@ from txmq.client.blocking.connections.connection import Connection
 from txmq.client.blocking.core import BlockingCore
 from txmq.client.log import get_logger
 from txmq.client.protocol.transaction.half_message import no_service
+from txmq.client.protocol.transaction.open_work import REASON, is_open
 from txmq.crashpoints import crashpoint
 from txmq.errors import (
     ClientClosed,
@@ -55,6 +56,7 @@ class CheckAnswer(NamedTuple):
 
     decision: Decision
     reason: str = ""
+    open: bool = False  # the block of the local work is open in this process
 
 
 class Half(NamedTuple):
@@ -160,13 +162,15 @@ class Checkers:
         finally:
             with self._lock:
                 self._polling = False
-        for half in _halves(reply):
+        # Those that are answered at once do not wait for a checker.
+        for half in sorted(_halves(reply), key=lambda half: not is_open(half.token)):
             answer = self._run_checker(half)
             if answer is not None:
                 entry = {
                     "token": half.token.hex,
                     "answer": answer.decision.name,
                     "reason": answer.reason,
+                    **({"open": True} if answer.open else {}),
                 }
                 crashpoint("checker.before_answer")
                 try:
@@ -181,6 +185,8 @@ class Checkers:
 
     def _run_checker(self, half: Half) -> CheckAnswer | None:
         """Return the checker's answer; None = another process has registered it."""
+        if is_open(half.token):
+            return CheckAnswer(UNKNOWN, REASON, open=True)
         function = self._functions.get(half.checker)
         if function is None:
             return None

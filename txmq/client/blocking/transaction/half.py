@@ -7,6 +7,7 @@ the service have registered (docs/PROTOCOL.md 1).
 from __future__ import annotations
 
 import time
+from types import TracebackType
 
 from txmq.client.blocking.core import BlockingCore
 from txmq.client.blocking.transaction.broker_bundle import BrokerBundle
@@ -15,6 +16,7 @@ from txmq.client.blocking.transaction.transaction import Transaction
 from txmq.client.log import get_logger
 from txmq.client.protocol.transaction.half_message import no_service
 from txmq.client.protocol.transaction.lifecycle import Stage
+from txmq.client.protocol.transaction.open_work import begin_work, end_work
 from txmq.crashpoints import crashpoint
 from txmq.errors import (
     Conflict,
@@ -64,11 +66,23 @@ class HalfTransaction(Transaction):
         self._stage = Stage.STORED  # or it may be, so an error sends a rollback
         self._store()
 
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            super().__exit__(kind, error, trace)
+        finally:
+            end_work(self.token)
+
     def _store(self) -> None:
         bundle = self._only_bundle
         if bundle is None:
             return
         self._stored = bundle
+        begin_work(self.token, self)
         description = self._description(bundle, ByChecker(self._checker))
         try:
             bundle.store(description, time.monotonic() + self._timeout)

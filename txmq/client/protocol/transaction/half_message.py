@@ -18,6 +18,7 @@ from txmq.client.protocol.sender.topics import TopicCache
 from txmq.client.protocol.settings import ClientSettings
 from txmq.client.protocol.transaction.buffer import Buffer
 from txmq.client.protocol.transaction.decision import decide_request
+from txmq.client.protocol.transaction.open_work import begin_work, end_work
 from txmq.client.protocol.transaction.options import CHECK_AFTER_S, require_seconds
 from txmq.client.protocol.transaction.parts import split_into_parts
 from txmq.client.protocol.transaction.tokens import new_token
@@ -42,6 +43,7 @@ class HalfMessage(Generic[F]):
     def __init__(self, token: UUID, decide: Callable[[Decision], F]) -> None:
         self.token, self.message_id = token, f"{token.hex}-0"
         self._decide = decide
+        begin_work(token, self)
 
     def commit(self) -> F:
         """Send the message; the result is True if consumers can see it already.
@@ -51,10 +53,12 @@ class HalfMessage(Generic[F]):
         error's `outcome` is "unknown"), call it again, or leave the decision to the
         checker.
         """
+        end_work(self.token)
         return self._decide(COMMIT)
 
     def rollback(self) -> F:
         """Drop the message. Fails as `commit` does."""
+        end_work(self.token)
         return self._decide(ROLLBACK)
 
 
