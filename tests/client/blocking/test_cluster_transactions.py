@@ -16,6 +16,7 @@ from tests.client.proxy import Proxy
 from tests.client.real import RealBroker, bodies
 from tests.client.scripted_member import fresh
 from tests.client.world import ApplicationError, fail, make_tables
+from txmq.client.protocol.transaction.open_work import end_work
 from txmq.errors import (
     BrokerUnavailable,
     ClientClosed,
@@ -263,7 +264,7 @@ def test_the_checkers_answer_decides_where_the_producer_is_gone(shop: BlockingCl
         half = shop.cluster.half_async(
             shop.topic, key.encode(), key=key, checker="orders", check_after=0.1
         )
-        half.result(WAIT_S)
+        end_work(half.result(WAIT_S).token)  # as if the producer were gone
     wait_until(lambda: all(shop.stored()), WAIT_S)
 
 

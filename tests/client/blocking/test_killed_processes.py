@@ -16,9 +16,11 @@ from tests.client.world import World, make_tables
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.transaction import postgres
 from txmq.client.blocking.transaction.checkers import Half
+from txmq.client.protocol.transaction.open_work import end_work
 from txmq.errors import InDoubt, TxmqError
 from txmq.testing.processes import run_script
 from txmq.testing.wait import wait_until
+from txmq.tx.postgres.caller import roll_back
 from txmq.tx.postgres.commit import guarded_commit
 
 Connect = Callable[..., Client]
@@ -96,6 +98,7 @@ def test_a_checker_that_dies_is_asked_again_elsewhere(real: RealBroker, connect:
         tx.__enter__()
         tx.send("killed-checkers", b"m")
         tx.prepare()
+        end_work(tx.token)  # as if its process had died
         tokens.append(tx.token.hex)
     kill_at(real, "killed-checkers", CHECKERS)
     client.register_checker("billing", lambda _half: txmq.COMMIT)
@@ -127,7 +130,7 @@ def test_a_broker_and_its_resolver_die_and_rows_decide(
         if keep := next(committed):
             guarded_commit(connection, token)
         else:
-            connection.rollback()
+            roll_back(connection)
         raise InDoubt(str(keep), token=str(token))
 
     monkeypatch.setattr(postgres, "guarded_commit", lost)
