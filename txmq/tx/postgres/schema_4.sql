@@ -199,22 +199,22 @@ DECLARE
         ORDER BY seq LIMIT 1);
     following int8 := (SELECT CASE WHEN is_called THEN last_value + 1 ELSE 1 END FROM public.txmq_outbox_seq_seq);
 BEGIN
-    IF bound IS NULL THEN
-        INSERT INTO public.txmq_outbox_floor (log_id, seq) VALUES (log, 0) ON CONFLICT DO NOTHING;
-        RETURN 0;
-    END IF;
     IF current_setting('transaction_isolation') <> 'read committed'
         OR coalesce(lowest, following) < bound + (CASE WHEN lowest IS NULL THEN 1 ELSE 1000 END) THEN
-        RETURN bound;
+        RETURN coalesce(bound, 0);
     END IF;
     PERFORM set_config('synchronous_commit', 'local', true) WHERE current_setting('synchronous_commit') <> 'off';
     BEGIN
         LOCK TABLE public.txmq_outbox IN SHARE MODE NOWAIT;
     EXCEPTION WHEN lock_not_available THEN
-        RETURN bound;
+        IF bound IS NULL THEN
+            INSERT INTO public.txmq_outbox_floor (log_id, seq) VALUES (log, 0) ON CONFLICT DO NOTHING;
+        END IF;
+        RETURN coalesce(bound, 0);
     END;
     following := (SELECT CASE WHEN is_called THEN last_value + 1 ELSE 1 END FROM public.txmq_outbox_seq_seq);
-    lowest := (SELECT seq FROM public.txmq_outbox WHERE log_id = log AND seq >= bound ORDER BY seq LIMIT 1);
+    lowest := (SELECT seq FROM public.txmq_outbox WHERE log_id = log AND seq >= coalesce(bound, 0)
+        ORDER BY seq LIMIT 1);
     INSERT INTO public.txmq_outbox_floor (log_id, seq) VALUES (log, coalesce(lowest, following)) ON CONFLICT DO NOTHING;
     IF FOUND THEN
         DELETE FROM public.txmq_outbox_floor WHERE log_id = log AND seq = bound;

@@ -121,7 +121,7 @@ class OutboxFallback:
         for bundle in bundles:
             known = bundle.core.known_log_id
             stamp = None if known is None else stamps.get(known)
-            if stamp is None:
+            if not stamp:  # 0: there is no floor yet
                 bundle.core.outbox_stamps.pop(self._database, None)
             else:
                 bundle.core.outbox_stamps[self._database] = stamp
