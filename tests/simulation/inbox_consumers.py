@@ -311,6 +311,7 @@ class InboxOperator(Actor):
             self._inbox.skipped.clear()
             if await self._until_done("group.delete") is not None:
                 self.world.history.counts["groups deleted"] += 1
+                self._inbox.opened.clear()  # members that join anew open anew
                 break
             await self.connection.pause(0.02)
         self._inbox.closed = False
