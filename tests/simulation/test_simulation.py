@@ -44,7 +44,7 @@ LEAST_PER_SEED = {
     "grown": 0.01,
     "resets": 0.02,
     "inboxes restored": 0.2,
-    "effects restored": 1,
+    "effects restored": 0.5,
     "skips": 0.1,
     "reprocesses": 0.1,
     "groups deleted": 0.03,
