@@ -274,13 +274,27 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_times_have_known_numbers",
     ),
     # identity
+    95: (
+        "test_a_copy_on_the_same_timeline_decides_nothing_that_it_is_behind_of",
+        "test_a_copy_that_takes_the_originals_place_while_the_broker_is_down_decides_nothing",
+        "test_a_report_is_remembered_when_the_broker_starts_anew",
+        "test_a_transaction_on_another_copy_than_the_resolvers_is_refused",
+        "test_two_resolvers_with_one_identity_decide_nothing",
+    ),
     96: (
         "test_a_promoted_clone_decides_only_what_came_before_the_timelines_parted",
         "test_a_history_that_cannot_be_read_decides_nothing",
         "test_a_timeline_of_another_branch_does_not_succeed",
     ),
     97: ("test_after_a_switch_over_a_transaction_names_the_server_that_runs_it",),
-    # identity
+    98: (
+        "test_a_copy_of_the_data_touches_neither_outbox_nor_tokens_of_production",
+        "test_a_copied_directory_gets_the_lease_by_an_operators_word_only",
+        "test_a_restored_directory_in_an_earlier_boot_epoch_gets_no_lease",
+        "test_a_restart_takes_the_lease_with_it_at_once",
+        "test_a_directory_keeps_its_id_and_a_copy_has_another",
+        "test_an_earlier_boot_epoch_of_a_log_is_refused_in_the_whole_process",
+    ),
     89: (
         "test_messages_of_a_topic_that_is_made_again_take_effect",
         "test_an_inbox_stored_by_name_is_taken_over_and_doubles_nothing",
@@ -304,6 +318,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_what_an_operator_skipped_is_not_restored",
         "test_failed_messages_have_no_effect_whatever_becomes_of_them",
     ),
+    # operators' commands
     106: (
         "test_a_reprocess_beside_a_running_consumer_acts_at_once_and_on_its_topic_alone",
         "test_a_handler_that_a_reprocess_overtakes_does_not_settle_the_message",

@@ -17,7 +17,7 @@ from twisted.python.failure import Failure
 from txmq import errors
 from txmq.batch import encode, verify
 from txmq.broker.assembly import Assembly
-from txmq.broker.checkback.resolver_service import Resolvers, ResolverStatus
+from txmq.broker.checkback.resolver_service import LeaseStatus, Resolvers, ResolverStatus
 from txmq.broker.engine.engine import Engine
 from txmq.broker.reactor.steady_clock import SteadyClock
 from txmq.config.broker import SettingsFile, load_broker
@@ -25,7 +25,7 @@ from txmq.core import machine
 from txmq.core.topics.topics import CreateTopic
 from txmq.core.transactions.half_storage import BundleBatch, StorePart
 from txmq.model.bundle import BundleReceipt
-from txmq.model.decider import ByBroker, ByPostgres, Decider
+from txmq.model.decider import ByBroker, ByPostgres, DatabaseId, Decider
 from txmq.model.message import Decision, Message
 from txmq.model.units import SECOND
 from txmq.store.log.log import Log
@@ -59,6 +59,13 @@ class NoResolvers:
     def status(self) -> tuple[()]:
         return ()
 
+    def lease_of(self, database: DatabaseId) -> LeaseStatus:
+        del database
+        return LeaseStatus(held=False, directory=None)
+
+    def note_bundle(self, decider: ByPostgres) -> None:
+        del decider
+
 
 class FakeResolver:
     """A resolver that answers when the test says so."""
@@ -70,6 +77,13 @@ class FakeResolver:
 
     def status(self) -> Sequence[ResolverStatus]:
         return self.is_like
+
+    def lease_of(self, database: DatabaseId) -> LeaseStatus:
+        del database
+        return LeaseStatus(held=False, directory=None)
+
+    def note_bundle(self, decider: ByPostgres) -> None:
+        del decider
 
     def may_resolve(self, decider: Decider) -> bool:
         del decider

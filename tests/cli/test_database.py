@@ -90,6 +90,22 @@ def test_brokers_are_listed_and_a_lost_one_is_taken_out_for_a_reason(database: s
     )
 
 
+def test_an_operator_gives_the_database_to_a_data_directory(database: str) -> None:
+    log_id, directory = uuid4(), uuid4()
+    with closing(connect(database, application_name="test")) as connection:
+        report(connection, log_id, "b-1", None)
+    give = ("schema", "brokers", database, "--take-over", str(log_id))
+    assert run(*give, "--directory", str(directory)).exit_code == 2
+    assert run(*give, "--reason", "restored").exit_code == 2
+    result = run(*give, "--directory", str(directory), "--reason", "restored", "--json")
+    [output] = json.loads(result.stdout)["brokers"]
+    assert (output["directory"], output["boot_epoch"], output["lease_reason"]) == (
+        str(directory),
+        None,
+        "restored",
+    )
+
+
 def state_of(token: str, broker: str) -> Any:
     return reply("tx", "show", token, broker=broker)["state"]
 

@@ -14,6 +14,7 @@ from tests.cli.support import ScriptedClient
 from txmq.cli.commands.resolver import MAINTENANCE_US, PAGE, ResolvedBroker, ResolverRounds
 from txmq.errors import BrokerUnavailable, Conflict, LogChanged, UnknownTopic
 from txmq.model.message import Decision
+from txmq.tx.postgres.brokers import DatabaseLease
 from txmq.tx.postgres.identity import ServerIdentity
 from txmq.tx.postgres.outbox import OutboxRow, PublishedRow
 from txmq.tx.postgres.partitions import CallerTime, MaintenanceReport
@@ -34,7 +35,8 @@ class StubDatabase:
         self.asked: list[Check] = []
         self.output: list[tuple[UUID, str, UUID | None]] = []
         self.callers: list[CallerTime | None] = []
-        self.trouble = ""
+        self.trouble = self.refusal = ""
+        self.lease: DatabaseLease | None = None
         self.waiting: list[OutboxRow] = []
 
     def fetch(self, log_id: UUID, done: Sequence[PublishedRow]) -> list[OutboxRow]:

@@ -58,7 +58,7 @@ class RealBroker:
     def __init__(self, directory: Path, dsns: Sequence[str] = ()) -> None:
         self._directory = directory
         directory.mkdir(exist_ok=True)
-        self._dsns = dsns
+        self.dsns = dsns
         self._process: Running | None = None
         self.url = ""
         self.start()
@@ -70,7 +70,7 @@ class RealBroker:
         if self._process is not None:
             self.kill()  # it has died by itself
         listen = self.url.removeprefix("txmq://") or "127.0.0.1:0"
-        resolvers = "".join(RESOLVER.format(number=n, dsn=dsn) for n, dsn in enumerate(self._dsns))
+        resolvers = "".join(RESOLVER.format(number=n, dsn=dsn) for n, dsn in enumerate(self.dsns))
         settings = self._directory / "broker.toml"
         settings.write_text(
             SETTINGS.format(data=self._directory / "data", listen=listen, resolvers=resolvers)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from twisted.internet.defer import Deferred
 
-from txmq.model.decider import Decider
+from txmq.broker.checkback.resolver_service import LeaseStatus
+from txmq.model.decider import ByPostgres, DatabaseId, Decider
 from txmq.model.message import Decision
 
 if TYPE_CHECKING:
@@ -71,6 +72,15 @@ class SimulatedDatabase:
     def may_resolve(self, decider: Decider) -> bool:
         """Return whether the database decides: it is the only one."""
         return decider.kind == "postgres"
+
+    def lease_of(self, database: DatabaseId) -> LeaseStatus:
+        """Return that the broker asks for no lease."""
+        del database
+        return LeaseStatus(held=False, directory=None)
+
+    def note_bundle(self, decider: ByPostgres) -> None:
+        """Do nothing: the database has no copies."""
+        del decider
 
     def status(self) -> tuple[()]:
         """Return the state of no resolver: the simulation has none to report."""

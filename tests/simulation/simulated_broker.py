@@ -197,6 +197,7 @@ class _BrokerResolvers:
     def __init__(self, broker: SimulatedBroker, resolvers: Resolvers) -> None:
         self._broker, self._resolvers = broker, resolvers
         self.may_resolve, self.status = resolvers.may_resolve, resolvers.status
+        self.lease_of, self.note_bundle = resolvers.lease_of, resolvers.note_bundle
 
     def resolve(self, token: bytes, row: Transaction, answered: Callable[..., None]) -> None:
         def hear(*answer: object) -> None:

@@ -101,7 +101,7 @@ class Assembly:
                 engine, self._members, fetches, random, settings.consumers, self.turns
             ),
             DeadLetterCalls(engine, self.turns),
-            TransactionCalls(engine, checks, fetches),
+            TransactionCalls(engine, checks, fetches, resolvers),
             XaCalls(engine, listeners),
             MessageCalls(engine, self.catalogues),
         )

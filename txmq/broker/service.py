@@ -20,8 +20,10 @@ from twisted.internet.task import deferLater
 
 from txmq.broker.assembly import Assembly
 from txmq.broker.checkback.resolver_service import ResolverService
+from txmq.broker.data_directory.directory_id import directory_id
 from txmq.broker.data_directory.scrub_service import ScrubService
 from txmq.broker.data_directory.storage import OpenedDirectory, StorageService, open_directory
+from txmq.broker.data_directory.stored_reports import StoredReports
 from txmq.broker.engine.disk_space import DiskWatch
 from txmq.broker.engine.engine import Engine
 from txmq.broker.monitoring.liveness import Liveness
@@ -34,6 +36,7 @@ from txmq.config.listen import ListenAddress, listen_address
 from txmq.core.transactions import indexes
 from txmq.errors import StoreClosed, StoreError
 from txmq.store.filesystem import RealFileSystem
+from txmq.tx.postgres.brokers import DatabaseLease
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -149,6 +152,10 @@ class BrokerService:
             engine.now,
             name=settings.name,
             publish=OutboxPublisher(engine, settings, self._reactor),
+            lease=DatabaseLease(
+                engine.store.log_id, directory_id(settings.data), engine.state.boot_epoch
+            ),
+            memory=StoredReports(settings.data),
         )
         self._assembly = Assembly(
             engine,

@@ -17,7 +17,8 @@
     ├─ DatabaseError
     │  ├─ DatabaseUnavailable, DatabaseConflict, SchemaMissing, InboxMismatch,
     │  │  UnsupportedServer, SynchronousCommitOff, TwoPhaseOff, TwoPhaseFull,
-    │  │  WalLevelTooLow, SlotMissing, SlotInUse, SlotLost, SlotRewound
+    │  │  WalLevelTooLow, LeaseRefused, SlotMissing, SlotInUse, SlotLost,
+    │  │  SlotRewound
     └─ TransactionError
        ├─ UnknownTransaction, AlreadyResolved, TransactionAborted, TransactionEnded,
           TokenFenced, InDoubt, HeuristicMixed
@@ -56,6 +57,7 @@ from txmq.errors.database import (
     DatabaseError,
     DatabaseUnavailable,
     InboxMismatch,
+    LeaseRefused,
     SchemaMissing,
     SlotInUse,
     SlotLost,
@@ -134,6 +136,7 @@ __all__ = (
     "InDoubt",
     "InboxMismatch",
     "InvalidSelector",
+    "LeaseRefused",
     "LocalProtocolError",
     "LogChanged",
     "MessageTooLarge",

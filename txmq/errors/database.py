@@ -41,6 +41,10 @@ class InboxMismatch(DatabaseError):
     """
 
 
+class LeaseRefused(DatabaseError):
+    """Another copy of the broker's data works on the database, or it is a copy."""
+
+
 class UnsupportedServer(DatabaseError):
     """The PostgreSQL server is too old, or is one that txmq must not write to."""
 

@@ -316,7 +316,17 @@ def silent(desk: AlarmBroker) -> Iterator[str]:
     hanging.callback(None)
 
 
+def refused(desk: AlarmBroker) -> Iterator[str]:
+    well = ResolverStatus("shop", desk.broker.now(), 0, "", 0, "")
+    desk.oracle.is_like = (well,)
+    yield ""
+    desk.oracle.is_like = (well._replace(refusal="data directory 7 works on this database"),)
+    yield "shop: data directory 7 works on this database"
+    desk.oracle.is_like = (well,)
+
+
 STORIES = {
+    "resolver.refused": refused,
     "clock.jumped": jumped,
     "clock.doubted": doubted,
     "clock.differs": differs,

@@ -17,6 +17,7 @@ from txmq.core.transactions import indexes, watermarks
 from txmq.core.transactions.jobs import DecideJob, undecided_bundles
 from txmq.core.transactions.model import Transaction, every_batch, get, unknown_transaction
 from txmq.core.transactions.xa import DecideByHand
+from txmq.model.decider import DatabaseId
 from txmq.model.message import Decision
 from txmq.model.topic_partition import TopicPartition
 from txmq.store import tables as t
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from txmq.broker.checkback.checkback_service import CheckBackService, CheckRequest
+    from txmq.broker.checkback.resolver_service import Resolvers
     from txmq.broker.delivery.fetch_service import FetchService
     from txmq.broker.engine.engine import Engine
     from txmq.core.topics.key_order import UnplacedBatch
@@ -46,8 +48,15 @@ REPLY_BYTES = 2 << 20
 class TransactionCalls:
     """Calls of producers, checkers and operators about transactions."""
 
-    def __init__(self, engine: Engine, checks: CheckBackService, fetches: FetchService) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        checks: CheckBackService,
+        fetches: FetchService,
+        resolvers: Resolvers,
+    ) -> None:
         self._engine, self._checks, self._fetches = engine, checks, fetches
+        self._resolvers = resolvers
         self.handlers: dict[str, Handler] = {
             "tx.list": self.list_transactions,
             "tx.pending": self.list_pending,
@@ -55,12 +64,24 @@ class TransactionCalls:
             "tx.decide": self.decide,
             "tx.check": self.check,
             "tx.oldest": self.oldest,
+            "tx.lease": self.lease,
             "mark.show": self.show_watermark,
             "job.show": self.show_job,
             "job.decide": self.decide_job,
             "checks.wait": self.wait_for_checks,
             "checks.answer": self.answer_check,
         }
+
+    def lease(self, call: CallContext, args: calls.TxLease) -> None:
+        """Return this broker's claim to a database, and whether it is granted there."""
+        lease = self._resolvers.lease_of(DatabaseId(args.system_id, args.database_oid))
+        call.answer(
+            {
+                "held": lease.held,
+                "directory": None if lease.directory is None else str(lease.directory),
+                "boot_epoch": self._engine.state.boot_epoch,
+            }
+        )
 
     def list_transactions(self, call: CallContext, args: calls.TxList) -> None:
         self._engine.answer_when_durable(

@@ -14,9 +14,10 @@ from txmq.crashpoints import crashpoint
 from txmq.model.decider import ByPostgres, DatabaseId
 from txmq.model.message import Decision
 from txmq.model.units import MILLISECOND, SECOND
+from txmq.tx.postgres.brokers import DatabaseLease
 from txmq.tx.postgres.identity import ServerIdentity
 from txmq.tx.postgres.partitions import CallerTime
-from txmq.tx.postgres.resolver import Answer, Check, ResolverPolicy, TokenResolver
+from txmq.tx.postgres.resolver import Answer, Check, ReportMemory, ResolverPolicy, TokenResolver
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -34,6 +35,7 @@ SKIPPED_TICKS = 8  # between reads of an outbox whose next row could not be publ
 TOKENS_PER_CALL = 1_000  # their answers take one turn of the reactor
 RECHECKED_TOKENS = 8  # at each probe: their locks may take 50 ms each
 MAX_BLOCKED_TOKENS = 1_000  # others wait for their time
+CONFIRM_US = 5 * SECOND  # between reports while bundles arrive
 PROBE_US = 30 * SECOND  # a database without checks for so long is probed
 log = structlog.get_logger()
 
@@ -55,6 +57,14 @@ class ResolverStatus(NamedTuple):
     busy_since: int = 0  # the call under way
     blocked_since: int = 0  # other sessions hold locks in front of it
     blocked: str = ""
+    refusal: str = ""  # why this broker may not work on the database
+
+
+class LeaseStatus(NamedTuple):
+    """The lease that this broker may have of a database."""
+
+    held: bool
+    directory: UUID | None  # the data directory; None = this broker asks for no lease
 
 
 # is called with a function that tells whether the database decides a transaction
@@ -82,6 +92,10 @@ class Resolvers(Protocol):
 
     def status(self) -> Sequence[ResolverStatus]: ...
 
+    def lease_of(self, database: DatabaseId) -> LeaseStatus: ...
+
+    def note_bundle(self, decider: ByPostgres) -> None: ...
+
 
 class ResolverService:
     """Collects checks per database, and resolves them in one call after the other.
@@ -99,13 +113,20 @@ class ResolverService:
         *,
         name: str = "",
         publish: PublishRows | None = None,
+        lease: DatabaseLease | None = None,
+        memory: ReportMemory | None = None,
     ) -> None:
         """`now` gives microseconds since the epoch. `name` is the broker's. `publish`
-        takes rows of outboxes; None = no outbox is read.
+        takes rows of outboxes; None = no outbox is read. `lease` is what the databases
+        have to grant; None = none is needed. `memory` knows earlier reports.
         """
+        self._lease = lease
         self._databases = [
-            _DatabaseResolver(one, log_id, name, in_thread, now, publish) for one in settings
+            _DatabaseResolver(one, log_id, name, in_thread, now, publish, lease, memory)
+            for one in settings
         ]
+        for database in self._databases:
+            database.others = [one for one in self._databases if one is not database]
 
     def may_resolve(self, decider: ByPostgres) -> bool:
         """Return whether one of the databases is the decider, or may be because it is
@@ -148,10 +169,21 @@ class ResolverService:
         """Return the health of each resolver."""
         return [database.status() for database in self._databases]
 
+    def lease_of(self, database: DatabaseId) -> LeaseStatus:
+        """Return whether a resolver holds this broker's lease of the database."""
+        held = any(one.identifies(database) and one.holds_lease for one in self._databases)
+        return LeaseStatus(held, None if self._lease is None else self._lease.directory)
+
     def fetch_outboxes(self) -> None:
         """Timer: publish the rows of the databases' outboxes."""
         for database in self._databases:
             database.fetch_outbox()
+
+    def note_bundle(self, decider: ByPostgres) -> None:
+        """Note that a bundle arrives which the database is to decide."""
+        for database in self._databases:
+            if database.identifies(decider.database):
+                database.note_bundle()
 
     def resolve(
         self, token: bytes, row: Transaction, answered: Callable[[bytes, Decision, str, str], None]
@@ -208,15 +240,18 @@ class _DatabaseResolver:
         in_thread: RunInThread,
         now: Callable[[], int],
         publish: PublishRows | None,
+        lease: DatabaseLease | None,
+        memory: ReportMemory | None,
     ) -> None:
         self.name = settings.name
+        self.others: Sequence[_DatabaseResolver] = ()
         self._log_id, self._broker, self._publish = log_id, broker, publish
         self._in_thread, self._now = in_thread, now
         self._fetch_due = self._publishing = False
         self._skipped_ticks = 0  # still to skip, after a row that could not be published
         self._published_rows: list[PublishedRow] = []  # of the outbox, and not deleted yet
         policy = ResolverPolicy(end_stuck_after_s=settings.end_backend_after_s)
-        self._resolver = TokenResolver(settings.dsn, policy=policy)
+        self._resolver = TokenResolver(settings.dsn, policy=policy, lease=lease, memory=memory)
         self._pending: dict[Check, tuple[bytes, Callable[[Answer], None]]] = {}
         self._busy_since = 0  # the call under way; 0 = none
         self._blocked_since, self._blocked = 0, ""
@@ -224,17 +259,52 @@ class _DatabaseResolver:
         self.back: DatabaseBack = _nobody
         self.recheck: Callable[[bytes], object] = _nobody
         self._due_upkeep: _Upkeep | None = None
-        self.upkeep_owed = self._probing = False
+        self.upkeep_owed = self._probing = self._unconfirmed = False
+        self._confirmed_at = 0
         self._seen_at = self._failing_since = self._cleanup_failing_since = 0
         self._outbox_stuck_since = 0
         self._cleanup_error = self._outbox_error = ""
 
     def may_resolve(self, decider: ByPostgres) -> bool:
         """Return whether this database is the decider, or is not identified yet."""
+        return self._resolver.identity is None or self.identifies(decider.database)
+
+    @property
+    def database(self) -> DatabaseId | None:
+        """The database that answers here; None = not identified yet."""
         found = self._resolver.identity
-        return found is None or (found.system_id, found.database_oid) == (
-            decider.system_id,
-            decider.database_oid,
+        return None if found is None else DatabaseId(found.system_id, found.database_oid)
+
+    def identifies(self, database: DatabaseId) -> bool:
+        """Return whether this database is known to be `database`."""
+        return self.database == database
+
+    @property
+    def holds_lease(self) -> bool:
+        """Return whether this broker may decide and publish here."""
+        return self._resolver.holds_lease and not self._twins()
+
+    def note_bundle(self) -> None:
+        """Plan a report, so that a copy of the database made before now can be told.
+
+        There is one in CONFIRM_US at most.
+        """
+        self._unconfirmed = True
+        if self._confirmed_at + CONFIRM_US <= self._now():
+            self._next_call()
+
+    def _twins(self) -> str:
+        """Return the reason why nothing may be decided here while another resolver
+        leads to a server with the same identity; "" where none does.
+        """
+        if self.database is None:
+            return ""
+        twins = [one.name for one in self.others if one.database == self.database]
+        return (
+            f"resolvers {', '.join([self.name, *twins])} lead to servers with one identity, of "
+            "which one is a copy: remove its [[resolver]] section"
+            if twins
+            else ""
         )
 
     def resolve(self, token: bytes, row: Transaction, answered: Callable[[Answer], None]) -> None:
@@ -281,7 +351,10 @@ class _DatabaseResolver:
             self._blocked_since,
             self._blocked,
         )
-        return ResolverStatus(self.name, self._seen_at, self._failing_since, trouble, *problems)
+        refusal = self._twins() or self._resolver.refusal
+        return ResolverStatus(
+            self.name, self._seen_at, self._failing_since, trouble, *problems, refusal
+        )
 
     def _call_ended(self) -> None:
         """Note the resolver's health after a call came back from its thread."""
@@ -323,6 +396,11 @@ class _DatabaseResolver:
             )
         elif self._pending:
             self._resolve_pending()
+        elif self._unconfirmed and self._confirmed_at + CONFIRM_US <= self._now():
+            self._unconfirmed, self._confirmed_at = False, self._now()
+            self._begin(self._resolver.confirm).addCallbacks(
+                self._probed, self._failed, errbackArgs=([],)
+            )
         elif self._probing:
             self._probing = False
             self._begin(self._resolver.probe).addCallbacks(
@@ -348,6 +426,7 @@ class _DatabaseResolver:
         if (
             self._publish is not None
             and self._resolver.has_outbox
+            and not self._twins()
             and not (self._publishing or self._skipped_ticks)
         ):
             self._fetch_due = True
@@ -379,6 +458,11 @@ class _DatabaseResolver:
     def _resolve_pending(self) -> None:
         checks = list(self._pending)[:TOKENS_PER_CALL]
         waiting = [(check, self._pending.pop(check)[1]) for check in checks]
+        if reason := self._twins():
+            for _check, answered in waiting:
+                answered(Answer(Decision.UNKNOWN, reason))
+            self._next_call()
+            return
         work = self._begin(self._resolver.resolve, checks)
         work.addCallbacks(
             self._answered, self._failed, callbackArgs=(waiting,), errbackArgs=(waiting,)

@@ -199,6 +199,11 @@ def _resolver_blocked(seen: Conditions) -> str:
     return "; ".join(slow + blocked)
 
 
+def _resolver_refused(seen: Conditions) -> str:
+    refused = [one for one in seen.resolvers if one.refusal]
+    return "; ".join(f"{one.name}: {one.refusal}" for one in refused)
+
+
 def _resolver_missing(seen: Conditions) -> str:
     at = seen.unresolvable_at
     if not at or seen.older_than(at, seen.limits.conflict_s):
@@ -430,6 +435,13 @@ ALARM_RULES = (
         "warning",
         _resolver_blocked,
         "end the session that the text names: it holds locks in front of the resolver",
+    ),
+    AlarmRule(
+        "resolver.refused",
+        "critical",
+        _resolver_refused,
+        "nothing is decided or published there: find out which of the copies is the original; "
+        "txmq schema brokers DSN shows who works on a database",
     ),
     AlarmRule(
         "resolver.missing",

@@ -116,6 +116,8 @@ class BundleRequests:
             raise NoResolver(
                 "no resolver of this broker leads to the database that decides", hint=hint
             )
+        if isinstance(decider, ByPostgres):
+            self._resolvers.note_bundle(decider)
         command = store_command(part, session.origin)
         return self._check_sizes(command) or command
 

@@ -28,6 +28,7 @@ from txmq.model.units import HOUR, MILLISECOND, SECOND
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
+    from txmq.tx.postgres.brokers import DatabaseLease
     from txmq.tx.postgres.identity import ServerIdentity
     from txmq.tx.postgres.outbox import OutboxRow, PublishedRow
     from txmq.tx.postgres.resolver import Answer, Check, TokenResolver
@@ -69,6 +70,8 @@ def resolver(session: CommandSession, *, config: Config, every: Every = 2.0) -> 
     }
     shown = session.client.call("broker.show")
     broker = ResolvedBroker(UUID(shown["log_id"]), shown["name"])
+    for database in databases.values():
+        database.lease = _lease(session.client, broker)
     rounds = ResolverRounds(
         session.client,
         broker,
@@ -118,7 +121,8 @@ class ResolverRounds:
     def run_round(self, now: int) -> None:
         """Run one round. If the broker is unreachable, the next round tries again."""
         try:
-            if now >= self._maintenance_at:
+            refused = any(database.refusal for database in self._databases.values())
+            if refused or now >= self._maintenance_at:
                 self._maintain_tokens()
                 self._maintenance_at = now + MAINTENANCE_US
             self._publish_outboxes()
@@ -155,6 +159,8 @@ class ResolverRounds:
             return tokens.get((found.system_id, found.database_oid))
 
         for name, database in self._databases.items():
+            if database.refusal:  # the broker may have started anew meanwhile
+                database.lease = _lease(self._client, self._broker)
             report = database.maintain(*self._broker, oldest, times)
             if report is None:
                 self._log.warning("resolver.no_upkeep", resolver=name, reason=database.trouble)
@@ -222,6 +228,16 @@ class ResolverRounds:
         for reason in sorted(reasons - self._troubles.get(name, set())):
             self._log.warning("resolver.unknown", resolver=name, reason=reason)
         self._troubles[name] = reasons
+
+
+def _lease(client: CommandClient, broker: ResolvedBroker) -> DatabaseLease | None:
+    """Return the lease of the broker, which this process uses as well."""
+    from txmq.tx.postgres.brokers import DatabaseLease
+
+    claim = client.call("tx.lease")
+    if claim["directory"] is None:
+        return None
+    return DatabaseLease(broker.log_id, UUID(claim["directory"]), claim["boot_epoch"])
 
 
 def _publish_row(client: CommandClient, row: OutboxRow) -> None:

@@ -28,7 +28,25 @@ Forget = Annotated[
         help="Remove a broker that is lost for good, so that token rows no longer wait for it.",
     ),
 ]
-Reason = Annotated[str, typer.Option(help="Reason for --forget, recorded in the database.")]
+TakeOver = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LOG_ID",
+        parser=parse_token,
+        help="Let the data directory of --directory work on the database for this log's broker.",
+    ),
+]
+Directory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ID",
+        parser=parse_token,
+        help="Data directory for --take-over, as its broker's alarm resolver.refused names it.",
+    ),
+]
+Reason = Annotated[
+    str, typer.Option(help="Reason for --forget or --take-over, recorded in the database.")
+]
 Dsn = Annotated[
     str,
     typer.Argument(
@@ -58,9 +76,17 @@ def check(out: Output, dsn: Dsn) -> None:
 
 
 @local_command(app, "brokers")
-def brokers(out: Output, dsn: Dsn, *, forget: Forget = None, reason: Reason = "") -> None:
-    """List the brokers that use the database. Token rows stay until no broker needs
-    them.
+def brokers(
+    out: Output,
+    dsn: Dsn,
+    *,
+    forget: Forget = None,
+    take_over: TakeOver = None,
+    directory: Directory = None,
+    reason: Reason = "",
+) -> None:
+    """List the brokers that use the database, with the data directories that may work
+    on it. Token rows stay until no broker needs them.
     """
     from txmq.tx.postgres import brokers as registry
 
@@ -73,6 +99,10 @@ def brokers(out: Output, dsn: Dsn, *, forget: Forget = None, reason: Reason = ""
                     f"no broker with log {forget} has reported here",
                     hint="list the brokers with: txmq schema brokers DSN",
                 )
+        if take_over is not None:
+            if not reason or directory is None:
+                raise typer.BadParameter("--take-over needs --directory ID and --reason TEXT")
+            registry.take_over(connection, UUID(take_over), UUID(directory), reason)
         found = registry.registered(connection)
     out.show({"brokers": [_broker_fields(broker) for broker in found]})
 

@@ -100,6 +100,11 @@ class BlockingCore:
         return self._log.log_id
 
     @property
+    def boot_epoch(self) -> int:
+        """The boot epoch of the broker as this client has met it last."""
+        return self._log.boot_epoch
+
+    @property
     def takes_positions(self) -> bool:
         """Whether the broker is new enough for log positions in deciders.
 

@@ -4,6 +4,13 @@ A token row may be dropped once no broker can ask for it any more. Only the brok
 that: each writes here, every so often, the token of its oldest undecided transaction.
 Silence proves nothing. A broker that stops reporting keeps its rows until it is back,
 or until an operator removes it.
+
+The row is also the broker's lease of the database. A copy or a restored backup of its
+data directory has the same log, and would decide transactions and delete rows of the
+outbox that it never published. So the row names the directory and the boot epoch that
+may work here. A restart of the same directory takes the lease with it. Another
+directory, or an earlier boot epoch, needs an operator's word (`take_over`). No clock
+plays a part.
 """
 
 from __future__ import annotations
@@ -11,6 +18,8 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 from uuid import UUID
 
+from txmq.errors import LeaseRefused
+from txmq.tx.postgres.commit import noted
 from txmq.tx.postgres.errors import translated
 from txmq.tx.postgres.session import Connection
 
@@ -21,11 +30,50 @@ ON CONFLICT (log_id) DO UPDATE SET name = EXCLUDED.name,
     oldest_undecided = EXCLUDED.oldest_undecided,
     reported_at = EXCLUDED.reported_at, forgotten_at = NULL, forgotten_reason = NULL
 """
+# The report must survive a crash: a database that does not hold it is taken for a copy.
+_LEASED_REPORT: Final = """
+SET LOCAL synchronous_commit = on;
+INSERT INTO public.txmq_broker AS known
+    (log_id, name, oldest_undecided, reported_at, boot_epoch, directory, reports)
+SELECT %(log_id)s::uuid, %(name)s, %(oldest)s::uuid, clock_timestamp(), %(boot_epoch)s,
+    %(directory)s::uuid, 1
+WHERE %(seen)s = 0 OR EXISTS (SELECT FROM public.txmq_broker WHERE log_id = %(log_id)s::uuid)
+ON CONFLICT (log_id) DO UPDATE SET name = EXCLUDED.name,
+    oldest_undecided = EXCLUDED.oldest_undecided,
+    reported_at = EXCLUDED.reported_at, forgotten_at = NULL, forgotten_reason = NULL,
+    boot_epoch = EXCLUDED.boot_epoch, directory = EXCLUDED.directory, reports = known.reports + 1
+WHERE coalesce(known.directory, EXCLUDED.directory) = EXCLUDED.directory
+    AND coalesce(known.boot_epoch, 0) <= EXCLUDED.boot_epoch
+    AND (known.reports >= %(seen)s OR known.directory IS NOT NULL AND known.boot_epoch IS NULL)
+RETURNING reports
+"""
+_CONFIRM: Final = """
+SET LOCAL synchronous_commit = on;
+UPDATE public.txmq_broker SET reports = reports + 1
+WHERE log_id = %(log_id)s::uuid AND directory = %(directory)s::uuid
+    AND boot_epoch = %(boot_epoch)s AND reports >= %(seen)s
+RETURNING reports
+"""
+_LEASE: Final = """
+SELECT boot_epoch, directory::text, reports FROM public.txmq_broker WHERE log_id = %s::uuid
+"""
+_TAKE_OVER: Final = """
+INSERT INTO public.txmq_broker (log_id, name, reported_at, forgotten_at, directory, lease_reason)
+VALUES (%s::uuid, '', now(), now(), %s::uuid, %s)
+ON CONFLICT (log_id) DO UPDATE SET directory = EXCLUDED.directory, boot_epoch = NULL,
+    lease_reason = EXCLUDED.lease_reason
+"""
+# A snapshot that is older than this statement could hide the report.
+_MAY_HAVE_REPORTED: Final = """
+SELECT current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted')
+    OR EXISTS (SELECT FROM public.txmq_broker WHERE log_id = %s::uuid AND boot_epoch >= %s)
+"""
 _MICROS: Final = "(extract(epoch FROM {}) * 1000000)::int8"
 _REGISTERED: Final = f"""
 SELECT log_id::text, name, oldest_undecided::text, {_MICROS.format("reported_at")},
     {_MICROS.format("forgotten_at")},
-       forgotten_reason, (SELECT count(*) FROM public.txmq_outbox o WHERE o.log_id = b.log_id)
+       forgotten_reason, (SELECT count(*) FROM public.txmq_outbox o WHERE o.log_id = b.log_id),
+       boot_epoch, directory::text, lease_reason
 FROM public.txmq_broker b ORDER BY name, log_id
 """  # noqa: S608  # constants
 _FORGET: Final = """
@@ -38,7 +86,9 @@ class Broker(NamedTuple):
     """The last report of a broker; times are microseconds by the database's clock.
 
     `oldest_undecided` is a token, None where everything is decided. `waiting` is the
-    number of its rows in the outbox.
+    number of its rows in the outbox. The data directory `directory` holds the lease
+    since `boot_epoch`; None = of a broker of an older version. `lease_reason` is that
+    of an operator who gave it the lease.
     """
 
     log_id: UUID
@@ -48,6 +98,142 @@ class Broker(NamedTuple):
     forgotten_at: int | None
     forgotten_reason: str | None
     waiting: int
+    boot_epoch: int | None
+    directory: str | None
+    lease_reason: str | None
+
+
+class DatabaseLease(NamedTuple):
+    """The claim of a running broker: its log, the data directory and its boot epoch."""
+
+    log_id: UUID
+    directory: UUID
+    boot_epoch: int
+
+
+class _Held(NamedTuple):
+    boot_epoch: int | None
+    directory: UUID | None
+    reports: int
+
+
+def report_with_lease(
+    connection: Connection,
+    lease: DatabaseLease,
+    name: str,
+    oldest_undecided: UUID | None,
+    seen: int = 0,
+) -> int:
+    """Store the report of a broker, and take or keep its lease of the database.
+
+    `seen` is the number of the last report that it knows to be stored here. Returns the
+    number of the report; 0 where a failover might undo it, as no standby has confirmed
+    it. Raises LeaseRefused, DatabaseError.
+    """
+    values = lease._asdict() | {
+        "log_id": str(lease.log_id),
+        "directory": str(lease.directory),
+        "name": name,
+        "oldest": None if oldest_undecided is None else str(oldest_undecided),
+        "seen": seen,
+    }
+    with translated("reporting a broker"), connection.cursor() as cursor:
+        with noted(connection) as notices:
+            cursor.execute(_LEASED_REPORT, values)
+        row = cursor.fetchone()
+    if row is None:
+        raise _refusal(lease, _read_lease(connection, lease.log_id), seen)
+    return 0 if notices else int(row[0])
+
+
+def holds(connection: Connection, lease: DatabaseLease, seen: int) -> bool:
+    """Return whether the database holds this lease and the report `seen`. Raises
+    DatabaseError.
+    """
+    held = _read_lease(connection, lease.log_id)
+    return (
+        held is not None
+        and (held.boot_epoch, held.directory) == (lease.boot_epoch, lease.directory)
+        and held.reports >= seen
+    )
+
+
+def _read_lease(connection: Connection, log_id: UUID) -> _Held | None:
+    with translated("reading a broker's lease"), connection.cursor() as cursor:
+        cursor.execute(_LEASE, (str(log_id),))
+        row = cursor.fetchone()
+    if row is None:
+        return None
+    boot_epoch, directory, reports = row
+    return _Held(boot_epoch, None if directory is None else UUID(directory), reports)
+
+
+def _refusal(lease: DatabaseLease, held: _Held | None, seen: int) -> LeaseRefused:
+    take_over = (
+        f"txmq schema brokers DSN --take-over {lease.log_id} --directory {lease.directory} "
+        "--reason TEXT"
+    )
+    if held is None or (held.directory in (None, lease.directory) and held.reports < seen):
+        return LeaseRefused(
+            f"the database holds {held.reports if held else 0} reports of this broker, which has "
+            f"written {seen}",
+            hint="it is a copy: point the resolver at the original; where a failover or a restore "
+            f"has lost commits: {take_over}",
+        )
+    take_over = f"stop one of the two; where this one is to go on: {take_over}"
+    if held.directory != lease.directory:
+        return LeaseRefused(
+            f"data directory {held.directory} works on this database for log {lease.log_id}, since "
+            f"boot epoch {held.boot_epoch}; this broker's is {lease.directory}, a copy or a "
+            "restored backup",
+            hint=take_over,
+        )
+    return LeaseRefused(
+        f"the broker is in boot epoch {lease.boot_epoch}, and was in {held.boot_epoch} when it "
+        "reported last: its data directory was restored, or runs twice",
+        hint=take_over,
+    )
+
+
+def confirm(connection: Connection, lease: DatabaseLease, seen: int) -> int | None:
+    """Count another report, so that a copy that was made before lacks it.
+
+    Returns its number, 0 where no standby has confirmed it, None where the database
+    does not hold the lease. Raises DatabaseError.
+    """
+    values = {
+        "log_id": str(lease.log_id),
+        "directory": str(lease.directory),
+        "boot_epoch": lease.boot_epoch,
+        "seen": seen,
+    }
+    with translated("confirming a broker's lease"), connection.cursor() as cursor:
+        with noted(connection) as notices:
+            cursor.execute(_CONFIRM, values)
+        row = cursor.fetchone()
+    if row is None:
+        return None
+    return 0 if notices else int(row[0])
+
+
+def take_over(connection: Connection, log_id: UUID, directory: UUID, reason: str) -> None:
+    """Give the lease of a log's broker to the data directory `directory`, whatever it
+    has reported before. Raises DatabaseError.
+    """
+    with translated("giving a broker's lease"), connection.cursor() as cursor:
+        cursor.execute(_TAKE_OVER, (str(log_id), str(directory), reason))
+
+
+def may_have_reported(connection: Connection, log_id: UUID, boot_epoch: int) -> bool:
+    """Return whether the log's broker has reported here in that boot epoch or a later
+    one, or the caller's snapshot may hide that.
+
+    Raises DatabaseError.
+    """
+    with translated("reading a broker's report"), connection.cursor() as cursor:
+        cursor.execute(_MAY_HAVE_REPORTED, (str(log_id), boot_epoch))
+        [(may,)] = cursor.fetchall()
+    return bool(may)
 
 
 def report(connection: Connection, log_id: UUID, name: str, oldest_undecided: UUID | None) -> None:

@@ -13,15 +13,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 from uuid import UUID
 
-from txmq.errors import DatabaseError, DatabaseUnavailable, SchemaMissing
+from txmq.errors import DatabaseError, DatabaseUnavailable, LeaseRefused, SchemaMissing
+from txmq.model.decider import DatabaseId
 from txmq.model.message import Decision
 from txmq.model.units import SECOND
 from txmq.tx.postgres.blockers import end_blockers, oldest_holder
 from txmq.tx.postgres.bounds import BoundedCursor
-from txmq.tx.postgres.brokers import report
+from txmq.tx.postgres.brokers import DatabaseLease, confirm, holds, report, report_with_lease
 from txmq.tx.postgres.errors import is_busy
 from txmq.tx.postgres.evidence import FENCE, PROVE, Limits, Written, end_stuck, running, write
 from txmq.tx.postgres.identity import (
@@ -67,6 +68,22 @@ _LARGEST_XID: Final = 2**63 - 1
 ENDED_PER_CALL: Final = 4  # tokens whose blockers are ended, a second at most each
 
 
+class ReportMemory(Protocol):
+    """The number of the last report that each database is known to hold."""
+
+    def get(self, database: DatabaseId) -> int: ...
+
+    def put(self, database: DatabaseId, number: int) -> None: ...
+
+
+class _Report(NamedTuple):
+    """The arguments of the last `maintain`."""
+
+    log_id: UUID
+    name: str
+    oldest_undecided: Callable[[ServerIdentity], UUID | None]
+
+
 @dataclass(frozen=True, slots=True)
 class ResolverPolicy:
     """Limits of the resolver.
@@ -95,7 +112,14 @@ class TokenResolver:
         *,
         policy: ResolverPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
+        lease: DatabaseLease | None = None,
+        memory: ReportMemory | None = None,
     ) -> None:
+        """With a `lease`, nothing is written while the database does not hold it.
+
+        The first `maintain` takes it. `memory` knows the reports that the database
+        holds when the broker starts anew.
+        """
         self._database = database
         self._policy = policy or ResolverPolicy()
         self._clock = clock
@@ -106,6 +130,11 @@ class TokenResolver:
         self._time_read = 0, clock() - 2 * TIME_READ_S  # by the database's clock, and by ours
         self.trouble = ""  # why the last attempt failed
         self._history: TimelineHistory | None = None
+        self.lease = lease
+        self.refusal = ""  # why the broker may not work on the database
+        self._memory = memory
+        self._reports = 0  # that are known to be stored there by this process
+        self._last_report: _Report | None = None
         self.identity: ServerIdentity | None = None  # of the database, known once it has been asked
         # by kind of call: who or what the last one of the kind found in its way
         self.blocked: dict[str, str] = {}
@@ -141,7 +170,10 @@ class TokenResolver:
         with self._noting("upkeep"):
             connection = self._open()
             self.identity = self._read_server(connection).identity
-            report(connection, log_id, name, oldest_undecided(self.identity))
+            self._last_report = _Report(log_id, name, oldest_undecided)
+            if not self._report(connection, self._last_report, self.identity):
+                self.trouble = self.refusal
+                return None
             self.has_outbox = True
             return maintain(connection, caller=caller)
         return None
@@ -153,6 +185,11 @@ class TokenResolver:
         time_read, read_at = self._time_read
         passed = self._clock() - read_at
         return time_read + int(passed * SECOND) if passed <= TIME_READ_S else 0
+
+    @property
+    def holds_lease(self) -> bool:
+        """Return whether the database is known to hold the broker's lease."""
+        return self._reports > 0 and not self.refusal
 
     def probe(self) -> None:
         """Try to reach the database; `failing` has the result."""
@@ -176,7 +213,9 @@ class TokenResolver:
         rows = None
         with self._noting("outbox"):
             try:
-                rows = fetch(self._open(), log_id, done)
+                connection = self._open()
+                if self._keep_lease(connection):
+                    rows = fetch(connection, log_id, done)
             except SchemaMissing as error:
                 self.has_outbox, self.trouble = False, str(error)
         return rows
@@ -218,6 +257,9 @@ class TokenResolver:
         connection = self._open()
         server = self._read_server(connection)
         self.identity = server.identity
+        if not self._keep_lease(connection):
+            answers |= dict.fromkeys(checks, Answer(Decision.UNKNOWN, self.refusal))
+            return
         reasons = self._refusals(connection, server, checks)
         answers |= {
             check: Answer(Decision.UNKNOWN, reason) for check, reason in reasons.items() if reason
@@ -230,6 +272,60 @@ class TokenResolver:
                 raise
             except DatabaseError as error:  # of this batch; the others may succeed
                 answers |= dict.fromkeys(batch, Answer(Decision.UNKNOWN, str(error)))
+
+    def _report(self, connection: Connection, what: _Report, found: ServerIdentity) -> bool:
+        """Report the broker, and take or keep its lease; `refusal` says why not."""
+        oldest = what.oldest_undecided(found)
+        if self.lease is None:
+            report(connection, what.log_id, what.name, oldest)
+            return True
+        try:
+            stored = report_with_lease(
+                connection, self.lease, what.name, oldest, self._known_reports(found)
+            )
+        except LeaseRefused as error:
+            self.refusal = str(error)
+            return False
+        self._note_reports(stored, found)
+        return True
+
+    def confirm(self) -> None:
+        """Have the database hold another report, which a copy made before lacks."""
+        if self._clock() < self._pause_ends or self.lease is None or not self.holds_lease:
+            return
+        with self._noting("lease"):
+            connection = self._open()
+            found = self._read_server(connection).identity
+            stored = confirm(connection, self.lease, self._known_reports(found))
+            if stored is None:
+                self._keep_lease(connection)
+            else:
+                self._note_reports(stored, found)
+
+    def _known_reports(self, found: ServerIdentity) -> int:
+        if self._reports or self._memory is None:
+            return self._reports
+        return self._memory.get(DatabaseId(found.system_id, found.database_oid))
+
+    def _note_reports(self, stored: int, found: ServerIdentity) -> None:
+        self._reports, self.refusal = stored or self._reports, ""
+        if stored and self._memory is not None:
+            self._memory.put(DatabaseId(found.system_id, found.database_oid), stored)
+
+    def _keep_lease(self, connection: Connection) -> bool:
+        """Return whether the database holds the broker's lease; `refusal` says why
+        not.
+        """
+        if self.lease is None:
+            return True
+        if holds(connection, self.lease, self._reports):
+            self.refusal = ""
+        elif self._last_report is None:
+            self.refusal = "the broker has not reported to this database yet"
+        else:
+            found = self._read_server(connection).identity
+            self._report(connection, self._last_report, found)
+        return not self.refusal
 
     def _refusals(
         self, connection: Connection, server: Server, checks: Sequence[Check]

@@ -57,6 +57,7 @@ CALLS: dict[str, type[Args]] = {
     "tx.check": transactions.TxCheck,
     "tx.pending": transactions.TxPending,
     "tx.oldest": NoArgs,
+    "tx.lease": transactions.TxLease,
     "mark.show": topics.TopicName,
     "producer.register": xa.ProducerRegister,
     "xa.list": xa.XaList,

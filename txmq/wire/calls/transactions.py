@@ -23,6 +23,13 @@ class TxPending(Args):
     limit: Limit = 1_000
 
 
+class TxLease(Args):
+    """The broker's lease of a database; 0 = of none."""
+
+    system_id: Annotated[int, Field(ge=0, lt=2**64)] = 0
+    database_oid: Annotated[int, Field(ge=0, lt=2**32)] = 0
+
+
 class TokenArgs(Args):
     """One transaction or job."""
 

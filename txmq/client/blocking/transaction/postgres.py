@@ -29,6 +29,7 @@ from txmq.errors import (
     DatabaseUnavailable,
     InDoubt,
     LocalProtocolError,
+    NoResolver,
     RequestTimeout,
     TransactionAborted,
     TransactionEnded,
@@ -37,6 +38,7 @@ from txmq.errors import (
 from txmq.model.bundle import BundleState
 from txmq.model.decider import ByPostgres
 from txmq.model.message import COMMIT, ROLLBACK, Decision
+from txmq.tx.postgres.brokers import may_have_reported
 from txmq.tx.postgres.caller import require_healthy, savepoint
 from txmq.tx.postgres.caller_block import CallerBlock, refusal_in
 from txmq.tx.postgres.commit import guarded_commit
@@ -150,10 +152,11 @@ class PostgresTransaction(Transaction):
                 allow_weak_commit=self._allow_weak_commit,
                 block=self._block,
             )
+            self._require_server(server, self._inserted.server)
             self._fallback.check_stamps(bundles, self._inserted.outbox_stamps)
             crashpoint("tx.after_token")
-            self._require_server(server, self._inserted.server)
             self._await_bundles(bundles)
+            self._require_leases(bundles, server, self._inserted)
             crashpoint("tx.before_commit")
         except BaseException as error:
             self._block.roll_back()
@@ -184,6 +187,34 @@ class PostgresTransaction(Transaction):
                 f"timeline {named.identity.timeline}, to {found.system_id}, {found.timeline}",
                 hint="run the transaction again",
             )
+
+    def _require_leases(
+        self, bundles: list[BrokerBundle], server: Server, inserted: InsertedToken
+    ) -> None:
+        """Require that no broker's resolver leads to a copy of this database.
+
+        A broker reports to its databases when it starts. Where it says that it has
+        reported to this one, and this one does not show it, the two look at different
+        servers. Usually the token's INSERT has shown the report already.
+        """
+        for bundle in self._fallback.sent_directly(bundles):
+            core = bundle.core
+            shown = inserted.boot_epochs.get(core.log_id) or 0
+            if shown >= core.boot_epoch or not core.takes_positions:
+                continue
+            identity = server.identity
+            lease = core.call(
+                "tx.lease",
+                {"system_id": identity.system_id, "database_oid": identity.database_oid},
+                repeat=True,
+            )
+            if lease["held"] and not may_have_reported(
+                self._connection, core.log_id, core.boot_epoch
+            ):
+                raise NoResolver(
+                    "the broker's resolver leads to a copy of this database",
+                    hint="point its [[resolver]] section at the server that this transaction uses",
+                )
 
     def _send_bundles(self, bundles: list[BrokerBundle], server: Server) -> None:
         deadline = time.monotonic() + self._timeout
