@@ -352,7 +352,11 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_positions_of_the_first_version_are_read_and_written_anew",
     ),
     109: (AGREE_OR_TOLD, "test_a_habitual_rollback_before_the_error_goes_on_hides_nothing"),
-    110: (AGREE_OR_TOLD, "test_what_is_refused_says_what_to_do"),
+    110: (
+        AGREE_OR_TOLD,
+        "test_what_is_refused_says_what_to_do",
+        "test_a_caller_who_ends_the_transaction_is_told",
+    ),
     111: (
         AGREE_OR_TOLD,
         "test_raw_savepoints_withdraw_messages_with_their_rows",

@@ -19,7 +19,7 @@ from tests.client.world import ApplicationError, World, fail, make_tables
 from txmq.client.blocking.client import Client as BlockingClient
 from txmq.client.blocking.transaction.checkers import Half
 from txmq.client.protocol.transaction.open_work import REASON, end_work
-from txmq.errors import ConfigError, LocalProtocolError, TransactionAborted
+from txmq.errors import ConfigError, LocalProtocolError, TransactionAborted, TransactionEnded
 from txmq.model.message import COMMIT, Decision
 from txmq.testing.wait import wait_until
 from txmq.twisted import Client
@@ -178,6 +178,25 @@ def test_steps_leave_the_reactor_alone_and_never_overlap(
 
     in_reactor(story)
     assert overlaps == [1] * 20
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("way", ["commit", "rollback"])
+def test_a_caller_who_ends_the_transaction_is_told(
+    client: Client, world: World, in_reactor: InReactor, way: str, *, joined: bool
+) -> None:
+    async def story() -> None:
+        if joined:
+            world.connection.cursor().execute("SELECT 1")
+        async with client.transaction(world.connection) as tx:
+            await tx.run(world.insert, "o-1")
+            tx.send(world.topic, b"o-1")
+            await tx.run(getattr(world.connection, way))
+
+    with pytest.raises(TransactionEnded if joined else LocalProtocolError):
+        in_reactor(story)
+    assert world.messages() == set()
+    assert world.orders() == ({"o-1"} if joined and way == "commit" else set())
 
 
 def test_a_half_message_is_decided_by_its_block_or_by_a_checker(
