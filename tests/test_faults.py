@@ -417,6 +417,37 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_health_notices_a_broker_that_answers_nobody",
         "test_health_notices_a_write_that_hangs",
     ),
+    130: (
+        "test_unpacked_retries_are_bounded_by_their_real_bytes",
+        "test_pieces_of_a_large_batch_are_bounded_too",
+        "test_checkers_get_large_halves_in_several_replies",
+        "test_pages_give_every_name_once_and_an_old_client_gets_the_whole_list",
+        "test_each_request_has_one_reply",
+    ),
+    # unbounded input per connection, vanished peers
+    134: (
+        "test_so_many_large_frames_grow_at_a_time_as_there_is_memory_for",
+        "test_whoever_is_slow_with_a_large_frame_is_cut_when_others_wait",
+        "test_a_frame_has_a_time_by_its_length",
+        "test_very_many_small_unfinished_frames_cost_the_oldest",
+        "test_a_witness_is_served_and_memory_is_bounded",
+    ),
+    135: (
+        "test_one_connection_s_requests_wait_while_its_replies_are_unread",
+        "test_requests_without_a_reply_are_bounded_per_connection",
+        "test_a_witness_is_served_and_memory_is_bounded",
+    ),
+    136: (
+        "test_a_read_has_no_more_than_its_bytes_whatever_it_asks_for",
+        "test_partitions_are_bounded_per_join_and_over_all_groups_and_topics",
+        "test_a_connection_with_many_long_reads_delays_another_by_a_step",
+    ),
+    137: (
+        "test_a_new_connection_takes_the_place_of_the_oldest_without_a_request",
+        "test_of_pipelined_requests_the_first_has_a_reply_and_the_connection_ends",
+        "test_a_witness_is_served_and_memory_is_bounded",
+    ),
+    139: ("test_fault_139_both_ends_probe_an_idle_connection_within_a_minute",),
     # order and progress
     124: (
         "test_sessions_over_rows_hold_up_no_other_tokens_and_databases_and_are_named",

@@ -179,7 +179,9 @@ class ClientSession(Protocol):
 
     def _end_conversation(self, error: ProtocolError) -> None:
         self.log.warning("session.protocol_error", error=error.message)
+        self._ignoring = True  # and its bytes would only say so again
         self._requests.clear()
+        self._shared.frames.finish(self)
         status, payload = error_reply(error)
         self._wire.write(encode_frame(Opcode.HELLO, 0, payload, status=status))
         self._wire.loseConnection()
@@ -312,6 +314,9 @@ class ClientSession(Protocol):
         """Close the connection at once."""
         self._deadline = None
         self.log.warning("session.cut", reason=why)
+        self._ignoring = True
+        self._requests.clear()
+        self._shared.frames.finish(self)
         self._wire.abortConnection()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
