@@ -116,32 +116,32 @@ class OperationsFuzzer:
         return self._frame(client, Opcode.CALL, encode_call(name, args))
 
     def _topic(self, client: int) -> bytes:
-        random, name = self._random, {"name": self._random.choice(TOPICS)}
-        call, args = random.choice(
-            [
-                ("topic.create", name | {"partitions": random.choice([1, 4])}),
-                ("topic.create", name | {"partitions": 4}),
-                ("topic.grow", name | {"partitions": random.randint(1, 9)}),
-                ("topic.alter", name | {"retention_ms": random.randint(0, 9)}),
-                ("topic.delete", name),
-                ("topic.show", name),
-                ("topic.describe", {"names": [name["name"]], "create": True}),
-            ]
-        )
+        random = self._random
+        name: dict[str, Any] = {"name": random.choice(TOPICS)}
+        calls: list[tuple[str, dict[str, Any]]] = [
+            ("topic.create", name | {"partitions": random.choice([1, 4])}),
+            ("topic.create", name | {"partitions": 4}),
+            ("topic.grow", name | {"partitions": random.randint(1, 9)}),
+            ("topic.alter", name | {"retention_ms": random.randint(0, 9)}),
+            ("topic.delete", name),
+            ("topic.show", name),
+            ("topic.describe", {"names": [name["name"]], "create": True}),
+        ]
+        call, args = random.choice(calls)
         return self._call(client, call, **args)
 
     def _group(self, client: int) -> bytes:
-        random, group = self._random, {"group": self._random.choice(GROUPS)}
-        call, args = random.choice(
-            [
-                ("group.alter", group | WHO | {"max_parked": random.randint(1, 9)}),
-                ("group.delete", group | WHO),
-                ("group.show", group),
-                ("group.pause", group | WHO),
-                ("group.resume", group | WHO),
-                ("consumer.leave", group | {"member": f"m{client}", "instance": f"i{client}"}),
-            ]
-        )
+        random = self._random
+        group: dict[str, Any] = {"group": random.choice(GROUPS)}
+        calls: list[tuple[str, dict[str, Any]]] = [
+            ("group.alter", group | WHO | {"max_parked": random.randint(1, 9)}),
+            ("group.delete", group | WHO),
+            ("group.show", group),
+            ("group.pause", group | WHO),
+            ("group.resume", group | WHO),
+            ("consumer.leave", group | {"member": f"m{client}", "instance": f"i{client}"}),
+        ]
+        call, args = random.choice(calls)
         return self._call(client, call, **args)
 
     def _messages(self) -> list[Message]:
