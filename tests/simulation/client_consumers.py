@@ -35,15 +35,23 @@ STEP_S = 0.003
 class ClientConsumer(Actor):
     """A member with handlers that may fail, and one connection after the other."""
 
+    group, topic = GROUP, TOPIC
+
     def __init__(self, world: SimulatedWorld, name: str) -> None:
         super().__init__(world, name)
         retry = RetryPolicy((20 * MILLISECOND, 40 * MILLISECOND), 2)
         settings = consumer_settings(
-            GROUP, [TOPIC], mode="ordered", member=name, retry=retry, lease_s=1.0, session_s=1.0
+            self.group,
+            [self.topic],
+            mode="ordered",
+            member=name,
+            retry=retry,
+            lease_s=1.0,
+            session_s=1.0,
         )
         self.member = Member(settings, self.new_id().hex())
         self._operations = Operations(self.member)
-        world.consumer_groups.add(GROUP)
+        world.consumer_groups[self.group] = self.topic
 
     async def run(self) -> None:
         for _ in range(HANDLERS):

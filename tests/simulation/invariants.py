@@ -202,14 +202,15 @@ def _check_tickets(world: SimulatedWorld, bodies: list[list[str]]) -> None:
 
 def _check_consumers(world: SimulatedWorld, bodies: list[list[str]]) -> None:
     history = world.history
-    prefixes = {group: "" if group == "c" else f"{group}:" for group in world.consumer_groups}
+    groups = {group for group, topic in world.consumer_groups.items() if topic == "t"}
+    prefixes = {group: "" if group == "c" else f"{group}:" for group in groups}
     for rows in bodies:
         for body, (group, prefix) in product(rows, prefixes.items()):
             require(
                 history.handled[prefix + body] > 0, f"{body} was never processed by group {group}"
             )
     for key, version in world.database.versions.items():
-        for group in world.consumer_groups - {"c"}:
+        for group in groups - {"c"}:
             name = key if group == "o" else prefixes[group] + key
             require(
                 len(history.processed_versions.get(name, [])) == version,

@@ -22,6 +22,7 @@ from tests.simulation import (
     machine_clock,
     multi_send,
     operators,
+    remade_topic,
     simulated_broker,
 )
 from txmq.broker.checkback import checkback_service
@@ -33,7 +34,7 @@ from txmq.broker.requests import sends as send_requests
 from txmq.client.protocol.consumer.local_queue import LocalQueue
 from txmq.client.protocol.consumer.membership import Membership
 from txmq.core import machine, persistence
-from txmq.core.consumers import effects, resets, waiting_times
+from txmq.core.consumers import effects, membership, resets, waiting_times
 from txmq.core.events.consumers import PositionReset
 from txmq.core.events.outcome import Outcome, Rejected
 from txmq.core.retention import broker_time
@@ -435,6 +436,13 @@ BUGS = (
         around=_in_every_seed(
             client_consumers,
             _patching(large_bundles.LargeBundle, "begun", property(lambda _self: 0)),
+        ),
+    ),
+    Bug(
+        "members keep a deleted topic",
+        around=_in_every_seed(
+            remade_topic,
+            _patching(membership, "_present_topics", lambda _state, member: member.topics),
         ),
     ),
     Bug("grown partitions are read before the others", around=_read_grown_partitions_at_once),

@@ -22,6 +22,7 @@ from tests.simulation import (
     machine_clock,
     multi_send,
     operators,
+    remade_topic,
     services,
     xa,
 )
@@ -121,7 +122,9 @@ class Simulation:
         if Random(self._seed + 0.5).random() < client_consumers.SHARE:
             for name in client_consumers.MEMBERS:
                 self._run_throughout(client_consumers.ClientConsumer(self.world, name).run())
-
+        if Random(self._seed + 0.125).random() < remade_topic.SHARE:
+            self._run_to_end(remade_topic.TopicRemaker(self.world, "rt").run())
+            self._run_throughout(remade_topic.RemadeTopicConsumer(self.world, "w0").run())
         if Random(self._seed + 0.25).random() < inbox_consumers.SHARE:
             self._inbox = inbox_consumers.SimulatedInbox()
             for name in inbox_consumers.MEMBERS:
@@ -260,7 +263,13 @@ class Simulation:
         )
         if self._inbox is not None:
             left["inbox not compared"] = self._inbox.unopened(state)
+        handled = world.history.handled
+        left["remade unseen"] = sum(
+            not handled[f"{remade_topic.GROUP}:{body}"] for body in world.remade
+        )
         for group in state.groups.by_name.values():
+            if group.name == remade_topic.GROUP:  # it has positions of deleted topics
+                continue
             left[f"{group.name} behind"] = sum(
                 state.topics_by_id[topic_id].end_offsets[partition] - position.floor
                 for (topic_id, partition), position in group.positions.items()

@@ -51,6 +51,7 @@ LEAST_PER_SEED = {
     "clocks set by days": 0.5,
     "clocks confirmed": 0.02,
     "nacks refused": 0.3,
+    "topics remade": 0.1,
 }  # on average; a count below it means that seeds no longer test this
 
 

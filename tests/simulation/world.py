@@ -20,8 +20,9 @@ class SimulatedWorld:
     """The clock, the database, the broker with its disk, and the history of one seed.
 
     `trouble` is 1.0 while faults are injected, and 0.0 afterwards. `over` ends the
-    actors that run for as long as the simulation does. `consumer_groups` are the names
-    of the groups that have members.
+    actors that run for as long as the simulation does. `consumer_groups` are the groups
+    that have members, with their topics. `remade` are the messages of the topic that
+    was made again last.
     """
 
     def __init__(self, seed: int) -> None:
@@ -34,7 +35,8 @@ class SimulatedWorld:
         self.branches: dict[bytes, str] = {}
         self.disk = SimFS()
         self.broker: SimulatedBroker | None = None
-        self.consumer_groups = {"c", "o"}
+        self.consumer_groups = {"c": "t", "o": "t"}
+        self.remade: set[str] = set()
         self.failure: Failure | None = None
         self.over = False
         self.trouble = 1.0

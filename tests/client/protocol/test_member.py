@@ -359,3 +359,16 @@ def test_messages_have_the_identity_that_the_member_knew_when_it_fetched() -> No
     scripted.fetched(chunk("a", lease=3), chunk("f", partition=1, at=10, lease=3))
     received = {one.partition: one.fetched for one in scripted.receive(9)}
     assert [(received[n].epoch, received[n].topic_id) for n in range(2)] == [(2, 7), (1, 7)]
+
+
+def test_a_member_whose_topic_was_deleted_while_it_was_away_joins_when_it_is_made_again() -> None:
+    scripted = ScriptedMember().joined()
+    scripted.disconnect()
+    scripted.member.connected(scripted.now)
+    scripted.refuse("consumer.join", UnknownTopic("no topic"))
+    assert scripted.request_names() == [], "it makes no topic that somebody has deleted"
+    assert scripted.member.needs_reconnect
+    assert scripted.member.failure is None
+    scripted.disconnect()
+    scripted.joined(generation=3)
+    assert "fetch" in scripted.request_names()

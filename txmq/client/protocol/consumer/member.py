@@ -250,7 +250,8 @@ class Member:
         )
 
     def _join_refused(self, error: RequestRejected, now: float) -> None:
-        if isinstance(error, UnknownTopic) and not self._topics_described:
+        missing = isinstance(error, UnknownTopic) and self.membership is None
+        if missing and not self._topics_described:
             self._topics_described = True  # the broker may create topics at first use
             args = {"names": list(self.settings.topics), "create": True}
             self._first.append(
@@ -262,7 +263,11 @@ class Member:
                 )
             )
             return
-        self._refused(error, now)
+        if isinstance(error, UnknownTopic) and self.membership is not None:
+            # Deleted while the member was away: it joins once the topic is made again.
+            log.warning("consumer.topic_missing", group=self.settings.group, error=error.message)
+        else:
+            self._refused(error, now)
         self.needs_reconnect = True
 
     def _refused(self, error: RequestRejected, now: float) -> None:
