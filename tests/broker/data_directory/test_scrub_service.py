@@ -121,7 +121,7 @@ def test_a_group_passes_nothing_over_and_gets_the_other_partition(
         "reason": "lost",
     }
     rotten.client.call("group.reset", **reset)
-    assert rotten.fetch(joined) == [(0, 2)]
+    assert rotten.fetch(rotten.join(mode)) == [(0, 2)]
 
 
 class Thread:
