@@ -448,6 +448,11 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_of_pipelined_requests_the_first_has_a_reply_and_the_connection_ends",
         "test_a_witness_is_served_and_memory_is_bounded",
     ),
+    138: (
+        "test_deleted_topics_without_messages_give_up_their_partitions",
+        "test_a_deleted_topic_keeps_its_partitions_while_a_transaction_may_publish_to_it",
+        "test_refused_connections_are_logged_once_a_minute",
+    ),
     139: ("test_fault_139_both_ends_probe_an_idle_connection_within_a_minute",),
     # order and progress
     124: (

@@ -32,10 +32,11 @@ from txmq.core.consumers.commands import (
     RequestedSettings,
 )
 from txmq.core.consumers.planning import plan
+from txmq.core.events.outcome import Rejected
 from txmq.core.state import log_pins
 from txmq.core.topics import delayed
 from txmq.core.topics.delay_rules import PublishDue, Recall, RecallReply
-from txmq.core.topics.topics import AlterTopic, CreateTopic
+from txmq.core.topics.topics import AlterTopic, CreateTopic, DeleteTopic
 from txmq.core.transactions.decisions import DecideTransaction
 from txmq.core.transactions.half_storage import BundleBatch, StorePart
 from txmq.errors import OffsetOutOfRange
@@ -222,6 +223,49 @@ def test_the_holder_of_the_log_is_named() -> None:
     world.turn(1)
     world.retain()
     assert world.ask("broker.stats")["log"]["held_by"] == "what is new"
+
+
+def test_deleted_topics_without_messages_give_up_their_partitions() -> None:
+    world = made()
+    for name in ("gone", "read", "kept"):
+        world.do(CreateTopic(name, 64))
+    world.send(body(1), "gone")
+    wanted = RequestedSettings()
+    world.do(JoinGroup("g", "m", "i", "concurrent", topics=("read",), wanted=wanted))
+    gone, read = (world.state.topics[name].topic_id for name in ("gone", "read"))
+    world.do(DeleteTopic("gone"))
+    world.do(DeleteTopic("read"))
+    world.turn(1)
+    world.retain()
+    world.retain()
+    emptied = world.state.topics_by_id[gone]
+    assert (emptied.name, emptied.deleted, emptied.end_offsets) == ("gone", True, [])
+    assert len(world.state.topics_by_id[read].end_offsets) == 64, "a group has positions in it"
+    assert len(world.state.topics["kept"].end_offsets) == 64
+    recount(world.state)
+
+
+def test_a_deleted_topic_keeps_its_partitions_while_a_transaction_may_publish_to_it() -> None:
+    """A message without a key holds nothing, so its topic can be deleted."""
+    world = made()
+    world.do(CreateTopic("gone", 64))
+    gone = world.state.topics["gone"].topic_id
+    data = encode([Message(b"m")], producer_id=TOKEN, epoch=0, sequence=0, born_at=1)
+    batch = BundleBatch("gone", 0, 0, data, verify(data))
+    stored = world.do(
+        StorePart(TOKEN, 0, (batch,), True, False, b"d" * 32, 0, ByChecker("c"), "shop", (), 0)
+    )
+    assert not isinstance(stored, Rejected)
+    world.do(DeleteTopic("gone"))
+    world.retain()
+    world.retain()
+    assert len(world.state.topics_by_id[gone].end_offsets) == 64
+    world.do(DecideTransaction(TOKEN, Decision.COMMIT, "test"))
+    world.turn(1)
+    world.retain()
+    world.retain()
+    world.retain()
+    assert world.state.topics_by_id[gone].end_offsets == []
 
 
 def test_a_topic_s_settings_override_the_broker_s() -> None:

@@ -175,3 +175,24 @@ def test_a_client_that_reads_again_goes_on(broker: BrokerInMemory) -> None:
     client.transport.producer.resumeProducing()  # type: ignore[union-attr]
     broker.clock.advance(60)
     assert not client.closed
+
+
+def test_refused_connections_are_logged_once_a_minute() -> None:
+    from structlog.testing import capture_logs
+    from twisted.internet.task import Clock
+
+    from txmq.broker.reactor.protocol import SessionFactory
+
+    def never(*_args: object) -> None:
+        raise AssertionError("nobody asks")
+
+    clock = Clock()
+    factory = SessionFactory(never, never, clock, connection_limit=lambda: 1)  # type: ignore[arg-type]
+    with capture_logs() as logs:
+        taken = factory.buildProtocol(None)
+        assert taken is not None
+        for _ in range(3):
+            for _ in range(10_000):
+                assert factory.buildProtocol(None) is None
+            clock.advance(61)
+    assert [log["refused"] for log in logs] == [1, 10_001, 20_001]

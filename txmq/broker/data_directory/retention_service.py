@@ -16,7 +16,7 @@ import structlog
 from txmq.batch import single_row
 from txmq.broker.engine.log_reader import read_batches
 from txmq.core.events.outcome import Rejected
-from txmq.core.events.topics import FirstsMoved, MessagesCopied
+from txmq.core.events.topics import FirstsMoved, MessagesCopied, TopicDeleted, TopicsEmptied
 from txmq.core.retention import log_floor, relocation, topic_retention
 from txmq.core.retention.letter_retention import ExpireLetters
 from txmq.core.retention.relocation import CopyMessages, RepointMessages, RetainedMessage
@@ -24,6 +24,7 @@ from txmq.core.retention.topic_retention import ApplyRetention, RetentionLimits,
 from txmq.core.state import log_pins
 from txmq.core.topics import delayed
 from txmq.core.topics.delay_rules import RelocateDelayed
+from txmq.core.topics.topics import EmptyTopics
 from txmq.errors import CorruptRecord
 from txmq.model.units import HOUR
 from txmq.store.tables import SIGN
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from txmq.core.state.state import Topic
 
 PARTITIONS_PER_STEP = 256  # in one turn of the reactor: about 2 ms
+EMPTIED_PER_ROUND = 10_000  # deleted topics, in one record
 COPIED_BYTES = 4 << 20  # of batches, read in one turn to copy messages out of them
 TRANSACTIONS = "undecided or waiting transactions"
 log = structlog.get_logger()
@@ -68,6 +70,10 @@ class RetentionService:
         self._busy = self._stopped = False
         self._topics: list[int] = []
         self._groups: list[int] = []
+        # deleted topics without messages, and the ends of the records that deleted them
+        self._empty: list[int] = []
+        self._deleted_at: dict[int, int] = {}
+        self._started = engine.store.end
         self._began = self._copied_to = 0
         self._lowest = SIGN
         self._held_by = ""
@@ -76,6 +82,8 @@ class RetentionService:
         self.missed_at = 0
         engine.listen(FirstsMoved, self._log_firsts_moved)
         engine.listen(MessagesCopied, self._copied)
+        engine.listen(TopicDeleted, self._note_deleted)
+        engine.listen(TopicsEmptied, self._note_emptied)
 
     def tick(self) -> None:
         """Timer: begin a round, unless one is under way."""
@@ -87,6 +95,7 @@ class RetentionService:
             list(self._engine.state.groups.by_id),
         )
         self._began, self._lowest, self._held_by = self._engine.store.end, SIGN, ""
+        self._empty = []
         self._soon(self._visit_topics)
 
     def stop(self) -> None:
@@ -152,7 +161,7 @@ class RetentionService:
             if topic is None:  # deleted and forgotten meanwhile
                 self._topics.pop()
                 continue
-            room -= len(topic.end_offsets)
+            room -= max(1, len(topic.end_offsets))
             command = ApplyRetention(
                 topic.topic_id, limits_of(topic, self._keep), store.durable, store.first
             )
@@ -163,11 +172,33 @@ class RetentionService:
             if found.to_copy and self._copy_out(found.to_copy, self._visit_topics):
                 return
             self._end_topic(topic)
-        self._soon(self._visit_topics if self._topics else self._expire_letters)
+        self._soon(self._visit_topics if self._topics else self._give_up_empty)
 
     def _end_topic(self, topic: Topic) -> None:
         self._need(log_floor.topic_floor(self._engine.state, topic), f"topic {topic.name}")
         self._topics.pop()
+        if topic.deleted and topic.end_offsets and topic.start_offsets == topic.end_offsets:
+            self._empty.append(topic.topic_id)
+
+    def _give_up_empty(self) -> None:
+        """Free the memory of deleted topics without messages. A message that is stored,
+        but not published yet, may still belong to one that was deleted after it.
+        """
+        lowest = log_floor.state_floor(self._engine.state, delayed_too=False)
+        ids = [one for one in self._empty if self._deleted_at.get(one, self._started) <= lowest]
+        self._empty = []
+        if ids:
+            self._submit(EmptyTopics(tuple(ids[:EMPTIED_PER_ROUND])), self._expire_letters)
+        else:
+            self._soon(self._expire_letters)
+
+    def _note_deleted(self, event: TopicDeleted, place: RecordContext) -> None:
+        self._deleted_at[event.topic_id] = place.end
+
+    def _note_emptied(self, event: TopicsEmptied, place: RecordContext) -> None:
+        del place
+        for topic_id in event.topic_ids:
+            self._deleted_at.pop(topic_id, None)
 
     def _need(self, position: int, by: str) -> None:
         if position < self._lowest:

@@ -80,8 +80,11 @@ class Statistics:
         state, store = self._engine.state, self._engine.store
         self._log.update(now, (store.end, store.latencies.count))
         groups = state.groups.by_id
-        if len(self._groups) > len(groups):  # topics stay in the state when they are deleted
+        if len(self._groups) > len(groups):
             self._groups = {key: rate for key, rate in self._groups.items() if key in groups}
+        if len(self._topics) > len(state.topics):  # deleted ones stay in the state, by their ids
+            live = {topic.topic_id for topic in state.topics.values()}
+            self._topics = {key: rate for key, rate in self._topics.items() if key in live}
         self._unsampled = [*state.topics.values(), *groups.values()]
 
     def _sample(self, one: Topic | ConsumerGroup) -> None:

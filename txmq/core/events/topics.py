@@ -35,6 +35,15 @@ class TopicDeleted(NamedTuple):
     topic_id: int
 
 
+@event(110)
+class TopicsEmptied(NamedTuple):
+    """Deleted topics whose messages are all gone gave up what they had for each
+    partition. Their names stay.
+    """
+
+    topic_ids: tuple[int, ...]
+
+
 @event(5)
 class TopicAltered(NamedTuple):
     """The settings of a topic changed; `settings` is a `TopicSettings`."""

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.batch import largest_body
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
-from txmq.core.events.topics import TopicAltered, TopicCreated, TopicDeleted, TopicGrown
+from txmq.core.events.topics import (
+    TopicAltered,
+    TopicCreated,
+    TopicDeleted,
+    TopicGrown,
+    TopicsEmptied,
+)
 from txmq.core.state import visibility
 from txmq.core.state.state import DEFAULT_SETTINGS, State, Topic, TopicSettings
 from txmq.errors import (
@@ -71,6 +77,16 @@ class DeleteTopic(NamedTuple):
     """
 
     name: str
+
+
+class EmptyTopics(NamedTuple):
+    """Give up what deleted topics have for each partition.
+
+    Only for topics that no message will be published to: those deleted before all
+    messages that are not published yet were stored.
+    """
+
+    topic_ids: tuple[int, ...]
 
 
 class TopicView(NamedTuple):
@@ -314,6 +330,18 @@ def decide_delete(state: State, command: DeleteTopic, now: int) -> Outcome | Rej
     return Outcome((TopicDeleted(topic.topic_id),), topic_view(topic))
 
 
+def decide_empty(state: State, command: EmptyTopics, now: int) -> Outcome:
+    del now
+    read = {tp[0] for group in state.groups.by_id.values() for tp in group.positions}
+    ids = tuple(one for one in command.topic_ids if one not in read and _is_empty(state, one))
+    return Outcome((TopicsEmptied(ids),) if ids else ())
+
+
+def _is_empty(state: State, topic_id: int) -> bool:
+    topic = state.topics_by_id[topic_id]
+    return topic.deleted and topic.start_offsets == topic.end_offsets
+
+
 def _check_no_held_keys(state: State, topic: Topic) -> Rejected | None:
     tps = [TopicPartition(topic.topic_id, number) for number in range(len(topic.end_offsets))]
     if any(state.held_keys[tp] or visibility.is_blocked(state, tp) for tp in tps):
@@ -365,6 +393,14 @@ def apply_deleted(state: State, event: TopicDeleted, context: RecordContext) -> 
     state.dirty_topics.add(event.topic_id)
 
 
+def apply_emptied(state: State, event: TopicsEmptied, context: RecordContext) -> None:
+    del context
+    for topic_id in event.topic_ids:
+        topic = state.topics_by_id[topic_id]
+        state.topics_by_id[topic_id] = Topic(topic_id, topic.name, [], topic.epoch, deleted=True)
+        state.dirty_topics.add(topic_id)
+
+
 def entry_at(
     state: State, topic_id: int, partition: int, offset: int
 ) -> list[tuple[int, t.BatchEntry]]:
@@ -402,10 +438,12 @@ DECIDERS: Deciders = {
     AlterTopic: decide_alter,
     GrowTopic: decide_grow,
     DeleteTopic: decide_delete,
+    EmptyTopics: decide_empty,
 }
 APPLIERS: Appliers = {
     TopicCreated: apply_created,
     TopicAltered: apply_altered,
     TopicGrown: apply_grown,
     TopicDeleted: apply_deleted,
+    TopicsEmptied: apply_emptied,
 }
