@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
-from itertools import islice, product
+from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     from txmq.store.log.log import Log
 
     Deliver = Callable[[Any], None]
-    Requester = Callable[[Exception], None]  # gets the exception that its request raised
+    # a function and its arguments, before the exception that the request raised
+    Requester = tuple[Any, ...]
     Listener = Callable[[Any, RecordContext], None]
 
 INLINE_BYTES = 256 << 10  # a larger write blocks the reactor longer than a change of threads
@@ -59,7 +60,6 @@ class _PendingReply(NamedTuple):
     deliver: Deliver
     reply: Any
     requester: Requester
-    since: float  # by the clock
 
 
 class Engine:
@@ -96,6 +96,7 @@ class Engine:
         self._pending_write: list[_PendingReply] = []  # early replies: on a write alone
         self._in_write: list[_PendingReply] = []  # early replies of the write under way
         self._flush_planned = self._writing = False
+        self._waiting_since = 0.0  # by the clock: the oldest pending reply
         self._sync_at = NEVER  # by the clock
         self._unwritten: Flush | None = None  # there was no space for it
         # Topics of records with new messages, by the end of the record: readers see
@@ -105,8 +106,8 @@ class Engine:
         self.failed: Failure | None = None
         self.disk = Disk()
         self.faults = Faults(clock.seconds, now)
-        self._own_requester: Requester = partial(self.faults.record, "reply")
-        self.requester: Requester = self._own_requester  # of the request that is being carried out
+        self.own_requester: Requester = (self.faults.record, "reply")
+        self.requester: Requester = self.own_requester  # of the request that is being carried out
         self.before_replies: list[Callable[[], None]] = []
         self.on_published: list[Callable[[set[int]], None]] = []
         self.on_backlog: list[Callable[[], None]] = []
@@ -182,9 +183,9 @@ class Engine:
             deliver(outcome.reply)
         elif early is not None:
             self._schedule.add(early, messages)
-            self._pending_write.append(self._pending_reply(0, deliver, outcome.reply))
+            self._pending_write.append(_PendingReply(0, deliver, outcome.reply, self.requester))
         elif end:
-            self._pending.append(self._pending_reply(end, deliver, outcome.reply))
+            self._pending.append(_PendingReply(end, deliver, outcome.reply, self.requester))
         else:
             self.answer_when_durable(deliver, outcome.reply)
             return
@@ -197,11 +198,8 @@ class Engine:
         if self.store.end == self.store.durable:
             deliver(reply)
             return
-        self._pending.append(self._pending_reply(self.store.end, deliver, reply))
+        self._pending.append(_PendingReply(self.store.end, deliver, reply, self.requester))
         self._plan_flush()
-
-    def _pending_reply(self, end: int, deliver: Deliver, reply: object) -> _PendingReply:
-        return _PendingReply(end, deliver, reply, self.requester, self._clock.seconds())
 
     def _failed_decision(self, command: object, error: Exception) -> Rejected:
         name = type(command).__name__
@@ -220,7 +218,8 @@ class Engine:
         try:
             return function(*args)
         except Exception as error:  # noqa: BLE001  # others must have their replies
-            requester(error)
+            fail, *about = requester
+            fail(*about, error)
             return None
         finally:
             self.requester = before
@@ -231,8 +230,9 @@ class Engine:
 
     def oldest_reply_s(self) -> float:
         """Return the seconds that the oldest pending reply has waited for the disk."""
-        firsts = [*islice(self._pending, 1), *self._pending_write[:1], *self._in_write[:1]]
-        return max((self._clock.seconds() - one.since for one in firsts), default=0.0)
+        if not (self._pending or self._pending_write or self._in_write):
+            return 0.0
+        return self._clock.seconds() - self._waiting_since
 
     def listen(self, event: type, listener: Listener) -> None:
         """Call `listener` with each event of that type as it is applied; the event may
@@ -283,6 +283,8 @@ class Engine:
     def _plan_flush(self) -> None:
         if not self._flush_planned:
             self._flush_planned = True
+            if not self._writing:
+                self._waiting_since = self._clock.seconds()
             self._after_reads(self._flush)
 
     def _flush(self) -> None:
@@ -375,8 +377,10 @@ class Engine:
             self._call(listener)
         self._deliver_all(early)
         pending = self._pending
+        ready: list[_PendingReply] = []
         while pending and pending[0].end <= durable:
-            self._deliver(pending.popleft())
+            ready.append(pending.popleft())
+        self._deliver_all(ready)
         if self._new_entries:
             self._notify_readers(durable)
         if self.state.backlog:
@@ -386,20 +390,17 @@ class Engine:
             self._call(listener)
 
     def _deliver_all(self, replies: list[_PendingReply]) -> None:
-        for pending in replies:
-            self._deliver(pending)
-
-    def _deliver(self, pending: _PendingReply) -> None:
-        """Deliver a reply. An exception concerns its requester, whose error it
+        """Deliver replies. An exception concerns its requester, whose error it
         becomes.
         """
-        self.requester = pending.requester
-        try:
-            pending.deliver(pending.reply)
-        except Exception as error:  # noqa: BLE001  # the others must have their replies
-            self.faults.guard("reply", partial(pending.requester, error))()
-        finally:
-            self.requester = self._own_requester
+        for _end, deliver, reply, requester in replies:
+            self.requester = requester
+            try:
+                deliver(reply)
+            except Exception as error:  # noqa: BLE001  # the others must have theirs
+                fail, *args = requester
+                self.faults.guard("reply", partial(fail, *args, error))()
+        self.requester = self.own_requester
 
     def _notify_readers(self, durable: int) -> None:
         topic_ids = set[int]()

@@ -140,14 +140,33 @@ class ClientSession(Protocol):
         """
         requests, until = self._requests, self._clock.seconds() + TURN_S
         while requests and self._may_begin():
-            self._receive(requests.popleft())
+            frame = requests.popleft()
+            size = len(frame.payload)
+            self._outstanding += 1
+            self._outstanding_bytes += size
+            self._shared.request_bytes += size
+            if self.hello is None:
+                self._handle_hello(frame)
+            else:
+                self._handle(self, frame)
             if requests and self._clock.seconds() >= until:
                 self._work_later()
                 break
-        self._read_or_pause()
+        if self._reading is not self._may_read():
+            self._read_or_pause()
+
+    def _may_read(self) -> bool:
+        """Return whether more requests may be read: while some wait, the kernel makes
+        the client wait.
+        """
+        return not (self._requests or self._paused or self._no_memory)
 
     def _may_begin(self) -> bool:
-        if self.is_choked or self._outstanding >= MAX_OUTSTANDING:
+        if (
+            self._paused
+            or self._unsent_bytes >= UNSENT_BYTES
+            or self._outstanding >= MAX_OUTSTANDING
+        ):
             return False
         if self._outstanding and self._shared.request_bytes >= REQUEST_BYTES:
             self._shared.stalled[self] = None
@@ -168,8 +187,7 @@ class ClientSession(Protocol):
             self._end_conversation(error)
 
     def _read_or_pause(self) -> None:
-        """Read no further while requests wait: the kernel makes the client wait."""
-        reading = not (self._requests or self._paused or self._no_memory)
+        reading = self._may_read()
         if reading is not self._reading:
             self._reading = reading
             if reading:
@@ -185,15 +203,6 @@ class ClientSession(Protocol):
         status, payload = error_reply(error)
         self._wire.write(encode_frame(Opcode.HELLO, 0, payload, status=status))
         self._wire.loseConnection()
-
-    def _receive(self, frame: Frame) -> None:
-        self._outstanding += 1
-        self._outstanding_bytes += len(frame.payload)
-        self._shared.request_bytes += len(frame.payload)
-        if self.hello is None:
-            self._handle_hello(frame)
-        else:
-            self._handle(self, frame)
 
     def _handle_hello(self, frame: Frame) -> None:
         hello = Hello.parse(frame)
@@ -214,22 +223,25 @@ class ClientSession(Protocol):
 
     def _put(self, frame: Frame, pieces: Sequence[bytes]) -> None:
         self._outstanding -= 1
-        self._release(len(frame.payload))
-        if self._shared.buffering:
+        shared, size = self._shared, len(frame.payload)
+        self._outstanding_bytes -= size
+        shared.request_bytes -= size
+        if shared.stalled:
+            self._go_on_with_stalled()
+        if shared.buffering:
             self._unsent += pieces
-            self._unsent_bytes += sum(map(len, pieces))
-            self._shared.unsent[self] = None
+            # header and fields of a frame are small
+            self._unsent_bytes += len(pieces[2]) if len(pieces) == 3 else sum(map(len, pieces))
+            shared.unsent[self] = None
         else:
             self._wire.writeSequence(pieces)
         if self._requests:
             self._work_later()
 
-    def _release(self, size: int) -> None:
-        """Give back the bytes of requests; sessions that waited for them go on."""
+    def _go_on_with_stalled(self) -> None:
+        """Let sessions go on that waited for the bytes of requests."""
         shared = self._shared
-        self._outstanding_bytes -= size
-        shared.request_bytes -= size
-        if shared.stalled and shared.request_bytes < REQUEST_BYTES:
+        if shared.request_bytes < REQUEST_BYTES:
             stalled, shared.stalled = shared.stalled, {}
             for session in stalled:
                 session._work_later()  # noqa: SLF001  # another one of this class
@@ -325,7 +337,9 @@ class ClientSession(Protocol):
         self._requests.clear()
         self._shared.frames.finish(self)
         self._shared.stalled.pop(self, None)
-        self._release(self._outstanding_bytes)
+        self._shared.request_bytes -= self._outstanding_bytes
+        self._outstanding_bytes = 0
+        self._go_on_with_stalled()
         lost, self.on_lost = self.on_lost, {}
         for listener in lost.values():
             listener()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from txmq.broker.requests.bundles import BundleRequests
@@ -41,7 +40,7 @@ class RequestDispatcher:
     ) -> None:
         sends, consumers = SendRequests(engine, message_bytes), ConsumerRequests(engine, fetches)
         bundles = BundleRequests(engine, resolvers, listeners, message_bytes)
-        self._carry_out, self._faults = engine.carry_out, engine.faults
+        self._engine, self._faults = engine, engine.faults
         self._handlers: dict[int, Callable[[ClientSession, Frame], None]] = {
             Opcode.SEND: sends.send,
             Opcode.SENDS: sends.multi_send,
@@ -66,7 +65,14 @@ class RequestDispatcher:
             return
         # The frame's checksum was right, so only this request is at fault, whatever
         # happens: the next one may be fine.
-        self._carry_out(partial(self._fail, session, frame), handler, session, frame)
+        engine = self._engine
+        engine.requester = (self._fail, session, frame)
+        try:
+            handler(session, frame)
+        except Exception as error:  # noqa: BLE001
+            self._fail(session, frame, error)
+        finally:
+            engine.requester = engine.own_requester
 
     def _fail(self, session: ClientSession, frame: Frame, error: Exception) -> None:
         """Answer a request that an exception ended."""
