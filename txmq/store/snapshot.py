@@ -42,7 +42,7 @@ _COVERED = 16  # the header's checksum covers from here on
 _BLOCK = Struct("<II")
 _BLOCK_SIZE = 1 << 20
 _DIGITS = 20
-_SUFFIX, _TEMPORARY, _BAD = ".snap", ".tmp", ".bad"
+_SUFFIX, _TEMPORARY, _BAD, _AHEAD = ".snap", ".tmp", ".bad", ".ahead"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +109,16 @@ def newest_snapshot(fs: FileSystem, directory: str, log_id: UUID) -> Snapshot | 
             fs.rename(path, path + _BAD)
             fs.sync_directory(folder)
     return None
+
+
+def set_aside_snapshots(fs: FileSystem, directory: str, end: int) -> None:
+    """Rename the snapshots of positions behind the log's `end` to `.ahead`."""
+    folder = f"{directory}/snapshot"
+    for position in _positions(fs, folder):
+        if position > end:
+            path = f"{folder}/{position:0{_DIGITS}}{_SUFFIX}"
+            fs.rename(path, path + _AHEAD)
+            fs.sync_directory(folder)
 
 
 def read_rows(fs: FileSystem, snapshot: Snapshot) -> Iterator[Row]:

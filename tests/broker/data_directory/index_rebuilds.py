@@ -34,6 +34,7 @@ from txmq.core.transactions.decisions import DecideTransaction
 from txmq.errors import TxmqError
 from txmq.model.message import Decision
 from txmq.store.index import environment, lmdb_tables
+from txmq.store.index.digest import DATA
 from txmq.testing.simfs import SimFS, crash_points
 
 Run = Callable[[SimFS, Path], None]
@@ -70,7 +71,7 @@ def made_twin(data: Path) -> Twin:
     undecided = work.store(POSTGRES)
     world.tend()
     early, snapshots = (
-        (data / "index" / environment.DATA).read_bytes(),
+        (data / "index" / DATA).read_bytes(),
         disk.listdir(f"{data}/snapshot"),
     )
     # what goes of the early index must not come back
@@ -81,7 +82,7 @@ def made_twin(data: Path) -> Twin:
     world.tend()
     rows, boot_epoch = rows_of(world.state), world.state.boot_epoch
     world.close()
-    keep(disk, data, (data / "index" / environment.DATA).read_bytes())
+    keep(disk, data, (data / "index" / DATA).read_bytes())
     return Twin(disk.copy(), data, boot_epoch, rows, early, {})
 
 
@@ -89,9 +90,9 @@ def keep(disk: SimFS, data: Path, content: bytes) -> None:
     """Put this index onto the simulated disk."""
     folder = f"{data}/index"
     disk.makedirs(folder)
-    if environment.DATA in disk.listdir(folder):
-        disk.remove(f"{folder}/{environment.DATA}")
-    with closing(disk.create(f"{folder}/{environment.DATA}")) as file:
+    if DATA in disk.listdir(folder):
+        disk.remove(f"{folder}/{DATA}")
+    with closing(disk.create(f"{folder}/{DATA}")) as file:
         file.pwrite([content], 0)
 
 
@@ -105,7 +106,7 @@ def no_snapshot(disk: SimFS, twin: Twin) -> None:
 
 
 def no_index(disk: SimFS, twin: Twin) -> None:
-    disk.remove(f"{twin.data}/index/{environment.DATA}")
+    disk.remove(f"{twin.data}/index/{DATA}")
 
 
 def neither(disk: SimFS, twin: Twin) -> None:

@@ -33,7 +33,8 @@ from txmq.config.broker import BrokerSettings
 from txmq.core import machine
 from txmq.core.state.state import State
 from txmq.store.filesystem import RealFileSystem
-from txmq.store.index import environment
+from txmq.store.index import digest, environment
+from txmq.store.index.digest import DATA
 from txmq.store.index.lmdb_tables import LmdbTables
 from txmq.store.log.log import Log
 from txmq.store.tables import META, MemoryTables
@@ -98,9 +99,7 @@ def folded(log: RecordSource) -> Rows:
 
 def rows_of(state: State) -> Rows:
     """Return all rows, without LMDB's own."""
-    return [
-        row for row in dump_tables(state) if row[0] != META or row[1] not in environment.RESERVED
-    ]
+    return [row for row in dump_tables(state) if row[0] != META or row[1] not in digest.RESERVED]
 
 
 def stored(data: Path, log_id: UUID) -> tuple[int, Rows]:
@@ -118,7 +117,7 @@ class Mirror:
     def __init__(self, fs: SimFS, data: Path) -> None:
         self._fs, self._data = fs, data
         self._folder = f"{data}/index"
-        self._path = f"{self._folder}/{environment.DATA}"
+        self._path = f"{self._folder}/{DATA}"
         self._envs: list[Environment] = []
 
     @contextmanager
@@ -145,8 +144,8 @@ class Mirror:
             env: Environment = real(path, map_size)
             self._envs.append(env)
             self._fs.makedirs(self._folder)
-            if environment.DATA not in self._fs.listdir(self._folder):
-                self._fs.create(self._path).pwrite([(path / environment.DATA).read_bytes()], 0)
+            if DATA not in self._fs.listdir(self._folder):
+                self._fs.create(self._path).pwrite([(path / DATA).read_bytes()], 0)
             return env
 
         return opened
@@ -156,7 +155,7 @@ class Mirror:
             flags, metas = env.flags(), METAS * env.stat()["psize"]
             assert not flags["writemap"], "it would write in another order"
             real(env)
-            now = (self._data / "index" / environment.DATA).read_bytes()
+            now = (self._data / "index" / DATA).read_bytes()
             with closing(self._fs.open(self._path, write=True)) as file:
                 before = file.pread(len(now), 0)
                 changed = [
@@ -185,7 +184,7 @@ def each_write_lost(fs: SimFS, data: Path) -> Iterator[SimFS]:
     """Return the disks that a power cut may leave, each without one unsynced write to
     LMDB's file.
     """
-    path = f"{data}/index/{environment.DATA}"
+    path = f"{data}/index/{DATA}"
     inode = fs._inode(path, "open")
     for lost in range(len(inode.changes)):
         content = bytearray(inode.durable)
@@ -203,8 +202,8 @@ def written_back(fs: SimFS, data: Path) -> None:
     index = data / "index"
     shutil.rmtree(index, ignore_errors=True)
     folder = str(index)
-    if environment.DATA in fs.listdir(folder):
+    if DATA in fs.listdir(folder):
         index.mkdir(parents=True)
-        path = f"{folder}/{environment.DATA}"
+        path = f"{folder}/{DATA}"
         with closing(fs.open(path)) as file:
-            (index / environment.DATA).write_bytes(file.pread(file.size(), 0))
+            (index / DATA).write_bytes(file.pread(file.size(), 0))

@@ -33,6 +33,7 @@ from tests.broker.data_directory.index_world import (
 from tests.broker.support import BEGAN
 from txmq.broker.data_directory.storage import open_directory
 from txmq.store.index import environment, lmdb_tables
+from txmq.store.index.digest import DATA, EMPTY, Digests, digest_of
 from txmq.store.index.lmdb_tables import DumpRow, FrozenOverlays, LmdbTables
 from txmq.store.tables import DUE, NAMES
 from txmq.testing.processes import running
@@ -68,7 +69,7 @@ def rebuild_a_wrong_one(twin: Twin) -> None:
         frozen = tables.freeze(tables.position)
         assert frozen is not None
         tables.commit(frozen, durable=tables.position)
-    keep(base, twin.data, (twin.data / "index" / environment.DATA).read_bytes())
+    keep(base, twin.data, (twin.data / "index" / DATA).read_bytes())
     disk = base.copy()
     with Mirror(disk, twin.data).watching():
         by_command(disk, twin.data)
@@ -85,11 +86,15 @@ def valid_before_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         with environment.write_transaction(self._env) as txn:
             for database in self._databases.values():
                 txn.drop(database, delete=False)
-            environment.write_identity(txn, self._databases, self._log_id, position)
-        put_all(self, rows)
-        loaded(self, position)
+            listed = list(rows)
+            digests = digests_of(listed)
+            environment.write_identity(txn, self._databases, self._log_id, position, digests)
+        put_all(self, listed)
+        loaded(self, position, digests)
 
     monkeypatch.setattr(LmdbTables, "load", load)
+    # The digests would tell.
+    monkeypatch.setattr(environment, "find_damage", lambda _path: "")
 
 
 def snapshot_over_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,8 +103,10 @@ def snapshot_over_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(self: LmdbTables, position: int, rows: Iterable[DumpRow]) -> None:
         put_all(self, rows)
         with environment.write_transaction(self._env) as txn:
-            environment.write_position(txn, self._databases, position)
-        loaded(self, position)
+            # As whoever forgets the rows that are there forgets them in the digests.
+            digests = {name: digest_of(self._env, txn, name, at_most=1 << 60) for name in NAMES}
+            environment.write_position(txn, self._databases, position, digests)
+        loaded(self, position, digests)
 
     monkeypatch.setattr(LmdbTables, "load", load)
 
@@ -111,8 +118,15 @@ def put_all(tables: LmdbTables, rows: Iterable[DumpRow]) -> None:
                 txn.put(key, value, db=tables._databases[name])
 
 
-def loaded(tables: LmdbTables, position: int) -> None:
-    tables.position = position
+def digests_of(rows: Iterable[DumpRow]) -> Digests:
+    digests = dict(EMPTY)
+    for name, key, value in rows:
+        digests[name] = digests[name].plus([(key, value)])
+    return digests
+
+
+def loaded(tables: LmdbTables, position: int, digests: Digests) -> None:
+    tables.position, tables._digests = position, digests
     tables._renew()
     for name in NAMES:
         tables[name].use_transaction(tables._txn)
@@ -123,7 +137,7 @@ def position_before_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def too_soon(self: LmdbTables, frozen: FrozenOverlays, *, durable: int) -> None:
         with environment.write_transaction(self._env) as txn:
-            environment.write_position(txn, self._databases, frozen.position)
+            environment.write_position(txn, self._databases, frozen.position, self._digests)
         commit(self, frozen, durable=durable)
 
     monkeypatch.setattr(LmdbTables, "commit", too_soon)

@@ -27,6 +27,7 @@ from txmq.core.topics import key_order
 from txmq.core.topics.topics import CreateTopic
 from txmq.core.transactions import large_bundles
 from txmq.store.index import lmdb_tables
+from txmq.store.index.digest import TableDigest
 from txmq.store.log.segment import read_log_id
 from txmq.store.tables import NAMES, Row
 from txmq.testing.simfs import SimFS
@@ -149,8 +150,11 @@ def topics_are_saved_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def deleted_rows_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     write = lmdb_tables._write
 
-    def careless(txn: Any, database: Any, rows: dict[bytes, Row | None]) -> None:
-        write(txn, database, {key: row for key, row in rows.items() if row is not None})
+    def careless(
+        txn: Any, database: Any, rows: dict[bytes, Row | None], digest: TableDigest
+    ) -> TableDigest:
+        kept: dict[bytes, Row | None] = {key: row for key, row in rows.items() if row is not None}
+        return write(txn, database, kept, digest)
 
     monkeypatch.setattr(lmdb_tables, "_write", careless)
 

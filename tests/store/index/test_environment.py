@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import mmap
 import random
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import lmdb
 import msgpack
 import pytest
+from xxhash import xxh3_64_intdigest
 
 from tests.store.index.tables import (
     EMPTY,
@@ -20,13 +23,16 @@ from tests.store.index.tables import (
     ONE_ROW,
     OTHER_LOG,
     Contents,
+    contents,
     one_row,
     path,
     reopened,
+    settle,
     tables,
 )
 from txmq.errors import StoreError, UnsupportedFormat
 from txmq.store.index import environment
+from txmq.store.index.digest import DATA
 from txmq.store.index.lmdb_tables import DumpRow, LmdbTables
 from txmq.store.tables import DUE, NAMES
 
@@ -40,7 +46,16 @@ def test_on_disk_rows_are_message_pack_arrays_and_meta_says_what_they_stand_for(
         due, meta = env.open_db(b"due"), env.open_db(b"meta")
         with env.begin() as txn:
             assert list(txn.cursor(due)) == [(b"a", b"\x91\x01")]
-            assert dict(txn.cursor(meta)) == {
+            rows = dict(txn.cursor(meta))
+            body, checksum = msgpack.unpackb(rows.pop(b"digest"))
+            assert checksum == xxh3_64_intdigest(body)
+            position, tables = msgpack.unpackb(body)
+            hashed = xxh3_64_intdigest(b"a", xxh3_64_intdigest(b"\x91\x01"))
+            assert (position, tables["due"]) == (300, [1, hashed])
+            assert [table for name, table in tables.items() if name != "due"] == [
+                [0, 0] for _ in range(len(NAMES) - 1)
+            ]
+            assert rows == {
                 b"log_id": b"\x91\xc4\x10" + LOG.bytes,
                 b"position": b"\x91\xcd\x01\x2c",
                 b"version": b"\x91\x01",
@@ -152,7 +167,7 @@ def test_a_damaged_file_is_discarded(
     path: Path, damage: Callable[[bytes], bytes], reason: str
 ) -> None:
     one_row(path)
-    data = path / environment.DATA
+    data = path / DATA
     data.write_bytes(damage(data.read_bytes()))
     position, found, rest = reopened(path)
     assert (position, rest) == (0, EMPTY)
@@ -171,7 +186,77 @@ def test_a_meta_row_that_is_no_row_makes_the_cache_unreadable(path: Path, key: b
     raw_put(path, b"meta", key, b"")
     position, reason, rest = reopened(path)
     assert (position, rest) == (0, EMPTY)
-    assert "unreadable" in reason
+    assert "unreadable" in reason or "damaged" in reason
+
+
+def filled(path: Path) -> Contents:
+    """Make tables with rows of several pages, of several commits; return them."""
+    tables = LmdbTables.open(path, log_id=LOG)
+    for position in (10, 20, 30):
+        for number in range(position, position + 300):
+            tables[DUE].put(b"%08d" % number, (number, b"x" * 40))
+        for number in range(position, position + 40):
+            tables[DUE].delete(b"%08d" % (number * 3))
+        settle(tables, position)
+    found = contents(tables)
+    tables.close()
+    return found
+
+
+def test_no_flipped_bit_changes_what_is_read(path: Path) -> None:
+    """Fault 140. Each start finds what was written, or nothing and a reason."""
+    expected, data, rng = filled(path), path / DATA, random.Random(1)
+    whole, found = data.read_bytes(), set[str]()
+    for _ in range(150):
+        damaged = bytearray(whole)
+        for _flip in range(3):
+            damaged[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
+        data.write_bytes(damaged)
+        position, reason, rest = reopened(path)
+        assert (position, rest) == ((0, EMPTY) if reason else (30, expected))
+        found.add(reason)
+    assert len(found - {""}) > 1, "some of the flips were in the rows"
+
+
+def test_a_row_that_is_lost_or_comes_back_is_damage(path: Path) -> None:
+    """A page of an older commit in the place of a newer one is whole by itself."""
+    changes: list[Callable[[Any, Any], bool]] = [
+        lambda txn, db: txn.delete(b"00000031", db=db),
+        lambda txn, db: txn.put(b"99999999", b"\x91\x01", db=db),
+        lambda txn, db: txn.put(b"00000031", b"\x91\x01", db=db),
+    ]
+    for change in changes:
+        shutil.rmtree(path, ignore_errors=True)
+        filled(path)
+        with lmdb.open(str(path), max_dbs=len(NAMES)) as env, env.begin(write=True) as txn:
+            assert change(txn, env.open_db(b"due", txn=txn))
+        assert reopened(path) == (
+            0,
+            "table due is damaged: it has other rows than were written",
+            EMPTY,
+        )
+
+
+def test_an_index_without_digests_is_made_anew(path: Path) -> None:
+    """Versions before 0.1.0 wrote none."""
+    one_row(path)
+    with lmdb.open(str(path), max_dbs=len(NAMES)) as env, env.begin(write=True) as txn:
+        txn.delete(b"digest", db=env.open_db(b"meta", txn=txn))
+    assert reopened(path) == (0, "an older version wrote it, without digests", EMPTY)
+
+
+def test_a_snapshot_of_a_damaged_index_is_not_finished(path: Path) -> None:
+    filled(path)
+    tables = LmdbTables.open(path, log_id=LOG)
+    with tables._env.begin(write=True) as txn:  # as if a page changed under the broker
+        txn.put(b"00000031", b"\x91\x01", db=tables._databases[DUE])
+    with (
+        pytest.raises(StoreError, match="table due is damaged") as raised,
+        tables.dump() as (_, rows),
+    ):
+        list(rows)
+    assert "restart the broker" in raised.value.hint
+    tables.close()
 
 
 def test_another_versions_cache_is_refused_and_kept(path: Path) -> None:

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgpack
 
 from txmq.broker.data_directory.storage import open_directory, roll_forward
-from txmq.broker.data_directory.verify import LogFiles, MisplacedRow, verify_index
+from txmq.broker.data_directory.verify import LogFiles, MisplacedRow, verify_index, verify_log
 from txmq.core import machine
 from txmq.store.catalogue.catalogue import remove_catalogues
+from txmq.store.index.digest import RESERVED, find_damage
 from txmq.store.index.environment import remove_environment
 from txmq.store.index.lmdb_tables import LmdbTables
 from txmq.store.log.log import lock_directory
+from txmq.store.log.recovery import missing_end_error
 from txmq.store.log.segment import existing_segments, read_log_id
-from txmq.store.snapshot import newest_snapshot, read_rows
+from txmq.store.snapshot import newest_snapshot, read_rows, set_aside_snapshots
 from txmq.store.tables import NAMES, MemoryTables
 
 if TYPE_CHECKING:
@@ -54,12 +56,16 @@ def check_index(fs: FileSystem, data: Path, log_id: UUID, *, deep: bool) -> Inde
     """Compare the index with the log; with `deep`, also with a rebuilt one. None =
     there is no index.
 
-    Takes the directory's lock. Raises DirectoryInUse while a broker runs.
+    A damaged index stays as it is. Takes the directory's lock. Raises DirectoryInUse
+    while a broker runs.
     """
     if not (data / "index" / "data.mdb").exists():
         return None
     lock = lock_directory(fs, str(data))
     try:
+        damage = find_damage(data / "index")
+        if damage:
+            return IndexReport(0, 0, (), (f"{damage}; the broker makes the index anew",))
         tables = LmdbTables.open(data / "index", log_id=log_id)
         files = LogFiles(fs, str(data))
         rows = sum(1 for name in NAMES for _row in tables[name].range(b""))
@@ -80,16 +86,18 @@ def check_index(fs: FileSystem, data: Path, log_id: UUID, *, deep: bool) -> Inde
 
 
 def durable_position(fs: FileSystem, data: Path) -> int:
-    """Return the position that index and snapshots prove the log to have reached.
+    """Return the position that index and snapshots prove the log to have reached, 0 for
+    an archive, which has neither.
+
     Raises DirectoryInUse.
     """
     log_id = read_log_id(fs, str(data))
-    if log_id is None:
+    if log_id is None or not any((data / name).exists() for name in ("index", "snapshot")):
         return 0
     lock = lock_directory(fs, str(data))
     try:
         position = 0
-        if (data / "index" / "data.mdb").exists():
+        if (data / "index" / "data.mdb").exists() and not find_damage(data / "index"):
             tables = LmdbTables.open(data / "index", log_id=log_id)
             position = tables.position
             tables.close()
@@ -131,7 +139,7 @@ def _differences(
     return found[:MAX_ROWS_NAMED]
 
 
-_RESERVED = {("meta", key) for key in (b"version", b"log_id", b"position")}
+_RESERVED = {("meta", key) for key in RESERVED}
 
 
 def _plain(row: object) -> bytes:
@@ -139,14 +147,24 @@ def _plain(row: object) -> bytes:
     return bytes(msgpack.packb(row))
 
 
-def rebuild(fs: FileSystem, settings: BrokerSettings, now: int) -> RebuildReport:
+def rebuild(
+    fs: FileSystem, settings: BrokerSettings, now: int, *, copy: bool = False
+) -> RebuildReport:
     """Remove the index and make it anew from the newest snapshot and the log. The
     broker makes new catalogues by itself.
 
-    Raises DirectoryInUse while a broker runs, StoreError where there is no log, and
-    what `open_directory` raises.
+    `copy`: the directory was copied while its broker ran, so that index and snapshots
+    may stand for more than the log has; what the log has is all there is. Raises
+    DirectoryInUse while a broker runs, StoreError where there is no log, CorruptRecord
+    where the log ends too early for a directory that is no copy, and what
+    `open_directory` raises.
     """
     existing_segments(fs, str(settings.data))  # raises rather than make a new log
+    durable = durable_position(fs, settings.data)
+    found = verify_log(fs, str(settings.data), durable=0 if copy else durable)
+    if not copy and found.end < durable:
+        raise missing_end_error(found.damaged[-1])
+    set_aside_snapshots(fs, str(settings.data), found.end)
     lock = lock_directory(fs, str(settings.data))
     try:
         remove_environment(settings.data / "index")

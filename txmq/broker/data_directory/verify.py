@@ -54,18 +54,22 @@ class MisplacedRow(NamedTuple):
     reason: str
 
 
-def verify_log(fs: FileSystem, directory: str) -> LogReport:
+def verify_log(fs: FileSystem, directory: str, *, durable: int = 0) -> LogReport:
     """Read every record of the log in a data directory, or in an archive.
 
-    Raises StoreError where there is none, CorruptRecord where its beginning is missing.
+    `durable`: the position up to which the log is known to have been on disk. Damage
+    below it is damage, and not what a crash left unfinished. Raises StoreError where
+    there is none, CorruptRecord where its beginning is missing.
     """
     segments = existing_segments(fs, directory)
-    known = KnownPositions(scan_from=segments[0].first)
+    known = KnownPositions(scan_from=segments[0].first, durable=durable)
     found = find_log(fs, directory, known)
     if found is None:
         raise no_log(directory)
     damaged: list[Damage] = []
     survey = IntegrityChecker(fs, known, damaged.append).check(found.segments, found.sealed_at)
+    if survey.missing is not None:
+        damaged.append(survey.missing)
     last = found.segments[-1]
     torn = 0 if _blank(fs, last, survey.end) else max(0, last.end - survey.end)
     first = found.segments[0].first

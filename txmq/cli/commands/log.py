@@ -55,6 +55,14 @@ Token = Annotated[
     str | None,
     typer.Option(metavar="TOKEN", parser=parse_token, help="Only records of this transaction."),
 ]
+Copy = Annotated[
+    bool,
+    typer.Option(
+        "--copy",
+        help="The directory was copied while its broker ran: "
+        "index and snapshots may be ahead of the log.",
+    ),
+]
 Limit = Annotated[int | None, typer.Option(min=1, help="Maximum number of results.")]
 
 
@@ -63,12 +71,12 @@ def verify(out: Output, data: Data, *, deep: Deep = False) -> None:
     """Read all records, and compare the index with the log. Exit status 1: there is
     damage.
     """
-    from txmq.broker.data_directory.offline import check_index
+    from txmq.broker.data_directory.offline import check_index, durable_position
     from txmq.broker.data_directory.verify import verify_log
     from txmq.store.filesystem import RealFileSystem
 
     fs = RealFileSystem()
-    found = verify_log(fs, str(data))
+    found = verify_log(fs, str(data), durable=durable_position(fs, data))
     index = check_index(fs, data, found.log_id, deep=deep)
     out.show(_log_fields(found) | _index_fields(index))
     if found.damaged or (index is not None and (index.misplaced or index.different)):
@@ -194,11 +202,12 @@ def repair(out: Output, data: Data, *, yes: Yes = False) -> None:
 
 
 @local_command(app, "rebuild")
-def rebuild(out: Output, data: Data) -> None:
+def rebuild(out: Output, data: Data, *, copy: Copy = False) -> None:
     """Rebuild the index from the newest snapshot and the log."""
     from txmq.broker.data_directory.offline import rebuild as rebuild_index
     from txmq.config.broker import load_broker
     from txmq.store.filesystem import RealFileSystem
 
     settings = load_broker(None, {"data": data}).broker
-    out.show(rebuild_index(RealFileSystem(), settings, time.time_ns() // 1_000)._asdict())
+    report = rebuild_index(RealFileSystem(), settings, time.time_ns() // 1_000, copy=copy)
+    out.show(report._asdict())

@@ -1,8 +1,8 @@
 """The LMDB environment of the state tables (docs/FORMATS.md 5): open, check, recreate.
 
 The environment is a cache of snapshot and log. One that is damaged or of another log is
-discarded, with the reason reported. One of another version is refused instead, because
-the operator may want to return to that version.
+discarded, with the reason reported; digests show the damage (`digest`). One of another
+version is refused instead, because the operator may want to return to that version.
 """
 
 from __future__ import annotations
@@ -18,6 +18,19 @@ from lmdb import Environment, Transaction, _Database
 
 from txmq.errors import DiskFull, StoreError, UnsupportedFormat
 from txmq.store.filesystem import RealFileSystem
+from txmq.store.index.digest import (
+    DATA,
+    EMPTY,
+    LOG_ID_KEY,
+    POSITION_KEY,
+    UNREADABLE,
+    VERSION_KEY,
+    Digests,
+    find_damage,
+    read_digests,
+    used_length,
+    write_digests,
+)
 from txmq.store.tables import META, NAMES
 
 if TYPE_CHECKING:
@@ -25,22 +38,11 @@ if TYPE_CHECKING:
     from uuid import UUID
 
 VERSION = 1
-VERSION_KEY, LOG_ID_KEY, POSITION_KEY = b"version", b"log_id", b"position"
-# keys of table `meta` that belong to the environment
-RESERVED = frozenset((VERSION_KEY, LOG_ID_KEY, POSITION_KEY))
 
-DATA, LOCK = "data.mdb", "lock.mdb"
+LOCK = "lock.mdb"
 AHEAD = 16 << 20  # bytes (sparse) by which the file is extended beyond what LMDB needs
 
 Databases = dict[str, _Database]
-UNREADABLE = (
-    lmdb.InvalidError,
-    lmdb.CorruptedError,
-    lmdb.VersionMismatchError,
-    lmdb.PageNotFoundError,
-    lmdb.IncompatibleError,
-    lmdb.PanicError,
-)
 
 
 class OpenedEnvironment(NamedTuple):
@@ -52,6 +54,7 @@ class OpenedEnvironment(NamedTuple):
     env: Environment
     databases: Databases
     position: int
+    digests: Digests
     reason: str
 
 
@@ -101,7 +104,7 @@ def translate_errors(path: Path) -> Iterator[None]:
 
 
 def write_identity(
-    txn: Transaction[bytes], databases: Databases, log_id: UUID, position: int
+    txn: Transaction[bytes], databases: Databases, log_id: UUID, position: int, digests: Digests
 ) -> None:
     """Write the rows that mark the contents as complete.
 
@@ -109,11 +112,15 @@ def write_identity(
     """
     txn.put(VERSION_KEY, msgpack.packb([VERSION]), db=databases[META])
     txn.put(LOG_ID_KEY, msgpack.packb([log_id.bytes]), db=databases[META])
-    write_position(txn, databases, position)
+    write_position(txn, databases, position, digests)
 
 
-def write_position(txn: Transaction[bytes], databases: Databases, position: int) -> None:
+def write_position(
+    txn: Transaction[bytes], databases: Databases, position: int, digests: Digests
+) -> None:
+    """Write the position that the rows stand for, and the digests of their tables."""
     txn.put(POSITION_KEY, msgpack.packb([position]), db=databases[META])
+    write_digests(txn, databases[META], digests, position)
 
 
 def read_position(txn: Transaction[bytes], databases: Databases) -> int:
@@ -155,19 +162,18 @@ def _extend_file(env: Environment) -> None:
     reading past the end of a mapped file kills the process.
     """
     data = Path(env.path()) / DATA
-    needed = _length(env)
+    needed = used_length(env)
     if data.stat().st_size < needed:
         os.truncate(data, needed + AHEAD)
-
-
-def _length(env: Environment) -> int:
-    return (env.info()["last_pgno"] + 1) * env.stat()["psize"]
 
 
 def _open_existing(
     path: Path, log_id: UUID, map_size: int, log_end: int | None
 ) -> tuple[str, OpenedEnvironment | None]:
     """Return the environment, or the reason why it cannot be used."""
+    damage = find_damage(path)
+    if damage:
+        return damage, None
     try:
         env = _open(path, map_size)
     except UNREADABLE as error:
@@ -186,9 +192,6 @@ def _open_existing(
 
 
 def _defect(env: Environment, log_id: UUID, log_end: int | None) -> str:
-    path = Path(env.path())
-    if (path / DATA).stat().st_size < _length(env):
-        return "the file was cut short"
     try:
         meta = env.open_db(META.encode(), create=False)
     except lmdb.NotFoundError:
@@ -197,12 +200,12 @@ def _defect(env: Environment, log_id: UUID, log_end: int | None) -> str:
         rows = {
             bytes(key): msgpack.unpackb(value)[0]
             for key, value in txn.cursor(meta)
-            if key in RESERVED
+            if key in (VERSION_KEY, LOG_ID_KEY, POSITION_KEY)
         }
     if VERSION_KEY not in rows:
         return "it was never finished"
     if rows[VERSION_KEY] != VERSION:
-        raise UnsupportedFormat(str(path), rows[VERSION_KEY], VERSION)
+        raise UnsupportedFormat(env.path(), rows[VERSION_KEY], VERSION)
     if rows[LOG_ID_KEY] != log_id.bytes:
         return "it stands for another log"
     if log_end is not None and rows[POSITION_KEY] > log_end:
@@ -222,16 +225,18 @@ def _open(path: Path, map_size: int) -> Environment:
 def _opened(env: Environment) -> OpenedEnvironment:
     databases = {name: env.open_db(name.encode()) for name in NAMES}
     with env.begin() as txn:
-        return OpenedEnvironment(env, databases, read_position(txn, databases), "")
+        found = read_digests(txn, databases[META])
+        digests = EMPTY if found is None else found[1]
+        return OpenedEnvironment(env, databases, read_position(txn, databases), digests, "")
 
 
 def _created(path: Path, log_id: UUID, map_size: int, reason: str) -> OpenedEnvironment:
     env = _open(path, map_size)
     with write_transaction(env) as txn:
         databases = {name: env.open_db(name.encode(), txn) for name in NAMES}
-        write_identity(txn, databases, log_id, 0)
+        write_identity(txn, databases, log_id, 0, EMPTY)
     _sync_names(path)
-    return OpenedEnvironment(env, databases, 0, reason)
+    return OpenedEnvironment(env, databases, 0, EMPTY, reason)
 
 
 def _remove(path: Path) -> None:

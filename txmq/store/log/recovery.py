@@ -83,6 +83,12 @@ class FoundLog(NamedTuple):
         return self.unfinished.first if self.unfinished else None
 
 
+_COPY = (
+    "if this directory is a copy that was made while its broker ran:"
+    " `txmq log rebuild DIR --copy`; else " + _REPAIR
+)
+
+
 def recover(
     fs: FileSystem, directory: str, positions: KnownPositions, new: SegmentHeader
 ) -> Recovered:
@@ -104,7 +110,7 @@ def recover(
 
     integrity = IntegrityChecker(fs, positions, on_damage).check(log.segments, log.sealed_at)
     if integrity.missing:
-        raise damage_error(integrity.missing)
+        raise missing_end_error(integrity.missing)
     torn = _make_durable(fs, log.segments[-1], integrity.end)
     if log.unfinished:
         _remove_unfinished(fs, log.unfinished)
@@ -148,6 +154,13 @@ def find_log(fs: FileSystem, directory: str, positions: KnownPositions) -> Found
 def damage_error(damage: Damage) -> CorruptRecord:
     """Return the error for damage that prevents the start."""
     return CorruptRecord(damage.path, damage.position, damage.reason, hint=_REPAIR)
+
+
+def missing_end_error(damage: Damage) -> CorruptRecord:
+    """Return the error for a log that ends before a position that it is known to have
+    reached.
+    """
+    return CorruptRecord(damage.path, damage.position, damage.reason, hint=_COPY)
 
 
 def sync_names(fs: FileSystem, directory: str) -> None:
