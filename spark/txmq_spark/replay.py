@@ -44,8 +44,8 @@ LEFT_BEFORE: Final = "an earlier run of this plan left it: run reconcile again"
 class LetterOutcome(NamedTuple):
     """The outcome for one letter.
 
-    "done" means that it is delivered again, "refused" has a reason, and a dry run gives
-    "planned".
+    "done" means that it is delivered again, and a dry run gives "planned". "gone": it
+    was replayed before, as by a canary, or closed. "refused" has a reason.
     """
 
     entry: PlanEntry
@@ -135,7 +135,7 @@ def _run(
         if job.committed:
             return ReplayResult(job.token, tuple(past_outcomes(entries, letters)), repeated=True)
         foreseen = tuple(expected_outcomes(entries, letters, "done"))
-        if all(one.outcome == "refused" for one in foreseen):
+        if all(one.outcome != "done" for one in foreseen):
             return ReplayResult(None, foreseen)
         winners = _store_chunks(spark, url, group, job.token, foreseen)
         if winners is None:
@@ -179,13 +179,14 @@ def expected_outcomes(
                 staying.setdefault(key, place)
             elif not why and key in staying:
                 why = f"behind {staying[key]} of its key, which stays"
-        yield LetterOutcome(entry, "refused" if why else good, why)
+        outcome = "gone" if letter is None else "refused" if why else good
+        yield LetterOutcome(entry, outcome, why)
 
 
 def _refusal_reason(entry: PlanEntry, letter: Mapping[str, Any] | None) -> str:
     """Return why this plan cannot replay a letter; "" where it can."""
     if letter is None:
-        return "it is not a dead letter any more"
+        return "it is no dead letter any more: it was replayed before, or closed"
     if not _is_planned_death(entry, letter):
         return "it was replayed after the plan was made, and failed again"
     return (

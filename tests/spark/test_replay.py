@@ -135,7 +135,7 @@ def test_a_canary_is_replayed_first_and_the_rest_later(
     key = (one.entry.key or "")[1:].encode()
     assert in_order(drain(client, dead, dead)) == {key: REST[key]}
     rest = replay(spark, broker, manifest)
-    assert sorted(one.outcome for one in rest.outcomes) == ["done"] * (KEYS - 1) + ["refused"]
+    assert sorted(one.outcome for one in rest.outcomes) == ["done"] * (KEYS - 1) + ["gone"]
     assert in_order(drain(client, dead, dead)) == {
         other: left for other, left in REST.items() if other != key
     }
@@ -220,7 +220,7 @@ def test_a_letter_that_is_closed_during_a_run_is_left_out_of_the_next_attempt(
 
     monkeypatch.setattr(replay_module, "_store_chunks", late)
     done = replay(spark, broker, manifest)
-    assert {one.entry: one.outcome for one in done.outcomes}[gone] == "refused"
+    assert {one.entry: one.outcome for one in done.outcomes}[gone] == "gone"
     assert [one.outcome for one in done.outcomes].count("done") == KEYS - 1
 
 
@@ -317,7 +317,7 @@ def test_unavailable_letters_are_refused_and_reserved_ones_are_not_overtaken() -
     assert [(one.entry.offset, one.outcome) for one in found] == [
         (1, "done"),
         (2, "refused"),
-        (3, "refused"),
+        (3, "gone"),
         (4, "refused"),
         (5, "done"),
         (6, "done"),
@@ -326,7 +326,7 @@ def test_unavailable_letters_are_refused_and_reserved_ones_are_not_overtaken() -
     ]
     assert [one.why for one in found if one.why] == [
         "transaction ff has reserved it",
-        "it is not a dead letter any more",
+        "it is no dead letter any more: it was replayed before, or closed",
         "it was replayed after the plan was made, and failed again",
         "behind 0/2 of its key, which stays",
         "it was replayed after the plan was made, and failed again",
