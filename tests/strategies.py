@@ -12,6 +12,7 @@ from txmq.model import limits
 from txmq.model.bundle import BundleState, DecideReceipt
 from txmq.model.decider import (
     COMMITTED_WHEN_STORED,
+    BranchPosition,
     BrokerBranch,
     ByBroker,
     ByChecker,
@@ -120,9 +121,10 @@ deciders = st.one_of(
 identifiers = st.text("abcXYZ_-0é", min_size=1, max_size=20)
 gids = st.text("0123456789_+/=abcXYZ", min_size=1, max_size=199)
 participants = st.lists(
-    st.tuples(system_ids, positive, identifiers, identifiers, gids, xids).map(
-        lambda fields: PostgresBranch(*fields)
-    )
+    st.tuples(
+        *(system_ids, positive, identifiers, identifiers, gids, xids),
+        st.none() | st.builds(BranchPosition, positive, system_ids),
+    ).map(lambda fields: PostgresBranch(*fields))
     | ids.map(BrokerBranch),
     max_size=3,
 ).map(tuple)

@@ -364,6 +364,12 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_savepoint_from_before_the_block_cannot_be_rolled_back_to",
         "test_an_inner_atomic_block_takes_its_messages_back",
     ),
+    112: (
+        "test_branches_and_messages_agree_or_the_caller_is_told",
+        "test_a_notification_goes_out_with_the_decision",
+        "test_no_notification_goes_out_of_a_transaction_that_is_rolled_back",
+        "test_a_reader_that_is_lost_after_the_decision_is_logged",
+    ),
     115: (
         "test_hidden_warnings_do_not_hide_that_a_standby_is_missing",
         "test_a_commit_that_no_standby_has_confirmed_is_left_to_the_resolver",

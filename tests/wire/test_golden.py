@@ -13,7 +13,14 @@ from txmq.batch import BatchView, encode, verify
 from txmq.errors import UnknownTopic
 from txmq.model import limits
 from txmq.model.bundle import BundleReceipt, BundleState, DecideReceipt
-from txmq.model.decider import BrokerBranch, ByForeign, ByHome, ByPostgres, PostgresBranch
+from txmq.model.decider import (
+    BranchPosition,
+    BrokerBranch,
+    ByForeign,
+    ByHome,
+    ByPostgres,
+    PostgresBranch,
+)
 from txmq.model.message import COMMIT, Message
 from txmq.wire import data_requests as h
 from txmq.wire.bundle import (
@@ -67,6 +74,18 @@ PART = BundlePart(
 POSITIONED = PART._replace(
     description=BundleDescription(
         ByPostgres(7_000_000_000_000_000_001, 2, 16_384, None, 0x1_0152_2150), "orders"
+    )
+)
+POSITIONED_BRANCH = PART._replace(
+    description=BundleDescription(
+        ByHome(b"l" * 16, TOKEN),
+        "orders",
+        participants=(
+            PostgresBranch(
+                *(7_000_000_000_000_000_001, 16_384, "shop", "orders", "1954049393_b25l_MQ=="),
+                *(742, BranchPosition(2, 0x1_0152_2150)),
+            ),
+        ),
     )
 )
 BRANCHES = (
@@ -186,9 +205,18 @@ def test_a_fetch_with_all_its_fields_is_written_and_read_as_ever() -> None:
     assert h.unpack_fetch(written("fetch-v1.bin")) == CHOOSY
 
 
-def test_a_bundle_with_a_log_position_is_written_and_read_as_ever() -> None:
-    assert b"".join(pack_part(POSITIONED)) == written("bundle-v1-position.bin")
-    assert unpack_part(written("bundle-v1-position.bin")) == POSITIONED
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("bundle-v1-position.bin", POSITIONED),
+        ("bundle-v1-branch-position.bin", POSITIONED_BRANCH),
+    ],
+)
+def test_a_bundle_with_a_log_position_is_written_and_read_as_ever(
+    name: str, part: BundlePart
+) -> None:
+    assert b"".join(pack_part(part)) == written(name)
+    assert unpack_part(written(name)) == part
 
 
 def test_frames_of_version_1_are_read() -> None:

@@ -188,15 +188,54 @@ class _PostgresBranch(NamedTuple):
     xid: int | None
 
 
+class BranchPosition(NamedTuple):
+    """A position in the write-ahead log: behind the work of a branch, before its
+    PREPARE.
+    """
+
+    timeline: int
+    position: int
+
+
 class PostgresBranch(KindTuple, _PostgresBranch):
-    """A prepared transaction `gid` in a PostgreSQL database."""
+    """A prepared transaction `gid` in a PostgreSQL database.
+
+    Without `at` the tuple has seven elements, as older clients sent it, else the two of
+    `at` as well.
+    """
 
     __slots__ = ()
 
     def __new__(
-        cls, system_id: int, database_oid: int, database: str, owner: str, gid: str, xid: int | None
+        cls,
+        system_id: int,
+        database_oid: int,
+        database: str,
+        owner: str,
+        gid: str,
+        xid: int | None,
+        at: BranchPosition | None = None,
     ) -> Self:
-        return super().__new__(cls, "postgres", system_id, database_oid, database, owner, gid, xid)
+        fields = ("postgres", system_id, database_oid, database, owner, gid, xid)
+        return tuple.__new__(cls, (*fields, *(at or ())))
+
+    @classmethod
+    def _make(cls, iterable: Iterable[Any]) -> Self:  # type: ignore[override]  # of any length
+        _kind, *fields = iterable
+        at = BranchPosition(*fields[6:]) if fields[6:] else None
+        return cls(*[*fields[:6], at])
+
+    def __repr__(self) -> str:
+        return f"PostgresBranch{self[1:]}"
+
+    def __getnewargs__(self) -> tuple[object, ...]:
+        return (*self[1:7], self.at)
+
+    @property
+    def at(self) -> BranchPosition | None:
+        """The position before PREPARE; None where the client sent none."""
+        fields: tuple[Any, ...] = self
+        return BranchPosition(*fields[7:]) if len(fields) > 7 else None
 
 
 class _BrokerBranch(NamedTuple):
@@ -224,4 +263,4 @@ def postgres_branches(participants: Iterable[Iterable[Any]]) -> Iterator[Postgre
     """Yield the database branches among participants in rows or in JSON."""
     for kind, *fields in participants:
         if kind == "postgres":
-            yield PostgresBranch(*fields)
+            yield PostgresBranch._make((kind, *fields))

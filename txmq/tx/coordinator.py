@@ -25,7 +25,7 @@ class Vote(Enum):
     """The result of a branch's PREPARE."""
 
     PREPARED = "it can be committed, whatever happens"
-    READ_ONLY = "it is over, it wrote nothing"
+    READ_ONLY = "it has nothing to prepare, and ends after the decision"
     NO = "it is not prepared, and never will be"
     UNCLEAR = "it may be prepared, or become so"
 

@@ -7,7 +7,6 @@ settings, never to what a bundle names.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Final, cast
 
 from txmq.model.decider import DECIDERS, PARTICIPANTS, Decider, Participant
@@ -64,8 +63,12 @@ DECIDER_FORMS: Final[Mapping[object, tuple[Rule, ...]]] = {
 }
 # Fields at the end that clients of older versions do not send.
 OPTIONAL_FIELDS: Final[Mapping[object, int]] = {"postgres": 1}
+OPTIONAL_IN_PARTICIPANTS: Final[Mapping[object, int]] = {"postgres": 2}
 PARTICIPANT_FORMS: Final[Mapping[object, tuple[Rule, ...]]] = {
-    "postgres": (SYSTEM_ID, OID, NAME_IN_DATABASE, NAME_IN_DATABASE, _text(GID, _is_gid), XID),
+    "postgres": (
+        *(SYSTEM_ID, OID, NAME_IN_DATABASE, NAME_IN_DATABASE, _text(GID, _is_gid), XID),
+        *(_number(1, U32), _number(1, U64)),
+    ),
     "broker": (UUID,),
 }
 
@@ -80,7 +83,7 @@ def parse_decider(value: object) -> Decider | None:
 
 def parse_participant(value: object) -> Participant | None:
     """Return the participant that a request names; None = it has not this form."""
-    if not _has_form(value, PARTICIPANT_FORMS):
+    if not _has_form(value, PARTICIPANT_FORMS, OPTIONAL_IN_PARTICIPANTS):
         return None
     row = cast(tuple[object, ...], value)
     return PARTICIPANTS[row[0]]._make(row)
@@ -89,7 +92,7 @@ def parse_participant(value: object) -> Participant | None:
 def _has_form(
     value: object,
     forms: Mapping[object, tuple[Rule, ...]],
-    optional: Mapping[object, int] = MappingProxyType({}),
+    optional: Mapping[object, int],
 ) -> bool:
     if not isinstance(value, tuple) or not value or type(value[0]) is not str:
         return False
@@ -97,6 +100,6 @@ def _has_form(
     fields = value[1:]
     return (
         rules is not None
-        and len(rules) - optional.get(value[0], 0) <= len(fields) <= len(rules)
+        and len(fields) in (len(rules), len(rules) - optional.get(value[0], 0))
         and all(rule(field) for rule, field in zip(rules, fields, strict=False))
     )

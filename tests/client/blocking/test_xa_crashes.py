@@ -23,7 +23,7 @@ from txmq.client.blocking.transaction.broker_bundle import BrokerBundle
 from txmq.errors import HeuristicMixed, TransactionAborted
 from txmq.model.bundle import BundleReceipt
 from txmq.testing.postgres_server import OwnServer, PostgresServer
-from txmq.tx.postgres import prepared
+from txmq.tx.postgres import identity, prepared
 from txmq.tx.postgres.prepared import Ending
 from txmq.tx.xid import XaBranch
 
@@ -170,11 +170,15 @@ def test_a_prepare_that_is_believed_as_psycopg2_reports_it_would_be_detected(
     ledgers: Ledgers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def believed(connection: Any, name: XaBranch) -> None:
-        del name
-        connection.tpc_prepare()
+        with connection.cursor() as cursor:
+            cursor.execute("PREPARE TRANSACTION %s", (name.gid,))
         connection.reset()
 
-    monkeypatch.setattr(database_branch, "look", lambda *_: prepared.Work(7, "postgres"))
+    server = identity.ServerIdentity(1, 1, 1)
+    work = prepared.Work(7, "postgres", server, 1)
+    monkeypatch.setattr(
+        database_branch, "look", lambda _connection, block: block.require_same("on") or work
+    )
     monkeypatch.setattr(database_branch, "prepare", believed)
     tx = ledgers.begin("o-1")
     with suppress(psycopg2.Error):

@@ -7,14 +7,34 @@ from contextlib import closing, contextmanager
 from uuid import UUID
 
 import psycopg2
+from psycopg2 import extensions
 from psycopg2.extensions import make_dsn, parse_dsn
 
 from tests.tx.postgres.support import rows
-from txmq.tx.postgres.session import connect
+from txmq.tx.postgres.caller import execute, require_usable
+from txmq.tx.postgres.session import Connection, connect
+from txmq.tx.xid import XaBranch, branches
 
 PREPARED_GIDS = (
     "SELECT gid FROM pg_prepared_xacts WHERE database = current_database() ORDER BY prepared"
 )
+
+
+def begin_branch(connection: Connection, branch: XaBranch) -> None:
+    """Begin the transaction of a branch, or take the one that is open."""
+    require_usable(connection)
+    if connection.autocommit:
+        execute(connection, "BEGIN")
+    elif connection.status == extensions.STATUS_READY:
+        connection.tpc_begin(branch.gid)
+
+
+def xid_of(connection: Connection) -> int:
+    """Return the id of the open transaction."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_current_xact_id()::text::int8")
+        [(xid,)] = cursor.fetchall()
+        return int(xid)
 
 
 def leave_prepared(dsn: str, gid: str, *statements: str) -> int:
@@ -64,6 +84,4 @@ def login_role(dsn: str, suffix: str) -> Iterator[tuple[str, str]]:
 
 
 def gid_of(log_id: UUID, token: UUID, number: int = 1, node: str = "orders") -> str:
-    from txmq.tx.xid import branches
-
     return branches(node, log_id, token, number)[number - 1].gid

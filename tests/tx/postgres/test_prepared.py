@@ -11,23 +11,35 @@ import psycopg2
 import pytest
 
 from tests.tx.postgres.business_table import assert_ready, business_rows, run
-from tests.tx.postgres.prepared_branches import prepared_gids, roll_back_all_prepared
-from tests.tx.postgres.support import LOG, backend_pid, new_token, poor_role, producer, rows
+from tests.tx.postgres.prepared_branches import (
+    begin_branch,
+    prepared_gids,
+    roll_back_all_prepared,
+    xid_of,
+)
+from tests.tx.postgres.support import (
+    LOG,
+    backend_pid,
+    identity_of,
+    new_token,
+    poor_role,
+    producer,
+    rows,
+)
 from txmq.errors import (
     DatabaseError,
     DatabaseUnavailable,
     InDoubt,
-    LocalProtocolError,
     TransactionAborted,
+    TransactionEnded,
     TwoPhaseFull,
     TwoPhaseOff,
 )
 from txmq.testing.postgres_server import PostgresServer, temporary_server
+from txmq.tx.postgres.caller_block import SAVEPOINT, CallerBlock
 from txmq.tx.postgres.identity import read_server
 from txmq.tx.postgres.prepared import (
     Ending,
-    Work,
-    begin_branch,
     commit_prepared,
     in_role,
     look,
@@ -37,6 +49,7 @@ from txmq.tx.postgres.prepared import (
 )
 from txmq.tx.postgres.prepared_list import list_prepared
 from txmq.tx.postgres.session import Connection, connect
+from txmq.tx.postgres.watched_cursor import Sends
 from txmq.tx.xid import XaBranch, branches
 
 
@@ -97,33 +110,71 @@ def test_another_connection_of_the_role_ends_a_branch(
 def test_the_servers_log_is_not_filled_with_warnings(
     connection: Connection, branch: XaBranch
 ) -> None:
-    look(connection, branch)
     prepare(connection, branch)
     commit_prepared(connection, branch.gid, None)
     assert connection.notices == []
 
 
-def test_a_branch_with_writes_has_an_xid(database: str, branch: XaBranch) -> None:
+def opened(connection: Connection) -> CallerBlock:
+    block = CallerBlock(connection, new_token(), Sends(lambda: None, lambda _: None))
+    block.begin()
+    return block
+
+
+def test_a_branch_with_writes_has_an_xid_and_a_position_behind_them(database: str) -> None:
     rows(database, "CREATE TABLE business (n int)")
     with closing(producer(database)) as connection:
-        begin_branch(connection, branch)
+        block = opened(connection)
         run(connection, "SELECT * FROM business")
-        user = connection.info.user
-        assert look(connection, branch) == Work(None, user)
+        read = look(connection, block)
+        assert (read.xid, read.owner) == (None, connection.info.user)
+        assert read.server == identity_of(database)
         run(connection, "INSERT INTO business VALUES (1)")
-        work = look(connection, branch)
+        work = look(connection, block)
+        assert work.position > read.position
+        block.roll_back()
     assert work.xid is not None
     assert rows(database, "SELECT pg_xact_status(%s::text::xid8)", str(work.xid)) == [("aborted",)]
 
 
-def test_psycopg2_refuses_to_end_a_branch_outside_two_phase_commit(
-    database: str, branch: XaBranch
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_serializable_branch_that_reads_is_prepared_too(
+    database: str, branch: XaBranch, *, read_only: bool
 ) -> None:
     with closing(producer(database)) as connection:
-        begin_branch(connection, branch)
-        for torn in (connection.commit, connection.rollback):
-            with pytest.raises(psycopg2.ProgrammingError, match="two-phase"):
-                torn()
+        connection.set_session(isolation_level="SERIALIZABLE", readonly=read_only)
+        block = opened(connection)
+        run(connection, "SELECT FROM pg_class")
+        block.end()
+        assert look(connection, block).xid is not None
+        prepare(connection, branch)
+        block.close()
+        assert commit_prepared(connection, branch.gid, None) is Ending.DONE
+
+
+def test_the_savepoint_of_a_joined_transaction_is_released_by_the_look(database: str) -> None:
+    with closing(producer(database)) as connection:
+        run(connection, "SELECT 1")
+        block = opened(connection)
+        look(connection, block)
+        look(connection, block)
+        with pytest.raises(psycopg2.errors.InvalidSavepointSpecification):
+            run(connection, f"RELEASE SAVEPOINT {SAVEPOINT}")
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_another_transaction_than_the_blocks_is_seen(database: str, *, begun: bool) -> None:
+    with closing(producer(database)) as connection, connection.cursor() as early:
+        if not begun:
+            early.execute("SELECT 1")
+        block = opened(connection)
+        early.execute("COMMIT")
+        with pytest.raises(TransactionEnded):
+            look(connection, block)
+        early.execute("BEGIN; SELECT 1")
+        with pytest.raises(TransactionEnded):
+            look(connection, block)
+        assert not block.roll_back()
 
 
 def test_settings_of_the_session_survive_prepare(connection: Connection, branch: XaBranch) -> None:
@@ -163,8 +214,6 @@ def test_a_branch_that_was_ended_elsewhere_is_in_doubt(database: str, branch: Xa
         begin_branch(connection, branch)
         run(connection, "INSERT INTO business VALUES (1)")
         run(connection, "COMMIT")
-        with pytest.raises(InDoubt, match="somebody ended"):
-            look(connection, branch)
         with pytest.raises(InDoubt, match="somebody ended"):
             prepare(connection, branch)
 
@@ -231,7 +280,7 @@ def test_a_check_that_fails_after_prepare_leaves_the_branch_in_doubt(
 def test_a_missing_branch_ended_as_its_transaction_status_says(
     connection: Connection, database: str, branch: XaBranch
 ) -> None:
-    xid = look(connection, branch).xid
+    xid = xid_of(connection)
     prepare(connection, branch)
     rows(database, f"COMMIT PREPARED '{branch.gid}'")
     assert commit_prepared(connection, branch.gid, xid) is Ending.FOUND
@@ -240,7 +289,7 @@ def test_a_missing_branch_ended_as_its_transaction_status_says(
     second = new_branch()
     begin_branch(connection, second)
     run(connection, "INSERT INTO business VALUES (2)")
-    xid = look(connection, second).xid
+    xid = xid_of(connection)
     prepare(connection, second)
     rows(database, f"ROLLBACK PREPARED '{second.gid}'")
     assert commit_prepared(connection, second.gid, xid) is Ending.OTHERWISE
@@ -252,7 +301,7 @@ def test_a_running_transaction_is_not_reported_as_ended(database: str, branch: X
     with closing(producer(database)) as connection, closing(producer(database)) as other:
         begin_branch(connection, branch)
         run(connection, "CREATE TABLE business (n int)")
-        xid = look(connection, branch).xid
+        xid = xid_of(connection)
         assert commit_prepared(other, branch.gid, xid) is Ending.UNKNOWN
 
 
@@ -318,12 +367,3 @@ def test_a_member_of_the_owners_role_ends_a_branch_in_that_role(
             with in_role(recoverer, owner):
                 assert commit_prepared(recoverer, found.gid, found.xid) is Ending.DONE
             assert roll_back_prepared(recoverer, found.gid, found.xid) is Ending.OTHERWISE
-
-
-def test_a_broken_or_foreign_connection_gets_no_branch(database: str, branch: XaBranch) -> None:
-    with pytest.raises(LocalProtocolError, match="psycopg2"):
-        begin_branch("no connection", branch)  # type: ignore[arg-type]
-    connection = producer(database)
-    connection.close()
-    with pytest.raises(DatabaseUnavailable):
-        begin_branch(connection, branch)

@@ -18,13 +18,6 @@ from txmq.tx.postgres.session import Connection
 _savepoints = count(1)
 
 
-def begin(connection: Connection) -> None:
-    """Begin a transaction unless one is open. Raises as `require_usable`."""
-    require_usable(connection)
-    if connection.autocommit and is_idle(connection):
-        execute(connection, "BEGIN")
-
-
 def require_usable(connection: Connection) -> None:
     """Require a psycopg2 connection that can run statements.
 

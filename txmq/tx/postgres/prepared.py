@@ -7,8 +7,8 @@ one query string, one round trip, no second connection. A BEGIN in between keeps
 psycopg2, which still thinks the transaction open, in step with the server until `end`
 takes both back.
 
-Transactions are begun by `tpc_begin` all the same: it makes psycopg2 refuse `commit()`
-and `rollback()`, which would tear a branch out of its transaction.
+Branches are begun as `CallerBlock`: `commit()` and `rollback()` would tear a branch out
+of its transaction. PREPARE gives them their gids.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ from txmq.errors import (
     TwoPhaseFull,
     TwoPhaseOff,
 )
-from txmq.tx.postgres.caller import begin, end, require_healthy
+from txmq.tx.postgres.caller import end, require_healthy
+from txmq.tx.postgres.caller_block import NO_SAVEPOINT, CallerBlock
 from txmq.tx.postgres.errors import CONFLICTS, describe, translate, translated
-from txmq.tx.postgres.identity import Server
+from txmq.tx.postgres.identity import Server, ServerIdentity, parse_lsn
 from txmq.tx.postgres.session import Connection
 from txmq.tx.xid import XaBranch
 
@@ -43,19 +44,33 @@ SWITCH_ON: Final = (
     "set max_prepared_transactions above the number of connections and restart the server"
 )
 
-_LOOK: Final = "SELECT pg_current_xact_id_if_assigned()::text, current_user::text"
+# The COMMIT of a serializable transaction may be refused, even if it only read: with an
+# id it is prepared, which decides that before the vote.
+_LOOK: Final = """
+SELECT CASE current_setting('transaction_isolation') WHEN 'serializable' THEN pg_current_xact_id()
+            ELSE pg_current_xact_id_if_assigned() END::text,
+       current_user::text, current_setting('transaction_deferrable'),
+       (SELECT system_identifier FROM pg_control_system()),
+       left(pg_walfile_name(pg_current_wal_insert_lsn()), 8),
+       (SELECT oid::int8 FROM pg_database WHERE datname = current_database()),
+       pg_current_wal_insert_lsn()::text
+"""
 _PREPARE: Final = (
     "PREPARE TRANSACTION %(gid)s; BEGIN; SELECT FROM pg_prepared_xact() WHERE gid = %(gid)s"
 )
 
 
 class Work(NamedTuple):
-    """The work of a branch: its transaction id, None where it wrote nothing, and its
-    owner.
+    """The work of a branch.
+
+    `xid` is its transaction id, None where it has nothing to prepare. What it wrote is
+    in the write-ahead log of `server` before `position`, and PREPARE behind it.
     """
 
     xid: int | None
     owner: str
+    server: ServerIdentity
+    position: int
 
 
 class Ending(Enum):
@@ -73,27 +88,24 @@ def require_two_phase(server: Server) -> None:
         raise TwoPhaseOff("the server's max_prepared_transactions is 0", hint=SWITCH_ON)
 
 
-def begin_branch(connection: Connection, branch: XaBranch) -> None:
-    """Make the following statements one transaction, an open one included.
-
-    Raises as `caller.begin`.
-    """
-    begin(connection)
-    if not connection.autocommit and connection.status == extensions.STATUS_READY:
-        with translated("beginning a branch"):
-            connection.tpc_begin(branch.gid)
-
-
-def look(connection: Connection, branch: XaBranch) -> Work:
+def look(connection: Connection, block: CallerBlock) -> Work:
     """Return the work of the open branch, which may write nothing from here on.
 
-    Raises as `prepare`.
+    It proves in the same round trip that the transaction is still that of `block`, and
+    releases its savepoint. Raises TransactionEnded where it is not; as `prepare`.
     """
-    _require_open(connection, branch)
-    with translated("looking at a branch"), connection.cursor() as cursor:
-        cursor.execute(_LOOK)
-        xid, owner = cursor.fetchall()[0]
-    return Work(None if xid is None else int(xid), owner)
+    block.require_open()
+    try:
+        with translated("looking at a branch"), connection.cursor() as cursor:
+            cursor.execute(block.proof + _LOOK)
+            [(xid, owner, mark, system_id, timeline, oid, position)] = cursor.fetchall()
+    except DatabaseError as error:
+        if error.sqlstate in NO_SAVEPOINT:
+            raise block.ended() from None
+        raise
+    block.require_same(mark)
+    server = ServerIdentity(system_id, int(timeline, 16), oid)
+    return Work(None if xid is None else int(xid), owner, server, parse_lsn(position))
 
 
 def prepare(connection: Connection, branch: XaBranch) -> None:

@@ -6,18 +6,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from txmq.client.log import get_logger
 from txmq.crashpoints import crashpoint
-from txmq.errors import DatabaseError, InDoubt, TransactionAborted, TxmqError
-from txmq.model.decider import PostgresBranch
+from txmq.errors import DatabaseError, InDoubt, TransactionAborted, TransactionEnded, TxmqError
+from txmq.model.decider import BranchPosition, PostgresBranch
 from txmq.model.message import COMMIT, Decision
 from txmq.tx.coordinator import Vote
-from txmq.tx.postgres.caller import require_usable, roll_back, savepoint
+from txmq.tx.postgres.caller import require_usable, savepoint
+from txmq.tx.postgres.caller_block import CallerBlock
 from txmq.tx.postgres.commit import guarded_commit
 from txmq.tx.postgres.identity import require_supported, server_of
 from txmq.tx.postgres.prepared import (
     Ending,
     Work,
-    begin_branch,
     commit_prepared,
     look,
     prepare,
@@ -25,7 +26,10 @@ from txmq.tx.postgres.prepared import (
     roll_back_prepared,
 )
 from txmq.tx.postgres.session import Connection
+from txmq.tx.postgres.watched_cursor import Sends
 from txmq.tx.xid import XaBranch
+
+log = get_logger()
 
 
 class BranchVote(NamedTuple):
@@ -38,24 +42,32 @@ class BranchVote(NamedTuple):
 class DatabaseBranch:
     """A branch on a psycopg2 connection. For one thread at a time."""
 
-    def __init__(self, connection: Connection, branch: XaBranch) -> None:
+    def __init__(self, connection: Connection, branch: XaBranch, sends: Sends) -> None:
         self.branch = branch
         self._connection = connection
-        self._work = Work(None, "")
+        self._block = CallerBlock(connection, branch.token, sends)
+        self._found: Work | None = None
 
     @property
     def wrote(self) -> bool:
-        """Return whether the last `inspect` found writes."""
-        return self._work.xid is not None
+        """Return whether `inspect` found work to prepare."""
+        return self._found is not None and self._found.xid is not None
 
     @property
-    def participant(self) -> PostgresBranch:
-        """Return the entry of the home broker's bundle for this branch."""
-        identity = server_of(self._connection).identity
-        database = self._connection.info.dbname
+    def _work(self) -> Work:
+        assert self._found is not None, "inspect comes first"
+        return self._found
+
+    def participant(self, *, positioned: bool) -> PostgresBranch:
+        """Return the entry of the home broker's bundle for this branch.
+
+        `positioned`: with the position in the server's log.
+        """
+        _xid, owner, server, position = self._work
         return PostgresBranch(
-            *(identity.system_id, identity.database_oid, database),
-            *(self._work.owner, self.branch.gid, self._work.xid),
+            *(server.system_id, server.database_oid, self._connection.info.dbname),
+            *(owner, self.branch.gid, self._work.xid),
+            at=BranchPosition(server.timeline, position) if positioned else None,
         )
 
     @property
@@ -65,12 +77,15 @@ class DatabaseBranch:
         return server.identity.system_id, server.max_prepared_transactions
 
     def begin(self) -> None:
-        """Open the transaction. Raises UnsupportedServer or TwoPhaseOff."""
+        """Open the transaction, or join the one that is open.
+
+        Raises UnsupportedServer or TwoPhaseOff; as `CallerBlock.begin`.
+        """
         require_usable(self._connection)
         server = server_of(self._connection)
         require_supported(server)
         require_two_phase(server)
-        begin_branch(self._connection, self.branch)
+        self._block.begin()
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
@@ -78,9 +93,16 @@ class DatabaseBranch:
         with savepoint(self._connection):
             yield
 
+    def end_block(self) -> None:
+        """End the part of the transaction in which the caller uses the connection."""
+        self._block.end()
+
     def inspect(self) -> None:
-        """Find out if the branch wrote. Raises if its transaction is broken."""
-        self._work = look(self._connection, self.branch)
+        """Find out if the branch wrote.
+
+        Raises if its transaction is broken, TransactionEnded if it is another one.
+        """
+        self._found = look(self._connection, self._block)
 
     def commit(self) -> None:
         """Commit in one phase.
@@ -94,21 +116,37 @@ class DatabaseBranch:
                 hint = "look for its rows: without messages nothing else can tell"
                 raise InDoubt(doubt.message, token=doubt.token, hint=hint) from doubt
             raise TransactionAborted(doubt.message) from doubt
+        self._block.close()
 
-    def vote(self) -> BranchVote:
-        """Prepare the branch, or end it if it only read.
+    def follow(self) -> None:
+        """Commit a branch without work to prepare, after COMMIT is decided.
 
-        The connection is free for other work then.
+        A failure is logged only: the transaction is committed, and no row is lost.
         """
         try:
-            if not self.wrote:
-                self.commit()
-                return BranchVote(Vote.READ_ONLY)
+            self.commit()
+        except TxmqError as error:
+            log.warning(
+                "transaction.reader_not_committed",
+                token=str(self.branch.token),
+                branch=self.branch.number,
+                error=error.message,
+            )
+
+    def vote(self) -> BranchVote:
+        """Prepare the branch; one without work to prepare stays open.
+
+        The connection of a prepared one is free for other work.
+        """
+        if not self.wrote:
+            return BranchVote(Vote.READ_ONLY)
+        try:
             prepare(self._connection, self.branch)
         except InDoubt as doubt:
             return BranchVote(Vote.UNCLEAR, doubt)
         except TxmqError as error:
             return BranchVote(Vote.NO, error)
+        self._block.close()
         crashpoint("xa.between_prepares")
         return BranchVote(Vote.PREPARED)
 
@@ -122,6 +160,13 @@ class DatabaseBranch:
         crashpoint("xa.between_commits")
         return None if ending is Ending.UNKNOWN else ending is not Ending.OTHERWISE
 
-    def roll_back(self) -> None:
-        """Roll the open transaction back; a prepared branch stays."""
-        roll_back(self._connection)
+    def roll_back(self) -> bool:
+        """Roll the open transaction back; a prepared branch stays.
+
+        Returns False if the caller may have committed rows.
+        """
+        return self._block.roll_back()
+
+    def ended(self) -> TransactionEnded:
+        """Return the error of a branch that the caller has ended."""
+        return self._block.ended()

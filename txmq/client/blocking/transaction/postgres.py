@@ -12,14 +12,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Self
 
 from txmq.client.blocking.core import BlockingCore
 from txmq.client.blocking.transaction.broker_bundle import BrokerBundle
+from txmq.client.blocking.transaction.caller_transaction import CallerTransaction
 from txmq.client.blocking.transaction.decisions import await_state
 from txmq.client.blocking.transaction.outbox_fallback import OutboxFallback
-from txmq.client.blocking.transaction.transaction import Transaction
 from txmq.client.log import get_logger
 from txmq.client.protocol.transaction.lifecycle import Stage
 from txmq.crashpoints import crashpoint
@@ -28,11 +27,9 @@ from txmq.errors import (
     ConnectionLost,
     DatabaseUnavailable,
     InDoubt,
-    LocalProtocolError,
     NoResolver,
     RequestTimeout,
     TransactionAborted,
-    TransactionEnded,
     TxmqError,
 )
 from txmq.model.bundle import BundleState
@@ -40,7 +37,7 @@ from txmq.model.decider import ByPostgres
 from txmq.model.message import COMMIT, ROLLBACK, Decision
 from txmq.tx.postgres.brokers import may_have_reported
 from txmq.tx.postgres.caller import require_healthy, savepoint
-from txmq.tx.postgres.caller_block import CallerBlock, refusal_in
+from txmq.tx.postgres.caller_block import CallerBlock
 from txmq.tx.postgres.commit import guarded_commit
 from txmq.tx.postgres.identity import (
     NamedServer,
@@ -52,12 +49,11 @@ from txmq.tx.postgres.identity import (
 )
 from txmq.tx.postgres.session import Connection
 from txmq.tx.postgres.tokens import InsertedToken, insert_token
-from txmq.tx.postgres.watched_cursor import ADVICE, Sends
 
 log = get_logger()
 
 
-class PostgresTransaction(Transaction):
+class PostgresTransaction(CallerTransaction):
     """Rows written on `connection` and messages sent in the block, both or neither.
 
     The block returns after COMMIT. After TransactionAborted, DatabaseConflict or
@@ -78,7 +74,7 @@ class PostgresTransaction(Transaction):
         super().__init__(core, timeout=timeout, check_after=check_after)
         self._fallback = OutboxFallback(connection, outbox)
         self._connection = connection
-        self._block = CallerBlock(connection, self.token, Sends(self._mark, self._withdraw_behind))
+        self._block = CallerBlock(connection, self.token, self._sends)
         self._allow_weak_commit = allow_weak_commit
         self._inserted: InsertedToken | None = None
 
@@ -86,22 +82,6 @@ class PostgresTransaction(Transaction):
         self._require(Stage.NEW)
         self._block.begin()
         return super().__enter__()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            super().__exit__(kind, error, trace)
-        except TransactionEnded as ended:
-            if error is None or isinstance(error, Exception):
-                raise
-            # An interrupt goes on.
-            log.critical("transaction.ended_inside", token=str(self.token), error=ended.message)
-        if error is not None and (refusal := refusal_in(error)) is not None:
-            self._explain(refusal)
 
     def _commit(self) -> None:
         self._block.end()
@@ -120,18 +100,6 @@ class PostgresTransaction(Transaction):
     def _abort(self) -> None:
         if not self._block.roll_back():
             raise self._block.ended()
-
-    def _explain(self, refusal: BaseException) -> None:
-        """Raise what was hidden by a refused `rollback()`: the error before it.
-
-        `rollback()` after an error is a habit, and the block has rolled back.
-        """
-        text = f"The block of transaction {self.token} is open: {refusal}"
-        hidden = refusal.__context__
-        if hidden is None:
-            raise LocalProtocolError(text, hint=ADVICE) from refusal
-        hidden.add_note(f"{text} ({ADVICE})")
-        raise hidden from hidden.__cause__
 
     def _store_bundles(self, bundles: list[BrokerBundle]) -> None:
         """Store the bundles and write the token rows.

@@ -11,7 +11,7 @@ decided.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Self
@@ -19,6 +19,7 @@ from typing import Self
 from txmq.client.blocking.concurrently import run_concurrently
 from txmq.client.blocking.core import BlockingCore
 from txmq.client.blocking.transaction.broker_bundle import BrokerBundle
+from txmq.client.blocking.transaction.caller_transaction import CallerTransaction
 from txmq.client.blocking.transaction.database_branch import DatabaseBranch
 from txmq.client.blocking.transaction.home_broker import (
     HomeDecision,
@@ -26,7 +27,6 @@ from txmq.client.blocking.transaction.home_broker import (
     request_decision,
 )
 from txmq.client.blocking.transaction.prepared_slots import SlotDemand, prepared_slots
-from txmq.client.blocking.transaction.transaction import Transaction
 from txmq.client.blocking.transaction.unrouted_bundle import UnroutedBundle
 from txmq.client.log import get_logger
 from txmq.client.protocol.sender.routing import Routing
@@ -53,7 +53,7 @@ RECOVERY_HINT = "recovery ends the branches as the home broker decides: see `txm
 log = get_logger()
 
 
-class XaTransaction(Transaction):
+class XaTransaction(CallerTransaction):
     """Rows on several connections and messages sent in the block, all or none.
 
     The block returns once the transaction is committed. `unfinished` has the gids of
@@ -64,7 +64,8 @@ class XaTransaction(Transaction):
 
     For one database prefer `client.transaction(connection)`: half the cost, and nothing
     is left prepared. A single branch that wrote, without any message, is committed in
-    one phase. Branches that only read end with the votes.
+    one phase. Branches that only read end after the decision, so that no NOTIFY goes
+    out of a transaction that was rolled back.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class XaTransaction(Transaction):
         names = branches(self._node, self._core.log_id, self.token, len(self._connections))
         try:
             for connection, name in zip(self._connections, names, strict=True):
-                branch = DatabaseBranch(connection, name)
+                branch = DatabaseBranch(connection, name, self._sends)
                 branch.begin()
                 self._branches.append(branch)
         except BaseException:
@@ -107,6 +108,8 @@ class XaTransaction(Transaction):
 
     def _commit(self) -> None:
         try:
+            for branch in self._branches:
+                branch.end_block()
             for branch in self._branches:
                 branch.inspect()
         except BaseException:
@@ -119,8 +122,9 @@ class XaTransaction(Transaction):
             self._commit_in_one_phase()
 
     def _abort(self) -> None:
-        for branch in self._branches:
-            branch.roll_back()
+        ended = [branch for branch in self._branches if not branch.roll_back()]
+        if ended:
+            raise ended[0].ended()
 
     @contextmanager
     def _database_savepoint(self) -> Iterator[None]:
@@ -130,16 +134,13 @@ class XaTransaction(Transaction):
             yield
 
     def _commit_in_one_phase(self) -> None:
-        """Commit each branch, the one that wrote at last.
-
-        The others have no work to lose if a commit fails.
-        """
+        """Commit the branch that wrote, which decides, and then the others."""
+        first, *others = sorted(self._branches, key=lambda branch: not branch.wrote)
         try:
-            for branch in sorted(self._branches, key=lambda branch: branch.wrote):
-                branch.commit()
-        except BaseException:
+            first.commit()
+            run_concurrently([branch.follow for branch in others])
+        finally:
             self._abort()
-            raise
 
     def _commit_in_two_phases(self) -> None:
         others = [bundle for bundle in self._nonempty_bundles() if bundle is not self._home]
@@ -171,6 +172,7 @@ class XaTransaction(Transaction):
             self._finish_participants(coordinator, bundles)
         finally:
             self.unfinished = self._gids(coordinator.result.unfinished)
+            self._abort()  # branches that are open still
         self._raise_unless_committed(coordinator, failure, answer)
 
     def _collect_votes(
@@ -226,7 +228,10 @@ class XaTransaction(Transaction):
         crashpoint("xa.after_group")
 
     def _participants(self, bundles: list[BrokerBundle]) -> tuple[Participant, ...]:
-        databases = [branch.participant for branch in self._branches if branch.wrote]
+        positioned = self._core.takes_positions
+        databases = [
+            branch.participant(positioned=positioned) for branch in self._branches if branch.wrote
+        ]
         return (*databases, *(BrokerBranch(bundle.core.log_id.bytes) for bundle in bundles[1:]))
 
     def _request_decision(
@@ -253,8 +258,13 @@ class XaTransaction(Transaction):
         for n in coordinator.brokers_to_notify:
             bundles[n].send_decision(coordinator.decision)
         numbers = coordinator.branches_to_end
-        ends = [partial(self._branches[n].finish, coordinator.decision) for n in numbers]
-        for n, agrees in zip(numbers, run_concurrently(ends), strict=True):
+        ends: list[Callable[[], bool | None]] = [
+            partial(self._branches[n].finish, coordinator.decision) for n in numbers
+        ]
+        readers = [branch for branch in self._branches if not branch.wrote]
+        if coordinator.decision is COMMIT:
+            ends += [branch.follow for branch in readers]
+        for n, agrees in zip(numbers, run_concurrently(ends), strict=False):
             coordinator.note_end(n, agrees)
         crashpoint("xa.after_commits")
 
