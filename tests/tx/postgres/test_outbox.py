@@ -196,6 +196,30 @@ def test_a_stamp_of_rows_that_wait_is_none_however_the_sequence_stands(
     assert stamp(business) is None
 
 
+def test_a_stamp_comes_by_no_operator_of_the_caller(
+    database: str, business: Connection, own: Connection
+) -> None:
+    settle(own)
+    rows(
+        database,
+        "CREATE SCHEMA mine;"
+        "CREATE FUNCTION mine.never(uuid, uuid) RETURNS bool LANGUAGE sql AS 'SELECT false';"
+        "CREATE FUNCTION mine.ever(int8, int8) RETURNS bool LANGUAGE sql AS 'SELECT true';"
+        "CREATE OPERATOR mine.= (FUNCTION = mine.never, LEFTARG = uuid, RIGHTARG = uuid);"
+        "CREATE OPERATOR mine.< (FUNCTION = mine.ever, LEFTARG = int8, RIGHTARG = int8);"
+        "CREATE OPERATOR mine.>= (FUNCTION = mine.ever, LEFTARG = int8, RIGHTARG = int8)",
+    )
+    first = stamp(business)
+    with business.cursor() as cursor:
+        cursor.execute("SET search_path = mine, pg_catalog")
+        cursor.execute("SELECT public.txmq_outbox_stamp(%s)", (str(LOG),))
+        assert cursor.fetchall() == [(first,)]
+    put_and_commit(business, 1)
+    with business.cursor() as cursor:
+        cursor.execute("SELECT public.txmq_outbox_stamp(%s)", (str(LOG),))
+        assert cursor.fetchall() == [(None,)]
+
+
 @pytest.mark.parametrize(
     ("written", "wanted", "waits"),
     [

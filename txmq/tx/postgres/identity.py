@@ -14,7 +14,7 @@ before it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from txmq.errors import DatabaseError, DatabaseUnavailable, UnsupportedServer
@@ -36,11 +36,6 @@ SELECT (SELECT system_identifier FROM pg_control_system()),
        (extract(epoch FROM clock_timestamp()) * 1000000)::int8,
        (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
         ELSE pg_current_wal_flush_lsn() END - '0/0')::int8
-"""
-# For the RETURNING clause of a statement in a transaction, which no standby runs.
-NAMED_SERVER: Final = """
-    (SELECT system_identifier FROM pg_control_system()),
-    left(pg_walfile_name(pg_current_wal_flush_lsn()), 8), pg_current_wal_flush_lsn()::text
 """
 _HISTORY: Final = "SELECT public.txmq_timeline_history(%s)"
 
@@ -128,11 +123,6 @@ class NamedServer(NamedTuple):
     system_id: int
     timeline: int
     position: int
-
-    @classmethod
-    def read(cls, system_id: int, timeline: str, position: str) -> Self:
-        """Return the server of the columns that NAMED_SERVER returns."""
-        return cls(system_id, int(timeline, 16), parse_lsn(position))
 
 
 def lsn(position: int) -> str:

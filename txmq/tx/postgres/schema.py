@@ -30,6 +30,8 @@ _FUNCTIONS: Final = (
     "public.txmq_outbox_stamp(uuid)",
     "public.txmq_outbox_waits(uuid, int8[])",
     "public.txmq_outbox_settle(uuid)",
+    "public.txmq_system_id()",
+    "public.txmq_token_insert(uuid, uuid)",
 )
 
 

@@ -154,19 +154,24 @@ CREATE TABLE public.txmq_outbox_floor (
 -- Gives the stamp of the floor where no row waits, none is being written, and none can be hidden by a snapshot: the
 -- sequence is read as it is now, and has not passed the floor. Who gets the same stamp twice knows that no row was
 -- there in between. 0 where there is no floor yet, and no row; else NULL.
-CREATE FUNCTION public.txmq_outbox_stamp(log uuid) RETURNS int8 LANGUAGE plpgsql VOLATILE
-SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+-- It is called in each transaction, and setting a search path takes as long as a look: operators are qualified instead.
+CREATE FUNCTION public.txmq_outbox_stamp(log uuid) RETURNS int8 LANGUAGE plpgsql VOLATILE SECURITY DEFINER AS $$
 DECLARE
-    floor public.txmq_outbox_floor;
+    stamp int8 := (
+        SELECT floor.stamp
+        FROM (SELECT * FROM public.txmq_outbox_floor
+            WHERE log_id OPERATOR(pg_catalog.=) log ORDER BY seq DESC LIMIT 1) floor
+        WHERE (SELECT NOT is_called OR last_value OPERATOR(pg_catalog.<) floor.seq FROM public.txmq_outbox_seq_seq)
+            AND (SELECT true FROM public.txmq_outbox
+                WHERE log_id OPERATOR(pg_catalog.=) log AND seq OPERATOR(pg_catalog.>=) floor.seq LIMIT 1) IS NULL);
 BEGIN
-    SELECT * INTO floor FROM public.txmq_outbox_floor WHERE log_id = log ORDER BY seq DESC LIMIT 1;
-    IF EXISTS (SELECT FROM public.txmq_outbox WHERE log_id = log AND seq >= coalesce(floor.seq, 0)) THEN
-        RETURN NULL;
+    IF stamp IS NULL THEN
+        RETURN (
+            SELECT 0
+            WHERE NOT EXISTS (SELECT FROM public.txmq_outbox_floor WHERE log_id OPERATOR(pg_catalog.=) log)
+                AND NOT EXISTS (SELECT FROM public.txmq_outbox WHERE log_id OPERATOR(pg_catalog.=) log));
     END IF;
-    IF floor.seq IS NULL THEN
-        RETURN 0;
-    END IF;
-    RETURN (SELECT floor.stamp FROM public.txmq_outbox_seq_seq WHERE NOT is_called OR last_value < floor.seq);
+    RETURN stamp;
 END $$;
 
 -- Whether rows wait for the broker of that log: any, or those with one of the keys. Under a snapshot that may hide such
@@ -242,3 +247,30 @@ BEGIN
 END $$;
 CREATE TRIGGER txmq_outbox_number BEFORE INSERT ON public.txmq_outbox
     FOR EACH ROW EXECUTE FUNCTION public.txmq_outbox_number();
+
+-- The token.
+
+-- The system identifier. A backend serves one cluster for as long as it lives, and plans live no longer: IMMUTABLE lets
+-- them hold the result, since the control file is read from the disk.
+CREATE FUNCTION public.txmq_system_id() RETURNS int8 LANGUAGE sql IMMUTABLE
+AS 'SELECT system_identifier FROM pg_control_system()';
+
+-- Writes the token's row for one log, and returns the transaction's circumstances: synchronous_commit (NULL for on),
+-- whether it is deferrable, which is the mark of a caller's block, the boot epoch in which the log's broker has last
+-- reported, the outbox's stamp, the system identifier, and timeline and position of the write-ahead log.
+-- It is a function so that each session keeps the plans, behind a pooler too. An array costs less than columns.
+-- COMMIT warns that no synchronous standby has confirmed it, so warnings are let through.
+CREATE FUNCTION public.txmq_token_insert(uuid, uuid) RETURNS text[] LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    reported int8;
+BEGIN
+    INSERT INTO public.txmq_token (tok, log_id) VALUES ($1, $2);
+    IF current_setting('client_min_messages') = 'error' THEN
+        PERFORM set_config('client_min_messages', 'warning', true);
+    END IF;
+    SELECT boot_epoch INTO reported FROM public.txmq_broker WHERE log_id = $2;
+    RETURN ARRAY[nullif(current_setting('synchronous_commit'), 'on'), current_setting('transaction_deferrable'),
+        reported::text, public.txmq_outbox_stamp($2)::text,
+        public.txmq_system_id()::text, left(pg_walfile_name(pg_current_wal_flush_lsn()), 8),
+        pg_current_wal_flush_lsn()::text];
+END $$;

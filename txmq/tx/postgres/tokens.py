@@ -8,7 +8,6 @@ alone decide.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -18,22 +17,13 @@ from txmq.errors import DatabaseError, SynchronousCommitOff, TokenFenced
 from txmq.tx.postgres.caller import require_open
 from txmq.tx.postgres.caller_block import NO_SAVEPOINT, CallerBlock
 from txmq.tx.postgres.errors import CHECK_VIOLATION, UNIQUE_VIOLATION, translate
-from txmq.tx.postgres.identity import NAMED_SERVER, NamedServer
+from txmq.tx.postgres.identity import NamedServer, parse_lsn
 from txmq.tx.postgres.session import Connection
 
 # under these, COMMIT returns before the row is on disk here, or at the standby
 WEAK: Final = ("off", "local")
-# The statement returns the setting of synchronous_commit, but NULL for `on`: decoding
-# text costs more than writing it. The mark is that of a caller's block. COMMIT itself
-# warns that no synchronous standby has confirmed it, so warnings are let through.
-_INSERT: Final = """
-INSERT INTO public.txmq_token AS token (tok, log_id) VALUES {}
-    RETURNING nullif(current_setting('synchronous_commit'), 'on'), log_id::text,
-    (SELECT boot_epoch FROM public.txmq_broker broker WHERE broker.log_id = token.log_id),
-    public.txmq_outbox_stamp(log_id), current_setting('transaction_deferrable'),
-    CASE current_setting('client_min_messages') WHEN 'error'
-        THEN set_config('client_min_messages', 'warning', true) END,
-"""
+# Row and circumstances by a function, in schema_4.sql: its plans are kept.
+_INSERT: Final = "SELECT public.txmq_token_insert(%s, %s)"
 # `remote_write` trusts the standby's kernel; `remote_apply` is stronger than `on`.
 _STRENGTHEN: Final = "SELECT set_config('synchronous_commit', 'on', true)"
 
@@ -73,14 +63,15 @@ def insert_token(
         require_open(connection)
     else:
         block.require_open()
-    statement = _insert(len(log_ids))
     # Sorted, so that no two writers of several rows can wait for one another.
-    values = [text for log_id in sorted(log_ids) for text in (str(token), str(log_id))]
+    ordered = sorted(log_ids)
+    statement = " UNION ALL ".join([_INSERT] * len(ordered))
+    values = [text for log_id in ordered for text in (str(token), str(log_id))]
     try:
         with connection.cursor() as cursor:
             cursor.execute(statement if block is None else block.proof + statement, values)
-            rows = cursor.fetchall()
-            setting, *_, mark, _level, system_id, timeline, position = rows[0]
+            found = {log_id: row for log_id, (row,) in zip(ordered, cursor.fetchall(), strict=True)}
+            setting, mark, _epoch, _stamp, system_id, timeline, position = found[ordered[0]]
             if block is not None:
                 block.require_same(mark)
             if setting == "remote_write":
@@ -97,15 +88,14 @@ def insert_token(
         )
     return InsertedToken(
         setting or "on",
-        NamedServer.read(system_id, timeline, position),
-        {UUID(log_id): epoch for _setting, log_id, epoch, *_ in rows},
-        {UUID(log_id): stamp for _setting, log_id, _epoch, stamp, *_ in rows},
+        NamedServer(int(system_id), int(timeline, 16), parse_lsn(position)),
+        {log_id: _number(epoch) for log_id, (_, _, epoch, *_) in found.items()},
+        {log_id: _number(stamp) for log_id, (_, _, _, stamp, *_) in found.items()},
     )
 
 
-@cache
-def _insert(rows: int) -> str:
-    return _INSERT.format(", ".join(["(%s, %s)"] * rows)) + NAMED_SERVER
+def _number(text: str | None) -> int | None:
+    return None if text is None else int(text)
 
 
 def _refusal(error: psycopg2.Error, token: UUID) -> TokenFenced | DatabaseError:
