@@ -303,6 +303,10 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_an_older_txmq_fails_at_the_new_tables",
     ),
     90: ("test_messages_of_a_broker_with_another_log_take_effect",),
+    149: (
+        "test_an_inbox_of_a_restored_log_that_has_outgrown_it_is_refused",
+        "test_an_inbox_goes_on_over_restarts_of_its_broker",
+    ),
     91: ("test_a_consumer_that_comes_back_with_two_brokers_doubles_nothing",),
     99: (
         "test_a_database_restored_to_before_the_first_row_gets_its_messages_again",

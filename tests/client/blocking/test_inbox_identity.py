@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -15,8 +17,9 @@ from tests.client.real import RealBroker
 from tests.client.scripted_member import fresh
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.consumer import inbox_opening
+from txmq.client.protocol import conversation
 from txmq.errors import InboxMismatch
-from txmq.model.message import ReceivedMessage
+from txmq.model.message import Message, ReceivedMessage
 from txmq.model.retry import RetryPolicy
 from txmq.testing.wait import wait_until
 from txmq.tx.postgres.session import Connection
@@ -227,3 +230,62 @@ def test_an_inbox_ahead_of_a_restored_log_is_refused_instead_of_losing_messages(
     send(client, topic, "c")
     run(client, connect, group, topic)
     assert effects(connect) == ["a", "c"]
+
+
+@pytest.mark.parametrize("tags", [None, ["new"]])
+def test_an_inbox_of_a_restored_log_that_has_outgrown_it_is_refused(
+    tmp_path: Path, connect: Connect, monkeypatch: pytest.MonkeyPatch, tags: list[str] | None
+) -> None:
+    """Whatever was sent since, and over more restarts of the original."""
+    topic, group = fresh("t"), fresh("g")
+    broker = RealBroker(tmp_path / "broker")
+    data, backup = tmp_path / "broker" / "data", tmp_path / "backup"
+
+    def client() -> Client:
+        # As in a new process, which has met no boot epoch.
+        monkeypatch.setattr(conversation, "_newest_epochs", {})
+        return txmq.connect(broker.url, service="tests", timeout=WAIT_S)
+
+    def consume(*bodies: str) -> None:
+        with client() as here, here.consumer(group, [topic], tags=tags) as consumer:
+            here.send_batch(topic, [Message(body.encode(), "k", tag="new") for body in bodies])
+            consumer.run(take_effect, inbox=connect, idle_exit=IDLE_S)
+
+    with client() as first:
+        make(first, topic)
+    consume("a")
+    broker.stop()
+    shutil.copytree(data, backup)
+    broker.start()
+    consume("b", "c")
+    broker.kill()
+    shutil.rmtree(data)
+    backup.rename(data)
+    broker.start()
+    with pytest.raises(InboxMismatch, match=r"restored to the past.* --to 0=1 --reprocess"):
+        consume("d", "e", "f", "g")
+    with client() as operator:
+        operator.call("group.reset", group=group, topic=topic, to={"0": 1}, reprocess=True)
+    consume("h")
+    broker.stop()
+    assert effects(connect) == ["a", "b", "c", "d", "e", "f", "g", "h"]
+
+
+def test_an_inbox_goes_on_over_restarts_of_its_broker(tmp_path: Path, connect: Connect) -> None:
+    """Also for a member that joins while another one has gone on in the new run."""
+    topic, group = fresh("t"), fresh("g")
+    broker = RealBroker(tmp_path / "broker")
+    with txmq.connect(broker.url, service="tests", timeout=WAIT_S) as client:
+        make(client, topic)
+        with running(client, connect, group, topic):
+            send(client, topic, "a")
+            all_taken(connect, ["a"])
+            broker.kill()
+            broker.start()
+            send(client, topic, "b", "c")
+            all_taken(connect, ["a", "b", "c"])
+        run(client, connect, group, topic)
+        send(client, topic, "d")
+        run(client, connect, group, topic)
+    broker.stop()
+    assert effects(connect) == ["a", "b", "c", "d"]

@@ -58,6 +58,12 @@ class ConsumerGroupCalls:
     ) -> None:
         self._engine, self._members, self._fetches, self._random = engine, members, fetches, random
         self._defaults, self._turns = defaults, turns
+        # A copy of the log has the same boot epochs, but not this id of one run.
+        self._run = str(uuid4())
+        self._ends_at_start = {
+            topic_id: tuple(topic.end_offsets)
+            for topic_id, topic in engine.state.topics_by_id.items()
+        }
         self.handlers: dict[str, Handler] = {
             "consumer.join": self.join,
             "consumer.heartbeat": self.heartbeat,
@@ -120,6 +126,10 @@ class ConsumerGroupCalls:
 
     def show_inbox(self, call: CallContext, args: wire.InboxArgs) -> None:
         described = effects.describe_inbox(self._engine.state, _inbox_partition(args))
+        if not isinstance(described, Rejected):
+            ends = self._ends_at_start.get(args.topic_id, ())
+            began_at = ends[args.partition] if args.partition < len(ends) else 0
+            described |= {"run": self._run, "began_at": began_at}
         self._engine.answer_when_durable(call.answer, described)
 
     def restore_effects(self, call: CallContext, args: wire.InboxRestore) -> None:

@@ -34,6 +34,14 @@ SELECT lower(r), upper(r) FROM unnest(
 ORDER BY 1
 """  # noqa: S608  # constants
 
+_RUN: Final = f"SELECT run::text FROM public.txmq_inbox WHERE {HERE}"  # noqa: S608  # constants
+_NOTE_RUN: Final = """
+INSERT INTO public.txmq_inbox AS known (grp, log_id, topic_id, partition, epoch, applied, run)
+VALUES (%(group)s, %(log_id)s, %(topic_id)s, %(partition)s, %(epoch)s, '{}', %(run)s)
+ON CONFLICT (grp, log_id, topic_id, partition, epoch) DO UPDATE SET run = EXCLUDED.run
+WHERE known.run IS DISTINCT FROM EXCLUDED.run
+"""
+
 
 class Position(NamedTuple):
     """The history of a partition for one consumer group, since it was last to be
@@ -107,3 +115,21 @@ def applied(connection: Connection, position: Position) -> AppliedRanges:
     with translated("reading the inbox"), connection.cursor() as cursor:
         cursor.execute(_APPLIED, position._asdict())
         return AppliedRanges(tuple(cursor.fetchall()))
+
+
+def noted_run(connection: Connection, position: Position) -> str | None:
+    """Return the run of the broker that was noted last; None = none was. Raises
+    DatabaseError.
+    """
+    with translated("reading the inbox"), connection.cursor() as cursor:
+        cursor.execute(_RUN, position._asdict())
+        row = cursor.fetchone()
+    return None if row is None else row[0]
+
+
+def note_run(connection: Connection, position: Position, run: str) -> None:
+    """Note the run of the broker whose messages are applied from now on. Raises
+    DatabaseError.
+    """
+    with translated("noting a run in the inbox"), connection.cursor() as cursor:
+        cursor.execute(_NOTE_RUN, position._asdict() | {"run": run})

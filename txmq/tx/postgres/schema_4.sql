@@ -36,6 +36,9 @@ ALTER TABLE public.txmq_inbox
     DROP COLUMN topic, ADD COLUMN log_id uuid, ADD COLUMN topic_id int8,
     ADD PRIMARY KEY (grp, log_id, topic_id, partition, epoch);
 
+-- The run of the broker that the newest of the effects are of: a member notes it before it applies messages of that run.
+ALTER TABLE public.txmq_inbox ADD COLUMN run uuid;
+
 -- Whoever may write to the inbox may take over what it had.
 DO $$
 DECLARE

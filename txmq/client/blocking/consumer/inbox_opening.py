@@ -1,10 +1,13 @@
 """The opening of an inbox's partitions, before the first message of each is applied.
 
 The database is the authority for what was applied, the broker for what must be. A
-partition is opened once for each connection to the database. What the group has settled
-and the inbox lacks is delivered again: the database was restored to the past. The
-broker knows what has no effect by an operator's word, by retention or by failure, so
-gaps in the inbox are no signs.
+partition is opened once for each connection to the database and each run of the broker.
+What the group has settled and the inbox lacks is delivered again: the database was
+restored to the past. The broker knows what has no effect by an operator's word, by
+retention or by failure, so gaps in the inbox are no signs.
+
+An inbox that has more of an earlier run than the log had at the begin of this one is of
+another history: the log was restored to the past, whatever was sent since.
 
 A consumer with tags or a selector cannot compare: messages that it does not want are
 acked without a trace in the inbox.
@@ -15,12 +18,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from txmq.client.log import get_logger
 from txmq.client.protocol.consumer.membership import Membership
+from txmq.client.protocol.conversation import newest_boot_epoch
 from txmq.errors import InboxMismatch, StaleGeneration
-from txmq.tx.postgres.inbox import Position, applied
+from txmq.tx.postgres.inbox import Position, applied, note_run, noted_run
 from txmq.tx.postgres.inbox_names import Adoption, Evidence, adopt
 
 if TYPE_CHECKING:
@@ -68,6 +72,7 @@ class InboxOpenings:
         self._member = member
         self._lock = Lock()
         self._open: set[Position] = set()
+        self._boot_epoch = 0  # in which these were opened
         self.lost: dict[Position, str] = {}
 
     def position(self, topic: str, topic_id: int, partition: int, epoch: int) -> Position:
@@ -98,7 +103,15 @@ class InboxOpenings:
 
     def are_open(self, positions: Iterable[Position]) -> bool:
         """Return whether all these positions are open."""
-        return self._open.issuperset(positions)
+        return self._of_this_run().issuperset(positions)
+
+    def _of_this_run(self) -> set[Position]:
+        """Return what is open. Each run of the broker begins with nothing."""
+        newest = newest_boot_epoch(self._member.log_id)
+        if newest != self._boot_epoch:
+            self._open = set()
+            self._boot_epoch = newest
+        return self._open
 
     def open(self, connection: Connection, position: Position, topic: str) -> int:
         """Open a position, if it is not, and return the number of restored messages.
@@ -107,7 +120,7 @@ class InboxOpenings:
         topic or the epoch is another one by now.
         """
         with self._lock:
-            opened = self._open
+            opened = self._of_this_run()
             if position in opened:
                 return 0
             restored = self._compare(connection, position, topic)
@@ -117,6 +130,8 @@ class InboxOpenings:
     def _compare(self, connection: Connection, position: Position, topic: str) -> int:
         shown = self._adopt(connection, position, topic)
         settings, present = self._member.settings, shown["epoch"] == position.epoch
+        if present:
+            self._note_run(connection, position, topic, shown)
         if settings.tags is not None or settings.selector is not None or not present:
             return 0
         # The broker was asked before: all that it has settled is committed.
@@ -154,6 +169,24 @@ class InboxOpenings:
                 )
             time.sleep(ADOPTION_PAUSE_S)
 
+    def _note_run(
+        self, connection: Connection, position: Position, topic: str, shown: dict[str, Any]
+    ) -> None:
+        """Note the run of the broker, before messages of it are applied. Raises
+        InboxMismatch where earlier ones had messages that the log does not have.
+        """
+        run: str | None = shown.get("run")  # a broker of an older version has none
+        noted = noted_run(connection, position)
+        if run is None or noted == run:
+            return
+        ranges = applied(connection, position).ranges if noted is not None else ()
+        if ranges and ranges[-1][1] > shown["began_at"]:
+            # Another member may have noted the run and gone on, since it was read.
+            if noted_run(connection, position) == run:
+                return
+            self._refuse(position, topic, ranges[-1][1], shown["began_at"])
+        note_run(connection, position, run)
+
     def _refuse_ahead(self, position: Position, topic: str, top: int) -> None:
         """Raise InboxMismatch, if the inbox has messages that the log does not have.
 
@@ -161,12 +194,16 @@ class InboxOpenings:
         """
         end = self._call("inbox.show", position, topic)["end"]
         if top > end:
-            raise InboxMismatch(
-                f"the inbox of group {position.group!r} has messages of {topic}/"
-                f"{position.partition} up to {top}, the broker's log only up to {end}: the log"
-                " was restored to the past, and new messages would be taken for duplicates",
-                hint="let them take effect: txmq group reset GROUP TOPIC --to last --reprocess",
-            )
+            self._refuse(position, topic, top, end)
+
+    def _refuse(self, position: Position, topic: str, top: int, end: int) -> NoReturn:
+        raise InboxMismatch(
+            f"the inbox of group {position.group!r} has messages of {topic}/{position.partition}"
+            f" up to {top}, the broker's log had them only up to {end}: the log was restored to"
+            " the past, and new messages would be taken for duplicates",
+            hint=f"let them take effect: txmq group reset {position.group} {topic}"
+            f" --to {position.partition}={end} --reprocess",
+        )
 
     def _restore(self, position: Position, topic: str, lacking: Sequence[OffsetRange]) -> int:
         restored = 0
