@@ -28,6 +28,8 @@ from txmq.tx.postgres.inbox import Position, applied, note_run, noted_run
 from txmq.tx.postgres.inbox_names import Adoption, Evidence, adopt
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from psycopg2.extensions import connection as Connection  # noqa: N812  # a class, whatever its name
 
     from txmq.client.blocking.core import BlockingCore
@@ -55,7 +57,7 @@ class InboxMember(Protocol):
     @property
     def group(self) -> str: ...
     @property
-    def log_id(self) -> object: ...
+    def log_id(self) -> UUID | None: ...
     @property
     def membership(self) -> Membership | None: ...
     @property
