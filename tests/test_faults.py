@@ -368,6 +368,12 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_savepoint_from_before_the_block_cannot_be_rolled_back_to",
         "test_an_inner_atomic_block_takes_its_messages_back",
     ),
+    101: (
+        "test_a_lost_branch_whose_id_is_used_again_is_reported",
+        "test_each_command_reports_a_lost_branch",
+        "test_a_trace_that_is_believed_blindly_would_be_detected",
+        "test_a_prepare_that_is_lost_alone_is_reported_as_rolled_back",
+    ),
     112: (
         "test_branches_and_messages_agree_or_the_caller_is_told",
         "test_a_notification_goes_out_with_the_decision",

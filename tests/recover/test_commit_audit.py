@@ -9,8 +9,9 @@ from uuid import UUID
 from txmq.errors import BrokerUnavailable, DatabaseUnavailable
 from txmq.recover.branches import BranchRecovery
 from txmq.recover.commit_audit import CommitAudit
-from txmq.recover.databases import RecoveredDatabase
+from txmq.recover.databases import BranchEnd, RecoveredDatabase
 from txmq.recover.home_brokers import HomeBroker
+from txmq.recover.server_log import BranchTrace
 from txmq.tx.orphans import KnownOutcome
 from txmq.tx.xid import XaBranch
 
@@ -55,12 +56,16 @@ class Server:
 
     def __init__(self) -> None:
         self.fates: dict[int, str | None] = {}
+        self.traces: dict[int, BranchTrace] = {}
         self.away = False
 
-    def statuses(self, xids: Iterable[int]) -> dict[int, str | None]:
+    def ends(self, branches: Iterable[tuple[int, object]]) -> list[BranchEnd]:
         if self.away:
             raise DatabaseUnavailable("no answer")
-        return {xid: self.fates.get(xid, "committed") for xid in xids}
+        return [
+            BranchEnd(self.fates.get(xid, "committed"), self.traces.get(xid, BranchTrace()))
+            for xid, _at in branches
+        ]
 
 
 class Noted:
@@ -71,6 +76,9 @@ class Noted:
     ) -> tuple[str, str]:
         assert word is KnownOutcome.COMMITTED
         return key
+
+    def record_lost(self, key: tuple[str, str], branch: object, why: str) -> tuple[str, str]:
+        return key[0], why
 
 
 def row(xid: int) -> dict[str, Any]:
@@ -110,6 +118,23 @@ def test_branches_that_are_still_prepared_are_checked_again() -> None:
     assert follow() == [("shop", gid(1))]
     server.fates[2] = "aborted"  # it had been found committed
     assert follow() == []
+
+
+def test_a_lost_branch_is_reported_whatever_its_status_says() -> None:
+    broker, server, follow = following()
+    broker.xids, server.fates = [1, 2, 3], {2: "aborted", 3: "in progress"}
+    server.traces = {xid: BranchTrace(f"lost {xid}") for xid in broker.xids}
+    assert follow() == [("shop", f"lost {xid}") for xid in broker.xids]
+    assert follow() == []
+
+
+def test_a_branch_whose_server_cannot_tell_is_checked_again() -> None:
+    broker, server, follow = following()
+    broker.xids, server.traces = [1], {1: BranchTrace(untold="no history")}
+    assert follow() == follow() == []
+    assert "no history" in server.trouble
+    server.traces = {1: BranchTrace("gone")}
+    assert follow() == [("shop", "gone")]
 
 
 def test_branches_of_a_database_that_is_away_are_checked_again() -> None:

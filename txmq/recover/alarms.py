@@ -8,8 +8,10 @@ from typing import Final
 from txmq.client.log import get_logger
 from txmq.client.protocol.alarm_reports import AlarmReport
 from txmq.recover.findings import Finding, PassReport
+from txmq.tx.orphans import BranchAction
 
 MAX_LOCKS: Final = 8
+NAMES: Final = ("xa.lost_branch", "xa.needs_operator", "xa.orphan")
 log = get_logger()
 
 
@@ -30,13 +32,10 @@ class RecoveryAlarms:
         for where, why in report.troubles:
             self._log(("trouble", where), now, log.warning, "xa.unreachable", where=where, why=why)
         for one in left:
-            event = "xa.needs_operator" if one.needs_operator else "xa.orphan"
+            event = _name(one)
             self._log((event, *one.key), now, log.error, event, **log_fields(one))
         lasting = {("trouble", where) for where, _ in report.troubles}
-        self._drop_all_but(
-            lasting
-            | {(event, *one.key) for one in left for event in ("xa.needs_operator", "xa.orphan")}
-        )
+        self._drop_all_but(lasting | {(event, *one.key) for one in left for event in NAMES})
 
     def for_brokers(self, report: PassReport) -> list[AlarmReport]:
         """Return one alarm of each kind, about the oldest finding, for the brokers."""
@@ -44,10 +43,8 @@ class RecoveryAlarms:
             (one for one in report.findings if not one.done and self.is_due(one)),
             key=lambda one: -one.age_s,
         )
-        for_operator = [one for one in left if one.needs_operator]
-        orphans = [one for one in left if not one.needs_operator]
-        alarms = [_alarm("xa.needs_operator", for_operator)] if for_operator else []
-        alarms += [_alarm("xa.orphan", orphans)] if orphans else []
+        by_name = {name: [one for one in left if _name(one) == name] for name in NAMES}
+        alarms = [_alarm(name, found) for name, found in by_name.items() if found]
         if report.troubles:
             text = "; ".join(f"{where}: {why}" for where, why in report.troubles)
             alarms.append(
@@ -76,6 +73,13 @@ class RecoveryAlarms:
     def _drop_all_but(self, lasting: Iterable[object]) -> None:
         keys = set(lasting)
         self._logged_at = {key: at for key, at in self._logged_at.items() if key in keys}
+
+
+def _name(finding: Finding) -> str:
+    """Return the name of the alarm about a finding."""
+    if finding.action is BranchAction.LOST:
+        return "xa.lost_branch"
+    return "xa.needs_operator" if finding.needs_operator else "xa.orphan"
 
 
 def _alarm(name: str, left: list[Finding]) -> AlarmReport:

@@ -41,6 +41,7 @@ OPPOSITE: Final = {
     KnownOutcome.COMMITTED: "rolled back",
     KnownOutcome.ROLLED_BACK: "committed",
 }
+LOST: Final = "lost in a failover or restore"  # in journals
 log = get_logger()
 
 
@@ -65,7 +66,7 @@ class BranchRecovery:
         finding = Finding(database.name, one.gid, None, one.age_s, *FOREIGN[:2], prepared=one)
         if one.branch is None:
             return finding
-        observed_s = self._observations.age(finding.key, one.branch, one.xid)
+        observed_s = self._observations.age(finding.key, one.branch, one.xid, database.timeline)
         outcome, verdict = self.home_outcome(
             one.branch.log,
             one.branch.token,
@@ -117,6 +118,8 @@ class BranchRecovery:
         )
         if ending is Ending.OTHERWISE:
             return self.record_mixed(finding.key, one.branch, outcome)
+        if ending is Ending.UNKNOWN:
+            return replace(finding, reason=f"{finding.reason}; {ending.value}")
         self._observations.drop(finding.key)
         return replace(finding, done=True)
 
@@ -130,9 +133,13 @@ class BranchRecovery:
             branch = observation.branch
             if branch is None:
                 continue
+            if observation.timeline != database.timeline:
+                # After a failover the id may be another's: the audit of commits knows.
+                self._observations.drop(key)
+                continue
             outcome = self._homes.outcome(branch.log, branch.token)
             try:
-                status = database.statuses([observation.xid])[observation.xid]
+                [(status, _trace)] = database.ends([(observation.xid, None)])
             except DatabaseError:
                 continue  # the next pass reads the status again
             if contradiction(outcome, status):
@@ -146,39 +153,55 @@ class BranchRecovery:
         If that fails, the next pass finds the branch again. Returns the finding, which
         needs an operator unless one has dealt with it already.
         """
-        place, gid = key
-        found, decided = OPPOSITE[outcome], outcome.decision.name
-        dealt = False
-        reason = f"mixed: decided {decided}, and {found} by somebody else"
+        found = OPPOSITE[outcome]
+        reason = f"mixed: decided {outcome.decision.name}, and {found} by somebody else"
+        finding = Finding(*key, branch.token, 0.0, BranchAction.HEURISTIC, reason, outcome)
+        return self._record(finding, branch, found, "xa.mixed", f"found in database {key[0]}")
+
+    def record_lost(self, key: Key, branch: XaBranch, why: str) -> Finding:
+        """Enter a branch of a committed transaction that its database has lost.
+
+        Returns the finding as `record_mixed` does.
+        """
+        finding = Finding(
+            *(*key, branch.token, 0.0, BranchAction.LOST),
+            f"lost: decided COMMIT, and {why}; write its rows again, or undo the others",
+            KnownOutcome.COMMITTED,
+        )
+        return self._record(finding, branch, LOST, "xa.lost_branch", f"database {key[0]}: {why}")
+
+    def _record(
+        self, finding: Finding, branch: XaBranch, found: str, event: str, reason: str
+    ) -> Finding:
+        assert finding.outcome is not None, "only what contradicts an outcome is recorded"
+        decided, dealt = finding.outcome.decision.name, False
         try:
             dealt = self._homes.record_heuristic(
                 branch.log,
                 branch.token,
-                branch=gid,
+                branch=finding.name,
                 decided=decided,
                 found=found,
                 operator=RECOVERY_NAME,
-                reason=f"found in database {place}",
+                reason=reason,
             )
         except TxmqError as error:
-            log.warning("xa.not_journalled", gid=gid, error=str(error))
+            log.warning("xa.not_journalled", gid=finding.name, error=str(error))
         else:
-            self._observations.drop(key)
+            self._observations.drop(finding.key)
         if dealt:
-            action, reason = BranchAction.LEAVE, f"{reason}, and dealt with"
-        else:
-            action = BranchAction.HEURISTIC
-            log.error(
-                "xa.mixed",
-                where=place,
-                gid=gid,
-                token=branch.token.hex,
-                decided=decided,
-                found=found,
+            return replace(
+                finding, action=BranchAction.LEAVE, reason=f"{finding.reason}, and dealt with"
             )
-        return Finding(
-            place, gid, branch.token, 0.0, action, reason, outcome, needs_operator=not dealt
+        log.error(
+            event,
+            where=finding.place,
+            gid=finding.name,
+            token=branch.token.hex,
+            decided=decided,
+            found=found,
         )
+        return replace(finding, needs_operator=True)
 
 
 def verdict_needs_operator(verdict: BranchVerdict) -> bool:

@@ -17,7 +17,7 @@ from txmq.model.bundle import BundleState
 from txmq.model.decider import postgres_branches
 from txmq.model.message import UNKNOWN
 from txmq.model.units import SECOND
-from txmq.recover.branches import verdict_needs_operator
+from txmq.recover.branches import LOST, verdict_needs_operator
 from txmq.recover.findings import Finding
 from txmq.recover.home_brokers import RECOVERY_NAME
 from txmq.tx.orphans import FOREIGN, BranchAction, KnownOutcome, known_outcome
@@ -108,9 +108,10 @@ class BundleRecovery:
         )
         mixed_text = f"mixed, its home: {outcome}; " if mixed else ""
         reason = f"{mixed_text}{entries}; once it is dealt with run `txmq xa forget`"
+        lost = any(entry["found"] == LOST for entry in row["heuristics"])
         return replace(
             finding,
-            action=BranchAction.HEURISTIC,
+            action=BranchAction.LOST if lost else BranchAction.HEURISTIC,
             reason=reason,
             outcome=outcome,
             needs_operator=True,

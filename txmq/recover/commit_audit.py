@@ -1,9 +1,10 @@
 """Audit of committed transactions: branches that were rolled back by hand.
 
-It finds branches that no recoverer had ever seen prepared. Their xids are in the bundle
-at the home broker. All branches of a committed transaction had been prepared, so each
-xid is on disk and belongs to no other transaction. That is not known of a transaction
-that was rolled back.
+It finds branches that no recoverer had ever seen prepared, and such as a failover has
+lost. Their xids and positions are in the bundle at the home broker. All branches of a
+committed transaction had been prepared, so each xid is on disk and belongs to no other
+transaction, unless that disk was replaced (`server_log`). That is not known of a
+transaction that was rolled back.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from txmq.tx.orphans import KnownOutcome, contradiction
 from txmq.tx.xid import XaBranch
 
 if TYPE_CHECKING:
+    from txmq.model.decider import BranchPosition
     from txmq.recover.branches import BranchRecovery
     from txmq.recover.databases import DatabaseId, RecoveredDatabase
     from txmq.recover.findings import Finding
@@ -44,6 +46,7 @@ class CommittedBranch(NamedTuple):
     branch: XaBranch
     gid: str
     xid: int
+    at: BranchPosition | None = None
 
 
 @dataclass(slots=True)
@@ -152,19 +155,25 @@ class CommitAudit:
         pending: list[CommittedBranch],
     ) -> Iterator[Finding]:
         try:
-            statuses = database.statuses(one.xid for one in branches)
+            ends = database.ends([(one.xid, one.at) for one in branches])
         except DatabaseError as error:
             database.trouble = str(error)
             pending += branches
             return
-        for one in branches:
-            status = statuses[one.xid]
-            if contradiction(KnownOutcome.COMMITTED, status):
+        for one, (status, trace) in zip(branches, ends, strict=True):
+            key = database.name, one.gid
+            rolled_back = contradiction(KnownOutcome.COMMITTED, status)
+            if trace.untold:
+                database.trouble = f"branch {one.gid}: {trace.untold}"
+                pending.append(one)
+            elif trace.lost or rolled_back:
                 if one.gid in self._reported:
                     continue
                 self._reported.add(one.gid)
-                yield self._branches.record_mixed(
-                    (database.name, one.gid), one.branch, KnownOutcome.COMMITTED
+                yield (
+                    self._branches.record_lost(key, one.branch, trace.lost)
+                    if trace.lost
+                    else self._branches.record_mixed(key, one.branch, KnownOutcome.COMMITTED)
                 )
             elif status == "in progress":
                 pending.append(one)
@@ -175,4 +184,4 @@ def _branches_of(rows: Iterable[dict[str, Any]]) -> Iterator[CommittedBranch]:
     for one in (one for row in rows for one in postgres_branches(row["participants"])):
         branch = XaBranch.parse(one.gid)
         if branch is not None and one.xid is not None:
-            yield CommittedBranch((one.system_id, one.database), branch, one.gid, one.xid)
+            yield CommittedBranch((one.system_id, one.database), branch, one.gid, one.xid, one.at)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, NamedTuple
 
 from txmq.errors import DatabaseError
+from txmq.model.decider import BranchPosition
 from txmq.model.message import Decision
+from txmq.recover.server_log import BranchTrace, read_log
 from txmq.tx.postgres.branch_finish import FORBIDDEN, finish, grant_for, statuses
 from txmq.tx.postgres.identity import read_server
-from txmq.tx.postgres.prepared import Ending
+from txmq.tx.postgres.prepared import BY_OTHERS, Ending
 from txmq.tx.postgres.prepared_list import (
     HeldLocks,
     PreparedTransaction,
@@ -23,6 +25,13 @@ DatabaseId = tuple[int, str]  # the server's system id and the database's name
 APPLICATION: Final = "txmq xa recovery"
 
 
+class BranchEnd(NamedTuple):
+    """The end of a branch that is gone: pg_xact_status of its id, if it is its own."""
+
+    status: str | None
+    trace: BranchTrace
+
+
 class RecoveredDatabase:
     """One database, under its name in the settings. For one thread at a time."""
 
@@ -30,6 +39,7 @@ class RecoveredDatabase:
         self.name = name
         self.trouble = ""  # the error of the last request, "" after a success
         self.id: DatabaseId | None = None  # None until the database has answered
+        self.timeline = 0  # of the server that `list_prepared` has read
         self._connect: Callable[[], Connection] = lambda: connect(dsn, application_name=APPLICATION)
         self._connection: Connection | None = None
 
@@ -37,7 +47,11 @@ class RecoveredDatabase:
         """Return the prepared transactions of the server; none after an error."""
         try:
             with self._session() as connection:
-                self.id = read_server(connection).identity.system_id, connection.info.dbname
+                identity = read_server(connection).identity
+                self.id, self.timeline = (
+                    (identity.system_id, connection.info.dbname),
+                    identity.timeline,
+                )
                 found = list_prepared(connection)
         except DatabaseError as error:
             self.trouble = str(error)
@@ -61,18 +75,28 @@ class RecoveredDatabase:
         """
         with self._session() as connection:
             try:
-                return finish(connection, branch, decision)
+                ending = finish(connection, branch, decision)
+                if ending in BY_OTHERS and read_server(connection).identity.timeline != (
+                    self.timeline
+                ):
+                    return Ending.UNKNOWN  # after a failover the id may be another's
             except DatabaseError as error:
                 if error.sqlstate != FORBIDDEN:
                     raise
                 raise DatabaseError(
                     f"The role may not end branch {branch.gid}", hint=grant_for(connection, branch)
                 ) from None
+        return ending
 
-    def statuses(self, xids: Iterable[int]) -> dict[int, str | None]:
-        """Return pg_xact_status of transactions. Raises DatabaseError."""
+    def ends(self, branches: Sequence[tuple[int, BranchPosition | None]]) -> list[BranchEnd]:
+        """Return the ends of branches, by their ids and positions. Raises
+        DatabaseError.
+        """
         with self._session() as connection:
-            return statuses(connection, xids)
+            # The log is read behind the statuses: they may not be of a later timeline.
+            found = statuses(connection, (xid for xid, _at in branches))
+            server_log = read_log(connection, [at for _xid, at in branches])
+        return [BranchEnd(found[xid], server_log.trace(at)) for xid, at in branches]
 
     def close(self) -> None:
         if self._connection is not None:

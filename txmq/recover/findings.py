@@ -57,11 +57,15 @@ class PassReport(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """The first observation of a finding; `branch` and `xid`: of a prepared branch."""
+    """The first observation of a finding; the other fields: of a prepared branch.
+
+    `timeline` is that of the server that had it last.
+    """
 
     since: float
     branch: XaBranch | None = None
     xid: int = 0
+    timeline: int = 0
 
 
 class Observations:
@@ -71,10 +75,15 @@ class Observations:
         self._clock = clock
         self._observed: dict[Key, Observation] = {}
 
-    def age(self, key: Key, branch: XaBranch | None = None, xid: int = 0) -> float:
+    def age(
+        self, key: Key, branch: XaBranch | None = None, xid: int = 0, timeline: int = 0
+    ) -> float:
         """Return the seconds since the first observation; record a new finding."""
         now = self._clock()
-        return now - self._observed.setdefault(key, Observation(now, branch, xid)).since
+        known = self._observed.get(key)
+        since = now if known is None else known.since
+        self._observed[key] = Observation(since, branch, xid, timeline)
+        return now - since
 
     def gone(self, place: str, present: Collection[str]) -> list[tuple[Key, Observation]]:
         """Return the earlier findings at a place that are not present any more."""

@@ -81,11 +81,17 @@ class XaRecoverer:
         return report
 
     def inspect(self) -> PassReport:
-        """Return the findings of a pass, with their locks; change nothing."""
+        """Return the findings of a pass, with their locks; end nothing.
+
+        What contradicts the decisions of the last ten minutes is journalled.
+        """
         return self._pass(act=False)
 
     def verify(self, since: UUID) -> PassReport:
-        """Return branches that contradict commits of tokens after `since`."""
+        """Return branches that contradict commits of tokens after `since`.
+
+        Lost branches are among them.
+        """
         self.homes.identify()
         for database in self.databases:
             database.list_prepared()  # sets the id of the database
@@ -125,7 +131,7 @@ class XaRecoverer:
         for home in self.homes.all:
             if not home.trouble:
                 findings += self._bundles.recover(home, act=act, prepared=prepared)
-            if act and not home.trouble:
+            if not home.trouble:
                 findings += self._commit_audit.follow(home)
         return PassReport(tuple(findings), self._troubles())
 

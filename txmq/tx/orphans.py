@@ -51,6 +51,7 @@ class BranchAction(StrEnum):
     WAIT = "wait"
     LEAVE = "leave alone"
     HEURISTIC = "heuristic"  # a person has to decide, and to say why
+    LOST = "lost"  # a failover or a restore lost the branch of a committed transaction
 
 
 class BranchVerdict(NamedTuple):

@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
+import psycopg2
+
 from txmq.errors import DatabaseError, DatabaseUnavailable, UnsupportedServer
 from txmq.tx.postgres.caller import is_idle, roll_back
 from txmq.tx.postgres.errors import translated
@@ -38,6 +40,11 @@ SELECT (SELECT system_identifier FROM pg_control_system()),
         ELSE pg_current_wal_flush_lsn() END - '0/0')::int8
 """
 _HISTORY: Final = "SELECT public.txmq_timeline_history(%s)"
+# Where only XA uses a database, the tables of txmq may be missing.
+_HISTORY_FILE: Final = """
+SELECT pg_read_file('pg_wal/' || lpad(upper(to_hex(%s)), 8, '0') || '.history')
+"""
+_NO_FUNCTION: Final = "42883"
 
 _known: WeakKeyDictionary[Connection, Server] = WeakKeyDictionary()
 
@@ -156,15 +163,25 @@ def read_history(connection: Connection, timeline: int) -> TimelineHistory:
     installed the schema, all is well.
     """
     try:
-        with translated("reading"), connection.cursor() as cursor:
-            cursor.execute(_HISTORY, (timeline,))
-            [(text,)] = cursor.fetchall()
+        text = _history_text(connection, timeline)
     except DatabaseUnavailable:
         raise
     except DatabaseError as error:
-        hint = "let a superuser own the function txmq_timeline_history(int)"
+        hint = "run txmq schema install as a superuser, who then owns txmq_timeline_history(int)"
         return TimelineHistory(timeline, {}, f"{error}; {hint}")
     return TimelineHistory(timeline, dict(_switches(text)))
+
+
+def _history_text(connection: Connection, timeline: int) -> str:
+    with translated("reading"), connection.cursor() as cursor:
+        try:
+            cursor.execute(_HISTORY, (timeline,))
+        except psycopg2.Error as error:
+            if error.pgcode != _NO_FUNCTION or not connection.autocommit:
+                raise
+            cursor.execute(_HISTORY_FILE, (timeline,))
+        [(text,)] = cursor.fetchall()
+    return str(text)
 
 
 def _switches(text: str) -> Iterator[tuple[int, int]]:

@@ -82,6 +82,9 @@ class Ending(Enum):
     UNKNOWN = "it is not there, and how it ended cannot be told"
 
 
+BY_OTHERS: Final = (Ending.FOUND, Ending.OTHERWISE)  # told by the status of an id
+
+
 def require_two_phase(server: Server) -> None:
     """Raises TwoPhaseOff where the server has two-phase commit switched off."""
     if server.max_prepared_transactions == 0:

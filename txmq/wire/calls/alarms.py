@@ -12,6 +12,7 @@ from pydantic import Field, StringConstraints
 from txmq.wire.calls.arguments import Args, Name
 
 ReportedName = Literal[
+    "xa.lost_branch",
     "xa.needs_operator",
     "xa.orphan",
     "xa.unreachable",

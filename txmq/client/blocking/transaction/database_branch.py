@@ -12,11 +12,12 @@ from txmq.errors import DatabaseError, InDoubt, TransactionAborted, TransactionE
 from txmq.model.decider import BranchPosition, PostgresBranch
 from txmq.model.message import COMMIT, Decision
 from txmq.tx.coordinator import Vote
-from txmq.tx.postgres.caller import require_usable, savepoint
+from txmq.tx.postgres.caller import require_usable, roll_back, savepoint
 from txmq.tx.postgres.caller_block import CallerBlock
 from txmq.tx.postgres.commit import guarded_commit
-from txmq.tx.postgres.identity import require_supported, server_of
+from txmq.tx.postgres.identity import read_server, require_supported, server_of
 from txmq.tx.postgres.prepared import (
+    BY_OTHERS,
     Ending,
     Work,
     commit_prepared,
@@ -155,10 +156,22 @@ class DatabaseBranch:
         finish = commit_prepared if decision is COMMIT else roll_back_prepared
         try:
             ending = finish(self._connection, self.branch.gid, self._work.xid)
+            if ending in BY_OTHERS and self._has_failed_over():
+                return None  # its id may be another's now
         except DatabaseError:
             return None
         crashpoint("xa.between_commits")
         return None if ending is Ending.UNKNOWN else ending is not Ending.OTHERWISE
+
+    def _has_failed_over(self) -> bool:
+        """Return whether the server is on a later timeline than the branch.
+
+        A pooler may lead the connection there.
+        """
+        try:
+            return read_server(self._connection).identity.timeline != self._work.server.timeline
+        finally:
+            roll_back(self._connection)
 
     def roll_back(self) -> bool:
         """Roll the open transaction back; a prepared branch stays.
