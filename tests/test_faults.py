@@ -373,6 +373,8 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_each_command_reports_a_lost_branch",
         "test_a_trace_that_is_believed_blindly_would_be_detected",
         "test_a_prepare_that_is_lost_alone_is_reported_as_rolled_back",
+        "test_the_status_of_another_timeline_is_not_believed",
+        "test_recovery_does_not_believe_the_status_of_another_timeline",
     ),
     112: (
         "test_branches_and_messages_agree_or_the_caller_is_told",

@@ -17,18 +17,23 @@ from tests.cli.test_xa import txmq
 from tests.client.real import RealBroker
 from tests.fixtures_postgres import create_database, cut_off, wait_for_replay
 from tests.recover.world import BY_HAND, RecoveryWorld
+from tests.tx.postgres.prepared_branches import roll_back_all_prepared
 from tests.tx.postgres.support import rows
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.transaction import database_branch
+from txmq.client.blocking.transaction.database_branch import DatabaseBranch
 from txmq.client.protocol.transaction.tokens import first_token_at
 from txmq.model.decider import BranchPosition, PostgresBranch
+from txmq.model.message import Decision
 from txmq.recover.branches import LOST
+from txmq.recover.databases import RecoveredDatabase
 from txmq.recover.findings import PassReport
 from txmq.recover.server_log import BranchTrace, ServerLog
 from txmq.testing.postgres_server import OwnServer
 from txmq.tx.orphans import BranchAction
 from txmq.tx.postgres.identity import Server, ServerIdentity, TimelineHistory
-from txmq.tx.postgres.prepared import prepare
+from txmq.tx.postgres.prepared import Ending, prepare
+from txmq.tx.postgres.prepared_list import PreparedTransaction
 from txmq.tx.postgres.session import Connection, connect
 from txmq.tx.xid import XaBranch
 
@@ -109,6 +114,7 @@ def failover(
     world = RecoveryWorld(brokers, clients, dsns)
     yield Failover(world, crashable_postgres, standby, name)
     world.close()
+    roll_back_all_prepared(crashable_postgres.dsn(name))
     crashable_postgres.drop_database(name)
 
 
@@ -190,6 +196,68 @@ def test_a_prepare_that_is_lost_alone_is_reported_as_rolled_back(
     report = failover.world.recoverer().run_pass()
     assert about(report, failover.branch(token).gid) == [BranchAction.HEURISTIC]
     failover.world.audit(stored=1)
+
+
+def test_the_status_of_another_timeline_is_not_believed(
+    failover: Failover, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pooler leads the coordinator's connection to the new primary."""
+    finish = DatabaseBranch.finish
+    results: list[bool | None] = []
+
+    def switched_over(branch: DatabaseBranch, decision: Decision) -> bool | None:
+        if branch.branch.number == 2:
+            return finish(branch, decision)
+        failover.promote()
+        assert branch._work.xid is not None
+        failover.use_again(branch._work.xid)
+        with closing(psycopg2.connect(failover.world.dsns["a"])) as there:
+            monkeypatch.setattr(branch, "_connection", there)
+            results.append(finish(branch, decision))
+            monkeypatch.undo()
+        return results[0]
+
+    failover.synced()
+    failover.cut()
+    monkeypatch.setattr(DatabaseBranch, "finish", switched_over)
+    token = failover.commit()
+    assert results == [None]
+    gid = failover.branch(token).gid
+    assert about(failover.world.recoverer().run_pass(), gid) == [BranchAction.LOST]
+
+
+def test_recovery_does_not_believe_the_status_of_another_timeline(
+    failover: Failover, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The failover comes between the list of branches and the end of one."""
+    finish = RecoveredDatabase.finish
+    endings: list[Ending] = []
+
+    def switched_over(
+        database: RecoveredDatabase, branch: PreparedTransaction, decision: Decision
+    ) -> Ending:
+        failover.promote()
+        failover.use_again(branch.xid)
+        database.close()
+        there = failover.world.dsns["a"]
+        database._connect = lambda: connect(there, application_name="test")
+        endings.append(finish(database, branch, decision))
+        return endings[0]
+
+    failover.synced()
+    failover.cut()
+    with monkeypatch.context() as patched:
+        patched.setattr(DatabaseBranch, "finish", lambda *_: None)  # the coordinator dies
+        token = failover.commit()
+    gid = failover.branch(token).gid
+    recoverer = failover.world.recoverer("a")
+    with monkeypatch.context() as patched:
+        patched.setattr(RecoveredDatabase, "finish", switched_over)
+        report = recoverer.run_pass()
+    assert endings == [Ending.UNKNOWN]
+    assert [one.done for one in report.findings if one.name == gid] == [False, False]
+    assert about(report, gid) == [BranchAction.COMMIT, BranchAction.LOST]
+    assert about(recoverer.run_pass(), gid) == [BranchAction.LOST]
 
 
 def test_a_branch_that_the_standby_has_is_not_reported(failover: Failover) -> None:

@@ -20,7 +20,7 @@ from txmq.errors import RemoteProtocolError
 from txmq.wire.payload_reader import PayloadReader
 
 FEATURE = "together"  # the feature of a broker that takes batched bundles and decisions
-POSITIONS = "positions"  # the feature of a broker that takes log positions in deciders
+POSITIONS = "positions"  # the feature of a broker that takes log positions
 SENDS = "sends"  # the feature of a broker that takes batched sends
 MAX_REQUESTS = 1_024  # in one frame, which the broker processes in one reactor turn
 
