@@ -294,6 +294,9 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_restart_takes_the_lease_with_it_at_once",
         "test_a_directory_keeps_its_id_and_a_copy_has_another",
         "test_an_earlier_boot_epoch_of_a_log_is_refused_in_the_whole_process",
+        "test_a_backup_in_the_originals_place_gets_the_lease_by_an_operators_word_only",
+        "test_of_two_clones_of_a_data_directory_the_first_works",
+        "test_a_report_of_unknown_outcome_locks_nobody_out",
     ),
     89: (
         "test_messages_of_a_topic_that_is_made_again_take_effect",

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from psycopg2.extensions import parse_dsn
@@ -23,6 +24,7 @@ from txmq.model.decider import ByPostgres
 from txmq.model.message import Message
 from txmq.testing.postgres_server import OwnServer
 from txmq.testing.wait import wait_until
+from txmq.tx.postgres.brokers import take_over
 from txmq.tx.postgres.tokens import insert_token
 
 Connect = Callable[..., Client]
@@ -172,4 +174,35 @@ def test_two_resolvers_with_one_identity_decide_nothing(
     assert client.call("tx.show", token=token)["state"] == "UNDECIDED"
     fences = "SELECT FROM public.txmq_token WHERE state = 'R'"
     assert (asked(copied, fences), asked(crashable_database, fences)) == ([], [])
+    broker.stop()
+
+
+def test_a_backup_in_the_originals_place_gets_the_lease_by_an_operators_word_only(
+    database: str, tmp_path: Path, connect: Connect
+) -> None:
+    """The directory has its inodes still, and restarts pass the original's epoch."""
+    broker = RealBroker(tmp_path / "broker", [database])
+    data, backup = tmp_path / "broker" / "data", tmp_path / "backup"
+    wait_until(lambda: reported(database, 1), DEADLINE_S, what="the broker has reported")
+    broker.stop()
+    shutil.copytree(data, backup)
+    broker.start()
+    wait_until(lambda: reported(database, 2), DEADLINE_S, what="it has reported again")
+    broker.kill()
+    shutil.copytree(backup, data, dirs_exist_ok=True)
+    client = connect(broker.url)
+    for _ in range(3):
+        broker.start()
+        wait_until(lambda: refusals(client), DEADLINE_S, what="the backup is refused")
+        broker.kill()
+    assert reported(database, 2)
+    broker.start()
+    wait_until(lambda: refusals(client), DEADLINE_S, what="the backup is refused still")
+    [text] = refusals(client)
+    assert "was restored, or a clone of it runs" in text
+    with closing(producer(database)) as connection:
+        directory = UUID((data / "directory").read_text().split()[0])
+        take_over(connection, client.log_id, directory, "the disk was lost")
+        connection.commit()
+    wait_until(lambda: not refusals(client), DEADLINE_S, what="the broker works again")
     broker.stop()

@@ -9,9 +9,10 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from tests.tx.postgres.support import check_of, new_token, rows
+from tests.tx.postgres.support import check_of, identity_of, new_token, rows
 from txmq.broker.data_directory.directory_id import NAME, directory_id
 from txmq.broker.data_directory.stored_reports import StoredReports
+from txmq.model.decider import DatabaseId
 from txmq.model.message import ROLLBACK, UNKNOWN
 from txmq.tx.postgres.brokers import DatabaseLease, may_have_reported, registered, take_over
 from txmq.tx.postgres.outbox import NewOutboxRow, enqueue
@@ -121,6 +122,61 @@ def test_a_report_is_remembered_when_the_broker_starts_anew(database: str, tmp_p
     with closing(start(3)) as resolver:
         assert not works(database, resolver)
         assert "holds 2 reports of this broker, which has written 3" in resolver.refusal
+
+
+def test_of_two_clones_of_a_data_directory_the_first_works(database: str, tmp_path: Path) -> None:
+    """They have one directory id and one boot epoch, as clones of a volume do."""
+    log_id, data, clone = uuid4(), tmp_path / "data", tmp_path / "clone"
+    data.mkdir()
+
+    def start(data: Path, boot_epoch: int) -> TokenResolver:
+        lease = DatabaseLease(log_id, DIRECTORY, boot_epoch)
+        resolver = TokenResolver(database, lease=lease, memory=StoredReports(data))
+        resolver.maintain(log_id, "b-1", lambda _database: None)
+        return resolver
+
+    with closing(start(data, 1)) as resolver:
+        assert works(database, resolver)
+    shutil.copytree(data, clone)
+    with closing(start(data, 2)) as first, closing(start(clone, 2)) as second:
+        assert works(database, first)
+        assert not works(database, second)
+        assert "was restored, or a clone of it runs" in second.refusal
+        first.confirm()
+        first.confirm()
+    with closing(start(clone, 3)) as later, closing(start(data, 3)) as first:
+        assert not works(database, later)
+        assert works(database, first)
+        with closing(connect(database, application_name="test")) as connection:
+            take_over(connection, log_id, DIRECTORY, "the clone goes on")
+        assert works(database, later)
+        assert not works(database, first)
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_report_of_unknown_outcome_locks_nobody_out(
+    database: str, tmp_path: Path, *, stored: bool
+) -> None:
+    log_id = uuid4()
+
+    def start(boot_epoch: int) -> TokenResolver:
+        lease = DatabaseLease(log_id, DIRECTORY, boot_epoch)
+        resolver = TokenResolver(database, lease=lease, memory=StoredReports(tmp_path))
+        resolver.maintain(log_id, "b-1", lambda _database: None)
+        return resolver
+
+    for epoch in range(1, 4):
+        with closing(start(epoch)) as resolver:
+            assert works(database, resolver)
+            found, memory = identity_of(database), StoredReports(tmp_path)
+            of = DatabaseId(found.system_id, found.database_oid)
+            memory.put(of, memory.get(of).begun())  # then it was killed
+            if stored:
+                rows(
+                    database,
+                    "UPDATE public.txmq_broker SET reports = reports + 1,"
+                    " directory_reports = directory_reports + 1",
+                )
 
 
 def test_nothing_is_done_before_the_broker_has_reported(database: str) -> None:

@@ -4,8 +4,8 @@ Log id and boot epochs are part of the data, so a copy has them too. An inode nu
 not: the file `directory` names a random id together with the inode that the file had
 when it was written. Where it has another inode now, the directory is a copy or a
 restored backup, and gets an id of its own. A restart, a move within the file system and
-a change of owner keep the inode. A clone of a whole volume keeps it as well; then the
-boot epoch of whoever starts last counts.
+a change of owner keep the inode. So do a clone of a whole volume and a backup that is
+written over the original; the number of reports tells these (`stored_reports.py`).
 """
 
 from __future__ import annotations

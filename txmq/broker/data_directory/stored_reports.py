@@ -1,6 +1,7 @@
 """The broker's memory of its reports to databases, in the file `reports`.
 
 A database that lacks a report which is remembered here is a copy, or has lost commits.
+One that holds more reports has those of another copy of this directory.
 The memory outlives the broker, because a copy may take the original's place while the
 broker is down.
 """
@@ -12,43 +13,47 @@ from threading import Lock
 from typing import TYPE_CHECKING, Final
 
 from txmq.model.decider import DatabaseId
+from txmq.tx.postgres.brokers import UNBOUNDED, KnownReports
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 NAME: Final = "reports"
+NEVER: Final = KnownReports(remembered=True)
 
 
 class StoredReports:
-    """The number of the last report that each database is known to hold.
+    """The reports that each database is known to hold.
 
     It is used by the threads of several resolvers.
     """
 
     def __init__(self, data: Path) -> None:
         self._path, self._lock = data / NAME, Lock()
-        self._numbers: dict[DatabaseId, int] = {}
+        self._known: dict[DatabaseId, KnownReports] = {}
         if self._path.exists():
             for line in self._path.read_text("ascii").splitlines():
-                system_id, database_oid, number = map(int, line.split())
-                self._numbers[DatabaseId(system_id, database_oid)] = number
+                system_id, database_oid, *numbers = map(int, line.split())
+                stored, most = (*numbers, UNBOUNDED)[:2]
+                known = KnownReports(stored, most, remembered=True)
+                self._known[DatabaseId(system_id, database_oid)] = known
 
-    def get(self, database: DatabaseId) -> int:
-        """Return the number of the database's last report; 0 = it has none."""
-        return self._numbers.get(database, 0)
+    def get(self, database: DatabaseId) -> KnownReports:
+        """Return what is known of a database."""
+        return self._known.get(database, NEVER)
 
-    def put(self, database: DatabaseId, number: int) -> None:
-        """Remember a report, durably."""
+    def put(self, database: DatabaseId, known: KnownReports) -> None:
+        """Remember what is known of a database, durably."""
         with self._lock:
-            if self._numbers.get(database) != number:
-                self._numbers[database] = number
+            if self._known.get(database) != known:
+                self._known[database] = known
                 self._write()
 
     def _write(self) -> None:
         draft = self._path.with_suffix(".tmp")
         with draft.open("w", encoding="ascii") as file:
-            for (system_id, database_oid), number in self._numbers.items():
-                file.write(f"{system_id} {database_oid} {number}\n")
+            for (system_id, database_oid), known in self._known.items():
+                file.write(f"{system_id} {database_oid} {known.stored} {known.most}\n")
             file.flush()
             os.fsync(file.fileno())
         draft.replace(self._path)

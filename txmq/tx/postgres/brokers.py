@@ -11,6 +11,11 @@ outbox that it never published. So the row names the directory and the boot epoc
 may work here. A restart of the same directory takes the lease with it. Another
 directory, or an earlier boot epoch, needs an operator's word (`take_over`). No clock
 plays a part.
+
+Reports are counted, here and in the data directory. A database with fewer of them than
+the directory knows is a copy. One with more has those of another copy of the directory,
+which may have the same id: the clone of a volume, or a backup that was restored in its
+place.
 """
 
 from __future__ import annotations
@@ -34,28 +39,33 @@ ON CONFLICT (log_id) DO UPDATE SET name = EXCLUDED.name,
 _LEASED_REPORT: Final = """
 SET LOCAL synchronous_commit = on;
 INSERT INTO public.txmq_broker AS known
-    (log_id, name, oldest_undecided, reported_at, boot_epoch, directory, reports)
+    (log_id, name, oldest_undecided, reported_at, boot_epoch, directory, reports,
+    directory_reports)
 SELECT %(log_id)s::uuid, %(name)s, %(oldest)s::uuid, clock_timestamp(), %(boot_epoch)s,
-    %(directory)s::uuid, 1
+    %(directory)s::uuid, 1, %(remembered)s
 WHERE %(seen)s = 0 OR EXISTS (SELECT FROM public.txmq_broker WHERE log_id = %(log_id)s::uuid)
 ON CONFLICT (log_id) DO UPDATE SET name = EXCLUDED.name,
     oldest_undecided = EXCLUDED.oldest_undecided,
     reported_at = EXCLUDED.reported_at, forgotten_at = NULL, forgotten_reason = NULL,
-    boot_epoch = EXCLUDED.boot_epoch, directory = EXCLUDED.directory, reports = known.reports + 1
+    boot_epoch = EXCLUDED.boot_epoch, directory = EXCLUDED.directory,
+    reports = known.reports + 1, directory_reports = known.directory_reports + %(remembered)s
 WHERE coalesce(known.directory, EXCLUDED.directory) = EXCLUDED.directory
     AND coalesce(known.boot_epoch, 0) <= EXCLUDED.boot_epoch
-    AND (known.reports >= %(seen)s OR known.directory IS NOT NULL AND known.boot_epoch IS NULL)
-RETURNING reports
+    AND (known.reports >= %(seen)s AND known.directory_reports <= %(most)s
+        OR known.directory IS NOT NULL AND known.boot_epoch IS NULL)
+RETURNING reports, directory_reports
 """
 _CONFIRM: Final = """
 SET LOCAL synchronous_commit = on;
-UPDATE public.txmq_broker SET reports = reports + 1
+UPDATE public.txmq_broker SET reports = reports + 1,
+    directory_reports = directory_reports + %(remembered)s
 WHERE log_id = %(log_id)s::uuid AND directory = %(directory)s::uuid
-    AND boot_epoch = %(boot_epoch)s AND reports >= %(seen)s
-RETURNING reports
+    AND boot_epoch = %(boot_epoch)s AND reports >= %(seen)s AND directory_reports <= %(most)s
+RETURNING reports, directory_reports
 """
 _LEASE: Final = """
-SELECT boot_epoch, directory::text, reports FROM public.txmq_broker WHERE log_id = %s::uuid
+SELECT boot_epoch, directory::text, reports, directory_reports
+FROM public.txmq_broker WHERE log_id = %s::uuid
 """
 _TAKE_OVER: Final = """
 INSERT INTO public.txmq_broker (log_id, name, reported_at, forgotten_at, directory, lease_reason)
@@ -68,6 +78,7 @@ _MAY_HAVE_REPORTED: Final = """
 SELECT current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted')
     OR EXISTS (SELECT FROM public.txmq_broker WHERE log_id = %s::uuid AND boot_epoch >= %s)
 """
+UNBOUNDED: Final = 2**63 - 1
 _MICROS: Final = "(extract(epoch FROM {}) * 1000000)::int8"
 _REGISTERED: Final = f"""
 SELECT log_id::text, name, oldest_undecided::text, {_MICROS.format("reported_at")},
@@ -111,10 +122,38 @@ class DatabaseLease(NamedTuple):
     boot_epoch: int
 
 
+class KnownReports(NamedTuple):
+    """What is known of a broker's reports to a database: the number of the last one
+    that is stored, and at most how many of its directory may be. A process without a
+    directory, such as `txmq resolver`, knows no such bound.
+    """
+
+    stored: int = 0
+    most: int = UNBOUNDED
+    remembered: bool = False  # in a data directory
+
+    def reported(self, stored: int = 0, of_directory: int = 0) -> KnownReports:
+        """Return what is known after a report; without its numbers it may be lost."""
+        if stored:
+            most = of_directory if self.remembered else UNBOUNDED
+            return self._replace(stored=stored, most=most)
+        return self.begun()
+
+    def begun(self) -> KnownReports:
+        """Return what is known while a report is on its way: a crash may leave it
+        stored or not.
+        """
+        return self if self.most == UNBOUNDED else self._replace(most=self.most + 1)
+
+
+UNKNOWN: Final = KnownReports()
+
+
 class _Held(NamedTuple):
     boot_epoch: int | None
     directory: UUID | None
     reports: int
+    directory_reports: int
 
 
 def report_with_lease(
@@ -122,39 +161,41 @@ def report_with_lease(
     lease: DatabaseLease,
     name: str,
     oldest_undecided: UUID | None,
-    seen: int = 0,
-) -> int:
+    known: KnownReports = UNKNOWN,
+) -> KnownReports:
     """Store the report of a broker, and take or keep its lease of the database.
 
-    `seen` is the number of the last report that it knows to be stored here. Returns the
-    number of the report; 0 where a failover might undo it, as no standby has confirmed
-    it. Raises LeaseRefused, DatabaseError.
+    Returns what is known then; nothing new where a failover might undo the report, as
+    no standby has confirmed it. Raises LeaseRefused, DatabaseError.
     """
     values = lease._asdict() | {
         "log_id": str(lease.log_id),
         "directory": str(lease.directory),
         "name": name,
         "oldest": None if oldest_undecided is None else str(oldest_undecided),
-        "seen": seen,
+        "seen": known.stored,
+        "most": known.most,
+        "remembered": int(known.remembered),
     }
     with translated("reporting a broker"), connection.cursor() as cursor:
         with noted(connection) as notices:
             cursor.execute(_LEASED_REPORT, values)
         row = cursor.fetchone()
     if row is None:
-        raise _refusal(lease, _read_lease(connection, lease.log_id), seen)
-    return 0 if notices else int(row[0])
+        raise _refusal(lease, _read_lease(connection, lease.log_id), known)
+    return known.reported() if notices else known.reported(*row)
 
 
-def holds(connection: Connection, lease: DatabaseLease, seen: int) -> bool:
-    """Return whether the database holds this lease and the report `seen`. Raises
+def holds(connection: Connection, lease: DatabaseLease, known: KnownReports) -> bool:
+    """Return whether the database holds this lease, and such reports. Raises
     DatabaseError.
     """
     held = _read_lease(connection, lease.log_id)
     return (
         held is not None
         and (held.boot_epoch, held.directory) == (lease.boot_epoch, lease.directory)
-        and held.reports >= seen
+        and held.reports >= known.stored
+        and held.directory_reports <= known.most
     )
 
 
@@ -164,19 +205,19 @@ def _read_lease(connection: Connection, log_id: UUID) -> _Held | None:
         row = cursor.fetchone()
     if row is None:
         return None
-    boot_epoch, directory, reports = row
-    return _Held(boot_epoch, None if directory is None else UUID(directory), reports)
+    boot_epoch, directory, *reports = row
+    return _Held(boot_epoch, None if directory is None else UUID(directory), *reports)
 
 
-def _refusal(lease: DatabaseLease, held: _Held | None, seen: int) -> LeaseRefused:
+def _refusal(lease: DatabaseLease, held: _Held | None, known: KnownReports) -> LeaseRefused:
     take_over = (
         f"txmq schema brokers DSN --take-over {lease.log_id} --directory {lease.directory} "
         "--reason TEXT"
     )
-    if held is None or (held.directory in (None, lease.directory) and held.reports < seen):
+    if held is None or (held.directory in (None, lease.directory) and held.reports < known.stored):
         return LeaseRefused(
             f"the database holds {held.reports if held else 0} reports of this broker, which has "
-            f"written {seen}",
+            f"written {known.stored}",
             hint="it is a copy: point the resolver at the original; where a failover or a restore "
             f"has lost commits: {take_over}",
         )
@@ -188,6 +229,12 @@ def _refusal(lease: DatabaseLease, held: _Held | None, seen: int) -> LeaseRefuse
             "restored backup",
             hint=take_over,
         )
+    if held.directory_reports > known.most:
+        return LeaseRefused(
+            f"the database holds {held.directory_reports} reports of this broker, which has "
+            f"written {known.most}: its data directory was restored, or a clone of it runs",
+            hint=take_over,
+        )
     return LeaseRefused(
         f"the broker is in boot epoch {lease.boot_epoch}, and was in {held.boot_epoch} when it "
         "reported last: its data directory was restored, or runs twice",
@@ -195,17 +242,21 @@ def _refusal(lease: DatabaseLease, held: _Held | None, seen: int) -> LeaseRefuse
     )
 
 
-def confirm(connection: Connection, lease: DatabaseLease, seen: int) -> int | None:
+def confirm(
+    connection: Connection, lease: DatabaseLease, known: KnownReports
+) -> KnownReports | None:
     """Count another report, so that a copy that was made before lacks it.
 
-    Returns its number, 0 where no standby has confirmed it, None where the database
-    does not hold the lease. Raises DatabaseError.
+    Returns what is known then, None where the database does not hold the lease. Raises
+    DatabaseError.
     """
     values = {
         "log_id": str(lease.log_id),
         "directory": str(lease.directory),
         "boot_epoch": lease.boot_epoch,
-        "seen": seen,
+        "seen": known.stored,
+        "most": known.most,
+        "remembered": int(known.remembered),
     }
     with translated("confirming a broker's lease"), connection.cursor() as cursor:
         with noted(connection) as notices:
@@ -213,7 +264,7 @@ def confirm(connection: Connection, lease: DatabaseLease, seen: int) -> int | No
         row = cursor.fetchone()
     if row is None:
         return None
-    return 0 if notices else int(row[0])
+    return known.reported() if notices else known.reported(*row)
 
 
 def take_over(connection: Connection, log_id: UUID, directory: UUID, reason: str) -> None:

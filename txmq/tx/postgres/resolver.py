@@ -22,7 +22,16 @@ from txmq.model.message import Decision
 from txmq.model.units import SECOND
 from txmq.tx.postgres.blockers import end_blockers, oldest_holder
 from txmq.tx.postgres.bounds import BoundedCursor
-from txmq.tx.postgres.brokers import DatabaseLease, confirm, holds, report, report_with_lease
+from txmq.tx.postgres.brokers import (
+    UNBOUNDED,
+    UNKNOWN,
+    DatabaseLease,
+    KnownReports,
+    confirm,
+    holds,
+    report,
+    report_with_lease,
+)
 from txmq.tx.postgres.errors import is_busy
 from txmq.tx.postgres.evidence import FENCE, PROVE, Limits, Written, end_stuck, running, write
 from txmq.tx.postgres.identity import (
@@ -69,11 +78,11 @@ ENDED_PER_CALL: Final = 4  # tokens whose blockers are ended, a second at most e
 
 
 class ReportMemory(Protocol):
-    """The number of the last report that each database is known to hold."""
+    """The reports that each database is known to hold, durably."""
 
-    def get(self, database: DatabaseId) -> int: ...
+    def get(self, database: DatabaseId) -> KnownReports: ...
 
-    def put(self, database: DatabaseId, number: int) -> None: ...
+    def put(self, database: DatabaseId, known: KnownReports) -> None: ...
 
 
 class _Report(NamedTuple):
@@ -133,7 +142,7 @@ class TokenResolver:
         self.lease = lease
         self.refusal = ""  # why the broker may not work on the database
         self._memory = memory
-        self._reports = 0  # that are known to be stored there by this process
+        self._reports = UNKNOWN  # by this process
         self._last_report: _Report | None = None
         self.identity: ServerIdentity | None = None  # of the database, known once it has been asked
         # by kind of call: who or what the last one of the kind found in its way
@@ -189,7 +198,7 @@ class TokenResolver:
     @property
     def holds_lease(self) -> bool:
         """Return whether the database is known to hold the broker's lease."""
-        return self._reports > 0 and not self.refusal
+        return self._reports.stored > 0 and not self.refusal
 
     def probe(self) -> None:
         """Try to reach the database; `failing` has the result."""
@@ -279,14 +288,14 @@ class TokenResolver:
         if self.lease is None:
             report(connection, what.log_id, what.name, oldest)
             return True
+        known = self._begin_report(found)
         try:
-            stored = report_with_lease(
-                connection, self.lease, what.name, oldest, self._known_reports(found)
-            )
+            known = report_with_lease(connection, self.lease, what.name, oldest, known)
         except LeaseRefused as error:
+            self._remember(found, known)
             self.refusal = str(error)
             return False
-        self._note_reports(stored, found)
+        self._note_report(known, found)
         return True
 
     def confirm(self) -> None:
@@ -296,21 +305,33 @@ class TokenResolver:
         with self._noting("lease"):
             connection = self._open()
             found = self._read_server(connection).identity
-            stored = confirm(connection, self.lease, self._known_reports(found))
-            if stored is None:
+            known = self._begin_report(found)
+            confirmed = confirm(connection, self.lease, known)
+            if confirmed is None:
+                self._remember(found, known)
                 self._keep_lease(connection)
             else:
-                self._note_reports(stored, found)
+                self._note_report(confirmed, found)
 
-    def _known_reports(self, found: ServerIdentity) -> int:
-        if self._reports or self._memory is None:
+    def _begin_report(self, found: ServerIdentity) -> KnownReports:
+        """Return what is known, and remember that another report is on its way."""
+        known = self._known_reports(found)
+        self._remember(found, known.begun())
+        return known
+
+    def _known_reports(self, found: ServerIdentity) -> KnownReports:
+        # Two sections may lead to one database, and share the memory.
+        if self._memory is None:
             return self._reports
         return self._memory.get(DatabaseId(found.system_id, found.database_oid))
 
-    def _note_reports(self, stored: int, found: ServerIdentity) -> None:
-        self._reports, self.refusal = stored or self._reports, ""
-        if stored and self._memory is not None:
-            self._memory.put(DatabaseId(found.system_id, found.database_oid), stored)
+    def _remember(self, found: ServerIdentity, known: KnownReports) -> None:
+        if self._memory is not None and known.most != UNBOUNDED:
+            self._memory.put(DatabaseId(found.system_id, found.database_oid), known)
+
+    def _note_report(self, known: KnownReports, found: ServerIdentity) -> None:
+        self._reports, self.refusal = known, ""
+        self._remember(found, known)
 
     def _keep_lease(self, connection: Connection) -> bool:
         """Return whether the database holds the broker's lease; `refusal` says why
@@ -318,7 +339,9 @@ class TokenResolver:
         """
         if self.lease is None:
             return True
-        if holds(connection, self.lease, self._reports):
+        found = self.identity or self._read_server(connection).identity
+        known = self._known_reports(found)
+        if self._reports.stored and holds(connection, self.lease, known):
             self.refusal = ""
         elif self._last_report is None:
             self.refusal = "the broker has not reported to this database yet"

@@ -122,12 +122,14 @@ END $$;
 -- The brokers.
 
 -- The lease: which data directory of the log's copies works on this database, since which boot epoch of its broker.
--- reports counts the reports, so that a broker notices a database that does not hold its last one.
+-- reports counts the reports, so that a broker notices a database that does not hold its last one. directory_reports
+-- counts those that the directory remembers, so that it notices another copy of itself.
 -- NULL: of a broker of an older version, or given free; the first that comes takes it.
 ALTER TABLE public.txmq_broker
     ADD COLUMN boot_epoch int8,
     ADD COLUMN directory uuid,
     ADD COLUMN reports int8 NOT NULL DEFAULT 0,
+    ADD COLUMN directory_reports int8 NOT NULL DEFAULT 0,
     ADD COLUMN lease_reason text;
 
 -- The history of a timeline: where its predecessors ended. A role needs the right to read files of the server for it,
