@@ -7,7 +7,9 @@ The inbox is in memory: claims and effects are made in one step, as in a transac
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from twisted.internet.defer import Deferred
 
@@ -41,7 +43,8 @@ class SimulatedInbox:
 
     `required_from`: from there on, each message needs an effect in its partition's
     epoch. `skipped`: offsets below are skipped from a generation on. `again`: offsets
-    from which on a partition was processed once more.
+    from which on a partition was processed once more. `epochs_deleted`: the epochs in
+    which messages had taken effect when the group was deleted.
     """
 
     applied: dict[Position, set[int]] = field(default_factory=dict)
@@ -53,6 +56,7 @@ class SimulatedInbox:
     required_from: Counter[int] = field(default_factory=Counter)
     skipped: dict[int, tuple[int, int]] = field(default_factory=dict)
     again: list[dict[int, int]] = field(default_factory=list)
+    epochs_deleted: dict[Place, int] = field(default_factory=dict)
     closed: bool = False  # members leave, and join no more, while the group is deleted
 
     def apply(self, position: Position, message: DeliveredMessage) -> bool:
@@ -65,6 +69,8 @@ class SimulatedInbox:
         skipped = offset < end and message.fetched.generation >= generation
         if skipped and place not in self.ever and not message.fetched.moved:
             raise InvariantBroken(f"{place} was skipped, and takes effect after all")
+        if position[2] < self.epochs_deleted.get(place, 0):
+            raise InvariantBroken(f"{place} takes effect in epoch {position[2]} of a deleted group")
         claimed.add(offset)
         self.log.append((position, offset))
         self.ever.add(place)
@@ -82,6 +88,12 @@ class SimulatedInbox:
         del self.log[len(self.log) - lost :]
         self.opened.clear()
         self.restored_at = now
+
+    def group_deleted(self) -> None:
+        """Note that members join a group anew, which opens the inbox anew."""
+        self.opened.clear()
+        for (_topic, partition, epoch), offsets in sorted(self.applied.items()):
+            self.epochs_deleted |= dict.fromkeys(((partition, one) for one in offsets), epoch)
 
     def ranges(self, position: Position) -> list[tuple[int, int]]:
         applied = sorted(self.applied.get(position, ()))
@@ -247,9 +259,15 @@ class InboxOperator(Actor):
     def _now(self) -> float:
         return self.world.clock.seconds()
 
-    async def _until_done(self, name: str, **args: object) -> dict[str, object] | None:
-        """Return the reply; None where the group is not there."""
+    async def _until_done(
+        self, name: str, *, note: Callable[[], None] | None = None, **args: object
+    ) -> dict[str, object] | None:
+        """Return the reply; None where the group is not there. `note` is called at each
+        attempt: those whose answers are lost may have been carried out.
+        """
         while True:
+            if note is not None:
+                note()
             try:
                 return dict(await self.connection.call(name, group=GROUP, operator="sim", **args))
             except RequestLost:
@@ -266,11 +284,13 @@ class InboxOperator(Actor):
         partition, _before, end, *_rest = self.rng.choice(rows)
         return partition, self.rng.randint(0, end)
 
-    async def _reset(self, target: tuple[int, int], **args: object) -> bool:
+    async def _reset(
+        self, target: tuple[int, int], *, note: Callable[[], None] | None = None, **args: object
+    ) -> bool:
         partition, offset = target
         self._inbox.skipped.pop(partition, None)
         to = {str(partition): offset}
-        reply = await self._until_done("group.reset", topic=TOPIC, to=to, **args)
+        reply = await self._until_done("group.reset", topic=TOPIC, to=to, note=note, **args)
         return reply is not None
 
     async def _skip(self) -> None:
@@ -300,8 +320,8 @@ class InboxOperator(Actor):
         target = await self._target()
         if target is None:
             return
-        self._inbox.again += [{target[0]: target[1]}] * 4  # attempts whose answers are lost
-        if await self._reset(target, reprocess=True):
+        note = partial(self._inbox.again.append, dict([target]))
+        if await self._reset(target, note=note, reprocess=True):
             self._inbox.required_from[target[0]] = target[1]
             self.world.history.counts["reprocesses"] += 1
 
@@ -311,7 +331,7 @@ class InboxOperator(Actor):
             self._inbox.skipped.clear()
             if await self._until_done("group.delete") is not None:
                 self.world.history.counts["groups deleted"] += 1
-                self._inbox.opened.clear()  # members that join anew open anew
+                self._inbox.group_deleted()
                 break
             await self.connection.pause(0.02)
         self._inbox.closed = False
