@@ -8,7 +8,7 @@ import pytest
 
 from tests.core.consumers.world import QUICK, ConsumersWorld
 from txmq.core import machine
-from txmq.core.consumers.commands import AbandonLetters, LeaveGroup, ResetPosition
+from txmq.core.consumers.commands import AbandonLetters, DeleteGroup, LeaveGroup, ResetPosition
 from txmq.core.consumers.effects import (
     InboxPartition,
     OpenInbox,
@@ -103,6 +103,20 @@ def test_a_reprocess_begins_another_inbox(world: ConsumersWorld) -> None:
     assert shown(world)["base"] == 4
     process(world)
     assert restore(world, (0, 10)).restored == 6
+
+
+def test_the_inbox_of_a_group_made_again_begins_with_its_epoch(world: ConsumersWorld) -> None:
+    process(world)
+    world.do(ResetPosition("g", "t", offsets=((0, 4),), reprocess=True))
+    process(world)
+    mode = world.group().settings.mode
+    world.do(LeaveGroup("g", "a", "a"))
+    world.do(DeleteGroup("g"))
+    world.join("a", mode=mode, retry=QUICK)
+    world.do(OpenInbox(HERE, ((4, 10),)))
+    process(world)
+    assert shown(world)["base"] == 4
+    assert restore(world, (0, 4)).restored == 0, "older epochs have their effects"
 
 
 def test_what_retention_passed_is_not_restored_and_what_it_deleted_is_lost(

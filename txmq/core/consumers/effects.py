@@ -122,6 +122,7 @@ def decide_open(state: State, command: OpenInbox, now: int) -> Outcome | Rejecte
     applied: RangeMap[None] = RangeMap((start, end, None) for start, end in command.applied)
     first = next(iter(applied), None)
     base = position.floor if first is None else min(position.floor, first.start)
+    base = max(base, group.epoch_start(tp))  # effects below are those of older epochs
     without = RangeMap((*item[:2], None) for item in _settled(position, base))
     for start, end, _none in applied:
         without.cut(start, end)
