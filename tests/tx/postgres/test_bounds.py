@@ -160,3 +160,36 @@ def test_the_limits_of_a_statement_end_with_it(database: str) -> None:
             cursor.execute(LOCK_TIMEOUT)
             assert cursor.fetchall() == [(found,)]
         assert connection.notices == []
+
+
+def test_each_statement_ends_at_its_own_deadline(database: str) -> None:
+    """One thread watches all of them; the later begun may be due first."""
+    with (
+        closing(connect(database, application_name="patient")) as patient,
+        closing(connect(database, application_name="hasty")) as hasty,
+        bounds.bounded(patient, 3600),
+    ):
+        for _ in range(2):
+            with (
+                bounds.bounded(hasty, 0.1),
+                hasty.cursor() as cursor,
+                pytest.raises(extensions.QueryCanceledError),
+            ):
+                cursor.execute("SELECT pg_sleep(3600)")
+        with patient.cursor() as cursor:
+            cursor.execute("SELECT 1")
+
+
+def test_statements_of_a_forked_process_are_bounded(database: str) -> None:
+    with closing(connect(database, application_name="parent")) as parent, bounds.bounded(parent, 9):
+        child = os.fork()
+        if not child:
+            hasty = connect(database, application_name="child")
+            try:
+                with bounds.bounded(hasty, 0.1), hasty.cursor() as cursor:
+                    cursor.execute("SELECT pg_sleep(3600)")
+            except extensions.QueryCanceledError:
+                os._exit(3)
+            finally:
+                os._exit(4)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3

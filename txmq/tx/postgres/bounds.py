@@ -13,7 +13,8 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from threading import Event, Thread
+from threading import Condition, Event, Thread
+from time import monotonic
 from typing import Any, Final
 
 from psycopg2 import Error, _psycopg, extensions
@@ -64,20 +65,79 @@ def bounded(connection: extensions.connection, seconds: float) -> Iterator[None]
     `statement_timeout` is no substitute: it does not cover the wait of a COMMIT for a
     synchronous standby, and a frozen backend knows no time.
     """
-    over = Event()
-    Thread(target=_end_when_late, args=(connection, seconds, over), daemon=True).start()
+    statement = _Statement(connection, monotonic() + seconds)
+    _watch.add(statement)
     try:
         yield
     finally:
-        over.set()
+        _watch.remove(statement)
 
 
-def _end_when_late(connection: extensions.connection, seconds: float, over: Event) -> None:
-    if over.wait(seconds):
-        return
-    Thread(target=_cancel, args=(connection, over), daemon=True).start()  # may never return
-    if not over.wait(CANCELLED_WITHIN_S):
-        _cut(connection, over)
+class _Statement:
+    """A statement that runs until `over`, and should not after `deadline`."""
+
+    def __init__(self, connection: extensions.connection, deadline: float) -> None:
+        self.connection, self.deadline, self.over = connection, deadline, Event()
+
+    def end(self) -> None:
+        """Cancel the statement; cut the connection if that does not help."""
+        # The thread may never return.
+        Thread(target=_cancel, args=(self.connection, self.over), daemon=True).start()
+        if not self.over.wait(CANCELLED_WITHIN_S):
+            _cut(self.connection, self.over)
+
+
+class _Watch:
+    """One thread for all statements: to start one for each cost more than a short
+    statement.
+
+    The thread sleeps until the first deadline that it knows of. By then that statement
+    has usually ended, so that it is seldom woken.
+    """
+
+    def __init__(self) -> None:
+        self._changed = Condition()
+        self._running = set[_Statement]()
+        self._wakes_at = float("inf")
+        self._thread: Thread | None = None
+
+    def add(self, statement: _Statement) -> None:
+        with self._changed:
+            self._running.add(statement)
+            if self._thread is None:
+                self._thread = Thread(target=self._run, name="txmq bounds", daemon=True)
+                self._thread.start()
+            elif statement.deadline < self._wakes_at:
+                self._changed.notify()
+
+    def remove(self, statement: _Statement) -> None:
+        statement.over.set()
+        with self._changed:
+            self._running.discard(statement)
+
+    def _run(self) -> None:
+        with self._changed:
+            while True:
+                now = monotonic()
+                late = {statement for statement in self._running if statement.deadline <= now}
+                self._running -= late
+                for statement in late:
+                    Thread(target=statement.end, daemon=True).start()
+                deadlines = [statement.deadline for statement in self._running]
+                self._wakes_at = min(deadlines, default=float("inf"))
+                self._changed.wait(self._wakes_at - now if deadlines else None)
+
+
+_watch = _Watch()
+
+
+def _forget_parent() -> None:
+    """Begin anew in a child, which has none of the threads of its parent."""
+    global _watch  # noqa: PLW0603  # one for the process
+    _watch = _Watch()
+
+
+os.register_at_fork(after_in_child=_forget_parent)
 
 
 def _cancel(connection: extensions.connection, over: Event) -> None:
