@@ -1,4 +1,4 @@
-"""Retries in time: a waiting fetch is answered within a tenth of a second."""
+"""Waiting fetches: a retry is delivered in time, and what others give back at once."""
 
 from __future__ import annotations
 
@@ -54,3 +54,36 @@ def test_each_retry_comes_within_a_tenth_of_a_second_of_its_time() -> None:
             client.send(fetch)
     assert min(late.values()) >= 0
     assert max(late.values()) <= LATE_US
+
+
+def test_a_waiting_member_gets_what_another_returns_without_a_timer() -> None:
+    broker = BrokerInMemory()
+    broker.start()
+    token = broker.half(1, Message(b"m"))
+    broker.do(DecideTransaction(bytes.fromhex(token), Decision.COMMIT, "producer shop"))
+    holder, waiter = broker.connect(), broker.connect()
+    generations = {}
+    for client, member in ((holder, "holder"), (waiter, "waiter")):
+        joined: Any = client.call(
+            "consumer.join", group="g", topics=["t"], instance=member, member=member
+        )
+        generations[member] = joined["generation"]
+        client.send(fetch_of(member, joined["generation"]))
+    [held] = holder.replies()
+    assert len(unpack_chunks(held.payload).chunks) == 1
+    assert waiter.replies() == []
+    holder.call(
+        "consumer.return",
+        group="g",
+        member="holder",
+        generation=generations["holder"],
+        ranges=[("t", 0, 0, 1)],
+    )
+    broker.clock.advance(0)
+    [reply] = waiter.replies()
+    assert len(unpack_chunks(reply.payload).chunks) == 1
+
+
+def fetch_of(member: str, generation: int) -> bytes:
+    request = Fetch(generation, 60_000, 1 << 20, 1_000, "g", member)
+    return encode_frame(Opcode.FETCH, 9, pack_fetch(request))

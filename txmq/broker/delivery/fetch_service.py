@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from txmq.wire.data_requests import Fetch
     from txmq.wire.frames import Frame
 
+    FreeingEvent = Returned | Rebalanced | MemberLeft | LeasesExpired | Replayed | PositionReset
+
 Batches = list[bytes]  # of one candidate; none where the member does not want it
 NO_OFFSETS: frozenset[int] = frozenset()
 # Events after which messages may be deliverable that were not before, without new ones.
@@ -105,9 +107,9 @@ class FetchService:
         # members whose leases are on their way to the disk
         self.leasing: set[tuple[str, str]] = set()
         engine.on_published.append(self._wake)
-        self._retry_planned = False
+        self._freed_groups: set[int] = set()  # to be retried in the next turn
         for kind in FREEING_EVENTS:
-            engine.listen(kind, lambda _event, _place: self._plan_retry())
+            engine.listen(kind, self._group_freed)
         engine.listen(TopicDeleted, self._topic_deleted)
 
     def fetch(self, session: ClientSession, frame: Frame, request: Fetch) -> None:
@@ -213,15 +215,21 @@ class FetchService:
         """Answer those who wait for its messages in the next turn."""
         self.next_turn(partial(self._wake, {event.topic_id}))
 
-    def _plan_retry(self) -> None:
-        """Retry fetches in the next turn: an event has made messages deliverable."""
-        if not self._retry_planned and any(w.topics is None for w in self._waiters):
-            self._retry_planned = True
-            self.next_turn(self._retry_freed)
+    def _group_freed(self, event: FreeingEvent, _place: object) -> None:
+        """Retry the group's fetches in the next turn: messages became deliverable."""
+        if self._by_member:
+            if not self._freed_groups:
+                self.next_turn(self._retry_freed)
+            self._freed_groups.add(event.group_id)
 
     def _retry_freed(self) -> None:
-        self._retry_planned = False
-        self.retry_waiting()
+        freed, self._freed_groups = self._freed_groups, set()
+        groups = self._engine.state.groups.by_id
+        names = {groups[group_id].name for group_id in freed if group_id in groups}
+        for (group, _member), waiters in self._by_member.items():
+            if group in names:
+                self._ready |= waiters
+        self._retry_ready()
 
     def retry_waiting(self) -> None:
         """Timer: retry fetches for messages that become due by time alone."""
