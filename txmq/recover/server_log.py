@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from txmq.tx.postgres.identity import Server, TimelineHistory, lsn, read_history, read_server
+from txmq.tx.postgres.identity import Server, TimelineHistory, format_lsn, read_history, read_server
 
 if TYPE_CHECKING:
     from txmq.model.decider import BranchPosition
@@ -52,8 +52,8 @@ class ServerLog(NamedTuple):
             return self._follow(at)
         if self.server.position < at.position:
             return BranchTrace(
-                f"the server's log ends at {lsn(self.server.position)}, before the branch's "
-                f"{lsn(at.position)}: it is a restored database, or a copy"
+                f"the server's log ends at {format_lsn(self.server.position)}, before the branch's "
+                f"{format_lsn(at.position)}: it is a restored database, or a copy"
             )
         return BranchTrace()
 
@@ -66,8 +66,8 @@ class ServerLog(NamedTuple):
             return BranchTrace(f"timeline {timeline} does not come from the branch's {at.timeline}")
         if end <= at.position:
             return BranchTrace(
-                f"timeline {timeline} left {at.timeline} at {lsn(end)}, before the branch was "
-                f"prepared behind {lsn(at.position)}: a failover lost it"
+                f"timeline {timeline} left {at.timeline} at {format_lsn(end)}, before the branch was "
+                f"prepared behind {format_lsn(at.position)}: a failover lost it"
             )
         return BranchTrace()
 

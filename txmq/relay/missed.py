@@ -21,6 +21,7 @@ from txmq.relay.bundles import CHECKER
 from txmq.relay.relay_session import read_watermark
 from txmq.relay.slot import SlotOrigin
 from txmq.relay.slot_stream import SlotSource
+from txmq.tx.postgres.identity import format_lsn
 from txmq.wire.bundle import BundleDescription
 
 
@@ -32,8 +33,7 @@ class Gap(NamedTuple):
 
     def __str__(self) -> str:
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.at / SECOND))
-        end = f"{self.end >> 32:X}/{self.end & 0xFFFFFFFF:X}"
-        return f"messages that were committed after {at} and before LSN {end}"
+        return f"messages that were committed after {at} and before LSN {format_lsn(self.end)}"
 
 
 def find_gap(core: BlockingCore, source: SlotSource, origin: SlotOrigin) -> Gap | None:

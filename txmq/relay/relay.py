@@ -59,16 +59,16 @@ WAIT_FOR_SLOT: Final = (SlotMissing, SlotLost, SlotRewound)
 # The look at the slot has alarms for the first two. The others are over soon, or
 # concern a broker that is away, which has no alarms.
 NO_ALARM: Final = (
-    *(SlotMissing, SlotLost, SlotInUse),
-    *(BrokerUnavailable, ConnectionLost, RequestTimeout),
+    SlotMissing,
+    SlotLost,
+    SlotInUse,
+    BrokerUnavailable,
+    ConnectionLost,
+    RequestTimeout,
 )
 FATAL: Final = (ConfigError, LogChanged, ClientClosed)
-RETRY_AT_ONCE: Final = (
-    StaleTopic,
-    SequenceGap,
-    UnknownTransaction,
-    DigestMismatch,
-)  # errors that the next session avoids
+# The next session avoids these errors.
+RETRY_AT_ONCE: Final = (StaleTopic, SequenceGap, UnknownTransaction, DigestMismatch)
 ACTIONS: Final = {
     "missing": "txmq relay create",
     "rewound": "txmq relay create",
@@ -163,7 +163,11 @@ class Relay:
             )
             policy = self._policy
             session = RelaySession(
-                *(self._core, connection, stream, start, self._progress),
+                self._core,
+                connection,
+                stream,
+                start,
+                self._progress,
                 confirm_every_s=policy.confirm_every_s,
                 skip=policy.skip,
             )

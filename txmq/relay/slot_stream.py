@@ -21,6 +21,7 @@ from txmq.errors import DatabaseError
 from txmq.relay import slot
 from txmq.relay.pgoutput import CommittedTransaction, TransactionAssembler
 from txmq.tx.postgres.errors import translate, translated
+from txmq.tx.postgres.identity import parse_lsn, timeline_ends
 from txmq.tx.postgres.session import SETTINGS, connect
 from txmq.wire.logical_message import PREFIX
 
@@ -135,21 +136,9 @@ class SlotStream:
         )
 
 
-def parse_lsn(text: str) -> int:
-    """Return the number of an LSN in PostgreSQL's notation."""
-    high, _, low = text.partition("/")
-    return int(high, 16) << 32 | int(low, 16)
-
-
 def parse_history(content: str) -> tuple[TimelineEnd, ...]:
-    """Return the timelines of a history file.
-
-    Each line has a timeline, the LSN of its end and a reason; # begins a comment.
-    """
-    lines = (line.split("#")[0].split() for line in content.splitlines())
-    return tuple(
-        TimelineEnd(int(fields[0]), parse_lsn(fields[1])) for fields in lines if len(fields) > 1
-    )
+    """Return the timelines of a history file."""
+    return tuple(TimelineEnd(*end) for end in timeline_ends(content))
 
 
 def _require_slot(dsn: str, name: str) -> slot.SlotStatus:

@@ -14,6 +14,8 @@ import os
 from typing import TYPE_CHECKING, Final
 from uuid import UUID, uuid4
 
+from txmq.store.filesystem import RealFileSystem
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -40,9 +42,5 @@ def _make(path: Path) -> UUID:
         file.flush()
         os.fsync(file.fileno())
     draft.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    RealFileSystem().sync_directory(str(path.parent))
     return made

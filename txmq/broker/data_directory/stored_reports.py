@@ -13,6 +13,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Final
 
 from txmq.model.decider import DatabaseId
+from txmq.store.filesystem import RealFileSystem
 from txmq.tx.postgres.brokers import UNBOUNDED, KnownReports
 
 if TYPE_CHECKING:
@@ -57,8 +58,4 @@ class StoredReports:
             file.flush()
             os.fsync(file.fileno())
         draft.replace(self._path)
-        folder = os.open(self._path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        RealFileSystem().sync_directory(str(self._path.parent))

@@ -212,4 +212,6 @@ def _slot_fields(slot: SlotStatus) -> dict[str, Any]:
 
 
 def _format_lsn(position: int | None) -> str | None:
-    return None if position is None else f"{position >> 32:X}/{position & 0xFFFFFFFF:X}"
+    from txmq.tx.postgres.identity import format_lsn
+
+    return None if position is None else format_lsn(position)

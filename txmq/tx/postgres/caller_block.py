@@ -93,9 +93,7 @@ class CallerBlock:
         if not connection.autocommit:
             if connection.status != extensions.STATUS_READY:
                 end(connection)  # SQL has ended the last one, which psycopg2 does not know
-        elif (connection.isolation_level, connection.readonly, connection.deferrable) != (
-            *(None, None, None),
-        ):
+        elif _has_settings(connection):
             # psycopg2 would lose these settings of the session in autocommit mode.
             self._join("BEGIN; ")
             return
@@ -233,6 +231,12 @@ class CallerBlock:
         with suppress(psycopg2.Error):  # closed, or it was lost
             self.connection.deferrable = settings.deferrable
             self.connection.autocommit = settings.autocommit
+
+
+def _has_settings(connection: Connection) -> bool:
+    """Return whether the session has settings of its own for transactions."""
+    settings = (connection.isolation_level, connection.readonly, connection.deferrable)
+    return settings != (None, None, None)
 
 
 def block_of(connection: Connection) -> CallerBlock | None:

@@ -57,14 +57,11 @@ def guarded_commit(connection: Connection, token: UUID) -> CommitOutcome:
     finds the outcome. The connection is ready for the next transaction, or broken.
     """
     _require_healthy(connection, token)
-    before, notices = connection.notices, list[str]()
-    connection.notices = notices
     try:
-        _commit(connection)
+        with noted(connection) as notices:
+            _commit(connection)
     except psycopg2.Error as error:
         raise _failure(connection, error, token) from None
-    finally:
-        _restore_notices(connection, before, notices)
     if connection.info.transaction_status != extensions.TRANSACTION_STATUS_IDLE:
         raise InDoubt(
             "COMMIT was sent, but the transaction is open",
@@ -137,13 +134,9 @@ def noted(connection: Connection) -> Iterator[list[str]]:
     try:
         yield notices
     finally:
-        _restore_notices(connection, before, notices)
-
-
-def _restore_notices(connection: Connection, before: list[str], notices: list[str]) -> None:
-    for notice in notices:
-        before.append(notice)  # noqa: PERF402  # psycopg2 takes anything that appends
-    connection.notices = before
+        for notice in notices:
+            before.append(notice)  # psycopg2 takes anything that appends
+        connection.notices = before
 
 
 def _require_healthy(connection: Connection, token: UUID) -> None:

@@ -83,8 +83,8 @@ class ServerIdentity(NamedTuple):
             return "no history was read" if history is None else history.why_not(self, position)
         if server.position < position:
             return (
-                f"the server's log ends at {lsn(server.position)}, behind the transaction's "
-                f"{lsn(position)}: it is a copy; point the resolver at the original"
+                f"the server's log ends at {format_lsn(server.position)}, behind the transaction's "
+                f"{format_lsn(position)}: it is a copy; point the resolver at the original"
             )
         return ""
 
@@ -105,9 +105,9 @@ class TimelineHistory(NamedTuple):
             return f"timeline {self.timeline} does not come from {decider.timeline}"
         if end < position:
             return (
-                f"timeline {self.timeline} left {decider.timeline} at {lsn(end)}, before the "
-                f"transaction's {lsn(position)}: a copy was promoted, or a failover lost "
-                "commits; point the resolver at the original, or, where there is none any "
+                f"timeline {self.timeline} left {decider.timeline} at {format_lsn(end)}, before "
+                f"the transaction's {format_lsn(position)}: a copy was promoted, or a failover "
+                "lost commits; point the resolver at the original, or, where there is none any "
                 "more, decide with txmq tx commit or rollback"
             )
         return ""
@@ -132,13 +132,13 @@ class NamedServer(NamedTuple):
     position: int
 
 
-def lsn(position: int) -> str:
-    """Return a position as PostgreSQL writes it."""
+def format_lsn(position: int) -> str:
+    """Return a position in PostgreSQL's notation."""
     return f"{position >> 32:X}/{position & 0xFFFFFFFF:X}"
 
 
 def parse_lsn(text: str) -> int:
-    """Return the position that PostgreSQL writes so."""
+    """Return the position that a text in PostgreSQL's notation names."""
     high, low = text.split("/")
     return int(high, 16) << 32 | int(low, 16)
 
@@ -169,7 +169,7 @@ def read_history(connection: Connection, timeline: int) -> TimelineHistory:
     except DatabaseError as error:
         hint = "run txmq schema install as a superuser, who then owns txmq_timeline_history(int)"
         return TimelineHistory(timeline, {}, f"{error}; {hint}")
-    return TimelineHistory(timeline, dict(_switches(text)))
+    return TimelineHistory(timeline, dict(timeline_ends(text)))
 
 
 def _history_text(connection: Connection, timeline: int) -> str:
@@ -184,8 +184,11 @@ def _history_text(connection: Connection, timeline: int) -> str:
     return str(text)
 
 
-def _switches(text: str) -> Iterator[tuple[int, int]]:
-    """Yield the earlier timelines of a history file with their ends."""
+def timeline_ends(text: str) -> Iterator[tuple[int, int]]:
+    """Yield the earlier timelines of a history file, each with the position of its end.
+
+    A line has a timeline, that position and a reason; # begins a comment.
+    """
     for line in text.splitlines():
         fields = line.partition("#")[0].split()
         if len(fields) >= 2:
