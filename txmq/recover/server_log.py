@@ -66,8 +66,8 @@ class ServerLog(NamedTuple):
             return BranchTrace(f"timeline {timeline} does not come from the branch's {at.timeline}")
         if end <= at.position:
             return BranchTrace(
-                f"timeline {timeline} left {at.timeline} at {format_lsn(end)}, before the branch was "
-                f"prepared behind {format_lsn(at.position)}: a failover lost it"
+                f"timeline {timeline} left {at.timeline} at {format_lsn(end)}, before the "
+                f"branch was prepared behind {format_lsn(at.position)}: a failover lost it"
             )
         return BranchTrace()
 
