@@ -26,6 +26,7 @@ from txmq.broker.checkback.in_doubt_service import InDoubtService
 from txmq.broker.checkback.transaction_listeners import TransactionListeners
 from txmq.broker.data_directory.retention_service import RetentionService
 from txmq.broker.delivery.fetch_service import FetchService
+from txmq.broker.delivery.long_polls import LongPolls
 from txmq.broker.delivery.member_sessions import MemberSessions
 from txmq.broker.engine.turn_work import TurnWork
 from txmq.broker.monitoring.alarms import AlarmService
@@ -81,7 +82,8 @@ class Assembly:
         self.checks = checks = CheckBackService(
             engine, _schedule(settings.checks), resolvers, random, listeners
         )
-        fetches = FetchService(engine, clock)
+        polls = LongPolls(engine, clock)
+        fetches = FetchService(engine, polls, clock)
         self._members = MemberSessions(
             engine, clock, grace_s=settings.consumers.lost_connection_grace_s
         )
@@ -98,10 +100,10 @@ class Assembly:
             ClockCalls(self.clock),
             TopicCalls(engine, settings, self.alarms, clock, self.statistics, self.turns),
             ConsumerGroupCalls(
-                engine, self._members, fetches, random, settings.consumers, self.turns
+                engine, self._members, polls, random, settings.consumers, self.turns
             ),
             DeadLetterCalls(engine, self.turns),
-            TransactionCalls(engine, checks, fetches, resolvers),
+            TransactionCalls(engine, checks, polls, resolvers),
             XaCalls(engine, listeners),
             MessageCalls(engine, self.catalogues),
         )
@@ -133,7 +135,7 @@ class Assembly:
             (TICK_S, self._stall_guard.tick),
             (TICK_S, checks.tick),
             (COMPARE_S, checks.compare),
-            (TICK_S, fetches.retry_waiting),
+            (TICK_S, polls.retry_waiting),
             (TICK_S, self._publication.tick),
             (TICK_S, self._group_work.tick),
             (LOOK_AHEAD_S, self._delays.tick),

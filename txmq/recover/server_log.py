@@ -1,4 +1,4 @@
-"""What the write-ahead log of a database's present server has of prepared branches.
+"""Traces of prepared branches in the write-ahead log of a database's present server.
 
 A failover to an asynchronous standby, or a restored database, can lose a PREPARE that
 was acknowledged. The server may then give the branch's transaction id to another

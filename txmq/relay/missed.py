@@ -1,4 +1,4 @@
-"""What a new slot has missed: messages between the last stored one and the slot.
+"""The gap of a new slot: messages between the last stored one and the slot.
 
 A slot that is made after a failover, a restore or a loss has no earlier commits. Only
 the broker knows how far the slot before it was read, by its watermarks. Once found, the

@@ -60,7 +60,7 @@ LAG_QUERY_S: Final = 5  # limit of the search for the oldest transaction in a lo
 
 
 class SlotOrigin(NamedTuple):
-    """How a slot was made, as the comment of its publication has it.
+    """The origin of a slot, as the comment of its publication has it.
 
     It has no commits before the LSN `made_at`. `replaces` are slots that were gone by
     then. `accepted`: an operator has accepted what it missed.

@@ -66,8 +66,14 @@ OPTIONAL_FIELDS: Final[Mapping[object, int]] = {"postgres": 1}
 OPTIONAL_IN_PARTICIPANTS: Final[Mapping[object, int]] = {"postgres": 2}
 PARTICIPANT_FORMS: Final[Mapping[object, tuple[Rule, ...]]] = {
     "postgres": (
-        *(SYSTEM_ID, OID, NAME_IN_DATABASE, NAME_IN_DATABASE, _text(GID, _is_gid), XID),
-        *(_number(1, U32), _number(1, U64)),
+        SYSTEM_ID,
+        OID,
+        NAME_IN_DATABASE,
+        NAME_IN_DATABASE,
+        _text(GID, _is_gid),
+        XID,
+        _number(1, U32),
+        _number(1, U64),
     ),
     "broker": (UUID,),
 }

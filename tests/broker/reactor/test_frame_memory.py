@@ -111,7 +111,7 @@ def test_one_connection_s_requests_wait_while_its_replies_are_unread(
 
 def test_requests_without_a_reply_are_bounded_per_connection(broker: BrokerInMemory) -> None:
     """Long polls beyond the limit end the oldest ones; nobody is refused."""
-    from txmq.broker.delivery.fetch_service import MAX_WAITING
+    from txmq.broker.delivery.long_polls import MAX_WAITING
     from txmq.wire.data_requests import Read, pack_read
 
     client, other = broker.connect(), broker.connect()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from random import Random
 
-    from txmq.broker.delivery.fetch_service import FetchService
+    from txmq.broker.delivery.long_polls import LongPolls
     from txmq.broker.delivery.member_sessions import MemberSessions
     from txmq.broker.engine.engine import Engine
     from txmq.broker.engine.turn_work import TurnWork
@@ -51,12 +51,12 @@ class ConsumerGroupCalls:
         self,
         engine: Engine,
         members: MemberSessions,
-        fetches: FetchService,
+        polls: LongPolls,
         random: Random,
         defaults: ConsumerDefaults,
         turns: TurnWork,
     ) -> None:
-        self._engine, self._members, self._fetches, self._random = engine, members, fetches, random
+        self._engine, self._members, self._polls, self._random = engine, members, polls, random
         self._defaults, self._turns = defaults, turns
         # A copy of the log has the same boot epochs, but not this id of one run.
         self._run = str(uuid4())
@@ -161,7 +161,7 @@ class ConsumerGroupCalls:
 
         def joined(reply: JoinReply) -> dict[str, Any]:
             settings = reply.settings
-            self._fetches.end_fetches(reply.group, member)
+            self._polls.end_fetches(reply.group, member)
             self._members.member_joined(
                 call.session,
                 reply.group,

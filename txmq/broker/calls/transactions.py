@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from txmq.broker.checkback.checkback_service import CheckBackService, CheckRequest
     from txmq.broker.checkback.resolver_service import Resolvers
-    from txmq.broker.delivery.fetch_service import FetchService
+    from txmq.broker.delivery.long_polls import LongPolls
     from txmq.broker.engine.engine import Engine
     from txmq.core.topics.key_order import UnplacedBatch
     from txmq.wire.calls import topics
@@ -52,10 +52,10 @@ class TransactionCalls:
         self,
         engine: Engine,
         checks: CheckBackService,
-        fetches: FetchService,
+        polls: LongPolls,
         resolvers: Resolvers,
     ) -> None:
-        self._engine, self._checks, self._fetches = engine, checks, fetches
+        self._engine, self._checks, self._polls = engine, checks, polls
         self._resolvers = resolvers
         self.handlers: dict[str, Handler] = {
             "tx.list": self.list_transactions,
@@ -202,7 +202,7 @@ class TransactionCalls:
 
         if not attempt(last=args.wait_ms == 0):
             nothing = partial(call.answer, {"checks": []})
-            self._fetches.wait(call.session, args.wait_ms, attempt, nothing, timed=True)
+            self._polls.wait(call.session, args.wait_ms, attempt, nothing, timed=True)
 
     def _next_check_views(self, process: CheckerProcess, most: int) -> list[dict[str, Any]]:
         """Return the next check-backs of a process, as many as fit in a reply."""

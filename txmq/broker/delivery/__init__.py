@@ -1,3 +1,1 @@
-"""Consumers served: fetches that wait for messages, and members that send
-heartbeats.
-"""
+"""Consumers served: fetches, requests that wait for messages, sessions of members."""

@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.broker.data_directory.retention_service import TRANSACTIONS
+from txmq.broker.monitoring.liveness import SILENT_S
 from txmq.broker.reactor.steady_clock import BELIEVED_US
 from txmq.core.consumers.key_fences import is_stopped
 from txmq.core.transactions import indexes
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from txmq.store.log.decoder import Damage
 
 DOUBTED = timedelta(days=1)  # a broker that was down for less is no reason for an alarm
-SILENT_S = 10.0  # that a write may take
 FAULT_S = 3_600.0  # that an internal error stays an alarm
 
 

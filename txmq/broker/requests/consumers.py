@@ -66,7 +66,7 @@ class ConsumerRequests:
 
         if not attempt(last=request.max_wait_ms == 0):
             nothing = pack_chunks([], next_offset=request.offset)
-            self._fetches.wait(
+            self._fetches.polls.wait(
                 session,
                 request.max_wait_ms,
                 attempt,

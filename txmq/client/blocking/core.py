@@ -106,7 +106,7 @@ class BlockingCore:
 
     @property
     def takes_positions(self) -> bool:
-        """Whether the broker takes log positions in deciders and participants.
+        """Return whether the broker takes log positions in deciders and participants.
 
         Raises as a call where no broker has been met yet.
         """

@@ -67,7 +67,7 @@ class JoinReply(NamedTuple):
 
 
 class Identities(NamedTuple):
-    """What a member's inbox knows messages by, beside their offsets.
+    """The ids of topics and the epochs of partitions, by which an inbox knows messages.
 
     `topics`: the ids of the member's topics, by name. `resets`: topic, partition, the
     generation that its last reset began, and (offset, epoch from there on) where it is

@@ -33,7 +33,7 @@ class Adoption(Enum):
 
 
 class Evidence(NamedTuple):
-    """What the broker knows of a topic and a group, for the rows that are theirs.
+    """The facts by which a broker proves that rows are those of its topic and group.
 
     `made_at` is when the topic was made, in microseconds; None = unknown. The group has
     settled all below `floor`, and was delivered all below `cursor`.

@@ -119,7 +119,8 @@ class CursorWatch:
             return found
         if found["to"] is None:
             raise LocalProtocolError(
-                f"{statement.strip()[:_SHOWN]!r} inside the block of transaction {self._name}",
+                f"{statement.strip()[:_SHOWN]!r} would end transaction {self._name}, "
+                "whose block is open",
                 hint=ADVICE,
             )
         if self._index(_name(found)) is None:

@@ -64,10 +64,14 @@ class DatabaseBranch:
 
         `positioned`: with the position in the server's log.
         """
-        _xid, owner, server, position = self._work
+        xid, owner, server, position = self._work
         return PostgresBranch(
-            *(server.system_id, server.database_oid, self._connection.info.dbname),
-            *(owner, self.branch.gid, self._work.xid),
+            server.system_id,
+            server.database_oid,
+            self._connection.info.dbname,
+            owner,
+            self.branch.gid,
+            xid,
             at=BranchPosition(server.timeline, position) if positioned else None,
         )
 

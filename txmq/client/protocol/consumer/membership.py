@@ -18,8 +18,8 @@ class PartitionReset(NamedTuple):
 
 
 class Identities(NamedTuple):
-    """What messages are known by, beside their offsets: the ids of the member's topics,
-    and the epochs of partitions. `resets` has the partitions that were reset.
+    """The ids of the member's topics and the epochs of its partitions, by which an
+    inbox knows messages. `resets` has the partitions that were reset.
 
     `topics` is empty where the broker does not report it.
     """
