@@ -6,11 +6,13 @@ import pytest
 
 from tests.core.consumers.world import QUICK, ConsumersWorld, Received, rows
 from txmq.core import machine
-from txmq.core.consumers.commands import Rebalance, ReplayLetters
+from txmq.core.consumers.commands import Rebalance, ReplayLetters, ResetPosition
 from txmq.core.consumers.group_views import describe_group
 from txmq.core.consumers.stall_reasons import StallContext
+from txmq.core.events.outcome import Rejected
 from txmq.core.steps import run_to_end
 from txmq.core.topics.topics import GrowTopic
+from txmq.errors import Conflict
 
 SECOND = 1_000_000
 
@@ -84,6 +86,24 @@ def test_a_retry_from_before_the_growth_delays_only_its_key(world: ConsumersWorl
     assert world.fetch("a") == [Received("t", 0, 0, 2)]
     world.ack("a", (0, 1))
     assert world.fetch("a") == [Received("t", 2, 0, 1)]
+
+
+def test_a_reset_does_not_split_a_key_that_failed_before_the_growth(world: ConsumersWorld) -> None:
+    world.fetch("a")
+    world.nack("a", 0)
+    world.ack("a", (1, 2))
+    grow(world, 3)
+    world.publish("t", 6, 7, partition=2)
+    assert world.fetch("a") == [Received("t", 2, 0, 1)]
+    refused = world.do(ResetPosition("g", "t", offsets=((0, 0),)))
+    assert isinstance(refused, Rejected)
+    assert (refused.error, refused.detail) == (Conflict, {"partition": 2, "offset": 1})
+    world.do(ResetPosition("g", "t", offsets=((0, 0), (2, 1))))
+    world.now += SECOND
+    world.join("a", mode="ordered", retry=QUICK)
+    assert world.fetch("a") == [Received("t", 0, 0, 1), Received("t", 0, 1, 1)]
+    world.ack("a", (0, 2))
+    assert Received("t", 2, 1, 1) in world.fetch("a")
 
 
 def test_a_topic_may_grow_again_while_a_group_is_behind(world: ConsumersWorld) -> None:

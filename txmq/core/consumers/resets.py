@@ -12,6 +12,7 @@ from txmq.core.events.consumers import PositionReset, ResetBegun
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.state import failed_messages, visibility
 from txmq.core.state.consumer_groups import FIRST, LAST
+from txmq.core.state.failed_messages import FailedKind
 from txmq.core.state.positions import EffectsRecord, GroupPosition
 from txmq.core.state.state import State
 from txmq.core.topics import topics
@@ -20,6 +21,8 @@ from txmq.model.topic_partition import TopicPartition
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from txmq.core.events.base import RecordContext
     from txmq.core.state.consumer_groups import ConsumerGroup
     from txmq.core.state.state import Topic
@@ -66,8 +69,8 @@ def decide_reset(state: State, command: ResetPosition, now: int) -> Outcome | Re
     offsets = _new_offsets(state, topic, command)
     if isinstance(offsets, Rejected):
         return offsets
-    if busy := _conflict(group, topic, offsets):
-        return Rejected(Conflict, busy, "wait until that is complete: txmq group show")
+    if conflict := _conflict(state, group, topic, dict(offsets)):
+        return conflict
     targets = tuple(
         _preview(state, group, TopicPartition(topic.topic_id, partition), offset)
         for partition, offset in offsets
@@ -81,13 +84,64 @@ def decide_reset(state: State, command: ResetPosition, now: int) -> Outcome | Re
     return Outcome((kind(group.group_id, topic.topic_id, offsets, *begins),), reply)
 
 
-def _conflict(group: ConsumerGroup, topic: Topic, offsets: tuple[tuple[int, int], ...]) -> str:
+def _conflict(
+    state: State, group: ConsumerGroup, topic: Topic, offsets: dict[int, int]
+) -> Rejected | None:
+    wait = "wait until that is complete: txmq group show"
     if group.unfinished_clones or group.clone_progress is not None:
-        return f"consumer group {group.name!r} is being cloned"
-    resetting = any(
-        (topic.topic_id, partition) in group.pending_resets for partition, _offset in offsets
+        return Rejected(Conflict, f"consumer group {group.name!r} is being cloned", wait)
+    if any((topic.topic_id, partition) in group.pending_resets for partition in offsets):
+        return Rejected(Conflict, f"a reset of topic {topic.name!r} is under way", wait)
+    split = _split_key(state, group, topic, offsets)
+    if split is None:
+        return None
+    return Rejected(
+        Conflict,
+        f"messages in partition {split.partition} of topic {topic.name!r} wait behind failed"
+        " messages of their key, from before the topic grew",
+        f"reset partition {split.partition} too, to {split.offset} or below",
+        split._asdict(),
     )
-    return f"a reset of topic {topic.name!r} is under way" if resetting else ""
+
+
+class SplitKey(NamedTuple):
+    """The first message that waits behind its key's failed message in another
+    partition.
+    """
+
+    partition: int
+    offset: int
+
+
+def _split_key(
+    state: State, group: ConsumerGroup, topic: Topic, offsets: dict[int, int]
+) -> SplitKey | None:
+    """Return a message that a reset would leave parked, while what it waits for returns
+    to its place in the key's former partition; None if there is none.
+
+    Nothing fences the key then, and the message would be delivered first.
+    """
+    if not group.ordered or topic.topic_id not in group.fences:
+        return None
+    for ends in topic.ends_at_growth:
+        if not any(offset < end for end, offset in _pairs(ends, offsets)):
+            continue
+        for partition in range(len(topic.end_offsets)):
+            tp = TopicPartition(topic.topic_id, partition)
+            first = ends[partition] if partition < len(ends) else 0
+            last = offsets.get(partition, t.SIGN)
+            for ref, row in failed_messages.rows_between(
+                state, group, tp, first, last, MAX_ROWS_COUNTED
+            ):
+                fence = group.fence(topic.topic_id, row.key_hash)
+                if row.kind == FailedKind.PARKED and fence and fence.partition != partition:
+                    return SplitKey(partition, ref[2])
+    return None
+
+
+def _pairs(ends: tuple[int, ...], offsets: dict[int, int]) -> Iterator[tuple[int, int]]:
+    """Yield each partition's end at a growth, and the offset that it is reset to."""
+    return ((ends[number], offset) for number, offset in offsets.items() if number < len(ends))
 
 
 def _new_offsets(
