@@ -17,6 +17,7 @@ from txmq.broker.background.publication_service import PublicationService
 from txmq.broker.calls.clock import ClockCalls
 from txmq.broker.calls.consumers import ConsumerGroupCalls, DeadLetterCalls
 from txmq.broker.calls.dispatcher import CallDispatcher
+from txmq.broker.calls.inboxes import InboxCalls
 from txmq.broker.calls.messages import MessageCalls
 from txmq.broker.calls.topics import TopicCalls
 from txmq.broker.calls.transactions import TransactionCalls
@@ -103,6 +104,7 @@ class Assembly:
                 engine, self._members, polls, random, settings.consumers, self.turns
             ),
             DeadLetterCalls(engine, self.turns),
+            InboxCalls(engine),
             TransactionCalls(engine, checks, polls, resolvers),
             XaCalls(engine, listeners),
             MessageCalls(engine, self.catalogues),

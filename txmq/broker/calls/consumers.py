@@ -12,7 +12,7 @@ from txmq.broker.calls.pages import page_of
 from txmq.broker.engine.log_reader import offset_at_time, read_batches
 from txmq.broker.search import message_view
 from txmq.core.consumers import commands as core
-from txmq.core.consumers import effects, group_views
+from txmq.core.consumers import group_views
 from txmq.core.consumers.failures import key_source
 from txmq.core.consumers.stall_reasons import StallContext
 from txmq.core.events.outcome import Rejected
@@ -58,12 +58,6 @@ class ConsumerGroupCalls:
     ) -> None:
         self._engine, self._members, self._polls, self._random = engine, members, polls, random
         self._defaults, self._turns = defaults, turns
-        # A copy of the log has the same boot epochs, but not this id of one run.
-        self._run = str(uuid4())
-        self._ends_at_start = {
-            topic_id: tuple(topic.end_offsets)
-            for topic_id, topic in engine.state.topics_by_id.items()
-        }
         self.handlers: dict[str, Handler] = {
             "consumer.join": self.join,
             "consumer.heartbeat": self.heartbeat,
@@ -81,11 +75,6 @@ class ConsumerGroupCalls:
             "group.clone": self.clone,
             "group.pause": lambda call, args: self._pause(call, args, paused=True),
             "group.resume": lambda call, args: self._pause(call, args, paused=False),
-            "inbox.show": self.show_inbox,
-            "inbox.open": lambda call, args: self._submit(
-                effects.OpenInbox(_inbox_partition(args), args.applied), call.answer
-            ),
-            "inbox.restore": self.restore_effects,
         }
 
     def _submit(self, command: object, answer: Answer) -> None:
@@ -123,18 +112,6 @@ class ConsumerGroupCalls:
         seen = StallContext(engine.store.durable, engine.now(), engine.store.quarantined, paused)
         steps = group_views.describe_group(engine.state, args.group, seen)
         self._turns.run(call.caller, steps, call.answer)
-
-    def show_inbox(self, call: CallContext, args: wire.InboxArgs) -> None:
-        described = effects.describe_inbox(self._engine.state, _inbox_partition(args))
-        if not isinstance(described, Rejected):
-            ends = self._ends_at_start.get(args.topic_id, ())
-            began_at = ends[args.partition] if args.partition < len(ends) else 0
-            described |= {"run": self._run, "began_at": began_at}
-        self._engine.answer_when_durable(call.answer, described)
-
-    def restore_effects(self, call: CallContext, args: wire.InboxRestore) -> None:
-        command = effects.RestoreEffects(_inbox_partition(args), args.ranges, args.lost)
-        self._engine.submit(command, then(call.answer, lambda reply: reply._asdict()))
 
     def join(self, call: CallContext, args: wire.Join) -> None:
         named = args.member is not None
@@ -364,10 +341,6 @@ def _settings_of(args: wire.GroupSettingsArgs) -> core.RequestedSettings:
         if args.consume_timeout_ms is None
         else args.consume_timeout_ms * MILLISECOND,
     )
-
-
-def _inbox_partition(args: wire.InboxArgs) -> effects.InboxPartition:
-    return effects.InboxPartition(args.group, args.topic, args.topic_id, args.partition)
 
 
 def _operator_note(args: wire.OperatorArgs) -> str:
