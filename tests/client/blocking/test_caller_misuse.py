@@ -5,6 +5,7 @@ Rows and messages agree, or an error says that the caller has parted them.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -17,6 +18,7 @@ from psycopg2 import extensions, extras
 from tests.client.real import RealBroker
 from tests.client.world import ApplicationError, World, fail, make_tables
 from txmq.client.blocking.client import Client
+from txmq.client.blocking.transaction import postgres
 from txmq.client.blocking.transaction.transaction import Transaction
 from txmq.errors import (
     DatabaseConflict,
@@ -27,6 +29,7 @@ from txmq.errors import (
 )
 from txmq.testing.wait import wait_until
 from txmq.tx.postgres.caller_block import CallerBlock, block_of
+from txmq.tx.postgres.commit import guarded_commit
 from txmq.tx.postgres.watched_cursor import CursorWatch
 
 DEADLINE_S = 20
@@ -434,3 +437,100 @@ def test_a_deliberate_rollback_is_not_told_to_run_again(world: World) -> None:
         tx.set_rollback_only("out of stock")
     assert "again" not in str(aborted.value)
     assert (world.orders(), world.messages()) == (set(), set())
+
+
+class ListCursor(extensions.cursor):
+    """A cursor of an application's own, with rows of its own."""
+
+    def fetchall(self) -> Any:
+        return [list(row) for row in super().fetchall()]
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "RealDictConnection": {"connection_factory": extras.RealDictConnection},
+    "RealDictCursor": {"cursor_factory": extras.RealDictCursor},
+    "NamedTupleCursor": {"cursor_factory": extras.NamedTupleCursor},
+    "DictCursor": {"cursor_factory": extras.DictCursor},
+    "its own": {"cursor_factory": ListCursor},
+}
+
+
+@pytest.mark.parametrize("beginning", ["a fresh one", "after a SELECT", "autocommit"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_caller_s_cursors_may_return_any_rows(world: World, kind: str, beginning: str) -> None:
+    with closing(psycopg2.connect(world.dsn, **KINDS[kind])) as connection:
+        BEGINNINGS[beginning](connection)
+        with raising(ApplicationError), world.client.transaction(connection) as tx:
+            world.insert("gone", connection)
+            tx.send(world.topic, b"gone", key="k")
+            fail()
+        for policy in (None, "outbox"):
+            with world.client.transaction(connection, on_unavailable=policy or "fail") as tx:
+                world.insert(f"o-{policy}", connection)
+                tx.send(world.topic, f"o-{policy}".encode(), key="k")
+        with world.client.transaction(connection):
+            prepared_select(connection)
+        tx.wait_published()
+    assert world.orders() == world.messages() == {"o-None", "o-outbox"}
+
+
+class Alarm(Exception):
+    """What a handler of a signal raises, wherever the program is."""
+
+
+@pytest.mark.parametrize("error", [Alarm, KeyboardInterrupt])
+@pytest.mark.parametrize("sent", [False, True])
+def test_an_interrupt_in_the_commit_gives_the_connection_back_as_it_was(
+    world: World, monkeypatch: pytest.MonkeyPatch, error: type[BaseException], *, sent: bool
+) -> None:
+    def interrupted(*args: Any) -> Any:
+        if sent:
+            guarded_commit(*args)
+        raise error
+
+    autocommit(world.connection)
+    settings = settings_of(world.connection)
+    with monkeypatch.context() as patch:
+        patch.setattr(postgres, "guarded_commit", interrupted)
+        with raising(error), world.client.transaction(world.connection) as tx:
+            put(world, tx, "o-1")
+    assert settings_of(world.connection) == settings
+    wait_until(world.settled, DEADLINE_S)
+    assert world.orders() == world.messages() == ({"o-1"} if sent else set())
+    use_again(world, world.connection)
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_the_child_of_a_fork_does_nothing_to_its_parent_s_block(
+    world: World, *, raises: bool
+) -> None:
+    with world.client.transaction(world.connection) as tx:
+        put(world, tx, "o-1")
+        child = os.fork()
+        if not child:
+            leave_in_the_child(tx, SystemExit() if raises else None)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == (0 if raises else 1)
+        put(world, tx, "o-2")
+    tx.wait_published()
+    assert world.orders() == world.messages() == {"o-1", "o-2"}
+
+
+def leave_in_the_child(tx: Transaction, error: BaseException | None) -> None:
+    status = 2
+    try:
+        tx.__exit__(None if error is None else type(error), error, None)
+        status = 0
+    except LocalProtocolError as refused:
+        status = 1 if "forked" in refused.message else 2
+    finally:
+        os._exit(status)
+
+
+def test_an_asynchronous_connection_is_refused(world: World) -> None:
+    with closing(psycopg2.connect(world.dsn, async_=True)) as connection:
+        extras.wait_select(connection)
+        with (
+            raising(LocalProtocolError, match="asynchronous"),
+            world.client.transaction(connection),
+        ):
+            raise AssertionError

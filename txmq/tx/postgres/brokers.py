@@ -26,7 +26,7 @@ from uuid import UUID
 from txmq.errors import LeaseRefused
 from txmq.tx.postgres.commit import noted
 from txmq.tx.postgres.errors import translated
-from txmq.tx.postgres.session import Connection
+from txmq.tx.postgres.session import Connection, plain_cursor
 
 _REPORT: Final = """
 INSERT INTO public.txmq_broker AS known (log_id, name, oldest_undecided, reported_at)
@@ -177,7 +177,7 @@ def report_with_lease(
         "most": known.most,
         "remembered": int(known.remembered),
     }
-    with translated("reporting a broker"), connection.cursor() as cursor:
+    with translated("reporting a broker"), plain_cursor(connection) as cursor:
         with noted(connection) as notices:
             cursor.execute(_LEASED_REPORT, values)
         row = cursor.fetchone()
@@ -200,7 +200,7 @@ def holds(connection: Connection, lease: DatabaseLease, known: KnownReports) -> 
 
 
 def _read_lease(connection: Connection, log_id: UUID) -> _Held | None:
-    with translated("reading a broker's lease"), connection.cursor() as cursor:
+    with translated("reading a broker's lease"), plain_cursor(connection) as cursor:
         cursor.execute(_LEASE, (str(log_id),))
         row = cursor.fetchone()
     if row is None:
@@ -258,7 +258,7 @@ def confirm(
         "most": known.most,
         "remembered": int(known.remembered),
     }
-    with translated("confirming a broker's lease"), connection.cursor() as cursor:
+    with translated("confirming a broker's lease"), plain_cursor(connection) as cursor:
         with noted(connection) as notices:
             cursor.execute(_CONFIRM, values)
         row = cursor.fetchone()
@@ -271,7 +271,7 @@ def take_over(connection: Connection, log_id: UUID, directory: UUID, reason: str
     """Give the lease of a log's broker to the data directory `directory`, whatever it
     has reported before. Raises DatabaseError.
     """
-    with translated("giving a broker's lease"), connection.cursor() as cursor:
+    with translated("giving a broker's lease"), plain_cursor(connection) as cursor:
         cursor.execute(_TAKE_OVER, (str(log_id), str(directory), reason))
 
 
@@ -281,7 +281,7 @@ def may_have_reported(connection: Connection, log_id: UUID, boot_epoch: int) -> 
 
     Raises DatabaseError.
     """
-    with translated("reading a broker's report"), connection.cursor() as cursor:
+    with translated("reading a broker's report"), plain_cursor(connection) as cursor:
         cursor.execute(_MAY_HAVE_REPORTED, (str(log_id), boot_epoch))
         [(may,)] = cursor.fetchall()
     return bool(may)
@@ -292,7 +292,7 @@ def report(connection: Connection, log_id: UUID, name: str, oldest_undecided: UU
     DatabaseError.
     """
     oldest = None if oldest_undecided is None else str(oldest_undecided)
-    with translated("reporting a broker"), connection.cursor() as cursor:
+    with translated("reporting a broker"), plain_cursor(connection) as cursor:
         cursor.execute(_REPORT, (str(log_id), name, oldest))
 
 
@@ -300,7 +300,7 @@ def registered(connection: Connection) -> list[Broker]:
     """Return all brokers that have ever reported, forgotten ones too. Raises
     DatabaseError.
     """
-    with translated("listing brokers"), connection.cursor() as cursor:
+    with translated("listing brokers"), plain_cursor(connection) as cursor:
         cursor.execute(_REGISTERED)
         rows = cursor.fetchall()
     return [
@@ -314,6 +314,6 @@ def forget(connection: Connection, log_id: UUID, reason: str) -> bool:
 
     Raises DatabaseError.
     """
-    with translated("forgetting a broker"), connection.cursor() as cursor:
+    with translated("forgetting a broker"), plain_cursor(connection) as cursor:
         cursor.execute(_FORGET, (reason, str(log_id)))
         return bool(cursor.rowcount)

@@ -13,7 +13,7 @@ from psycopg2 import extensions
 
 from txmq.errors import DatabaseError, DatabaseUnavailable, LocalProtocolError, TransactionAborted
 from txmq.tx.postgres.errors import translated
-from txmq.tx.postgres.session import Connection
+from txmq.tx.postgres.session import Connection, plain_cursor
 
 _savepoints = count(1)
 
@@ -28,6 +28,11 @@ def require_usable(connection: Connection) -> None:
         hint = "with SQLAlchemy: session.connection().connection.dbapi_connection"
         raise LocalProtocolError(
             f"a psycopg2 connection is needed, not a {type(connection).__name__}", hint=hint
+        )
+    if connection.async_:
+        raise LocalProtocolError(
+            "the psycopg2 connection is asynchronous",
+            hint="open one without async_=True; on Twisted the client runs it in its threads",
         )
     unknown = connection.info.transaction_status == extensions.TRANSACTION_STATUS_UNKNOWN
     if connection.closed or unknown:
@@ -100,7 +105,7 @@ def end(connection: Connection) -> None:
     """Leave server and psycopg2 without an open transaction. Raises psycopg2.Error."""
     if connection.autocommit:
         if not is_idle(connection):
-            with connection.cursor() as cursor:
+            with plain_cursor(connection) as cursor:
                 cursor.execute("ROLLBACK")
         return
     try:

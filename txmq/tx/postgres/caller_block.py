@@ -33,7 +33,7 @@ from txmq.tx.postgres.caller import (
     roll_back,
 )
 from txmq.tx.postgres.errors import translated
-from txmq.tx.postgres.session import Connection
+from txmq.tx.postgres.session import Connection, plain_cursor
 from txmq.tx.postgres.watched_cursor import CursorWatch, Sends, transaction_ended
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class CallerBlock:
 
     def _join(self, before: str) -> None:
         statement = f"{before}SAVEPOINT {SAVEPOINT}; SELECT pg_current_xact_id()::text"
-        with translated("beginning a block"), self.connection.cursor() as cursor:
+        with translated("beginning a block"), plain_cursor(self.connection) as cursor:
             cursor.execute(statement)
             [(self._xid,)] = cursor.fetchall()
 
@@ -144,7 +144,7 @@ class CallerBlock:
         self.require_open()
         if self.proof:
             try:
-                with self.connection.cursor() as cursor:
+                with plain_cursor(self.connection) as cursor:
                     cursor.execute(self.proof)
             except psycopg2.Error as error:
                 if error.pgcode in NO_SAVEPOINT:
@@ -181,7 +181,7 @@ class CallerBlock:
             return False
         failed = extensions.TRANSACTION_STATUS_INERROR
         if self._marked and self.connection.info.transaction_status != failed:
-            with self.connection.cursor() as cursor:
+            with plain_cursor(self.connection) as cursor:
                 cursor.execute("SELECT current_setting('transaction_deferrable')")
                 if cursor.fetchall() != [("on",)]:
                     return False
@@ -199,7 +199,7 @@ class CallerBlock:
         """
         if self._is_lost():
             return True
-        with self.connection.cursor() as cursor:
+        with plain_cursor(self.connection) as cursor:
             if not is_idle(self.connection):
                 try:
                     cursor.execute(f"ROLLBACK TO SAVEPOINT {SAVEPOINT}")
@@ -216,6 +216,11 @@ class CallerBlock:
     def _is_lost(self) -> bool:
         unknown = extensions.TRANSACTION_STATUS_UNKNOWN
         return bool(self.connection.closed) or self.connection.info.transaction_status == unknown
+
+    def give_back(self) -> None:
+        """Roll back if the block is still open: an interrupt has kept it from ending."""
+        if block_of(self.connection) is self:
+            self.roll_back()
 
     def close(self) -> None:
         """Give the connection back to its caller, as it was."""

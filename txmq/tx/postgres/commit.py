@@ -31,7 +31,7 @@ from txmq.errors import (
 from txmq.tx.postgres.caller import end
 from txmq.tx.postgres.caller_block import block_of
 from txmq.tx.postgres.errors import CONFLICTS, describe, translate
-from txmq.tx.postgres.session import BEGIN, Connection, Cursor
+from txmq.tx.postgres.session import BEGIN, Connection, Cursor, plain_cursor
 
 # The server's text where lc_messages is English. In another language the warning is
 # missed, and the commit stands.
@@ -114,7 +114,7 @@ def _commit(connection: Connection) -> None:
             connection.tpc_commit()  # begun by tpc_begin, which forbids commit(); nothing was sent
         return
     # A BEGIN that psycopg2 does not know of: its commit() would do nothing.
-    with connection.cursor() as cursor:
+    with plain_cursor(connection) as cursor:
         cursor.execute("COMMIT")
         tag = cursor.statusmessage
     _end_open_transaction(connection)

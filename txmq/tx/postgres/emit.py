@@ -18,7 +18,7 @@ from txmq.errors import WalLevelTooLow
 from txmq.model.message import Message
 from txmq.tx.postgres.caller import require_open
 from txmq.tx.postgres.errors import translated
-from txmq.tx.postgres.session import Connection
+from txmq.tx.postgres.session import Connection, plain_cursor
 from txmq.wire.logical_message import PREFIX, EmittedMessage, pack_emitted
 
 # Where the level is too low, nothing is written, and the transaction stays as it was.
@@ -48,7 +48,7 @@ def emit(
         EmittedMessage(topic, Message(body, key, tag, headers), partition, time.time_ns() // 1_000)
     )
     require_open(connection)
-    with translated("emitting a message"), connection.cursor() as cursor:
+    with translated("emitting a message"), plain_cursor(connection) as cursor:
         cursor.execute(_EMIT, (PREFIX, Binary(payload)))
         [(level, place)] = cursor.fetchall()
     if place is None:

@@ -22,7 +22,7 @@ import psycopg2
 from txmq.errors import DatabaseError, DatabaseUnavailable, UnsupportedServer
 from txmq.tx.postgres.caller import is_idle, roll_back
 from txmq.tx.postgres.errors import translated
-from txmq.tx.postgres.session import Connection
+from txmq.tx.postgres.session import Connection, plain_cursor
 
 OLDEST: Final = 140000  # multiranges, xid8 and pg_current_xact_id
 
@@ -148,7 +148,7 @@ def read_server(connection: Connection) -> Server:
 
     In a transaction of the caller's it becomes part of that.
     """
-    with translated("reading the server's identity"), connection.cursor() as cursor:
+    with translated("reading the server's identity"), plain_cursor(connection) as cursor:
         cursor.execute(_QUERY)
         row = cursor.fetchone()
     assert row is not None
@@ -173,7 +173,7 @@ def read_history(connection: Connection, timeline: int) -> TimelineHistory:
 
 
 def _history_text(connection: Connection, timeline: int) -> str:
-    with translated("reading"), connection.cursor() as cursor:
+    with translated("reading"), plain_cursor(connection) as cursor:
         try:
             cursor.execute(_HISTORY, (timeline,))
         except psycopg2.Error as error:

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from txmq.errors import LocalProtocolError
 from txmq.tx.postgres.errors import translated
-from txmq.tx.postgres.session import Connection
+from txmq.tx.postgres.session import Connection, plain_cursor
 
 AT_ONCE: Final = 256  # rows of one fetch
 BYTES_AT_ONCE: Final = 8 << 20
@@ -108,7 +108,7 @@ def read_status(connection: Connection, log_ids: Sequence[UUID]) -> dict[UUID, O
     It takes one round trip in the caller's transaction. Raises LocalProtocolError in a
     transaction whose snapshot is older than this statement, DatabaseError.
     """
-    with translated("looking at the outbox"), connection.cursor() as cursor:
+    with translated("looking at the outbox"), plain_cursor(connection) as cursor:
         cursor.execute(_STATUS, ([str(log_id) for log_id in log_ids],))
         rows = cursor.fetchall()
     if any(isolation not in _FRESH for _log, isolation, *_ in rows):
@@ -126,7 +126,7 @@ def read_key_status(connection: Connection, log_id: UUID, keys: Sequence[int]) -
     transaction's snapshot may hide such rows, DatabaseError.
     """
     values = {"log_id": str(log_id), "keys": list(keys)}
-    with translated("looking at the outbox"), connection.cursor() as cursor:
+    with translated("looking at the outbox"), plain_cursor(connection) as cursor:
         cursor.execute(_LOOK, values)
         [found] = cursor.fetchall()
     return OutboxStatus(*found)
@@ -136,7 +136,7 @@ def enqueue(connection: Connection, entering: Sequence[NewOutboxRow]) -> None:
     """Put messages into the outbox, in the caller's transaction. Raises
     DatabaseError.
     """
-    with translated("writing to the outbox"), connection.cursor() as cursor:
+    with translated("writing to the outbox"), plain_cursor(connection) as cursor:
         for row in entering:
             values = row._asdict() | {"log_id": str(row.log_id), "token": str(row.token)}
             if row.replaced is not None:
@@ -155,7 +155,7 @@ def fetch(connection: Connection, log_id: UUID, done: Sequence[PublishedRow]) ->
         "most": AT_ONCE,
         "bytes": BYTES_AT_ONCE,
     }
-    with translated("fetching from the outbox"), connection.cursor() as cursor:
+    with translated("fetching from the outbox"), plain_cursor(connection) as cursor:
         cursor.execute(_FETCH, values)
         return [
             OutboxRow(seq, UUID(token), service, bytes(content))

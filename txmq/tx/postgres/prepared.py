@@ -33,7 +33,7 @@ from txmq.tx.postgres.caller import end, require_healthy
 from txmq.tx.postgres.caller_block import NO_SAVEPOINT, CallerBlock
 from txmq.tx.postgres.errors import CONFLICTS, describe, translate, translated
 from txmq.tx.postgres.identity import Server, ServerIdentity, parse_lsn
-from txmq.tx.postgres.session import Connection
+from txmq.tx.postgres.session import Connection, plain_cursor
 from txmq.tx.xid import XaBranch
 
 NOT_SUPPORTED: Final = "0A000"
@@ -99,7 +99,7 @@ def look(connection: Connection, block: CallerBlock) -> Work:
     """
     block.require_open()
     try:
-        with translated("looking at a branch"), connection.cursor() as cursor:
+        with translated("looking at a branch"), plain_cursor(connection) as cursor:
             cursor.execute(block.proof + _LOOK)
             [(xid, owner, mark, system_id, timeline, oid, position)] = cursor.fetchall()
     except DatabaseError as error:
@@ -120,7 +120,7 @@ def prepare(connection: Connection, branch: XaBranch) -> None:
     """
     _require_open(connection, branch)
     try:
-        with connection.cursor() as cursor:
+        with plain_cursor(connection) as cursor:
             cursor.execute(_PREPARE, {"gid": branch.gid})
             prepared = cursor.rowcount == 1
     except psycopg2.Error as error:
@@ -164,7 +164,7 @@ def in_role(connection: Connection, owner: str) -> Iterator[None]:
 
 
 def _set_role(connection: Connection, statement: sql.Composable) -> None:
-    with translated("changing the role"), connection.cursor() as cursor:
+    with translated("changing the role"), plain_cursor(connection) as cursor:
         cursor.execute(statement)
 
 
@@ -238,7 +238,7 @@ def _ended(connection: Connection, xid: int | None, *, commit: bool) -> Ending:
     """
     if xid is None:
         return Ending.UNKNOWN
-    with translated("asking how a branch ended"), connection.cursor() as cursor:
+    with translated("asking how a branch ended"), plain_cursor(connection) as cursor:
         cursor.execute("SELECT pg_xact_status(%s::text::xid8)", (str(xid),))
         [(status,)] = cursor.fetchall()
         end(connection)

@@ -58,6 +58,13 @@ def connect(
     return connection
 
 
+def plain_cursor(connection: Connection) -> Cursor:
+    """Return a cursor with rows that are tuples, whatever class the caller's cursors
+    have.
+    """
+    return connection.cursor(cursor_factory=extensions.cursor)
+
+
 @contextmanager
 def transaction(connection: Connection) -> Iterator[Cursor]:
     """Run a block in a transaction on one of txmq's own connections.

@@ -18,7 +18,7 @@ from txmq.tx.postgres.caller import require_open
 from txmq.tx.postgres.caller_block import NO_SAVEPOINT, CallerBlock
 from txmq.tx.postgres.errors import CHECK_VIOLATION, UNIQUE_VIOLATION, translate
 from txmq.tx.postgres.identity import NamedServer, parse_lsn
-from txmq.tx.postgres.session import Connection
+from txmq.tx.postgres.session import Connection, plain_cursor
 
 # under these, COMMIT returns before the row is on disk here, or at the standby
 WEAK: Final = ("off", "local")
@@ -68,7 +68,7 @@ def insert_token(
     statement = " UNION ALL ".join([_INSERT] * len(ordered))
     values = [text for log_id in ordered for text in (str(token), str(log_id))]
     try:
-        with connection.cursor() as cursor:
+        with plain_cursor(connection) as cursor:
             cursor.execute(statement if block is None else block.proof + statement, values)
             found = {log_id: row for log_id, (row,) in zip(ordered, cursor.fetchall(), strict=True)}
             setting, mark, _epoch, _stamp, system_id, timeline, position = found[ordered[0]]

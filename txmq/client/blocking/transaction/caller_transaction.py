@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from types import TracebackType
 
 from txmq.client.blocking.transaction.transaction import Transaction
@@ -34,8 +35,15 @@ class CallerTransaction(Transaction):
                 raise
             # An interrupt goes on.
             log.critical("transaction.ended_inside", token=str(self.token), error=ended.message)
+        finally:
+            if not self._is_of_parent():
+                self._give_back()
         if error is not None and (refusal := refusal_in(error)) is not None:
             self._explain(refusal)
+
+    @abstractmethod
+    def _give_back(self) -> None:
+        """Roll back what an interrupt has left open, wherever it came."""
 
     def _explain(self, refusal: BaseException) -> None:
         """Raise what was hidden by a refused `rollback()`: the error before it.

@@ -184,6 +184,10 @@ class DatabaseBranch:
         """
         return self._block.roll_back()
 
+    def give_back(self) -> None:
+        """Roll back what an interrupt has left open; a prepared branch stays."""
+        self._block.give_back()
+
     def ended(self) -> TransactionEnded:
         """Return the error of a branch that the caller has ended."""
         return self._block.ended()

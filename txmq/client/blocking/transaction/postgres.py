@@ -83,6 +83,9 @@ class PostgresTransaction(CallerTransaction):
         self._block.begin()
         return super().__enter__()
 
+    def _give_back(self) -> None:
+        self._block.give_back()
+
     def _commit(self) -> None:
         self._block.end()
         bundles = self._nonempty_bundles()

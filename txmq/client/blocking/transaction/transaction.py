@@ -8,6 +8,7 @@ a home broker decides, messages may go to several brokers: see `Transaction.at`.
 
 from __future__ import annotations
 
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -131,6 +132,7 @@ class Transaction(TransactionOperations):
         self._stage = Stage.NEW
         self._committed = False
         self._rollback_only = ""  # the reason, if it may only roll back
+        self._pid = os.getpid()
 
     def _spread(self, cores: Sequence[BlockingCore], routing: Routing) -> UnroutedBundle:
         """Let each message go to its broker of a cluster. Called before the block."""
@@ -211,6 +213,15 @@ class Transaction(TransactionOperations):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._is_of_parent():
+            if error is None:
+                raise LocalProtocolError(
+                    f"The block of transaction {self.token} is that of process {self._pid}, from "
+                    "which this one was forked: nothing was done",
+                    hint="leave the child by os._exit(), or begin transactions in the child, on "
+                    "connections of its own",
+                )
+            return
         committed: bool | None = None  # None = unknown
         try:
             if error is None and not self._rollback_only:
@@ -238,6 +249,12 @@ class Transaction(TransactionOperations):
             self._stage = Stage.OVER
             for bundle in self._bundles:
                 bundle.finish(committed=committed)
+
+    def _is_of_parent(self) -> bool:
+        """Return whether this is a copy of the block, in the child of a fork: an error
+        that ends the child must not roll back what goes on in the parent.
+        """
+        return self._pid != os.getpid()
 
     @abstractmethod
     def _commit(self) -> None:

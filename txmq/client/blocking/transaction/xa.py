@@ -126,6 +126,10 @@ class XaTransaction(CallerTransaction):
         if ended:
             raise ended[0].ended()
 
+    def _give_back(self) -> None:
+        for branch in self._branches:
+            branch.give_back()
+
     @contextmanager
     def _database_savepoint(self) -> Iterator[None]:
         with ExitStack() as stack:
