@@ -422,6 +422,17 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_half_is_published_dropped_or_asked_about",
         "test_a_half_message_is_decided_by_its_block_or_by_a_checker",
     ),
+    147: (
+        "test_an_open_block_outlives_a_restart_of_the_broker",
+        "test_after_a_start_of_the_broker_origins_have_time_to_return",
+        "test_an_origin_whose_connection_is_lost_has_time_to_return",
+    ),
+    148: (
+        "test_an_open_block_outlives_a_restart_of_the_broker",
+        "test_a_slow_checker_does_not_hide_that_another_block_is_open",
+        "test_an_origin_without_the_checker_passes_on_what_is_over",
+        "test_a_process_without_the_checker_passes_on_what_it_has_left",
+    ),
     121: (
         "test_a_transaction_goes_on_by_itself_where_its_topics_have_grown",
         "test_a_two_phase_commit_goes_on_by_itself",

@@ -40,7 +40,7 @@ from txmq.broker.search.catalogue_service import CatalogueService
 from txmq.model import limits
 from txmq.model.units import SECOND
 from txmq.tx.checkback import CheckSchedule
-from txmq.wire.batched import FEATURE, POSITIONS, SENDS
+from txmq.wire.batched import FEATURE, OWN_CHECKS, POSITIONS, SENDS
 from txmq.wire.hello import BrokerLimits, Welcome
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ class Assembly:
         name = self._settings.broker.name
         return Welcome(
             version=version,
-            features=(FEATURE, SENDS, POSITIONS),
+            features=(FEATURE, SENDS, POSITIONS, OWN_CHECKS),
             broker=name,
             log_id=store.log_id,
             boot_epoch=state.boot_epoch,

@@ -21,13 +21,20 @@ from txmq.wire.hello import Hello
 
 ORIGIN, OTHER = "a" * 32, "b" * 32
 FIRST_CHECK = 6
+RETURN_S = offers.RETURN_US / SECOND + 0.1
+
+
+def started() -> BrokerInMemory:
+    broker = BrokerInMemory()
+    broker.start()
+    broker.connect().call("topic.create", name="t", partitions=1)
+    return broker
 
 
 @pytest.fixture
 def broker() -> BrokerInMemory:
-    broker = BrokerInMemory()
-    broker.start()
-    broker.connect().call("topic.create", name="t", partitions=1)
+    broker = started()
+    broker.pass_time(RETURN_S)  # no process is waited for any more
     return broker
 
 
@@ -55,8 +62,10 @@ def store(
     return token.hex()
 
 
-def taken(client: Client, *checkers: str, most: int = 16) -> list[str]:
-    reply: Any = client.call("checks.wait", service="shop", checkers=checkers, max=most, wait_ms=0)
+def taken(client: Client, *checkers: str, most: int = 16, own: bool = False) -> list[str]:
+    reply: Any = client.call(
+        "checks.wait", service="shop", checkers=checkers, max=most, wait_ms=0, own=own
+    )
     return [check["token"] for check in reply["checks"]]
 
 
@@ -104,14 +113,58 @@ def test_an_origin_that_does_not_ask_in_time_is_passed_over(broker: BrokerInMemo
     assert taken(origin, "billing") == []
 
 
-def test_nothing_is_kept_for_an_origin_whose_connection_is_lost(broker: BrokerInMemory) -> None:
+@pytest.mark.parametrize("returns", [False, True])
+def test_an_origin_whose_connection_is_lost_has_time_to_return(
+    broker: BrokerInMemory, *, returns: bool
+) -> None:
     origin, other = connect(broker, ORIGIN), connect(broker, OTHER)
     taken(origin, "billing")
     token = store(origin)
-    broker.pass_time(FIRST_CHECK + 0.1)
+    broker.pass_time(FIRST_CHECK - 1)
     origin.session.connectionLost()  # type: ignore[attr-defined]
-    broker.pass_time(0.1)
+    broker.pass_time(1.1)
+    assert taken(other, "billing") == []
+    if returns:
+        assert taken(connect(broker, ORIGIN), own=True) == [token]
+        return
+    broker.pass_time(RETURN_S)
     assert taken(other, "billing") == [token]
+
+
+def test_after_a_start_of_the_broker_origins_have_time_to_return() -> None:
+    broker = started()
+    token = store(connect(broker, ORIGIN))
+    other = connect(broker, OTHER)
+    broker.pass_time(FIRST_CHECK + 0.1)
+    assert taken(other, "billing") == []
+    origin = connect(broker, ORIGIN)
+    assert taken(origin, own=True) == [token]
+    origin.call("checks.answer", token=token, answer="UNKNOWN", open=True)
+    broker.ask("tx.check", token=token)
+    broker.pass_time(RETURN_S)
+    assert taken(other, "billing") == []
+
+
+def test_an_origin_without_the_checker_passes_on_what_is_over(broker: BrokerInMemory) -> None:
+    origin, other = connect(broker, ORIGIN), connect(broker, OTHER)
+    assert taken(origin, own=True) == taken(other, "billing", own=True) == []
+    anybodys, token = store(connect(broker, "c" * 32), 1), store(origin, 2)
+    broker.pass_time(FIRST_CHECK + 0.1)
+    assert taken(other, "billing", own=True) == [anybodys]
+    assert taken(origin, own=True) == [token]
+    origin.call("checks.answer", token=token, answer="UNKNOWN", passed=True)
+    assert state(broker, token) == "UNDECIDED"
+    assert taken(origin, own=True) == []
+    assert taken(other, "billing", own=True) == [token]
+
+
+def test_the_client_with_the_checker_is_asked_first_in_its_process(broker: BrokerInMemory) -> None:
+    stores, checks = connect(broker, ORIGIN), connect(broker, ORIGIN)
+    assert taken(stores, own=True) == taken(checks, "billing", own=True) == []
+    token = store(stores)
+    broker.pass_time(FIRST_CHECK + 0.1)
+    assert taken(stores, own=True) == []
+    assert taken(checks, "billing", own=True) == [token]
 
 
 @pytest.mark.parametrize(

@@ -471,7 +471,11 @@ def test_the_caller_s_cursors_may_return_any_rows(world: World, kind: str, begin
         with world.client.transaction(connection):
             prepared_select(connection)
         tx.wait_published()
-    assert world.orders() == world.messages() == {"o-None", "o-outbox"}
+        with world.client.xa(connection) as xa:
+            world.insert("o-xa", connection)
+            xa.send(world.topic, b"o-xa", key="k")
+        xa.wait_published()
+    assert world.orders() == world.messages() == {"o-None", "o-outbox", "o-xa"}
 
 
 class Alarm(Exception):

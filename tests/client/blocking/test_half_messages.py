@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -264,6 +265,69 @@ def test_other_processes_are_not_asked_while_the_block_is_open(
                 client.call("tx.check", token=tx.token.hex)
         tx.wait_published()
     assert bodies(real, "both") == [b"half"]
+
+
+def test_an_open_block_outlives_a_restart_of_the_broker(
+    own_broker: RealBroker, connect: Connect, tmp_path: Path
+) -> None:
+    """Its process has not even registered the checker; another one has, and would say
+    ROLLBACK.
+    """
+    client = connect(own_broker.url, service="both")
+    with running(tmp_path, OTHER_PROCESS, own_broker.url, command=run_source) as other:
+        assert other.first_line() == "registered"
+        with client.transaction(checker="billing", check_after=0.05) as tx:
+            tx.send("both", b"half")
+            tx.prepare()
+            own_broker.kill()
+            own_broker.start()
+            before = 0
+            for _ in range(8):
+                wait_until(partial(answered_since, client, tx.token, before), 40)
+                before = client.call("tx.show", token=tx.token.hex)["checked_at"]
+                client.call("tx.check", token=tx.token.hex)
+        tx.wait_published()
+    assert bodies(own_broker, "both") == [b"half"]
+
+
+def test_a_slow_checker_does_not_hide_that_another_block_is_open(
+    real: RealBroker, connect: Connect, tmp_path: Path
+) -> None:
+    name, asked, ended = "slow-checker", Event(), Event()
+
+    def check(half: Half) -> txmq.Decision:
+        del half
+        asked.set()
+        ended.wait(60)
+        return txmq.COMMIT
+
+    client = connect(real.url, service="both")
+    client.register_checker("billing", check)
+    with running(tmp_path, OTHER_PROCESS, real.url, command=run_source) as other:
+        assert other.first_line() == "registered"
+        slow = client.half_async(name, b"slow", checker="billing", check_after=0.05).result()
+        end_work(slow.token)
+        assert asked.wait(20)
+        with client.transaction(checker="billing", check_after=0.05) as tx:
+            tx.send(name, b"half")
+            tx.prepare()
+            wait_until(partial(answered_since, client, tx.token, 0), 20)
+        ended.set()
+        tx.wait_published()
+    assert b"half" in bodies(real, name)
+
+
+def test_a_process_without_the_checker_passes_on_what_it_has_left(
+    real: RealBroker, connect: Connect, tmp_path: Path
+) -> None:
+    client = connect(real.url, service="both")
+    with running(tmp_path, OTHER_PROCESS, real.url, command=run_source) as other:
+        assert other.first_line() == "registered"
+        left = client.half_async("left-over", b"half", checker="billing", check_after=0.05).result()
+        end_work(left.token)
+        wait_until(
+            lambda: client.call("tx.show", token=left.token.hex)["state"] == "ROLLED_BACK", 20
+        )
 
 
 def answered_since(client: Client, token: Any, time: int) -> bool:

@@ -191,7 +191,7 @@ class TransactionCalls:
         """Answer a long poll when a transaction of the service is due for a
         check-back.
         """
-        process = CheckerProcess(args.service, args.checkers, call.session.origin)
+        process = CheckerProcess(args.service, args.checkers, call.session.origin, args.own)
         self._checks.add_process(call.session, process)
 
         def attempt(*, last: bool) -> bool:
@@ -251,6 +251,10 @@ class TransactionCalls:
             row = get(self._engine.state, token)
             call.answer({"state": "UNKNOWN" if row is None else row.state.name})
 
+        if args.passed:
+            self._checks.pass_on(token)
+            self._engine.answer_when_durable(answered, None)
+            return
         self._checks.note_work(token, is_open=args.open)
         self._checks.record_answer(token, Decision[args.answer], "checker", args.reason, answered)
 

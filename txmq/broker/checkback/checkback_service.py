@@ -294,6 +294,13 @@ class CheckBackService:
             self._queue.note_work(token, is_open=is_open)
             self._listeners.by_token[token] = self._forget
 
+    def pass_on(self, token: bytes) -> None:
+        """Ask any process of the service: the local work is over at the origin, which
+        does not know its outcome.
+        """
+        self.note_work(token, is_open=False)
+        self._check(token, due=self._delivered.pop(token, False))
+
     def record_answer(
         self,
         token: bytes,

@@ -59,6 +59,7 @@ class Client(BlockingProducer, BlockingMessageCalls):
         super().__init__(core.pool, core.topics, timeout=settings.timeout, retries=settings.retries)
         self._core = core
         self._checkers = Checkers(core)
+        core.answer_checks = self._checkers.start
         self._consumers = WeakSet[Consumer]()
         self._branches: dict[Xid, ForeignBranch] = {}
 
@@ -129,6 +130,8 @@ class Client(BlockingProducer, BlockingMessageCalls):
 
         def decide(outcome: Decision) -> Future[bool]:
             return core.sender.request(Opcode.DECIDE, bundle.decide_request(outcome), is_published)
+
+        core.answer_checks()
 
         def stored(payload: bytes) -> HalfMessage[Future[bool]]:
             bundle.require_stored(payload)

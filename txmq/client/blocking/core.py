@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from threading import Lock
@@ -33,6 +34,10 @@ from txmq.wire.batched import POSITIONS
 from txmq.wire.calls.registry import encode_call
 from txmq.wire.data_requests import Opcode
 from txmq.wire.json import parse_result
+
+
+def _no_checks() -> None:
+    """Do nothing: a core without a client is asked nothing."""
 
 
 class HasCore(Protocol):
@@ -79,6 +84,8 @@ class BlockingCore:
             lambda decide: self.sender.request(Opcode.DECIDE, decide),
             patience=settings.timeout,
         )
+        # Answers the broker's questions about half messages from now on.
+        self.answer_checks: Callable[[], None] = _no_checks
         _cores.add(self)
         tell_after_fork(self)
 
@@ -110,9 +117,16 @@ class BlockingCore:
 
         Raises as a call where no broker has been met yet.
         """
+        return self.has_feature(POSITIONS)
+
+    def has_feature(self, feature: str) -> bool:
+        """Return whether the broker has it.
+
+        Raises as a call where no broker has been met yet.
+        """
         if self._log.features is None:
             self.request(Opcode.PING)
-        return POSITIONS in (self._log.features or ())
+        return feature in (self._log.features or ())
 
     @property
     def stats(self) -> SenderStats:

@@ -8,6 +8,7 @@ from typing import Any, Protocol, Unpack
 
 from twisted.internet.defer import Deferred
 
+from txmq.client.blocking.core import core_of
 from txmq.client.protocol.message_search import FoundMessage, MessageSearch, message_id_of
 from txmq.client.protocol.sender.rows import Fields
 from txmq.client.protocol.transaction.decision import is_published
@@ -95,4 +96,5 @@ async def _store_half(core: TwistedCore, bundle: HalfBundle) -> HalfMessage[Defe
     await core.send_request(
         Opcode.GROUP, bundle.store_request(), bundle.require_stored, bundle.store_request
     )
+    core_of(core.blocking).answer_checks()
     return HalfMessage(bundle.token, decide)

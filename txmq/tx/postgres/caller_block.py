@@ -218,7 +218,7 @@ class CallerBlock:
         return bool(self.connection.closed) or self.connection.info.transaction_status == unknown
 
     def give_back(self) -> None:
-        """Roll back if the block is still open: an interrupt has kept it from ending."""
+        """Roll back if an interrupt has kept the block from ending."""
         if block_of(self.connection) is self:
             self.roll_back()
 

@@ -74,12 +74,17 @@ class JobDecide(TokenArgs):
 
 
 class ChecksWait(Args):
-    """A long poll for check-backs by a process with these checkers; none = all."""
+    """A long poll for check-backs by a process with these checkers.
+
+    `own`: and for those of the process's own transactions, whatever their checker.
+    Without it no checkers mean all.
+    """
 
     service: Name
     checkers: Annotated[tuple[Name, ...], Field(max_length=1_000)] = ()
     max: Limit = 16
     wait_ms: Annotated[int, Field(ge=0, le=60_000)] = 20_000
+    own: bool = False
 
 
 class ChecksAnswer(TokenArgs):
@@ -88,3 +93,4 @@ class ChecksAnswer(TokenArgs):
     answer: Literal["COMMIT", "ROLLBACK", "UNKNOWN"]
     reason: Text = ""  # why the answer is UNKNOWN
     open: bool = False  # the local work goes on in the answering process, the origin
+    passed: bool = False  # it is over there, and others are to be asked; no answer

@@ -1,16 +1,19 @@
 """Check-backs: the broker asks whether an undecided transaction's local work was done.
 
-The broker may ask any process of the service that has registered the checker. One
-thread with a connection of its own waits for questions. An answer is COMMIT, ROLLBACK
-or UNKNOWN. Exceptions and other values of a checker become UNKNOWN with a reason, which
-operators can see, and the broker asks again later.
+The broker asks the process first that has stored the half message, whether or not it
+has registered the checker: while the block is open there, the answer is UNKNOWN. Else
+it asks any process of the service with the checker. One thread with a connection of its
+own waits for questions; checkers run in another one, so that a slow one does not keep
+the broker from learning what is open. An answer is COMMIT, ROLLBACK or UNKNOWN.
+Exceptions and other values of a checker become UNKNOWN with a reason, which operators
+can see, and the broker asks again later.
 """
 
 from __future__ import annotations
 
 import os
 from base64 import b64decode
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from threading import Event, Lock, Thread
 from time import monotonic
 from typing import Any, NamedTuple
@@ -31,12 +34,15 @@ from txmq.errors import (
     TxmqError,
 )
 from txmq.model.message import UNKNOWN, Decision, check_name
+from txmq.wire.batched import OWN_CHECKS
 
 WAIT_MS = 20_000  # of a long poll
 MAX_QUESTIONS = 16  # of one poll; they are answered one after the other
 ANSWER_S = 5.0
 REASON_LIMIT = 400  # characters
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0  # after an error
+SLOW_S = 0.5  # of a checker's work, before the thread waits for questions again
+# After an error. The broker does not wait long for a process with an open block.
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
 log = get_logger()
 
 
@@ -57,6 +63,7 @@ class CheckAnswer(NamedTuple):
     decision: Decision
     reason: str = ""
     open: bool = False  # the block of the local work is open in this process
+    passed: bool = False  # it is over here, and other processes have the checker
 
 
 class Half(NamedTuple):
@@ -86,6 +93,7 @@ class Checkers:
         self._lock = Lock()
         self._functions: dict[str, Checker] = {}
         self._thread: Thread | None = None
+        self._working = Thread()  # runs the checkers
         self._pid = os.getpid()
         self._stopped = Event()
         self._connection: Connection | None = None
@@ -108,6 +116,13 @@ class Checkers:
             self._functions[check_name(name, "checker")] = function
             if new and self._polling and self._connection is not None:
                 self._connection.abort()  # the running poll names the other checkers only
+        self.start()
+
+    def start(self) -> None:
+        """Answer questions about the half messages of this process from now on."""
+        if self._thread is not None and self._pid == os.getpid():
+            return
+        with self._lock:
             if self._thread is None or self._pid != os.getpid():
                 self._pid = os.getpid()
                 self._thread = Thread(target=self._run, name="txmq-checkers", daemon=True)
@@ -122,6 +137,8 @@ class Checkers:
             if connection is not None:
                 connection.abort()
             thread.join(ANSWER_S)
+            if self._working.ident is not None:
+                self._working.join(ANSWER_S)
 
     def _run(self) -> None:
         pause = FIRST_PAUSE_S
@@ -149,49 +166,67 @@ class Checkers:
         return connection
 
     def _poll(self, connection: Connection) -> None:
+        own, busy = self._core.has_feature(OWN_CHECKS), self._working.is_alive()
         with self._lock:
-            checkers, self._polling = sorted(self._functions), True
+            checkers = [] if busy else sorted(self._functions)
+            self._polling = not busy
+        if not (own or checkers):  # to an older broker no checkers mean all
+            self._stopped.wait(SLOW_S)
+            return
+        wait_ms = int(SLOW_S * 1_000) if busy else WAIT_MS
+        args = {
+            "service": self._core.settings.service,
+            "checkers": checkers,
+            "max": MAX_QUESTIONS,
+            "wait_ms": wait_ms,
+            **({"own": True} if own else {}),
+        }
         try:
-            args = {
-                "service": self._core.settings.service,
-                "checkers": checkers,
-                "max": MAX_QUESTIONS,
-                "wait_ms": WAIT_MS,
-            }
-            reply = connection.call("checks.wait", args, timeout=WAIT_MS / 1_000 + ANSWER_S)
+            reply = connection.call("checks.wait", args, timeout=wait_ms / 1_000 + ANSWER_S)
         finally:
             with self._lock:
                 self._polling = False
-        # Those that are answered at once do not wait for a checker.
-        for half in sorted(_halves(reply), key=lambda half: not is_open(half.token)):
-            answer = self._run_checker(half)
-            if answer is not None:
-                entry = {
-                    "token": half.token.hex,
-                    "answer": answer.decision.name,
-                    "reason": answer.reason,
-                    **({"open": True} if answer.open else {}),
-                }
-                crashpoint("checker.before_answer")
-                try:
-                    connection.call("checks.answer", entry, timeout=ANSWER_S)
-                    crashpoint("checker.after_answer")
-                except RequestRejected as refused:
-                    # The transaction was decided meanwhile; the broker records a
-                    # conflict.
-                    log.warning(
-                        "checkers.answer_refused", token=str(half.token), error=refused.message
-                    )
+        for_checkers: list[Half] = []
+        for half in _halves(reply):
+            if is_open(half.token):
+                self._answer(half, CheckAnswer(UNKNOWN, REASON, open=True))
+            elif half.checker in checkers:
+                for_checkers.append(half)
+            elif own:
+                self._answer(half, CheckAnswer(UNKNOWN, passed=True))
+        if for_checkers:
+            self._working = Thread(
+                target=self._run_checkers, args=(for_checkers,), name="txmq-checker", daemon=True
+            )
+            self._working.start()
+            self._working.join(SLOW_S)
 
-    def _run_checker(self, half: Half) -> CheckAnswer | None:
-        """Return the checker's answer; None = another process has registered it."""
-        if is_open(half.token):
-            return CheckAnswer(UNKNOWN, REASON, open=True)
-        function = self._functions.get(half.checker)
-        if function is None:
-            return None
+    def _run_checkers(self, halves: Sequence[Half]) -> None:
+        for half in halves:
+            if not self._stopped.is_set():
+                self._answer(half, self._run_checker(half))
+
+    def _answer(self, half: Half, answer: CheckAnswer) -> None:
+        flags = {"open": answer.open, "passed": answer.passed}
+        entry = {
+            "token": half.token.hex,
+            "answer": answer.decision.name,
+            "reason": answer.reason,
+            **{name: True for name, is_set in flags.items() if is_set},
+        }
+        crashpoint("checker.before_answer")
         try:
-            decision = function(half)
+            self._core.call("checks.answer", entry, timeout=ANSWER_S)
+            crashpoint("checker.after_answer")
+        except RequestRejected as refused:
+            # The transaction was decided meanwhile; the broker records a conflict.
+            log.warning("checkers.answer_refused", token=str(half.token), error=refused.message)
+        except TxmqError as error:  # the broker asks again
+            log.warning("checkers.not_answered", token=str(half.token), error=error.message)
+
+    def _run_checker(self, half: Half) -> CheckAnswer:
+        try:
+            decision = self._functions[half.checker](half)
         except Exception as error:  # noqa: BLE001  # the user's code may raise anything
             log.warning(
                 "checkers.failed",

@@ -65,6 +65,8 @@ class HalfTransaction(Transaction):
         self._route()
         self._stage = Stage.STORED  # or it may be, so an error sends a rollback
         self._store()
+        if self._stored is not None:
+            self._stored.core.answer_checks()
 
     def __exit__(
         self,
