@@ -387,11 +387,11 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_no_notification_goes_out_of_a_transaction_that_is_rolled_back",
         "test_a_reader_that_is_lost_after_the_decision_is_logged",
     ),
-    149: (
+    150: (
         "test_an_interrupt_in_the_commit_gives_the_connection_back_as_it_was",
         "test_the_child_of_a_fork_does_nothing_to_its_parent_s_block",
     ),
-    150: (
+    151: (
         "test_the_caller_s_cursors_may_return_any_rows",
         "test_the_caller_s_own_class_of_cursors_is_kept",
         "test_an_asynchronous_connection_is_refused",
