@@ -387,7 +387,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_no_notification_goes_out_of_a_transaction_that_is_rolled_back",
         "test_a_reader_that_is_lost_after_the_decision_is_logged",
     ),
-    150: (
+    152: (
         "test_an_interrupt_in_the_commit_gives_the_connection_back_as_it_was",
         "test_the_child_of_a_fork_does_nothing_to_its_parent_s_block",
     ),
