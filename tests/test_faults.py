@@ -312,6 +312,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
     ),
     91: ("test_a_consumer_that_comes_back_with_two_brokers_doubles_nothing",),
     99: (
+        "test_a_restored_database_gets_also_what_is_below_a_later_reprocess",
         "test_a_database_restored_to_before_the_first_row_gets_its_messages_again",
         "test_a_database_restored_beside_an_idle_consumer_gets_its_messages_again",
         "test_a_database_restored_to_before_the_retained_messages_raises_an_alarm",

@@ -17,7 +17,7 @@ from tests.simulation.actors import TOPIC, Actor
 from tests.simulation.history import InvariantBroken
 from tests.simulation.network import RequestLost
 from tests.simulation.world import SimulatedWorld
-from txmq.client.blocking.consumer.inbox_opening import lacking
+from txmq.client.blocking.consumer.inbox_opening import cut, epoch_parts, lacking
 from txmq.client.protocol.consumer.fetched import DeliveredMessage
 from txmq.client.protocol.consumer.member import Member, MemberPhase
 from txmq.client.protocol.consumer.operations import Operations
@@ -229,7 +229,11 @@ class InboxConsumer(Actor):
             if position[2] in shown["older"]:
                 self._inbox.opened[position] = began
             return
-        ranges = self._inbox.ranges(position)
+        ranges = [
+            item
+            for epoch, start, end in epoch_parts(shown)
+            for item in cut(self._inbox.ranges((*position[:2], epoch)), start, end)
+        ]
         if shown["base"] is None:
             await self.connection.call("inbox.open", **at, applied=ranges)
         elif ranges_lacking := lacking(shown, ranges):

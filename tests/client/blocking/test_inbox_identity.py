@@ -215,6 +215,26 @@ def test_a_database_restored_beside_an_idle_consumer_gets_its_messages_again(
         all_taken(connect, ["a", "b", "c"])
 
 
+def test_a_restored_database_gets_also_what_is_below_a_later_reprocess(
+    client: Client, connect: Connect
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    make(client, topic)
+    send(client, topic, "a", "b", "c", "d", "e")
+    run(client, connect, group, topic)
+    for offset in (3, 2, 4):
+        client.call("group.reset", group=group, topic=topic, to={"0": offset}, reprocess=True)
+        run(client, connect, group, topic)
+    execute(connect, RESTORED)
+    for _ in range(2):
+        run(client, connect, group, topic)
+        assert effects(connect) == ["a", "b", "c", "d", "e"]
+    run(client, connect, group, topic)
+    client.call("group.reset", group=group, topic=topic, to="first")
+    run(client, connect, group, topic)
+    assert effects(connect) == ["a", "b", "c", "d", "e"]
+
+
 def test_an_inbox_ahead_of_a_restored_log_is_refused_instead_of_losing_messages(
     client: Client, connect: Connect
 ) -> None:

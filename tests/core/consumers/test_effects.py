@@ -97,12 +97,27 @@ def test_a_reset_back_takes_back_what_was_skipped(world: ConsumersWorld) -> None
     assert restore(world, (0, 10)).restored == 10
 
 
-def test_a_reprocess_begins_another_inbox(world: ConsumersWorld) -> None:
+def test_a_reprocess_forgets_nothing_of_what_has_effects_below_it(world: ConsumersWorld) -> None:
     process(world)
     world.do(ResetPosition("g", "t", offsets=((0, 4),), reprocess=True))
-    assert shown(world)["base"] == 4
+    found = shown(world)
+    assert (found["base"], found["older"], found["steps"]) == (0, [1, 2], ((4, 2),))
     process(world)
-    assert restore(world, (0, 10)).restored == 6
+    assert restore(world, (0, 10)).restored == 10
+
+
+def test_a_reprocess_below_what_an_inbox_was_opened_with_is_compared_from_there(
+    world: ConsumersWorld,
+) -> None:
+    other = ConsumersWorld(t=1)
+    other.publish("t", *range(10))
+    other.join("a")
+    process(other)
+    other.do(OpenInbox(HERE, ((5, 10),)))
+    other.do(ResetPosition("g", "t", offsets=((0, 2),), reprocess=True))
+    process(other)
+    assert shown(other)["base"] == 2
+    assert restore(other, (0, 10)).restored == 8
 
 
 def test_the_inbox_of_a_group_made_again_begins_with_its_epoch(world: ConsumersWorld) -> None:
@@ -180,6 +195,7 @@ def test_an_inbox_is_opened_with_what_it_has(world: ConsumersWorld) -> None:
     assert shown(other) | {"made_at": 0} == {
         "epoch": 1,
         "older": [1],
+        "steps": (),
         "made_at": 0,
         "end": 10,
         "floor": 5,

@@ -91,16 +91,18 @@ def _find(state: State, at: InboxPartition) -> _Found | Rejected:
 
 def describe_inbox(state: State, at: InboxPartition) -> dict[str, Any] | Rejected:
     """Describe what an inbox must have. `base` is null until a member has opened it;
-    `settled` are ranges above the floor.
+    `settled` are ranges above the floor, `steps` the offsets where epochs begin.
     """
     found = _find(state, at)
     if isinstance(found, Rejected):
         return found
     group, tp, position = found
     topic, effects = state.topics_by_id[tp[0]], position.effects
+    steps = group.epochs.get(tp, ())
     return {
         "epoch": group.epoch_of(tp),
-        "older": [group.first_epoch, *(epoch for _offset, epoch in group.epochs.get(tp, ()))],
+        "older": [group.first_epoch, *(epoch for _offset, epoch in steps)],
+        "steps": steps,
         "made_at": topic.made_at,
         "end": topic.end_offsets[tp[1]],
         "floor": position.floor,

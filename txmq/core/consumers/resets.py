@@ -13,7 +13,7 @@ from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.state import failed_messages, visibility
 from txmq.core.state.consumer_groups import FIRST, LAST
 from txmq.core.state.failed_messages import FailedKind
-from txmq.core.state.positions import EffectsRecord, GroupPosition
+from txmq.core.state.positions import GroupPosition
 from txmq.core.state.state import State
 from txmq.core.topics import topics
 from txmq.errors import BadRequest, Conflict, OffsetOutOfRange, UnknownTopic
@@ -217,13 +217,13 @@ def _begin(state: State, group: ConsumerGroup, event: PositionReset | ResetBegun
     for partition, offset in event.offsets:
         tp = TopicPartition(event.topic_id, partition)
         group.positions.setdefault(tp, _initial_position(state, tp))
-        position = state.groups.position_for_update(group, tp)
+        effects = state.groups.position_for_update(group, tp).effects
         if event.generation:
             group.resets[tp] = event.generation
         if again:
             group.begin_epoch(tp, offset)
-            if position.effects is not None:
-                position.effects = EffectsRecord(offset)
+            if effects is not None:
+                effects.base = min(effects.base, offset)
     if again and not event.generation:
         group.first_epoch = event.epoch
         group.epochs.clear()

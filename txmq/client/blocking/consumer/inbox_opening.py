@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from txmq.client.protocol.consumer.stats import ConsumerStats
 
 RANGES_AT_ONCE = 10_000
+FAR = 1 << 63
 ADOPTION_S, ADOPTION_PAUSE_S = 10.0, 0.2
 OffsetRange = tuple[int, int]
 log = get_logger()
@@ -137,7 +138,11 @@ class InboxOpenings:
         if settings.tags is not None or settings.selector is not None or not present:
             return 0
         # The broker was asked before: all that it has settled is committed.
-        ranges = applied(connection, position).ranges
+        ranges = [
+            item
+            for epoch, start, end in epoch_parts(shown)
+            for item in cut(applied(connection, position._replace(epoch=epoch)).ranges, start, end)
+        ]
         top = ranges[-1][1] if ranges else 0
         if top > shown["end"]:
             self._refuse_ahead(position, topic, top)
@@ -235,6 +240,24 @@ class InboxOpenings:
             "partition": position.partition,
         }
         return self._member.core.call(name, at | args, repeat=True)
+
+
+def epoch_parts(shown: dict[str, Any]) -> list[tuple[int, int, int]]:
+    """Return the epochs that the messages of a partition have, each with its offsets
+    [start, end).
+    """
+    # A broker of an older version tells no offsets: it compares the present epoch only.
+    steps = shown.get("steps") or [(0, shown["epoch"])]
+    if steps[0][0]:
+        steps = [(0, shown["older"][0]), *steps]
+    ends = [*(start for start, _epoch in steps[1:]), FAR]
+    return [(epoch, start, end) for (start, epoch), end in zip(steps, ends, strict=True)]
+
+
+def cut(ranges: Iterable[OffsetRange], start: int, end: int) -> list[OffsetRange]:
+    """Return what ranges have within [start, end)."""
+    cut = ((max(low, start), min(high, end)) for low, high in ranges)
+    return [(low, high) for low, high in cut if low < high]
 
 
 def lacking(shown: dict[str, Any], ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
