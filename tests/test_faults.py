@@ -309,6 +309,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
     149: (
         "test_an_inbox_of_a_restored_log_that_has_outgrown_it_is_refused",
         "test_an_inbox_goes_on_over_restarts_of_its_broker",
+        "test_a_running_member_is_refused_by_a_backup_in_the_same_boot_epoch",
     ),
     91: ("test_a_consumer_that_comes_back_with_two_brokers_doubles_nothing",),
     99: (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Literal
@@ -289,6 +290,33 @@ def test_an_inbox_of_a_restored_log_that_has_outgrown_it_is_refused(
     consume("h")
     broker.stop()
     assert effects(connect) == ["a", "b", "c", "d", "e", "f", "g", "h"]
+
+
+def test_a_running_member_is_refused_by_a_backup_in_the_same_boot_epoch(
+    tmp_path: Path, connect: Connect
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    broker = RealBroker(tmp_path / "broker")
+    data, backup = tmp_path / "broker" / "data", tmp_path / "backup"
+    with txmq.connect(broker.url, service="tests", timeout=WAIT_S) as client:
+        make(client, topic)
+        broker.stop()
+        shutil.copytree(data, backup)
+        broker.start()
+        with consumer_of(client, group, topic) as consumer, ThreadPoolExecutor() as threads:
+            running = threads.submit(consumer.run, take_effect, inbox=connect)
+            send(client, topic, "a", "b")
+            all_taken(connect, ["a", "b"])
+            broker.kill()
+            shutil.rmtree(data)
+            backup.rename(data)
+            broker.start()
+            with txmq.connect(broker.url, service="tests", timeout=WAIT_S) as other:
+                send(other, topic, "c", "d", "e")
+            with pytest.raises(InboxMismatch, match="restored to the past"):
+                running.result(WAIT_S)
+    broker.stop()
+    assert effects(connect) == ["a", "b"]
 
 
 def test_an_inbox_goes_on_over_restarts_of_its_broker(tmp_path: Path, connect: Connect) -> None:

@@ -42,11 +42,6 @@ Payload = bytes | Sequence[bytes]
 _newest_epochs: dict[UUID, int] = {}
 
 
-def newest_boot_epoch(log_id: UUID | None) -> int:
-    """Return the newest boot epoch of a log that any client of this process has met."""
-    return 0 if log_id is None else _newest_epochs.get(log_id, 0)
-
-
 @dataclass(eq=False, slots=True)
 class LogIdentity:
     """The log of a client's broker, given by the user or learnt from the first welcome.

@@ -1,7 +1,7 @@
 """The opening of an inbox's partitions, before the first message of each is applied.
 
 The database is the authority for what was applied, the broker for what must be. A
-partition is opened once for each connection to the database and each run of the broker.
+partition is opened once for each connection to the database and each join of the group.
 What the group has settled and the inbox lacks is delivered again: the database was
 restored to the past. The broker knows what has no effect by an operator's word, by
 retention or by failure, so gaps in the inbox are no signs.
@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from txmq.client.log import get_logger
 from txmq.client.protocol.consumer.membership import Membership
-from txmq.client.protocol.conversation import newest_boot_epoch
 from txmq.errors import InboxMismatch, StaleGeneration
 from txmq.tx.postgres.inbox import Position, applied, note_run, noted_run
 from txmq.tx.postgres.inbox_names import Adoption, Evidence, adopt
@@ -75,7 +74,7 @@ class InboxOpenings:
         self._member = member
         self._lock = Lock()
         self._open: set[Position] = set()
-        self._boot_epoch = 0  # in which these were opened
+        self._rejoined = 0  # the count of joins before these were opened
         self.lost: dict[Position, str] = {}
 
     def position(self, topic: str, topic_id: int, partition: int, epoch: int) -> Position:
@@ -109,11 +108,13 @@ class InboxOpenings:
         return self._of_this_run().issuperset(positions)
 
     def _of_this_run(self) -> set[Position]:
-        """Return what is open. Each run of the broker begins with nothing."""
-        newest = newest_boot_epoch(self._member.log_id)
-        if newest != self._boot_epoch:
+        """Return what is open: nothing after each join. The broker may be in another
+        run, or have made the group again.
+        """
+        rejoined = self._member.stats.rejoined
+        if rejoined != self._rejoined:
             self._open = set()
-            self._boot_epoch = newest
+            self._rejoined = rejoined
         return self._open
 
     def open(self, connection: Connection, position: Position, topic: str) -> int:

@@ -44,7 +44,6 @@ class InboxUpkeep:
         )
         self._connection: Connection | None = None
         self._folded_acks = 0  # the count of acks at the last fold
-        self._rejoined = 0  # the count of joins at the last round
         self.openings = InboxOpenings(member)
 
     def start(self) -> None:
@@ -73,10 +72,6 @@ class InboxUpkeep:
                 if self._connection is not None:
                     self.openings.forget()
                 self._connection = open_connection(self._connect)
-            rejoined = self._member.stats.rejoined
-            if rejoined != self._rejoined:
-                self.openings.forget()  # the group may have been made again
-                self._rejoined = rejoined
             if not self._stopped.is_set():
                 self._open_assigned(self._connection)
             self._report_lost()
