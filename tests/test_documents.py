@@ -80,3 +80,39 @@ def test_a_missing_module_is_found(tmp_path: Path) -> None:
     (tmp_path / "present.py").touch()
     table = "| word | meaning | `present.py`, `absent.py` | other |\n"
     assert missing_modules(table, tmp_path) == ["absent.py"]
+
+
+def numbering_errors(decisions: Path) -> list[str]:
+    """Return what is wrong with the numbers and the list of decisions."""
+    files = sorted(decisions.glob("[0-9]*.md"))
+    numbers = [file.name[:4] for file in files]
+    twice = [number for number in sorted(set(numbers)) if numbers.count(number) > 1]
+    listed = LINK.findall((decisions / "README.md").read_text("utf-8"))
+    return [
+        *(f"number {number} is used twice" for number in twice),
+        *(
+            f"the title of {file.name} has another number"
+            for file in files
+            if not file.read_text("utf-8").startswith(f"# {file.name[:4]}: ")
+        ),
+        *(
+            f"the list has {file.name} {listed.count(file.name)} times"
+            for file in files
+            if listed.count(file.name) != 1
+        ),
+    ]
+
+
+def test_each_decision_has_a_number_of_its_own_and_is_listed_once() -> None:
+    assert numbering_errors(ROOT / "docs" / "decisions") == []
+
+
+def test_wrong_numbers_of_decisions_are_found(tmp_path: Path) -> None:
+    (tmp_path / "0001-one.md").write_text("# 0001: One\n")
+    (tmp_path / "0001-another.md").write_text("# 0002: Another\n")
+    (tmp_path / "README.md").write_text("- [0001 One](0001-one.md)\n")
+    assert numbering_errors(tmp_path) == [
+        "number 0001 is used twice",
+        "the title of 0001-another.md has another number",
+        "the list has 0001-another.md 0 times",
+    ]
