@@ -599,6 +599,8 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_no_flipped_bit_changes_what_is_read",
         "test_a_row_that_is_lost_or_comes_back_is_damage",
         "test_a_snapshot_of_a_damaged_index_is_not_finished",
+        "test_a_read_that_meets_a_damaged_row_says_so",
+        "test_a_damaged_index_ends_the_broker_whoever_meets_it",
         "test_a_broker_makes_a_damaged_index_anew_and_has_everything",
     ),
     141: (

@@ -70,6 +70,7 @@ def test_nothing_is_cut_where_no_terminal_sets_a_width(capsys: pytest.CaptureFix
         ("at", NOON + 123_456, "2026-07-01 12:00:00.123Z"),
         ("oldest", NOON, "2026-07-01 12:00:00.000Z"),
         ("check_at", 0, "-"),
+        ("born_at", 1 << 62, str(1 << 62)),
         ("since", 17, "17"),
         ("key_hash", NOON, str(NOON)),
         ("done", [["orders", 3, 17], ["orders", 4, 1]], "orders/3/17 orders/4/1"),

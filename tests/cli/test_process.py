@@ -83,3 +83,31 @@ def test_an_output_of_few_characters_shows_the_others_as_escapes() -> None:
     assert "Traceback" not in ended.stderr
     shown = txmq("topic", "show", "ü", "--json", PYTHONIOENCODING="ascii")
     assert "ü" in json.loads(shown.stderr)["message"]
+
+
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_end_no_command(closed: str) -> None:
+    line = f'exec "$@" {closed}'
+    ended = subprocess.run(
+        ["sh", "-c", line, "sh", *COMMAND, "--version"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+def test_a_command_whose_result_cannot_be_written_does_not_say_that_it_did_nothing(
+    tmp_path: Path,
+) -> None:
+    with FULL.open("w") as full:
+        ended = subprocess.run(
+            [*COMMAND, "log", "verify", str(tmp_path), "--help", "--json"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+    assert json.loads(ended.stderr)["outcome"] == "unknown"

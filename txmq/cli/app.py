@@ -46,8 +46,10 @@ class UsageError(TxmqError):
 
 class SystemFailure(TxmqError):
     """The operating system refused what a command needs, such as to write its
-    result.
+    result. The command may have done its work before.
     """
+
+    outcome = "unknown"
 
 
 app = typer.Typer(
@@ -100,6 +102,7 @@ def options(
 
 def main() -> None:
     """Run the command of this process."""
+    _replace_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # no output fails for want of a character
             stream.reconfigure(errors="backslashreplace")
@@ -112,6 +115,19 @@ def main() -> None:
         )
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in it
         sys.exit(FAILED)
+
+
+def _replace_closed_streams() -> None:
+    """Open the null device for standard streams that are closed. A file of the command
+    would get their number otherwise, and take what is written to them.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
 def _run(*, as_json: bool) -> int:

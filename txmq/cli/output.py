@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from txmq.errors import RequestRejected, TxmqError
+from txmq.model import limits
 from txmq.model.message import EPOCH
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def body_fields(body: bytes) -> dict[str, str]:
 def format_cell(name: str, value: object) -> str:
     """Format the value of a field for a table."""
     if type(value) is int and TIME_FIELDS.fullmatch(name):
-        if value > FIRST_TIME:
+        if FIRST_TIME < value <= limits.TIME:
             return format_time(value)
         if value == 0:
             return NOTHING

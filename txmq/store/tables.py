@@ -15,10 +15,24 @@ from bisect import bisect_left, insort
 from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from txmq.errors import StoreError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 Row = tuple[Any, ...]
+
+
+class IndexDamaged(StoreError):
+    """A read of the index met a page or a row that nobody wrote."""
+
+    @classmethod
+    def because(cls, error: Exception) -> IndexDamaged:
+        return cls(
+            f"the index is damaged: {type(error).__name__}: {error}",
+            hint="restart the broker: it makes the index anew from snapshot and log",
+        )
+
 
 META = "meta"
 TOPICS, PARTITIONS, ENTRIES = "topics", "partitions", "entries"

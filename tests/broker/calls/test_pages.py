@@ -128,3 +128,15 @@ def test_partitions_are_bounded_per_join_and_over_all_groups_and_topics(
     assert broker.ask("topic.describe", names=["new"], create=True).error is Throttled
     broker.do(DeleteTopic("wide2"))
     assert not isinstance(broker.do(CreateTopic("more", 1)), Rejected)
+
+
+@pytest.mark.parametrize("after", [-2, 2**63, 2**64 - 1])
+def test_letters_behind_a_number_that_no_letter_has_are_refused_or_none(
+    broker: BrokerInMemory, after: int
+) -> None:
+    refused = broker.connect()
+    refused.send(
+        encode_frame(Opcode.CALL, 3, encode_call("dlq.list", {"group": "g", "after": after}))
+    )
+    assert isinstance(refused.refusal(), BadRequest)
+    assert not broker.engine.faults.counts

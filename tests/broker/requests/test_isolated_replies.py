@@ -12,6 +12,7 @@ import pytest
 from tests.broker.support import BrokerInMemory, Client, send_payload
 from txmq import errors
 from txmq.batch import BatchView, Codec, encode
+from txmq.broker.calls import topics
 from txmq.broker.delivery import fetch_service
 from txmq.broker.monitoring.liveness import SILENT_S, Liveness
 from txmq.core import machine
@@ -19,6 +20,7 @@ from txmq.core.topics.topics import CreateTopic, DeleteTopic
 from txmq.model import limits
 from txmq.model.decider import ByChecker
 from txmq.model.message import Message
+from txmq.store.tables import IndexDamaged
 from txmq.wire import data_requests
 from txmq.wire.calls.registry import encode_call
 from txmq.wire.chunks import Chunk, unpack_chunks
@@ -80,8 +82,6 @@ def test_a_reply_that_cannot_be_built_is_an_error_for_its_session_alone(
     broker.do(CreateTopic("t", 1))
     one, other = broker.connect(), broker.connect()
     alter = encode_frame(Opcode.CALL, 3, encode_call("topic.alter", {"name": "t"} | OPEN))
-    from txmq.broker.calls import topics
-
     with bug(monkeypatch, topics, "_settings_view"):
         one.session.dataReceived(alter)  # type: ignore[attr-defined]
         other.session.dataReceived(encode_frame(Opcode.SEND, 4, send_payload()))  # type: ignore[attr-defined]
@@ -316,3 +316,20 @@ def test_a_read_has_no_more_than_its_bytes_whatever_it_asks_for(broker: BrokerIn
     reply = client.ask(Opcode.READ, read)
     assert reply.status == 0
     assert 2 * MIB < len(reply.payload) < 5 * MIB
+
+
+def test_a_damaged_index_ends_the_broker_whoever_meets_it(
+    broker: BrokerInMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault 140: the next start makes another; going on would serve wrong rows."""
+    broker.do(CreateTopic("t", 1))
+    client = broker.connect()
+
+    def damaged(*_args: object) -> None:
+        raise IndexDamaged("the index is damaged")
+
+    monkeypatch.setattr(topics, "visible_end", damaged)
+    client.send(encode_frame(Opcode.CALL, 3, encode_call("topic.show", {"name": "t"})))
+    assert isinstance(client.refusal(), errors.BrokerFailed)
+    assert broker.engine.failed is not None
+    assert isinstance(broker.engine.failed.value, IndexDamaged)

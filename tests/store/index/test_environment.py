@@ -34,7 +34,7 @@ from txmq.errors import StoreError, UnsupportedFormat
 from txmq.store.index import environment
 from txmq.store.index.digest import DATA
 from txmq.store.index.lmdb_tables import DumpRow, LmdbTables
-from txmq.store.tables import DUE, NAMES
+from txmq.store.tables import DUE, NAMES, IndexDamaged
 
 __all__ = ["path", "tables"]
 
@@ -256,6 +256,22 @@ def test_a_snapshot_of_a_damaged_index_is_not_finished(path: Path) -> None:
     ):
         list(rows)
     assert "restart the broker" in raised.value.hint
+    tables.close()
+
+
+def test_a_read_that_meets_a_damaged_row_says_so(path: Path) -> None:
+    """Fault 140: it happens under a broker that runs."""
+    filled(path)
+    tables = LmdbTables.open(path, log_id=LOG)
+    with tables._env.begin(write=True) as txn:
+        txn.put(b"00000031", b"\xc1", db=tables._databases[DUE])
+    tables._renew()
+    tables[DUE].use_transaction(tables._txn)
+    with pytest.raises(IndexDamaged, match="restart the broker"):
+        tables[DUE].get(b"00000031")
+    for reverse in (False, True):
+        with pytest.raises(IndexDamaged):
+            list(tables[DUE].range(b"00000031", b"00000032", reverse=reverse))
     tables.close()
 
 

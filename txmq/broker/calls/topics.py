@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from txmq.broker.calls.dispatcher import CallContext, Handler, then
@@ -164,7 +165,9 @@ class TopicCalls:
 
     def _ends(self, topic: Topic) -> Steps[list[int]]:
         ends: list[int] = []
-        for partition in range(len(topic.end_offsets)):
+        for partition in count():
+            if partition >= len(topic.end_offsets):  # a deleted topic loses them meanwhile
+                break
             durable = self._engine.store.durable
             ends.append(visible_end(self._engine.state, topic.topic_id, partition, durable))
             if not partition % ENDS_PER_STEP:

@@ -125,7 +125,7 @@ class XaCalls:
         """List recent commits of this home in the order of decisions, for followers."""
         epoch, first = self._engine.state.boot_epoch, self._last - len(self._recent)
         after = args.after if args.boot_epoch == epoch else 0
-        start = max(after - first, 0)
+        start = min(max(after - first, 0), len(self._recent))
         tokens = list(islice(self._recent, start, start + args.limit))
         rows = [(token, get(self._engine.state, token)) for token in tokens]
         page = {

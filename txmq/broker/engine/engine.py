@@ -10,6 +10,7 @@ is quick. Otherwise a thread does it, which costs 140 µs for each change of thr
 An exception while a reply is decided, made or sent concerns that reply alone: its
 requester gets an error, and the others their replies. An exception while an event is
 applied ends the broker before the record is written: log and state would differ.
+A damaged index ends it as well: the next start makes another.
 
 A full disk is no failure. The engine retries the failed write until there is space; all
 replies that depend on it wait. Meanwhile the broker refuses writes and serves reads.
@@ -106,6 +107,7 @@ class Engine:
         self.failed: Failure | None = None
         self.disk = Disk()
         self.faults = Faults(clock.seconds, now)
+        self.faults.on_damage = lambda error: self.fail(Failure(error))
         self.own_requester: Requester = (self.faults.record, "reply")
         self.requester: Requester = self.own_requester  # of the request that is being carried out
         self.before_replies: list[Callable[[], None]] = []

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from txmq.store.tables import IndexDamaged
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -21,8 +23,12 @@ class Faults:
     """The faults since the start: their number, and the last one."""
 
     def __init__(self, seconds: Callable[[], float], now: Callable[[], int]) -> None:
-        """`seconds` is a monotonic clock, `now` gives microseconds since the epoch."""
+        """`seconds` is a monotonic clock, `now` gives microseconds since the epoch.
+
+        `on_damage` is called when the index is damaged: that concerns all.
+        """
         self._seconds, self._now = seconds, now
+        self.on_damage: Callable[[IndexDamaged], None] = lambda _error: None
         self._logged: dict[str, float] = {}
         self.counts: Counter[str] = Counter()  # by place
         self.last, self.last_at = "", 0
@@ -31,6 +37,8 @@ class Faults:
         """Count a fault and log it, with the traceback once a minute."""
         self.counts[place] += 1
         self.last, self.last_at = f"{place}: {type(error).__name__}: {error}", self._now()
+        if isinstance(error, IndexDamaged):
+            self.on_damage(error)
         seconds = self._seconds()
         if seconds - self._logged.get(place, -TRACEBACK_S) < TRACEBACK_S:
             return

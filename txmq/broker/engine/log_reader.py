@@ -56,15 +56,18 @@ def published_batches(
 
 def visible_end(state: State, topic_id: int, partition: int, durable: int) -> int:
     """Return the offset after the last visible message."""
-    start = ENTRY_KEY.pack(topic_id, partition, 0)
-    stop = ENTRY_KEY.pack(
-        topic_id, partition, visibility.visible_end(state, topic_id, partition, durable)
+    first, end = (
+        state.topics_by_id[topic_id].start_offsets[partition],
+        visibility.visible_end(state, topic_id, partition, durable),
     )
+    if first == end:  # most partitions of very many are empty
+        return first
+    start, stop = ENTRY_KEY.pack(topic_id, partition, 0), ENTRY_KEY.pack(topic_id, partition, end)
     for key, row in state.tables[t.ENTRIES].range(start, stop, reverse=True):
         entry = BatchEntry._make(row)
         if entry.visible_at <= durable:
             return int(ENTRY_KEY.unpack(key)[2]) + entry.count
-    return state.topics_by_id[topic_id].start_offsets[partition]
+    return first
 
 
 def offset_at_time(state: State, topic_id: int, partition: int, time: int) -> int:

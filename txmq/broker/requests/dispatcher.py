@@ -9,6 +9,7 @@ from txmq.broker.requests.consumers import ConsumerRequests
 from txmq.broker.requests.sends import SendRequests
 from txmq.errors import BadRequest, BrokerFailed, TxmqError
 from txmq.model import limits
+from txmq.store.tables import IndexDamaged
 from txmq.wire.data_requests import Opcode
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class RequestDispatcher:
 
     def _fail(self, session: ClientSession, frame: Frame, error: Exception) -> None:
         """Answer a request that an exception ended."""
-        if not isinstance(error, TxmqError):
+        if not isinstance(error, TxmqError) or isinstance(error, IndexDamaged):
             self._faults.record(f"request {frame.opcode}", error)
             error = BrokerFailed(
                 f"the broker failed while it worked on the request: {type(error).__name__}",

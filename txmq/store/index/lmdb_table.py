@@ -10,10 +10,11 @@ from functools import partial
 from operator import gt, lt
 from typing import TYPE_CHECKING
 
+import lmdb
 import msgpack
 from sortedcontainers import SortedList
 
-from txmq.store.tables import Row
+from txmq.store.tables import IndexDamaged, Row
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +25,15 @@ _unpack = partial(msgpack.unpackb, use_list=False, strict_map_key=False)
 
 
 Item = tuple[bytes, Row | None]  # None: deleted in this layer
+
+# what reads of a damaged page, or of a damaged row, raise
+DAMAGE = (
+    lmdb.InvalidError,
+    lmdb.CorruptedError,
+    lmdb.PageNotFoundError,
+    lmdb.PanicError,
+    ValueError,
+)
 
 ORDERED_AT_ONCE = 1024  # keys: about 2 ms in which nothing else runs
 
@@ -120,8 +130,11 @@ class LmdbTable:
         row = rows.get(key)
         if row is not None or key in rows or not self._stored:
             return row
-        value = self._txn.get(key, None, self._database)
-        return None if value is None else _unpack(value)
+        try:
+            value = self._txn.get(key, None, self._database)
+            return None if value is None else _unpack(value)
+        except DAMAGE as error:
+            raise IndexDamaged.because(error) from error
 
     def put(self, key: bytes, row: Row) -> None:
         self._recent.put(key, row)
@@ -167,18 +180,21 @@ class LmdbTable:
     def _range_stored(self, start: bytes, stop: bytes | None, *, reverse: bool) -> Iterator[Item]:
         if not self._stored:
             return
-        cursor = self._txn.cursor(self._database)
-        if reverse:
-            if not (
-                cursor.prev() if stop is not None and cursor.set_range(stop) else cursor.last()
-            ):
-                return
-            for key, value in cursor.iterprev():
-                if key < start:
+        try:
+            cursor = self._txn.cursor(self._database)
+            if reverse:
+                if not (
+                    cursor.prev() if stop is not None and cursor.set_range(stop) else cursor.last()
+                ):
                     return
-                yield key, _unpack(value)
-        elif cursor.set_range(start):
-            for key, value in cursor:
-                if stop is not None and key >= stop:
-                    return
-                yield key, _unpack(value)
+                for key, value in cursor.iterprev():
+                    if key < start:
+                        return
+                    yield key, _unpack(value)
+            elif cursor.set_range(start):
+                for key, value in cursor:
+                    if stop is not None and key >= stop:
+                        return
+                    yield key, _unpack(value)
+        except DAMAGE as error:
+            raise IndexDamaged.because(error) from error

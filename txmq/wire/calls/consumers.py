@@ -215,7 +215,7 @@ class InboxRestore(InboxArgs):
 class DlqList(GroupArgs):
     """A page of dead letters."""
 
-    after: int = 0
+    after: Annotated[int, Field(ge=0, lt=2**63)] = 0
     limit: Limit = 100
     bodies: bool = False
 
