@@ -105,7 +105,7 @@ class Assembly:
             ),
             DeadLetterCalls(engine, self.turns),
             InboxCalls(engine),
-            TransactionCalls(engine, checks, polls, resolvers),
+            TransactionCalls(engine, checks, polls, resolvers, self.turns),
             XaCalls(engine, listeners),
             MessageCalls(engine, self.catalogues),
         )

@@ -13,6 +13,8 @@ import pytest
 from tests.broker.support import BrokerInMemory
 from txmq import errors
 from txmq.batch import encode, verify
+from txmq.broker.calls import transactions
+from txmq.broker.engine import turn_work
 from txmq.broker.search.message_view import PAGE_BYTES
 from txmq.core.events.outcome import Rejected
 from txmq.core.topics.sends import StoreBatch
@@ -22,6 +24,8 @@ from txmq.model.message import Decision, Message
 from txmq.model.units import SECOND
 from txmq.wire.calls.registry import encode_call
 from txmq.wire.data_requests import Opcode
+from txmq.wire.frames import encode_frame
+from txmq.wire.json import parse
 from txmq.wire.status import to_error
 
 
@@ -210,3 +214,22 @@ def test_a_token_may_be_written_as_a_uuid(broker: BrokerInMemory, form: Any) -> 
 def test_anything_but_a_token_is_refused(broker: BrokerInMemory, token: str) -> None:
     reply = broker.connect().ask(Opcode.CALL, encode_call("tx.show", {"token": token}))
     assert isinstance(to_error(reply.status, reply.payload), errors.BadRequest)
+
+
+def test_a_list_of_transactions_is_made_in_steps_and_fits_in_a_reply(
+    broker: BrokerInMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reasons are texts of users, of up to 4 KiB: 10,000 of them outgrow a frame."""
+    monkeypatch.setattr(turn_work, "TURN_S", 0.0)
+    monkeypatch.setattr(turn_work, "STEP_S", 0.0)
+    monkeypatch.setattr(transactions, "LIST_BYTES", 4_000)
+    tokens = [broker.half(number, Message(b"x", "k")) for number in range(1, 30)]
+    client = broker.connect()
+    request = encode_frame(Opcode.CALL, 3, encode_call("tx.list", {"limit": 10_000}))
+    client.session.dataReceived(request)  # type: ignore[attr-defined]
+    assert client.replies() == [], "others have their turns"
+    broker.pass_time(1)
+    [reply] = client.replies()
+    assert (reply.status, len(reply.payload) < 5_000) == (0, True)
+    listed: Any = parse(reply.payload)
+    assert [row["token"] for row in listed["transactions"]][:5] == tokens[:5]

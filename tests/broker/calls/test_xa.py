@@ -379,5 +379,5 @@ def test_decisions_as_a_home_are_listed_as_they_come(broker: BrokerInMemory) -> 
     assert ([row["token"] for row in told["transactions"]], told["missed"]) == (tokens[1:], False)
     last: Any = client.call("xa.committed", boot_epoch=epoch, after=2)
     assert (last["transactions"], last["missed"]) == ([], False)
-    beyond = client.call("xa.committed", boot_epoch=epoch, after=2**63 - 1)
+    beyond: Any = client.call("xa.committed", boot_epoch=epoch, after=2**63 - 1)
     assert (beyond["transactions"], beyond["next"]) == ([], 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -136,6 +137,19 @@ def test_letters_are_counted_by_their_common_fields(world: ConsumersWorld) -> No
         "replayed": 0, "oldest": first, "newest": world.now,
     }  # fmt: skip
     json.dumps(stats)
+
+
+def test_only_the_most_frequent_kinds_of_letters_are_named(
+    world: ConsumersWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each letter may have an error type of its own, and there may be very many."""
+    monkeypatch.setattr(group_views, "MAX_KINDS", 1)
+    world.fetch("a")
+    for offset, error in ((3, "ValueError"), (4, "KeyError")):
+        failure = FailureReport(error, "", error)
+        world.nack("a", offset, partition=1, dead=True, failure=failure)
+    stats: Any = run_to_end(group_views.letter_stats(world.state, "g"))
+    assert (stats["counted"], stats["by_error_type"]) == (3, {"ValueError": 2})
 
 
 def test_views_of_an_unknown_group_are_refused(world: ConsumersWorld) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from txmq.batch import single_row
@@ -21,6 +21,7 @@ from txmq.model.decider import DatabaseId
 from txmq.model.message import Decision
 from txmq.model.topic_partition import TopicPartition
 from txmq.store import tables as t
+from txmq.wire.json import dump
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from txmq.broker.checkback.resolver_service import Resolvers
     from txmq.broker.delivery.long_polls import LongPolls
     from txmq.broker.engine.engine import Engine
+    from txmq.broker.engine.turn_work import TurnWork
+    from txmq.core.steps import Steps
     from txmq.core.topics.key_order import UnplacedBatch
     from txmq.wire.calls import topics
     from txmq.wire.calls import transactions as calls
@@ -43,6 +46,7 @@ LISTS = {
 # first message of one is larger
 CHECK_BYTES = 1 << 20
 REPLY_BYTES = 2 << 20
+LIST_BYTES = 8 << 20  # of a list of transactions
 
 
 class TransactionCalls:
@@ -54,9 +58,10 @@ class TransactionCalls:
         checks: CheckBackService,
         polls: LongPolls,
         resolvers: Resolvers,
+        turns: TurnWork,
     ) -> None:
         self._engine, self._checks, self._polls = engine, checks, polls
-        self._resolvers = resolvers
+        self._resolvers, self._turns = resolvers, turns
         self.handlers: dict[str, Handler] = {
             "tx.list": self.list_transactions,
             "tx.pending": self.list_pending,
@@ -84,9 +89,26 @@ class TransactionCalls:
         )
 
     def list_transactions(self, call: CallContext, args: calls.TxList) -> None:
-        self._engine.answer_when_durable(
-            call.answer, {"transactions": list(islice(self._entries(args.state), args.limit))}
-        )
+        self._turns.run(call.caller, self._list(args.state, args.limit), call.answer)
+
+    def _list(self, state: str, limit: int) -> Steps[dict[str, Any]]:
+        """List transactions, in steps, as far as they fit in a reply: reasons are texts
+        of users.
+        """
+        if state == "conflicts":
+            found = list(islice(views.conflict_entries(self._engine.state), limit))
+            tokens: list[bytes] = []
+        else:
+            found, tokens = [], list(islice(self._tokens(state), limit))
+        listed: list[dict[str, Any]] = []
+        size = 0
+        for entry in chain(found, filter(None, map(self._entry_if_known, tokens))):
+            size += len(dump(entry))
+            if listed and size > LIST_BYTES:
+                break
+            listed.append(entry)
+            yield
+        return {"transactions": listed}
 
     def list_pending(self, call: CallContext, args: calls.TxPending) -> None:
         """List a page of what databases are to decide. It scans `limit` undecided
@@ -99,16 +121,16 @@ class TransactionCalls:
         found = [self._entry(token, self._get(token)) for token in tokens]
         self._engine.answer_when_durable(call.answer, {"transactions": found, "next": end})
 
-    def _entries(self, state: str) -> Iterator[dict[str, Any]]:
-        if state == "conflicts":
-            return views.conflict_entries(self._engine.state)
+    def _tokens(self, state: str) -> Iterator[bytes]:
         kind = LISTS.get(state)
-        tokens = (
-            indexes.undecided_tokens(self._engine.state)
-            if kind is None
-            else indexes.listed_tokens(self._engine.state, kind)
-        )
-        return (self._entry(token, self._get(token)) for token in tokens)
+        if kind is None:
+            return indexes.undecided_tokens(self._engine.state)
+        return indexes.listed_tokens(self._engine.state, kind)
+
+    def _entry_if_known(self, token: bytes) -> dict[str, Any] | None:
+        """Return an entry, None where the transaction was forgotten meanwhile."""
+        row = get(self._engine.state, token)
+        return None if row is None else self._entry(token, row)
 
     def _get(self, token: bytes) -> Transaction:
         row = get(self._engine.state, token)

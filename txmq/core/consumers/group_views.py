@@ -39,6 +39,7 @@ MAX_FENCES_LISTED = 100
 TIMED_PARTITIONS = 16
 PARTITIONS_PER_STEP = 64  # between two looks at the clock
 LETTERS_PER_STEP = 256
+MAX_KINDS = 1_000  # of fingerprints, error types and topics, in `letter_stats`
 MAX_LETTERS_COUNTED = 100_000  # by `letter_stats`, from the oldest on
 
 
@@ -336,7 +337,9 @@ def _letter(state: State, group: ConsumerGroup, ref: MessageRef, row: FailedMess
 
 
 def letter_stats(state: State, name: str) -> Steps[dict[str, Any] | Rejected]:
-    """Count open dead letters by fingerprint, error type, topic and key, in steps."""
+    """Count open dead letters by fingerprint, error type, topic and key, in steps. Of
+    each the most frequent ones are named.
+    """
     group = find_group(state, name)
     if isinstance(group, Rejected):
         return group
@@ -364,9 +367,9 @@ def letter_stats(state: State, name: str) -> Steps[dict[str, Any] | Rejected]:
         "group": group.name,
         "letters": group.letters,
         "counted": len(died),
-        "by_fingerprint": dict(fingerprints.most_common()),
-        "by_error_type": dict(types.most_common()),
-        "by_topic": dict(topics.most_common()),
+        "by_fingerprint": dict(fingerprints.most_common(MAX_KINDS)),
+        "by_error_type": dict(types.most_common(MAX_KINDS)),
+        "by_topic": dict(topics.most_common(MAX_KINDS)),
         "keys": len(keys),
         "most_of_one_key": max(keys.values(), default=0),
         "replayed": replayed,
