@@ -424,6 +424,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_half_is_published_dropped_or_asked_about",
         "test_a_half_message_is_decided_by_its_block_or_by_a_checker",
     ),
+    146: ("test_an_xa_transaction_cannot_overtake_rows_with_its_keys",),
     147: (
         "test_an_open_block_outlives_a_restart_of_the_broker",
         "test_after_a_start_of_the_broker_origins_have_time_to_return",

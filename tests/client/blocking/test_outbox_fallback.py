@@ -422,6 +422,26 @@ def test_a_transaction_without_the_outbox_queues_behind_rows_with_its_keys(world
     assert world.orders() == {"o-1", "o-2", "o-3", "o-4"}
 
 
+def test_an_xa_transaction_cannot_overtake_rows_with_its_keys(world: World) -> None:
+    broken = put_damaged_row(world)
+    place(world, "o-1")
+    with pytest.raises(BrokerUnavailable, match="wait for the broker"):
+        place_in_two_phases(world, "o-2", "k")
+    place_in_two_phases(world, "o-3", "other").wait_published()
+    query_and_commit(world, "DELETE FROM txmq_outbox WHERE seq = %s RETURNING 1", broken)
+    wait_until(lambda: not waiting(world), DEADLINE_S)
+    place_in_two_phases(world, "o-4", "k").wait_published()
+    assert [body for body in bodies(world) if body != "o-3"] == ["o-1", "o-4"]
+    assert world.orders() == {"o-1", "o-3", "o-4"}
+
+
+def place_in_two_phases(world: World, number: str, key: str) -> Any:
+    with world.client.xa(world.connection) as tx:
+        world.insert(number)
+        tx.send(world.topic, number.encode(), key=key)
+    return tx
+
+
 def test_a_transaction_without_the_outbox_fails_while_the_broker_is_away(world: World) -> None:
     place_directly(world, "o-0", "k")
     world.broker.kill()

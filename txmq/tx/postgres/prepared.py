@@ -53,7 +53,8 @@ SELECT CASE current_setting('transaction_isolation') WHEN 'serializable' THEN pg
        (SELECT system_identifier FROM pg_control_system()),
        left(pg_walfile_name(pg_current_wal_insert_lsn()), 8),
        (SELECT oid::int8 FROM pg_database WHERE datname = current_database()),
-       pg_current_wal_insert_lsn()::text
+       pg_current_wal_insert_lsn()::text,
+       to_regprocedure('public.txmq_outbox_waits(uuid, int8[])') IS NOT NULL
 """
 _PREPARE: Final = (
     "PREPARE TRANSACTION %(gid)s; BEGIN; SELECT FROM pg_prepared_xact() WHERE gid = %(gid)s"
@@ -65,12 +66,14 @@ class Work(NamedTuple):
 
     `xid` is its transaction id, None where it has nothing to prepare. What it wrote is
     in the write-ahead log of `server` before `position`, and PREPARE behind it.
+    `has_outbox`: the database has txmq's tables, which it need not have.
     """
 
     xid: int | None
     owner: str
     server: ServerIdentity
     position: int
+    has_outbox: bool
 
 
 class Ending(Enum):
@@ -101,14 +104,15 @@ def look(connection: Connection, block: CallerBlock) -> Work:
     try:
         with translated("looking at a branch"), plain_cursor(connection) as cursor:
             cursor.execute(block.proof + _LOOK)
-            [(xid, owner, mark, system_id, timeline, oid, position)] = cursor.fetchall()
+            [(xid, owner, mark, system_id, timeline, oid, position, has_outbox)] = cursor.fetchall()
     except DatabaseError as error:
         if error.sqlstate in NO_SAVEPOINT:
             raise block.ended() from None
         raise
     block.require_same(mark)
     server = ServerIdentity(system_id, int(timeline, 16), oid)
-    return Work(None if xid is None else int(xid), owner, server, parse_lsn(position))
+    number = None if xid is None else int(xid)
+    return Work(number, owner, server, parse_lsn(position), has_outbox)
 
 
 def prepare(connection: Connection, branch: XaBranch) -> None:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
+from uuid import UUID
 
 from txmq.client.log import get_logger
 from txmq.crashpoints import crashpoint
-from txmq.errors import DatabaseError, InDoubt, TransactionAborted, TransactionEnded, TxmqError
+from txmq.errors import (
+    BrokerUnavailable,
+    DatabaseError,
+    InDoubt,
+    TransactionAborted,
+    TransactionEnded,
+    TxmqError,
+)
 from txmq.model.decider import BranchPosition, PostgresBranch
 from txmq.model.message import COMMIT, Decision
 from txmq.tx.coordinator import Vote
@@ -16,6 +24,7 @@ from txmq.tx.postgres.caller import require_usable, roll_back, savepoint
 from txmq.tx.postgres.caller_block import CallerBlock
 from txmq.tx.postgres.commit import guarded_commit
 from txmq.tx.postgres.identity import read_server, require_supported, server_of
+from txmq.tx.postgres.outbox import read_key_status
 from txmq.tx.postgres.prepared import (
     BY_OTHERS,
     Ending,
@@ -64,7 +73,7 @@ class DatabaseBranch:
 
         `positioned`: with the position in the server's log.
         """
-        xid, owner, server, position = self._work
+        xid, owner, server, position, _has_outbox = self._work
         return PostgresBranch(
             server.system_id,
             server.database_oid,
@@ -108,6 +117,24 @@ class DatabaseBranch:
         Raises if its transaction is broken, TransactionEnded if it is another one.
         """
         self._found = look(self._connection, self._block)
+
+    def require_turn(self, log_id: UUID, keys: Sequence[int]) -> None:
+        """Require that no rows with these keys wait for a broker in the outbox here.
+
+        Those that are written later belong to transactions which had to wait for the
+        rows of this one. Raises BrokerUnavailable, or DatabaseConflict if a snapshot
+        may hide such rows.
+        """
+        if (
+            self.wrote
+            and self._work.has_outbox
+            and read_key_status(self._connection, log_id, keys).waiting
+        ):
+            raise BrokerUnavailable(
+                f"Earlier transactions on the same keys wait for the broker of log {log_id} in the "
+                f"outbox of database {self._connection.info.dbname!r}",
+                hint="run the transaction again when the broker has fetched them: txmq outbox list",
+            )
 
     def commit(self) -> None:
         """Commit in one phase.

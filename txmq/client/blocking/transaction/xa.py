@@ -31,6 +31,7 @@ from txmq.client.blocking.transaction.unrouted_bundle import UnroutedBundle
 from txmq.client.log import get_logger
 from txmq.client.protocol.sender.routing import Routing
 from txmq.client.protocol.transaction.lifecycle import Stage
+from txmq.client.protocol.transaction.outbox_entries import order_keys
 from txmq.crashpoints import crashpoint
 from txmq.errors import (
     BrokerUnavailable,
@@ -112,6 +113,7 @@ class XaTransaction(CallerTransaction):
                 branch.end_block()
             for branch in self._branches:
                 branch.inspect()
+            self._require_turn()
         except BaseException:
             self._abort()
             raise
@@ -120,6 +122,16 @@ class XaTransaction(CallerTransaction):
             self._commit_in_two_phases()
         else:
             self._commit_in_one_phase()
+
+    def _require_turn(self) -> None:
+        """Require that nothing waits in an outbox that these messages would overtake.
+
+        They cannot queue there themselves: their home broker decides.
+        """
+        for bundle in self._nonempty_bundles():
+            keys = order_keys(bundle.buffer.items)
+            for branch in self._branches if keys else ():
+                branch.require_turn(bundle.core.log_id, keys)
 
     def _abort(self) -> None:
         ended = [branch for branch in self._branches if not branch.roll_back()]
