@@ -90,8 +90,13 @@ def awaitable_of_asyncio() -> object:
         loop.close()
 
 
+def lazy_map() -> object:
+    return map(print, [1])
+
+
 @pytest.mark.parametrize(
-    "answer", [coroutine, generator, async_generator, Future, Deferred, awaitable_of_asyncio]
+    "answer",
+    [coroutine, generator, async_generator, Future, Deferred, awaitable_of_asyncio, lazy_map],
 )
 def test_work_left_in_a_result_is_a_failure(answer: Callable[[], object]) -> None:
     with pytest.raises(LocalProtocolError, match=r"the handler returned a .* may not be done"):

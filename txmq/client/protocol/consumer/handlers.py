@@ -74,14 +74,16 @@ def require_handler(handler: object, *, coroutines: bool = False) -> None:
 
 def require_finished(answer: object) -> None:
     """Require of a handler's result that no work is left in it: no coroutine,
-    generator, future or Deferred.
+    generator, lazy `map` or `filter`, future or Deferred.
 
     Raises LocalProtocolError, the failure of the messages. A coroutine or generator is
     closed, and never runs.
     """
     if iscoroutine(answer) or isgenerator(answer):
         answer.close()
-    elif not isinstance(answer, Future) and not isawaitable(answer) and not isasyncgen(answer):
+    elif not (
+        isinstance(answer, Future | map | filter) or isawaitable(answer) or isasyncgen(answer)
+    ):
         return
     raise LocalProtocolError(
         f"the handler returned a {type(answer).__name__}, whose work may not be done", hint=_PLAIN
