@@ -73,7 +73,7 @@ class Work(NamedTuple):
     owner: str
     server: ServerIdentity
     position: int
-    has_outbox: bool
+    has_outbox: bool = False
 
 
 class Ending(Enum):
