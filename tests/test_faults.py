@@ -472,6 +472,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_list_of_transactions_is_made_in_steps_and_fits_in_a_reply",
         "test_only_the_most_frequent_kinds_of_letters_are_named",
         "test_each_request_has_one_reply",
+        "test_each_request_has_one_reply_where_each_step_is_a_turn",
     ),
     # unbounded input per connection, vanished peers
     134: (

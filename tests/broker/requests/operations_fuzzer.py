@@ -125,6 +125,7 @@ class OperationsFuzzer:
             ("topic.alter", name | {"retention_ms": random.randint(0, 9)}),
             ("topic.delete", name),
             ("topic.show", name),
+            ("message.find", {"topic": name["name"], "key": "k1", "bodies": True}),
             ("topic.describe", {"names": [name["name"]], "create": True}),
         ]
         call, args = random.choice(calls)
@@ -212,7 +213,10 @@ class OperationsFuzzer:
         return self._frame(client, Opcode.READ, pack_read(read))
 
     def _list(self, client: int) -> bytes:
-        name = self._random.choice(["topic.list", "group.list", "tx.list", "broker.alarms"])
+        names = ["topic.list", "group.list", "tx.list", "broker.alarms", "xa.committed"]
+        name = self._random.choice(names)
+        if name == "xa.committed":
+            return self._call(client, name, boot_epoch=1, after=self._random.choice([0, 1 << 62]))
         page = {"limit": self._random.randint(1, 3)} if name.endswith("list") else {}
         return self._call(client, name, **page)
 
@@ -232,7 +236,7 @@ class OperationsFuzzer:
             True,
             False,
             bytes(32),
-            BundleDescription(ByChecker("c"), "shop", (), 0),
+            BundleDescription(ByChecker("c"), "shop", (), self._random.choice([0, 1_000])),
             (PartBatch(self._random.choice(TOPICS), 0, 0, batch),),
         )
         packed = pack_part(part._replace(digest=bundle_digest([part])))

@@ -9,8 +9,11 @@ import time
 import pytest
 
 from tests.broker.requests.operations_fuzzer import OperationsFuzzer
+from txmq.broker.calls import topics
 from txmq.broker.delivery import fetch_service
+from txmq.broker.engine import turn_work
 from txmq.broker.requests import consumers
+from txmq.core.consumers import group_views
 
 TURNS = 40
 SOAK_S = 600.0
@@ -18,6 +21,21 @@ SOAK_S = 600.0
 
 @pytest.mark.parametrize("seed", range(5))
 def test_each_request_has_one_reply(seed: int) -> None:
+    run = OperationsFuzzer(seed)
+    assert run.run(TURNS) == ""
+    assert run.replies > TURNS
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_each_request_has_one_reply_where_each_step_is_a_turn(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Topics and groups are deleted, made and grown between the steps of long reads."""
+    for name in ("TURN_S", "STEP_S"):
+        monkeypatch.setattr(turn_work, name, 0.0)
+    monkeypatch.setattr(topics, "ENDS_PER_STEP", 1)
+    monkeypatch.setattr(group_views, "PARTITIONS_PER_STEP", 1)
+    monkeypatch.setattr(group_views, "LETTERS_PER_STEP", 1)
     run = OperationsFuzzer(seed)
     assert run.run(TURNS) == ""
     assert run.replies > TURNS
