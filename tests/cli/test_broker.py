@@ -64,7 +64,12 @@ def test_what_was_sent_outlives_the_broker(tmp_path: Path) -> None:
 
 def test_topics_are_made_listed_grown_and_deleted(broker: str) -> None:
     made = reply("topic", "create", "letters", "--partitions", "3", broker=broker)
-    assert made == {"name": "letters", "partitions": 3, "epoch": made["epoch"]}
+    assert made == {
+        "name": "letters",
+        "partitions": 3,
+        "epoch": made["epoch"],
+        "topic_id": made["topic_id"],
+    }
     assert [
         t["partitions"]
         for t in reply("topic", "list", broker=broker)["topics"]

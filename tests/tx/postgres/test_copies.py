@@ -93,7 +93,11 @@ def test_a_history_that_cannot_be_read_decides_nothing(
     cut_off(crashable_postgres, standby)
     standby.execute("SELECT pg_promote()")
     function = "public.txmq_timeline_history(int)"
-    rows(standby.dsn(name), f"DROP FUNCTION {function}")
+    body = "$$ SELECT (1 / 0)::text $$"  # without the function, a superuser reads the file
+    rows(
+        standby.dsn(name),
+        f"CREATE OR REPLACE FUNCTION {function} RETURNS text LANGUAGE sql AS {body}",
+    )
     [answer] = ask(standby.dsn(name), before, new_token())
     assert (answer.verdict, "txmq_timeline_history" in answer.reason) == (UNKNOWN, True)
 
