@@ -100,6 +100,18 @@ def test_an_operator_confirms_a_clock_at_once(world: ClockWorld) -> None:
     assert (world.wrong, world.doubted, shown["believed"]) == (AHEAD, 0, True)
 
 
+def test_a_clock_that_databases_contradict_is_confirmed_by_force_only(world: ClockWorld) -> None:
+    world.databases = {"shop": 0, "bank": AHEAD}
+    world.broker.wall_wrong = AHEAD
+    world.pass_time(2)
+    refused = world.broker.ask("clock.confirm", operator="ada", reason="looked")
+    assert refused.message == "the clocks of shop are not near this machine's"
+    assert "--force" in refused.hint
+    assert world.wrong == 0
+    world.broker.ask("clock.confirm", operator="ada", reason="looked", force=True)
+    assert world.wrong == AHEAD
+
+
 @pytest.mark.parametrize("who", ["operator", "database"])
 def test_a_time_that_was_ahead_goes_back_once_it_is_confirmed(world: ClockWorld, who: str) -> None:
     """So ends the doubt about a log with times of the future."""

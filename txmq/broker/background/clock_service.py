@@ -124,9 +124,15 @@ class ClockService:
             self._clock.follow()
 
 
+def contradicting(seen: ClockStatus) -> list[str]:
+    """Return the names of the databases whose clocks say otherwise than the wall
+    clock.
+    """
+    return [name for name, time in seen.databases.items() if abs(time - seen.wall) > BELIEVED_US]
+
+
 def _agree(seen: ClockStatus) -> bool:
     """Return whether other clocks are known, and all of them say what the wall clock
     says.
     """
-    times = seen.databases.values()
-    return bool(times) and all(abs(time - seen.wall) <= BELIEVED_US for time in times)
+    return bool(seen.databases) and not contradicting(seen)

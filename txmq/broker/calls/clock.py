@@ -6,6 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from txmq.broker.background.clock_service import contradicting
+from txmq.core.events.outcome import Rejected
+from txmq.errors import BadRequest
+
 if TYPE_CHECKING:
     from txmq.broker.background.clock_service import ClockService, ClockStatus
     from txmq.broker.calls.dispatcher import CallContext, Handler
@@ -26,9 +30,21 @@ class ClockCalls:
         call.answer(_view(self._clock.status()))
 
     def confirm(self, call: CallContext, args: ClockConfirm) -> None:
+        others = contradicting(self._clock.status())
+        if others and not args.force:
+            call.answer(_contradiction(others))
+            return
         log.warning("clock.confirmed", operator=args.operator, reason=args.reason)
         self._clock.confirm(args.operator)
         call.answer(_view(self._clock.status()))
+
+
+def _contradiction(others: list[str]) -> Rejected:
+    return Rejected(
+        BadRequest,
+        f"the clocks of {', '.join(others)} are not near this machine's",
+        "look at the clocks: `txmq clock`; if this one is right all the same, --force",
+    )
 
 
 def _view(clock: ClockStatus) -> dict[str, Any]:

@@ -17,6 +17,9 @@ Confirm = Annotated[
         help="Follow the machine's clock, forward or back, and end all doubt about the time.",
     ),
 ]
+Force = Annotated[
+    bool, typer.Option("--force", help="Confirm though the clocks of databases say otherwise.")
+]
 Reason = Annotated[
     str, typer.Option(help="Reason for --confirm, recorded in the broker's own log.")
 ]
@@ -31,6 +34,7 @@ def clock(
     session: CommandSession,
     *,
     confirm: Confirm = False,
+    force: Force = False,
     reason: Reason = "not given",
     operator: Operator,
 ) -> None:
@@ -38,7 +42,9 @@ def clock(
     that retention goes by. Exit status 1: the machine's clock is not believed.
     """
     if confirm:
-        reply = session.client.call("clock.confirm", operator=operator, reason=reason)
+        # Brokers of older versions refuse what they do not know.
+        forced = {"force": True} if force else {}
+        reply = session.client.call("clock.confirm", operator=operator, reason=reason, **forced)
     else:
         reply = session.client.call("clock.show")
     session.out.show(reply)

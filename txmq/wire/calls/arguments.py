@@ -50,10 +50,14 @@ class NoArgs(Args):
 
 
 class ClockConfirm(Args):
-    """An operator's word that the clock of the broker's machine is right."""
+    """An operator's word that the clock of the broker's machine is right.
+
+    `force`: though the clocks of databases say otherwise.
+    """
 
     operator: Name
     reason: Reason
+    force: bool = False
 
 
 class ListArgs(Args):
