@@ -161,7 +161,10 @@ class InboxOpenings:
         while True:
             shown = self._call("inbox.show", position, topic)
             if position.epoch not in shown["older"]:
-                raise StaleGeneration(f"epoch {position.epoch} of topic {topic!r} is over")
+                raise StaleGeneration(
+                    f"epoch {position.epoch} of topic {topic!r} is over",
+                    hint="fetch again: the group was reset, or made again",
+                )
             evidence = Evidence(shown["made_at"] or None, shown["floor"], shown["cursor"])
             found = adopt(connection, position, topic, evidence)
             if found is not Adoption.UNCLEAR:
