@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.broker.support import BrokerInMemory
 from txmq.core.transactions.decisions import DecideTransaction
+from txmq.model.keys import tag_filter
 from txmq.model.message import Decision, Message
 from txmq.model.units import SECOND
 from txmq.wire.chunks import unpack_chunks
@@ -84,6 +87,36 @@ def test_a_waiting_member_gets_what_another_returns_without_a_timer() -> None:
     assert len(unpack_chunks(reply.payload).chunks) == 1
 
 
-def fetch_of(member: str, generation: int) -> bytes:
-    request = Fetch(generation, 60_000, 1 << 20, 1_000, "g", member)
+def test_a_fetch_whose_connection_is_lost_while_it_plans_leases_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broker = BrokerInMemory()
+    broker.start()
+    lost, other = broker.connect(), broker.connect()
+    unwanted = broker.half(1, Message(b"m", tag="a"))
+    broker.do(DecideTransaction(bytes.fromhex(unwanted), Decision.COMMIT, "producer shop"))
+    joined: Any = other.call("consumer.join", group="g", topics=["t"], instance="m", member="m")
+    fetch = fetch_of("m", joined["generation"], tag_filter(["b"]))
+    submit = broker.engine.submit
+
+    def losing(command: Any, answer: Any) -> None:
+        def answered(reply: object) -> None:
+            lost.session.connectionLost()  # type: ignore[attr-defined]
+            answer(reply)
+
+        submit(command, answered)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(broker.engine, "submit", losing)
+        lost.send(fetch)
+    wanted = broker.half(2, Message(b"m", tag="b"))
+    broker.do(DecideTransaction(bytes.fromhex(wanted), Decision.COMMIT, "producer shop"))
+    broker.clock.advance(0)
+    group = broker.engine.state.groups.by_name["g"]
+    assert [position.cursor for position in group.positions.values()] == [1]
+    assert not group.leases
+
+
+def fetch_of(member: str, generation: int, tags: int = 0) -> bytes:
+    request = Fetch(generation, 60_000, 1 << 20, 1_000, "g", member, tags)
     return encode_frame(Opcode.FETCH, 9, pack_fetch(request))

@@ -257,8 +257,11 @@ class _FetchRequest:
 
     def _restart(self) -> None:
         """Plan again in the next turn: nothing of the plan was to be delivered, and
-        much more of that kind may follow.
+        much more of that kind may follow. A connection that was lost meanwhile would
+        get leases that its member does not know of.
         """
+        if self._session.lost:
+            return
 
         def go_on() -> None:
             self._session.on_lost.pop(self, None)

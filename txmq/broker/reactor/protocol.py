@@ -95,6 +95,7 @@ class ClientSession(Protocol):
         self.origin = b""  # the client's process, if its hello names one
         # called when the connection is gone, by the key of their owner
         self.on_lost: dict[object, Callable[[], None]] = {}
+        self.lost = False  # once it is, nothing calls what is added to `on_lost`
         self.log = log.bind()
 
     def connectionMade(self) -> None:
@@ -340,6 +341,7 @@ class ClientSession(Protocol):
         self._shared.request_bytes -= self._outstanding_bytes
         self._outstanding_bytes = 0
         self._go_on_with_stalled()
+        self.lost = True
         lost, self.on_lost = self.on_lost, {}
         for listener in lost.values():
             listener()
