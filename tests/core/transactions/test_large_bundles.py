@@ -107,6 +107,16 @@ def test_a_large_bundle_is_decided_in_one_record_and_visible_whole_after_its_las
     assert nothing_left(core)
 
 
+def test_sizes_are_those_of_a_state_that_was_saved_between_two_pieces(core: Driver) -> None:
+    name = large(core, 1, *"abcdef")
+    decide(core, name)
+    while core.advance():
+        rows_of(core.state)  # saved
+        tables = load(core.state.tables)
+        assert tables.topics["t"].partition_bytes == core.state.topics["t"].partition_bytes
+    assert all(core.state.topics["t"].partition_bytes)
+
+
 def test_the_visibility_barrier_stands_until_the_last_record_is_durable(core: Driver) -> None:
     name = large(core, 1, *"abcd")
     decide(core, name)

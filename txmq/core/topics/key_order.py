@@ -351,6 +351,7 @@ def publish_batch(state: State, batch: UnplacedBatch, base: int, context: Record
     state.topics_with_new_entries.add(batch.topic_id)
     topic = state.topics_by_id[batch.topic_id]
     topic.partition_bytes[batch.partition] += batch.length
+    state.dirty_topics.add(batch.topic_id)
     topic.published_bytes += batch.length
     if batch.position < context.end - log_pins.SLACK_BYTES:
         log_pins.put(
