@@ -20,6 +20,8 @@ from typing import Any, Final
 from psycopg2 import Error, _psycopg, extensions
 from psycopg2.sql import SQL, Composable
 
+from txmq.tx.postgres.session import OwnCursor
+
 LOCK_MS: Final = 500  # unless a statement sets its own
 STATEMENT_S: Final = 10.0
 CANCELLED_WITHIN_S: Final = 2.0  # then the connection is cut
@@ -37,7 +39,7 @@ _LIBPQ.PQcancel.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int]
 _LIBPQ.PQfreeCancel.argtypes = [ctypes.c_void_p]
 
 
-class BoundedCursor(extensions.cursor):
+class BoundedCursor(OwnCursor):
     """A cursor of a connection in autocommit mode, each of whose statements is
     bounded.
     """

@@ -58,10 +58,20 @@ def connect(
     return connection
 
 
+class OwnCursor(extensions.cursor):
+    """A cursor of a connection of txmq's own. Its rows are tuples."""
+
+
 def plain_cursor(connection: Connection) -> Cursor:
     """Return a cursor with rows that are tuples, whatever class the caller's cursors
     have.
+
+    On a connection of txmq's own it is of the connection's class, which bounds
+    statements.
     """
+    factory = connection.cursor_factory
+    if isinstance(factory, type) and issubclass(factory, OwnCursor):
+        return connection.cursor()
     return connection.cursor(cursor_factory=extensions.cursor)
 
 
