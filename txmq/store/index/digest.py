@@ -15,6 +15,7 @@ import os
 import signal
 import warnings
 from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import lmdb
@@ -24,7 +25,7 @@ from xxhash import xxh3_64_intdigest
 from txmq.store.tables import META, NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from lmdb import Environment, Transaction, _Database
@@ -34,6 +35,7 @@ VERSION_KEY, LOG_ID_KEY, POSITION_KEY, DIGEST_KEY = b"version", b"log_id", b"pos
 # keys of table `meta` that belong to the environment, and to no table's digest
 RESERVED = frozenset((VERSION_KEY, LOG_ID_KEY, POSITION_KEY, DIGEST_KEY))
 _SUMS = (1 << 64) - 1
+_AT_ONCE = 256  # rows
 UNREADABLE = (
     lmdb.InvalidError,
     lmdb.CorruptedError,
@@ -168,21 +170,21 @@ def _damage(env: Environment, txn: Transaction[bytes]) -> str:
 
 
 def digest_of(env: Environment, txn: Transaction[bytes], name: str, at_most: int) -> TableDigest:
-    """Return the digest of a table, of no more rows than `at_most`: a damaged tree may
-    lead round in circles.
+    """Return the digest of a table, of not many more rows than `at_most`: a damaged
+    tree may lead round in circles.
     """
     digest = TableDigest()
-    rows: list[tuple[bytes, bytes]] = []
-    for key, value in txn.cursor(env.open_db(name.encode(), txn, create=False)):
-        if name == META and key in RESERVED:
-            continue
-        rows.append((key, value))
-        if len(rows) == _AT_ONCE:
-            digest = digest.plus(rows)
-            rows.clear()
-        if digest.rows + len(rows) >= at_most:
+    for rows in table_rows(txn, env.open_db(name.encode(), txn, create=False), name):
+        digest = digest.plus(rows)
+        if digest.rows >= at_most:
             break
-    return digest.plus(rows)
+    return digest
 
 
-_AT_ONCE = 4_096
+def table_rows(
+    txn: Transaction[bytes], database: _Database, name: str
+) -> Iterator[list[tuple[bytes, bytes]]]:
+    """Yield the rows of a table that its digest covers, some at a time."""
+    cursor = iter(txn.cursor(database))
+    while rows := list(islice(cursor, _AT_ONCE)):
+        yield [row for row in rows if row[0] not in RESERVED] if name == META else rows

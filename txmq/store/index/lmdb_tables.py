@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 import msgpack
 
 from txmq.errors import StoreError
-from txmq.store.index.digest import EMPTY, RESERVED, Digests, TableDigest, read_digests
+from txmq.store.index.digest import EMPTY, Digests, TableDigest, read_digests, table_rows
 from txmq.store.index.environment import (
     OpenedEnvironment,
     open_environment,
@@ -53,7 +53,6 @@ DumpRow = tuple[str, bytes, bytes]  # table, key, row as MessagePack
 MAP_SIZE = 1 << 40  # bytes of address space; unused ones cost nothing
 SORTED_AT_ONCE = 2048  # keys: about 1 ms under the interpreter lock
 WRITTEN_AT_ONCE = 256  # rows: about 0.4 ms
-READ_AT_ONCE = 256
 LOADED_AT_ONCE = 200_000  # rows in one transaction while a snapshot is loaded
 
 
@@ -218,9 +217,7 @@ class LmdbTables:
         with translate_errors(self._path):
             for name in NAMES:
                 digest = TableDigest()
-                for rows in _slices(txn.cursor(self._databases[name]), READ_AT_ONCE):
-                    if name == META:
-                        rows = [row for row in rows if row[0] not in RESERVED]  # noqa: PLW2901
+                for rows in table_rows(txn, self._databases[name], name):
                     digest = digest.plus(rows)
                     for key, value in rows:
                         yield name, key, value
