@@ -16,6 +16,7 @@ from tests.client.ledgers import Ledgers
 from tests.client.reactor_thread import InReactor, make_in_reactor, running_reactor
 from tests.client.real import RealBroker
 from tests.client.scripted_broker import FakeBroker
+from tests.client.world import World, make_tables
 from tests.fixtures_postgres import create_database
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.connections.connection import Connection
@@ -79,6 +80,17 @@ def deciding(
     broker = RealBroker(tmp_path_factory.mktemp("deciding"), [shared_database])
     yield broker
     broker.stop()
+
+
+@pytest.fixture
+def world(
+    shared_database: str, deciding: RealBroker, connect: Callable[..., Client]
+) -> Iterator[World]:
+    """A service with its tables, and its connection, in the shared database."""
+    make_tables(shared_database)
+    world = World(shared_database, deciding, connect(deciding.url))
+    yield world
+    world.connection.close()
 
 
 @pytest.fixture(scope="session")

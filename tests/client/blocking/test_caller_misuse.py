@@ -15,9 +15,7 @@ import psycopg2
 import pytest
 from psycopg2 import extensions, extras
 
-from tests.client.real import RealBroker
 from tests.client.world import ApplicationError, World, fail, make_tables
-from txmq.client.blocking.client import Client
 from txmq.client.blocking.transaction import postgres
 from txmq.client.blocking.transaction.transaction import Transaction
 from txmq.errors import (
@@ -34,16 +32,6 @@ from txmq.tx.postgres.watched_cursor import CursorWatch
 
 DEADLINE_S = 20
 REFUSALS = (psycopg2.ProgrammingError, LocalProtocolError)
-
-
-@pytest.fixture
-def world(
-    shared_database: str, deciding: RealBroker, connect: Callable[..., Client]
-) -> Iterator[World]:
-    make_tables(shared_database)
-    world = World(shared_database, deciding, connect(deciding.url))
-    yield world
-    world.connection.close()
 
 
 @contextmanager

@@ -18,9 +18,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from tests.client.real import RealBroker
-from tests.client.world import ApplicationError, World, fail, make_tables
-from txmq.client.blocking.client import Client
+from tests.client.world import ApplicationError, World, fail
 from txmq.client.blocking.transaction.transaction import Transaction
 from txmq.errors import LocalProtocolError, TransactionEnded
 
@@ -48,16 +46,6 @@ def documented(name: str) -> Begin:
     exec(found[1], names)  # the document's own code
     begin: Begin = names[name]
     return begin
-
-
-@pytest.fixture
-def world(
-    shared_database: str, deciding: RealBroker, connect: Callable[..., Client]
-) -> Iterator[World]:
-    make_tables(shared_database)
-    world = World(shared_database, deciding, connect(deciding.url))
-    yield world
-    world.connection.close()
 
 
 @pytest.fixture

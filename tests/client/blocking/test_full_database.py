@@ -5,7 +5,7 @@ A trigger raises PostgreSQL's error 53100, so that no disk has to be filled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from threading import Barrier
@@ -14,9 +14,7 @@ from typing import Any
 import psycopg2
 import pytest
 
-from tests.client.real import RealBroker
-from tests.client.world import World, make_tables
-from txmq.client.blocking.client import Client
+from tests.client.world import World
 from txmq.client.blocking.transaction import postgres
 from txmq.client.blocking.transaction.transaction import Transaction
 from txmq.errors import DatabaseUnavailable, InDoubt
@@ -46,16 +44,6 @@ def full(dsn: str) -> Iterator[None]:
         yield
     finally:
         execute(dsn, EMPTY)
-
-
-@pytest.fixture
-def world(
-    shared_database: str, deciding: RealBroker, connect: Callable[..., Client]
-) -> Iterator[World]:
-    make_tables(shared_database)
-    world = World(shared_database, deciding, connect(deciding.url))
-    yield world
-    world.connection.close()
 
 
 def book(world: World, order: str) -> Transaction:
