@@ -23,7 +23,7 @@ LAYERS = {
     "words": "errors config model crashpoints version",
     "formats": "model.keys wire batch selector store.log.record store.tables",
     "rules": "tx core",
-    "disk and database": "store tx.postgres",
+    "disk and database": "store tx.postgres recover.spool recover.local_store",
     "reactor and clients": "broker client twisted",
     "recovery and relay": "recover relay",
     "edges": "cli admin testing __main__",
