@@ -49,7 +49,7 @@ class MessageCalls:
     def find(self, call: CallContext, args: wire.MessageFind) -> None:
         state = self._engine.state
         partition, offset = args.after or (args.partition or 0, args.offset)
-        topic = topics.find_topic(state, args.topic, partition)
+        topic = topics.find_topic(state, args.topic, max(partition, args.partition or 0))
         refused = topic if isinstance(topic, Rejected) else check_readable(topic)
         if isinstance(topic, Rejected) or refused is not None:
             call.answer(refused)
