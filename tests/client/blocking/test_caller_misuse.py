@@ -308,28 +308,27 @@ def test_what_is_refused_says_what_to_do(world: World) -> None:
     assert (world.orders(), world.messages()) == ({"o-1"}, set())
 
 
+def insert_twice_with_the_habitual_rollback(world: World) -> None:
+    try:
+        world.insert("o-1")
+        world.insert("o-1")
+    except psycopg2.Error:
+        world.connection.rollback()
+        raise
+
+
 def test_a_habitual_rollback_before_the_error_goes_on_hides_nothing(world: World) -> None:
     with (
         raising(psycopg2.IntegrityError) as raised,
         world.client.transaction(world.connection) as tx,
     ):
         tx.send(world.topic, b"o-1")
-        try:
-            world.insert("o-1")
-            world.insert("o-1")
-        except psycopg2.Error:
-            world.connection.rollback()
-            raise
+        insert_twice_with_the_habitual_rollback(world)
     assert "savepoint" in raised.value.__notes__[0]
     prepared_select(world.connection)
     with raising(psycopg2.IntegrityError), world.client.transaction(world.connection) as tx:
         tx.send(world.topic, b"o-1")
-        try:
-            world.insert("o-1")
-            world.insert("o-1")
-        except psycopg2.Error:
-            world.connection.rollback()
-            raise
+        insert_twice_with_the_habitual_rollback(world)
     assert (world.orders(), world.messages()) == (set(), set())
 
 

@@ -77,6 +77,23 @@ def running(
             thread.join()
 
 
+class Holding:
+    """A handler that keeps the first message with that body in hand until `release`."""
+
+    def __init__(self, body: str) -> None:
+        self._body = body
+        self.in_hand, self.release = threading.Event(), threading.Event()
+        self.runs = Counter[str]()
+
+    def __call__(self, message: ReceivedMessage, connection: Connection) -> None:
+        body = message.body.decode()
+        self.runs[body] += 1
+        take_effect(message, connection)
+        if body == self._body and self.runs[body] == 1:
+            self.in_hand.set()
+            self.release.wait(WAIT_S)
+
+
 def all_taken(connect: Connect, wanted: list[str]) -> None:
     wait_until(lambda: effects(connect) == sorted(wanted), WAIT_S, what="all took effect")
 
@@ -85,21 +102,15 @@ def test_a_reprocess_beside_a_running_consumer_acts_at_once_and_on_its_topic_alo
     client: Client, connect: Connect
 ) -> None:
     first, second, group = fresh("t"), fresh("u"), fresh("g")
-    in_hand, release = threading.Event(), threading.Event()
-
-    def handle(message: ReceivedMessage, connection: Connection) -> None:
-        take_effect(message, connection)
-        if message.body == b"b":
-            in_hand.set()
-            release.wait(WAIT_S)
+    handle = Holding("b")
 
     with running(client, connect, group, first, second, handler=handle):
         send(client, first, "a0", "a1")
         all_taken(connect, ["a0", "a1"])
         send(client, second, "b")
-        assert in_hand.wait(WAIT_S)
+        assert handle.in_hand.wait(WAIT_S)
         client.call("group.reset", group=group, topic=first, to="first", reprocess=True)
-        release.set()
+        handle.release.set()
         all_taken(connect, ["a0", "a1"] * 2 + ["b"])
         client.call("group.reset", group=group, topic=first, to="first", reprocess=True)
         all_taken(connect, ["a0", "a1"] * 3 + ["b"])
@@ -110,27 +121,20 @@ def test_a_reprocess_beside_a_running_consumer_acts_at_once_and_on_its_topic_alo
 def test_a_handler_that_a_reprocess_overtakes_does_not_settle_the_message(
     client: Client, connect: Connect
 ) -> None:
-    topic, group, runs = fresh("t"), fresh("g"), Counter[str]()
-    in_hand, release = threading.Event(), threading.Event()
-
-    def handle(message: ReceivedMessage, connection: Connection) -> None:
-        runs[message.body.decode()] += 1
-        take_effect(message, connection)
-        if runs["a"] == 1:
-            in_hand.set()
-            release.wait(WAIT_S)
+    topic, group = fresh("t"), fresh("g")
+    handle = Holding("a")
 
     with running(client, connect, group, topic, handler=handle) as consumer:
         send(client, topic, "a")
-        assert in_hand.wait(WAIT_S)
+        assert handle.in_hand.wait(WAIT_S)
         client.call("group.reset", group=group, topic=topic, to="first", reprocess=True)
         wait_until(lambda: consumer.epoch == 2, WAIT_S, what="the member knows")
-        release.set()
+        handle.release.set()
         wait_until(
             lambda: client.call("group.show", group=group)["lag"] == 0, WAIT_S, what="no lag"
         )
     assert effects(connect) == ["a"]
-    assert runs["a"] == 2
+    assert handle.runs["a"] == 2
 
 
 def test_a_group_deleted_and_made_again_after_a_reprocess_doubles_nothing(
@@ -183,18 +187,12 @@ def test_a_skip_beside_a_running_consumer_skips_what_it_has_prefetched(
     client: Client, connect: Connect
 ) -> None:
     topic, group = fresh("t"), fresh("g")
-    in_hand, release = threading.Event(), threading.Event()
-
-    def handle(message: ReceivedMessage, connection: Connection) -> None:
-        take_effect(message, connection)
-        if message.body == b"a":
-            in_hand.set()
-            release.wait(WAIT_S)
+    handle = Holding("a")
 
     client.call("topic.create", name=topic, partitions=1)
     send(client, topic, "a", "b", "c")
     with running(client, connect, group, topic, handler=handle) as consumer:
-        assert in_hand.wait(WAIT_S)
+        assert handle.in_hand.wait(WAIT_S)
         client.call("group.reset", group=group, topic=topic, to="last")
         generation = client.call("group.show", group=group)["generation"]
         membership = consumer._members.members[0].member
@@ -205,7 +203,7 @@ def test_a_skip_beside_a_running_consumer_skips_what_it_has_prefetched(
             WAIT_S,
             what="the member knows",
         )
-        release.set()
+        handle.release.set()
         send(client, topic, "d")
         all_taken(connect, ["d"])
 
