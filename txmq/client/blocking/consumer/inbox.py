@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     Connect = Callable[[], Connection]
 
 CHAINED = 64  # transactions that begin in the round trip of the COMMIT before them
-ATTEMPTS_IN_PLACE = 5  # runs of one transaction before its messages have failed
+CONFLICT_RUNS = 5  # runs of one transaction before its messages have failed
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 5.0
 log = get_logger()
 
@@ -62,7 +62,6 @@ class InboxSource(MessageSource, Protocol):
     @property
     def members(self) -> Sequence[InboxMember]: ...
     def give_back(self, messages: Iterable[ReceivedMessage]) -> None: ...
-    def count(self, *, duplicates: int = 0, retried: int = 0) -> None: ...
 
 
 def run_with_inbox(
@@ -172,12 +171,11 @@ class InboxWorker:
             self._connection.close()
 
     def _process(self, batch: _Batch) -> None:
-        error = self._apply(batch)
-        if error is None:
-            return
         if len(batch.messages) == 1:
-            self._nack(batch.messages, error)
-        else:
+            error = self._apply_in_place(batch)
+            if error is not None:
+                self._nack(batch.messages, error)
+        elif self._apply(batch) is not None:
             self._apply_one_by_one(_outstanding(batch.messages))
 
     def _nack(self, messages: Sequence[DeliveredMessage], error: BaseException) -> None:
@@ -194,17 +192,39 @@ class InboxWorker:
             if ordered and message.key and (message.topic, message.key) in failed:
                 self._source.give_back([message])
                 continue
-            error = self._apply(_Batch([message]))
+            error = self._apply_in_place(_Batch([message]))
             if error is not None:
                 self._nack([message], error)
                 failed.add((message.topic, message.key or ""))
 
+    def _apply_in_place(self, batch: _Batch) -> BaseException | None:
+        """Apply a message as often as the consumer may, each time in a transaction of
+        its own. Return the last error if all fail.
+        """
+        error = self._apply(batch)
+        if error is None:
+            return None
+        attempts, (messages, _claims) = self._source.in_place(), batch
+        while (
+            # The database's own errors were tried again before.
+            not isinstance(error, DatabaseConflict | DatabaseUnavailable | InDoubt)
+            and (pause := attempts.pause_after(error, messages)) is not None
+        ):
+            self._pause(pause)
+            if self._source.closed:
+                break
+            self._source.count(retried=len(messages))
+            error = self._apply(_Batch(messages))
+            if error is None:
+                return None
+        return error
+
     def _apply(self, batch: _Batch) -> BaseException | None:
         """Apply the messages and ack them. Return the error if that fails.
 
-        Errors that may pass are tried again in place.
+        Conflicts in the database, and its outages, are tried again.
         """
-        for attempt in range(ATTEMPTS_IN_PLACE):
+        for attempt in range(CONFLICT_RUNS):
             try:
                 self._transaction(self._connected(), batch)
             except (DatabaseConflict, DatabaseUnavailable, InDoubt) as error:

@@ -17,6 +17,7 @@ from txmq.client.protocol.consumer.handlers import (
     failed_messages,
     require_finished,
 )
+from txmq.client.protocol.consumer.in_place import InPlaceAttempts
 from txmq.client.protocol.consumer.settings import ConsumerSettings
 from txmq.model.message import ReceivedMessage
 
@@ -31,11 +32,13 @@ class MessageSource(Protocol):
     @property
     def closed(self) -> bool: ...
     def working(self) -> AbstractContextManager[None]: ...
+    def in_place(self) -> InPlaceAttempts: ...
     def receive_many(
         self, most: int, timeout: float, *, batch_wait: float = 0.0
     ) -> Sequence[DeliveredMessage]: ...
     def ack_many(self, messages: Iterable[ReceivedMessage]) -> None: ...
     def nack_many(self, messages: Iterable[ReceivedMessage], *, error: BaseException) -> None: ...
+    def count(self, *, duplicates: int = 0, retried: int = 0) -> None: ...
 
 
 class Worker(Protocol):
@@ -52,17 +55,42 @@ class PlainWorker:
     """A worker that calls the handler; an exception is the failure of its messages."""
 
     def __init__(
-        self, source: MessageSource, handler: Callable[[Any], object], *, batches: bool
+        self,
+        source: MessageSource,
+        handler: Callable[[Any], object],
+        stop: Event,
+        *,
+        batches: bool,
     ) -> None:
         self._source, self._handler, self._batches = source, handler, batches
+        self._stop = stop
 
     def __call__(self, messages: Sequence[DeliveredMessage]) -> None:
+        error = self._attempt(messages)
+        if error is not None:
+            self._attempt_again(messages, error)
+
+    def _attempt(self, messages: Sequence[DeliveredMessage]) -> Exception | None:
+        """Handle and ack the messages. Return the error if that fails."""
         try:
             require_finished(self._handler(messages if self._batches else messages[0]))
         except Exception as error:  # noqa: BLE001  # a handler may raise anything
-            self._source.nack_many(failed_messages(messages, error), error=error)
-        else:
-            self._source.ack_many(messages)
+            return error
+        self._source.ack_many(messages)
+        return None
+
+    def _attempt_again(self, messages: Sequence[DeliveredMessage], failure: Exception) -> None:
+        """Try in place as often as the consumer may, then nack."""
+        attempts, error = self._source.in_place(), failure
+        while (pause := attempts.pause_after(error, messages)) is not None:
+            if self._stop.wait(pause) or self._source.closed:
+                break
+            self._source.count(retried=len(messages))
+            again = self._attempt(messages)
+            if again is None:
+                return
+            error = again
+        self._source.nack_many(failed_messages(messages, error), error=error)
 
     def close(self) -> None:
         """There is nothing to end."""
@@ -76,7 +104,7 @@ def run_plain(
 ) -> None:
     """Run a handler of messages without an inbox."""
     batches = options.batch is not None
-    Runner(source, lambda: PlainWorker(source, handler, batches=batches), options, stop).run()
+    Runner(source, lambda: PlainWorker(source, handler, stop, batches=batches), options, stop).run()
 
 
 class Runner:

@@ -27,14 +27,19 @@ def describe_failure(error: BaseException | str | None) -> FailureReport:
     frames = traceback.extract_tb(error.__traceback__)[-FINGERPRINT_FRAMES:]
     places = [f"{PurePath(frame.filename).name}:{frame.name}" for frame in frames]
     text = "".join(traceback.format_exception(error))
-    bases = tuple(
-        _name(base)[:MAX_TYPE]
-        for base in type(error).__mro__[1:]
-        if base not in (BaseException, object)
-    )
+    kind, *bases = error_classes(error)
     return FailureReport(
-        name[:MAX_TYPE], _sendable(text), _hash(name, str(error), *places), bases[:MAX_BASES]
+        kind, _sendable(text), _hash(name, str(error), *places), tuple(bases[:MAX_BASES])
     )
+
+
+def error_classes(error: BaseException) -> list[str]:
+    """Return the names of an error's class and of its bases, the nearest first."""
+    return [
+        _name(kind)[:MAX_TYPE]
+        for kind in type(error).__mro__
+        if kind is type(error) or kind not in (BaseException, object)
+    ]
 
 
 def _name(kind: type) -> str:

@@ -12,11 +12,14 @@ from typing import Generic, Protocol, TypeVar
 
 from txmq.client.log import get_logger
 from txmq.client.protocol.consumer.fetched import ReceivedBatch, owner_of
+from txmq.client.protocol.consumer.in_place import InPlaceAttempts
 from txmq.client.protocol.consumer.member import Member, MemberPhase
 from txmq.client.protocol.consumer.membership import Membership
+from txmq.client.protocol.consumer.settings import ConsumerSettings
 from txmq.client.protocol.consumer.stats import ConsumerStats
 from txmq.errors import BrokerUnavailable, LocalProtocolError, TxmqError
 from txmq.model.message import ReceivedMessage
+from txmq.model.retry import RetryPolicy
 from txmq.model.topic_partition import PartitionName
 
 log = get_logger()
@@ -114,6 +117,8 @@ class MemberSet(Generic[M]):
     one, if there is one broker.
     """
 
+    settings: ConsumerSettings
+
     def __init__(self, members: Sequence[M]) -> None:
         self.members = tuple(members)
         self.single = self.members[0] if len(self.members) == 1 else None
@@ -134,6 +139,11 @@ class MemberSet(Generic[M]):
                 for field in fields(ConsumerStats)
             }
         )
+
+    def in_place(self) -> InPlaceAttempts:
+        """Return the attempts in place at the messages of one call of a handler."""
+        settings = self.settings
+        return InPlaceAttempts(settings.attempts_in_place, settings.retry or RetryPolicy())
 
     @property
     def paused(self) -> frozenset[str]:

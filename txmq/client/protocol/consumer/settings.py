@@ -45,6 +45,10 @@ class ConsumerOptions(TypedDict, total=False):
     0 = never. `on_failure`: "broker", the only policy yet: the broker stores failed
     messages. `retry`: the delays and attempts of failed messages.
 
+    `attempts_in_place`: how often `run` calls the handler for a message, 1, before the
+    message has failed; the pauses begin with 0.1 s and double. To the broker they are
+    one attempt.
+
     `static`: the named `member` keeps its partitions while it is away, for as long as
     its session. Within that time neither `close` nor a restart causes a rebalance.
     `strategy`: how partitions are assigned. `lease_s`: how long a message stays with a
@@ -64,6 +68,7 @@ class ConsumerOptions(TypedDict, total=False):
     start: Start | datetime | timedelta | int | None
     on_exhausted: OnExhausted | None
     on_failure: Literal["broker"]
+    attempts_in_place: int
     retry: RetryPolicy | None
     member: str | None
     static: bool
@@ -92,6 +97,7 @@ class ConsumerSettings:
     start: Start | int | None = None
     on_exhausted: OnExhausted | None = None
     retry: RetryPolicy | None = None
+    attempts_in_place: int = 1
     member: str | None = None
     static: bool = False
     strategy: Strategy | None = None
@@ -158,7 +164,7 @@ def consumer_settings(
     _check_choice("on_failure", options.pop("on_failure", "broker"), ("broker",))
     for name in ("consume_timeout_s", "lease_s", "session_s"):
         _check_number(name, options.get(name), "use a number of seconds above 0", above=0)
-    for name in ("prefetch_messages", "prefetch_bytes"):
+    for name in ("prefetch_messages", "prefetch_bytes", "attempts_in_place"):
         _check_number(name, options.get(name), "use a whole number above 0", above=0, kind=int)
     for name in ("max_parked", "flood_keys", "span"):
         _check_number(name, options.get(name), "use a whole number from 0 up", above=-1, kind=int)

@@ -10,9 +10,10 @@ class ConsumerStats:
     """Counts of messages since the consumer was made.
 
     `filtered`: not wanted, by tags or selector. `returned`: given back unprocessed.
-    `duplicates`: passed over by the inbox. `retried`: applied again in place after a
-    conflict in the database. `refused`: acked after the lease had run out, so that they
-    are delivered again. `rejoined` counts how often the consumer joined its group anew.
+    `duplicates`: passed over by the inbox. `retried`: handled again in place, after a
+    conflict in the database or as one of the `attempts_in_place`. `refused`: acked
+    after the lease had run out, so that they are delivered again. `rejoined` counts how
+    often the consumer joined its group anew.
     """
 
     delivered: int = 0

@@ -22,6 +22,7 @@ from twisted.internet.threads import blockingCallFromThread
 from txmq.client.blocking.core import BlockingCore, core_of
 from txmq.client.protocol.consumer.fetched import DeliveredMessage
 from txmq.client.protocol.consumer.handlers import HandlerOptions
+from txmq.client.protocol.consumer.in_place import InPlaceAttempts
 from txmq.client.protocol.consumer.membership import Membership
 from txmq.client.protocol.consumer.stats import ConsumerStats
 from txmq.client.twisted.consumer.group_member import ReactorMember
@@ -109,6 +110,9 @@ class ThreadBridge:
     @property
     def closed(self) -> bool:
         return self._members.closed
+
+    def in_place(self) -> InPlaceAttempts:
+        return self._members.in_place()
 
     @contextmanager
     def working(self) -> Iterator[None]:

@@ -8,6 +8,7 @@ from inspect import isawaitable
 from typing import Any, TypeAlias
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredList
+from twisted.internet.task import deferLater
 
 from txmq.client.protocol.consumer.fetched import DeliveredMessage
 from txmq.client.protocol.consumer.handlers import (
@@ -121,15 +122,32 @@ class ReactorRunner:
             raise
 
     async def _process(self, messages: Sequence[DeliveredMessage]) -> None:
+        """Handle the messages, as often in place as the consumer may, and settle
+        them.
+        """
+        members, error = self._members, await self._attempt(messages)
+        attempts = None if error is None else members.in_place()
+        while error is not None and attempts is not None:
+            pause = attempts.pause_after(error, messages)
+            if pause is not None:
+                await deferLater(members.reactor, pause)
+            if pause is None or members.closed:
+                members.nack_many(failed_messages(messages, error), error=error)
+                return
+            members.count(retried=len(messages))
+            error = await self._attempt(messages)
+
+    async def _attempt(self, messages: Sequence[DeliveredMessage]) -> Exception | None:
+        """Handle and ack the messages. Return the error if that fails."""
         try:
             answer = self._handler(messages[0] if self._options.batch is None else messages)
             require_finished(await _result_of(answer))
-        except Exception as error:  # a handler may raise anything
+        except Exception as error:
             if self.cancelled and isinstance(error, CancelledError):
                 raise
-            self._members.nack_many(failed_messages(messages, error), error=error)
-        else:
-            self._members.ack_many(messages)
+            return error  # a handler may raise anything
+        self._members.ack_many(messages)
+        return None
 
 
 async def _result_of(answer: object) -> object:
