@@ -328,6 +328,10 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_failed_messages_have_no_effect_whatever_becomes_of_them",
     ),
     # operators' commands
+    153: (
+        "test_the_first_and_the_last_failures_are_kept",
+        "test_a_replay_begins_no_new_history",
+    ),
     150: ("test_a_reset_does_not_split_a_key_that_failed_before_the_growth",),
     106: (
         "test_a_reprocess_beside_a_running_consumer_acts_at_once_and_on_its_topic_alone",

@@ -187,6 +187,23 @@ def test_a_message_that_is_published_is_said_to_be_found_otherwise(client: Scrip
     assert "txmq message find" in ended.stdout
 
 
+def test_a_letter_is_shown_with_its_attempts_one_line_each(client: ScriptedClient) -> None:
+    text = "Traceback:\n  File x\nValueError: \x1b[2J\u202eorder\n"
+    attempt = {"at": 1_700_000_000_000_000, "attempt": 1, "consumer": "c\x1b[31m"}
+    attempt |= {"error_type": "E\nforged", "error_text": text}
+    letter = {"topic": "t", "failures": 20, "history": [attempt]}
+    client.replies = [{**letter, "history": [dict(attempt)]} for _ in range(2)]
+    shown = run("dlq", "show", "g", "t/0/1").stdout
+    [line] = [line for line in shown.splitlines() if "order" in line]
+    assert "2023-11-14" in line
+    assert "c\\x1b[31m" in line
+    assert "E\\nforged" in line
+    assert "\x1b" not in shown
+    assert "\u202e" not in shown
+    assert "File x" not in shown
+    assert json.loads(run("dlq", "show", "g", "t/0/1", "--json").stdout) == letter
+
+
 def test_the_list_of_letters_shows_the_last_line_of_a_traceback(client: ScriptedClient) -> None:
     text = "Traceback (most recent call last):\n  File x\nValueError: no such order\n"
     letter = {"topic": "t", "partition": 0, "offset": 1, "error_text": text}

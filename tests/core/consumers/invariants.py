@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from txmq.core.state import attempts
 from txmq.core.state.consumer_groups import FenceState
 from txmq.core.state.failed_messages import FailedKind, FailedMessage
 from txmq.store import tables as t
@@ -36,6 +37,21 @@ def check(
     check_leases(state, group)
     check_indexes(state, group, rows)
     check_fences(state, group, rows, keys)
+    check_histories(state, group, rows)
+
+
+def check_histories(
+    state: State, group: ConsumerGroup, rows: dict[MessageRef, FailedMessage]
+) -> None:
+    """Check that a message has a history as long as it has a row, and has failed."""
+    found: Any = state.tables[t.ATTEMPTS].range(b"")
+    histories = {t.FAILED_KEY.unpack(key): row for key, row in found}
+    known = {key[1:]: row for key, row in histories.items() if key[0] == group.group_id}
+    assert known.keys() <= rows.keys(), "the history of a message that has not failed"
+    for message, row in rows.items():
+        if row.dead_at:
+            assert known[message][0] >= row.replays, "each replay followed another death"
+            assert len(known[message]) <= 2 + attempts.KEPT_LAST
 
 
 def moved_rows(state: State, group: ConsumerGroup) -> dict[MessageRef, FailedMessage]:

@@ -34,7 +34,7 @@ from txmq.errors import StoreError, UnsupportedFormat
 from txmq.store.index import environment
 from txmq.store.index.digest import DATA
 from txmq.store.index.lmdb_tables import DumpRow, LmdbTables
-from txmq.store.tables import DUE, NAMES, IndexDamaged
+from txmq.store.tables import ATTEMPTS, DUE, NAMES, IndexDamaged
 
 __all__ = ["path", "tables"]
 
@@ -243,6 +243,19 @@ def test_an_index_without_digests_is_made_anew(path: Path) -> None:
     with lmdb.open(str(path), max_dbs=len(NAMES)) as env, env.begin(write=True) as txn:
         txn.delete(b"digest", db=env.open_db(b"meta", txn=txn))
     assert reopened(path) == (0, "an older version wrote it, without digests", EMPTY)
+
+
+def test_an_index_without_a_table_of_today_is_made_anew(path: Path) -> None:
+    """The log may tell more of the new table than the rows of the others."""
+    one_row(path)
+    with lmdb.open(str(path), max_dbs=len(NAMES)) as env, env.begin(write=True) as txn:
+        meta = env.open_db(b"meta", txn=txn)
+        position, digests = msgpack.unpackb(msgpack.unpackb(txn.get(b"digest", db=meta))[0])
+        del digests[ATTEMPTS]
+        body = msgpack.packb([position, digests])
+        txn.put(b"digest", msgpack.packb([body, xxh3_64_intdigest(body)]), db=meta)
+        txn.drop(env.open_db(ATTEMPTS.encode(), txn=txn))
+    assert reopened(path) == (0, "an older version wrote it, without table attempts", EMPTY)
 
 
 def test_a_snapshot_of_a_damaged_index_is_not_finished(path: Path) -> None:

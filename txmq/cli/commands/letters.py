@@ -65,10 +65,15 @@ def list_(
 
 @broker_command(app, "show")
 def show(session: CommandSession, group: Group, letter: Letter) -> None:
-    """Show a dead letter: its message and its last error."""
-    session.out.show(
-        _with_body_text(session.client.call("dlq.show", group=group, **letter._asdict()))
-    )
+    """Show a dead letter: its message, its last error, and its attempts.
+
+    Of the attempts the first and the last eight are kept.
+    """
+    shown = _with_body_text(session.client.call("dlq.show", group=group, **letter._asdict()))
+    if not session.out.as_json:
+        for attempt in shown.get("history", ()):
+            attempt["error_text"] = _last_line(attempt["error_text"])
+    session.out.show(shown)
 
 
 @broker_command(app, "stats")

@@ -121,7 +121,7 @@ def settle_range(state: State, group: ConsumerGroup, acked: Range) -> None:
 
 def settle_row(state: State, group: ConsumerGroup, ref: MessageRef) -> None:
     """Apply: a message that had failed before is processed."""
-    row = failed_messages.drop(state, group, ref)
+    row = failed_messages.remove(state, group, ref)
     if row is not None:
         circuit_breaker.record_acks(group, group.leased_rows.get(ref, 0), 1)
         leases.release_row(state, group, ref)

@@ -110,7 +110,7 @@ def restore_rows(
     places.
     """
     for ref, row in failed_messages.rows_between(state, group, tp, offset, t.SIGN, most):
-        failed_messages.drop(state, group, ref)
+        failed_messages.remove(state, group, ref)
         leases.release_row(state, group, ref)
         key_fences.settle_head(state, group, ref, row.key_hash)
 
@@ -126,7 +126,7 @@ def delete(state: State, group: ConsumerGroup, most: int = STEP_ROWS) -> None:
 def _delete_step(state: State, group: ConsumerGroup, most: int) -> None:
     rows = failed_messages.messages_of_group(state, group, most)
     for ref in rows:
-        failed_messages.drop(state, group, ref)
+        failed_messages.remove(state, group, ref)
         leases.release_row(state, group, ref)
     left = most - len(rows)
     for topic_id, key_hash, _fence in list(islice(group.all_fences(), left)):

@@ -296,6 +296,7 @@ class _DeliveryBuilder:
 def apply_delivered(state: State, event: Delivered, context: RecordContext) -> None:
     group = state.groups.by_id[event.group_id]
     if event.moves or event.fences:
+        poison.record_deaths(state, group, event.moves, context.stored_at)
         key_fences.apply_changes(state, group, event.moves, event.fences, context.stored_at)
     for topic_id, partition, offset, key_hash in event.stops:
         group.stops[TopicPartition(topic_id, partition)] = (offset, key_hash)
@@ -340,7 +341,7 @@ def _apply_passed(state: State, group: ConsumerGroup, event: Delivered) -> None:
         position.pass_over(start, end)
     group.expired += sum(end - start for _topic_id, _partition, start, end in event.expired)
     for ref in event.expired_rows:
-        row = failed_messages.drop(state, group, ref)
+        row = failed_messages.remove(state, group, ref)
         assert row is not None, "chosen for delivery, so it is there"
         key_fences.settle_head(state, group, ref, row.key_hash)
         state.groups.pass_over(group, ref)

@@ -218,7 +218,7 @@ def _restore_order(
     first = event.ranges[0][0]
     for ref, row in failed_messages.rows_between(state, group, tp, first, FAR):
         if row.kind != FailedKind.ABANDONED and not row.token:
-            failed_messages.drop(state, group, ref)
+            failed_messages.remove(state, group, ref)
             leases.release_row(state, group, ref)
             key_fences.settle_head(state, group, ref, row.key_hash)
             group.positions[tp].bring_back(ref[2], ref[2] + 1)

@@ -16,7 +16,7 @@ from txmq.core.consumers.commands import (
 from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.events.consumers import Abandoned, DeadLettered, GroupGuarded, Replayed, Retried
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
-from txmq.core.state import failed_messages
+from txmq.core.state import attempts, failed_messages
 from txmq.core.state.failed_messages import FailedKind, FailedMessage
 from txmq.core.topics import topics
 from txmq.errors import BadRequest, NotLeased
@@ -301,6 +301,8 @@ def apply_failed(state: State, event: Retried | DeadLettered, context: RecordCon
         circuit_breaker.record_probe_failure(group, leases.lease_of(group, ref), at)
     elif not isinstance(event, Retried) or event.failed:
         circuit_breaker.record_failure(group, ref, row, at)
+    if not isinstance(event, Retried) or event.failed:
+        attempts.record(state, group, ref, failed_messages.get(state, group, ref), row, at)
     key_fences.apply_changes(state, group, event.moves, event.fences, at)
 
 

@@ -12,7 +12,7 @@ from txmq.core.consumers.authorization import find_group, find_member
 from txmq.core.consumers.membership import identities
 from txmq.core.consumers.stall_reasons import StallContext
 from txmq.core.events.outcome import Rejected
-from txmq.core.state import failed_messages, visibility
+from txmq.core.state import attempts, failed_messages, visibility
 from txmq.core.state.consumer_groups import FenceState
 from txmq.core.state.failed_messages import FailedKind, FailedMessage
 from txmq.core.state.state import State
@@ -297,7 +297,7 @@ def _letters(
 def describe_letter(
     state: State, name: str, topic: str, partition: int, offset: int
 ) -> LetterView | Rejected:
-    """Describe one dead letter, found by the place of its message."""
+    """Describe one dead letter with its history, found by the place of its message."""
     group = find_group(state, name)
     if isinstance(group, Rejected):
         return group
@@ -305,7 +305,13 @@ def describe_letter(
     if ref is None or row is None or row.kind not in (FailedKind.LETTER, FailedKind.ABANDONED):
         message = f"consumer group {name!r} has no dead letter {topic}/{partition}/{offset}"
         return Rejected(UnknownLetter, message, "list the dead letters: txmq dlq list")
-    return _letter(state, group, ref, row)
+    letter = _letter(state, group, ref, row)
+    failed = attempts.get(state, group, ref)
+    # a letter of an older version has no history but its last failure
+    kept = failed.attempts or (attempts.attempt_of(row, row.dead_at),)
+    letter.fields["failures"] = failed.failures or 1
+    letter.fields["history"] = [attempt._asdict() for attempt in kept]
+    return letter
 
 
 def _letter(state: State, group: ConsumerGroup, ref: MessageRef, row: FailedMessage) -> LetterView:

@@ -19,15 +19,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from txmq.core.state import failed_messages
+from txmq.core.state import attempts, failed_messages
+from txmq.core.state.failed_messages import FailedKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from txmq.core.state.consumer_groups import ConsumerGroup, GroupMember, Lease
-    from txmq.core.state.failed_messages import FailedMessage
+    from txmq.core.state.failed_messages import FailedMessage, Move
     from txmq.core.state.positions import Redelivery
     from txmq.core.state.ranges import ValueRange
+    from txmq.core.state.state import State
     from txmq.model.topic_partition import TopicPartition
 
 BATCH_LIMITS = (0, 512, 16)  # suspects in one delivery, by their deaths
@@ -74,8 +76,26 @@ def dead_letter_row(row: FailedMessage) -> FailedMessage:
     """
     if row.error_text:
         return row
-    text = (
+    return row._replace(error_type=row.error_type or CONSUMER_DIED, error_text=_death_text(row))
+
+
+def _death_text(row: FailedMessage) -> str:
+    return (
         f"{row.deaths} consumers died, or fell silent, with this message; "
         "it was alone with the last of them"
     )
-    return row._replace(error_type=row.error_type or CONSUMER_DIED, error_text=text)
+
+
+def record_deaths(state: State, group: ConsumerGroup, moves: Iterable[Move], at: int) -> None:
+    """Apply: the dead letters among `moves` killed their consumers; put that into their
+    histories.
+    """
+    for move in moves:
+        topic_id, partition, offset, row = failed_messages.decode_move(move)
+        ref = (topic_id, partition, offset)
+        if row.kind == FailedKind.LETTER:
+            death = row._replace(
+                error_type=CONSUMER_DIED, error_text=_death_text(row), fingerprint=""
+            )
+            before = failed_messages.get(state, group, ref)
+            attempts.record(state, group, ref, before, death, at)

@@ -125,7 +125,7 @@ def put(state: State, group: ConsumerGroup, ref: MessageRef, row: FailedMessage)
 
 
 def drop(state: State, group: ConsumerGroup, ref: MessageRef) -> FailedMessage | None:
-    """Apply: remove the row and its indexes, and return the row."""
+    """Apply: remove the row and its indexes before another `put`, and return it."""
     row = get(state, group, ref)
     if row is None:
         return None
@@ -141,6 +141,14 @@ def drop(state: State, group: ConsumerGroup, ref: MessageRef) -> FailedMessage |
     else:
         state.letters.delete(t.LETTER_KEY.pack(group.group_id, row.number))
         _count_letters(state, group, row, -1)
+    return row
+
+
+def remove(state: State, group: ConsumerGroup, ref: MessageRef) -> FailedMessage | None:
+    """Apply: remove the row, its indexes and its history, for good."""
+    row = drop(state, group, ref)
+    if row is not None and (row.first_failed_at or row.dead_at):
+        state.tables[t.ATTEMPTS].delete(t.FAILED_KEY.pack(group.group_id, *ref))
     return row
 
 

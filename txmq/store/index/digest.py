@@ -162,8 +162,17 @@ def _damage(env: Environment, txn: Transaction[bytes]) -> str:
     position, digests = found
     if txn.get(POSITION_KEY, None, meta) != msgpack.packb([position]):
         return "its position is damaged"
+    new = next((name for name in NAMES if name not in digests), None)
+    return (
+        f"an older version wrote it, without table {new}"
+        if new is not None
+        else _damaged_table(env, txn, digests)
+    )
+
+
+def _damaged_table(env: Environment, txn: Transaction[bytes], digests: Digests) -> str:
     for name in NAMES:
-        digest = digests.get(name, TableDigest())
+        digest = digests[name]
         if digest_of(env, txn, name, at_most=digest.rows + 1) != digest:
             return f"table {name} is damaged: it has other rows than were written"
     return ""
