@@ -9,6 +9,7 @@ from collections import deque
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from txmq.core import upgrades
 from txmq.core.state.state import (
     MAX_RECEIPTS,
     ProducerState,
@@ -18,13 +19,13 @@ from txmq.core.state.state import (
     VisibilityBarrier,
 )
 from txmq.core.transactions import indexes
+from txmq.core.upgrades import BROKER_ROW
 from txmq.model.topic_partition import TopicPartition
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-BROKER_ROW = b"broker"
 UPKEEP_ROW = b"upkeep"
 TOPIC_KEY = t.TICKET_KEY
 FIRST_OPTIONAL_FIELD = 4  # of a topic's row: rows written before these fields end there
@@ -65,6 +66,7 @@ def save(state: State) -> None:
             state.doubted,
         ),
     )
+    upgrades.mark(state.tables)
     state.groups.save(state.tables)
 
 
@@ -78,7 +80,9 @@ def _save_producer(state: State, name: bytes) -> None:
 
 
 def load(tables: t.Tables) -> State:
-    """Return the state that the tables hold."""
+    """Return the state that the tables hold. Those of an older version are upgraded."""
+    for _step in upgrades.upgrade(tables):
+        pass
     state = State(tables)
     broker = tables[t.META].get(BROKER_ROW)
     if broker is None:

@@ -51,6 +51,7 @@ GROUPS, POSITIONS, FENCES = "groups", "positions", "fences"
 FAILED, PARKED, LETTERS = "moved", "parked", "letters"
 RETRIES, RETRIES_BY_TIME = "retries", "wakes"
 ATTEMPTS = "attempts"  # key: that of `moved`
+LETTER_INDEX, LETTER_CELLS = "letter_index", "letter_cells"  # core/state/letter_index.py
 # delayed messages
 DELAYED, DELAYED_IDS, DELAYED_AT, RECALLED = "delayed", "delayed_ids", "delayed_at", "recalled"
 # retention
@@ -61,7 +62,7 @@ NAMES = (
     JOB_PARTS, JOB_WORK, PIECES, BACKLOG, BARRIERS, CONFLICTS, LISTED, WATERMARKS, DUE, GROUPS,
     POSITIONS, FENCES, FAILED, PARKED, LETTERS, RETRIES, RETRIES_BY_TIME, XA, XIDS, INSTANCES,
     LOG_PINS, MISSED, DELAYED, DELAYED_IDS, DELAYED_AT, RECALLED, META, HANDLED_HEURISTICS,
-    ATTEMPTS,
+    ATTEMPTS, LETTER_INDEX, LETTER_CELLS,
 )  # fmt: skip
 
 # thousands of rows are put before the first scan of a range

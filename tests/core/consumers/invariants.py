@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from txmq.core.state import attempts
+from txmq.core.state import attempts, failed_messages, letter_index
 from txmq.core.state.consumer_groups import FenceState
 from txmq.core.state.failed_messages import FailedKind, FailedMessage
 from txmq.store import tables as t
@@ -38,6 +38,29 @@ def check(
     check_indexes(state, group, rows)
     check_fences(state, group, rows, keys)
     check_histories(state, group, rows)
+    check_letter_index(state, group, rows)
+
+
+def check_letter_index(
+    state: State, group: ConsumerGroup, rows: dict[MessageRef, FailedMessage]
+) -> None:
+    """Check that the index of letters is what the rows say."""
+    made = t.MemoryTables()
+    for message, row in rows.items():
+        letter = failed_messages.letter_of(message, row)
+        if letter is not None:
+            letter_index.add(made, group.group_id, letter)
+    for name in (t.LETTER_INDEX, t.LETTER_CELLS):
+        there, wanted = (
+            {
+                key: row[:2]  # first and last of a cell also tell of letters that left
+                for key, row in tables[name].range(
+                    group.group_id.to_bytes(4), (group.group_id + 1).to_bytes(4)
+                )
+            }
+            for tables in (state.tables, made)
+        )
+        assert there == wanted, f"{name} differs from the rows"
 
 
 def check_histories(

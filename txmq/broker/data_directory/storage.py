@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import structlog
 from twisted.python.failure import Failure
 
-from txmq.core import machine
+from txmq.core import machine, upgrades
 from txmq.core.events.base import Event, RecordContext, decode
 from txmq.core.transactions import lost_records
 from txmq.core.transactions.timers import NoteSnapshot
@@ -99,10 +99,22 @@ def _open_locked(
         )
         if tables is None:
             tables = LmdbTables.open(directory / "index", log_id=log.log_id)
+        _upgrade(tables)
         state = machine.load(tables)
         replayed = roll_forward(state, log, tables.position)
         opened.pop_all()
     return OpenedDirectory(log, tables, state, report, replayed)
+
+
+def _upgrade(tables: LmdbTables) -> None:
+    """Bring the tables of an older version up to date. They stand for the same position
+    of the log as before, and memory holds a part of the new rows at a time.
+    """
+    for _step in upgrades.upgrade(tables):
+        frozen = tables.freeze(tables.position)
+        assert frozen is not None, "nothing is under way"
+        tables.commit(frozen, durable=tables.position)
+        tables.release(frozen)
 
 
 class RecordSource(Protocol):

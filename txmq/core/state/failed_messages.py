@@ -13,6 +13,8 @@ from enum import IntEnum
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from txmq.core.state import letter_index
+from txmq.core.state.letter_index import Letter, LetterState
 from txmq.core.state.positions import UNDELIVERED
 from txmq.model.topic_partition import TopicPartition
 from txmq.store import tables as t
@@ -80,6 +82,36 @@ class Move(NamedTuple):
     row: FailedMessage
 
 
+def letter_state(row: FailedMessage) -> LetterState | None:
+    """Return the state of a dead letter, or of a message that was one; None = the
+    message has never been dead.
+    """
+    if row.kind == FailedKind.ABANDONED:
+        return LetterState.ABANDONED
+    if row.kind == FailedKind.LETTER and not row.token:
+        return LetterState.OPEN
+    return LetterState.REPLAYING if row.number else None
+
+
+def letter_of(ref: MessageRef, row: FailedMessage) -> Letter | None:
+    """Return what the index of letters knows of a message; None = it is no letter."""
+    state = letter_state(row)
+    return (
+        None
+        if state is None
+        else Letter(
+            state,
+            *ref,
+            row.dead_at or row.first_failed_at,
+            row.number,
+            row.key_hash,
+            row.error_type,
+            row.fingerprint,
+            row.replays,
+        )
+    )
+
+
 def new_row(
     entry: t.BatchEntry, row: int, key_hash: int | None, *, attempt: int, deaths: int = 0
 ) -> FailedMessage:
@@ -113,6 +145,9 @@ def get(state: State, group: ConsumerGroup, ref: MessageRef) -> FailedMessage | 
 def put(state: State, group: ConsumerGroup, ref: MessageRef, row: FailedMessage) -> None:
     """Apply: set the row and its indexes, after `drop` of an earlier row."""
     state.failed_messages.put(t.FAILED_KEY.pack(group.group_id, *ref), tuple(row))
+    letter = letter_of(ref, row)
+    if letter is not None:
+        letter_index.add(state.tables, group.group_id, letter)
     if row.kind == FailedKind.RETRY:
         if ref not in group.leased_rows and not row.token:
             _index_retry(state, group, ref, row)
@@ -130,6 +165,9 @@ def drop(state: State, group: ConsumerGroup, ref: MessageRef) -> FailedMessage |
     if row is None:
         return None
     state.failed_messages.delete(t.FAILED_KEY.pack(group.group_id, *ref))
+    letter = letter_of(ref, row)
+    if letter is not None:
+        letter_index.discard(state.tables, group.group_id, letter)
     if group.unfinished_clones and row.kind in DELIVERABLE:
         keep_for_clones(state, group, ref)
     if row.kind == FailedKind.RETRY:

@@ -1,0 +1,146 @@
+"""A group with dead letters of many kinds, and an operator who changes them."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from tests.core.consumers.world import ConsumersWorld
+from txmq.core.consumers.commands import AbandonLetters, NackMessage, ReplayLetters
+from txmq.core.consumers.letter_selection import LetterScan, LetterSelection, ScanPosition
+from txmq.core.state import failed_messages
+from txmq.core.state.failed_messages import FailedMessage
+from txmq.core.state.letter_index import LetterState
+from txmq.model.retry import FailureReport, RetryPolicy
+from txmq.model.units import MINUTE, SECOND
+from txmq.store.tables import FAILED, FAILED_KEY
+
+if TYPE_CHECKING:
+    from txmq.core.state.consumer_groups import MessageRef
+
+TOPICS = ("a", "b")
+KEYS = (-(1 << 62), -1, 0, 5, None)
+TYPES = ("ValueError", "billing.Refused", "")
+PRINTS = ("f1", "f2", "")
+TEXTS = ("no such order", "No Such Key", "İx")
+Place = tuple[str, int, int]
+Found = tuple["MessageRef", int]  # a message, and the number of its death
+
+
+class LettersWorld(ConsumersWorld):
+    """Letters in two topics; `turn` makes a random change."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(a=2, b=1)
+        self.random = Random(seed)
+        self.join("m", *TOPICS, mode="concurrent", retry=RetryPolicy((SECOND,) * 9))
+
+    def turn(self) -> None:
+        """Do something that happens to letters."""
+        choice = self.random.choice
+        change = choice((self.kill, self.kill, self.kill, self.replay, self.abandon, self.process))
+        change()
+        # a clock that is set back puts later deaths before earlier ones
+        self.now += choice((1, SECOND, 7 * MINUTE, 90 * MINUTE, -3 * MINUTE))
+
+    def kill(self) -> None:
+        """Publish messages; most of them die."""
+        topic = self.random.choice(TOPICS)
+        partition = self.random.randrange(len(self.state.topics[topic].end_offsets))
+        keys = self.random.choices(KEYS, k=self.random.randint(1, 4))
+        self.publish(topic, *keys, partition=partition)
+        for got in self.fetch("m"):
+            self.fail(got.topic, got.partition, got.offset, dead=self.random.random() < 0.8)
+
+    def fail(self, topic: str, partition: int, offset: int, *, dead: bool) -> None:
+        choice = self.random.choice
+        failure = FailureReport(choice(TYPES), choice(TEXTS), choice(PRINTS))
+        topic_id = self.state.topics[topic].topic_id
+        key = self.keys[topic_id, partition, offset]
+        self.do(
+            NackMessage(
+                "g", "m", self.generation(), topic, partition, offset, key, None, failure, dead
+            )
+        )
+
+    def process(self) -> None:
+        """Process what is due, or let it fail again."""
+        for got in self.fetch("m"):
+            if self.random.random() < 0.5:
+                self.ack(
+                    "m", (got.offset, got.offset + 1), topic=got.topic, partition=got.partition
+                )
+            else:
+                self.fail(got.topic, got.partition, got.offset, dead=True)
+
+    def replay(self) -> None:
+        self.do(ReplayLetters("g", self._some()))
+
+    def abandon(self) -> None:
+        self.do(AbandonLetters("g", self._some(), "tidy"))
+
+    def _some(self) -> tuple[Place, ...]:
+        places = [
+            (self.state.topics_by_id[ref[0]].name, *ref[1:])
+            for ref, row in self.rows().items()
+            if failed_messages.letter_state(row) == LetterState.OPEN
+        ]
+        return tuple(self.random.sample(places, min(len(places), self.random.randint(0, 3))))
+
+    def rows(self) -> dict[MessageRef, FailedMessage]:
+        found: Any = self.state.tables[FAILED].range(b"")
+        return {FAILED_KEY.unpack(key)[1:]: FailedMessage(*row) for key, row in found}
+
+    def selection(self) -> LetterSelection:
+        """Return a random selection."""
+        random = self.random
+        states = random.choice([(LetterState.OPEN,), tuple(random.sample([*LetterState], 3))])
+        times = sorted(self.now - random.randrange(400 * MINUTE) for _ in range(2))
+        wanted: dict[str, Any] = {
+            "topic": random.choice(TOPICS),
+            "key_hash": random.choice(KEYS[:-1]),
+            "died_from": times[0],
+            "died_before": times[1],
+            "error_type": random.choice(TYPES),
+            "fingerprint": random.choice(PRINTS),
+            "min_attempts": random.randint(0, 2),
+            "max_attempts": random.randint(0, 2),
+            "text": random.choice(("such", "NO ", "value", "x", "i")),
+        }
+        chosen = random.sample([*wanted], random.choice((0, 1, 1, 2, 2, 3)))
+        return LetterSelection(states, **{name: wanted[name] for name in chosen})
+
+    def naive(self, selection: LetterSelection) -> list[Found]:
+        """Return the letters of a selection, in order, without any index."""
+        found = []
+        for ref, row in self.rows().items():
+            at = row.dead_at or row.first_failed_at
+            text = f"{row.error_type}\n{row.error_text}".lower()
+            wanted = (
+                failed_messages.letter_state(row) in selection.states,
+                selection.topic in (None, self.state.topics_by_id[ref[0]].name),
+                selection.key_hash is None or row.key_hash == selection.key_hash,
+                at >= selection.died_from,
+                selection.died_before is None or at < selection.died_before,
+                selection.error_type is None or row.error_type == selection.error_type,
+                selection.fingerprint is None or row.fingerprint == selection.fingerprint,
+                row.attempt >= selection.min_attempts,
+                selection.max_attempts is None or row.attempt <= selection.max_attempts,
+                selection.text is None or selection.text.lower() in text,
+            )
+            if all(wanted):
+                found.append((at, row.number, ref))
+        return [(ref, number) for _at, number, ref in sorted(found)]
+
+    def page(
+        self, selection: LetterSelection, start: ScanPosition | None, size: int
+    ) -> tuple[list[Found], ScanPosition | None]:
+        """Return a page of a selection, and where the next one begins."""
+        scan = LetterScan(self.state, self.group(), selection, start, self.now)
+        found: list[Found] = []
+        while not scan.ended and len(found) < size:
+            for letter in scan.step():
+                found.append((letter.ref, letter.row.number))
+                if len(found) == size:
+                    break
+        return found, None if scan.ended else scan.position

@@ -1,0 +1,216 @@
+"""Selections of dead letters against a filter of all rows, for random letters."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.core.consumers.invariants import check_letter_index, moved_rows
+from tests.core.consumers.letters_world import Found, LettersWorld
+from txmq.core import machine, upgrades
+from txmq.core.consumers import letter_selection
+from txmq.core.consumers.letter_selection import LetterScan, LetterSelection
+from txmq.core.state import failed_messages, letter_index
+from txmq.core.state.letter_index import LetterState
+from txmq.store.tables import LETTER_CELLS, LETTER_INDEX, META
+
+if TYPE_CHECKING:
+    from txmq.core.consumers.letter_selection import ScanPosition
+    from txmq.core.state.failed_messages import FailedMessage
+
+FIRST_SEED, LAST_SEED = map(int, os.environ.get("TXMQ_SEEDS", "1:13").split(":"))
+ALL_STATES = tuple(LetterState)
+
+
+def pages_agree(seed: int) -> None:
+    """Compare selections with the naive filter, for pages of several sizes."""
+    world = LettersWorld(seed)
+    for _ in range(60):
+        world.turn()
+    check_letter_index(world.state, world.group(), moved_rows(world.state, world.group()))
+    for _ in range(40):
+        selection, size = world.selection(), world.random.choice((1, 2, 7, 1_000))
+        wanted = world.naive(selection)
+        found: list[Found] = []
+        at: ScanPosition | None = None
+        while True:
+            page, at = world.page(selection, at, size)
+            found += page
+            if at is None:
+                break
+            assert len(page) == size
+        assert found == wanted, f"seed {seed}: {selection}"
+
+
+def walks_hold(seed: int) -> None:
+    """Page through selections while letters die, go and come back."""
+    world = LettersWorld(seed)
+    for _ in range(40):
+        world.turn()
+    for _ in range(6):
+        selection, size = world.selection(), world.random.choice((1, 2, 5))
+        staying, found = set(world.naive(selection)), list[Found]()
+        at: ScanPosition | None = None
+        while True:
+            page, at = world.page(selection, at, size)
+            assert set(page) <= set(world.naive(selection)), "only what is in the selection"
+            found += page
+            if at is None:
+                break
+            world.turn()
+            staying &= set(world.naive(selection))
+        messages = [ref for ref, _number in found]
+        assert len(messages) == len(set(messages)), f"seed {seed}: listed twice: {selection}"
+        assert staying <= set(found), f"seed {seed}: left out: {selection}"
+
+
+@pytest.mark.parametrize("seed", range(FIRST_SEED, LAST_SEED))
+def test_every_selection_in_pages_of_any_size_is_what_a_filter_of_all_rows_finds(seed: int) -> None:
+    pages_agree(seed)
+
+
+@pytest.mark.parametrize("seed", range(FIRST_SEED, LAST_SEED))
+def test_a_walk_over_pages_beside_changes_lists_nothing_twice_and_all_that_stays(seed: int) -> None:
+    walks_hold(seed)
+
+
+def planted_without_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scan that also finds the letters that die while it goes on."""
+    begin = LetterScan.__init__
+
+    def unbounded(self: LetterScan, *args: object) -> None:
+        begin(self, *args)  # type: ignore[arg-type]
+        self.position = self.position._replace(below=1 << 62)
+
+    monkeypatch.setattr(LetterScan, "__init__", unbounded)
+
+
+def planted_stale_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An index that keeps a letter's old error when it dies with another one."""
+    keys = letter_index._keys
+
+    def without_errors(group_id: int, letter: letter_index.Letter) -> object:
+        made = list(keys(group_id, letter))
+        return made[:-1] if letter.replays else made
+
+    monkeypatch.setattr(letter_index, "_keys", without_errors)
+
+
+def planted_page_of_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page that ends behind a letter that it has not shown."""
+    step = LetterScan.step
+
+    def skipping(self: LetterScan) -> object:
+        for letter in step(self):
+            yield letter
+            self.position = self.position._replace(place=self.position.place + b"\xff" * 4)
+            died_at = int.from_bytes(self.position.place[:8])
+            self.position = self.position._replace(place=(died_at + 1).to_bytes(8))
+
+    monkeypatch.setattr(LetterScan, "step", skipping)
+
+
+def planted_near_miss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scan that takes what the index does not know for right."""
+
+    def matches(selection: LetterSelection, name: str, row: FailedMessage) -> bool:
+        return bool(row) and selection.topic in (None, name)
+
+    monkeypatch.setattr(letter_selection, "matches", matches)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [planted_without_bound, planted_stale_index, planted_page_of_numbers, planted_near_miss],
+)
+def test_planted_bugs_of_the_selection_are_found(
+    plant: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)  # type: ignore[operator]
+    found = 0
+    for seed in range(1, 20):
+        for checker in (pages_agree, walks_hold):
+            try:
+                checker(seed)
+            except AssertionError:
+                found += 1
+        if found:
+            return
+    pytest.fail("the checkers pass it")
+
+
+def test_a_step_reads_a_bounded_number_of_letters_and_of_their_text() -> None:
+    world = LettersWorld(1)
+    for _ in range(400):
+        world.kill()
+    scan = LetterScan(world.state, world.group(), LetterSelection(text="nowhere"), None, world.now)
+    steps = before = 0
+    while not scan.ended:
+        assert list(scan.step()) == []
+        steps += 1
+        assert 0 <= scan.examined - before <= letter_selection.LEAPS_PER_STEP
+        before = scan.examined
+    assert scan.examined == world.group().letters
+    assert steps > scan.examined // letter_selection.LEAPS_PER_STEP
+    assert world.naive(LetterSelection())
+
+
+def test_ranges_that_never_meet_are_left_in_bounded_steps_that_get_on() -> None:
+    """Each letter has one of the two properties, in turn; none has both."""
+    world = LettersWorld(1)
+    for number in range(600):
+        row = number, world.now + number
+        letter = letter_index.Letter(
+            LetterState.OPEN, 1, 0, row[0], row[1], number + 1, None,
+            ("E", "F")[number % 2], ("e", "f")[number % 2], 0,
+        )  # fmt: skip
+        letter_index.add(world.state.tables, 1, letter)
+    selection = LetterSelection(error_type="E", fingerprint="f")
+    scan = LetterScan(world.state, world.group(), selection, None, world.now)
+    places = []
+    while not scan.ended:
+        assert list(scan.step()) == []
+        places.append(scan.position.place)
+    assert scan.examined == 0
+    assert 3 < len(places) < 40
+    assert places[:-1] == sorted(set(places[:-1])), "each step gets on"
+
+
+def test_a_scan_of_an_unknown_topic_finds_nothing() -> None:
+    world = LettersWorld(1)
+    world.kill()
+    assert world.page(LetterSelection(ALL_STATES, topic="nowhere"), None, 5) == ([], None)
+
+
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_the_tables_of_an_older_version_get_the_index_that_a_new_one_has(seed: int) -> None:
+    world = LettersWorld(seed)
+    for _ in range(60):
+        world.turn()
+    machine.save(world.state)
+    tables = world.state.tables
+    wanted = [[*tables[name].range(b"")] for name in (LETTER_INDEX, LETTER_CELLS)]
+    tables[META].delete(upgrades.LETTERS_ROW)
+    for key, _row in wanted[0][::2]:  # a start that was killed has left the rest
+        tables[LETTER_INDEX].delete(key)
+    machine.load(tables)
+    made = [[*tables[name].range(b"")] for name in (LETTER_INDEX, LETTER_CELLS)]
+    assert made[0] == wanted[0]
+    assert [(key, row[:2]) for key, row in made[1]] == [(key, row[:2]) for key, row in wanted[1]]
+    assert list(upgrades.upgrade(tables)) == [], "once"
+
+
+def test_letters_beside_others_are_of_their_group_alone() -> None:
+    world = LettersWorld(3)
+    for _ in range(30):
+        world.turn()
+    world.join("n", *("a", "b"), group="other", retry=None)
+    rows = [row for row in world.rows().values() if failed_messages.letter_state(row)]
+    assert rows
+    scan = LetterScan(
+        world.state, world.group("other"), LetterSelection(ALL_STATES), None, world.now
+    )
+    assert list(scan.step()) == []
+    assert scan.ended

@@ -1,0 +1,239 @@
+"""Selections of dead letters, and the scan that finds their letters in bounded steps.
+
+A scan goes through the letters in the order of their deaths. It leaps from one index
+range to the next, so that it examines only letters that have all indexed properties.
+The other properties are read from the rows. What only the message tells (its key, its
+headers) is left to the caller.
+
+A scan goes on over any number of calls. It sees the letters that were there when it
+began: one that dies later has a higher number, so that no letter is found twice. A
+letter that stays in the selection all the while is found.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from txmq.core.state import failed_messages, letter_index
+from txmq.core.state.letter_index import FIRST, LAST, PLACE, Dimension, LetterState
+from txmq.store import tables as t
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
+    from txmq.core.state.failed_messages import FailedMessage
+    from txmq.core.state.state import State
+    from txmq.store.tables import Table
+
+NEAR = 4  # rows that a range is read on before it is looked up anew
+LEAPS_PER_STEP = 128  # between ranges, and at most so many letters are read
+TEXT_PER_STEP = 128 << 10  # characters of errors that a step reads, roughly
+
+
+class LetterSelection(NamedTuple):
+    """The properties of the letters to select; None = any.
+
+    Times are microseconds: `died_from` <= time of death < `died_before`. `text` is part
+    of the error's type or text, in any case of its letters.
+    """
+
+    states: tuple[LetterState, ...] = (LetterState.OPEN,)
+    topic: str | None = None
+    key_hash: int | None = None
+    died_from: int = 0
+    died_before: int | None = None
+    error_type: str | None = None
+    fingerprint: str | None = None
+    min_attempts: int = 0
+    max_attempts: int | None = None
+    text: str | None = None
+
+
+class ScanPosition(NamedTuple):
+    """Where a scan goes on: at the first letter whose place is not below `place`.
+
+    It leaves out letters with a number from `below` on, and those without a number that
+    failed after `until`: they were not there when the scan began.
+    """
+
+    place: bytes
+    below: int
+    until: int
+
+
+class FoundLetter(NamedTuple):
+    """A letter of the selection."""
+
+    ref: MessageRef
+    row: FailedMessage
+
+
+def matches(selection: LetterSelection, name: str, row: FailedMessage) -> bool:
+    """Return True if a failed message of the topic `name` has the properties that its
+    row tells of.
+    """
+    wanted, died_at, text = selection, row.dead_at or row.first_failed_at, selection.text
+    return (
+        failed_messages.letter_state(row) in wanted.states
+        and wanted.topic in (None, name)
+        and wanted.key_hash in (None, row.key_hash)
+        and wanted.died_from <= died_at
+        and (wanted.died_before is None or died_at < wanted.died_before)
+        and wanted.error_type in (None, row.error_type)
+        and wanted.fingerprint in (None, row.fingerprint)
+        and wanted.min_attempts <= row.attempt
+        and (wanted.max_attempts is None or row.attempt <= wanted.max_attempts)
+        and (text is None or _has_text(row, text.lower()))
+    )
+
+
+def _has_text(row: FailedMessage, text: str) -> bool:
+    return text in row.error_text.lower() or text in row.error_type.lower()
+
+
+class LetterScan:
+    """A scan over the letters of a group.
+
+    The caller takes steps until it has enough or the scan has `ended`, and goes on at
+    `position` in another scan. `examined` counts the letters whose rows were read.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        group: ConsumerGroup,
+        selection: LetterSelection,
+        start: ScanPosition | None,
+        now: int,
+    ) -> None:
+        self._state, self._group, self._selection = state, group, selection
+        start = start or ScanPosition(FIRST, group.next_letter, now)
+        earliest = PLACE.pack(selection.died_from, 0, 0, 0, 0)
+        self.position = start._replace(place=max(start.place, earliest))
+        before = selection.died_before
+        self._stop = LAST if before is None else PLACE.pack(before, 0, 0, 0, 0)
+        self._prefixes = [list(_prefixes(state, group, selection, at)) for at in selection.states]
+        self.examined = 0
+        self.text_read = 0  # characters of the errors of these letters
+        self.ended = False
+
+    def step(self) -> Iterator[FoundLetter]:
+        """Yield letters of the selection that a bounded search finds.
+
+        `position` is behind the letter that was yielded last. The state must not change
+        before the iteration ends.
+        """
+        walks = [
+            _Walk(self._state.tables[t.LETTER_INDEX], prefixes, self._stop)
+            for prefixes in self._prefixes
+        ]
+        leaps, texts = LEAPS_PER_STEP, self.text_read + TEXT_PER_STEP
+        for walk in walks:
+            leaps -= walk.advance(self.position.place, LEAPS_PER_STEP)
+        while walks := [walk for walk in walks if walk.place is not None]:
+            walk = min(walks, key=_place_of)
+            self.position = self.position._replace(place=_place_of(walk))
+            if not walk.found or leaps <= 0 or self.text_read >= texts:
+                return
+            letter = self._examine(_place_of(walk))
+            self.position = self.position._replace(place=_place_of(walk) + b"\0")
+            if letter is not None:
+                yield letter
+            leaps -= walk.advance(self.position.place, LEAPS_PER_STEP)
+        self.ended = True
+
+    def _examine(self, place: bytes) -> FoundLetter | None:
+        died_at, number, *at = PLACE.unpack(place)
+        late = number >= self.position.below if number else died_at > self.position.until
+        if late:
+            return None
+        ref = (at[0], at[1], at[2])
+        row = failed_messages.get(self._state, self._group, ref)
+        assert row is not None, "the index has it"
+        self.examined += 1
+        self.text_read += len(row.error_text)
+        name = self._state.topics_by_id[ref[0]].name
+        return FoundLetter(ref, row) if matches(self._selection, name, row) else None
+
+
+def _prefixes(
+    state: State, group: ConsumerGroup, selection: LetterSelection, at: LetterState
+) -> Iterator[bytes]:
+    """Yield the beginnings of the index ranges that the letters of a state are in."""
+    values: dict[Dimension, int] = {}
+    if at in letter_index.SETTLED:
+        if selection.topic is not None:
+            topic = state.topics.get(selection.topic)
+            values[Dimension.TOPIC] = 0 if topic is None else topic.topic_id
+        if selection.key_hash is not None:
+            values[Dimension.KEY] = selection.key_hash + t.SIGN
+        if selection.error_type is not None:
+            values[Dimension.ERROR_TYPE] = letter_index.value_of(selection.error_type)
+        if selection.fingerprint is not None:
+            values[Dimension.FINGERPRINT] = letter_index.value_of(selection.fingerprint)
+    for dimension, value in (values or {Dimension.ALL: 0}).items():
+        yield letter_index.prefix(group.group_id, at, dimension, value)
+
+
+class _Walk:
+    """The letters that are in several ranges of the index, in order.
+
+    `place` is the next one if `found`, otherwise the first that it can be; None = there
+    are no more.
+    """
+
+    def __init__(self, table: Table, prefixes: Sequence[bytes], stop: bytes) -> None:
+        self._ranges = [_Range(table, prefix, stop) for prefix in prefixes]
+        self.place: bytes | None = FIRST
+        self.found = False
+
+    def advance(self, place: bytes, most: int) -> int:
+        """Go on to the first letter from `place` on, in `most` leaps or a few more.
+        Return the number of leaps.
+        """
+        leaps = 0
+        self.found = False
+        while not self.found and leaps < most:
+            first: bytes | None = None
+            for among in self._ranges:
+                leaps += 1
+                following = among.seek(place)
+                if following is None:
+                    self.place = None
+                    return leaps
+                place = following
+                first = first or place
+            self.found = place == first
+            self.place = place
+        return leaps
+
+
+def _place_of(walk: _Walk) -> bytes:
+    assert walk.place is not None, "it has not ended"
+    return walk.place
+
+
+class _Range:
+    """A range of the index: the places of the letters with one property, in order."""
+
+    def __init__(self, table: Table, prefix: bytes, stop: bytes) -> None:
+        self._table, self._prefix, self._stop = table, prefix, prefix + stop
+        self._rows: Iterator[tuple[bytes, Any]] = iter(())
+        self._place: bytes | None = None
+
+    def seek(self, place: bytes) -> bytes | None:
+        """Return the first place that is not below `place`; the places sought grow."""
+        for _ in range(NEAR):
+            if self._place is not None and self._place >= place:
+                return self._place
+            if (row := next(self._rows, None)) is None:
+                break
+            self._place = row[0][len(self._prefix) :]
+        else:
+            if self._place is not None and self._place >= place:
+                return self._place
+        self._rows = self._table.range(self._prefix + place, self._stop)
+        row = next(self._rows, None)
+        self._place = None if row is None else row[0][len(self._prefix) :]
+        return self._place

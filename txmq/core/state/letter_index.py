@@ -1,0 +1,178 @@
+"""The index of dead letters: what a selection finds them by, and their numbers.
+
+Table `letter_index` has a row for each letter in each dimension (docs/decisions/0091).
+All dimensions have the order of the deaths, so that the letters that have several
+properties are where several ranges meet. Table `letter_cells` counts letters by state,
+topic, error and time of death. Both follow from table `moved`: older versions did not
+write them, and `core/upgrades.py` makes them anew.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from struct import Struct
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from xxhash import xxh3_64_intdigest
+
+from txmq.model.units import MINUTE
+from txmq.store import tables as t
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from txmq.store.tables import Table, Tables
+
+SLOT = 10 * MINUTE  # to which the times of death of counted letters are known
+
+
+class LetterState(IntEnum):
+    """Place of a message that is, or was, a dead letter; the numbers are on disk."""
+
+    OPEN = 1
+    REPLAYING = 2  # delivered again, or an undecided transaction replays it
+    ABANDONED = 3
+    LOCAL = 4  # in the local store of a consumer
+
+
+class Dimension(IntEnum):
+    """A property that letters are found by; the numbers are on disk."""
+
+    ALL = 0
+    TOPIC = 1
+    KEY = 2
+    ERROR_TYPE = 3
+    FINGERPRINT = 4
+
+
+# Letters in these states stay until somebody acts. Others change with each delivery, so
+# that more than one row would cost too much.
+SETTLED = (LetterState.OPEN, LetterState.ABANDONED)
+
+PREFIX = Struct(">IBBQ")  # group id, state, dimension, value
+# died at, number of the letter (0 = it has not died), topic id, partition, offset
+PLACE = Struct(">QQIIQ")
+FIRST = bytes(PLACE.size)  # sorts before all places
+LAST = b"\xff" * (PLACE.size + 1)  # and this one behind them
+CELL_KEY = Struct(">IBIQQ")  # group id, state, topic id, hash of the error, slot
+
+
+class Letter(NamedTuple):
+    """What the index knows of a message. `died_at` is the time of its first failure
+    where it has not died.
+    """
+
+    state: LetterState
+    topic_id: int
+    partition: int
+    offset: int
+    died_at: int
+    number: int
+    key_hash: int | None
+    error_type: str
+    fingerprint: str
+    replays: int
+
+
+class Cell(NamedTuple):
+    """Letters of a group that share state, topic, error and time slot.
+
+    `first` and `last` are the deaths of the first and the last one that was counted
+    here, also of those that have left since.
+    """
+
+    letters: int
+    replayed: int
+    first: int
+    last: int
+    error_type: str
+    fingerprint: str
+
+
+class CountedCell(NamedTuple):
+    """A cell with the parts of its key."""
+
+    state: LetterState
+    topic_id: int
+    slot: int
+    cell: Cell
+
+
+def value_of(text: str) -> int:
+    """Return the value that stands for a text in an index key."""
+    return xxh3_64_intdigest(text.encode())
+
+
+def add(tables: Mapping[str, Table] | Tables, group_id: int, letter: Letter) -> None:
+    """Apply: index and count a letter."""
+    index = tables[t.LETTER_INDEX]
+    for key in _keys(group_id, letter):
+        index.put(key, ())
+    cells, key = tables[t.LETTER_CELLS], _cell_key(group_id, letter)
+    row: Any = cells.get(key)
+    at, replayed = letter.died_at, bool(letter.replays)
+    if row is None:
+        cell = Cell(1, int(replayed), at, at, letter.error_type, letter.fingerprint)
+    else:
+        found = Cell(*row)
+        cell = found._replace(
+            letters=found.letters + 1,
+            replayed=found.replayed + replayed,
+            first=min(found.first, at),
+            last=max(found.last, at),
+        )
+    cells.put(key, tuple(cell))
+
+
+def discard(tables: Mapping[str, Table] | Tables, group_id: int, letter: Letter) -> None:
+    """Apply: a letter leaves the index."""
+    index = tables[t.LETTER_INDEX]
+    for key in _keys(group_id, letter):
+        index.delete(key)
+    cells, key = tables[t.LETTER_CELLS], _cell_key(group_id, letter)
+    row: Any = cells.get(key)
+    cell = Cell(*row)
+    if cell.letters == 1:
+        cells.delete(key)
+    else:
+        replayed = cell.replayed - bool(letter.replays)
+        cells.put(key, tuple(cell._replace(letters=cell.letters - 1, replayed=replayed)))
+
+
+def prefix(group_id: int, state: LetterState, dimension: Dimension, value: int = 0) -> bytes:
+    """Return the beginning of the keys of the letters with this property."""
+    return PREFIX.pack(group_id, state, dimension, value)
+
+
+def cells(
+    tables: Mapping[str, Table], group_id: int, state: LetterState, after: bytes = b""
+) -> Iterator[tuple[bytes, CountedCell]]:
+    """Yield the cells of a state, and their keys; those behind the key `after`."""
+    start = after + b"\0" if after else CELL_KEY.pack(group_id, state, 0, 0, 0)
+    stop = CELL_KEY.pack(group_id, state + 1, 0, 0, 0)
+    rows: Any = tables[t.LETTER_CELLS].range(start, stop)
+    for key, row in rows:
+        _group, _state, topic_id, _error, slot = CELL_KEY.unpack(key)
+        yield key, CountedCell(state, topic_id, slot, Cell(*row))
+
+
+def _keys(group_id: int, letter: Letter) -> Iterator[bytes]:
+    place = PLACE.pack(
+        letter.died_at, letter.number, letter.topic_id, letter.partition, letter.offset
+    )
+    state = letter.state
+    yield PREFIX.pack(group_id, state, Dimension.ALL, 0) + place
+    if state not in SETTLED:
+        return
+    yield PREFIX.pack(group_id, state, Dimension.TOPIC, letter.topic_id) + place
+    if letter.key_hash is not None:
+        yield PREFIX.pack(group_id, state, Dimension.KEY, letter.key_hash + t.SIGN) + place
+    error, print_ = value_of(letter.error_type), value_of(letter.fingerprint)
+    yield PREFIX.pack(group_id, state, Dimension.ERROR_TYPE, error) + place
+    yield PREFIX.pack(group_id, state, Dimension.FINGERPRINT, print_) + place
+
+
+def _cell_key(group_id: int, letter: Letter) -> bytes:
+    error = value_of(f"{letter.error_type}\0{letter.fingerprint}")
+    slot = letter.died_at // SLOT
+    return CELL_KEY.pack(group_id, letter.state, letter.topic_id, error, slot)

@@ -1,0 +1,60 @@
+"""Rows that older versions did not write, made of those that they wrote.
+
+A start does this once, before it applies the first record.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from txmq.core.state import failed_messages, letter_index
+from txmq.core.state.failed_messages import FailedMessage
+from txmq.store import tables as t
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from txmq.store.tables import Tables
+
+BROKER_ROW = b"broker"
+LETTERS_ROW = b"letter_index"  # says that the index of letters is there
+LETTERS_VERSION = 1
+ROWS_PER_STEP = 10_000
+
+
+def upgrade(tables: Tables) -> Iterator[None]:
+    """Make what is missing, in steps. After each the caller may write to disk.
+
+    An unfinished upgrade begins again.
+    """
+    meta = tables[t.META]
+    if meta.get(BROKER_ROW) is None or meta.get(LETTERS_ROW) == (LETTERS_VERSION,):
+        return
+    for name in (t.LETTER_INDEX, t.LETTER_CELLS):
+        yield from _clear(tables, name)
+    after = b""
+    while True:
+        rows: Any = list(islice(tables[t.FAILED].range(after), ROWS_PER_STEP))
+        for key, row in rows:
+            group_id, *ref = t.FAILED_KEY.unpack(key)
+            letter = failed_messages.letter_of(tuple(ref), FailedMessage(*row))
+            if letter is not None:
+                letter_index.add(tables, group_id, letter)
+        yield
+        if len(rows) < ROWS_PER_STEP:
+            break
+        after = rows[-1][0] + b"\0"
+    mark(tables)
+
+
+def mark(tables: Tables) -> None:
+    """Write down that nothing is missing."""
+    tables[t.META].put(LETTERS_ROW, (LETTERS_VERSION,))
+
+
+def _clear(tables: Tables, name: str) -> Iterator[None]:
+    while rows := list(islice(tables[name].range(b""), ROWS_PER_STEP)):
+        for key, _row in rows:
+            tables[name].delete(key)
+        yield
