@@ -13,7 +13,8 @@
     ├─ ClientClosed
     ├─ RequestRejected            (one class per status on the wire: txmq.wire.status)
     ├─ StoreError
-    │  ├─ CorruptRecord, UnsupportedFormat, DiskFull, StoreClosed, DirectoryInUse
+    │  ├─ CorruptRecord, UnsupportedFormat, DiskFull, StoreClosed, DirectoryInUse,
+    │  │  StoreFull, ForeignStore, InvalidExport
     ├─ DatabaseError
     │  ├─ DatabaseUnavailable, DatabaseConflict, SchemaMissing, InboxMismatch,
     │  │  UnsupportedServer, SynchronousCommitOff, TwoPhaseOff, TwoPhaseFull,
@@ -40,6 +41,8 @@ from txmq.errors.base import (
     CorruptRecord,
     DirectoryInUse,
     DiskFull,
+    ForeignStore,
+    InvalidExport,
     InvalidSelector,
     LocalProtocolError,
     LogChanged,
@@ -49,6 +52,7 @@ from txmq.errors.base import (
     RequestTimeout,
     StoreClosed,
     StoreError,
+    StoreFull,
     TxmqError,
     UnsupportedFormat,
 )
@@ -130,11 +134,13 @@ __all__ = (
     "DirectoryInUse",
     "DiskFull",
     "DuplicateXid",
+    "ForeignStore",
     "GroupMismatch",
     "HeuristicMixed",
     "HeuristicOutcome",
     "InDoubt",
     "InboxMismatch",
+    "InvalidExport",
     "InvalidSelector",
     "LeaseRefused",
     "LocalProtocolError",
@@ -164,6 +170,7 @@ __all__ = (
     "StaleTopic",
     "StoreClosed",
     "StoreError",
+    "StoreFull",
     "SynchronousCommitOff",
     "Throttled",
     "TokenFenced",

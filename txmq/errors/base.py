@@ -118,6 +118,21 @@ class DiskFull(StoreError):
     retriable = True
 
 
+class StoreFull(StoreError):
+    """A store on local disk holds as much as its limits allow."""
+
+    advice = "wait until some of it is done, or raise the limits of the store"
+    retriable = True
+
+
+class ForeignStore(StoreError):
+    """A store on local disk belongs to another owner than the one who opens it."""
+
+
+class InvalidExport(StoreError):
+    """A file is no export of a store, or an incomplete one."""
+
+
 class StoreClosed(StoreError):
     """The store was closed, or failed and takes no more work until a restart."""
 

@@ -45,6 +45,20 @@ AHEAD = 16 << 20  # bytes (sparse) by which the file is extended beyond what LMD
 Databases = dict[str, _Database]
 
 
+class Layout(NamedTuple):
+    """The tables of an environment, META among them.
+
+    `digests`: they have digests, against which the whole file is walked at opening. An
+    environment without them is for owners that notice damage in another way.
+    """
+
+    names: tuple[str, ...] = NAMES
+    digests: bool = True
+
+
+STATE = Layout()  # the broker's
+
+
 class OpenedEnvironment(NamedTuple):
     """An environment ready for use.
 
@@ -59,7 +73,7 @@ class OpenedEnvironment(NamedTuple):
 
 
 def open_environment(
-    path: Path, log_id: UUID, *, map_size: int, log_end: int | None
+    path: Path, log_id: UUID, *, map_size: int, log_end: int | None, layout: Layout = STATE
 ) -> OpenedEnvironment:
     """Open the environment in the directory `path`, or create it.
 
@@ -67,14 +81,14 @@ def open_environment(
     the disk or the kernel fails.
     """
     with translate_errors(path):
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
         reason = ""
         if (path / DATA).exists():
-            reason, existing = _open_existing(path, log_id, map_size, log_end)
+            reason, existing = _open_existing(path, log_id, map_size, log_end, layout)
             if existing is not None:
                 return existing
             _remove(path)
-        return _created(path, log_id, map_size, reason)
+        return _created(path, log_id, map_size, reason, layout)
 
 
 @contextmanager
@@ -168,21 +182,23 @@ def _extend_file(env: Environment) -> None:
 
 
 def _open_existing(
-    path: Path, log_id: UUID, map_size: int, log_end: int | None
+    path: Path, log_id: UUID, map_size: int, log_end: int | None, layout: Layout
 ) -> tuple[str, OpenedEnvironment | None]:
     """Return the environment, or the reason why it cannot be used."""
-    damage = find_damage(path)
+    damage = find_damage(path) if layout.digests else ""
     if damage:
         return damage, None
     try:
-        env = _open(path, map_size)
+        env = _open(path, map_size, layout)
     except UNREADABLE as error:
         return f"unreadable: {error}", None
     usable = None
     try:
         reason = _defect(env, log_id, log_end)
+        if not reason and (path / DATA).stat().st_size < used_length(env):
+            reason = "the file was cut short"
         if not reason:
-            usable = _opened(env)
+            usable = _opened(env, layout)
     except (*UNREADABLE, ValueError, TypeError, LookupError) as error:
         reason = f"unreadable: {error}"
     finally:
@@ -213,30 +229,40 @@ def _defect(env: Environment, log_id: UUID, log_end: int | None) -> str:
     return ""
 
 
-def _open(path: Path, map_size: int) -> Environment:
+def _open(path: Path, map_size: int, layout: Layout) -> Environment:
     # metasync=False: a power cut may undo the newest commits, which the log has, but
     # tears none. One spare transaction: the reactor's reader is renewed after each
     # commit.
     return lmdb.open(
-        str(path), map_size=map_size, max_dbs=len(NAMES), metasync=False, max_spare_txns=1
+        str(path),
+        map_size=map_size,
+        max_dbs=len(layout.names),
+        metasync=False,
+        max_spare_txns=1,
+        mode=0o600,
     )
 
 
-def _opened(env: Environment) -> OpenedEnvironment:
-    databases = {name: env.open_db(name.encode()) for name in NAMES}
+def _opened(env: Environment, layout: Layout) -> OpenedEnvironment:
+    databases = {name: env.open_db(name.encode()) for name in layout.names}
     with env.begin() as txn:
         found = read_digests(txn, databases[META])
-        digests = EMPTY if found is None else found[1]
+        digests = {} if found is None else found[1]
+        if layout.digests:
+            digests = EMPTY | digests
         return OpenedEnvironment(env, databases, read_position(txn, databases), digests, "")
 
 
-def _created(path: Path, log_id: UUID, map_size: int, reason: str) -> OpenedEnvironment:
-    env = _open(path, map_size)
+def _created(
+    path: Path, log_id: UUID, map_size: int, reason: str, layout: Layout
+) -> OpenedEnvironment:
+    env = _open(path, map_size, layout)
+    digests = EMPTY if layout.digests else {}
     with write_transaction(env) as txn:
-        databases = {name: env.open_db(name.encode(), txn) for name in NAMES}
-        write_identity(txn, databases, log_id, 0, EMPTY)
+        databases = {name: env.open_db(name.encode(), txn) for name in layout.names}
+        write_identity(txn, databases, log_id, 0, digests)
     _sync_names(path)
-    return OpenedEnvironment(env, databases, 0, EMPTY, reason)
+    return OpenedEnvironment(env, databases, 0, digests, reason)
 
 
 def _remove(path: Path) -> None:

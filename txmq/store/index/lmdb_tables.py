@@ -27,6 +27,8 @@ import msgpack
 from txmq.errors import StoreError
 from txmq.store.index.digest import EMPTY, Digests, TableDigest, read_digests, table_rows
 from txmq.store.index.environment import (
+    STATE,
+    Layout,
     OpenedEnvironment,
     open_environment,
     read_position,
@@ -96,7 +98,13 @@ class LmdbTables:
 
     @classmethod
     def open(
-        cls, path: Path, *, log_id: UUID, map_size: int = MAP_SIZE, log_end: int | None = None
+        cls,
+        path: Path,
+        *,
+        log_id: UUID,
+        map_size: int = MAP_SIZE,
+        log_end: int | None = None,
+        layout: Layout = STATE,
     ) -> Self:
         """Open the cache in the directory `path`, or create an empty one at position 0.
 
@@ -104,7 +112,8 @@ class LmdbTables:
         discarded and recreated. Raises UnsupportedFormat for another version,
         StoreError where the system fails.
         """
-        return cls(path, log_id, open_environment(path, log_id, map_size=map_size, log_end=log_end))
+        opened = open_environment(path, log_id, map_size=map_size, log_end=log_end, layout=layout)
+        return cls(path, log_id, opened)
 
     @property
     def rebuilt(self) -> bool:
@@ -152,7 +161,9 @@ class LmdbTables:
         digests = dict(self._digests)
         with write_transaction(self._env) as txn:
             for name, overlay in frozen.overlays.items():
-                digests[name] = _write(txn, self._databases[name], overlay.rows, digests[name])
+                digest = _write(txn, self._databases[name], overlay.rows, digests.get(name))
+                if digest is not None:
+                    digests[name] = digest
             write_position(txn, self._databases, frozen.position, digests)
         self.position, self._digests = frozen.position, digests
         frozen.committed = True
@@ -243,14 +254,15 @@ def _write(
     txn: Transaction[bytes],
     database: _Database,
     rows: dict[bytes, Row | None],
-    digest: TableDigest,
-) -> TableDigest:
-    """Put and delete rows; return the table's digest with them."""
+    digest: TableDigest | None,
+) -> TableDigest | None:
+    """Put and delete rows; return the table's digest with them, if it has one."""
     cursor = txn.cursor(database)
     pack = msgpack.Packer().pack
     for keys in _slices(_in_order(rows), WRITTEN_AT_ONCE):
         items = [(key, pack(row)) for key in keys if (row := rows[key]) is not None]
-        digest = digest.plus(cursor.getmulti(keys), sign=-1).plus(items)
+        if digest is not None:
+            digest = digest.plus(cursor.getmulti(keys), sign=-1).plus(items)
         cursor.putmulti(items)
         for key in keys:
             if rows[key] is None:

@@ -46,7 +46,11 @@ class LogReader:
 
     def record_at(self, position: int) -> Record:
         """Return the record that begins at a position. Raises CorruptRecord."""
-        return self.decoder(self._firsts[self._index(position)]).record_at(position)
+        return self.decoder(self.segment_of(position)).record_at(position)
+
+    def segment_of(self, position: int) -> int:
+        """Return the first position of the segment that has a position."""
+        return self._firsts[self._index(position)]
 
     def decoder(self, first: int) -> SegmentDecoder:
         """Return a decoder of the segment that begins at `first`."""

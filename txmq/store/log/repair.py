@@ -35,12 +35,17 @@ def repair(fs: FileSystem, directory: str, *, durable: int = 0) -> list[Damage]:
     existing_segments(fs, directory)  # before the lock, which would create the directory
     lock = lock_directory(fs, directory)
     try:
-        segments = existing_segments(fs, directory)
-        positions = KnownPositions(scan_from=segments[0].first, durable=durable)
-        log = find_log(fs, directory, positions)
-        return _repair(fs, directory, log, positions) if log else []
+        return repair_locked(fs, directory, durable=durable)
     finally:
         lock.release()
+
+
+def repair_locked(fs: FileSystem, directory: str, *, durable: int) -> list[Damage]:
+    """Do as `repair` does, where the caller holds the directory's lock."""
+    segments = existing_segments(fs, directory)
+    positions = KnownPositions(scan_from=segments[0].first, durable=durable)
+    log = find_log(fs, directory, positions)
+    return _repair(fs, directory, log, positions) if log else []
 
 
 def _repair(

@@ -1,0 +1,521 @@
+"""The consumer's local store: messages of a group and topic that wait on local disk."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from threading import Condition, Lock
+from typing import TYPE_CHECKING, Self
+
+from txmq.crashpoints import crashpoint
+from txmq.errors import CorruptRecord, DirectoryInUse, DiskFull, StoreError, StoreFull
+from txmq.recover.local_store.compaction import Compaction
+from txmq.recover.local_store.directory import prepare
+from txmq.recover.local_store.group_commit import GroupCommit
+from txmq.recover.local_store.index import LmdbIndex
+from txmq.recover.local_store.opening import COMMIT_ROWS, Sizes, open_parts, store_entry
+from txmq.recover.local_store.records import (
+    CHANGED,
+    FORGOTTEN,
+    STORED,
+    TOLD,
+    LyingRecord,
+    StoredHead,
+    change_fields,
+    check_head,
+    decode_message,
+    encode_changes,
+    encode_places,
+    encode_stored,
+    encode_told,
+    failure_fields,
+    told_fields,
+)
+from txmq.recover.local_store.state import entry_of
+from txmq.recover.local_store.values import (
+    Change,
+    Entry,
+    Place,
+    State,
+    StoredMessage,
+    StoreLimits,
+    StoreOwner,
+    StoreReport,
+    StoreStats,
+)
+from txmq.store.filesystem import RealFileSystem
+from txmq.store.log.log import lock_directory
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from txmq.model.retry import FailureReport
+    from txmq.recover.local_store.index import OpenIndex
+    from txmq.recover.local_store.opening import Opened
+    from txmq.recover.local_store.records import Row
+    from txmq.store.filesystem import FileLock, FileSystem
+    from txmq.store.index.lmdb_tables import FrozenOverlays
+
+ToStore = tuple[StoredMessage, int, "FailureReport"]  # with due time and failure
+
+PENDING = 4 << 20  # bytes in memory, until whoever puts more waits for the disk
+LAZY = 256 << 10  # bytes of what need not be on disk at once
+OVERHEAD = 256  # bytes of a record beside body and key, about
+COMMIT_BYTES = 32 << 20  # of the log that a start may have to read
+AT_ONCE = 1_000  # outcomes in a record
+_LOCK_TRIES, _LOCK_PAUSE = 3, 0.02  # a list of stores looks at locks, for a moment
+SIZES = Sizes()
+DEFAULT_LIMITS = StoreLimits()
+
+
+class LocalStore:
+    """The store of one consumer group and topic on this machine.
+
+    Any thread may call any method. They block; `put` and `record` return when the
+    store's log is on disk, and several threads share a sync. What `due` and `untold`
+    return is on disk, too. After a failure of the disk every method raises StoreClosed.
+    """
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        opened: Opened,
+        limits: StoreLimits,
+        lock: FileLock,
+        seal: Callable[[], None],
+        *,
+        sizes: Sizes,
+        now: Callable[[], int],
+    ) -> None:
+        self.id: UUID = opened.identity.id
+        self.owner = opened.identity.owner
+        self.path = opened.report.path
+        self.limits = limits
+        self._log, self._index, self._state = opened.log, opened.index, opened.state
+        self._file_lock, self._seal, self._now = lock, seal, now
+        self._changed = Condition(Lock())
+        self._commit = GroupCommit(fs, self.path, self._log, opened.ballast, self._changed, now)
+        self._compaction = Compaction(
+            self._commit, self._state, sizes.segment, now, self._give_back
+        )
+        self._handed: set[Place] = set()
+        self._visible = self._log.end  # the end of all that `due` and `untold` show
+        self._readers = 0
+        self._maintaining = False
+        self._frozen: FrozenOverlays | None = None  # to be written to the index
+        self._damaged = len(opened.report.returned)
+        self._closed = False
+
+    @classmethod
+    def open(
+        cls,
+        directory: str,
+        owner: StoreOwner,
+        limits: StoreLimits = DEFAULT_LIMITS,
+        *,
+        now: Callable[[], int],
+    ) -> tuple[Self, StoreReport]:
+        """Open the owner's store below `directory`, or make it.
+
+        `now` returns microseconds since the epoch. Raises DirectoryInUse where another
+        process has it, ForeignStore for that of another owner, UnsupportedFormat for
+        one of a newer version, StoreError for a place that cannot be used.
+        """
+        path = prepare(str(directory), owner)
+        return cls.open_at(
+            RealFileSystem(), path, owner, limits, LmdbIndex(path), sizes=SIZES, now=now
+        )
+
+    @classmethod
+    def open_at(
+        cls,
+        fs: FileSystem,
+        path: str,
+        owner: StoreOwner,
+        limits: StoreLimits,
+        open_index: OpenIndex,
+        *,
+        sizes: Sizes,
+        now: Callable[[], int],
+    ) -> tuple[Self, StoreReport]:
+        """Open the store in the directory `path`, which may be a simulated one."""
+        lock = _lock(fs, path)
+        try:
+            opened = open_parts(fs, path, owner, lock, open_index, sizes=sizes, now=now)
+        except BaseException:
+            lock.release()
+            raise
+        store = cls(fs, opened, limits, lock, open_index.seal, sizes=sizes, now=now)
+        return store, opened.report
+
+    def put(self, messages: Sequence[ToStore]) -> None:
+        """Store messages that are not there yet; they are on disk at return.
+
+        Messages of a key go in their order. Raises StoreFull or DiskFull before
+        anything is stored.
+        """
+        with self._changed:
+            self._begin_change()
+            self._commit.require_space()
+            new = self._new(messages)
+            self._require_room(new)
+            for message, due, failure in new:
+                self._store(message, due, failure)
+                if self._log.end - self._log.durable > PENDING:
+                    self._commit.settle(self._log.end)
+            self._visible = self._log.end
+            self._commit.settle(self._visible)
+        self._maintain()
+
+    def record(self, changes: Sequence[Change]) -> None:
+        """Record outcomes; they are on disk at return.
+
+        Those of messages that are not there, or settled, change nothing. DiskFull means
+        that not even an outcome has space: it is kept in memory, and written with the
+        next one.
+        """
+        fields = change_fields(changes)
+        with self._changed:
+            self._begin_change()
+            for start in range(0, len(fields), AT_ONCE):
+                some = fields[start : start + AT_ONCE]
+                self._commit.append(CHANGED, encode_changes(some))
+                self._state.change(some)
+            self._handed.difference_update(change[0] for change in fields)
+            self._visible = self._log.end
+            self._commit.settle(self._visible)
+        self._maintain()
+
+    def forget(self, places: Iterable[Place]) -> None:
+        """Drop messages that are settled, or that the broker has.
+
+        On disk soon; until then a restart may bring them back.
+        """
+        with self._changed:
+            self._begin_change()
+            known = [place for place in places if self._state.row(place) is not None]
+            for start in range(0, len(known), AT_ONCE):
+                some = known[start : start + AT_ONCE]
+                self._commit.append(FORGOTTEN, encode_places(some))
+                self._state.forget(some)
+            self._handed.difference_update(known)
+            self._settle_lazily()
+        self._maintain()
+
+    def told(self, entries: Sequence[Entry]) -> None:
+        """Mark entries of `untold` as known to the broker, unless they have changed
+        since.
+
+        On disk soon; until then a restart may have them told again.
+        """
+        fields = told_fields(entries)
+        with self._changed:
+            self._begin_change()
+            for start in range(0, len(fields), AT_ONCE):
+                some = fields[start : start + AT_ONCE]
+                self._commit.append(TOLD, encode_told(some))
+                self._state.tell(some)
+            self._settle_lazily()
+        self._maintain()
+
+    def due(self, now: int, most: int) -> list[StoredMessage]:
+        """Hand out messages whose time has come, at most `most`: of each key that is
+        kept in order only the first.
+
+        A message is handed out once, until `record` or `release`.
+        """
+        messages: list[StoredMessage] = []
+        with self._changed:
+            while len(messages) < most:
+                self._settle_visible()
+                places = self._places_due(now, most - len(messages))
+                if not places:
+                    break
+                for place in places:
+                    message = self._read(place)
+                    if message is not None:
+                        self._handed.add(place)
+                        messages.append(message)
+        return messages
+
+    def release(self, place: Place) -> None:
+        """Take back a message that was handed out, unchanged."""
+        with self._changed:
+            self._handed.discard(place)
+            self._changed.notify_all()
+
+    def next_due(self) -> int | None:
+        """Return when the next message is due, of those that are not handed out."""
+        with self._changed:
+            self._commit.require_open()
+            for due, place in self._state.due((1 << 63) - 1):
+                if place not in self._handed:
+                    return due
+        return None
+
+    def holds_key(self, key: str | None) -> bool:
+        """Return whether a later message of the key must follow those that are here."""
+        with self._changed:
+            self._commit.require_open()
+            return key is not None and self._state.holds_key(key)
+
+    def untold(self, most: int) -> list[Entry]:
+        """Return what the broker does not know, each key in its order."""
+        entries = []
+        with self._changed:
+            self._settle_visible()
+            for place in self._state.untold():
+                row = self._state.row(place)
+                if row is not None:
+                    entries.append(entry_of(place, row))
+                if len(entries) >= most:
+                    break
+        return entries
+
+    def entry(self, place: Place) -> Entry | None:
+        """Return what is known of a message."""
+        with self._changed:
+            self._commit.require_open()
+            return self._state.entry(place)
+
+    def stats(self) -> StoreStats:
+        """Return figures; also of a closed store."""
+        with self._changed:
+            state, disk_full = self._state, self._commit.disk_full
+            limited = state.messages >= self.limits.messages or state.bytes >= self.limits.bytes
+            return StoreStats(
+                state.messages,
+                state.bytes,
+                0 if self._closed else state.oldest(),
+                state.attempts,
+                limited or disk_full,
+                state.settled,
+                self._log.end - self._log.first,
+                disk_full,
+                self._damaged,
+            )
+
+    def close(self) -> None:
+        """Close the store; other calls then raise StoreClosed. Idempotent."""
+        with self._changed:
+            while self._maintaining:
+                self._changed.wait()
+            self._commit.wait_for_writer()
+            if self._closed:
+                return
+            sound = not self._commit.failure
+            try:
+                if sound:
+                    with suppress(DiskFull):  # what is acknowledged is on disk
+                        self._commit.settle(self._log.end)
+            finally:
+                self._commit.fail("is closed")
+                self._closed = True
+                self._close_files(sound=sound and self._log.durable == self._log.end)
+
+    def _close_files(self, *, sound: bool) -> None:
+        try:
+            if sound:
+                with suppress(StoreError):  # the log has it
+                    self._freeze_index()
+                    self._write_index()
+        finally:
+            self._index.close()
+            if sound:
+                self._seal()
+            self._log.close()
+            self._file_lock.release()
+
+    def _begin_change(self) -> None:
+        """Wait for readers, so that they come to an end; require an open store."""
+        while self._readers:
+            self._changed.wait()
+        self._commit.require_open()
+
+    def _settle_visible(self) -> None:
+        """Return once all that can be seen is on disk.
+
+        Changes wait until then.
+        """
+        self._readers += 1
+        try:
+            self._commit.require_open()
+            self._commit.settle(self._visible)
+        finally:
+            self._readers -= 1
+            if not self._readers:
+                self._changed.notify_all()
+
+    def _settle_lazily(self) -> None:
+        if self._log.end - self._log.durable > LAZY:
+            self._commit.settle(self._log.end)
+
+    def _new(self, messages: Sequence[ToStore]) -> list[ToStore]:
+        """Return the messages that the store has not."""
+        new = {}
+        for stored in messages:
+            place = stored[0].place
+            if place.topic_id != self.owner.topic_id:
+                raise ValueError(f"{place} is not of topic {self.owner.topic_id}")
+            if place not in new and self._state.row(place) is None:
+                new[place] = stored
+        return list(new.values())
+
+    def _require_room(self, new: list[ToStore]) -> None:
+        state, limits = self._state, self.limits
+        size = sum(len(message.body) + OVERHEAD for message, _, _ in new)
+        if new and (
+            state.messages + len(new) > limits.messages or state.bytes + size > limits.bytes
+        ):
+            raise StoreFull(
+                f"{self.path}: {state.messages} messages of {state.bytes} bytes are stored, the"
+                f" limits are {limits.messages} and {limits.bytes}: no room for {len(new)} of"
+                f" {size} more"
+            )
+
+    def _store(self, message: StoredMessage, due: int, failure: FailureReport) -> None:
+        place = message.place
+        chain = self._state.chain_of(message.key)
+        head = StoredHead(
+            *place,
+            message.key,
+            self._state.next_run(place, chain),
+            int(State.STORED),
+            message.attempt,
+            due,
+            self._now(),
+            False,
+            failure_fields(failure),
+            message.generation,
+            message.tag,
+            tuple(message.headers.items()),
+            message.message_id,
+            message.born_at,
+            message.stored_at,
+            message.epoch,
+        )
+        check_head(head)
+        at = self._commit.append(STORED, encode_stored(head), message.body)
+        self._state.store(head, at.position, at.end - at.position, whole=True)
+
+    def _places_due(self, now: int, most: int) -> list[Place]:
+        places: list[Place] = []
+        for _, place in self._state.due(now):
+            if place not in self._handed:
+                places.append(place)
+                if len(places) == most:
+                    break
+        return places
+
+    def _read(self, place: Place) -> StoredMessage | None:
+        """Return a stored message; None, and give it back, if it is unreadable."""
+        row = self._state.row(place)
+        assert row is not None
+        try:
+            message = decode_message(self._log.record_at(row.position))
+        except (CorruptRecord, LyingRecord):
+            message = None
+        except StoreError as error:
+            if not _is_bad_sector(error):
+                raise
+            message = None
+        if message is None or message.place != place:
+            self._give_back([place])
+            return None
+        return message._replace(attempt=row.attempt)
+
+    def _give_back(self, places: list[Place]) -> None:
+        """Have the broker deliver its copies of messages that are unreadable here."""
+        for place in places:
+            row: Row | None = self._state.row(place)
+            if row is not None:
+                self._commit.require_open()
+                store_entry(self._log, self._state, place, row, returned=True, now=self._now())
+                self._damaged += 1
+        self._visible = self._log.end
+
+    def _maintain(self) -> None:
+        """Write the index, and make the log smaller, where it is time.
+
+        What the caller did is done. A full disk leaves this for later; what else goes
+        wrong closes the store.
+        """
+        with self._changed:
+            if self._maintaining or self._commit.failure or not self._needs_maintenance():
+                return
+            self._maintaining = True
+            try:
+                self._maintain_now()
+            except DiskFull:
+                pass
+            except StoreError as error:
+                self._commit.fail(f"failed: {error.message}")
+            finally:
+                self._maintaining = False
+                self._changed.notify_all()
+
+    def _needs_maintenance(self) -> bool:
+        return self._index_is_behind or self._compaction.is_due
+
+    @property
+    def _index_is_behind(self) -> bool:
+        return (
+            self._index.overlay_rows >= COMMIT_ROWS
+            or self._log.end - self._index.position >= COMMIT_BYTES
+        )
+
+    def _maintain_now(self) -> None:
+        if self._compaction.is_due:
+            self._visible = max(self._visible, self._compaction.relocate())
+        if self._index_is_behind:
+            self._freeze_index()
+            self._commit.settle(self._log.end)
+            self._write_index(blocking=self._changed)
+        doomed = self._compaction.removable(self._index.position)
+        if doomed:
+            self._changed.release()
+            try:
+                crashpoint("local_store.before_removal")
+                for segment in doomed:
+                    self._log.remove(segment)
+                crashpoint("local_store.after_removal")
+            finally:
+                self._changed.acquire()
+
+    def _freeze_index(self) -> None:
+        if self._frozen is None:
+            self._state.save()
+            self._frozen = self._index.freeze(self._log.end)
+
+    def _write_index(self, blocking: Condition | None = None) -> None:
+        """Write what is frozen, without the lock `blocking`."""
+        frozen = self._frozen
+        assert frozen is not None
+        durable = self._log.durable
+        if blocking:
+            blocking.release()
+        try:
+            crashpoint("local_store.before_index_commit")
+            self._index.commit(frozen, durable=durable)
+            crashpoint("local_store.after_index_commit")
+        finally:
+            if blocking:
+                blocking.acquire()
+        self._index.release(frozen)
+        self._frozen = None
+        frozen.clear()
+
+
+def _lock(fs: FileSystem, path: str) -> FileLock:
+    for _ in range(_LOCK_TRIES - 1):
+        with suppress(DirectoryInUse):
+            return lock_directory(fs, path)
+        time.sleep(_LOCK_PAUSE)
+    return lock_directory(fs, path)
+
+
+def _is_bad_sector(error: StoreError) -> bool:
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno == errno.EIO
