@@ -151,8 +151,8 @@ def deleted_rows_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     write = lmdb_tables._write
 
     def careless(
-        txn: Any, database: Any, rows: dict[bytes, Row | None], digest: TableDigest
-    ) -> TableDigest:
+        txn: Any, database: Any, rows: dict[bytes, Row | None], digest: TableDigest | None
+    ) -> TableDigest | None:
         kept: dict[bytes, Row | None] = {key: row for key, row in rows.items() if row is not None}
         return write(txn, database, kept, digest)
 

@@ -154,13 +154,19 @@ class StoreState:
         self._set(key, self._row(key), row)
 
     def change(self, changes: Changes) -> None:
-        """Apply outcomes. A message that is unknown or settled stays as it is."""
+        """Apply outcomes. A message that is unknown or settled stays as it is; without
+        a failure the one before stays.
+        """
         for place, state, attempt, due, failure in changes:
             key = _PLACE.pack(*place)
             row = self._row(key)
             if row is not None and row.state == State.STORED:
                 new = row._replace(
-                    state=state, attempt=attempt, due=due, failure=failure, told=False
+                    state=state,
+                    attempt=attempt,
+                    due=due,
+                    failure=failure or row.failure,
+                    told=False,
                 )
                 self._set(key, row, new)
 

@@ -172,7 +172,8 @@ class LocalStore:
     def record(self, changes: Sequence[Change]) -> None:
         """Record outcomes; they are on disk at return.
 
-        Those of messages that are not there, or settled, change nothing. DiskFull means
+        Those of messages that are not there, or settled, change nothing. A change
+        without a failure keeps the one before. DiskFull means
         that not even an outcome has space: it is kept in memory, and written with the
         next one.
         """
