@@ -19,6 +19,7 @@ from txmq.broker.calls.consumers import ConsumerGroupCalls, DeadLetterCalls
 from txmq.broker.calls.dispatcher import CallDispatcher
 from txmq.broker.calls.inboxes import InboxCalls
 from txmq.broker.calls.messages import MessageCalls
+from txmq.broker.calls.recover import RecoverCalls
 from txmq.broker.calls.topics import TopicCalls
 from txmq.broker.calls.transactions import TransactionCalls
 from txmq.broker.calls.xa import XaCalls
@@ -104,6 +105,7 @@ class Assembly:
                 engine, self._members, polls, random, settings.consumers, self.turns
             ),
             DeadLetterCalls(engine, self.turns),
+            RecoverCalls(engine, self.turns),
             InboxCalls(engine),
             TransactionCalls(engine, checks, polls, resolvers, self.turns),
             XaCalls(engine, listeners),

@@ -52,6 +52,7 @@ FAILED, PARKED, LETTERS = "moved", "parked", "letters"
 RETRIES, RETRIES_BY_TIME = "retries", "wakes"
 ATTEMPTS = "attempts"  # key: that of `moved`
 LETTER_INDEX, LETTER_CELLS = "letter_index", "letter_cells"  # core/state/letter_index.py
+LOCAL = "local"  # messages in consumers' stores, and orders to these stores
 # delayed messages
 DELAYED, DELAYED_IDS, DELAYED_AT, RECALLED = "delayed", "delayed_ids", "delayed_at", "recalled"
 # retention
@@ -62,7 +63,7 @@ NAMES = (
     JOB_PARTS, JOB_WORK, PIECES, BACKLOG, BARRIERS, CONFLICTS, LISTED, WATERMARKS, DUE, GROUPS,
     POSITIONS, FENCES, FAILED, PARKED, LETTERS, RETRIES, RETRIES_BY_TIME, XA, XIDS, INSTANCES,
     LOG_PINS, MISSED, DELAYED, DELAYED_IDS, DELAYED_AT, RECALLED, META, HANDLED_HEURISTICS,
-    ATTEMPTS, LETTER_INDEX, LETTER_CELLS,
+    ATTEMPTS, LETTER_INDEX, LETTER_CELLS, LOCAL,
 )  # fmt: skip
 
 # thousands of rows are put before the first scan of a range
@@ -87,6 +88,10 @@ PARKED_KEY = Struct(">IIQQIQ")
 LETTER_KEY = Struct(">IQ")  # group id, number of the dead letter in the group
 RETRY_KEY = Struct(">IIIQQ")  # group id, topic id, partition, due at, offset
 RETRY_TIME_KEY = Struct(">QIIIQ")  # due at, group id, topic id, partition, offset
+# group id, 0 = message or 1 = order, store id, topic id, partition, offset
+LOCAL_KEY = Struct(">IB16sIIQ")
+# group id, 2, store id, first failed at, topic id, partition, offset
+LOCAL_TIME_KEY = Struct(">IB16sQIIQ")
 DELAYED_KEY = Struct(">QQ")  # due at, position of the message's batch
 MESSAGE_KEY = Struct(">16sQ")  # message id: producer id or token, sequence
 RECALLED_KEY = Struct(">Q16sQ")  # recalled at, message id

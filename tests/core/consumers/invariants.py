@@ -36,6 +36,7 @@ def check(
     assert gone == ended, f"{group.name}: lost {gone - ended}, back from the dead {ended - gone}"
     check_leases(state, group)
     check_indexes(state, group, rows)
+    check_stores(state, group, rows)
     check_fences(state, group, rows, keys)
     check_histories(state, group, rows)
     check_letter_index(state, group, rows)
@@ -153,6 +154,36 @@ def check_indexes(
     assert group.letters == sum(1 for row in rows.values() if row.kind == FailedKind.LETTER)
 
 
+def check_stores(state: State, group: ConsumerGroup, rows: dict[MessageRef, FailedMessage]) -> None:
+    local = {(row.store, ref): row for ref, row in rows.items() if row.kind == FailedKind.LOCAL}
+    assert all(row.kind == FailedKind.LOCAL for row in rows.values() if row.store)
+    found = [t.LOCAL_KEY.unpack(key) for key, _row in _local_rows(state, group, 0)]
+    assert {(key[2], key[3:]) for key in found} == local.keys()
+    ages = [t.LOCAL_TIME_KEY.unpack(key) for key, _row in _local_rows(state, group, 2)]
+    assert {(key[2], key[4:], key[3]) for key in ages} == {
+        (*place, row.first_failed_at) for place, row in local.items()
+    }
+    orders = Counter(t.LOCAL_KEY.unpack(key)[2] for key, _row in _local_rows(state, group, 1))
+    assert orders == Counter({one: store.orders for one, store in group.stores.items()})
+    messages, attempts = Counter[bytes](), Counter[bytes]()
+    for (store, _ref), row in local.items():
+        messages[store] += 1
+        attempts[store] += row.attempt
+    assert messages == Counter({one: store.messages for one, store in group.stores.items()})
+    assert attempts == Counter({one: store.attempts for one, store in group.stores.items()})
+    for store in group.stores.values():
+        assert store.messages or store.orders or store.fence, "of which nothing is left to know"
+        assert bool(store.lost_at) is not group.has_owner(store)
+        assert store.fence or not store.adopted
+    adopting = any(store.adopted for store in group.stores.values())
+    assert adopting is (group.group_id in state.groups.adopting)
+
+
+def _local_rows(state: State, group: ConsumerGroup, kind: int) -> Any:
+    low, high = (t.GROUP_KEY.pack(group.group_id) + bytes([number]) for number in (kind, kind + 1))
+    return state.tables[t.LOCAL].range(low, high)
+
+
 def check_fences(
     state: State,
     group: ConsumerGroup,
@@ -172,12 +203,14 @@ def check_fences(
     for (topic_id, _key), fence in fences.items():
         if fence.state is not FenceState.WAITING:
             head = rows.get((topic_id, fence.partition, fence.offset))
-            kind = FailedKind.RETRY if fence.state is FenceState.RETRYING else FailedKind.LETTER
+            retried = fence.state is FenceState.RETRYING
+            kinds = (FailedKind.RETRY, FailedKind.LOCAL) if retried else (FailedKind.LETTER,)
             assert head is not None, "a fence without its head"
-            assert head.kind == kind
+            assert head.kind in kinds
     for message, row in rows.items():
         assert row.key_hash == keys[message]
-        if group.ordered and row.kind == FailedKind.RETRY and row.key_hash is not None:
+        retried = row.kind in (FailedKind.RETRY, FailedKind.LOCAL)
+        if group.ordered and retried and row.key_hash is not None:
             fence = fences[message[0], row.key_hash]
             assert (fence.partition, fence.offset) == message[1:], "two of one key are retried"
     for tp, position in group.positions.items():

@@ -1,4 +1,6 @@
-"""Background work on consumer groups: lost leases, deletions, resets and clones."""
+"""Background work on consumer groups: lost leases, deletions, resets, clones and
+adopted stores.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ class GroupWorkService:
     def tick(self) -> None:
         """Timer: begin a step, if there is work."""
         groups = self._engine.state.groups
-        if not self._busy and (groups.deleted or groups.resetting or groups.cloning):
+        work = groups.deleted or groups.resetting or groups.cloning or groups.adopting
+        if not self._busy and work:
             self._busy = True
             self._engine.submit(AdvanceGroupWork(), self._stepped)
 

@@ -156,6 +156,8 @@ class ConsumerGroupCalls:
                 "session_ms": settings.session_us // MILLISECOND,
                 "lease_ms": settings.lease_us // MILLISECOND,
                 "consume_timeout_ms": settings.consume_timeout_us // MILLISECOND,
+                "retry": settings.policy.to_json(),
+                "on_exhausted": settings.on_exhausted,
                 **reply.identities._asdict(),
             }
 

@@ -1,4 +1,5 @@
-"""Background work on groups: deletion, large resets and large clones, in bounded steps.
+"""Background work on groups: deletion, large resets, large clones and the adoption of
+consumers' stores, in bounded steps.
 
 There may be a million failed messages, and each record has to be applied quickly.
 """
@@ -18,9 +19,11 @@ from txmq.core.events.consumers import (
     GroupDeleted,
     GroupTidied,
     PositionReset,
+    StoreMessagesAdopted,
 )
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
-from txmq.core.state import failed_messages
+from txmq.core.state import failed_messages, local_stores
+from txmq.core.state.failed_messages import FailedKind
 from txmq.core.state.state import State
 from txmq.errors import Conflict
 from txmq.model.topic_partition import TopicPartition
@@ -65,8 +68,9 @@ def decide_advance(state: State, command: AdvanceGroupWork, now: int) -> Outcome
     deleted = next(iter(state.groups.deleted), None)
     if deleted is not None:
         return Outcome((GroupTidied(deleted, STEP_ROWS),), GroupWorkReply(more=True))
-    resetting, cloning = (
-        min(some, default=0) for some in (state.groups.resetting, state.groups.cloning)
+    groups = state.groups
+    resetting, cloning, adopting = (
+        min(some, default=0) for some in (groups.resetting, groups.cloning, groups.adopting)
     )
     if resetting:
         return Outcome(
@@ -76,6 +80,11 @@ def decide_advance(state: State, command: AdvanceGroupWork, now: int) -> Outcome
         return Outcome(
             (_next_of_clone(state, state.groups.by_id[cloning]),), GroupWorkReply(more=True)
         )
+    if adopting:
+        stores = groups.by_id[adopting].stores
+        store_id = next(store_id for store_id, store in stores.items() if store.adopted)
+        event = StoreMessagesAdopted(adopting, store_id, STEP_ROWS)
+        return Outcome((event,), GroupWorkReply(more=True))
     return Outcome(reply=GroupWorkReply(more=False))
 
 
@@ -113,6 +122,8 @@ def restore_rows(
         failed_messages.remove(state, group, ref)
         leases.release_row(state, group, ref)
         key_fences.settle_head(state, group, ref, row.key_hash)
+        if row.kind == FailedKind.LOCAL:
+            local_stores.take_back(state, group, ref, row)
 
 
 def delete(state: State, group: ConsumerGroup, most: int = STEP_ROWS) -> None:
@@ -129,10 +140,12 @@ def _delete_step(state: State, group: ConsumerGroup, most: int) -> None:
         failed_messages.remove(state, group, ref)
         leases.release_row(state, group, ref)
     left = most - len(rows)
+    for store_id in list(group.stores):
+        left -= local_stores.drop_orders(state, group, store_id, left)
     for topic_id, key_hash, _fence in list(islice(group.all_fences(), left)):
         group.set_fence(topic_id, key_hash, None)
         state.groups.dirty_fences.add((group.group_id, topic_id, key_hash))
-    if left and not group.fences:
+    if left > 0 and not group.fences:
         for tp in group.positions:
             state.tables[t.MISSED].delete(t.POSITION_KEY.pack(group.group_id, *tp))
         state.groups.remove(group)

@@ -40,12 +40,17 @@ def failing_unit(ref: MessageRef, row: FailedMessage) -> FailingUnit:
 
 def trips(group: ConsumerGroup, ref: MessageRef, row: FailedMessage, now: int) -> bool:
     """Return True if this failure opens the breaker."""
+    return would_trip(group, row.fingerprint, {failing_unit(ref, row)}, now)
+
+
+def would_trip(group: ConsumerGroup, fingerprint: str, failing: set[FailingUnit], now: int) -> bool:
+    """Return True if failures of these units with one fingerprint open the breaker."""
     threshold = group.settings.flood_keys
-    if not threshold or not row.fingerprint or group.breaker is not None:
+    if not threshold or not fingerprint or group.breaker is not None:
         return False
     window = group.failure_window
-    units = window.keys.get(row.fingerprint, set()) if now - window.since < WINDOW else set()
-    return len(units) + (failing_unit(ref, row) not in units) >= threshold
+    units = window.keys.get(fingerprint, set()) if now - window.since < WINDOW else set()
+    return len(units) + len(failing - units) >= threshold
 
 
 def record_failure(group: ConsumerGroup, ref: MessageRef, row: FailedMessage, now: int) -> None:

@@ -249,3 +249,81 @@ class AbandonLetters(NamedTuple):
     letters: tuple[TopicOffset, ...]
     reason: str
     by: str = ""
+
+
+class StoredEntry(NamedTuple):
+    """What a consumer's store knows of one message.
+
+    - `state` is "stored", "acked", "dead" or "returned".
+    - `attempt` is the number of failed attempts that count, `due` (µs) when the store
+      tries again. `failure` None = as it was.
+    - `generation`: the member's when the message was delivered to it; 0 = not known.
+    - `key_hash` and `source`: the engine reads the key at `store_reports.key_source`.
+      `damaged`: it cannot be read.
+    """
+
+    topic: str
+    topic_id: int
+    partition: int
+    offset: int
+    state: str
+    attempt: int = 0
+    due: int = 0
+    failure: FailureReport | None = None
+    generation: int = 0
+    key_hash: int | None = None
+    source: KeySource | None = None
+    damaged: bool = False
+
+
+class ReportStored(NamedTuple):
+    """Tell what a consumer's store knows. Without entries, claim the store and ask for
+    orders.
+
+    Entries share neither a message nor, in an ordered group, a key: the engine makes
+    several commands of a report that has such entries (`store_reports.units`).
+
+    `member` "" = an operator who has a copy of the store; with `force` also of one
+    whose owner is a member.
+    """
+
+    group: str
+    member: str
+    generation: int
+    store: bytes
+    host: str
+    entries: tuple[StoredEntry, ...] = ()
+    force: bool = False
+
+
+class RetryStored(NamedTuple):
+    """Order a consumer's store to retry messages at once."""
+
+    group: str
+    store: bytes
+    messages: tuple[TopicOffset, ...]
+    by: str = ""
+
+
+class DropStored(NamedTuple):
+    """Close messages that a consumer's store has, for ever. The `reason` is stored with
+    them.
+    """
+
+    group: str
+    store: bytes
+    messages: tuple[TopicOffset, ...]
+    reason: str
+    by: str = ""
+
+
+class AdoptStore(NamedTuple):
+    """Deliver all messages of a consumer's store to the members, and fence the store.
+
+    Refused while its owner is a member, but for `force`.
+    """
+
+    group: str
+    store: bytes
+    force: bool = False
+    by: str = ""

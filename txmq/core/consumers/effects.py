@@ -13,7 +13,7 @@ from txmq.core.consumers import key_fences, leases
 from txmq.core.consumers.authorization import find_group
 from txmq.core.events.consumers import EffectsPassed, EffectsRestored, InboxOpened
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
-from txmq.core.state import failed_messages
+from txmq.core.state import failed_messages, local_stores
 from txmq.core.state.failed_messages import FailedKind
 from txmq.core.state.positions import FAR, EffectsRecord
 from txmq.core.state.ranges import RangeMap
@@ -221,6 +221,8 @@ def _restore_order(
             failed_messages.remove(state, group, ref)
             leases.release_row(state, group, ref)
             key_fences.settle_head(state, group, ref, row.key_hash)
+            if row.kind == FailedKind.LOCAL:
+                local_stores.take_back(state, group, ref, row)
             group.positions[tp].bring_back(ref[2], ref[2] + 1)
     group.generation = max(group.generation, event.generation)
     group.resets[tp] = event.generation

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.core.consumers import circuit_breaker, key_fences, leases
 from txmq.core.consumers.authorization import LeaseClaim, find_group, find_member
@@ -130,11 +130,23 @@ def _with_error(row: FailedMessage, command: NackMessage, now: int) -> FailedMes
         return row._replace(consumer=command.member)
     return row._replace(
         consumer=command.member,
-        error_type=_cut(failure.type, MAX_NAME_BYTES),
-        error_text=_cut(failure.text, MAX_TEXT_BYTES),
-        fingerprint=_cut(failure.fingerprint, MAX_NAME_BYTES),
         first_failed_at=row.first_failed_at or now,
+        **cut_failure(failure),
     )
+
+
+def cut_failure(failure: FailureReport) -> dict[str, Any]:
+    """Return the fields of a row that tell of a failure, cut to their maximum."""
+    return {
+        "error_type": _cut(failure.type, MAX_NAME_BYTES),
+        "error_text": _cut(failure.text, MAX_TEXT_BYTES),
+        "fingerprint": _cut(failure.fingerprint, MAX_NAME_BYTES),
+    }
+
+
+def cut_reason(reason: str) -> str:
+    """Return an operator's reason, cut to its maximum."""
+    return _cut(reason, MAX_TEXT_BYTES)
 
 
 def _cut(text: str, max_bytes: int) -> str:
@@ -223,7 +235,7 @@ def decide_abandon(state: State, command: AbandonLetters, now: int) -> Outcome |
             "dead letters cannot be abandoned without a reason",
             "name a reason: it is stored with each letter",
         )
-    reason = _cut(command.reason, MAX_TEXT_BYTES)
+    reason = cut_reason(command.reason)
 
     def abandon(changes: FailureChanges, ref: MessageRef, row: FailedMessage) -> None:
         changes.abandon(ref, row, reason)
@@ -288,6 +300,8 @@ def closed_reason(row: FailedMessage | None, token: bytes = b"") -> str:
         return "no such letter"
     if row.kind == FailedKind.ABANDONED:
         return "abandoned"
+    if row.kind == FailedKind.LOCAL:
+        return "not dead: a consumer has it in its local store"
     if row.kind != FailedKind.LETTER:
         return "not dead: it is being retried"
     return "an undecided transaction replays it" if row.token not in (b"", token) else ""

@@ -260,6 +260,8 @@ def describe_membership(
         "epoch": group.epoch,
         "assignment": _assignment(state, present),
         "consume_timeout_ms": group.settings.consume_timeout_us // 1_000,
+        "retry": group.settings.policy.to_json(),
+        "on_exhausted": group.settings.on_exhausted,
     }
     return view | identities(state, group, present.topics)._asdict()
 

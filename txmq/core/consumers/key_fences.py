@@ -181,6 +181,16 @@ class FailureChanges:
         """Return True if no further new message may be parked behind this key."""
         return is_full(self._group, topic_id, key_hash, self._parked[topic_id, key_hash])
 
+    def first_lease(self, topic_id: int, key_hash: int | None) -> int:
+        """Return the lease below which messages of this key have to go back; 0 = none
+        have to.
+        """
+        change = None if key_hash is None else self._fences.get((topic_id, key_hash))
+        if change is not None:
+            return 0 if change.state == LIFTED else change.first_lease
+        fence = self._group.fence(topic_id, key_hash)
+        return 0 if fence is None else fence.first_lease
+
     def topic_has_fences(self, topic_id: int) -> bool:
         """Return True if deliveries of the topic have to compare keys with fences."""
         return topic_id in self._group.fences or any(
@@ -190,7 +200,7 @@ class FailureChanges:
     def park(self, ref: MessageRef, row: FailedMessage) -> None:
         """Add a message to the chain of its key."""
         self._parked[ref[0], row.key_hash] += 1
-        self._moves.append(Move(*ref, row._replace(kind=FailedKind.PARKED, due=0)))
+        self._moves.append(Move(*ref, row._replace(kind=FailedKind.PARKED, due=0, store=b"")))
 
     def retry(self, ref: MessageRef, row: FailedMessage, due: int) -> None:
         """Schedule the next delivery of a message at the time `due`.
@@ -200,7 +210,18 @@ class FailureChanges:
         if self.is_fenced(ref, row.key_hash):
             self.park(ref, row)
             return
-        self._moves.append(Move(*ref, row._replace(kind=FailedKind.RETRY, due=due)))
+        self._moves.append(Move(*ref, row._replace(kind=FailedKind.RETRY, due=due, store=b"")))
+        self._set_head(ref, row.key_hash, FenceState.RETRYING)
+
+    def leave_at_consumer(self, ref: MessageRef, row: FailedMessage) -> None:
+        """Leave a message in the store of a consumer, which retries it there.
+
+        In an ordered group a message with a key becomes the head of its key.
+        """
+        if self.is_fenced(ref, row.key_hash):
+            self.park(ref, row)
+            return
+        self._moves.append(Move(*ref, row._replace(kind=FailedKind.LOCAL)))
         self._set_head(ref, row.key_hash, FenceState.RETRYING)
 
     def dead_letter(self, ref: MessageRef, row: FailedMessage) -> None:
@@ -211,11 +232,7 @@ class FailureChanges:
         if self.is_fenced(ref, row.key_hash):
             self.park(ref, row)
             return
-        letter = row._replace(
-            kind=FailedKind.LETTER, due=0, dead_at=self._now, number=self._letter_number
-        )
-        self._letter_number += 1
-        self._moves.append(Move(*ref, letter))
+        self._moves.append(Move(*ref, self._numbered(row._replace(kind=FailedKind.LETTER))))
         if self._group.settings.on_exhausted == SKIP:
             self.processed(ref, row.key_hash)
         else:
@@ -225,6 +242,16 @@ class FailureChanges:
         """Close a dead letter; its key goes on."""
         self._moves.append(Move(*ref, row._replace(kind=FailedKind.ABANDONED, reason=reason)))
         self.processed(ref, row.key_hash)
+
+    def drop(self, ref: MessageRef, row: FailedMessage, reason: str) -> None:
+        """Close a message that a consumer's store has; its key goes on."""
+        self.abandon(ref, self._numbered(row), reason)
+
+    def _numbered(self, row: FailedMessage) -> FailedMessage:
+        """Return the row as one that is a dead letter from now on."""
+        number = self._letter_number
+        self._letter_number += 1
+        return row._replace(due=0, dead_at=self._now, number=number, store=b"")
 
     def processed(self, ref: MessageRef, key_hash: int | None) -> None:
         """Advance the fence of the key if this message is its head."""

@@ -21,7 +21,7 @@ from txmq.core.events.consumers import (
     Returned,
 )
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
-from txmq.core.state import visibility
+from txmq.core.state import local_stores, visibility
 from txmq.core.state.consumer_groups import (
     BROADCAST,
     LAST,
@@ -443,7 +443,6 @@ def apply_created(state: State, event: GroupCreated, context: RecordContext) -> 
 
 
 def apply_joined(state: State, event: MemberJoined, context: RecordContext) -> None:
-    del context
     group = state.groups.by_id[event.group_id]
     before = group.members.get(event.member)
     since = group.generation + 1 if before is None else before.since
@@ -451,16 +450,17 @@ def apply_joined(state: State, event: MemberJoined, context: RecordContext) -> N
     group.members[event.member] = GroupMember(
         event.member, event.instance, event.topics, since, partitions, event.static
     )
+    local_stores.note_losses(state, group, context.stored_at)
     state.groups.dirty_groups.add(group.group_id)
 
 
 def apply_left(state: State, event: MemberLeft, context: RecordContext) -> None:
-    del context
     group = state.groups.by_id[event.group_id]
     leases.return_rows(state, group, event.rows, died=event.lost)
     for number in leases.leases_of(group, event.member):
         leases.end(state, group, number, died=event.lost)
     group.members.pop(event.member, None)
+    local_stores.note_losses(state, group, context.stored_at)
     state.groups.dirty_groups.add(group.group_id)
 
 

@@ -15,7 +15,10 @@ from txmq.core.consumers import (
     leases,
     membership,
     resets,
+    store_orders,
+    store_reports,
 )
+from txmq.core.state import local_stores
 
 if TYPE_CHECKING:
     from txmq.core.events.base import Booted, RecordContext
@@ -33,6 +36,8 @@ RULES = (
     acks,
     leases,
     failures,
+    store_reports,
+    store_orders,
 )
 
 
@@ -58,3 +63,4 @@ def _reset_members(state: State, group: ConsumerGroup, context: RecordContext) -
         group.members = {name: member for name, member in group.members.items() if member.static}
         group.generation += 1
         state.groups.dirty_groups.add(group.group_id)
+    local_stores.note_losses(state, group, context.stored_at)

@@ -385,3 +385,71 @@ class LettersExpired(NamedTuple):
     rows: tuple[MessageRef, ...]
     moves: tuple[Move, ...]
     fences: tuple[FenceChange, ...]
+
+
+@event(107)
+class StoreReported(NamedTuple):
+    """A consumer, or an operator who has a copy, told what its local store knows.
+
+    `member`, `instance` and `host` own the store from now on; all "" = unchanged.
+    `settled` were processed there. `moves` and `fences` are as in Retried. `failed` are
+    those of the moves that count as failures, `answered` messages without further
+    orders to the store.
+    """
+
+    group_id: int
+    store: bytes
+    member: str
+    instance: str
+    host: str
+    settled: tuple[MessageRef, ...]
+    moves: tuple[Move, ...]
+    fences: tuple[FenceChange, ...]
+    failed: tuple[MessageRef, ...]
+    answered: tuple[MessageRef, ...]
+
+
+@event(108)
+class StoreRetriesOrdered(NamedTuple):
+    """An operator ordered a consumer's store to retry these messages at once."""
+
+    group_id: int
+    store: bytes
+    rows: tuple[MessageRef, ...]
+    by: str
+
+
+@event(109)
+class StoreMessagesDropped(NamedTuple):
+    """An operator closed messages that a consumer's store has.
+
+    They are abandoned dead letters now, their keys go on, and the store shall forget
+    them.
+    """
+
+    group_id: int
+    store: bytes
+    moves: tuple[Move, ...]
+    fences: tuple[FenceChange, ...]
+    by: str
+
+
+@event(111)
+class StoreAdopted(NamedTuple):
+    """An operator took a consumer's store over. It may only keep messages of leases
+    from `first_lease` on; all others become retries (StoreMessagesAdopted).
+    """
+
+    group_id: int
+    store: bytes
+    first_lease: int
+    by: str
+
+
+@event(112)
+class StoreMessagesAdopted(NamedTuple):
+    """At most `most` more messages of an adopted store are retries that are due."""
+
+    group_id: int
+    store: bytes
+    most: int

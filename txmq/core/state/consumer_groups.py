@@ -35,7 +35,7 @@ CONCURRENT, ORDERED, BROADCAST = MODES = ("concurrent", "ordered", "broadcast")
 PARK, BLOCK, SKIP = ON_EXHAUSTED = ("park", "block", "skip")
 FIRST, LAST = "first", "last"
 # the last fields of a group's row, for rows written before they existed
-LATER_DEFAULTS: tuple[Any, ...] = ((), None, 0, (), (), False, 0, (), None, (), ())
+LATER_DEFAULTS: tuple[Any, ...] = ((), None, 0, (), (), False, 0, (), None, (), (), ())
 
 
 class GroupSettings(NamedTuple):
@@ -155,9 +155,47 @@ class Lease:
 class FenceState(IntEnum):
     """State of a fenced key, by its head: the message that the others wait for."""
 
-    RETRYING = 1  # the head waits for its next delivery, or is leased
+    RETRYING = 1  # the head waits for its next delivery, is leased, or at a consumer
     DEAD = 2  # the head is a dead letter
     WAITING = 3  # the head is settled; older leases decide which message is next
+
+
+@dataclass(slots=True)
+class ConsumerStore:
+    """The local store of a consumer, as the broker knows it from its reports.
+
+    Its owner is the `member` that last reported it, in this process (`instance`).
+    `seen_at` is the last report that changed anything, `lost_at` the time at which the
+    owner left (0 = it has not). `attempts` is the sum of those of its `messages`. An
+    adopted store is fenced: it may only keep messages that were leased under `fence` or
+    later numbers (0 = no fence). While it is being `adopted`, its messages wait to
+    become retries.
+    """
+
+    member: str
+    instance: str
+    host: str
+    seen_at: int
+    lost_at: int = 0
+    fence: int = 0
+    adopted: bool = False
+    messages: int = 0
+    attempts: int = 0
+    orders: int = 0
+
+    def to_row(self) -> t.Row:
+        return (
+            self.member,
+            self.instance,
+            self.host,
+            self.seen_at,
+            self.lost_at,
+            self.fence,
+            self.adopted,
+            self.messages,
+            self.attempts,
+            self.orders,
+        )
 
 
 @dataclass(slots=True)
@@ -264,6 +302,8 @@ class ConsumerGroup:
     suspect_partitions: set[TopicPartition] = field(default_factory=set, compare=False)
     # failed messages that wait to go out alone: when they are due
     isolated_rows: dict[MessageRef, int] = field(default_factory=dict)
+    # local stores of its consumers, by id: those with messages, orders or a fence
+    stores: dict[bytes, ConsumerStore] = field(default_factory=dict)
 
     @property
     def ordered(self) -> bool:
@@ -316,6 +356,11 @@ class ConsumerGroup:
             self.suspect_partitions.add(tp)
         else:
             self.suspect_partitions.discard(tp)
+
+    def has_owner(self, store: ConsumerStore) -> bool:
+        """Return True if the process that last reported a store is a member."""
+        member = self.members.get(store.member)
+        return member is not None and member.instance == store.instance
 
     @property
     def max_attempts(self) -> int | None:
@@ -376,6 +421,7 @@ class ConsumerGroup:
             self.clone_progress,
             self.epochs_row,
             tuple((*tp, generation) for tp, generation in self.resets.items()),
+            tuple((store_id, *store.to_row()) for store_id, store in self.stores.items()),
         )
 
     @classmethod
@@ -387,7 +433,7 @@ class ConsumerGroup:
         group.next_lease, group.next_letter, group.letters, members, leases, retrying, *later = rest
         later += LATER_DEFAULTS[len(later) :]
         stops, breaker, group.breaker_openings, paused_topics, resets, *last = later
-        group.deleted, group.expired, isolated, clone, epochs, last_resets = last
+        group.deleted, group.expired, isolated, clone, epochs, last_resets, stores = last
         # Rows written before partitions had epochs of their own: the group's is theirs.
         group.set_epochs(epochs or (epoch, epoch, ()))
         group.paused_topics = set(paused_topics)
@@ -408,6 +454,7 @@ class ConsumerGroup:
         group.resets = {TopicPartition(*tp): generation for *tp, generation in last_resets}
         for *ref, due in isolated:
             group.isolated_rows[tuple(ref)] = due
+        group.stores = {store_id: ConsumerStore(*fields) for store_id, *fields in stores}
         if breaker is not None:
             group.breaker = OpenBreaker(*breaker)
         if clone is not None:

@@ -1,10 +1,12 @@
-"""Failed messages: retrying, parked behind a key fence, dead letters, abandoned ones.
+"""Failed messages: retrying, parked behind a key fence, at a consumer, dead letters,
+abandoned ones.
 
 Table `moved` has a row for each. Its key is the message's place (group, topic,
 partition, offset), which stays the same through retry, dead letter and replay. The row
 points at the stored batch; nothing is copied. Only this module writes the indexes: a
 retrying message is in `retries` and `wakes` while no member holds it, a parked one in
-`parked`, dead letters and abandoned ones are in `letters`.
+`parked`, one that a consumer's store has in `local`, dead letters and abandoned ones
+are in `letters`.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from enum import IntEnum
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.core.state import letter_index
+from txmq.core.state import letter_index, local_stores
 from txmq.core.state.letter_index import Letter, LetterState
 from txmq.core.state.positions import UNDELIVERED
 from txmq.model.topic_partition import TopicPartition
@@ -36,9 +38,10 @@ class FailedKind(IntEnum):
     PARKED = 2  # waits behind the fence of its key
     LETTER = 3  # a dead letter
     ABANDONED = 4  # a dead letter that an operator has closed
+    LOCAL = 5  # a consumer has it in its local store, and retries it there
 
 
-DELIVERABLE = (FailedKind.RETRY, FailedKind.PARKED)
+DELIVERABLE = (FailedKind.RETRY, FailedKind.PARKED, FailedKind.LOCAL)
 
 
 class FailedMessage(NamedTuple):
@@ -48,7 +51,8 @@ class FailedMessage(NamedTuple):
     number of consumers that were lost with the message (`core/consumers/poison.py`).
     `position`, `length` and `row` point at the message; `visible_at` and `stored_at`
     are those of its batch. `token` is the undecided transaction that acks or replays
-    it. `number` is its number among the group's dead letters.
+    it. `number` is its number among the group's dead letters. `store` is the id of the
+    consumer's store that has it.
     """
 
     kind: int
@@ -71,6 +75,7 @@ class FailedMessage(NamedTuple):
     deaths: int = 0
     token: bytes = b""
     reason: str = ""
+    store: bytes = b""
 
 
 class Move(NamedTuple):
@@ -154,6 +159,8 @@ def put(state: State, group: ConsumerGroup, ref: MessageRef, row: FailedMessage)
     elif row.kind == FailedKind.PARKED:
         state.tables[t.PARKED].put(_parked_key(group, ref, row), ())
         _count_parked(state, group, ref, row, 1)
+    elif row.kind == FailedKind.LOCAL:
+        local_stores.add_message(state, group, ref, row)
     else:
         state.letters.put(t.LETTER_KEY.pack(group.group_id, row.number), ref)
         _count_letters(state, group, row, 1)
@@ -176,6 +183,8 @@ def drop(state: State, group: ConsumerGroup, ref: MessageRef) -> FailedMessage |
     elif row.kind == FailedKind.PARKED:
         state.tables[t.PARKED].delete(_parked_key(group, ref, row))
         _count_parked(state, group, ref, row, -1)
+    elif row.kind == FailedKind.LOCAL:
+        local_stores.remove_message(state, group, ref, row)
     else:
         state.letters.delete(t.LETTER_KEY.pack(group.group_id, row.number))
         _count_letters(state, group, row, -1)

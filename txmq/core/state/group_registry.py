@@ -35,6 +35,7 @@ class GroupRegistry:
     deleted: dict[int, ConsumerGroup] = field(default_factory=dict)
     resetting: set[int] = field(default_factory=set)  # ids of groups with pending resets
     cloning: set[int] = field(default_factory=set)  # ids of clones in the making
+    adopting: set[int] = field(default_factory=set)  # ids of groups that adopt a store
     next_group_id: int = 1
     past_epochs: dict[str, Epochs] = field(default_factory=dict)
     deadlines: Any = field(default_factory=SortedList)
@@ -56,6 +57,7 @@ class GroupRegistry:
         del self.by_id[group.group_id], self.by_name[group.name]
         self.deleted[group.group_id] = group
         self.resetting.discard(group.group_id)
+        self.adopting.discard(group.group_id)
         self.end_clone(group)
         group.deleted = True
         self.dirty_groups.add(group.group_id)
@@ -147,9 +149,7 @@ class GroupRegistry:
                 if group.deleted:
                     self.deleted[group.group_id] = group
                 else:
-                    self.add(group)
-                if group.pending_resets and not group.deleted:
-                    self.resetting.add(group.group_id)
+                    self._add_loaded(group)
         numbers: Any = tables[t.GROUPS].get(COUNTERS_KEY)
         if numbers is not None:
             self.next_group_id, *past = numbers
@@ -174,6 +174,13 @@ class GroupRegistry:
                 self.by_id[group.clone_progress.source].unfinished_clones.add(group.group_id)
                 self.cloning.add(group.group_id)
         self.dirty_groups.clear()
+
+    def _add_loaded(self, group: ConsumerGroup) -> None:
+        self.add(group)
+        if group.pending_resets:
+            self.resetting.add(group.group_id)
+        if any(store.adopted for store in group.stores.values()):
+            self.adopting.add(group.group_id)
 
 
 def _fence_since(item: tuple[bytes, Any]) -> int:

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from txmq.errors import RemoteProtocolError
 from txmq.errors.validation import first_mistake
-from txmq.wire.calls import consumers, messages, topics, transactions, xa
+from txmq.wire.calls import consumers, messages, recover, topics, transactions, xa
 from txmq.wire.calls.alarms import AlarmsReport
 from txmq.wire.calls.arguments import Args, ClockConfirm, ListArgs, NoArgs, StatsArgs
 from txmq.wire.json import WireModel, dump, parse
@@ -40,6 +40,7 @@ CALLS: dict[str, type[Args]] = {
     "consumer.nack": consumers.Nack,
     "consumer.return": consumers.Return,
     "consumer.extend": consumers.Extend,
+    "consumer.stored": recover.ConsumerStored,
     "group.list": ListArgs,
     "group.show": consumers.GroupArgs,
     "group.alter": consumers.GroupAlter,
@@ -76,6 +77,12 @@ CALLS: dict[str, type[Args]] = {
     "dlq.stats": consumers.GroupArgs,
     "dlq.replay": consumers.DlqReplay,
     "dlq.abandon": consumers.DlqAbandon,
+    "recover.list": recover.RecoverList,
+    "recover.show": recover.RecoverShow,
+    "recover.retry": recover.RecoverRetry,
+    "recover.drop": recover.RecoverDrop,
+    "recover.adopt": recover.RecoverAdopt,
+    "recover.tell": recover.RecoverTell,
     "message.recall": messages.MessageIds,
     "message.delayed": messages.DelayedList,
     "message.show": messages.MessageShow,
