@@ -86,7 +86,9 @@ class Everything(Work):
         for chunk in self._fetch(known):
             base = chunk.base_offset + chunk.first_row
             place = (chunk.topic, chunk.partition, base, base + chunk.rows)
-            match self._rng.randrange(8):
+            match self._rng.randrange(9):
+                case 8:
+                    self._report_stored(known, chunk, base)
                 case 0 | 1:
                     dead, delay = (
                         self._rng.random() < 0.3,
@@ -108,6 +110,26 @@ class Everything(Work):
                 case _:
                     ack = Ack(known["generation"], group, known["member"], (AckedRange(*place),))
                     self._ask(Opcode.ACK, pack_ack(ack))
+
+    def _report_stored(self, known: dict[str, Any], chunk: Chunk, base: int) -> None:
+        """Keep messages in a local store, and perhaps settle, order or adopt it."""
+        store = self._rng.choice(["0" * 32, "1" * 32])
+        topic_id = self.world.state.topics[chunk.topic].topic_id
+        states = self._rng.choices(["stored", "acked", "dead", "returned"], [9, 1, 1, 1], k=3)
+        entries = [
+            [chunk.topic, topic_id, chunk.partition, offset, state, 1, 0, ["E", "text", ""]]
+            for offset, state in zip(range(base, base + chunk.rows), states, strict=False)
+        ]
+        self._call("consumer.stored", **known, store=store, host="h", entries=entries)
+        of_store = {"group": known["group"], "store": store}
+        places = [[entry[0], *entry[2:4]] for entry in entries]
+        match self._rng.randrange(4):
+            case 0:
+                self._call("recover.adopt", **of_store, force=True)
+            case 1:
+                self._call("recover.retry", **of_store, messages=places)
+            case 2:
+                self._call("recover.drop", **of_store, messages=places[:1], reason="no use")
 
     def _join(self, group: str) -> dict[str, Any]:
         member = self._rng.choice("ab")

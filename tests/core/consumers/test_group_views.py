@@ -71,6 +71,8 @@ def test_a_heartbeat_returns_generation_and_assignment(world: ConsumersWorld) ->
         "epoch": 1,
         "assignment": [("t", 0), ("t", 1)],
         "consume_timeout_ms": 900_000,
+        "retry": QUICK.to_json(),
+        "on_exhausted": "park",
         "topics": {"t": 1},
         "first_epoch": 1,
         "resets": (),

@@ -7,7 +7,7 @@ from heapq import nlargest
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.core.consumers import failures, stall_reasons
+from txmq.core.consumers import failures, stall_reasons, store_views
 from txmq.core.consumers.authorization import find_group, find_member
 from txmq.core.consumers.membership import identities
 from txmq.core.consumers.stall_reasons import StallContext
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from txmq.model.topic_partition import TopicPartition
 
 MAX_FENCES_LISTED = 100
+MAX_STORES_LISTED = 100
 # Partitions of each group whose oldest message is read for a list of all groups.
 TIMED_PARTITIONS = 16
 PARTITIONS_PER_STEP = 64  # between two looks at the clock
@@ -99,6 +100,7 @@ def summarize(state: State, group: ConsumerGroup, now: int) -> Steps[dict[str, A
         "retrying": sum(group.retrying.values()),
         "parked": sum(fence.parked for _topic, _key, fence in group.all_fences()),
         "fences": sum(map(len, group.fences.values())),
+        "at_consumers": sum(store.messages for store in group.stores.values()),
         "letters": group.letters,
         "floods": group.breaker_openings,
         "expired": group.expired,
@@ -161,6 +163,7 @@ def describe_group(
             state.topics_by_id[topic_id].name for topic_id in sorted(group.paused_topics)
         ],
         "positions": positions,
+        "store_list": list(islice(store_views.list_stores(state, group), MAX_STORES_LISTED)),
         "fence_list": [
             _fence(state, *item) for item in islice(group.all_fences(), MAX_FENCES_LISTED)
         ],
@@ -214,6 +217,7 @@ def _position(
         "redeliver": position.redeliver.total,
         "reserved": position.reserved.total,
         "retrying": group.retrying[tp],
+        "at_consumers": sum(store_views.at_consumers(state, group, *tp).values()),
         "owners": owners,
         "passed": _passed(state, group, tp),
         "lag_ms": _age_ms(state, group, tp, context.now),

@@ -9,7 +9,7 @@ from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from txmq.core.consumers import key_fences, poison
+from txmq.core.consumers import key_fences, poison, store_views
 from txmq.core.state import failed_messages, visibility
 from txmq.core.topics import topics
 from txmq.model.units import SECOND
@@ -318,6 +318,24 @@ def _retrying(check: StallCheck) -> str:
     )
 
 
+def _at_consumers(check: StallCheck) -> str:
+    """Report messages that consumers have in their local stores."""
+    if not check.drained:
+        return ""
+    counts = store_views.at_consumers(check.state, check.group, *check.tp)
+    if not counts:
+        return ""
+    store_id = max(counts, key=counts.__getitem__)
+    store = check.group.stores[store_id]
+    at = f"{store.member} on {store.host}" if store.host else store.member
+    gone = "" if check.group.has_owner(store) else ", which is gone"
+    others = f", and others in {len(counts) - 1} more stores" if len(counts) > 1 else ""
+    return (
+        f"{counts[store_id]} failed messages are at consumer {at or 'unknown'}{gone} "
+        f"(store {store_id.hex()}){others}"
+    )
+
+
 def _parked(check: StallCheck) -> str:
     """Report a partition whose remaining messages wait behind dead letters."""
     if not check.drained:
@@ -355,5 +373,6 @@ REASONS: tuple[tuple[str, Callable[[StallCheck], str]], ...] = (
     ("gate", _visibility_barrier),
     ("undecided", _undecided),
     ("retrying", _retrying),
+    ("at-consumer", _at_consumers),
     ("parked", _parked),
 )

@@ -415,9 +415,7 @@ def apply_reported(state: State, event: StoreReported, context: RecordContext) -
     state.groups.dirty_groups.add(group.group_id)
 
 
-def _count_failures(
-    state: State, group: ConsumerGroup, event: StoreReported, at: int
-) -> None:
+def _count_failures(state: State, group: ConsumerGroup, event: StoreReported, at: int) -> None:
     failed = set(event.failed)
     for move in event.moves if failed else ():
         topic_id, partition, offset, row = failed_messages.decode_move(move)
