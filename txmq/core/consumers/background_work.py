@@ -123,7 +123,7 @@ def restore_rows(
         leases.release_row(state, group, ref)
         key_fences.settle_head(state, group, ref, row.key_hash)
         if row.kind == FailedKind.LOCAL:
-            local_stores.take_back(state, group, ref, row)
+            local_stores.take_back(state, group, ref, row.store)
 
 
 def delete(state: State, group: ConsumerGroup, most: int = STEP_ROWS) -> None:

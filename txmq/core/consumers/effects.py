@@ -222,7 +222,7 @@ def _restore_order(
             leases.release_row(state, group, ref)
             key_fences.settle_head(state, group, ref, row.key_hash)
             if row.kind == FailedKind.LOCAL:
-                local_stores.take_back(state, group, ref, row)
+                local_stores.take_back(state, group, ref, row.store)
             group.positions[tp].bring_back(ref[2], ref[2] + 1)
     group.generation = max(group.generation, event.generation)
     group.resets[tp] = event.generation

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.core.state import letter_index, local_stores
 from txmq.core.state.letter_index import Letter, LetterState
+from txmq.core.state.local_stores import StoredMessage
 from txmq.core.state.positions import UNDELIVERED
 from txmq.model.topic_partition import TopicPartition
 from txmq.store import tables as t
@@ -160,7 +161,7 @@ def put(state: State, group: ConsumerGroup, ref: MessageRef, row: FailedMessage)
         state.tables[t.PARKED].put(_parked_key(group, ref, row), ())
         _count_parked(state, group, ref, row, 1)
     elif row.kind == FailedKind.LOCAL:
-        local_stores.add_message(state, group, ref, row)
+        local_stores.add_message(state, group, ref, _at_store(row))
     else:
         state.letters.put(t.LETTER_KEY.pack(group.group_id, row.number), ref)
         _count_letters(state, group, row, 1)
@@ -184,7 +185,7 @@ def drop(state: State, group: ConsumerGroup, ref: MessageRef) -> FailedMessage |
         state.tables[t.PARKED].delete(_parked_key(group, ref, row))
         _count_parked(state, group, ref, row, -1)
     elif row.kind == FailedKind.LOCAL:
-        local_stores.remove_message(state, group, ref, row)
+        local_stores.remove_message(state, group, ref, _at_store(row))
     else:
         state.letters.delete(t.LETTER_KEY.pack(group.group_id, row.number))
         _count_letters(state, group, row, -1)
@@ -197,6 +198,10 @@ def remove(state: State, group: ConsumerGroup, ref: MessageRef) -> FailedMessage
     if row is not None and (row.first_failed_at or row.dead_at):
         state.tables[t.ATTEMPTS].delete(t.FAILED_KEY.pack(group.group_id, *ref))
     return row
+
+
+def _at_store(row: FailedMessage) -> StoredMessage:
+    return StoredMessage(row.store, row.attempt, row.first_failed_at)
 
 
 def _index_retry(state: State, group: ConsumerGroup, ref: MessageRef, row: FailedMessage) -> None:

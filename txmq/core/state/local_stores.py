@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.store import tables as t
 
@@ -17,12 +17,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from txmq.core.state.consumer_groups import ConsumerGroup, ConsumerStore, MessageRef
-    from txmq.core.state.failed_messages import FailedMessage
     from txmq.core.state.state import State
 
 MESSAGE, ORDER, BY_AGE = range(3)  # kinds of rows
 MAX_ID = (1 << 32) - 1  # of topics and partitions
 FIRST: MessageRef = (0, 0, 0)
+
+
+class StoredMessage(NamedTuple):
+    """A message as its store's rows know it: its failed attempts, and the first one's
+    time.
+    """
+
+    store: bytes
+    attempts: int
+    first_failed_at: int
 
 
 class StoreOrder(IntEnum):
@@ -32,33 +41,38 @@ class StoreOrder(IntEnum):
     DROP = 2  # forget it: the broker has it again, or an operator has closed it
 
 
-def add_message(state: State, group: ConsumerGroup, ref: MessageRef, row: FailedMessage) -> None:
-    """Apply: the store of this row has the message."""
-    store = group.stores[row.store]
-    for key in _keys(group, ref, row):
+def add_message(
+    state: State, group: ConsumerGroup, ref: MessageRef, message: StoredMessage
+) -> None:
+    """Apply: a store has the message."""
+    store = group.stores[message.store]
+    for key in _keys(group, ref, message):
         state.tables[t.LOCAL].put(key, ())
     store.messages += 1
-    store.attempts += row.attempt
+    store.attempts += message.attempts
     state.groups.dirty_groups.add(group.group_id)
 
 
-def remove_message(state: State, group: ConsumerGroup, ref: MessageRef, row: FailedMessage) -> None:
-    """Apply: the store of this row does not have the message any more.
+def remove_message(
+    state: State, group: ConsumerGroup, ref: MessageRef, message: StoredMessage
+) -> None:
+    """Apply: its store does not have the message any more.
 
     `forget_if_idle` follows, unless the store gets the message back at once.
     """
-    store = group.stores[row.store]
-    for key in _keys(group, ref, row):
+    store = group.stores[message.store]
+    for key in _keys(group, ref, message):
         state.tables[t.LOCAL].delete(key)
     store.messages -= 1
-    store.attempts -= row.attempt
+    store.attempts -= message.attempts
     state.groups.dirty_groups.add(group.group_id)
 
 
-def _keys(group: ConsumerGroup, ref: MessageRef, row: FailedMessage) -> tuple[bytes, bytes]:
+def _keys(group: ConsumerGroup, ref: MessageRef, message: StoredMessage) -> tuple[bytes, bytes]:
+    number, store, since = group.group_id, message.store, message.first_failed_at
     return (
-        t.LOCAL_KEY.pack(group.group_id, MESSAGE, row.store, *ref),
-        t.LOCAL_TIME_KEY.pack(group.group_id, BY_AGE, row.store, row.first_failed_at, *ref),
+        t.LOCAL_KEY.pack(number, MESSAGE, store, *ref),
+        t.LOCAL_TIME_KEY.pack(number, BY_AGE, store, since, *ref),
     )
 
 
@@ -134,17 +148,14 @@ def drop_orders(state: State, group: ConsumerGroup, store: bytes, most: int) -> 
     return len(found)
 
 
-def take_back(state: State, group: ConsumerGroup, ref: MessageRef, row: FailedMessage) -> None:
+def take_back(state: State, group: ConsumerGroup, ref: MessageRef, store_id: bytes) -> None:
     """Apply: the broker has a message again, by an operator's word. The store that had
     it shall forget it.
     """
-    store = group.stores.get(row.store)
-    if store is None:
-        return
-    if store.adopted:
-        drop_order(state, group, row.store, ref)
+    if group.stores[store_id].adopted:
+        drop_order(state, group, store_id, ref)
     else:
-        put_order(state, group, row.store, ref, StoreOrder.DROP)
+        put_order(state, group, store_id, ref, StoreOrder.DROP)
 
 
 def forget_if_idle(state: State, group: ConsumerGroup, store_id: bytes) -> None:
