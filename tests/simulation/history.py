@@ -35,6 +35,8 @@ class SimulationHistory:
     processed_versions: dict[str, list[int]] = field(default_factory=dict)
     # group, key and partition → offsets in the order of their first success
     processed_offsets: dict[tuple[str, str, int], list[int]] = field(default_factory=dict)
+    # group, key and partition → offset of the latest success, first or not
+    last_processed: dict[tuple[str, str, int], int] = field(default_factory=dict)
     # token → when the receipt of its bundle arrived
     stored_at: dict[bytes, float] = field(default_factory=dict)
     # body of a plain send → when it was first sent, or due
@@ -68,8 +70,18 @@ class SimulationHistory:
         done.append(version)
 
     def record_in_order(self, group: str, key: str, partition: int, offset: int) -> None:
-        """Note a message that an ordered group has processed, perhaps once more."""
+        """Note a message that an ordered group has processed, perhaps once more.
+
+        What is processed once more is followed by all that was processed after it.
+        """
         done = self.processed_offsets.setdefault((group, key, partition), [])
+        last = self.last_processed.get((group, key, partition), -1)
+        self.last_processed[group, key, partition] = offset
+        if skipped := [other for other in done if last < other < offset]:
+            raise InvariantBroken(
+                f"{partition}/{offset} of key {key} was processed by {group} after {last}, "
+                f"without {skipped[:3]}, which were processed before"
+            )
         if offset in done:
             self.counts["processed again"] += 1
             return

@@ -31,8 +31,10 @@ from txmq.broker.reactor import steady_clock
 from txmq.broker.requests import bundles as bundle_requests
 from txmq.broker.requests import multi_request
 from txmq.broker.requests import sends as send_requests
+from txmq.client.protocol.consumer.fetched import DUPLICATE
 from txmq.client.protocol.consumer.local_queue import LocalQueue
 from txmq.client.protocol.consumer.membership import Membership
+from txmq.client.protocol.consumer.settlement import Settlement
 from txmq.core import machine, persistence
 from txmq.core.consumers import effects, membership, resets, waiting_times
 from txmq.core.events.consumers import PositionReset
@@ -95,8 +97,10 @@ def _settling_duplicates() -> Iterator[None]:
     before the first one has its messages anew.
     """
     with (
-        patch.multiple(client_consumers, MEMBERS=("r0",), HANDLERS=4),
-        patch.object(LocalQueue, "has_duplicate", lambda *_args: False),
+        patch.multiple(
+            client_consumers, MEMBERS=("r0",), HANDLERS=4, QUICK_S=client_consumers.HANDLER_S
+        ),
+        patch.object(LocalQueue, "delivery", _delivery_but_no_duplicate),
     ):
         yield
 
@@ -108,6 +112,11 @@ _scan, _start_pieces = delayed.scan, decisions._start_pieces
 _publish, _decide_job, _save = key_order.publish, jobs.decide_job, persistence.save
 _record_answer = checkback_service.CheckBackService.record_answer
 _begin_reset, _mark_deleted = resets._begin, GroupRegistry.mark_deleted
+_delivery = LocalQueue.delivery
+
+
+def _delivery_but_no_duplicate(self: Any, place: Any, state: int, lease: int = 0) -> Any:
+    return None if state == DUPLICATE else _delivery(self, place, state, lease)
 
 
 class _DeliveredAtOnce(deque[Any]):
@@ -446,6 +455,15 @@ BUGS = (
     Bug(
         "a refused nack settles the message that was delivered anew",
         around=_in_every_seed(client_consumers, _settling_duplicates),
+        first=30,
+    ),
+    Bug(
+        "a member fetches before its repeated acks are answered",
+        around=_in_every_seed(
+            client_consumers,
+            _patching(Settlement, "resending", property(lambda self: bool(self._nacks))),
+        ),
+        first=660,
     ),
     Bug(
         "a fence releases messages before those of earlier pieces",
@@ -472,7 +490,7 @@ BUGS = (
     Bug(
         "a member keeps what was reset",
         around=_in_every_seed(inbox_consumers, _patching(Membership, "knows", lambda *_args: True)),
-        first=190,
+        first=30,
     ),
     Bug(
         "epochs of a deleted group are forgotten",
@@ -505,6 +523,7 @@ BUGS = (
         around=_in_every_seed(
             machine_clock, _patching(broker_time, "doubt_at_start", _forget_earlier_doubt)
         ),
+        first=50,
     ),
     Bug(
         "check-backs do not go back with the time",

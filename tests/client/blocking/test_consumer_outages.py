@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,29 @@ def test_a_key_keeps_its_order_when_a_nack_follows_a_restart(tmp_path: Path) -> 
             broker.start()
             assert [message.body for message in receive(consumer, 3)] == [b"0", b"1", b"2"]
             wait_until(lambda: shown(client, "g")["leased"] == 0, WAIT_S, what="all is settled")
+
+
+def test_a_key_keeps_its_order_when_acks_are_lost_with_the_broker(tmp_path: Path) -> None:
+    received = [-1]
+    with (
+        closing_broker(tmp_path) as broker,
+        txmq.connect(broker.url, timeout=WAIT_S) as client,
+        client.consumer("g", ["t"], mode="ordered", retry=AT_ONCE) as consumer,
+        busy_log(broker.url),
+    ):
+        for last in (3, 7, 11, 15, 19):
+            client.send_batch("t", [Message(b"%d" % n, "k") for n in range(last - 3, last + 1)])
+            while received[-1] < last - 1:
+                received += [int(message.body) for message in receive(consumer, 1)]
+            in_hand = consumer.receive(WAIT_S)
+            broker.kill()  # it may have none of the acks
+            if in_hand is not None:
+                consumer.nack(in_hand, error="failed")
+            broker.start()
+            while received[-1] < last:
+                received += [int(message.body) for message in receive(consumer, 1)]
+    # what comes again is followed by all that came after it
+    assert [pair for pair in pairwise(received) if pair[1] > pair[0] + 1] == []
 
 
 @pytest.mark.parametrize("mode", ["concurrent", "ordered", "broadcast"])

@@ -163,7 +163,7 @@ def test_after_a_lost_connection_a_member_claims_its_messages_and_resends_what_i
     assert (join["member"], join[HELD]) == ("m-1", [["orders", 0, 0, 4]])
     scripted.answer("consumer.join", **scripted.join_reply(0))
     scripted.now += 1
-    assert scripted.request_names() == ["ack", "consumer.nack", "fetch"]
+    assert scripted.request_names() == ["ack", "consumer.nack"]
     assert scripted.args_of("ack").ranges == places((0, 1), (2, 3))
     assert scripted.args_of("consumer.nack")["offset"] == 1
 

@@ -354,7 +354,7 @@ def test_a_delivery_of_a_former_connection_takes_no_nack() -> None:
     assert bodies([*scripted.receive(), *scripted.receive()]) == ["b1", "a0"]
 
 
-def test_nacks_and_acks_of_a_lost_connection_are_repeated_before_anything_is_fetched() -> None:
+def test_nacks_and_acks_of_a_lost_connection_are_answered_before_anything_is_fetched() -> None:
     scripted = ScriptedMember().joined().fetched(chunk(*map(str, range(100)), lease=7))
     messages = scripted.receive(100)
     scripted.operations.ack(messages[0], scripted.now)
@@ -363,9 +363,11 @@ def test_nacks_and_acks_of_a_lost_connection_are_repeated_before_anything_is_fet
     scripted.disconnect()
     scripted.joined(generation=3)
     assert scripted.request_names() == ["ack", *["consumer.nack"] * 64]
-    for _ in range(35):
+    for _ in range(99):
         scripted.answer("consumer.nack", moved="retry", attempt=1, due_at=0)
-    assert scripted.request_names() == ["ack", *["consumer.nack"] * 64, "fetch"]
+    assert scripted.request_names() == ["ack"]
+    scripted.answer("ack", b"")
+    assert scripted.request_names() == ["fetch"]
 
 
 def redelivered(lease: int = 8) -> tuple[ScriptedMember, Any, Any]:
@@ -398,3 +400,105 @@ def test_a_late_handler_cannot_settle_the_delivery_of_another_handler() -> None:
     operations.nack_many([first], None, "late")
     assert second.in_hand
     assert operations.ack(second, scripted.now) != NO_ACK
+
+
+def lost_with_the_broker(
+    mode: str = "ordered", *, failed: bool = False
+) -> tuple[ScriptedMember, Any]:
+    """Return a member whose broker has died before it had the acks of two messages of
+    a key. The third is in hand, or has failed meanwhile.
+    """
+    scripted = ScriptedMember(mode).joined().fetched(chunk(*keyed("aaa"), lease=7))
+    for _ in range(2):
+        scripted.operations.ack(scripted.receive()[0], scripted.now)
+    (third,) = scripted.receive()
+    if failed:
+        scripted.operations.nack(third, None, "failed")
+    scripted.disconnect()
+    return scripted.joined(generation=3), third
+
+
+def all_bodies(scripted: ScriptedMember) -> list[str]:
+    """Receive and ack all messages that can be received now, one by one."""
+    received = []
+    while messages := scripted.receive():
+        received += bodies(messages)
+        scripted.operations.ack(messages[0], scripted.now)
+    return received
+
+
+def test_nothing_is_fetched_until_the_answers_to_what_was_repeated_are_there() -> None:
+    scripted, _third = lost_with_the_broker(failed=True)
+    assert scripted.request_names() == ["ack", "consumer.nack"]
+    scripted.answer("ack", pack_refused(places((0, 2))))
+    assert scripted.request_names() == ["consumer.nack"]
+    scripted.refuse("consumer.nack", refusal(7))
+    assert scripted.request_names() == ["fetch"]
+    scripted.fetched(chunk(*keyed("aaa"), lease=7))
+    assert all_bodies(scripted) == ["a0", "a1", "a2"]
+
+
+@pytest.mark.parametrize("most", [1, 9])
+@pytest.mark.parametrize("end", ["ack", "nack", "postpone", "transaction"])
+def test_a_message_in_hand_comes_again_behind_earlier_ones_that_come_again(
+    end: str, most: int
+) -> None:
+    scripted, third = lost_with_the_broker()
+    scripted.answer("ack", pack_refused(places((0, 2))))
+    scripted.fetched(chunk(*keyed("aaab"), lease=8))
+    scripted.fetched(chunk(*keyed("aa"), at=4, lease=9))
+    assert bodies(scripted.receive(most)) == ["b3"]
+    operations = scripted.operations
+    if end == "ack":
+        assert operations.ack(third, scripted.now) == NO_ACK
+    elif end == "nack":
+        operations.nack(third, None, "failed")
+    elif end == "postpone":
+        operations.postpone(third, None)
+    else:
+        with pytest.raises(NotLeased):
+            operations.add_to_transaction(third)
+    assert all_bodies(scripted) == ["a0", "a1", "a2", "a0", "a1"]
+    assert "consumer.nack" not in scripted.request_names()
+
+
+def test_a_batch_in_hand_comes_again_behind_earlier_messages_that_come_again() -> None:
+    scripted = ScriptedMember("ordered").joined().fetched(chunk(*keyed("ab"), lease=6))
+    first = scripted.operations.receive_batch(scripted.now)
+    assert first is not None
+    scripted.operations.ack_batch(first, scripted.now)
+    scripted.fetched(chunk(*keyed("ab"), at=2, lease=7))
+    second = scripted.operations.receive_batch(scripted.now)
+    assert second is not None
+    scripted.disconnect()
+    scripted.joined(generation=3).answer("ack", pack_refused(places((0, 2))))
+    scripted.fetched(
+        *(chunk(*keyed("ab"), at=at, lease=8) for at in (0, 2)), chunk("later", at=4, lease=8)
+    )
+    assert scripted.operations.receive_batch(scripted.now) is None
+    assert scripted.operations.ack_batch(second, scripted.now) == NO_ACK
+    offsets: list[int] = []
+    while (batch := scripted.operations.receive_batch(scripted.now)) is not None:
+        offsets += batch.offsets
+        scripted.operations.ack_batch(batch, scripted.now)
+    assert offsets == [0, 1, 2, 3, 4]
+
+
+def test_a_failed_message_comes_again_behind_earlier_ones_that_overtook_the_refusal() -> None:
+    scripted, third = lost_with_the_broker()
+    scripted.answer("ack", pack_refused(places((0, 2))))
+    assert scripted.request_names() == ["fetch"]
+    scripted.operations.nack(third, None, "failed")
+    scripted.requests()
+    scripted.fetched(chunk(*keyed("aaa"), lease=8))
+    scripted.refuse("consumer.nack", refusal(8))
+    assert all_bodies(scripted) == ["a0", "a1", "a2"]
+    assert "consumer.nack" not in scripted.request_names()
+
+
+def test_a_nack_names_the_generation_of_the_delivery_that_failed() -> None:
+    scripted, _message = restarted()
+    assert scripted.args_of("consumer.nack")["generation"] == 1  # no newer delivery takes it
+    scripted.fetched(chunk(*keyed("aba"), lease=8))
+    scripted.refuse("consumer.nack", refusal(8))
+    assert scripted.args_of("consumer.nack")["generation"] == 3

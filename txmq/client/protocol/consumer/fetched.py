@@ -118,7 +118,7 @@ class FetchedBatch:
         count = self.count(start, end, old)
         if count:
             self.states[low:high] = self.states[low:high].replace(bytes((old,)), bytes((new,)))
-            self.ready -= count if old == READY else 0
+            self.ready += count * ((new == READY) - (old == READY))
             self.unsettled -= count if new == SETTLED else 0
         return count
 

@@ -6,7 +6,8 @@ Where whole batches are received, a batch waits for the one of its partition bef
 (`PartitionQueues`).
 
 A message may stop being READY while it is in a queue, because it was returned or
-delivered anew. Queues skip such messages.
+delivered anew. Queues skip such messages. The queues of ordered groups also hold each
+DUPLICATE in its place: it is READY again where its older delivery ends without effect.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from typing import Protocol, TypeAlias
 
-from txmq.client.protocol.consumer.fetched import READY, FetchedBatch
+from txmq.client.protocol.consumer.fetched import DUPLICATE, READY, FetchedBatch
 from txmq.model.topic_partition import PartitionName
 from txmq.wire.data_requests import AckedRange
 
@@ -27,7 +28,7 @@ class DeliveryOrder(Protocol):
     """An order of delivery, kept up to date by `put` and the calls on settlement."""
 
     def put(self, batch: FetchedBatch) -> None:
-        """Add the READY messages of a batch."""
+        """Add the READY messages of a batch, and its duplicates."""
 
     def on_settled(self, settled: AckedRange, count: int) -> None:
         """Note that `count` outstanding messages of this range are settled."""
@@ -137,7 +138,13 @@ class KeyQueues:
         self._outstanding: dict[tuple[str, int, int], TopicKey] = {}
 
     def put(self, batch: FetchedBatch) -> None:
-        self._arrivals.put(batch)
+        if DUPLICATE not in batch.states:
+            self._arrivals.put(batch)
+            return
+        self._sort_arrivals()
+        for row, state in enumerate(batch.states):
+            if state in {READY, DUPLICATE}:
+                self._wait(batch, batch.start + row)
 
     def pop_many(self, most: int) -> list[Entry]:
         self._sort_arrivals()
@@ -190,11 +197,14 @@ class KeyQueues:
 
     def _sort_arrivals(self) -> None:
         while (entry := self._arrivals.pop()) is not None:
-            batch, offset = entry
-            queue = self._queue_of((batch.topic, batch.view.keys[offset - batch.base]))
-            if not (queue.outstanding or queue.waiting):
-                self._free.append(queue)
-            queue.waiting.append(entry)
+            self._wait(*entry)
+
+    def _wait(self, batch: FetchedBatch, offset: int) -> None:
+        """Put a message behind those of its key."""
+        queue = self._queue_of((batch.topic, batch.view.keys[offset - batch.base]))
+        if not (queue.outstanding or queue.waiting):
+            self._free.append(queue)
+        queue.waiting.append((batch, offset))
 
     def _queue_of(self, key: TopicKey) -> _KeyQueue:
         """Return the queue of a key, made if need be; without a key, a new one."""
@@ -227,9 +237,11 @@ class PartitionQueues:
 
     def pop_batch(self) -> FetchedBatch | None:
         for name, batches in self._waiting.items():
+            if self._outstanding[name] > 0:
+                continue
             while batches and not batches[0].ready:
                 batches.popleft()
-            if batches and self._outstanding[name] <= 0:
+            if batches:
                 batch = batches.popleft()
                 self._waiting[name] = self._waiting.pop(name)  # other partitions first, next time
                 self._outstanding[name] += batch.ready

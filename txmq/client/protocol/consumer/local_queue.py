@@ -5,6 +5,10 @@ the record of it in a power cut. A message that was not received yet is then rec
 from the newer delivery. One that is outstanding stays so; the newer delivery's message
 is its DUPLICATE and is settled with it. A duplicate lives as long as its connection:
 only then do leases tell which delivery an answer of the broker is about.
+
+In an ordered group, earlier messages of the key may be delivered again as well: the
+broker has lost their acks. Then the outstanding delivery ends without effect, and its
+duplicate is received behind those (`redeliver`).
 """
 
 from __future__ import annotations
@@ -82,7 +86,7 @@ class LocalQueue:
         unwanted = list(self._unwanted(batch))
         for _topic, _partition, start, end in unwanted:
             self._change_ready(batch, start, end, SETTLED)
-        if batch.ready:
+        if batch.ready or (self._ordered and batch.unsettled):
             self._new.append(batch)
         else:
             self._remove_if_settled(batch)
@@ -192,7 +196,7 @@ class LocalQueue:
     def _put_new(self, order: MessageOrder | BatchOrder) -> None:
         if self._new:
             for batch in self._new:
-                if batch.ready:
+                if batch.unsettled:
                     order.put(batch)
             self._new.clear()
 
@@ -202,9 +206,10 @@ class LocalQueue:
         """
         batch, offset = message.fetched, message[2]
         if self._partitions[batch.partition_name].overlapping:
+            place = AckedRange(*batch.partition_name, offset, offset + 1)
             if not message.in_hand:  # a newer delivery may be: it is another handler's
                 return False
-            return self.settle(AckedRange(*batch.partition_name, offset, offset + 1), now=now) > 0
+            return not self.redeliver(place) and self.settle(place, now=now) > 0
         if not batch.settle(offset, now):
             return False
         if not batch.unsettled:
@@ -264,14 +269,49 @@ class LocalQueue:
                 return batch
         return None
 
-    def has_duplicate(self, messages: AckedRange, lease: int) -> bool:
-        """Return whether a message of this range has a duplicate that was delivered
-        under that lease or a later one.
+    def delivery(self, messages: AckedRange, state: int, lease: int = 0) -> FetchedBatch | None:
+        """Return the batch that has a message of this range in that state and was
+        delivered under that lease or a later one.
         """
         partition = self._partitions.get(messages[:2])
-        return any(
-            batch.lease >= lease and batch.count(messages.start, messages.end, DUPLICATE)
-            for batch in (partition.batches if partition is not None else ())
+        for batch in partition.batches if partition is not None else ():
+            if batch.lease >= lease and batch.count(messages.start, messages.end, state):
+                return batch
+        return None
+
+    def redeliver(self, messages: AckedRange, *, old: int = OUTSTANDING) -> bool:
+        """End the delivery of messages in state `old` if earlier ones of their key wait
+        to be received, so were delivered again. They are received again behind those.
+
+        Return whether it is so. Where batches are received, a partition is like a key.
+        """
+        partition = self._partitions.get(messages[:2])
+        if partition is None or not partition.overlapping or not self._ordered:
+            return False
+        if not self._earlier_are_ready(partition, messages):
+            return False
+        count, (_topic, _partition, start, end) = 0, messages
+        for batch in list(partition.batches):
+            count += batch.change(start, end, old, SETTLED)
+            if not batch.ready and batch.count(start, end, DUPLICATE):
+                self.ready_bytes += batch.size
+            self.ready += batch.change(start, end, DUPLICATE, READY)
+            self._remove_if_settled(batch)
+        self._order().on_settled(messages, count)
+        return True
+
+    def _earlier_are_ready(self, partition: _PartitionBatches, messages: AckedRange) -> bool:
+        below = messages.start
+        before = [batch for batch in partition.batches if batch.ready and batch.start < below]
+        if self._batches is not None:
+            return any(batch.count(batch.start, below, READY) for batch in before)
+        own = next(one for one in partition.batches if one.start <= below < one.end)
+        key = own.hashes()[below - own.start]
+        return key is not None and any(
+            batch.hashes()[offset - batch.start] == key
+            for batch in before
+            for offset in batch.offsets(READY)
+            if offset < below
         )
 
     def drop_duplicates(self) -> None:

@@ -86,9 +86,10 @@ class Operations:
 
     def ack_batch(self, batch: ReceivedBatch, now: float) -> int:
         """Ack the messages of a batch that are outstanding."""
-        number, fetched = NO_ACK, batch.fetched
+        number, fetched, queue = NO_ACK, batch.fetched, self._member.queue
         for each in list(fetched.ranges(OUTSTANDING)):
-            number = self._add_ack(*each, self._member.queue.settle(each, fetched, now=now), now)
+            if not queue.redeliver(each):
+                number = self._add_ack(*each, queue.settle(each, fetched, now=now), now)
         return number
 
     def ack_many(self, messages: Iterable[ReceivedMessage], now: float) -> None:
@@ -155,12 +156,11 @@ class Operations:
         self._nack(message, nack)
 
     def _nack(self, message: ReceivedMessage, nack: PendingNack) -> None:
-        changed = self.is_outstanding(message) and self._member.queue.change(
-            nack.place, OUTSTANDING, NACKED
-        )
-        if not changed:
+        queue = self._member.queue
+        if not self.is_outstanding(message):
             raise _not_outstanding(message)
-        self._member.settlement.nack(nack)
+        if not queue.redeliver(nack.place) and queue.change(nack.place, OUTSTANDING, NACKED):
+            self._member.settlement.nack(nack)
 
     def extend(self, message: ReceivedMessage, seconds: float | None, now: float) -> None:
         """Give the handler of a message so many seconds from now on, None: its whole
@@ -198,6 +198,7 @@ class Operations:
         places = _places(delivered, OUTSTANDING)
         if isinstance(delivered, ReceivedMessage) and not self.is_outstanding(delivered):
             places = []
+        places = [place for place in places if not queue.redeliver(place)]
         if membership is None or not sum(
             queue.change(place, OUTSTANDING, IN_TRANSACTION) for place in places
         ):

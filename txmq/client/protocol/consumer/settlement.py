@@ -16,7 +16,7 @@ from typing import NamedTuple
 from txmq.client.log import get_logger
 from txmq.client.protocol.consumer.acks import RANGES_PER_REQUEST, PendingAcks, join
 from txmq.client.protocol.consumer.consume_timeout import ExpiredMessage, timeout_failure
-from txmq.client.protocol.consumer.fetched import NACKED, OUTSTANDING
+from txmq.client.protocol.consumer.fetched import DUPLICATE, NACKED, OUTSTANDING
 from txmq.client.protocol.consumer.local_queue import LocalQueue
 from txmq.client.protocol.consumer.membership import Membership
 from txmq.client.protocol.consumer.requests import (
@@ -43,7 +43,8 @@ class PendingNack(NamedTuple):
     """A failed message at `place`.
 
     `delay_ms` None: the group's policy decides. `dead`: to the dead letters at once.
-    `postpone`: it did not fail, and this delivery does not count.
+    `postpone`: it did not fail, and this delivery does not count. `generation`: that of
+    the delivery, so that no newer one takes the nack.
     """
 
     place: AckedRange
@@ -52,6 +53,7 @@ class PendingNack(NamedTuple):
     failure: FailureReport
     dead: bool = False
     postpone: bool = False
+    generation: int = 0
 
 
 class Settlement:
@@ -76,6 +78,7 @@ class Settlement:
         self._nack_numbers = count()
         self._returns: list[AckedRange] = []
         self._returns_in_flight = 0
+        self._repeating = False  # until all that a lost connection left is answered
         self.acks = PendingAcks()
         self.flush_now = False
         self.timed_out: deque[AckedRange] = deque(maxlen=TIMED_OUT)
@@ -89,14 +92,17 @@ class Settlement:
 
     @property
     def resending(self) -> bool:
-        """True while nacks wait to be sent. A fetch before them might lease their
-        messages anew, and a nack that has been counted would be counted again.
+        """True while nacks wait to be sent, and after a lost connection until all is
+        answered. A fetch before might lease their messages anew: a nack that has been
+        counted would be counted again, and acked messages come again behind later ones.
         """
-        return bool(self._nacks)
+        return bool(self._nacks) or self._repeating
 
     def nack(self, nack: PendingNack) -> None:
         """Send a nack. Until the broker confirms it, the message blocks its key."""
-        self._nacks.append(nack)
+        delivery = self._queue.delivery(nack.place, NACKED)
+        assert delivery is not None, "the caller has changed its state"
+        self._nacks.append(nack._replace(generation=delivery.generation))
 
     def nack_expired(self, expired: Sequence[ExpiredMessage], timeout_s: float) -> None:
         """Nack messages that exceeded the consume timeout.
@@ -104,7 +110,9 @@ class Settlement:
         Later acks and nacks of their handlers have no effect.
         """
         for place, key in expired:
-            if self._queue.change(place, OUTSTANDING, NACKED):
+            if self._queue.redeliver(place):
+                self.timed_out.append(place)
+            elif self._queue.change(place, OUTSTANDING, NACKED):
                 log.warning("message.timed_out", place=place_name(place), after_s=timeout_s)
                 self.timed_out.append(place)
                 self.nack(PendingNack(place, key, None, timeout_failure(timeout_s)))
@@ -124,6 +132,7 @@ class Settlement:
 
     def disconnected(self, now: float) -> None:
         """Send again what is not confirmed, on the next connection."""
+        self._repeating = not self.idle
         self.acks.resend(now)
         self.flush_now = True
         self._nacks.extendleft(reversed(self._nacks_in_flight.values()))
@@ -142,6 +151,7 @@ class Settlement:
     def requests(self, membership: Membership, now: float, *, at_once: bool) -> list[Request]:
         """Return the requests to send now; `at_once`: acks do not linger."""
         requests: list[Request] = []
+        self._repeating &= not self.idle
         due_at = self.due_at()
         if due_at is None:
             return requests
@@ -210,13 +220,16 @@ class Settlement:
             lease = int(str(error.detail.get("fence_lease", ANY_LEASE)))
         else:
             self._refused(error, now)
-        if self._queue.has_duplicate(nack.place, lease):
-            # The refusal is about the old delivery. The message has failed all the
-            # same, and has been leased anew since: that lease takes the nack.
-            self._return_key(nack, lease)
-            self._nacks.appendleft(nack)
-        else:
+        duplicate = self._queue.delivery(nack.place, DUPLICATE, lease)
+        if duplicate is None:
             self._settle_nacked(nack, lease, now)
+            return
+        # The refusal is about the old delivery. The message has failed all the same,
+        # and has been leased anew since: that lease takes the nack. But if earlier
+        # messages of the key were leased anew as well, it is processed behind those.
+        self._return_key(nack, lease)
+        if not self._queue.redeliver(nack.place, old=NACKED):
+            self._nacks.appendleft(nack._replace(generation=duplicate.generation))
 
     def _settle_nacked(self, nack: PendingNack, fence_lease: int, now: float) -> None:
         self._return_key(nack, fence_lease)
@@ -250,6 +263,7 @@ def _nack_args(nack: PendingNack) -> dict[str, object]:
         "topic": topic,
         "partition": partition,
         "offset": offset,
+        "generation": nack.generation,
         "delay_ms": nack.delay_ms,
         "error": nack.failure._asdict(),
         "dead": nack.dead,
