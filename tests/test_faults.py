@@ -311,6 +311,40 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_an_inbox_goes_on_over_restarts_of_its_broker",
         "test_a_running_member_is_refused_by_a_backup_in_the_same_boot_epoch",
     ),
+    154: (
+        "test_new_messages_at_offsets_of_lost_ones_take_effect",
+        "test_messages_of_the_backup_take_effect_once",
+        "test_a_log_that_is_restored_twice_from_one_backup_gives_offsets_of_both",
+        "test_a_client_refuses_a_log_that_was_restored_meanwhile",
+        "test_a_restore_is_an_alarm_until_an_operator_accepts_it",
+    ),
+    155: (
+        "test_a_backup_that_is_killed_goes_on",
+        "test_a_power_cut_at_any_change_of_a_first_backup",
+        "test_a_power_cut_at_any_change_of_a_later_backup_leaves_the_earlier_one",
+        "test_an_error_at_any_call_of_a_backup",
+    ),
+    156: (
+        "test_a_restore_that_is_killed_is_run_again",
+        "test_a_power_cut_at_any_change_of_a_restore",
+        "test_an_error_at_any_call_of_a_restore",
+    ),
+    157: (
+        "test_a_damaged_backup_is_refused_before_anything_is_written",
+        "test_a_damaged_segment_of_a_backup_is_copied_again",
+        "test_a_damaged_backup_is_found_by_verify",
+    ),
+    158: (
+        "test_a_broker_removes_no_segment_that_a_backup_reads",
+        "test_a_hold_keeps_the_log_until_it_ends",
+        "test_a_backup_has_what_is_durable_and_a_restore_brings_it_back",
+    ),
+    159: (
+        "test_no_broker_starts_on_a_backup",
+        "test_a_backup_of_something_else_is_refused",
+        "test_an_older_state_that_has_gone_on_is_refused",
+        "test_a_backup_of_a_restored_log_needs_a_directory_of_its_own",
+    ),
     91: ("test_a_consumer_that_comes_back_with_two_brokers_doubles_nothing",),
     99: (
         "test_a_restored_database_gets_also_what_is_below_a_later_reprocess",
@@ -631,6 +665,11 @@ FAULTS: dict[int, tuple[str, ...]] = {
 
 # Each bug with the names under which it is planted, or the test that must find it.
 BUGS = {
+    "backups": (
+        "a backup copies behind what is durable",
+        "a manifest is durable before its data",
+        "an earlier backup is overwritten in place",
+    ),
     "operators' words about a group with an inbox": (
         "an epoch rises without a generation",
         "a member keeps what was reset",

@@ -24,6 +24,7 @@ from txmq.client.protocol.consumer.operations import Operations
 from txmq.client.protocol.consumer.requests import Request
 from txmq.client.protocol.consumer.settings import consumer_settings
 from txmq.core.state.ranges import RangeMap
+from txmq.core.state.restores import epoch_of
 from txmq.core.state.state import State
 from txmq.errors import RequestRejected, TxmqError
 from txmq.model.topic_partition import TopicPartition
@@ -106,7 +107,7 @@ class SimulatedInbox:
         if group is None:
             return 1
         return sum(
-            self.opened.get((*tp, group.epoch_of(tp)), -1.0) <= self.restored_at + REOPEN_S
+            self.opened.get((*tp, epoch_of(state, group, tp)), -1.0) <= self.restored_at + REOPEN_S
             for tp in group.positions
         )
 
@@ -116,7 +117,7 @@ class SimulatedInbox:
         topic = state.topics[TOPIC]
         for partition, end in enumerate(topic.end_offsets):
             tp = TopicPartition(topic.topic_id, partition)
-            applied = self.applied.get((*tp, group.epoch_of(tp)), set())
+            applied = self.applied.get((*tp, epoch_of(state, group, tp)), set())
             missing = set(range(self.required_from[partition], end)) - applied
             if missing:
                 raise InvariantBroken(f"{partition}/{sorted(missing)[:5]} have no effect")

@@ -37,6 +37,7 @@ ROLES = {
     "tx", "half", "local", "xa", "relay", "inbox",
     "checker", "resolver", "outbox", "recovery",  # those that find the outcome
     "log",  # a broker, at each record
+    "backup", "restore",  # of a log
 }  # fmt: skip
 CRASHPOINTS = {  # True: the transaction is committed there
     "tx.before_group": False,

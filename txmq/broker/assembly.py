@@ -6,6 +6,7 @@ The process that serves and the simulation use the same assembly.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 from twisted.internet.task import LoopingCall
 
@@ -18,6 +19,7 @@ from txmq.broker.calls.clock import ClockCalls
 from txmq.broker.calls.consumers import ConsumerGroupCalls, DeadLetterCalls
 from txmq.broker.calls.dispatcher import CallDispatcher
 from txmq.broker.calls.inboxes import InboxCalls
+from txmq.broker.calls.log import LogCalls
 from txmq.broker.calls.messages import MessageCalls
 from txmq.broker.calls.recover import RecoverCalls
 from txmq.broker.calls.topics import TopicCalls
@@ -26,6 +28,7 @@ from txmq.broker.calls.xa import XaCalls
 from txmq.broker.checkback.checkback_service import CheckBackService
 from txmq.broker.checkback.in_doubt_service import InDoubtService
 from txmq.broker.checkback.transaction_listeners import TransactionListeners
+from txmq.broker.data_directory.log_holds import LogHolds
 from txmq.broker.data_directory.retention_service import RetentionService
 from txmq.broker.delivery.fetch_service import FetchService
 from txmq.broker.delivery.long_polls import LongPolls
@@ -38,6 +41,7 @@ from txmq.broker.reactor.stall_guard import StallGuard
 from txmq.broker.reactor.steady_clock import SteadyClock
 from txmq.broker.requests.dispatcher import RequestDispatcher
 from txmq.broker.search.catalogue_service import CatalogueService
+from txmq.core.state import restores
 from txmq.model import limits
 from txmq.model.units import SECOND
 from txmq.tx.checkback import CheckSchedule
@@ -98,8 +102,10 @@ class Assembly:
         self.catalogues = CatalogueService(engine, settings.catalogue, clock)
         self.statistics = Statistics(engine, clock, self.retention, self.catalogues)
         self.turns = TurnWork(engine, clock)
+        self.holds = LogHolds(clock.seconds)
         parts = (
             ClockCalls(self.clock),
+            LogCalls(engine, self.holds, settings.broker.data),
             TopicCalls(engine, settings, self.alarms, clock, self.statistics, self.turns),
             ConsumerGroupCalls(
                 engine, self._members, polls, random, settings.consumers, self.turns
@@ -186,7 +192,7 @@ class Assembly:
     def _welcome(self, version: int) -> Welcome:
         store, state = self._engine.store, self._engine.state
         sizes = BrokerLimits(frame=limits.FRAME, message=self._settings.broker.message_bytes)
-        name = self._settings.broker.name
+        name, incarnation = self._settings.broker.name, restores.incarnation(state)
         return Welcome(
             version=version,
             features=(FEATURE, SENDS, POSITIONS, OWN_CHECKS),
@@ -194,6 +200,7 @@ class Assembly:
             log_id=store.log_id,
             boot_epoch=state.boot_epoch,
             limits=sizes,
+            incarnation=None if incarnation is None else UUID(bytes=incarnation),
         )
 
 

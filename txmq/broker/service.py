@@ -168,7 +168,7 @@ class BrokerService:
         checks = self._assembly.checks
         self._resolvers.on_recheck(checks.database_is_back, checks.check_now)
         archive = self._settings.retention.archive or settings.data / "archive"
-        self._storage.remove_segments(self._assembly.retention, str(archive))
+        self._storage.remove_segments(self._assembly.retention, str(archive), self._assembly.holds)
         self._assembly.add_timer(STORAGE_S, self._storage.tick)
         self._catalogue_builder = build_beside(
             fs, str(settings.data), opened, self._assembly.catalogues, self._threads["catalogue"]

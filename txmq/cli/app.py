@@ -23,6 +23,7 @@ from txmq.cli.commands import (
     inboxes,
     letters,
     log,
+    log_backup,
     messages,
     outbox,
     relay,
@@ -62,6 +63,7 @@ app = typer.Typer(
 broker.add_to(app)
 dev.add_to(app)
 app.add_typer(schema.app, name="schema")
+log_backup.add_to(log.app)
 app.add_typer(log.app, name="log")
 app.add_typer(topics.app, name="topic")
 send.add_to(app)

@@ -13,6 +13,7 @@ from txmq.core import upgrades
 from txmq.core.state.state import (
     MAX_RECEIPTS,
     ProducerState,
+    Restore,
     State,
     Topic,
     TopicSettings,
@@ -27,16 +28,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 UPKEEP_ROW = b"upkeep"
+RESTORES_ROW = b"restores"
 TOPIC_KEY = t.TICKET_KEY
 FIRST_OPTIONAL_FIELD = 4  # of a topic's row: rows written before these fields end there
-OPTIONAL_DEFAULTS: tuple[Any, ...] = ((), (), (), (), 0)
+OPTIONAL_DEFAULTS: tuple[Any, ...] = ((), (), (), (), 0, ())
 
 
 def save(state: State) -> None:
     """Write the rows of what has changed since the last call."""
     for topic_id in state.dirty_topics:
         topic = state.topics_by_id[topic_id]
-        row = (
+        row: tuple[Any, ...] = (
             topic.name,
             topic.epoch,
             topic.deleted,
@@ -47,6 +49,8 @@ def save(state: State) -> None:
             tuple(topic.partition_bytes),
             topic.made_at,
         )
+        if topic.ends_at_restore:
+            row = (*row, tuple(topic.ends_at_restore))
         state.tables[t.TOPICS].put(TOPIC_KEY.pack(topic_id), row)
     state.dirty_topics.clear()
     for name in state.dirty_producers:
@@ -67,6 +71,8 @@ def save(state: State) -> None:
         ),
     )
     upgrades.mark(state.tables)
+    if state.restores:
+        state.tables[t.META].put(RESTORES_ROW, state.restores)
     state.groups.save(state.tables)
 
 
@@ -93,6 +99,8 @@ def load(tables: t.Tables) -> State:
         state.expired_to, state.last_forgotten_epoch, *later = upkeep
         # rows of older versions end before the last field
         state.lost_log_end, state.lost_before_time, state.doubted = (*later, 0)[:3]
+    restored: Any = tables[t.META].get(RESTORES_ROW)
+    state.restores = tuple(Restore(*row) for row in restored or ())
     for key, row in _rows(tables, t.TOPICS):
         topic_id = TOPIC_KEY.unpack(key)[0]
         topic = topic_from_row(topic_id, row)
@@ -129,7 +137,7 @@ def _settings(row: tuple[Any, ...]) -> TopicSettings:
 def topic_from_row(topic_id: int, row: Any) -> Topic:  # noqa: ANN401  # rows are untyped
     """Return the topic of a row of table `topics`."""
     optional: tuple[Any, ...] = row[FIRST_OPTIONAL_FIELD:]
-    ends_at_growth, settings, firsts, sizes, made_at = (
+    ends_at_growth, settings, firsts, sizes, made_at, ends_at_restore = (
         *optional,
         *OPTIONAL_DEFAULTS[len(optional) :],
     )
@@ -142,6 +150,7 @@ def topic_from_row(topic_id: int, row: Any) -> Topic:  # noqa: ANN401  # rows ar
         ends_at_growth=[tuple(ends) for ends in ends_at_growth],
         settings=_settings(settings),
         made_at=made_at,
+        ends_at_restore=[(epoch, tuple(ends)) for epoch, ends in ends_at_restore],
     )
     for numbers, stored in ((topic.start_offsets, firsts), (topic.partition_bytes, sizes)):
         numbers[: len(stored)] = stored

@@ -14,7 +14,8 @@
     ├─ RequestRejected            (one class per status on the wire: txmq.wire.status)
     ├─ StoreError
     │  ├─ CorruptRecord, UnsupportedFormat, DiskFull, StoreClosed, DirectoryInUse,
-    │  │  StoreFull, ForeignStore, InvalidExport
+    │  │  StoreFull, ForeignStore, InvalidExport, BackupDamaged, BackupMismatch,
+    │  │  RestoreUnfinished
     ├─ DatabaseError
     │  ├─ DatabaseUnavailable, DatabaseConflict, SchemaMissing, InboxMismatch,
     │  │  UnsupportedServer, SynchronousCommitOff, TwoPhaseOff, TwoPhaseFull,
@@ -34,6 +35,8 @@ out may have been stored).
 from __future__ import annotations
 
 from txmq.errors.base import (
+    BackupDamaged,
+    BackupMismatch,
     BrokerUnavailable,
     ClientClosed,
     ConfigError,
@@ -50,6 +53,7 @@ from txmq.errors.base import (
     ProtocolError,
     RemoteProtocolError,
     RequestTimeout,
+    RestoreUnfinished,
     StoreClosed,
     StoreError,
     StoreFull,
@@ -119,6 +123,8 @@ from txmq.errors.transactions import (
 
 __all__ = (
     "AlreadyResolved",
+    "BackupDamaged",
+    "BackupMismatch",
     "BadRequest",
     "BrokerFailed",
     "BrokerUnavailable",
@@ -160,6 +166,7 @@ __all__ = (
     "RemoteProtocolError",
     "RequestRejected",
     "RequestTimeout",
+    "RestoreUnfinished",
     "SchemaMissing",
     "SequenceGap",
     "SlotInUse",

@@ -112,6 +112,22 @@ class UnsupportedFormat(StoreError):
         self.path, self.found, self.known = path, found, known
 
 
+class BackupDamaged(StoreError):
+    """A backup is not whole, or its bytes are not those that were written."""
+
+
+class BackupMismatch(StoreError):
+    """A directory holds something else than a backup of this log, or a later state."""
+
+    advice = "give a directory of its own for this backup"
+
+
+class RestoreUnfinished(StoreError):
+    """A data directory is a backup, or the restore of one has not finished."""
+
+    advice = "run `txmq log restore` into an empty directory, or into this one again"
+
+
 class DiskFull(StoreError):
     """There is no space for the log to grow."""
 

@@ -55,6 +55,28 @@ class Snapshot:
     rows: int
 
 
+def snapshot_directory(directory: str) -> str:
+    """Return the directory of the snapshots in a data directory."""
+    return f"{directory}/snapshot"
+
+
+def snapshot_path(directory: str, position: int) -> str:
+    """Return the path of the snapshot of a position."""
+    return f"{snapshot_directory(directory)}/{position:0{_DIGITS}}{_SUFFIX}"
+
+
+def snapshot_positions(fs: FileSystem, directory: str) -> list[int]:
+    """Return the positions of the snapshots in a data directory, whole or not."""
+    return _positions(fs, snapshot_directory(directory))
+
+
+def position_of_snapshot(path: str) -> int | None:
+    """Return the position of the snapshot at `path`; None = it is none."""
+    stem = path.rpartition("/")[2].removesuffix(_SUFFIX)
+    is_one = path.endswith(_SUFFIX) and len(stem) == _DIGITS and stem.isascii() and stem.isdigit()
+    return int(stem) if is_one else None
+
+
 def write_snapshot(
     fs: FileSystem, directory: str, log_id: UUID, position: int, rows: Iterable[Row]
 ) -> str:
@@ -134,10 +156,8 @@ def read_rows(fs: FileSystem, snapshot: Snapshot) -> Iterator[Row]:
 
 
 def _positions(fs: FileSystem, folder: str) -> list[int]:
-    stems = [name.removesuffix(_SUFFIX) for name in fs.listdir(folder) if name.endswith(_SUFFIX)]
-    return [
-        int(stem) for stem in stems if len(stem) == _DIGITS and stem.isascii() and stem.isdigit()
-    ]
+    positions = map(position_of_snapshot, fs.listdir(folder))
+    return [position for position in positions if position is not None]
 
 
 def _encode_header(log_id: UUID, position: int) -> bytes:

@@ -99,7 +99,10 @@ class BrokerLimits(WireModel):
 
 
 class Welcome(WireModel):
-    """The broker's reply. Another `log_id` than before means another broker's data."""
+    """The broker's reply. Another `log_id` than before means another broker's data.
+
+    Another `incarnation` means that the log was restored from a backup; None = never.
+    """
 
     version: Version
     features: Features = ()
@@ -108,6 +111,7 @@ class Welcome(WireModel):
     boot_epoch: Annotated[int, Field(ge=0)]
     limits: BrokerLimits
     login: Login | None = None
+    incarnation: UUID | None = None
 
     @classmethod
     def parse(cls, frame: Frame) -> Self:
@@ -122,8 +126,12 @@ class Welcome(WireModel):
         return parse_as(cls, frame.payload)
 
     def encode(self) -> bytes:
-        """Return the payload of the reply."""
-        return self.model_dump_json().encode()
+        """Return the payload of the reply.
+
+        Clients of older versions refuse the incarnation, and so a restored log.
+        """
+        absent = {"incarnation"} if self.incarnation is None else set[str]()
+        return self.model_dump_json(exclude=absent).encode()
 
 
 def negotiate(hello: Hello, spoken: tuple[int, int] = VERSIONS) -> int:

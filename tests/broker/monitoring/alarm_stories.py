@@ -15,9 +15,12 @@ from txmq.broker.checkback.resolver_service import ResolverStatus
 from txmq.broker.data_directory.retention_service import TRANSACTIONS, FreeLog
 from txmq.broker.engine.disk_space import DiskWatch
 from txmq.config.broker import DiskSettings
+from txmq.core import machine
 from txmq.core.consumers.commands import JoinGroup, RequestedSettings
+from txmq.core.events.base import LogRestored, RecordContext
 from txmq.core.retention.broker_time import NoteTime
 from txmq.core.retention.topic_retention import ApplyRetention, RetentionLimits, limits_of
+from txmq.core.topics.restored_log import AcceptRestore
 from txmq.core.topics.sends import StoreBatch
 from txmq.core.topics.topics import AlterTopic, CreateTopic
 from txmq.core.transactions.unverified import CompareDecision, ForceDecision
@@ -325,7 +328,17 @@ def refused(desk: AlarmBroker) -> Iterator[str]:
     desk.oracle.is_like = (well,)
 
 
+def restored(desk: AlarmBroker) -> Iterator[str]:
+    engine = desk.broker.engine
+    yield ""
+    event = LogRestored(b"i" * 16, engine.now() - 60 * SECOND, SECOND, engine.state.boot_epoch)
+    machine.apply(engine.state, event, RecordContext(77, 77, 77, engine.now(), 1))
+    yield "restored from a backup 0:01:00 ago, to position 77 and the state of 1970-01-01T00:00:01Z"
+    desk.broker.do(AcceptRestore("ada", "the test"))
+
+
 STORIES = {
+    "log.restored": restored,
     "resolver.refused": refused,
     "clock.jumped": jumped,
     "clock.doubted": doubted,

@@ -16,6 +16,7 @@ from txmq.core.consumers.commands import (
 from txmq.core.consumers.resets import ResetPartition
 from txmq.core.events.consumers import PositionReset
 from txmq.core.events.outcome import Rejected
+from txmq.core.state.restores import epoch_of
 from txmq.core.topics.topics import GrowTopic
 from txmq.errors import (
     BadRequest,
@@ -206,10 +207,12 @@ def test_epochs_of_a_group_outlive_it(world: ConsumersWorld) -> None:
     world.do(DeleteGroup("g"))
     world.join("b", group="other")
     world.do(CloneGroup("other", "g"))
-    assert world.group().epoch_of(TopicPartition(1, 0)) == 2
+    assert epoch_of(world.state, world.group(), TopicPartition(1, 0)) == 2
 
 
 def test_a_reset_of_an_old_log_raises_the_epoch_of_the_whole_group(world: ConsumersWorld) -> None:
     world.join("a")
     world.record(PositionReset(1, 1, ((0, 0),), 2, "me"))
-    assert {world.group().epoch_of(TopicPartition(1, number)) for number in range(2)} == {2}
+    assert {
+        epoch_of(world.state, world.group(), TopicPartition(1, number)) for number in range(2)
+    } == {2}

@@ -28,6 +28,7 @@ from txmq.store.log.integrity import KnownPositions
 from txmq.store.log.log import Log, lock_directory
 from txmq.store.log.record import LOST, split_body
 from txmq.store.log.segment import read_log_id
+from txmq.store.restore import require_served
 from txmq.store.snapshot import newest_snapshot, older_snapshot_position, read_rows, write_snapshot
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from twisted.internet.defer import Deferred
 
+    from txmq.broker.data_directory.log_holds import LogHolds
     from txmq.broker.data_directory.retention_service import RetentionService
     from txmq.broker.engine.engine import Engine
     from txmq.broker.reactor.interfaces import RunInThread
@@ -65,6 +67,7 @@ def open_directory(fs: FileSystem, settings: BrokerSettings, now: int) -> Opened
     raise.
     """
     directory = settings.data
+    require_served(fs, str(directory))
     lock = lock_directory(fs, str(directory))
     try:
         return _open_locked(fs, directory, lock, settings, now)
@@ -182,15 +185,18 @@ class StorageService:
         self._older = older_snapshot_position(fs, str(settings.data))
         self._released: list[SegmentInfo] = []  # by the log, and not removed yet
         self._retention: RetentionService | None = None
+        self._holds: LogHolds | None = None
         self._archive = ""
         self._pause = 0  # calls of `tend` to let pass after trouble
         self._tried_space = False  # in the tick before
 
-    def remove_segments(self, retention: RetentionService, archive: str) -> None:
+    def remove_segments(
+        self, retention: RetentionService, archive: str, holds: LogHolds | None = None
+    ) -> None:
         """Remove segments from now on, as the retention service allows; or move them to
-        the folder `archive`.
+        the folder `archive`. Backups hold those that they have not read yet.
         """
-        self._retention, self._archive = retention, archive
+        self._retention, self._archive, self._holds = retention, archive, holds
 
     def tick(self) -> None:
         """Timer: start what is due, if nothing is under way."""
@@ -295,8 +301,17 @@ class StorageService:
         """
         log = self._engine.store
         if self._retention is not None and log.durable >= self._retention.free.as_of:
-            self._released += log.release_before(min(self._retention.free.below, self._older))
+            below = min(self._retention.free.below, self._older, self._held_from())
+            self._released += log.release_before(below)
         return bool(self._released)
+
+    def _held_from(self) -> int:
+        """Return the position from which backups hold the log, unless the disk is
+        full.
+        """
+        if self._holds is None or self._engine.disk.refusing:
+            return self._engine.store.end
+        return self._holds.lowest()
 
     def _remove(self, archives: bool) -> None:  # noqa: FBT001  # threads take arguments by place
         while self._released:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.broker.data_directory.retention_service import TRANSACTIONS
@@ -318,7 +318,25 @@ def _clock_differs(seen: Conditions) -> str:
     return f"clocks of databases differ from the broker's time: {', '.join(differ)}"
 
 
+def _log_restored(seen: Conditions) -> str:
+    restores = seen.state.restores
+    if not restores or restores[-1].accepted:
+        return ""
+    last, to = restores[-1], datetime.fromtimestamp(restores[-1].stored_to / SECOND, UTC)
+    return (
+        f"the log was restored from a backup {seen.age(last.at)} ago, to position {last.position} "
+        f"and the state of {to:%Y-%m-%dT%H:%M:%SZ}: what was stored later is lost"
+    )
+
+
 ALARM_RULES = (
+    AlarmRule(
+        "log.restored",
+        "critical",
+        _log_restored,
+        "txmq log lost says what inboxes know and the log lacks; once that is dealt with: "
+        "txmq log lost --accept",
+    ),
     AlarmRule(
         "clock.jumped",
         "critical",

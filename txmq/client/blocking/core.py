@@ -107,6 +107,13 @@ class BlockingCore:
         return self._log.log_id
 
     @property
+    def incarnation(self) -> UUID | None:
+        """Return the incarnation of the broker's log, after the first welcome; None =
+        the log was never restored from a backup.
+        """
+        return self._log.incarnation
+
+    @property
     def boot_epoch(self) -> int:
         """The boot epoch of the broker as this client has met it last."""
         return self._log.boot_epoch

@@ -40,6 +40,9 @@ LARGE_REPLY_BYTES = 1 << 15
 Payload = bytes | Sequence[bytes]
 # The newest boot epoch of each log that any client of this process has met.
 _newest_epochs: dict[UUID, int] = {}
+# The incarnation of each log that the clients of this process have met; None = the log
+# was never restored.
+_incarnations: dict[UUID, UUID | None] = {}
 
 
 @dataclass(eq=False, slots=True)
@@ -47,19 +50,22 @@ class LogIdentity:
     """The log of a client's broker, given by the user or learnt from the first welcome.
 
     Offsets, and the broker's memory of repeated sends, belong to one log. A client that
-    meets another log at one of its addresses therefore refuses it. A copy or a restored
-    backup of a data directory has the same log, but begins in an earlier boot epoch.
+    meets another log at one of its addresses therefore refuses it. A copy of a data
+    directory has the same log, but begins in an earlier boot epoch. A restored log has
+    another incarnation, and may lack what clients have receipts for.
     """
 
     log_id: UUID | None = None
     boot_epoch: int = 0  # of the last welcome
+    incarnation: UUID | None = None  # of the last welcome
     features: tuple[str, ...] | None = None  # of the last welcome
 
     def check(self, welcome: Welcome) -> None:
-        """Remember log and boot epoch of the welcome.
+        """Remember log, incarnation and boot epoch of the welcome.
 
-        Raises LogChanged for any other log than that of the first welcome, and for an
-        earlier boot epoch than any client of this process has met.
+        Raises LogChanged for any other log than that of the first welcome, and for
+        another incarnation or an earlier boot epoch than any client of this process has
+        met.
         """
         if self.log_id is None:
             self.log_id = welcome.log_id
@@ -68,15 +74,24 @@ class LogIdentity:
                 f"broker {welcome.broker} has log {welcome.log_id}, not {self.log_id} as before",
                 hint="its data directory was replaced: find out why, then make a new client",
             )
+        known = _incarnations.get(welcome.log_id, welcome.incarnation)
+        if welcome.incarnation != known:
+            raise LogChanged(
+                f"broker {welcome.broker} has incarnation {welcome.incarnation or 'original'} of "
+                f"log {welcome.log_id}, and this process knows {known or 'the original'}",
+                hint="the log was restored from a backup, and may lack messages that this process "
+                "has receipts for, or has seen: `txmq log lost`; restart this process to go on",
+            )
         newest = _newest_epochs.get(welcome.log_id, 0)
         if welcome.boot_epoch < newest:
             raise LogChanged(
                 f"broker {welcome.broker} with log {welcome.log_id} is in boot epoch "
                 f"{welcome.boot_epoch}, and was in {newest} before",
-                hint="its data directory is a copy or a restored backup: stop that broker; where "
-                "it is to go on from a backup, restart this process",
+                hint="its data directory is a copy, or an older state: stop that broker; to go on "
+                "from a backup, use `txmq log restore`",
             )
         _newest_epochs[welcome.log_id] = welcome.boot_epoch
+        _incarnations[welcome.log_id] = self.incarnation = welcome.incarnation
         self.boot_epoch, self.features = welcome.boot_epoch, welcome.features
 
 

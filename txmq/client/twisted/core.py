@@ -72,6 +72,13 @@ class TwistedCore:
         """The id of the broker's log, if it is known without asking."""
         return self._log.log_id
 
+    @property
+    def incarnation(self) -> UUID | None:
+        """Return the incarnation of the broker's log, after the first welcome; None =
+        the log was never restored from a backup.
+        """
+        return self._log.incarnation
+
     async def log_id(self) -> UUID:
         """Return the id of the broker's log. Ask the broker where it is not known."""
         if self._log.log_id is None:

@@ -17,6 +17,7 @@ from txmq.core.state import failed_messages, local_stores
 from txmq.core.state.failed_messages import FailedKind
 from txmq.core.state.positions import FAR, EffectsRecord
 from txmq.core.state.ranges import RangeMap
+from txmq.core.state.restores import epoch_of, epoch_start, epoch_steps
 from txmq.errors import Conflict, UnknownTopic
 from txmq.model.topic_partition import TopicPartition
 
@@ -98,9 +99,9 @@ def describe_inbox(state: State, at: InboxPartition) -> dict[str, Any] | Rejecte
         return found
     group, tp, position = found
     topic, effects = state.topics_by_id[tp[0]], position.effects
-    steps = group.epochs.get(tp, ())
+    steps = epoch_steps(state, group, tp)
     return {
-        "epoch": group.epoch_of(tp),
+        "epoch": epoch_of(state, group, tp),
         "older": [group.first_epoch, *(epoch for _offset, epoch in steps)],
         "steps": steps,
         "made_at": topic.made_at,
@@ -124,7 +125,7 @@ def decide_open(state: State, command: OpenInbox, now: int) -> Outcome | Rejecte
     applied: RangeMap[None] = RangeMap((start, end, None) for start, end in command.applied)
     first = next(iter(applied), None)
     base = position.floor if first is None else min(position.floor, first.start)
-    base = max(base, group.epoch_start(tp))  # effects below are those of older epochs
+    base = max(base, epoch_start(state, group, tp))  # effects below are those of older epochs
     without = RangeMap((*item[:2], None) for item in _settled(position, base))
     for start, end, _none in applied:
         without.cut(start, end)

@@ -15,6 +15,7 @@ from txmq.core.events.outcome import Rejected
 from txmq.core.state import attempts, failed_messages, visibility
 from txmq.core.state.consumer_groups import FenceState
 from txmq.core.state.failed_messages import FailedKind, FailedMessage
+from txmq.core.state.restores import epoch_of
 from txmq.core.state.state import State
 from txmq.core.steps import run_to_end
 from txmq.errors import UnknownLetter, UnknownMember
@@ -207,7 +208,7 @@ def _position(
         "topic": topic.name,
         "topic_id": tp[0],
         "partition": tp[1],
-        "epoch": group.epoch_of(tp),
+        "epoch": epoch_of(state, group, tp),
         "floor": position.floor,
         "cursor": position.cursor,
         "end": visibility.visible_end(state, *tp, context.durable),

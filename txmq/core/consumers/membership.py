@@ -33,6 +33,7 @@ from txmq.core.state.consumer_groups import (
 )
 from txmq.core.state.positions import GroupPosition
 from txmq.core.state.ranges import RangeMap, gaps
+from txmq.core.state.restores import epoch_steps
 from txmq.core.state.state import State
 from txmq.errors import BadRequest, GroupMismatch, Throttled, UnknownMember, UnknownTopic
 from txmq.model.topic_partition import TopicPartition
@@ -375,11 +376,21 @@ def identities(state: State, group: ConsumerGroup, topics: Iterable[int]) -> Ide
         {name: topic_id for topic_id, name in names.items()},
         group.first_epoch,
         tuple(
-            (names[tp[0]], tp[1], group.resets.get(tp, 0), group.epochs.get(tp, ()))
-            for tp in sorted(group.resets.keys() | group.epochs.keys())
+            (names[tp[0]], tp[1], group.resets.get(tp, 0), epoch_steps(state, group, tp))
+            for tp in sorted(group.resets.keys() | group.epochs.keys() | _restored(state, wanted))
             if tp[0] in wanted
         ),
     )
+
+
+def _restored(state: State, topics: Iterable[int]) -> set[TopicPartition]:
+    """Return the partitions of those of the topics that were there at a restore."""
+    return {
+        TopicPartition(topic_id, partition)
+        for topic_id in topics
+        if state.topics_by_id[topic_id].ends_at_restore
+        for partition in range(len(state.topics_by_id[topic_id].end_offsets))
+    }
 
 
 def decide_leave(state: State, command: LeaveGroup, now: int) -> Outcome | Rejected:

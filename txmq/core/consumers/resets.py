@@ -14,6 +14,7 @@ from txmq.core.state import failed_messages, visibility
 from txmq.core.state.consumer_groups import FIRST, LAST
 from txmq.core.state.failed_messages import FailedKind
 from txmq.core.state.positions import GroupPosition
+from txmq.core.state.restores import newest_epoch
 from txmq.core.state.state import State
 from txmq.core.topics import topics
 from txmq.errors import BadRequest, Conflict, OffsetOutOfRange, UnknownTopic
@@ -80,7 +81,8 @@ def decide_reset(state: State, command: ResetPosition, now: int) -> Outcome | Re
     if command.dry_run:
         return Outcome(reply=reply)
     kind = ResetBegun if large else PositionReset
-    begins = (group.epoch + command.reprocess, command.by, group.generation + 1)
+    epoch = newest_epoch(state, group) + 1 if command.reprocess else group.epoch
+    begins = (epoch, command.by, group.generation + 1)
     return Outcome((kind(group.group_id, topic.topic_id, offsets, *begins),), reply)
 
 

@@ -80,6 +80,29 @@ class TimeNoted(NamedTuple):
     back: int = 0
 
 
+@event(61)
+class LogRestored(NamedTuple):
+    """The log was restored from a backup at the time `at`, up to this record. From here
+    on it is the incarnation `incarnation`.
+
+    `stored_to` is the time of the record before. `boot_epoch` is above all of the lost
+    part.
+    """
+
+    incarnation: bytes
+    at: int
+    stored_to: int
+    boot_epoch: int
+
+
+@event(62)
+class RestoreAccepted(NamedTuple):
+    """An operator has dealt with what the last restore lost."""
+
+    operator: str
+    reason: str
+
+
 @event(37)
 class SnapshotNoted(NamedTuple):
     """A snapshot of `position` was written, and no event followed it.

@@ -310,16 +310,6 @@ class ConsumerGroup:
         """True if messages of a key are processed strictly in order."""
         return self.settings.mode == ORDERED
 
-    def epoch_of(self, tp: TopicPartition) -> int:
-        """Return the epoch of a partition's end, which the members' inboxes compare."""
-        steps = self.epochs.get(tp)
-        return steps[-1][1] if steps else self.first_epoch
-
-    def epoch_start(self, tp: TopicPartition) -> int:
-        """Return the offset from which on messages of a partition have that epoch."""
-        steps = self.epochs.get(tp)
-        return steps[-1][0] if steps else 0
-
     def begin_epoch(self, tp: TopicPartition, offset: int) -> None:
         """Apply: a partition is processed again from `offset` on. Messages below keep
         their epoch: a later reset may deliver them again.

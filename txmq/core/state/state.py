@@ -51,7 +51,7 @@ class Topic:
     `start_offsets` are the first offsets that retention has left, `end_offsets` the
     next to be given. `partition_bytes` counts the bytes of the batches between them.
     `epoch` counts the topic's shapes; `ends_at_growth` are the end offsets at each
-    growth.
+    growth, `ends_at_restore` those at each restore of the log, with its epoch.
     """
 
     topic_id: int
@@ -64,6 +64,7 @@ class Topic:
     start_offsets: list[int] = field(default_factory=list)
     partition_bytes: list[int] = field(default_factory=list)
     made_at: int = 0  # 0 = by a broker that did not record it
+    ends_at_restore: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     # since the start of the broker; not part of the fold
     published_bytes: int = field(default=0, compare=False)
 
@@ -89,6 +90,22 @@ class ProducerState:
     receipts: deque[tuple[int, int, int]] = field(
         default_factory=lambda: deque(maxlen=MAX_RECEIPTS)
     )
+
+
+class Restore(NamedTuple):
+    """A restore: the incarnation of the log that it began, with the position at which
+    this one left the one before.
+
+    `stored_to` is the time of the last record before that position. `accepted`: an
+    operator has dealt with what was lost.
+    """
+
+    incarnation: bytes
+    position: int
+    at: int
+    stored_to: int
+    epoch: int
+    accepted: bool = False
 
 
 class VisibilityBarrier(NamedTuple):
@@ -136,6 +153,7 @@ class State:
         # time before which all lost records were stored; 0 = not known before the next
         # start
         self.lost_before_time = 0
+        self.restores: tuple[Restore, ...] = ()  # of the log from backups, the last one last
         self.boot_epoch = 0
         self.next_topic_id = 1
         self.stored_at = 0  # the newest time of a record, unless it was set back

@@ -1,4 +1,5 @@
-"""Records lost to a repair of the log, and what must not be concluded from absence.
+"""Records lost to a repair or a restore of the log, and what must not be concluded from
+absence.
 
 Among the records that cannot be read may be the decision of any transaction that was
 stored before them, and all of a transaction that was begun by then. Where a database or
@@ -36,9 +37,12 @@ def apply_booted(state: State, at: int) -> None:
 
 def may_have_lost_decision(state: State, row: Transaction) -> bool:
     """Return whether the decision of an undecided transaction may have been lost."""
-    return row.ticket < state.lost_log_end
+    restored = state.restores[-1].position if state.restores else 0
+    return row.ticket < max(state.lost_log_end, restored)
 
 
 def may_have_lost_transaction(state: State, token: bytes) -> bool:
     """Return whether all of an unknown transaction may have been lost."""
-    return bool(state.lost_log_end) and token_time(token) <= state.lost_before_time + CLOCK_SKEW
+    restored = state.restores[-1].at if state.restores else 0
+    before = max(state.lost_before_time if state.lost_log_end else 0, restored)
+    return bool(before) and token_time(token) <= before + CLOCK_SKEW

@@ -79,6 +79,11 @@ def segment_path(directory: str, first: int) -> str:
     return f"{log_directory(directory)}/{first:0{_DIGITS}}{_SUFFIX}"
 
 
+def position_of_segment(path: str) -> int | None:
+    """Return the first position of the segment at `path`; None = it is none."""
+    return _first_of(path.rpartition("/")[2])
+
+
 def encode_segment_header(header: SegmentHeader) -> bytes:
     covered = _COVERED.pack(VERSION, header.log_id.bytes, header.first, header.created_at)
     return _PREFIX.pack(MAGIC, value(covered)) + covered

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from txmq.errors import RemoteProtocolError
 from txmq.errors.validation import first_mistake
-from txmq.wire.calls import consumers, messages, recover, topics, transactions, xa
+from txmq.wire.calls import consumers, logs, messages, recover, topics, transactions, xa
 from txmq.wire.calls.alarms import AlarmsReport
 from txmq.wire.calls.arguments import Args, ClockConfirm, ListArgs, NoArgs, StatsArgs
 from txmq.wire.json import WireModel, dump, parse
@@ -87,6 +87,10 @@ CALLS: dict[str, type[Args]] = {
     "message.delayed": messages.DelayedList,
     "message.show": messages.MessageShow,
     "message.find": messages.MessageFind,
+    "log.hold": logs.LogHold,
+    "log.release": logs.LogRelease,
+    "log.restores": NoArgs,
+    "log.accept": logs.RestoreAccept,
     "broker.show": NoArgs,
     "broker.alarms": NoArgs,
     "broker.stats": StatsArgs,

@@ -1,0 +1,238 @@
+"""Clients, inboxes and operators of a log that was restored from a backup."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import txmq
+from tests.cli.support import run as txmq_command
+from tests.client.blocking.test_inbox_identity import WAIT_S, Connect, make
+from tests.client.blocking.test_inbox_resets import run, send
+from tests.client.effects import effects, with_effects
+from tests.client.real import RealBroker, bodies
+from tests.client.scripted_member import fresh
+from txmq.cli.output import format_time
+from txmq.client.blocking.client import Client
+from txmq.client.protocol import conversation
+from txmq.errors import LogChanged
+from txmq.testing.processes import Running
+
+ConnectClient = Callable[[], Client]
+
+
+def command(*arguments: str, status: int = 0) -> Any:
+    result = txmq_command(*arguments, "--json")
+    assert result.exit_code == status, result.stderr
+    return json.loads(result.stdout)
+
+
+@pytest.fixture
+def connect(database: str) -> Connect:
+    return with_effects(database)
+
+
+class Site:
+    """A broker, its backup, and what an operator does with them."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.broker = RealBroker(directory / "broker")
+        self.backup, self.data = directory / "backup", directory / "broker" / "data"
+
+    def back_up(self) -> Any:
+        return command(
+            "log", "backup", str(self.backup), "--broker", self.broker.url, "--rate", "0"
+        )
+
+    def restore(self, *more: str) -> Any:
+        """Lose the data directory, and restore the backup in its place."""
+        self.broker.kill()
+        shutil.rmtree(self.data)
+        report = command("log", "restore", str(self.backup), "--data", str(self.data), *more)
+        self.broker.start()
+        return report
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    made = Site(tmp_path)
+    yield made
+    made.broker.stop()
+
+
+@pytest.fixture
+def new_process(site: Site, monkeypatch: pytest.MonkeyPatch) -> ConnectClient:
+    """Connect as a process does that has met no broker before."""
+
+    def connect() -> Client:
+        monkeypatch.setattr(conversation, "_newest_epochs", {})
+        monkeypatch.setattr(conversation, "_incarnations", {})
+        return txmq.connect(site.broker.url, service="tests", timeout=WAIT_S)
+
+    return connect
+
+
+def test_new_messages_at_offsets_of_lost_ones_take_effect(
+    site: Site, new_process: ConnectClient, connect: Connect, database: str
+) -> None:
+    """The inbox has messages of the lost part at the offsets that new ones get, in a
+    topic that the backup has, and in one that it has not.
+    """
+    topic, later, group = fresh("t"), fresh("t"), fresh("g")
+    with new_process() as client:
+        make(client, topic)
+        send(client, topic, "a", "b")
+        run(client, connect, group, topic)
+        site.back_up()
+        send(client, topic, "lost1", "lost2")
+        run(client, connect, group, topic)
+        make(client, later)
+        send(client, later, "lost3")
+        run(client, connect, group, later)
+    site.restore()
+    with new_process() as client:
+        send(client, topic, "c", "d", "e")
+        run(client, connect, group, topic)
+        make(client, later)
+        send(client, later, "f")
+        run(client, connect, group, later)
+        client.call("group.reset", group=group, topic=topic, to="first", reprocess=True)
+        run(client, connect, group, topic)
+    assert effects(connect) == sorted(
+        ["a", "b", "lost1", "lost2", "lost3", "c", "d", "e", "f", "a", "b", "c", "d", "e"]
+    )
+    shown = command("log", "lost", database, "--broker", site.broker.url, status=1)
+    found = [(row["topic"], row["start"], row["end"]) for row in shown["effects"]]
+    assert found == [(topic, 2, 4), (None, 0, 1)]
+
+
+def test_messages_of_the_backup_take_effect_once(
+    site: Site, new_process: ConnectClient, connect: Connect
+) -> None:
+    """The log forgets acks, also of a group that the backup has not."""
+    topic, group, later = fresh("t"), fresh("g"), fresh("g")
+    with new_process() as client:
+        make(client, topic)
+        send(client, topic, "a", "b")
+        site.back_up()
+        run(client, connect, group, topic)
+        run(client, connect, later, topic)
+    site.restore()
+    with new_process() as client:
+        run(client, connect, group, topic)
+        run(client, connect, later, topic)
+    assert effects(connect) == ["a", "a", "b", "b"]
+
+
+def test_a_log_that_is_restored_twice_from_one_backup_gives_offsets_of_both(
+    site: Site, new_process: ConnectClient, connect: Connect
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    with new_process() as client:
+        make(client, topic)
+        send(client, topic, "a")
+        site.back_up()
+        send(client, topic, "b")
+        run(client, connect, group, topic)
+    for body in "cd":
+        site.restore()
+        with new_process() as client:
+            send(client, topic, body)
+            run(client, connect, group, topic)
+    assert effects(connect) == ["a", "b", "c", "d"]
+
+
+def test_a_client_refuses_a_log_that_was_restored_meanwhile(
+    site: Site, new_process: ConnectClient
+) -> None:
+    """Though it begins a later boot epoch. A process that knows the restored log
+    refuses the original in turn.
+    """
+    topic = fresh("t")
+    with new_process() as client:
+        make(client, topic)
+        send(client, topic, "a")
+        site.back_up()
+        original = site.data.with_name("original")
+        site.broker.kill()
+        shutil.copytree(site.data, original)
+        site.restore()
+        with pytest.raises(LogChanged, match="restored from a backup"):
+            client.send(topic, b"b")
+    with new_process() as client:
+        assert client.send(topic, b"b").offset == 1
+        site.broker.kill()
+        shutil.rmtree(site.data)
+        original.rename(site.data)
+        site.broker.start()
+        with pytest.raises(LogChanged, match="knows"):
+            client.send(topic, b"c")
+
+
+def test_a_restore_is_an_alarm_until_an_operator_accepts_it(
+    site: Site, new_process: ConnectClient
+) -> None:
+    topic, url = fresh("t"), site.broker.url
+    with new_process() as client:
+        make(client, topic)
+        send(client, topic, "a")
+        site.back_up()
+    report = site.restore()
+    new_process().close()
+    assert [one["name"] for one in command("alarms", "--broker", url, status=1)["alarms"]] == [
+        "log.restored"
+    ]
+    [shown] = command("log", "lost", "--broker", url, status=1)["restores"]
+    assert (shown["incarnation"], shown["position"]) == (
+        report["incarnation"],
+        report["position"],
+    )
+    command("log", "lost", "--broker", url, "--accept", "--reason", "the test")
+    site.broker.kill()
+    site.broker.start()
+    assert command("alarms", "--broker", url)["alarms"] == []
+
+
+def test_a_second_backup_copies_only_what_is_new(site: Site, new_process: ConnectClient) -> None:
+    topic = fresh("t")
+    with new_process() as client:
+        make(client, topic)
+        send(client, topic, "a" * 100_000)
+        first = site.back_up()
+        send(client, topic, "b")
+        second = site.back_up()
+    assert (first["kept"], second["kept"]) == (0, first["end"])
+    assert second["copied"] == second["end"] - first["end"] < 10_000
+    assert command("log", "backup", str(site.backup), "--verify")["damaged"] == []
+
+
+@pytest.mark.parametrize("kind", ["position", "time"])
+def test_a_restore_to_a_point(site: Site, new_process: ConnectClient, kind: str) -> None:
+    topic = fresh("t")
+    with new_process() as client:
+        make(client, topic)
+        send(client, topic, "a")
+        point = site.back_up()
+        send(client, topic, "b")
+        site.back_up()
+    until = str(point["end"]) if kind == "position" else format_time(point["taken_at"])
+    site.restore("--until", until.replace(" ", "T"))
+    new_process().close()
+    assert bodies(site.broker, topic) == [b"a"]
+
+
+def test_no_broker_starts_on_a_backup(site: Site, new_process: ConnectClient) -> None:
+    with new_process() as client:
+        make(client, fresh("t"))
+        site.back_up()
+    process = Running(
+        site.backup.with_name("it"), "broker", "--data", str(site.backup), "--listen", "127.0.0.1:0"
+    )
+    assert process.status() == 1
+    assert "txmq log restore" in process.err.read_text()

@@ -1,0 +1,92 @@
+"""Control calls of the log itself: backups and restores."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import structlog
+
+from txmq.broker.calls.dispatcher import CallContext, Handler, then
+from txmq.broker.data_directory.log_holds import HOLD_S
+from txmq.core.events.outcome import Rejected
+from txmq.core.state import restores
+from txmq.core.topics.restored_log import AcceptRestore
+from txmq.errors import Throttled
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from txmq.broker.data_directory.log_holds import LogHolds
+    from txmq.broker.engine.engine import Engine
+    from txmq.core.state.state import Restore
+    from txmq.wire.calls import logs as wire
+    from txmq.wire.calls.arguments import NoArgs
+
+log = structlog.get_logger()
+
+
+class LogCalls:
+    """Calls about the log: what backups read, and what restores lost."""
+
+    def __init__(self, engine: Engine, holds: LogHolds, data: Path) -> None:
+        self._engine, self._holds, self._data = engine, holds, data
+        self.handlers: dict[str, Handler] = {
+            "log.hold": self.hold,
+            "log.release": self.release,
+            "log.restores": self.restores,
+            "log.accept": self.accept,
+        }
+
+    def hold(self, call: CallContext, args: wire.LogHold) -> None:
+        """Keep the log for a backup; tell how far it is durable, and where it is."""
+        store, state = self._engine.store, self._engine.state
+        if not self._holds.hold(args.hold, args.position):
+            hint = "wait for the other backups, or for their holds to end"
+            call.answer(Rejected(Throttled, f"{len(self._holds)} backups hold the log", hint))
+            return
+        incarnation = restores.incarnation(state)
+        call.answer(
+            {
+                "log_id": str(store.log_id),
+                "incarnation": None if incarnation is None else str(UUID(bytes=incarnation)),
+                "segments": [segment.first for segment in store.segments()],
+                "durable": store.durable,
+                "at": self._engine.now(),
+                "data": str(self._data.absolute()),
+                "expires_s": HOLD_S,
+            }
+        )
+
+    def release(self, call: CallContext, args: wire.LogRelease) -> None:
+        self._holds.release(args.hold)
+        call.answer({})
+
+    def restores(self, call: CallContext, args: NoArgs) -> None:
+        """Show the restores of the log, and the ends of the partitions at each."""
+        del args
+        state = self._engine.state
+        topics = [
+            {
+                "topic_id": topic.topic_id,
+                "topic": topic.name,
+                "deleted": topic.deleted,
+                "ends": [[epoch, list(ends)] for epoch, ends in topic.ends_at_restore],
+            }
+            for topic in (state.topics_by_id.values() if state.restores else ())
+        ]
+        shown = [_view(one) for one in state.restores]
+        log_id = str(self._engine.store.log_id)
+        self._engine.answer_when_durable(
+            call.answer, {"log_id": log_id, "restores": shown, "topics": topics}
+        )
+
+    def accept(self, call: CallContext, args: wire.RestoreAccept) -> None:
+        log.warning("restore.accepted", operator=args.operator, reason=args.reason)
+        command = AcceptRestore(args.operator, args.reason)
+        self._engine.submit(command, then(call.answer, lambda _reply: {}))
+
+
+def _view(restore: Restore) -> dict[str, Any]:
+    shown = restore._asdict() | {"incarnation": str(UUID(bytes=restore.incarnation))}
+    return {"restored_at" if name == "at" else name: value for name, value in shown.items()}

@@ -1,0 +1,236 @@
+"""`txmq log backup`, `restore` and `lost`: copies of a log to go on from."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from txmq.cli.command import CommandSession, broker_command, connect, local_command
+from txmq.cli.options import DEFAULT_BROKER, BrokerUrl, Operator
+from txmq.cli.output import FAILED, Output, format_time
+from txmq.cli.parsers import parse_bytes, parse_time
+
+if TYPE_CHECKING:
+    from txmq.store.backup import BackupReport
+    from txmq.tx.postgres.inbox_lost import LostEffects
+
+DEFAULT_RATE: Final = "32MiB"  # bytes per second; docs/FIGURES.md has what it costs
+REPORT_S: Final = 0.2
+Backup = Annotated[Path, typer.Argument(metavar="BACKUP", help="Directory of the backup.")]
+Stopped = Annotated[
+    Path | None,
+    typer.Option("--data", metavar="DIR", help="Data directory of a stopped broker, instead."),
+]
+Rate = Annotated[
+    int,
+    typer.Option(
+        parser=parse_bytes, metavar="SIZE", help="Bytes to read in a second; 0 = no limit."
+    ),
+]
+Verify = Annotated[
+    bool, typer.Option("--verify", help="Only read the whole backup, and say what is wrong.")
+]
+NewData = Annotated[
+    Path, typer.Option("--data", metavar="DIR", help="Empty directory to restore into.")
+]
+UntilText = Annotated[
+    str | None,
+    typer.Option(
+        "--until",
+        metavar="POSITION|TIME",
+        help="Restore the log up to this position or time, instead of all of the backup.",
+    ),
+]
+Dsns = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[DSN]...", help="Databases with inboxes to compare."),
+]
+Accept = Annotated[
+    bool, typer.Option("--accept", help="Record that this was dealt with, and end the alarm.")
+]
+Why = Annotated[str, typer.Option(help="Reason for --accept, recorded in the log.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    local_command(app, "backup")(backup)
+    local_command(app, "restore")(restore)
+    broker_command(app, "lost")(lost)
+
+
+class Progress:
+    """Shows on a terminal how much is read, and reads no faster than `rate`."""
+
+    def __init__(self, out: Output, rate: int = 0) -> None:
+        self._shown = sys.stderr.isatty() and not out.as_json
+        self._rate, self._total, self._read = rate, 0, 0
+        self._began = self._report_at = time.monotonic()
+
+    def begin(self, total: int) -> None:
+        self._total, self._began = total, time.monotonic()
+
+    def passed(self, read: int) -> None:
+        self._read += read
+        now = time.monotonic()
+        if self._shown and now >= self._report_at:
+            self._report_at = now + REPORT_S
+            percent = min(100, 100 * self._read // max(1, self._total))
+            print(f"\r{self._read >> 20} MiB, {percent} %", end="", file=sys.stderr, flush=True)
+        if self._rate:
+            ahead = self._began + self._read / self._rate - now
+            if ahead > 0:
+                time.sleep(ahead)
+
+    def close(self) -> None:
+        if self._shown:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def backup(
+    out: Output,
+    target: Backup,
+    *,
+    broker: BrokerUrl = DEFAULT_BROKER,
+    data: Stopped = None,
+    rate: Rate = DEFAULT_RATE,  # type: ignore[assignment]  # typer parses the default
+    verify: Verify = False,
+) -> None:
+    """Back up the log of a running broker of this machine, or bring a backup up to
+    date. Exit status 1 with --verify: the backup is damaged.
+    """
+    from txmq.store.backup import BackupSource, back_up
+    from txmq.store.filesystem import RealFileSystem
+
+    fs = RealFileSystem()
+    with closing(Progress(out, rate)) as progress, ExitStack() as opened:
+        if verify:
+            report = _verified(str(target), progress)
+        else:
+            source: BackupSource
+            if data is not None:
+                from txmq.broker.data_directory.backup_source import StoppedLog
+
+                source = opened.enter_context(closing(StoppedLog(fs, str(data))))
+            else:
+                from txmq.cli.running_log import RunningLog
+
+                client = opened.enter_context(closing(connect(broker)))
+                source = opened.enter_context(closing(RunningLog(fs, client)))
+            fs.makedirs(str(target))
+            report = _report_fields(back_up(fs, source, str(target), progress))
+    out.show(report)
+    if report.get("damaged"):
+        raise typer.Exit(FAILED)
+
+
+def _report_fields(report: BackupReport) -> dict[str, Any]:
+    made = report.manifest
+    return {
+        "log_id": str(made.log_id),
+        "incarnation": None if made.incarnation is None else str(made.incarnation),
+        "first": made.first,
+        "end": made.end,
+        "points_from": made.points_from,
+        "taken_at": made.taken_at,
+        "segments": len(made.segments),
+        "snapshots": [position for position, _file in made.snapshots],
+        "copied": report.copied,
+        "kept": report.kept,
+        "mended": list(report.mended),
+    }
+
+
+def _verified(target: str, progress: Progress) -> dict[str, Any]:
+    from txmq.store.backup import BackupReport, find_damage, require_manifest, verify_files
+    from txmq.store.filesystem import RealFileSystem
+
+    fs = RealFileSystem()
+    manifest = require_manifest(fs, target)
+    progress.begin(sum(file.size for file in manifest.files))
+    damaged = verify_files(fs, target, manifest.files, progress)
+    if not damaged:
+        damaged = [
+            f"{span.path}: damaged from {span.position} to {span.end}: {span.reason}"
+            for span in find_damage(fs, target, manifest)
+        ]
+    kept = sum(file.size for file in manifest.files)
+    return _report_fields(BackupReport(manifest, 0, kept, ())) | {
+        "damaged": [{"what": text} for text in damaged]
+    }
+
+
+def restore(out: Output, source: Backup, *, data: NewData, until: UntilText = None) -> None:
+    """Restore a backup into an empty directory, as another incarnation of the log.
+    What is behind the point is lost.
+    """
+    from txmq.broker.data_directory.restore import restore_log
+    from txmq.config.broker import load_broker
+    from txmq.store.filesystem import RealFileSystem
+    from txmq.store.restore import Until
+
+    point = Until()
+    if until is not None:
+        point = Until(position=int(until)) if until.isdecimal() else Until(time=parse_time(until))
+    settings = load_broker(None, {"data": data}).broker
+    with closing(Progress(out)) as progress:
+        report = restore_log(RealFileSystem(), source, settings, progress, point)
+    out.show(
+        report._asdict()
+        | {
+            "log_id": str(report.log_id),
+            "incarnation": str(report.incarnation),
+            "stored_to": format_time(report.stored_to),
+        }
+    )
+
+
+def lost(
+    session: CommandSession,
+    dsns: Dsns = None,
+    *,
+    accept: Accept = False,
+    reason: Why = "not given",
+    operator: Operator,
+) -> None:
+    """Show what the log has lost by its last restore: its point, and the messages whose
+    effects are in the inboxes of these databases. Exit status 1: that is not accepted.
+    """
+    from txmq.tx.postgres.inbox_lost import RestoredEnds, lost_effects
+    from txmq.tx.postgres.session import connect as connect_database
+
+    if accept:
+        session.client.call("log.accept", operator=operator, reason=reason)
+    shown = session.client.call("log.restores")
+    names = {topic["topic_id"]: topic["topic"] for topic in shown["topics"]}
+    restored = RestoredEnds(
+        [one["epoch"] for one in shown["restores"]],
+        {
+            (topic["topic_id"], epoch): ends
+            for topic in shown["topics"]
+            for epoch, ends in topic["ends"]
+        },
+        frozenset(names),
+    )
+    effects: list[LostEffects] = []
+    for dsn in dsns or () if shown["restores"] else ():
+        with closing(connect_database(dsn, application_name="txmq log lost")) as connection:
+            effects += lost_effects(connection, shown["log_id"], restored)
+    session.out.show(
+        {
+            "log_id": shown["log_id"],
+            "restores": shown["restores"],
+            "effects": [_effect(found, names) for found in effects],
+        }
+    )
+    if shown["restores"] and not shown["restores"][-1]["accepted"]:
+        raise typer.Exit(FAILED)
+
+
+def _effect(found: LostEffects, names: dict[int, str]) -> dict[str, Any]:
+    topic = names.get(found.topic_id)
+    return {"topic": topic} | found._asdict() | {"messages": found.end - found.start}

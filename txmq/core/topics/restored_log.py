@@ -1,0 +1,61 @@
+"""The restore of a log from a backup, as an event of the restored log.
+
+Ids that count up go on where none of the lost part can have come: topics and boot
+epochs at the seconds of the time of the restore.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from txmq.core.events.base import LogRestored, RestoreAccepted
+from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.state.state import Restore
+from txmq.errors import Conflict
+from txmq.model.units import SECOND
+
+if TYPE_CHECKING:
+    from txmq.core.events.base import RecordContext
+    from txmq.core.state.state import State
+
+EPOCHS_APART = 1_000_000  # resets between two restores, where the clock has gone back
+
+
+class AcceptRestore(NamedTuple):
+    """Record that an operator has dealt with what the last restore lost."""
+
+    operator: str
+    reason: str
+
+
+def decide_accept(state: State, command: AcceptRestore, now: int) -> Outcome | Rejected:
+    del now
+    if not state.restores:
+        return Rejected(Conflict, "this log was never restored", "there is nothing to accept")
+    if state.restores[-1].accepted:
+        return Outcome()
+    return Outcome((RestoreAccepted(*command),))
+
+
+def apply_restored(state: State, event: LogRestored, context: RecordContext) -> None:
+    last = state.restores[-1].epoch if state.restores else 0
+    epoch = max(event.at, last + EPOCHS_APART)
+    state.restores = (
+        *state.restores,
+        Restore(event.incarnation, context.position, event.at, event.stored_to, epoch),
+    )
+    state.boot_epoch = event.boot_epoch
+    state.next_topic_id = max(state.next_topic_id, event.at // SECOND)
+    for topic in state.topics_by_id.values():
+        topic.ends_at_restore.append((epoch, tuple(topic.end_offsets)))
+        state.dirty_topics.add(topic.topic_id)
+
+
+def apply_accepted(state: State, event: RestoreAccepted, context: RecordContext) -> None:
+    del event, context
+    *before, last = state.restores
+    state.restores = (*before, last._replace(accepted=True))
+
+
+DECIDERS: Deciders = {AcceptRestore: decide_accept}
+APPLIERS: Appliers = {LogRestored: apply_restored, RestoreAccepted: apply_accepted}

@@ -1,0 +1,30 @@
+"""Arguments of control calls about the log (docs/FORMATS.md 2.3)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+from txmq.wire.calls.arguments import Args, Name, Reason
+
+HoldName = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+
+
+class LogRelease(Args):
+    """The end of a backup's hold."""
+
+    hold: HoldName
+
+
+class LogHold(LogRelease):
+    """A hold of the log from `position` on, for a backup; again = for longer."""
+
+    position: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
+
+
+class RestoreAccept(Args):
+    """An operator's word that what the last restore lost has been dealt with."""
+
+    operator: Name
+    reason: Reason
