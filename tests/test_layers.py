@@ -57,6 +57,10 @@ LAZY = {"lz4": "*", "zstandard": "*", "psycopg2": "client"}
 STRANGERS = (("broker", "client"), ("client", "broker core store"), ("store", "core"))
 
 
+# Disk formats below a folder of a later layer: for circles they are folders beside it.
+APART = "recover.spool recover.local_store"
+
+
 class Import(NamedTuple):
     """An import of a module; lazy = in a function, or for type checkers."""
 
@@ -166,7 +170,9 @@ def circles(imports: Mapping[str, list[Import]], known: Mapping[str, str]) -> li
 
 def path(module: str, known: Mapping[str, str]) -> list[str]:
     """Return the names on the way to a module; a package is its `__init__`."""
-    return [*module.split("."), *(["__init__"] if is_package(module, known) else [])]
+    apart = next((f"txmq.{name}" for name in APART.split() if at(module, name)), "")
+    names = ["txmq", apart, *module[len(apart) + 1 :].split(".")] if apart else module.split(".")
+    return [*filter(None, names), *(["__init__"] if is_package(module, known) else [])]
 
 
 def parting(one: list[str], other: list[str]) -> tuple[str, str, str]:

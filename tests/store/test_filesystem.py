@@ -295,3 +295,17 @@ def test_a_file_nobody_refers_to_is_closed(tmp_path: Path) -> None:
     open_before = open_files()
     del file
     assert open_files() == open_before - 1
+
+
+def test_only_an_empty_directory_is_removed(place: tuple[FileSystem, str]) -> None:
+    fs, directory = place
+    below = f"{directory}/below"
+    fs.makedirs(below)
+    fs.create(f"{below}/a").close()
+    with pytest.raises(StoreError):
+        fs.remove_directory(below)
+    fs.remove(f"{below}/a")
+    fs.remove_directory(below)
+    assert fs.listdir(directory) == []
+    with pytest.raises(StoreError):
+        fs.remove_directory(below)

@@ -33,6 +33,8 @@ MAGIC = b"TXB1"
 VERSION = 1
 LENGTH = 72
 PRODUCER_AT = 40
+SEQUENCE_AT = 64
+SEQUENCE = Struct("<Q")
 
 # Flags of the optional columns. No enum: its members are slow to combine.
 OPTIONAL = KEY, TAG, HEADERS, DELIVER_AT, EXPIRE_AT = 1, 2, 4, 8, 16
@@ -131,9 +133,13 @@ def compute_checksum(buffer: bytes) -> int:
     return int(extend(register ^ ONES, buffer))
 
 
-def with_producer(batch: bytes, producer_id: bytes) -> bytes:
-    """Return the same batch with another producer id (or token)."""
+def with_producer(batch: bytes, producer_id: bytes, sequence: int | None = None) -> bytes:
+    """Return the same batch with another producer id (or token), and its own or another
+    sequence.
+    """
     covered = bytearray(batch[PREFIX.size :])
     start = PRODUCER_AT - PREFIX.size
     covered[start : start + 16] = producer_id
+    if sequence is not None:
+        SEQUENCE.pack_into(covered, SEQUENCE_AT - PREFIX.size, sequence)
     return PREFIX.pack(MAGIC, value(bytes(covered))) + covered

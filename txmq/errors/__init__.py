@@ -14,8 +14,8 @@
     ├─ RequestRejected            (one class per status on the wire: txmq.wire.status)
     ├─ StoreError
     │  ├─ CorruptRecord, UnsupportedFormat, DiskFull, StoreClosed, DirectoryInUse,
-    │  │  StoreFull, ForeignStore, InvalidExport, BackupDamaged, BackupMismatch,
-    │  │  RestoreUnfinished
+    │  │  StoreFull, ForeignStore, InvalidExport, SpoolFull, BackupDamaged,
+    │  │  BackupMismatch, RestoreUnfinished
     ├─ DatabaseError
     │  ├─ DatabaseUnavailable, DatabaseConflict, SchemaMissing, InboxMismatch,
     │  │  UnsupportedServer, SynchronousCommitOff, TwoPhaseOff, TwoPhaseFull,
@@ -54,6 +54,7 @@ from txmq.errors.base import (
     RemoteProtocolError,
     RequestTimeout,
     RestoreUnfinished,
+    SpoolFull,
     StoreClosed,
     StoreError,
     StoreFull,
@@ -173,6 +174,7 @@ __all__ = (
     "SlotLost",
     "SlotMissing",
     "SlotRewound",
+    "SpoolFull",
     "StaleGeneration",
     "StaleTopic",
     "StoreClosed",

@@ -155,3 +155,10 @@ class StoreClosed(StoreError):
 
 class DirectoryInUse(StoreError):
     """Another process holds the data directory."""
+
+
+class SpoolFull(StoreError):
+    """The producer's spool has reached its limit, or its disk is full."""
+
+    advice = "send again once the broker is back, raise `spool_bytes`, or free space on that disk"
+    retriable = True

@@ -73,6 +73,25 @@ class Receipt(NamedTuple):
     offset: int | None
     duplicate: bool
 
+    @property
+    def spooled(self) -> bool:
+        """True for a message that waits on local disk, in the client's spool."""
+        return False
+
+
+class SpooledReceipt(Receipt):
+    """The receipt of a message that is on local disk, because no broker answered.
+
+    It has no `offset`. `partition` is -1 while the topic is not known.
+    `client.spool.place(receipt)` waits for the broker's receipt.
+    """
+
+    __slots__ = ()
+
+    @property
+    def spooled(self) -> bool:
+        return True
+
 
 class ReceivedMessage(NamedTuple):
     """A delivered message.

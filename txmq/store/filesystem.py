@@ -124,6 +124,9 @@ class FileSystem(Protocol):
     def makedirs(self, path: str) -> None:
         """Create a directory and its parents, where they do not exist."""
 
+    def remove_directory(self, path: str) -> None:
+        """Remove an empty directory."""
+
     def sync_directory(self, path: str) -> None:
         """Return once the names in the directory are on disk."""
 
@@ -312,6 +315,10 @@ class RealFileSystem:
     @_translate_errors
     def makedirs(self, path: str) -> None:
         os.makedirs(path, mode=0o700, exist_ok=True)
+
+    @_translate_errors
+    def remove_directory(self, path: str) -> None:
+        os.rmdir(path)
 
     @_translate_errors
     def sync_directory(self, path: str) -> None:

@@ -127,6 +127,15 @@ class SimFS:
             directory = node
         self.end()
 
+    def remove_directory(self, path: str) -> None:
+        self.begin("remove_directory", path)
+        node = self._find(path)
+        if not isinstance(node, SimDirectory) or node.names:
+            raise _error("remove_directory", path, errno.ENOTEMPTY if node else errno.ENOENT)
+        directory, name = self._parent(path, "remove_directory")
+        directory.change({name: None})
+        self.end()
+
     def sync_directory(self, path: str) -> None:
         self.begin("sync_directory", path)
         directory = self._find(path)

@@ -28,7 +28,7 @@ from txmq.client.protocol.offsets import OffsetStore
 from txmq.client.protocol.reader import ReaderStart
 from txmq.client.protocol.sender.multi_send import SenderStats
 from txmq.client.protocol.sender.rows import Fields
-from txmq.client.protocol.settings import CLOSE_S
+from txmq.client.protocol.settings import CLOSE_S, no_spool
 from txmq.client.protocol.transaction.decision import is_published
 from txmq.client.protocol.transaction.half_message import HalfBundle, HalfMessage
 from txmq.client.protocol.transaction.options import CHECK_AFTER_S, TransactionOptions, XaOptions
@@ -38,7 +38,8 @@ from txmq.model.message import Decision, Message, Receipt
 from txmq.tx.xid import Xid
 from txmq.wire.data_requests import Opcode
 
-if TYPE_CHECKING:  # psycopg2 is for those who have a database
+if TYPE_CHECKING:  # psycopg2 is for those who have a database, the spool for others
+    from txmq.client.blocking.spool import ClientSpool
     from txmq.client.blocking.transaction.xa import XaTransaction
     from txmq.tx.postgres.session import Connection
 
@@ -72,6 +73,14 @@ class Client(BlockingProducer, BlockingMessageCalls):
     def log_id(self) -> UUID:
         """The identity of the broker's log. Its first use may connect to the broker."""
         return self._core.log_id
+
+    @property
+    def spool(self) -> ClientSpool:
+        """The messages on local disk of a client made with `spool=`.
+
+        Raises ConfigError for any other client.
+        """
+        raise no_spool()
 
     @property
     def stats(self) -> SenderStats:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Unpack, overload
 
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.core import BlockingCore
-from txmq.client.protocol.settings import ClientSettings, Options
+from txmq.client.protocol.settings import ClientSettings, Options, refuse_spool
 from txmq.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ def connect(
         # Programs with one broker need not load it.
         from txmq.client.blocking.cluster import Cluster  # noqa: PLC0415
 
+        refuse_spool(settings)
         return Cluster(url, settings, partition_map)
     if partition_map is not None:
         raise ConfigError(
@@ -59,4 +60,9 @@ def connect(
             "a broker knows its own partitions",
             hint="leave it out, or give a sequence of URLs",
         )
-    return Client(BlockingCore(url, settings))
+    if settings.spool is None:
+        return Client(BlockingCore(url, settings))
+    from txmq.client.blocking.spooling_client import SpoolingClient  # noqa: PLC0415
+    from txmq.client.blocking.spooling_core import SpoolingCore  # noqa: PLC0415
+
+    return SpoolingClient(SpoolingCore(url, settings))

@@ -78,7 +78,7 @@ class BlockingCore:
         # Of the databases, by system identifier and oid: see OutboxFallback.
         self.outbox_stamps: dict[tuple[int, int], int] = {}
         self.pool = ConnectionPool(self.open_connection, settings.connections)
-        self.topics = TopicCache(self._describe, settings.partitioner, settings.body_compression)
+        self.topics = self._new_topics()
         self.decision_pipeline = DecisionPipeline(
             self.pool,
             lambda decide: self.sender.request(Opcode.DECIDE, decide),
@@ -240,21 +240,28 @@ class BlockingCore:
         return self.call("topic.describe", {"names": [topic], "create": True}, repeat=True)
 
     def _create_sender(self) -> Sender:
-        settings = self.settings
         with self._lock:
             if self.closed:
                 raise client_closed()
             if self._sender is None:
                 _finish_in_child()
-                self._sender = Sender(
-                    self._connect,
-                    self.topics,
-                    window=settings.window,
-                    window_bytes=settings.window_bytes,
-                    timeout=settings.timeout,
-                    delivery_timeout=settings.delivery_timeout,
-                )
+                self._sender = self._new_sender()
             return self._sender
+
+    def _new_topics(self) -> TopicCache:
+        settings = self.settings
+        return TopicCache(self._describe, settings.partitioner, settings.body_compression)
+
+    def _new_sender(self) -> Sender:
+        settings = self.settings
+        return Sender(
+            self._connect,
+            self.topics,
+            window=settings.window,
+            window_bytes=settings.window_bytes,
+            timeout=settings.timeout,
+            delivery_timeout=settings.delivery_timeout,
+        )
 
 
 _cores = WeakSet[BlockingCore]()  # of this process

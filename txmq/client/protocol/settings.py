@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from os import PathLike, fspath
 from typing import Literal, Self, TypedDict, Unpack
 from uuid import UUID
 
@@ -36,7 +37,11 @@ class Options(TypedDict, total=False):
     until a message of `send_async` without a receipt fails, reconnections included.
     `compression`: "zstd" or "lz4", of the bodies of a batch that have together more
     than `compress_over` bytes, 4,096. Keys, tags and headers stay uncompressed. Only
-    consumers decompress, whatever their own setting.
+    consumers decompress, whatever their own setting. `spool`: a directory for
+    messages while no broker answers, which are sent in their order when it is back.
+    `spool_bytes`: the most that may wait there, 1 GiB. `spool_full`: at this limit
+    sends "block" for up to `timeout` seconds, or "refuse" at once; both fail with
+    SpoolFull.
     """
 
     instance: str | None
@@ -50,6 +55,9 @@ class Options(TypedDict, total=False):
     log_id: UUID | None
     compression: Literal["zstd", "lz4"] | None
     compress_over: int
+    spool: str | PathLike[str] | None
+    spool_bytes: int
+    spool_full: Literal["block", "refuse"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +78,9 @@ class ClientSettings:
     log_id: UUID | None = None
     compression: Literal["zstd", "lz4"] | None = None
     compress_over: int = 4_096
+    spool: str | PathLike[str] | None = None
+    spool_bytes: int = 1 << 30
+    spool_full: Literal["block", "refuse"] = "block"
 
     def __post_init__(self) -> None:
         if self.service is not None and not is_name(self.service):
@@ -90,6 +101,12 @@ class ClientSettings:
         if self.compression is not None:
             # A missing library is an error here, and not at the first large send.
             codec_library(CODECS[self.compression])
+        if self.spool_full not in {"block", "refuse"}:
+            raise self._invalid("spool_full", 'give "block" or "refuse"')
+        if self.spool is not None and not (
+            isinstance(self.spool, str | PathLike) and fspath(self.spool)
+        ):
+            raise self._invalid("spool", "give the path of a directory")
         if self.partitioner is not None and not callable(self.partitioner):
             raise self._invalid("partitioner", "give a function")
 
@@ -105,6 +122,7 @@ class ClientSettings:
             ("window", 1),
             ("window_bytes", 1),
             ("compress_over", 0),
+            ("spool_bytes", 1 << 16),
         ):
             value = getattr(self, name)
             if type(value) is not int or value < least:
@@ -133,3 +151,20 @@ class ClientSettings:
             return cls(service, **options)
         except TypeError as error:
             raise ConfigError("connect", str(error), hint=OPTIONS_HINT) from error
+
+
+def refuse_spool(settings: ClientSettings) -> None:
+    """Raise ConfigError for a client of several brokers with a spool."""
+    if settings.spool is not None:
+        raise ConfigError(
+            "spool",
+            "a cluster has no spool yet: its messages go to another broker instead",
+            hint="leave it out, or make a client with a spool for each broker",
+        )
+
+
+def no_spool() -> ConfigError:
+    """Return the error for a client without a spool."""
+    return ConfigError(
+        "spool", "this client has none", hint='make it with txmq.connect(url, spool="directory")'
+    )

@@ -31,8 +31,16 @@ from txmq.client.protocol.sender.in_flight import InFlightRequests
 from txmq.client.protocol.sender.multi_send import SenderStats
 from txmq.client.protocol.sender.promise import Promise
 from txmq.client.protocol.sender.topics import TopicCache
-from txmq.errors import ClientClosed, ConnectionLost, ProtocolError, TxmqError, UnknownTopic
+from txmq.errors import (
+    ClientClosed,
+    ConnectionLost,
+    ProtocolError,
+    StoreError,
+    TxmqError,
+    UnknownTopic,
+)
 from txmq.model.message import Message, Receipt
+from txmq.wire.frames import Frame
 
 CHECK_EVERY_S = 0.25  # for time-outs
 LINGER_S = 0.001  # after the last receipt, for as many messages as are worth a frame
@@ -174,13 +182,16 @@ class Sender:
 
     def _run(self) -> None:
         self._accumulator.draining_thread = get_ident()
-        cause = ClientClosed("the client was closed before the broker answered")
+        cause: TxmqError = ClientClosed("the client was closed before the broker answered")
         try:
             while not self._done():
                 self._await_work()
                 if connection := self._connect():
                     with connection, self._caller_io.io_lock:
                         self._converse(connection)
+        except StoreError as error:  # of a spool: its disk has failed
+            log.exception("pipeline.stopped", error=str(error))
+            cause = error
         except BaseException:
             log.exception("pipeline.failed")
             cause = ClientClosed(
@@ -188,7 +199,7 @@ class Sender:
             )
             raise
         finally:
-            self._accumulator.close()
+            self._accumulator.close(cause)
             self.failed_at_end = self._in_flight.fail_all(cause)
             self._close_wakers()
 
@@ -255,7 +266,7 @@ class Sender:
 
         While callers read, only wait.
         """
-        may_read = self._caller_io.claim_reads()
+        may_read = self._claim_reads()
         events = selectors.EVENT_READ * may_read | selectors.EVENT_WRITE * bool(connection.unsent)
         if events and selector.get_key(connection.socket).events != events:
             selector.modify(connection.socket, events)
@@ -274,7 +285,13 @@ class Sender:
                 self._drain_wakes()
             elif mask & selectors.EVENT_READ:
                 self._caller_io.last_received = time.monotonic()
-                self._in_flight.receive(connection.read())
+                self._receive(connection.read())
+
+    def _claim_reads(self) -> bool:
+        return self._caller_io.claim_reads()
+
+    def _receive(self, replies: list[Frame]) -> None:
+        self._in_flight.receive(replies)
 
     def _select(
         self,
@@ -314,9 +331,12 @@ class Sender:
         if now - self._checked_at < CHECK_EVERY_S:
             return
         self._checked_at = now
-        if self._in_flight.awaits_replies and now - self._caller_io.last_received > self._timeout:
+        if self._awaits_replies() and now - self._caller_io.last_received > self._timeout:
             raise ConnectionLost(f"the broker has not answered for {self._timeout:.3g} s")
         self._expire(now)
+
+    def _awaits_replies(self) -> bool:
+        return self._in_flight.awaits_replies
 
     def _expire(self, now: float) -> None:
         self._in_flight.expire(now - self._delivery_timeout, self._connection_error)

@@ -30,6 +30,7 @@ from txmq.wire.data_requests import Opcode
 T = TypeVar("T")
 MAX_THRESHOLD = 256  # messages that are always worth a frame
 IN_TURN = -1  # the partition of messages without a key, until they are sent
+UNROUTED = -2  # of messages of a topic that is not known yet, of a client with a spool
 # Requests that share a frame, and the opcodes of that frame, in the order of sending.
 COMBINED_OPCODES = {Opcode.GROUP: Opcode.GROUPS, Opcode.DECIDE: Opcode.DECISIONS}
 
@@ -362,10 +363,10 @@ class Accumulator:
             finally:
                 self._waiting -= 1
 
-    def close(self) -> None:
+    def close(self, refusal: TxmqError | None = None) -> None:
         """Refuse new entries, and have the pending ones sent."""
         with self._lock:
-            self._closed = client_closed()
+            self._closed = self._closed or refusal or client_closed()
             self.expedite()
             self._changed.notify_all()
 

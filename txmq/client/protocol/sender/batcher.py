@@ -9,7 +9,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from uuid import uuid4
 
-from txmq.client.protocol.sender.accumulator import IN_TURN, Destination, PendingBatch
+from txmq.client.protocol.sender.accumulator import (
+    IN_TURN,
+    UNROUTED,
+    Destination,
+    PendingBatch,
+)
 from txmq.client.protocol.sender.promise import Promise
 from txmq.client.protocol.sender.rows import (
     BATCH_BYTES,
@@ -72,11 +77,24 @@ class Batcher:
 
     def next(self, broker_limits: BrokerLimits) -> SequencedBatch | None:
         """Return the next batch to send, or None without one."""
+        return self._next(self._split, broker_limits.message)
+
+    def next_to_store(self) -> SequencedBatch | None:
+        """Return the next batch to store on disk, or None without one.
+
+        The messages of a topic that is not known come one by one, UNROUTED: each will
+        have its own partition.
+        """
+        return self._next(self._split_to_store, limits.MESSAGE)
+
+    def _next(
+        self, split: Callable[[PendingBatch], PendingBatch | None], max_body: int
+    ) -> SequencedBatch | None:
         while self.queue:
-            pending = self._split(self.queue.popleft())
+            pending = split(self.queue.popleft())
             if pending is not None:
                 self.queue.appendleft(pending)  # an interrupt must not lose it
-                batch = self._encode(pending, broker_limits.message)
+                batch = self._encode(pending, max_body)
                 self.queue.popleft()
                 if batch is not None:
                     return batch
@@ -87,7 +105,7 @@ class Batcher:
         back to the queue.
         """
         destination, topic = batch.destination, self._topics.cached(batch.destination.topic)
-        if destination.partition == IN_TURN:
+        if destination.partition == IN_TURN or (destination.partition == UNROUTED and not topic):
             # Without metadata the topic is gone: the broker will refuse the batch.
             partition = self._topics.next_partition(topic) if topic else 0
             epoch = topic.epoch if topic else destination.epoch
@@ -100,6 +118,15 @@ class Batcher:
             return batch
         sizes = list(map(estimated_size, batch.messages))
         first, *rest = (batch.slice_rows(*ends) for ends in batch_bounds(sizes, max_rows))
+        self.requeue(rest)
+        return first
+
+    def _split_to_store(self, batch: PendingBatch) -> PendingBatch | None:
+        destination = batch.destination
+        if destination.partition >= 0 or self._topics.cached(destination.topic):
+            return self._split(batch)
+        batch.destination = destination._replace(partition=UNROUTED, epoch=0)
+        first, *rest = (batch.slice_rows(row, row + 1) for row in range(len(batch.messages)))
         self.requeue(rest)
         return first
 
@@ -140,7 +167,9 @@ class Batcher:
             self._fail(batch, error)
             return None
         topic, partition, epoch, _explicit = batch.destination
-        payload = (send_header(topic, partition, epoch), encoded)
+        # On disk an UNROUTED batch has no header of a request.
+        header = b"" if partition == UNROUTED else send_header(topic, partition, epoch)
+        payload = (header, encoded)
         sequenced = SequencedBatch(batch, self._prefix, self._sequence, payload)
         self._sequence += len(batch.messages)
         return sequenced

@@ -37,6 +37,7 @@ from txmq.client.protocol.sender.multi_send import (
     SendRequest,
     batch_receipts,
 )
+from txmq.client.protocol.sender.rows import BATCH_BYTES, estimated_size
 from txmq.client.protocol.sender.side_requests import CombinedRequest, SideRequestQueue
 from txmq.client.protocol.sender.topics import TopicCache
 from txmq.errors import (
@@ -54,6 +55,7 @@ from txmq.wire.frames import Frame
 
 MAX_BATCHES_IN_FLIGHT = 256  # the broker remembers the receipts of so many
 WRITE_BYTES = 1 << 20  # of one write; the next frames fill up meanwhile
+EMPTY_BATCH_BYTES = 128
 InFlightRequest = SendRequest | SideRequest | CombinedRequest
 
 
@@ -68,6 +70,7 @@ class InFlightRequests:
         self.stats = SenderStats()
         self.stale_topics: set[str] = set()  # to be refreshed before anything more is sent
         self.paused_until = 0.0  # the broker asked for a pause
+        self.held = False  # batches wait for those of a spool
         self._pause = FIRST_PAUSE_S
         self._batcher = Batcher(topics, self._fail)
         self._side_requests = SideRequestQueue(accumulator, self.stale_topics)
@@ -86,7 +89,7 @@ class InFlightRequests:
     def can_send(self) -> bool:
         """True where more batches may be sent now."""
         return (
-            not (self._refused or self.stale_topics)
+            not (self._refused or self.stale_topics or self.held)
             and self._batches < MAX_BATCHES_IN_FLIGHT
             and time.monotonic() >= self.paused_until
         )
@@ -279,6 +282,60 @@ class InFlightRequests:
             self._retry_refused()
         else:
             self._send_queue.requeue(batches)
+
+    def next_to_store(self) -> SequencedBatch | None:
+        """Return the next batch that has no receipt, to store it on disk instead, or
+        None without one. For use without a connection, or while batches are `held`.
+        """
+        if self._send_queue.retries:
+            return self._send_queue.retries.popleft()
+        return self._batcher.next_to_store()
+
+    def size_to_store(self) -> int:
+        """Return an upper bound of the bytes of that batch, 0 without one."""
+        if self._send_queue.retries:
+            return len(self._send_queue.retries[0].payload[1])
+        if not self._batcher.queue:
+            self._batcher.queue.extend(self._accumulator.drain())
+        if not self._batcher.queue:
+            return 0
+        first = self._batcher.queue[0]
+        largest = estimated_size(first.messages[0]) if first.messages else 0
+        return min(first.size, max(BATCH_BYTES, largest)) + EMPTY_BATCH_BYTES
+
+    @property
+    def has_doubtful(self) -> bool:
+        """True while batches are to be sent again, unchanged."""
+        return bool(self._send_queue.retries)
+
+    def renew_session(self) -> None:
+        """Begin a new producer session, for all batches that have no sequence yet."""
+        self._batcher.renew_session()
+
+    def fail_waiting(self, error: TxmqError) -> None:
+        """Fail all messages that are not in flight; those sent before, with an unknown
+        outcome.
+        """
+        self._batcher.queue.extend(self._accumulator.drain())
+        waiting, self._batcher.queue = self._batcher.queue, deque()
+        for pending in waiting:
+            self._fail(pending, error)
+        retries, self._send_queue.retries = self._send_queue.retries, deque()
+        for batch in retries:
+            self._fail(batch, ConnectionLost(f"no receipt came: {error.message}"))
+
+    def fail_older(self, before: float, error: TxmqError) -> None:
+        """Fail messages that were appended before that moment and never sent."""
+        self._drain_older(before)
+        queue, self._batcher.queue = self._batcher.queue, deque()
+        for pending in queue:
+            end = bisect(pending.append_times, before)
+            if end:
+                self._fail(pending.slice_rows(0, end), error)
+            if end < len(pending.append_times):
+                self._batcher.queue.append(
+                    pending.slice_rows(end, len(pending.append_times)) if end else pending
+                )
 
     def expire(self, before: float, connection_error: str) -> None:
         """Fail all unanswered requests that were appended before that moment.

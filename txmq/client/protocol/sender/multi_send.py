@@ -39,6 +39,7 @@ class SenderStats:
     refused: int = 0  # batches refused, those behind another refused one included
     connections: int = 0
     failed: int = 0  # messages without a receipt
+    spooled: int = 0  # messages that went to the spool
     bundles: int = 0  # frames of several bundles, or of several decisions
     requests: int = 0  # bundles and decisions in those frames
 

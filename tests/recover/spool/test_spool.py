@@ -1,0 +1,271 @@
+"""One spool: what it keeps, what its notes change, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.recover.spool.disks import (
+    ROOT,
+    SESSION,
+    batch,
+    bodies,
+    directory_on,
+    new_disk,
+    open_spools,
+    store,
+    taken,
+    waiting,
+)
+from txmq.errors import DirectoryInUse, StoreError, UnsupportedFormat
+from txmq.model.message import message_id
+from txmq.recover.spool import Refusal, SpoolDirectory, drop_refused, scan, spools_below
+from txmq.recover.spool.directory import KnownTopic
+from txmq.testing.simfs import SimFS
+
+REFUSAL = Refusal("UnknownTopic", "there is no such topic", 7, "not done")
+
+
+def a_spool(fs: SimFS):  # type: ignore[no-untyped-def]
+    return directory_on(fs).open_new("orders", None, 1)
+
+
+def reopened(fs: SimFS):  # type: ignore[no-untyped-def]
+    """The spool as another process finds it after a power cut."""
+    [spool] = open_spools(taken(fs.crash(Random(1))))
+    return spool
+
+
+def test_batches_come_back_in_order_with_the_sequences_that_they_had() -> None:
+    fs = new_disk()
+    spool = a_spool(fs)
+    store(spool, batch(0, b"a", b"b"), batch(2, b"c"))
+    store(spool, batch(3, b"d"))
+    again = reopened(fs)
+    assert bodies(waiting(again)) == [b"a", b"b", b"c", b"d"]
+    assert [one.sequence for one in waiting(again)] == [0, 2, 3]
+    assert (again.waiting, again.identity) == (4, spool.identity)
+    assert again.size > 0
+    assert again.oldest_at == spool.oldest_at > 0
+
+
+def test_what_is_drained_does_not_come_back_and_gives_its_segments_back() -> None:
+    fs = new_disk()
+    spool = a_spool(fs)
+    for number in range(40):
+        store(spool, batch(number, b"%d" % number * 100))
+    segments = len(fs.listdir(f"{spool.path}/log"))
+    first = waiting(spool)
+    spool.mark_drained(first[29].end, 30)
+    assert len(fs.listdir(f"{spool.path}/log")) < segments
+    store(spool, batch(40, b"last"))  # which brings the mark to disk
+    again = reopened(fs)
+    assert [one.sequence for one in waiting(again)] == list(range(30, 41))
+    assert again.waiting == spool.waiting == 11
+
+
+def test_a_split_batch_comes_row_by_row_with_the_sequences_of_its_rows() -> None:
+    fs = new_disk()
+    spool = a_spool(fs)
+    store(spool, batch(5, b"a", b"b", b"c"))
+    spool.split(waiting(spool)[0])
+    for opened in (spool, reopened(fs)):
+        rows = waiting(opened)
+        assert [(row.sequence, row.count, row.partition) for row in rows] == [
+            (5, 1, -1),
+            (6, 1, -1),
+            (7, 1, -1),
+        ]
+        assert bodies(rows) == [b"a", b"b", b"c"]
+
+
+def test_a_renewed_session_is_the_same_in_every_copy() -> None:
+    fs = new_disk()
+    spool = a_spool(fs)
+    store(spool, batch(5, b"a"), batch(6, b"b"), batch(7, b"c"))
+    copy = fs.copy()
+    spool.renew(waiting(spool)[1])
+    [other] = open_spools(taken(copy))
+    other.renew(waiting(other)[1])
+    session, sequence = spool.renewals.resolve(SESSION, 7)
+    assert (session, sequence) == other.renewals.resolve(SESSION, 7)
+    assert (session, sequence) == reopened(fs).renewals.resolve(SESSION, 7)
+    assert session != SESSION
+    assert sequence == 1
+    assert spool.renewals.resolve(SESSION, 5) == (SESSION, 5)
+
+
+def test_a_session_renewed_again_at_the_same_place_is_another_one() -> None:
+    spool = a_spool(new_disk())
+    store(spool, batch(0, b"a"))
+    spool.renew(waiting(spool)[0])
+    once = spool.renewals.resolve(SESSION, 0)
+    spool.renew(waiting(spool)[0])
+    assert spool.renewals.resolve(SESSION, 0) not in (once, (SESSION, 0))
+
+
+def test_a_refused_batch_is_kept_with_its_error_and_is_not_sent_again() -> None:
+    fs = new_disk()
+    spool = a_spool(fs)
+    store(spool, batch(0, b"a"), batch(1, b"b"), batch(2, b"c"))
+    spool.refuse(waiting(spool)[1], REFUSAL)
+    for opened in (spool, reopened(fs)):
+        assert bodies(waiting(opened)) == [b"a", b"c"]
+        assert opened.refused == 1
+        assert opened.refusal_of(SESSION, 1) == "UnknownTopic: there is no such topic"
+        session, sequence = opened.renewals.resolve(SESSION, 2)
+        assert session != SESSION
+        assert sequence == 0
+
+
+def test_an_empty_spool_removes_itself_and_one_with_messages_does_not() -> None:
+    fs = new_disk()
+    spool, other, third = (a_spool(fs) for _ in range(3))
+    store(other, batch(0, b"a"))
+    store(third, batch(0, b"a"))
+    third.refuse(waiting(third)[0], REFUSAL)
+    third.mark_drained(third.end, 1)
+    for each in (spool, other, third):
+        each.close()
+        each.close()
+    assert sorted(fs.listdir(ROOT)) == sorted(
+        path.rpartition("/")[2] for path in (other.path, third.path)
+    )
+
+
+def test_a_spool_has_one_owner() -> None:
+    fs = new_disk()
+    spool = a_spool(fs)
+    store(spool, batch(0, b"a"))
+    assert taken(fs) == []
+    spool.abandon()
+    [again] = open_spools(taken(fs))
+    assert bodies(waiting(again)) == [b"a"]
+
+
+def test_damage_is_put_aside_with_a_report_and_the_rest_comes() -> None:
+    fs = new_disk()
+    spool = a_spool(fs)
+    for number in range(3):
+        store(spool, batch(number, b"%d" % number))
+    second = waiting(spool)[1]
+    spool.abandon()
+    [name] = fs.listdir(f"{spool.path}/log")
+    file = fs.open(f"{spool.path}/log/{name}", write=True)
+    file.pwrite([b"rotten"], second.position + 60)
+    [(_path, found, report, error)] = taken(fs)
+    assert error is None
+    assert found is not None
+    assert bodies(waiting(found)) == [b"0", b"2"]
+    assert [damage.position for damage in report.lost] == [second.position]
+    assert any("lost" in name for name in fs.listdir(f"{spool.path}/log"))
+
+
+def test_a_torn_tail_is_cut_with_a_report() -> None:
+    fs = new_disk()
+    spool = a_spool(fs)
+    store(spool, batch(0, b"0"))
+    end = spool.end
+    spool.abandon()
+    [name] = fs.listdir(f"{spool.path}/log")
+    fs.open(f"{spool.path}/log/{name}", write=True).pwrite([b"torn"], end)
+    [(_path, found, report, _error)] = taken(fs)
+    assert found is not None
+    assert bodies(waiting(found)) == [b"0"]
+    assert report.torn is not None
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        ({"kind": "spool", "version": 2}, UnsupportedFormat),
+        ({"kind": "local_store", "version": 1}, StoreError),
+        ({"kind": "spool", "version": 1, "id": "x"}, StoreError),
+        ("{", StoreError),
+        ([], StoreError),
+    ],
+)
+def test_what_is_no_spool_of_this_version_is_left_alone(
+    tmp_path: Path, content: object, error: type[StoreError]
+) -> None:
+    directory = SpoolDirectory(str(tmp_path))
+    spool = directory.open_new(None, None, 1)
+    store(spool, batch(0, b"a"))
+    spool.abandon()
+    identity = Path(spool.path) / "identity.json"
+    identity.write_text(content if isinstance(content, str) else json.dumps(content))
+    [(_path, found, _report, refusal)] = directory.open_orphans(1)
+    assert found is None
+    assert isinstance(refusal, error)
+    assert str(tmp_path) in str(refusal)
+    identity.unlink()
+    [(_path, found, _report, refusal)] = directory.open_orphans(1)
+    assert found is None
+    assert "identity" in str(refusal)
+
+
+def test_files_are_private_and_links_are_not_followed(tmp_path: Path) -> None:
+    root = tmp_path / "spool"
+    directory = SpoolDirectory(str(root))
+    spool = directory.open_new(None, None, 1)
+    store(spool, batch(0, b"a"))
+    spool.refuse(waiting(spool)[0], REFUSAL)
+    directory.remember_topics({"orders": KnownTopic(1, 2, 3)})
+    for folder, _folders, files in os.walk(root):
+        assert Path(folder).stat().st_mode & 0o777 == 0o700
+        assert all((Path(folder) / name).stat().st_mode & 0o777 == 0o600 for name in files)
+    spool.abandon()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / ("0" * 32)).symlink_to(spool.path)
+    assert SpoolDirectory(str(tmp_path / "other")).open_orphans(1) == []
+    assert spools_below(str(tmp_path / "other")) == []
+
+
+def test_topics_are_known_to_a_later_process_and_a_bad_file_is_no_harm(tmp_path: Path) -> None:
+    directory = SpoolDirectory(str(tmp_path))
+    assert directory.topics() == {}
+    directory.remember_topics({"orders": KnownTopic(8, 3, 1)})
+    directory.remember_topics({"bills": KnownTopic(1, 1, 2)})
+    assert directory.topics() == {"orders": (8, 3, 1), "bills": (1, 1, 2)}
+    for bad in ("[]", "{", '{"orders": 3}', '{"orders": [1]}'):
+        (tmp_path / "topics.json").write_text(bad)
+        assert directory.topics() == {}
+
+
+def test_operators_see_a_spool_beside_its_owner(tmp_path: Path) -> None:
+    directory = SpoolDirectory(str(tmp_path))
+    spool = directory.open_new("orders", None, 1)
+    store(spool, batch(0, b"a", b"b"), batch(2, b"c"), batch(3, b"d"))
+    first = waiting(spool)
+    spool.split(first[0])
+    spool.refuse(waiting(spool)[1], REFUSAL)
+    spool.mark_drained(first[0].position, 0)
+    [summary] = spools_below(str(tmp_path))
+    assert (summary.owned, summary.service, summary.messages, summary.refused) == (
+        True,
+        "orders",
+        3,
+        1,
+    )
+    assert (summary.id, summary.path) == (spool.identity.id, spool.path)
+    assert summary.oldest_at == spool.oldest_at
+    found = list(scan(str(tmp_path)))
+    assert [(one.body, one.key, one.topic, one.partition) for one in found] == [
+        (b"a", "a", "orders", None),
+        (b"c", "a", "orders", 0),
+        (b"d", "a", "orders", 0),
+        (b"b", "a", "orders", None),
+    ]
+    assert [one.message_id for one in found] == [message_id(SESSION, n) for n in (0, 2, 3, 1)]
+    assert found[-1].refusal == REFUSAL
+    with pytest.raises(DirectoryInUse):
+        drop_refused(str(tmp_path))
+    spool.abandon()
+    assert spools_below(str(tmp_path))[0].owned is False
+    assert drop_refused(str(tmp_path), {message_id(SESSION, 2)}) == 0
+    assert drop_refused(str(tmp_path), {message_id(SESSION, 1)}) == 1
+    assert spools_below(str(tmp_path))[0].refused == 0

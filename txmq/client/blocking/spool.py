@@ -1,0 +1,115 @@
+"""`client.spool`: what a client has on local disk, and where it is now."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Protocol
+
+from txmq.client.protocol.message_search import FoundMessage
+from txmq.client.protocol.sender.spool_chain import SpoolChain
+from txmq.errors import RequestRejected, RequestTimeout, TxmqError
+from txmq.model.message import Receipt, message_id, parse_message_id
+
+SEARCH_EVERY_S = 0.25
+
+
+class Finds(Protocol):
+    """A client that finds messages."""
+
+    def find(
+        self, topic: str | None = None, *, message_id: Receipt | str | None = None
+    ) -> Iterator[FoundMessage]: ...
+
+
+class ClientSpool:
+    """The messages of a client that wait on local disk. For any number of threads.
+
+    Messages of processes that ended before, which this client has taken over, count
+    too.
+    """
+
+    def __init__(self, chain: SpoolChain, client: Finds) -> None:
+        self._chain, self._client = chain, client
+
+    @property
+    def waiting(self) -> int:
+        """Messages that wait for the broker."""
+        return self._chain.waiting
+
+    @property
+    def bytes(self) -> int:
+        """Bytes on disk that they occupy."""
+        return self._chain.size
+
+    @property
+    def oldest_at(self) -> int:
+        """The time at which the oldest of them was stored here, in microseconds; 0 =
+        none.
+        """
+        times = [at for spool in self._chain.spools if (at := spool.oldest_at)]
+        return min(times, default=0)
+
+    @property
+    def refused(self) -> int:
+        """Messages that the broker refused for good: `txmq recover` lists them."""
+        return sum(spool.refused for spool in self._chain.spools)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until everything is at the broker, or among the refused.
+
+        Raises RequestTimeout; what waits then stays on disk.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._chain.changed:
+            while not self._chain.empty:
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    raise _timeout(f"{self.waiting} messages still wait in the spool", timeout)
+                self._chain.changed.wait(SEARCH_EVERY_S if left is None else min(left, 0.25))
+
+    def place(self, receipt: Receipt, timeout: float | None = None) -> Receipt:
+        """Wait until a spooled message is at the broker, and return its receipt there.
+
+        The receipt of any other message is returned as it is. Its id may be another one
+        than that of the spooled receipt, where the broker had refused a message before
+        it. Raises RequestTimeout, and RequestRejected for a message that was refused.
+        """
+        if not receipt.spooled:
+            return receipt
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            found = self._search(receipt)
+            if found is not None:
+                return found
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                raise _timeout(f"message {receipt.message_id} is not at the broker yet", timeout)
+            with self._chain.changed:
+                self._chain.changed.wait(SEARCH_EVERY_S if left is None else min(left, 0.25))
+
+    def _search(self, receipt: Receipt) -> Receipt | None:
+        session, sequence = parse_message_id(receipt.message_id)
+        name, refused = self._chain.locate(session, sequence)
+        if refused is not None:
+            raise RequestRejected(
+                f"the broker refused the message {receipt.message_id} for good: {refused}",
+                hint="it is among the refused of its spool: txmq recover list",
+            )
+        try:
+            found = next(self._client.find(receipt.topic, message_id=message_id(*name)), None)
+        except TxmqError as error:
+            if not error.retriable and not isinstance(error, RequestRejected):
+                raise
+            return None
+        if found is None or found.partition is None:
+            return None
+        return Receipt(found.message_id, receipt.topic, found.partition, found.offset, False)
+
+
+def _timeout(what: str, timeout: float | None) -> TxmqError:
+    error: TxmqError = RequestTimeout(
+        f"{what} after {timeout:.3g} s", hint="it stays on disk: wait again, or let it be"
+    )
+    error.outcome = "not done"
+    return error

@@ -1,0 +1,408 @@
+"""The drain of a spool: its batches go to the broker in their order, and keep the
+sequences that they have.
+
+So the broker recognises a batch that was sent before, by this process or another one.
+At most one producer session is in flight: within it the broker refuses whatever follows
+a batch that is missing. A refusal is handled when all replies are there. Whatever it
+changes is on disk before anything is sent again (`txmq.recover.spool.records`).
+
+The caller does the I/O: it writes `next_writes`, brings replies to `receive`, refreshes
+`unknown_topics`, and searches for `in_doubt`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import NamedTuple
+
+from txmq.client.log import get_logger
+from txmq.client.protocol.conversation import Conversation, Payload, reply_payload
+from txmq.client.protocol.sender.batches import (
+    DEFINITELY_NOT_STORED,
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    parse_receipt,
+)
+from txmq.client.protocol.sender.in_flight import MAX_BATCHES_IN_FLIGHT, WRITE_BYTES
+from txmq.client.protocol.sender.multi_send import MAX_BATCHES, TARGET_BYTES, supports_multi_send
+from txmq.client.protocol.sender.topics import TopicCache
+from txmq.errors import (
+    BrokerFailed,
+    LocalProtocolError,
+    MessageTooLarge,
+    ProducerFenced,
+    RemoteProtocolError,
+    SequenceGap,
+    StaleTopic,
+    TxmqError,
+    UnknownPartition,
+    UnknownProducer,
+)
+from txmq.model.message import message_id
+from txmq.recover.spool import UNROUTED, Refusal, Spool, SpooledBatch, ToSend
+from txmq.wire.batched import BatchedReply, pack_requests, unpack_replies
+from txmq.wire.data_requests import Opcode, send_header
+from txmq.wire.frames import Frame
+from txmq.wire.status import OK
+
+log = get_logger()
+MARK_EVERY = 64  # batches; the broker remembers the receipts of 256
+
+
+class _State(Enum):
+    UNSENT = auto()
+    SENT = auto()
+    DONE = auto()
+    REFUSED = auto()
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A batch in the window. `doubtful`: an earlier attempt may have been stored.
+    `rerouted`: its partition was chosen anew after a refusal.
+    """
+
+    batch: SpooledBatch
+    doubtful: bool
+    rerouted: bool = False
+    state: _State = _State.UNSENT
+    error: TxmqError | None = None
+
+
+class InDoubt(NamedTuple):
+    """A message of which only a search can tell whether it is stored."""
+
+    topic: str
+    message_id: str
+
+
+class SpoolDrain:
+    """The drain of one spool over one connection at a time. For one thread.
+
+    Calls may raise DiskFull: nothing is lost then, and they may be made again.
+    `unknown_topics` are to be refreshed before their messages go out. `in_doubt` is a
+    message that is to be searched, and then `settle` called. `halted` is an
+    error that ends the drain for this client.
+    """
+
+    def __init__(self, spool: Spool, topics: TopicCache) -> None:
+        self._spool, self._topics = spool, topics
+        self._doubtful_before = spool.end  # another process may have sent these
+        self._read_to = spool.drained
+        self._records: Iterator[ToSend] = iter(())
+        self._window: deque[_Entry] = deque()
+        self._requests: dict[int, list[_Entry]] = {}
+        self._handed = 0  # entries at the beginning of the window that are not to be sent
+        self._refused = 0  # entries of that state
+        self._session = b""  # of those that were sent
+        self._unmarked = self._unmarked_batches = 0  # drained, and not yet noted
+        self._done_to = spool.drained
+        self._refused_topics: dict[str, TxmqError] = {}
+        self._pause = FIRST_PAUSE_S
+        self.unknown_topics: set[str] = set()
+        self.in_doubt: InDoubt | None = None
+        self.halted: TxmqError | None = None
+        self.paused_until = 0.0
+
+    @property
+    def all_sent(self) -> bool:
+        """True where nothing waits but replies: new messages may follow."""
+        return (
+            self._handed == len(self._window)
+            and not self._refused
+            and self._read_to >= self._spool.end
+        )
+
+    @property
+    def done(self) -> bool:
+        """True where everything is drained."""
+        return not self._window and self._read_to >= self._spool.end
+
+    @property
+    def awaits_replies(self) -> bool:
+        """True while any request is in flight."""
+        return bool(self._requests)
+
+    def next_writes(self, conversation: Conversation) -> list[bytes]:
+        """Return the bytes to write next, about as many as one write takes."""
+        writes: list[bytes] = []
+        size = 0
+        while size < WRITE_BYTES and self._can_send() and (entries := self._next(conversation)):
+            parts = [self._payload(entry.batch) for entry in entries]
+            payload: Payload = parts[0]
+            if len(entries) > 1:
+                payload = b"".join(pack_requests([b"".join(part) for part in parts]))
+            opcode = Opcode.SENDS if len(entries) > 1 else Opcode.SEND
+            try:
+                correlation, own = conversation.request(opcode, payload)
+            except MessageTooLarge as error:  # for a frame of this broker
+                self._set_refused(entries[0], error)
+                break
+            self._requests[correlation] = entries
+            for entry in entries:
+                entry.state = _State.SENT
+            writes += own
+            size += sum(map(len, own))
+        if self._refused and not self._requests:
+            self._handle_refusal()
+        return writes
+
+    def _payload(self, batch: SpooledBatch) -> tuple[bytes, bytes]:
+        header = send_header(batch.topic, batch.partition, batch.epoch)
+        return header, self._spool.renewals.stamp(batch.encoded)
+
+    def _can_send(self) -> bool:
+        return (
+            not (self._refused or self.in_doubt or self.halted or self.unknown_topics)
+            and self._handed < MAX_BATCHES_IN_FLIGHT
+            and time.monotonic() >= self.paused_until
+        )
+
+    def _next(self, conversation: Conversation) -> list[_Entry]:
+        """Return the entries of the next request, none while they have to wait."""
+        several = supports_multi_send(conversation.welcome)
+        most = min(MAX_BATCHES if several else 1, MAX_BATCHES_IN_FLIGHT - self._handed)
+        entries: list[_Entry] = []
+        size = 0
+        while size < TARGET_BYTES and len(entries) < most:
+            if self._handed == len(self._window) and not self._read_more():
+                break
+            entry = self._window[self._handed]
+            if entry.state is _State.UNSENT:
+                if not self._is_ready(entry, alone=not (entries or self._requests)):
+                    break
+                if entries and len(entry.batch.encoded) > TARGET_BYTES:
+                    break
+                entries.append(entry)
+                size += len(entry.batch.encoded)
+            self._handed += 1
+        return entries
+
+    def _read_more(self) -> bool:
+        """Bring the batches of the next record into the window."""
+        while True:
+            record = next(self._records, None)
+            if record is None:
+                end = self._spool.end
+                if self._read_to >= end:
+                    return False
+                self._records = self._spool.read(self._read_to)
+                record = next(self._records, None)
+                if record is None:  # notes only
+                    self._read_to = end
+                    return False
+            self._read_to = record.end
+            for batch in record.batches:
+                doubtful = batch.doubtful or batch.position < self._doubtful_before
+                self._window.append(_Entry(batch, doubtful))
+            if record.batches:
+                return True
+
+    def _is_ready(self, entry: _Entry, *, alone: bool) -> bool:
+        """Return whether an entry may be sent now, and route it.
+
+        `alone`: nothing is in flight.
+        """
+        batch = entry.batch
+        session, _sequence = self._spool.renewals.resolve(batch.session, batch.sequence)
+        if not alone and session != self._session:
+            return False
+        if batch.partition == UNROUTED and not self._route(entry, alone=alone):
+            return False
+        self._session = session
+        return True
+
+    def _route(self, entry: _Entry, *, alone: bool) -> bool:
+        """Choose the partition of a row. Return False where it cannot be sent now."""
+        topic = entry.batch.topic
+        metadata = self._topics.cached(topic)
+        refusal: TxmqError
+        if metadata is not None:
+            try:
+                partition = self._topics.choose_partition(metadata, entry.batch.key())
+            except Exception as error:  # noqa: BLE001  # a partitioner is the user's code
+                refusal = LocalProtocolError(f"the partitioner raised {type(error).__name__}")
+            else:
+                entry.batch = entry.batch._replace(partition=partition, epoch=metadata.epoch)
+                return True
+        elif (known := self._refused_topics.get(topic)) is not None:
+            refusal = known
+        else:
+            if alone:
+                self.unknown_topics.add(topic)
+            return False
+        if alone:
+            self._refuse(entry, refusal)
+        return False
+
+    def topic_refreshed(self, topic: str, error: TxmqError | None = None) -> None:
+        """Go on with a topic that was refreshed, or that the broker refuses."""
+        self.unknown_topics.discard(topic)
+        self._refused_topics.pop(topic, None)
+        if error is not None:
+            self._refused_topics[topic] = error
+
+    def receive(self, replies: Iterable[Frame]) -> None:
+        """Handle replies; those to the requests of others are ignored."""
+        for reply in replies:
+            entries = self._requests.pop(reply.correlation, None)
+            if entries is not None:
+                self._answer(entries, reply)
+        self._pop_done()
+        if self._refused and not self._requests:
+            self._handle_refusal()
+
+    def _answer(self, entries: list[_Entry], reply: Frame) -> None:
+        try:
+            payload = reply_payload(reply)
+            answers = (
+                [BatchedReply(OK, payload)] if len(entries) == 1 else _unpack(payload, len(entries))
+            )
+        except TxmqError as error:
+            for entry in entries:
+                self._set_refused(entry, error)
+            return
+        for entry, answer in zip(entries, answers, strict=True):
+            try:
+                parse_receipt(reply_payload(answer))
+            except TxmqError as error:
+                self._set_refused(entry, error)
+            else:
+                entry.state = _State.DONE
+                self._pause = FIRST_PAUSE_S
+
+    def _set_refused(self, entry: _Entry, error: TxmqError) -> None:
+        entry.state, entry.error = _State.REFUSED, error
+        self._refused += 1
+
+    def _pop_done(self) -> None:
+        """Take the drained batches off the beginning of the window, and note them."""
+        window = self._window
+        while window and window[0].state is _State.DONE:
+            entry = window.popleft()
+            self._handed = max(0, self._handed - 1)
+            self._unmarked += entry.batch.count
+            self._unmarked_batches += 1
+            self._done_to = window[0].batch.position if window else entry.batch.end
+        if self._unmarked_batches >= MARK_EVERY or not self._requests:
+            self.mark()
+
+    def mark(self) -> None:
+        """Note in the spool what is drained."""
+        if self._unmarked_batches:
+            messages, self._unmarked, self._unmarked_batches = self._unmarked, 0, 0
+            self._spool.mark_drained(self._done_to, messages)
+
+    def _handle_refusal(self) -> None:
+        """Handle the first refused batch, once all replies are there. Those behind it
+        may have been refused because of it, and are sent again.
+        """
+        head = self._window[0]
+        error = head.error
+        assert error is not None, "a refused batch has its error"
+        match error:
+            case ProducerFenced():
+                self.halted = error
+            case StaleTopic():
+                self._reroute(head)
+            case UnknownPartition() if not (head.batch.explicit or head.rerouted):
+                self._reroute(head)
+            case UnknownProducer() if head.doubtful:
+                batch = head.batch
+                session, sequence = self._spool.renewals.resolve(batch.session, batch.sequence)
+                self.in_doubt = InDoubt(batch.topic, message_id(session, sequence))
+            case SequenceGap() | UnknownProducer():
+                self._spool.renew(head.batch)
+                self._send_again()
+            case MessageTooLarge() if head.batch.count > 1:
+                self._split(head)
+            case _ if error.retriable or isinstance(error, BrokerFailed):
+                self.pause()
+                self._send_again()
+            case _:
+                self._refuse(head, error)
+
+    def pause(self) -> None:
+        """Send nothing for a while, longer each time until a receipt comes."""
+        self.paused_until = time.monotonic() + self._pause
+        self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
+
+    def settle(self, *, stored: bool) -> None:
+        """Go on after the search for `in_doubt`, which has found it or not."""
+        head = self._window[0]
+        if stored:
+            head.state, self._refused = _State.DONE, self._refused - 1
+        else:
+            self._spool.renew(head.batch)
+            self._send_again()
+        self.in_doubt = None
+        self.receive(())
+
+    def _reroute(self, head: _Entry) -> None:
+        batch = head.batch
+        head.rerouted = True
+        self._topics.forget(batch.topic)
+        if batch.explicit:
+            head.batch = batch._replace(epoch=0)  # any: the sender named the partition
+        elif batch.count == 1:
+            head.batch = batch._replace(partition=UNROUTED)
+        else:
+            self._split(head)
+        self._send_again()
+
+    def _split(self, head: _Entry) -> None:
+        self._spool.split(head.batch)
+        rows = [_Entry(row, head.doubtful, head.rerouted) for row in head.batch.rows()]
+        self._window.popleft()
+        self._window.extendleft(reversed(rows))
+        self._send_again()
+
+    def _refuse(self, head: _Entry, error: TxmqError) -> None:
+        """Put a batch aside for good, and have those behind it sent again."""
+        unknown = head.doubtful and not isinstance(error, DEFINITELY_NOT_STORED)
+        now = time.time_ns() // 1_000
+        refusal = Refusal(
+            type(error).__name__, error.message, now, "unknown" if unknown else "not done"
+        )
+        self._spool.refuse(head.batch, refusal)
+        log.warning(
+            "spool.refused",
+            topic=head.batch.topic,
+            messages=head.batch.count,
+            error=str(error),
+            outcome=refusal.outcome,
+            spool=self._spool.path,
+        )
+        self._send_again()
+        head.state = _State.DONE
+        self._pop_done()
+
+    def _send_again(self) -> None:
+        """Have all batches without a receipt sent again, in their order."""
+        for entry in self._window:
+            if entry.state is not _State.DONE:
+                entry.state, entry.error = _State.UNSENT, None
+        self._handed = self._refused = 0
+
+    def connection_lost(self) -> None:
+        """Have everything in flight sent again on another connection."""
+        self._requests.clear()
+        self._refused_topics.clear()
+        self.unknown_topics.clear()
+        self.in_doubt = None
+        for entry in self._window:
+            entry.doubtful = entry.doubtful or entry.state is _State.SENT
+        self._send_again()
+        self.mark()
+
+
+def _unpack(payload: bytes, count: int) -> list[BatchedReply]:
+    try:
+        return list(unpack_replies(payload, count))
+    except RemoteProtocolError as error:
+        error.outcome = "unknown"
+        raise

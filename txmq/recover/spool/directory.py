@@ -1,0 +1,122 @@
+"""The directory that a user names: a spool of each process, and the topics known
+last.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import NamedTuple
+from uuid import UUID, uuid4
+
+from txmq.errors import DirectoryInUse, StoreError, UnsupportedFormat
+from txmq.recover.spool.files import names_of, read_file, write_file
+from txmq.recover.spool.identity import Identity
+from txmq.recover.spool.spool import PREALLOCATE, SEGMENT_SIZE, Spool, SpoolReport
+from txmq.store.filesystem import FileSystem, RealFileSystem
+
+TOPICS = "topics.json"
+_HEX = frozenset("0123456789abcdef")
+
+
+class KnownTopic(NamedTuple):
+    """A topic's metadata as the broker described it last."""
+
+    partitions: int
+    epoch: int
+    topic_id: int
+
+
+class Opened(NamedTuple):
+    """A spool that was opened, or the error why it was not."""
+
+    path: str
+    spool: Spool | None
+    report: SpoolReport
+    error: StoreError | None = None
+
+
+class SpoolDirectory:
+    """The spools below a directory. Raises StoreError where it cannot be used."""
+
+    def __init__(
+        self,
+        path: str,
+        fs: FileSystem | None = None,
+        *,
+        segment_size: int = SEGMENT_SIZE,
+        preallocate: int = PREALLOCATE,
+    ) -> None:
+        self.path = path.rstrip("/") or "/"
+        self._fs = fs or RealFileSystem()
+        self._sizes = (segment_size, preallocate)
+
+    def open_new(self, service: str | None, log_id: UUID | None, now: int) -> Spool:
+        """Make a spool for this process."""
+        name = f"{max(now, 0):016x}{uuid4().hex[:16]}"
+        self._fs.makedirs(self.path)
+        spool, _report = self._open(name, Identity(name, service, log_id, now), now)
+        return spool
+
+    def open_orphans(self, now: int) -> list[Opened]:
+        """Open the spools without an owner, oldest first.
+
+        Those that cannot be opened come with their errors, and stay as they are.
+        """
+        opened = []
+        for name in spool_names(self._fs, self.path):
+            path = f"{self.path}/{name}"
+            try:
+                spool, report = self._open(name, Identity(name, None, None, now), now)
+            except DirectoryInUse:
+                continue
+            except (StoreError, UnsupportedFormat, ValueError) as error:
+                failure = error if isinstance(error, StoreError) else StoreError(str(error))
+                opened.append(Opened(path, None, SpoolReport(), failure))
+            else:
+                opened.append(Opened(path, spool, report))
+        return opened
+
+    def _open(self, name: str, new: Identity, now: int) -> tuple[Spool, SpoolReport]:
+        size, step = self._sizes
+        return Spool.open(
+            self._fs, f"{self.path}/{name}", new, now=now, segment_size=size, preallocate=step
+        )
+
+    def topics(self) -> dict[str, KnownTopic]:
+        """Return the topics as they were known last, none where the file is unreadable:
+        it only saves the routing of messages for later.
+        """
+        if TOPICS not in self._fs.listdir(self.path):
+            return {}
+        with suppress(StoreError, ValueError, TypeError):
+            fields = json.loads(read_file(self._fs, f"{self.path}/{TOPICS}"))
+            return {name: KnownTopic(*map(int, known)) for name, known in fields.items()}
+        return {}
+
+    def remember_topics(self, topics: Mapping[str, KnownTopic]) -> None:
+        """Keep these topics for processes that start while no broker answers."""
+        known = {**self.topics(), **topics}
+        write_file(self._fs, self.path, TOPICS, json.dumps(known).encode() + b"\n")
+
+
+def spool_names(fs: FileSystem, path: str) -> list[str]:
+    """Return the names of the spools below a directory, oldest first.
+
+    Symbolic links are ignored: they could lead anywhere.
+    """
+    return [
+        name
+        for name in sorted(names_of(fs, path))
+        if len(name) == 32 and _HEX.issuperset(name) and not _is_link(f"{path}/{name}")
+    ]
+
+
+def _is_link(path: str) -> bool:
+    try:
+        return stat.S_ISLNK(os.lstat(path).st_mode)
+    except OSError:
+        return False
