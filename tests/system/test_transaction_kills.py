@@ -36,6 +36,7 @@ ROLES = {
     # clients: producers, coordinators, relays, consumers
     "tx", "half", "local", "xa", "relay", "inbox",
     "checker", "resolver", "outbox", "recovery",  # those that find the outcome
+    "spool",  # producers without a broker
     "log",  # a broker, at each record
     "backup", "restore",  # of a log
 }  # fmt: skip

@@ -1,0 +1,1 @@
+"""Tests of the producer's spool on its disk."""

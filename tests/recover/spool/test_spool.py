@@ -23,18 +23,18 @@ from tests.recover.spool.disks import (
 )
 from txmq.errors import DirectoryInUse, StoreError, UnsupportedFormat
 from txmq.model.message import message_id
-from txmq.recover.spool import Refusal, SpoolDirectory, drop_refused, scan, spools_below
+from txmq.recover.spool import Refusal, Spool, SpoolDirectory, drop_refused, scan, spools_below
 from txmq.recover.spool.directory import KnownTopic
 from txmq.testing.simfs import SimFS
 
 REFUSAL = Refusal("UnknownTopic", "there is no such topic", 7, "not done")
 
 
-def a_spool(fs: SimFS):  # type: ignore[no-untyped-def]
+def a_spool(fs: SimFS) -> Spool:
     return directory_on(fs).open_new("orders", None, 1)
 
 
-def reopened(fs: SimFS):  # type: ignore[no-untyped-def]
+def reopened(fs: SimFS) -> Spool:
     """The spool as another process finds it after a power cut."""
     [spool] = open_spools(taken(fs.crash(Random(1))))
     return spool

@@ -58,6 +58,7 @@ class SpoolDirectory:
         """Make a spool for this process."""
         name = f"{max(now, 0):016x}{uuid4().hex[:16]}"
         self._fs.makedirs(self.path)
+        self._fs.sync_directory(self.path.rpartition("/")[0] or "/")
         spool, _report = self._open(name, Identity(name, service, log_id, now), now)
         return spool
 
@@ -92,9 +93,10 @@ class SpoolDirectory:
         """
         if TOPICS not in self._fs.listdir(self.path):
             return {}
-        with suppress(StoreError, ValueError, TypeError):
+        with suppress(StoreError, ValueError, TypeError, AttributeError):
             fields = json.loads(read_file(self._fs, f"{self.path}/{TOPICS}"))
-            return {name: KnownTopic(*map(int, known)) for name, known in fields.items()}
+            topics = {name: KnownTopic(*map(int, known)) for name, known in fields.items()}
+            return {name: known for name, known in topics.items() if min(known) >= 0 < known[0]}
         return {}
 
     def remember_topics(self, topics: Mapping[str, KnownTopic]) -> None:

@@ -88,6 +88,7 @@ class Spool:
         self._splits: set[int] = set()
         self._refused = refused_names(fs, path)
         self._unwritten: Flush | None = None
+        self._closed = False
         self.drained = log.segments()[0].first
         self.waiting = 0
         self._load()
@@ -272,8 +273,9 @@ class Spool:
 
         Idempotent.
         """
-        if not self.waiting and not self._refused and not self._unwritten:
+        if not (self._closed or self.waiting or self._refused or self._unwritten):
             self._remove()
+        self._closed = True
         self._log.close()
 
     def abandon(self) -> None:

@@ -206,14 +206,14 @@ class SpoolingSender(Sender):
             self._in_flight.fail_waiting(drain.halted)
         elif self._stores_now(drain):
             self._store()
-        for topic in sorted(drain.unknown_topics):
-            self._refresh_for(drain, topic)
         if drain.in_doubt is not None:
             self._search(drain, drain.in_doubt)
         if not drain.awaits_replies:
             self._caller_io.last_received = time.monotonic()
         writes = drain.next_writes(connection.conversation)
-        self._idle_drain = not writes
+        self._idle_drain = not (writes or drain.unknown_topics)
+        for topic in sorted(drain.unknown_topics):
+            self._refresh_for(drain, topic)
         connection.write(writes)
 
     def _stores_now(self, drain: SpoolDrain) -> bool:

@@ -345,7 +345,9 @@ class SpoolDrain:
     def _reroute(self, head: _Entry) -> None:
         batch = head.batch
         head.rerouted = True
-        self._topics.forget(batch.topic)
+        metadata = self._topics.cached(batch.topic)
+        if metadata is not None and metadata.epoch == batch.epoch:
+            self._topics.forget(batch.topic)
         if batch.explicit:
             head.batch = batch._replace(epoch=0)  # any: the sender named the partition
         elif batch.count == 1:
