@@ -213,7 +213,7 @@ def test_what_is_not_the_users_begins_with_an_underscore() -> None:
     promised = {name for owner, name, _takes in ONE_BY_ONE if owner in CLIENTS}
     for kind in CLIENTS:
         others = {name for name in dir(kind) if name[0] != "_"} - promised
-        assert others <= {"clients", "log_id", "service", "stats"}
+        assert others <= {"clients", "log_id", "service", "spool", "stats"}
 
 
 def test_answers_of_checkers_and_errors_are_there() -> None:
@@ -224,7 +224,7 @@ def test_answers_of_checkers_and_errors_are_there() -> None:
 
 def test_what_is_not_there_yet_is_refused_not_ignored() -> None:
     with pytest.raises(ConfigError, match="spool"):
-        txmq.connect("txmq://127.0.0.1:7650", spool="directory")  # type: ignore[call-overload]
+        txmq.connect(["txmq://127.0.0.1:7650"], spool="directory")
     with (
         txmq.connect("txmq://127.0.0.1:7650") as client,
         pytest.raises(LocalProtocolError, match="on_failure"),

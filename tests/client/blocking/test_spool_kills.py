@@ -11,7 +11,8 @@ from pathlib import Path
 from tests.client.real import RealBroker
 from txmq.client.blocking.client import Client
 from txmq.recover.spool import scan
-from txmq.testing.processes import run_source, running
+from txmq.testing.forked import run_source
+from txmq.testing.processes import running
 from txmq.testing.wait import wait_until
 
 Connect = Callable[..., Client]
