@@ -16,9 +16,10 @@ from txmq.broker.background.group_work_service import GroupWorkService
 from txmq.broker.background.outcome_expiry_service import OutcomeExpiryService
 from txmq.broker.background.publication_service import PublicationService
 from txmq.broker.calls.clock import ClockCalls
-from txmq.broker.calls.consumers import ConsumerGroupCalls, DeadLetterCalls
+from txmq.broker.calls.consumers import ConsumerGroupCalls
 from txmq.broker.calls.dispatcher import CallDispatcher
 from txmq.broker.calls.inboxes import InboxCalls
+from txmq.broker.calls.letters import DeadLetterCalls
 from txmq.broker.calls.log import LogCalls
 from txmq.broker.calls.messages import MessageCalls
 from txmq.broker.calls.recover import RecoverCalls

@@ -51,6 +51,8 @@ GROUPS, POSITIONS, FENCES = "groups", "positions", "fences"
 FAILED, PARKED, LETTERS = "moved", "parked", "letters"
 RETRIES, RETRIES_BY_TIME = "retries", "wakes"
 ATTEMPTS = "attempts"  # key: that of `moved`
+LETTER_NOTES = "letter_notes"  # key: group id, fingerprint
+SELECTIONS = "selections"  # key: name
 LETTER_INDEX, LETTER_CELLS = "letter_index", "letter_cells"  # core/state/letter_index.py
 LOCAL = "local"  # messages in consumers' stores, and orders to these stores
 # delayed messages
@@ -63,7 +65,7 @@ NAMES = (
     JOB_PARTS, JOB_WORK, PIECES, BACKLOG, BARRIERS, CONFLICTS, LISTED, WATERMARKS, DUE, GROUPS,
     POSITIONS, FENCES, FAILED, PARKED, LETTERS, RETRIES, RETRIES_BY_TIME, XA, XIDS, INSTANCES,
     LOG_PINS, MISSED, DELAYED, DELAYED_IDS, DELAYED_AT, RECALLED, META, HANDLED_HEURISTICS,
-    ATTEMPTS, LETTER_INDEX, LETTER_CELLS, LOCAL,
+    ATTEMPTS, LETTER_INDEX, LETTER_CELLS, LOCAL, LETTER_NOTES, SELECTIONS,
 )  # fmt: skip
 
 # thousands of rows are put before the first scan of a range

@@ -6,10 +6,16 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from tests.core.consumers.world import ConsumersWorld
-from txmq.core.consumers.commands import AbandonLetters, NackMessage, ReplayLetters
+from txmq.core.consumers.commands import (
+    AbandonLetters,
+    NackMessage,
+    ReplayLetters,
+    ReportStored,
+    StoredEntry,
+)
 from txmq.core.consumers.letter_selection import LetterScan, LetterSelection, ScanPosition
 from txmq.core.state import failed_messages
-from txmq.core.state.failed_messages import FailedMessage
+from txmq.core.state.failed_messages import FailedKind, FailedMessage
 from txmq.core.state.letter_index import LetterState
 from txmq.model.retry import FailureReport, RetryPolicy
 from txmq.model.units import MINUTE, SECOND
@@ -38,8 +44,8 @@ class LettersWorld(ConsumersWorld):
     def turn(self) -> None:
         """Do something that happens to letters."""
         choice = self.random.choice
-        change = choice((self.kill, self.kill, self.kill, self.replay, self.abandon, self.process))
-        change()
+        kill, act = self.kill, (self.replay, self.abandon, self.process, self.report)
+        choice((kill, kill, kill, *act))()
         # a clock that is set back puts later deaths before earlier ones
         self.now += choice((1, SECOND, 7 * MINUTE, 90 * MINUTE, -3 * MINUTE))
 
@@ -62,6 +68,25 @@ class LettersWorld(ConsumersWorld):
                 "g", "m", self.generation(), topic, partition, offset, key, None, failure, dead
             )
         )
+
+    def report(self) -> None:
+        """Let the member's store keep what the member gets, and tell of what it has."""
+        choice = self.random.choice
+        for got in self.fetch("m"):
+            self.tell(got.topic, got.partition, got.offset, "stored")
+        for (topic_id, *at), row in self.rows().items():
+            if row.kind == FailedKind.LOCAL and self.random.random() < 0.5:
+                state = choice(("stored", "acked", "dead", "returned"))
+                self.tell(self.state.topics_by_id[topic_id].name, at[0], at[1], state)
+
+    def tell(self, topic: str, partition: int, offset: int, state: str) -> None:
+        choice, topic_id = self.random.choice, self.state.topics[topic].topic_id
+        entry = StoredEntry(
+            topic, topic_id, partition, offset, state, 1,
+            failure=FailureReport(choice(TYPES), choice(TEXTS), choice(PRINTS)),
+            key_hash=self.keys[topic_id, partition, offset],
+        )  # fmt: skip
+        self.do(ReportStored("g", "m", self.generation(), b"s" * 16, "host", (entry,)))
 
     def process(self) -> None:
         """Process what is due, or let it fail again."""

@@ -24,7 +24,7 @@ from txmq.core.consumers.commands import (
     ReplayLetters,
     ResetPosition,
 )
-from txmq.core.consumers.group_views import list_letters
+from txmq.core.consumers.letter_views import list_letters
 from txmq.core.consumers.planning import Plan, plan
 from txmq.core.events.consumers import Delivered, Returned
 from txmq.core.topics.topics import GrowTopic

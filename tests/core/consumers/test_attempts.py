@@ -12,7 +12,7 @@ from txmq.core.consumers.commands import (
     ReplayLetters,
     ResetPosition,
 )
-from txmq.core.consumers.group_views import describe_letter
+from txmq.core.consumers.letter_views import describe_letter
 from txmq.core.events.outcome import Rejected
 from txmq.core.state import attempts
 from txmq.core.state.attempts import KEPT_LAST, MAX_TEXT, Attempt, History

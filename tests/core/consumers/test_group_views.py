@@ -9,8 +9,9 @@ import pytest
 
 from tests.core.consumers.world import QUICK, ConsumersWorld, rows
 from txmq.core import machine
-from txmq.core.consumers import group_views
+from txmq.core.consumers import group_views, letter_stats, letter_views
 from txmq.core.consumers.commands import AbandonLetters
+from txmq.core.consumers.letter_selection import LetterSelection
 from txmq.core.consumers.stall_reasons import StallContext
 from txmq.core.events.outcome import Rejected
 from txmq.core.steps import run_to_end
@@ -95,7 +96,7 @@ def test_letters_come_in_pages(world: ConsumersWorld) -> None:
     pages: list[list[tuple[int, int, str]]] = []
     after: int | None = 0
     while after is not None:
-        page = group_views.list_letters(world.state, "g", after, 3)
+        page = letter_views.list_letters(world.state, "g", after, 3)
         assert not isinstance(page, Rejected)
         letters, after = page
         pages.append(
@@ -108,7 +109,7 @@ def test_letters_come_in_pages(world: ConsumersWorld) -> None:
 
 
 def test_a_letter_is_described_with_its_history(world: ConsumersWorld) -> None:
-    letter = group_views.describe_letter(world.state, "g", "t", 0, 0)
+    letter = letter_views.describe_letter(world.state, "g", "t", 0, 0)
     assert not isinstance(letter, Rejected)
     json.dumps(letter.fields)
     expected = {
@@ -120,9 +121,14 @@ def test_a_letter_is_described_with_its_history(world: ConsumersWorld) -> None:
     }  # fmt: skip
     assert {name: letter.fields[name] for name in expected} == expected
     for topic, offset in (("t", 1), ("t", 99), ("x", 0), ("t", -1)):
-        refused = group_views.describe_letter(world.state, "g", topic, 0, offset)
+        refused = letter_views.describe_letter(world.state, "g", topic, 0, offset)
         assert isinstance(refused, Rejected)
         assert refused.error is UnknownLetter
+
+
+def stats_of(world: ConsumersWorld, **selection: Any) -> dict[str, Any]:
+    chosen = LetterSelection(**selection)
+    return run_to_end(letter_stats.count(world.state, world.group(), chosen, world.now, None))
 
 
 def test_letters_are_counted_by_their_common_fields(world: ConsumersWorld) -> None:
@@ -131,9 +137,18 @@ def test_letters_are_counted_by_their_common_fields(world: ConsumersWorld) -> No
     world.now += 1_000
     world.nack("a", 3, partition=1, dead=True, failure=FailureReport("KeyError", "", "f2"))
     world.nack("a", 4, partition=1, dead=True, failure=FailureReport("ValueError", "", "f1"))
-    stats = run_to_end(group_views.letter_stats(world.state, "g"))
+    stats = stats_of(world)
+    print_1, print_2 = stats.pop("fingerprints")
+    ages = {"1h": 3, "1d": 0, "7d": 0, "30d": 0, "older": 0}
+    assert print_1 == {
+        "fingerprint": "f1", "error_type": "ValueError", "letters": 2, "first_at": first,
+        "last_at": world.now, **ages, "1h": 2, "note": "",
+    }  # fmt: skip
+    assert (print_2["fingerprint"], print_2["letters"]) == ("f2", 1)
     assert stats == {
-        "group": "g", "letters": 3, "counted": 3, "by_fingerprint": {"f1": 2, "f2": 1},
+        "group": "g", "letters": 3, "complete": True, "scanned": 0, "ages": ages,
+        "by_state": {"open": 3}, "other_fingerprints": 0, "counted": 3,
+        "by_fingerprint": {"f1": 2, "f2": 1},
         "by_error_type": {"ValueError": 2, "KeyError": 1}, "by_topic": {"t": 3}, "keys": 3,
         "most_of_one_key": 1,
         "replayed": 0, "oldest": first, "newest": world.now,
@@ -145,25 +160,24 @@ def test_only_the_most_frequent_kinds_of_letters_are_named(
     world: ConsumersWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each letter may have an error type of its own, and there may be very many."""
-    monkeypatch.setattr(group_views, "MAX_KINDS", 1)
+    monkeypatch.setattr(letter_stats, "MAX_KINDS", 1)
     world.fetch("a")
     for offset, error in ((3, "ValueError"), (4, "KeyError")):
         failure = FailureReport(error, "", error)
         world.nack("a", offset, partition=1, dead=True, failure=failure)
-    stats: Any = run_to_end(group_views.letter_stats(world.state, "g"))
+    stats: Any = stats_of(world)
     assert (stats["counted"], stats["by_error_type"]) == (3, {"ValueError": 2})
 
 
 def test_views_of_an_unknown_group_are_refused(world: ConsumersWorld) -> None:
     answers = (
-        run_to_end(group_views.letter_stats(world.state, "x")),
         run_to_end(group_views.describe_group(world.state, "x", StallContext(0, 0))),
-        group_views.list_letters(world.state, "x", 0, 1),
-        group_views.describe_letter(world.state, "x", "t", 0, 0),
+        letter_views.list_letters(world.state, "x", 0, 1),
+        letter_views.describe_letter(world.state, "x", "t", 0, 0),
     )
     assert [answer.error for answer in answers if isinstance(answer, Rejected)] == [
         UnknownGroup
-    ] * 4
+    ] * 3
 
 
 def test_the_tables_alone_are_the_whole_state(world: ConsumersWorld) -> None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.core.consumers.invariants import check_letter_index, moved_rows
 from tests.core.consumers.letters_world import Found, LettersWorld
 from txmq.core import machine, upgrades
-from txmq.core.consumers import letter_selection
+from txmq.core.consumers import letter_selection, letter_stats
 from txmq.core.consumers.letter_selection import LetterScan, LetterSelection
 from txmq.core.state import failed_messages, letter_index
-from txmq.core.state.letter_index import LetterState
+from txmq.core.state.letter_index import SLOT, LetterState
+from txmq.core.steps import run_to_end
 from txmq.store.tables import LETTER_CELLS, LETTER_INDEX, META
 
 if TYPE_CHECKING:
@@ -76,6 +78,62 @@ def test_a_walk_over_pages_beside_changes_lists_nothing_twice_and_all_that_stays
     walks_hold(seed)
 
 
+def counts_agree(seed: int) -> None:
+    """Compare statistics with sums over all rows."""
+    world = LettersWorld(seed)
+    for _ in range(60):
+        world.turn()
+    rows = world.rows()
+    for number in range(30):
+        selection = world.selection()
+        if number % 2:  # those that are counted without reading letters
+            selection = LetterSelection(
+                selection.states, selection.topic, fingerprint=selection.fingerprint
+            )
+        found = [rows[ref] for ref, _number in world.naive(selection)]
+        stats: Any = run_to_end(
+            letter_stats.count(world.state, world.group(), selection, world.now, None)
+        )
+        wanted = (
+            len(found),
+            Counter(row.fingerprint for row in found),
+            Counter(row.error_type for row in found),
+            sum(bool(row.replays) for row in found),
+        )
+        named = ("counted", "by_fingerprint", "by_error_type", "replayed")
+        assert tuple(stats[name] for name in named) == wanted, f"seed {seed}: {selection}"
+        assert stats["complete"]
+        assert sum(stats["ages"].values()) == sum(stats["by_state"].values()) == len(found)
+        for group in stats["fingerprints"]:
+            alike = [
+                row.dead_at
+                for row in found
+                if (row.fingerprint, row.error_type) == (group["fingerprint"], group["error_type"])
+            ]
+            assert group["letters"] == len(alike)
+            assert group["first_at"] <= min(alike) < group["first_at"] + SLOT
+            assert max(alike) <= group["last_at"] < max(alike) + SLOT
+
+
+@pytest.mark.parametrize("seed", range(FIRST_SEED, LAST_SEED))
+def test_statistics_are_the_sums_over_all_rows(seed: int) -> None:
+    counts_agree(seed)
+
+
+def planted_lost_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A letter that leaves without being subtracted when it was replayed before."""
+    discard = letter_index.discard
+
+    def forgetful(tables: Any, group_id: int, letter: letter_index.Letter) -> None:
+        key = letter_index._cell_key(group_id, letter)
+        row = tables[LETTER_CELLS].get(key)
+        discard(tables, group_id, letter)
+        if letter.replays:
+            tables[LETTER_CELLS].put(key, row)
+
+    monkeypatch.setattr(letter_index, "discard", forgetful)
+
+
 def planted_without_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """A scan that also finds the letters that die while it goes on."""
     begin = LetterScan.__init__
@@ -123,7 +181,13 @@ def planted_near_miss(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "plant",
-    [planted_without_bound, planted_stale_index, planted_page_of_numbers, planted_near_miss],
+    [
+        planted_lost_count,
+        planted_without_bound,
+        planted_stale_index,
+        planted_page_of_numbers,
+        planted_near_miss,
+    ],
 )
 def test_planted_bugs_of_the_selection_are_found(
     plant: object, monkeypatch: pytest.MonkeyPatch
@@ -131,7 +195,7 @@ def test_planted_bugs_of_the_selection_are_found(
     plant(monkeypatch)  # type: ignore[operator]
     found = 0
     for seed in range(1, 20):
-        for checker in (pages_agree, walks_hold):
+        for checker in (pages_agree, walks_hold, counts_agree):
             try:
                 checker(seed)
             except AssertionError:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.core.consumers.world import QUICK, ConsumersWorld, Received
 from txmq.core.consumers.commands import LeaveGroup, PauseGroup, ResetPosition
-from txmq.core.consumers.group_views import list_letters
+from txmq.core.consumers.letter_views import list_letters
 from txmq.core.consumers.poison import BATCH_LIMITS
 from txmq.core.events.consumers import Delivered
 from txmq.core.events.outcome import Rejected

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from txmq.batch import BatchView, key_hash_at, single_row
+from txmq.batch import key_hash_at
 from txmq.broker.calls.dispatcher import Answer, CallContext, Handler, then
+from txmq.broker.calls.operators import operator_note
 from txmq.broker.calls.pages import page_of
-from txmq.broker.engine.log_reader import offset_at_time, read_batches
-from txmq.broker.search import message_view
+from txmq.broker.engine.log_reader import offset_at_time
 from txmq.core.consumers import commands as core
 from txmq.core.consumers import group_views
 from txmq.core.consumers.failures import key_source
 from txmq.core.consumers.stall_reasons import StallContext
 from txmq.core.events.outcome import Rejected
-from txmq.errors import CorruptRecord
 from txmq.model.retry import FailureReport
 from txmq.model.units import MILLISECOND, SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable
     from random import Random
 
     from txmq.broker.delivery.long_polls import LongPolls
@@ -34,14 +32,6 @@ if TYPE_CHECKING:
     from txmq.core.steps import Steps
     from txmq.wire.calls import consumers as wire
     from txmq.wire.calls.arguments import ListArgs
-
-UNREADABLE: dict[str, Any] = {
-    "key": None,
-    "tag": None,
-    "headers": {},
-    "message_id": None,
-    "born_at": None,
-}
 
 
 class ConsumerGroupCalls:
@@ -69,7 +59,7 @@ class ConsumerGroupCalls:
             "group.show": self.show,
             "group.alter": self.alter,
             "group.delete": lambda call, args: self._submit(
-                core.DeleteGroup(args.group, _operator_note(args)), call.answer
+                core.DeleteGroup(args.group, operator_note(args)), call.answer
             ),
             "group.reset": self.reset,
             "group.clone": self.clone,
@@ -81,12 +71,12 @@ class ConsumerGroupCalls:
         self._engine.submit(command, then(answer, lambda _reply: {}))
 
     def clone(self, call: CallContext, args: wire.GroupClone) -> None:
-        command = core.CloneGroup(args.group, args.to, _operator_note(args))
+        command = core.CloneGroup(args.group, args.to, operator_note(args))
         self._engine.submit(command, then(call.answer, lambda reply: reply._asdict()))
 
     def _pause(self, call: CallContext, args: wire.GroupPause, *, paused: bool) -> None:
         self._submit(
-            core.PauseGroup(args.group, paused, _operator_note(args), args.topic or ""),
+            core.PauseGroup(args.group, paused, operator_note(args), args.topic or ""),
             call.answer,
         )
 
@@ -237,7 +227,7 @@ class ConsumerGroupCalls:
             return {"settings": group_views.describe_settings(settings)}
 
         self._engine.submit(
-            core.AlterGroup(args.group, _settings_of(args), _operator_note(args)),
+            core.AlterGroup(args.group, _settings_of(args), operator_note(args)),
             then(call.answer, altered),
         )
 
@@ -253,80 +243,8 @@ class ConsumerGroupCalls:
         else:
             offsets = tuple(args.to.items())
         command = core.ResetPosition(
-            args.group, args.topic, to, offsets, args.reprocess, args.dry_run, _operator_note(args)
+            args.group, args.topic, to, offsets, args.reprocess, args.dry_run, operator_note(args)
         )
-        self._engine.submit(command, then(call.answer, lambda reply: reply._asdict()))
-
-
-class DeadLetterCalls:
-    """Calls that list, show, replay and abandon dead letters."""
-
-    def __init__(self, engine: Engine, turns: TurnWork) -> None:
-        self._engine, self._turns = engine, turns
-        self.handlers: dict[str, Handler] = {
-            "dlq.list": self.list_letters,
-            "dlq.show": self.show,
-            "dlq.stats": lambda call, args: turns.run(
-                call.caller, group_views.letter_stats(engine.state, args.group), call.answer
-            ),
-            "dlq.replay": self.replay,
-            "dlq.abandon": self.abandon,
-        }
-
-    def list_letters(self, call: CallContext, args: wire.DlqList) -> None:
-        found = group_views.list_letters(self._engine.state, args.group, args.after, args.limit)
-        if isinstance(found, Rejected):
-            call.answer(found)
-            return
-        letters, following = found
-        shown = list(message_view.fit_entries(self._letter_views(letters, bodies=args.bodies)))
-        if len(shown) < len(letters):
-            following = shown[-1]["number"]
-        self._engine.answer_when_durable(call.answer, {"letters": shown, "next": following})
-
-    def show(self, call: CallContext, args: wire.DlqShow) -> None:
-        letter = group_views.describe_letter(
-            self._engine.state, args.group, args.topic, args.partition, args.offset
-        )
-        fields = letter if isinstance(letter, Rejected) else self._letter_view(letter, bodies=True)
-        self._engine.answer_when_durable(call.answer, fields)
-
-    def _letter_views(
-        self, letters: Sequence[group_views.LetterView], *, bodies: bool
-    ) -> Iterator[dict[str, Any]]:
-        """Return the letters that can be shown. Without bodies, a damaged letter is
-        listed as damaged; with bodies, the page ends before it.
-        """
-        for number, letter in enumerate(letters):
-            try:
-                yield self._letter_view(letter, bodies=bodies)
-            except CorruptRecord as error:
-                if bodies and not number:
-                    raise
-                if bodies:
-                    return
-                yield letter.fields | UNREADABLE | {"damaged": error.message}
-
-    def _letter_view(self, letter: group_views.LetterView, *, bodies: bool) -> dict[str, Any]:
-        """Return a letter with the fields of its batch. Letters are durable, so the log
-        can be read.
-        """
-        (batch,) = read_batches(self._engine.store, [(letter.position, letter.length)])
-        view = BatchView(single_row(bytes(batch), letter.row))
-        fields = letter.fields | {
-            "key": view.keys[0],
-            "tag": view.tags[0],
-            "headers": dict(view.headers[0]),
-        }
-        fields |= {"message_id": view.message_ids[0], "born_at": view.born_at[0]}
-        return fields | {"body": b64encode(view.bodies[0]).decode()} if bodies else fields
-
-    def replay(self, call: CallContext, args: wire.DlqReplay) -> None:
-        command = core.ReplayLetters(args.group, args.letters, _operator_note(args))
-        self._engine.submit(command, then(call.answer, lambda reply: reply._asdict()))
-
-    def abandon(self, call: CallContext, args: wire.DlqAbandon) -> None:
-        command = core.AbandonLetters(args.group, args.letters, args.reason, args.operator or "")
         self._engine.submit(command, then(call.answer, lambda reply: reply._asdict()))
 
 
@@ -343,8 +261,3 @@ def _settings_of(args: wire.GroupSettingsArgs) -> core.RequestedSettings:
         if args.consume_timeout_ms is None
         else args.consume_timeout_ms * MILLISECOND,
     )
-
-
-def _operator_note(args: wire.OperatorArgs) -> str:
-    """Return the operator and the reason, for the log."""
-    return ": ".join(filter(None, (args.operator, args.reason)))

@@ -24,11 +24,16 @@ def fit_entries(entries: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """
     size = 0
     for entry in entries:
-        weight = ENTRY_BYTES + sum(len(str(value)) for value in entry.values())
+        weight = weight_of(entry)
         if size and size + weight > PAGE_BYTES:
             return
         size += weight
         yield entry
+
+
+def weight_of(entry: dict[str, Any]) -> int:
+    """Return the bytes of an entry in a reply, roughly."""
+    return ENTRY_BYTES + sum(len(str(value)) for value in entry.values())
 
 
 def read_view(store: Log, position: int, length: int) -> BatchView:

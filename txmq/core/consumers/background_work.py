@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from txmq.core.consumers import key_fences, leases
+from txmq.core.consumers import key_fences, leases, letter_notes
 from txmq.core.consumers.commands import AdvanceGroupWork, DeleteGroup
 from txmq.core.consumers.group_settings import with_members
 from txmq.core.events.consumers import (
@@ -148,6 +148,7 @@ def _delete_step(state: State, group: ConsumerGroup, most: int) -> None:
     if left > 0 and not group.fences:
         for tp in group.positions:
             state.tables[t.MISSED].delete(t.POSITION_KEY.pack(group.group_id, *tp))
+        letter_notes.forget_notes(state, group)
         state.groups.remove(group)
 
 

@@ -1,35 +1,30 @@
-"""Views of consumer groups and dead letters: answers for operators, in JSON values."""
+"""Views of consumer groups: answers for operators, in JSON values."""
 
 from __future__ import annotations
 
-from collections import Counter
 from heapq import nlargest
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from txmq.core.consumers import failures, stall_reasons, store_views
+from txmq.core.consumers import stall_reasons, store_views
 from txmq.core.consumers.authorization import find_group, find_member
 from txmq.core.consumers.membership import identities
 from txmq.core.consumers.stall_reasons import StallContext
 from txmq.core.events.outcome import Rejected
-from txmq.core.state import attempts, failed_messages, visibility
+from txmq.core.state import visibility
 from txmq.core.state.consumer_groups import FenceState
-from txmq.core.state.failed_messages import FailedKind, FailedMessage
 from txmq.core.state.restores import epoch_of
 from txmq.core.state.state import State
 from txmq.core.steps import run_to_end
-from txmq.errors import UnknownLetter, UnknownMember
+from txmq.errors import UnknownMember
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from txmq.core.state.consumer_groups import (
         ConsumerGroup,
         GroupMember,
         GroupSettings,
         KeyFence,
-        MessageRef,
     )
     from txmq.core.state.positions import GroupPosition
     from txmq.core.steps import Steps
@@ -40,20 +35,6 @@ MAX_STORES_LISTED = 100
 # Partitions of each group whose oldest message is read for a list of all groups.
 TIMED_PARTITIONS = 16
 PARTITIONS_PER_STEP = 64  # between two looks at the clock
-LETTERS_PER_STEP = 256
-MAX_KINDS = 1_000  # of fingerprints, error types and topics, in `letter_stats`
-MAX_LETTERS_COUNTED = 100_000  # by `letter_stats`, from the oldest on
-
-
-class LetterView(NamedTuple):
-    """An open or abandoned dead letter: the location of its message, and its other
-    fields.
-    """
-
-    position: int
-    length: int
-    row: int
-    fields: dict[str, Any]
 
 
 def list_groups(state: State, now: int | None = None) -> list[dict[str, Any]]:
@@ -269,123 +250,3 @@ def describe_membership(
         "on_exhausted": group.settings.on_exhausted,
     }
     return view | identities(state, group, present.topics)._asdict()
-
-
-def list_letters(
-    state: State, name: str, after: int, limit: int
-) -> tuple[list[LetterView], int | None] | Rejected:
-    """Return a page of dead letters in the order of their deaths, and the next page's
-    `after`.
-
-    Abandoned letters are included. The second value is None after the last page.
-    """
-    group = find_group(state, name)
-    if isinstance(group, Rejected):
-        return group
-    page = list(islice(_letters(state, group, after), limit))
-    following = page[-1][1].number if len(page) == limit else None
-    return [_letter(state, group, *item) for item in page], following
-
-
-def _letters(
-    state: State, group: ConsumerGroup, after: int = 0
-) -> Iterator[tuple[MessageRef, FailedMessage]]:
-    start, stop = (
-        t.LETTER_KEY.pack(group.group_id, after + 1),
-        t.LETTER_KEY.pack(group.group_id, t.SIGN),
-    )
-    rows: Any = state.letters.range(start, stop)
-    for _key, ref in rows:
-        row = failed_messages.get(state, group, tuple(ref))
-        assert row is not None, "in the index, so it is there"
-        yield tuple(ref), row
-
-
-def describe_letter(
-    state: State, name: str, topic: str, partition: int, offset: int
-) -> LetterView | Rejected:
-    """Describe one dead letter with its history, found by the place of its message."""
-    group = find_group(state, name)
-    if isinstance(group, Rejected):
-        return group
-    ref, row = failures.find_message(state, group, topic, partition, offset)
-    if ref is None or row is None or row.kind not in (FailedKind.LETTER, FailedKind.ABANDONED):
-        message = f"consumer group {name!r} has no dead letter {topic}/{partition}/{offset}"
-        return Rejected(UnknownLetter, message, "list the dead letters: txmq dlq list")
-    letter = _letter(state, group, ref, row)
-    failed = attempts.get(state, group, ref)
-    # a letter of an older version has no history but its last failure
-    kept = failed.attempts or (attempts.attempt_of(row, row.dead_at),)
-    letter.fields["failures"] = failed.failures or 1
-    letter.fields["history"] = [attempt._asdict() for attempt in kept]
-    return letter
-
-
-def _letter(state: State, group: ConsumerGroup, ref: MessageRef, row: FailedMessage) -> LetterView:
-    topic_id, partition, offset = ref
-    fence = group.fence(topic_id, row.key_hash)
-    fields = {
-        "group": group.name,
-        "topic": state.topics_by_id[topic_id].name,
-        "partition": partition,
-        "offset": offset,
-        "number": row.number,
-        "state": "dead" if row.kind == FailedKind.LETTER else "abandoned",
-        "attempts": row.attempt,
-        "replays": row.replays,
-        "deaths": row.deaths,
-        "error_type": row.error_type,
-        "error_text": row.error_text,
-        "fingerprint": row.fingerprint,
-        "consumer": row.consumer,
-        "first_failed_at": row.first_failed_at,
-        "dead_at": row.dead_at,
-        "stored_at": row.stored_at,
-        "key_hash": row.key_hash,
-        "parked_behind": 0 if fence is None or fence.offset != offset else fence.parked,
-        "reserved_by": row.token.hex() or None,
-        "reason": row.reason,
-    }
-    return LetterView(row.position, row.length, row.row, fields)
-
-
-def letter_stats(state: State, name: str) -> Steps[dict[str, Any] | Rejected]:
-    """Count open dead letters by fingerprint, error type, topic and key, in steps. Of
-    each the most frequent ones are named.
-    """
-    group = find_group(state, name)
-    if isinstance(group, Rejected):
-        return group
-    fingerprints, types, topics = Counter[str](), Counter[str](), Counter[str]()
-    keys = Counter[int]()
-    died: list[int] = []
-    replayed = seen = last = 0
-    while seen < MAX_LETTERS_COUNTED:
-        page = list(islice(_letters(state, group, last), LETTERS_PER_STEP))
-        for ref, row in page:
-            if row.kind != FailedKind.LETTER:
-                continue
-            fingerprints[row.fingerprint] += 1
-            types[row.error_type] += 1
-            topics[state.topics_by_id[ref[0]].name] += 1
-            died.append(row.dead_at)
-            replayed += bool(row.replays)
-            if row.key_hash is not None:
-                keys[row.key_hash] += 1
-        if len(page) < LETTERS_PER_STEP:
-            break
-        seen, last = seen + len(page), page[-1][1].number
-        yield
-    return {
-        "group": group.name,
-        "letters": group.letters,
-        "counted": len(died),
-        "by_fingerprint": dict(fingerprints.most_common(MAX_KINDS)),
-        "by_error_type": dict(types.most_common(MAX_KINDS)),
-        "by_topic": dict(topics.most_common(MAX_KINDS)),
-        "keys": len(keys),
-        "most_of_one_key": max(keys.values(), default=0),
-        "replayed": replayed,
-        "oldest": min(died, default=None),
-        "newest": max(died, default=None),
-    }

@@ -137,7 +137,7 @@ class LetterScan:
             if not walk.found or leaps <= 0 or self.text_read >= texts:
                 return
             letter = self._examine(_place_of(walk))
-            self.position = self.position._replace(place=_place_of(walk) + b"\0")
+            self.position = self.position._replace(place=_after(_place_of(walk)))
             if letter is not None:
                 yield letter
             leaps -= walk.advance(self.position.place, LEAPS_PER_STEP)
@@ -155,6 +155,11 @@ class LetterScan:
         self.text_read += len(row.error_text)
         name = self._state.topics_by_id[ref[0]].name
         return FoundLetter(ref, row) if matches(self._selection, name, row) else None
+
+
+def _after(place: bytes) -> bytes:
+    """Return the first place behind this one."""
+    return (int.from_bytes(place) + 1).to_bytes(PLACE.size)
 
 
 def _prefixes(

@@ -13,6 +13,7 @@ from txmq.core.consumers import (
     failures,
     group_settings,
     leases,
+    letter_notes,
     membership,
     resets,
     store_orders,
@@ -38,6 +39,7 @@ RULES = (
     failures,
     store_reports,
     store_orders,
+    letter_notes,
 )
 
 

@@ -453,3 +453,26 @@ class StoreMessagesAdopted(NamedTuple):
     group_id: int
     store: bytes
     most: int
+
+
+@event(120)
+class FingerprintNoted(NamedTuple):
+    """An operator noted something on a fingerprint of a group's dead letters; "" = the
+    note was removed.
+    """
+
+    group_id: int
+    fingerprint: str
+    text: str
+    by: str
+
+
+@event(121)
+class SelectionSaved(NamedTuple):
+    """A selection of dead letters, as JSON, was saved under a name; "" = it was
+    removed.
+    """
+
+    name: str
+    text: str
+    by: str

@@ -89,13 +89,15 @@ class Move(NamedTuple):
 
 
 def letter_state(row: FailedMessage) -> LetterState | None:
-    """Return the state of a dead letter, or of a message that was one; None = the
-    message has never been dead.
+    """Return the state of a dead letter, of a message that was one, or that a
+    consumer's store has; None = any other failed message.
     """
     if row.kind == FailedKind.ABANDONED:
         return LetterState.ABANDONED
     if row.kind == FailedKind.LETTER and not row.token:
         return LetterState.OPEN
+    if row.kind == FailedKind.LOCAL:
+        return LetterState.LOCAL
     return LetterState.REPLAYING if row.number else None
 
 

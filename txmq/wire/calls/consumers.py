@@ -11,7 +11,7 @@ from txmq.model import limits
 from txmq.model.message import is_name
 from txmq.model.retry import RetryPolicy
 from txmq.model.units import DAY, MILLISECOND
-from txmq.wire.calls.arguments import Args, Limit, Name, Text
+from txmq.wire.calls.arguments import Args, Name, Text
 
 
 def _group(text: str) -> str:
@@ -210,31 +210,3 @@ class InboxRestore(InboxArgs):
 
     ranges: OffsetRanges
     lost: bool = False
-
-
-class DlqList(GroupArgs):
-    """A page of dead letters."""
-
-    after: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    limit: Limit = 100
-    bodies: bool = False
-
-
-class DlqShow(GroupArgs):
-    """One dead letter."""
-
-    topic: Name
-    partition: Partition
-    offset: Offset
-
-
-class DlqReplay(OperatorArgs):
-    """Dead letters to deliver again."""
-
-    letters: Annotated[tuple[MessagePlace, ...], Field(min_length=1, max_length=10_000)]
-
-
-class DlqAbandon(DlqReplay):
-    """Dead letters to close for good."""
-
-    reason: Annotated[str, StringConstraints(min_length=1, max_length=4_096)]

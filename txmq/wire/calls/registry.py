@@ -9,7 +9,16 @@ from pydantic import ValidationError
 
 from txmq.errors import RemoteProtocolError
 from txmq.errors.validation import first_mistake
-from txmq.wire.calls import consumers, logs, messages, recover, topics, transactions, xa
+from txmq.wire.calls import (
+    consumers,
+    letters,
+    logs,
+    messages,
+    recover,
+    topics,
+    transactions,
+    xa,
+)
 from txmq.wire.calls.alarms import AlarmsReport
 from txmq.wire.calls.arguments import Args, ClockConfirm, ListArgs, NoArgs, StatsArgs
 from txmq.wire.json import WireModel, dump, parse
@@ -72,11 +81,14 @@ CALLS: dict[str, type[Args]] = {
     "job.decide": transactions.JobDecide,
     "checks.wait": transactions.ChecksWait,
     "checks.answer": transactions.ChecksAnswer,
-    "dlq.list": consumers.DlqList,
-    "dlq.show": consumers.DlqShow,
-    "dlq.stats": consumers.GroupArgs,
-    "dlq.replay": consumers.DlqReplay,
-    "dlq.abandon": consumers.DlqAbandon,
+    "dlq.list": letters.DlqList,
+    "dlq.show": letters.DlqShow,
+    "dlq.stats": letters.DlqStats,
+    "dlq.replay": letters.DlqReplay,
+    "dlq.abandon": letters.DlqAbandon,
+    "dlq.note": letters.DlqNote,
+    "dlq.save": letters.DlqSave,
+    "dlq.saved": letters.DlqSaved,
     "recover.list": recover.RecoverList,
     "recover.show": recover.RecoverShow,
     "recover.retry": recover.RecoverRetry,

@@ -1,0 +1,372 @@
+"""Control calls of dead letters: list, count, show, replay and abandon them.
+
+A call that selects letters reads a bounded number of them, in steps between which other
+connections have their turns. Its reply says where to go on, and how many letters it has
+read: no reply is late because few letters fit.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from typing import TYPE_CHECKING, Any
+
+from txmq.batch import BatchView, single_row
+from txmq.broker.calls.dispatcher import Answer, CallContext, Handler, then
+from txmq.broker.calls.operators import operator_note
+from txmq.broker.calls.pages import page_of
+from txmq.broker.engine.log_reader import read_batches
+from txmq.broker.search import message_view
+from txmq.core.consumers import commands as core
+from txmq.core.consumers import letter_notes, letter_stats, letter_views
+from txmq.core.consumers.authorization import find_group
+from txmq.core.consumers.failures import MAX_LETTERS
+from txmq.core.consumers.letter_selection import (
+    FoundLetter,
+    LetterScan,
+    LetterSelection,
+    ScanPosition,
+)
+from txmq.core.events.outcome import Rejected
+from txmq.core.state.letter_index import LetterState
+from txmq.errors import BadRequest, CorruptRecord, UnknownTopic
+from txmq.model.keys import key_hash
+from txmq.wire.calls.letters import Cursor, SelectionArgs, parse_cursor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from txmq.broker.engine.engine import Engine
+    from txmq.broker.engine.turn_work import TurnWork
+    from txmq.core.consumers.letter_views import LetterView
+    from txmq.core.state.consumer_groups import ConsumerGroup
+    from txmq.core.steps import Steps
+    from txmq.wire.calls import letters as wire
+
+UNREADABLE: dict[str, Any] = {
+    "key": None,
+    "tag": None,
+    "headers": {},
+    "message_id": None,
+    "born_at": None,
+}
+# A call that selects reads no more than this: about 50 ms of the broker's time.
+MAX_SCANNED = 5_000  # letters
+MAX_READ = 32 << 20  # bytes of their messages
+READ_PER_STEP = 256 << 10
+
+
+class _Selected:
+    """The letters of a selection, from a position on, with their messages where those
+    are asked for.
+    """
+
+    def __init__(
+        self,
+        calls: DeadLetterCalls,
+        group: ConsumerGroup,
+        args: SelectionArgs,
+        after: str | None,
+    ) -> None:
+        self._calls, self.group, self.args = calls, group, args
+        start = None if after is None else ScanPosition(*parse_cursor(after))
+        self.scan = LetterScan(calls.state, group, core_selection(args), start, calls.now())
+        self._judges_messages = args.key is not None or args.header is not None
+        self._read = 0
+
+    def step(self, *, bodies: bool | None) -> Iterator[tuple[FoundLetter, dict[str, Any]]]:
+        """Yield the letters that a bounded search finds, with the fields of a reply.
+
+        `bodies` None: only the fields that the selection needs, in no special form. A
+        letter whose message is damaged is yielded in any case: it is unknown whether
+        the selection has it.
+        """
+        until = self._read + READ_PER_STEP
+        for found in self.scan.step():
+            fields: dict[str, Any] = {}
+            if bodies is not None or self._judges_messages:
+                fields = self._fields(found, bodies=bool(bodies))
+            if "damaged" in fields or not self._judges_messages or self._has(fields):
+                yield found, fields
+            if self._read >= until:
+                return
+
+    def judge(self) -> Callable[[FoundLetter], bool] | None:
+        """Return a function that judges letters by their messages; None = the rows tell
+        all that the selection needs.
+        """
+        if not self._judges_messages:
+            return None
+
+        def has(found: FoundLetter) -> bool:
+            fields = self._fields(found, bodies=False)
+            return "damaged" not in fields and self._has(fields)
+
+        return has
+
+    def _fields(self, found: FoundLetter, *, bodies: bool) -> dict[str, Any]:
+        view = letter_views.view_of(self._calls.state, self.group, *found)
+        self._read += view.length
+        return self._calls.fields_of(view, bodies=bodies)
+
+    def _has(self, fields: dict[str, Any]) -> bool:
+        args = self.args
+        if args.key is not None and fields["key"] != args.key:
+            return False
+        if args.header is None:
+            return True
+        name, value = args.header
+        headers = fields["headers"]
+        return name in headers and value in (None, headers[name])
+
+    @property
+    def exhausted(self) -> bool:
+        """Return True if the call has read enough."""
+        return self.scan.examined >= MAX_SCANNED or self._read >= MAX_READ
+
+    @property
+    def following(self) -> str | None:
+        """Return the cursor of the next page; None = this is the last one."""
+        return None if self.scan.ended else str(Cursor(*self.scan.position))
+
+
+class DeadLetterCalls:
+    """Calls of operators about dead letters."""
+
+    def __init__(self, engine: Engine, turns: TurnWork) -> None:
+        self._engine, self._turns = engine, turns
+        self.state, self.now = engine.state, engine.now
+        self.handlers: dict[str, Handler] = {
+            "dlq.list": self.list_letters,
+            "dlq.show": self.show,
+            "dlq.stats": self.stats,
+            "dlq.replay": self.replay,
+            "dlq.abandon": self.abandon,
+            "dlq.note": self.note,
+            "dlq.save": self.save,
+            "dlq.saved": self.saved,
+        }
+
+    def list_letters(self, call: CallContext, args: wire.DlqList) -> None:
+        if args.selects:
+            self._turns.run(call.caller, self._select(args), call.answer)
+        else:
+            self._list_by_number(call, args)
+
+    def _list_by_number(self, call: CallContext, args: wire.DlqList) -> None:
+        """Answer a client that knows no selections."""
+        assert isinstance(args.after, int), "a cursor comes with a selection"
+        found = letter_views.list_letters(self.state, args.group, args.after, args.limit)
+        if isinstance(found, Rejected):
+            call.answer(found)
+            return
+        letters, following = found
+        shown = list(message_view.fit_entries(self._views(letters, bodies=args.bodies)))
+        if len(shown) < len(letters):
+            following = shown[-1]["number"]
+        self._engine.answer_when_durable(call.answer, {"letters": shown, "next": following})
+
+    def _select(self, args: wire.DlqList) -> Steps[dict[str, Any] | Rejected]:
+        after = args.after if isinstance(args.after, str) else None
+        selected = self._selected(args, after)
+        if isinstance(selected, Rejected):
+            return selected
+        shown: list[dict[str, Any]] = []
+        size = 0
+        while not (selected.scan.ended or selected.exhausted):
+            for _found, fields in selected.step(bodies=args.bodies):
+                shown.append(fields)
+                size += message_view.weight_of(fields)
+                if len(shown) == args.limit or size >= message_view.PAGE_BYTES:
+                    break
+            if len(shown) == args.limit or size >= message_view.PAGE_BYTES:
+                break
+            yield
+        return {
+            "letters": shown,
+            "next": selected.following,
+            "scanned": selected.scan.examined,
+        }
+
+    def _selected(self, args: wire.SelectArgs, after: str | None) -> _Selected | Rejected:
+        """Return the letters that a call selects, or why it cannot."""
+        group = find_group(self.state, args.group)
+        if isinstance(group, Rejected):
+            return group
+        chosen = self._selection(args)
+        if isinstance(chosen, Rejected):
+            return chosen
+        if chosen.topic is not None and chosen.topic not in self.state.topics:
+            message = f"topic {chosen.topic!r} does not exist"
+            return Rejected(UnknownTopic, message, "see the topics: txmq topic list")
+        return _Selected(self, group, chosen, after)
+
+    def _selection(self, args: wire.SelectArgs) -> SelectionArgs | Rejected:
+        if args.saved is None:
+            return args.select or SelectionArgs()
+        note = letter_notes.selection_of(self.state, args.saved)
+        if note is None:
+            message = f"there is no selection {args.saved!r}"
+            return Rejected(BadRequest, message, "see the selections: txmq dlq select list")
+        return SelectionArgs.model_validate_json(note.text)
+
+    def show(self, call: CallContext, args: wire.DlqShow) -> None:
+        letter = letter_views.describe_letter(
+            self.state, args.group, args.topic, args.partition, args.offset
+        )
+        fields = letter if isinstance(letter, Rejected) else self._view(letter, bodies=args.bodies)
+        self._engine.answer_when_durable(call.answer, fields)
+
+    def stats(self, call: CallContext, args: wire.DlqStats) -> None:
+        self._turns.run(call.caller, self._count(args), call.answer)
+
+    def _count(self, args: wire.DlqStats) -> Steps[dict[str, Any] | Rejected]:
+        selected = self._selected(args, None)
+        if isinstance(selected, Rejected):
+            return selected
+        group, judge = selected.group, selected.judge()
+        chosen = core_selection(selected.args)
+        return (yield from letter_stats.count(self.state, group, chosen, self.now(), judge))
+
+    def _views(self, letters: Sequence[LetterView], *, bodies: bool) -> Iterator[dict[str, Any]]:
+        """Return the letters that can be shown. Without bodies, a damaged letter is
+        listed as damaged; with bodies, the page ends before it.
+        """
+        for number, letter in enumerate(letters):
+            try:
+                yield self._view(letter, bodies=bodies)
+            except CorruptRecord as error:
+                if bodies and not number:
+                    raise
+                if bodies:
+                    return
+                yield letter.fields | UNREADABLE | {"damaged": error.message}
+
+    def fields_of(self, letter: LetterView, *, bodies: bool) -> dict[str, Any]:
+        """Return a letter with the fields of its message, or with its damage."""
+        try:
+            return self._view(letter, bodies=bodies)
+        except CorruptRecord as error:
+            return letter.fields | UNREADABLE | {"damaged": error.message}
+
+    def _view(self, letter: LetterView, *, bodies: bool) -> dict[str, Any]:
+        """Return a letter with the fields of its batch. Letters are durable, so the log
+        can be read.
+        """
+        (batch,) = read_batches(self._engine.store, [(letter.position, letter.length)])
+        view = BatchView(single_row(bytes(batch), letter.row))
+        fields = letter.fields | {
+            "key": view.keys[0],
+            "tag": view.tags[0],
+            "headers": dict(view.headers[0]),
+        }
+        fields |= {
+            "message_id": view.message_ids[0],
+            "born_at": view.born_at[0],
+            "size": len(view.bodies[0]),
+        }
+        return fields | {"body": b64encode(view.bodies[0]).decode()} if bodies else fields
+
+    def replay(self, call: CallContext, args: wire.DlqReplay) -> None:
+        note = operator_note(args)
+        self._change(call, args, lambda letters: core.ReplayLetters(args.group, letters, note))
+
+    def abandon(self, call: CallContext, args: wire.DlqAbandon) -> None:
+        by, reason = args.operator or "", args.reason
+        self._change(
+            call, args, lambda letters: core.AbandonLetters(args.group, letters, reason, by)
+        )
+
+    def _change(
+        self,
+        call: CallContext,
+        args: wire.DlqReplay,
+        command: Callable[[tuple[core.TopicOffset, ...]], object],
+    ) -> None:
+        """Change the letters that are named, or the next ones that are selected."""
+        if args.letters:
+            answer = then(call.answer, lambda reply: reply._asdict())
+            self._engine.submit(command(args.letters), answer)
+            return
+
+        def found(page: dict[str, Any] | Rejected) -> None:
+            if isinstance(page, Rejected):
+                call.answer(page)
+                return
+            letters, unknown = page.pop("letters"), page.pop("damaged")
+
+            def changed(reply: Any) -> dict[str, Any]:  # noqa: ANN401  # a LettersReply
+                return {"done": reply.done, "refused": (*reply.refused, *unknown), **page}
+
+            self._engine.submit(command(letters), then(call.answer, changed))
+
+        self._turns.run(call.caller, self._next_places(args), found)
+
+    def _next_places(self, args: wire.DlqReplay) -> Steps[dict[str, Any] | Rejected]:
+        selected = self._selected(args, args.after)
+        if isinstance(selected, Rejected):
+            return selected
+        places: list[core.TopicOffset] = []
+        damage: list[tuple[str, int, int, str]] = []
+        while not (selected.scan.ended or selected.exhausted or len(places) == MAX_LETTERS):
+            for found, fields in selected.step(bodies=None):
+                topic_id, partition, offset = found.ref
+                place = (self.state.topics_by_id[topic_id].name, partition, offset)
+                if "damaged" in fields:
+                    damage.append((*place, fields["damaged"]))
+                else:
+                    places.append(place)
+                if len(places) == MAX_LETTERS:
+                    break
+            yield
+        return {
+            "letters": tuple(places),
+            "damaged": damage,
+            "next": selected.following,
+            "scanned": selected.scan.examined,
+        }
+
+    def note(self, call: CallContext, args: wire.DlqNote) -> None:
+        by = operator_note(args)
+        self._submit(
+            letter_notes.NoteFingerprint(args.group, args.fingerprint, args.text, by), call.answer
+        )
+
+    def save(self, call: CallContext, args: wire.DlqSave) -> None:
+        text = "" if args.select is None else args.select.model_dump_json(exclude_defaults=True)
+        self._submit(letter_notes.SaveSelection(args.name, text, operator_note(args)), call.answer)
+
+    def saved(self, call: CallContext, args: wire.DlqSaved) -> None:
+        known = dict(letter_notes.selections(self.state))
+        page = page_of(known, args, "selections")
+        if isinstance(page, Rejected):
+            call.answer(page)
+            return
+        found = [
+            {"name": name, "select": json.loads(known[name].text), **_author(known[name])}
+            for name in page.names
+        ]
+        self._engine.answer_when_durable(call.answer, {"selections": found, "next": page.following})
+
+    def _submit(self, command: object, answer: Answer) -> None:
+        self._engine.submit(command, then(answer, lambda _reply: {}))
+
+
+def core_selection(args: SelectionArgs) -> LetterSelection:
+    """Return the part of a selection that the core judges by rows of the tables."""
+    return LetterSelection(
+        tuple(dict.fromkeys(LetterState[state.upper()] for state in args.states)),
+        args.topic,
+        None if args.key is None else key_hash(args.key),
+        args.died_from or 0,
+        args.died_before,
+        args.error_type,
+        args.fingerprint,
+        args.min_attempts or 0,
+        args.max_attempts,
+        args.text,
+    )
+
+
+def _author(note: letter_notes.Note) -> dict[str, Any]:
+    return {"by": note.by, "saved_at": note.at}

@@ -1,0 +1,121 @@
+"""Views of dead letters: answers for operators, in JSON values."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from txmq.core.consumers import failures
+from txmq.core.consumers.authorization import find_group
+from txmq.core.events.outcome import Rejected
+from txmq.core.state import attempts, failed_messages
+from txmq.core.state.failed_messages import FailedKind, FailedMessage
+from txmq.errors import UnknownLetter
+from txmq.store import tables as t
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
+    from txmq.core.state.state import State
+
+
+class LetterView(NamedTuple):
+    """An open or abandoned dead letter: the location of its message, and its other
+    fields.
+    """
+
+    position: int
+    length: int
+    row: int
+    fields: dict[str, Any]
+
+
+def list_letters(
+    state: State, name: str, after: int, limit: int
+) -> tuple[list[LetterView], int | None] | Rejected:
+    """Return a page of dead letters in the order of their deaths, and the next page's
+    `after`.
+
+    Abandoned letters are included. The second value is None after the last page.
+    """
+    group = find_group(state, name)
+    if isinstance(group, Rejected):
+        return group
+    page = list(islice(_letters(state, group, after), limit))
+    following = page[-1][1].number if len(page) == limit else None
+    return [view_of(state, group, *item) for item in page], following
+
+
+def _letters(
+    state: State, group: ConsumerGroup, after: int = 0
+) -> Iterator[tuple[MessageRef, FailedMessage]]:
+    start, stop = (
+        t.LETTER_KEY.pack(group.group_id, after + 1),
+        t.LETTER_KEY.pack(group.group_id, t.SIGN),
+    )
+    rows: Any = state.letters.range(start, stop)
+    for _key, ref in rows:
+        row = failed_messages.get(state, group, tuple(ref))
+        assert row is not None, "in the index, so it is there"
+        yield tuple(ref), row
+
+
+def describe_letter(
+    state: State, name: str, topic: str, partition: int, offset: int
+) -> LetterView | Rejected:
+    """Describe one dead letter with its history, found by the place of its message."""
+    group = find_group(state, name)
+    if isinstance(group, Rejected):
+        return group
+    ref, row = failures.find_message(state, group, topic, partition, offset)
+    if ref is None or row is None or failed_messages.letter_state(row) is None:
+        message = f"consumer group {name!r} has no dead letter {topic}/{partition}/{offset}"
+        return Rejected(UnknownLetter, message, "list the dead letters: txmq dlq list")
+    letter = view_of(state, group, ref, row)
+    failed = attempts.get(state, group, ref)
+    # a letter of an older version has no history but its last failure
+    kept = failed.attempts or (attempts.attempt_of(row, row.dead_at),)
+    letter.fields["failures"] = failed.failures or 1
+    letter.fields["history"] = [attempt._asdict() for attempt in kept]
+    return letter
+
+
+def view_of(state: State, group: ConsumerGroup, ref: MessageRef, row: FailedMessage) -> LetterView:
+    """Describe a letter of a group."""
+    topic_id, partition, offset = ref
+    fence = group.fence(topic_id, row.key_hash)
+    fields = {
+        "group": group.name,
+        "topic": state.topics_by_id[topic_id].name,
+        "partition": partition,
+        "offset": offset,
+        "number": row.number,
+        "state": _state(row),
+        "attempts": row.attempt,
+        "replays": row.replays,
+        "deaths": row.deaths,
+        "error_type": row.error_type,
+        "error_text": row.error_text,
+        "fingerprint": row.fingerprint,
+        "consumer": row.consumer,
+        "first_failed_at": row.first_failed_at,
+        "dead_at": row.dead_at,
+        "stored_at": row.stored_at,
+        "key_hash": row.key_hash,
+        "parked_behind": 0 if fence is None or fence.offset != offset else fence.parked,
+        "reserved_by": row.token.hex() or None,
+        "reason": row.reason,
+    }
+    return LetterView(row.position, row.length, row.row, fields)
+
+
+def _state(row: FailedMessage) -> str:
+    """Return the state of a letter in a reply. A dead one stays "dead" while an
+    undecided transaction replays it, as older clients know it.
+    """
+    if row.kind == FailedKind.LETTER:
+        return "dead"
+    state = failed_messages.letter_state(row)
+    assert state is not None, "it is a letter"
+    return state.name.lower()

@@ -1,0 +1,167 @@
+"""Arguments of control calls of dead letters, and selections of them."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal, NamedTuple, Self
+
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
+
+from txmq.model import limits
+from txmq.wire.calls.arguments import Args, Limit, ListArgs, Name, Reason, Text
+from txmq.wire.calls.consumers import GroupArgs, MessagePlace, Offset, OperatorArgs, Partition
+
+PLACE_BYTES = 32
+_CURSOR = re.compile(r"[0-9a-f]{96}")
+_NUMBER = 16  # hexadecimal digits
+
+
+class Cursor(NamedTuple):
+    """Where the next page of a selection begins. On the wire it is 96 hexadecimal
+    digits, which no client need understand.
+    """
+
+    place: bytes
+    below: int
+    until: int
+
+    def __str__(self) -> str:
+        return f"{self.place.hex()}{self.below:016x}{self.until:016x}"
+
+
+def parse_cursor(text: str) -> Cursor:
+    """Return the cursor that a page has ended with."""
+    at = 2 * PLACE_BYTES
+    return Cursor(
+        bytes.fromhex(text[:at]), int(text[at : at + _NUMBER], 16), int(text[at + _NUMBER :], 16)
+    )
+
+
+def _cursor(text: str) -> str:
+    if _CURSOR.fullmatch(text) is None:
+        raise ValueError("not a cursor: repeat `next` of the page before")
+    return text
+
+
+CursorText = Annotated[str, AfterValidator(_cursor)]
+Time = Annotated[int, Field(ge=0, le=limits.TIME)]
+Count = Annotated[int, Field(ge=0, lt=2**31)]
+Short = Annotated[str, StringConstraints(max_length=256)]
+State = Literal["open", "replaying", "abandoned", "local"]
+
+
+class SelectionArgs(Args):
+    """The dead letters to select: those with all of these properties; null = any.
+
+    `died_from` <= time of death < `died_before`, in microseconds. `header` is a name
+    and a value, null = any value. `text` is part of the error's type or text, in any
+    case of its letters.
+    """
+
+    states: Annotated[tuple[State, ...], Field(min_length=1, max_length=4)] = ("open",)
+    topic: Name | None = None
+    key: Annotated[str, StringConstraints(max_length=limits.KEY)] | None = None
+    died_from: Time | None = None
+    died_before: Time | None = None
+    error_type: Short | None = None
+    fingerprint: Short | None = None
+    min_attempts: Count | None = None
+    max_attempts: Count | None = None
+    header: (
+        tuple[
+            Annotated[str, StringConstraints(min_length=1, max_length=1_024)],
+            Annotated[str, StringConstraints(max_length=limits.HEADERS)] | None,
+        ]
+        | None
+    ) = None
+    text: Annotated[str, StringConstraints(min_length=1, max_length=256)] | None = None
+
+
+class SelectArgs(GroupArgs):
+    """Letters of a group: by a selection, or by the name of a saved one."""
+
+    select: SelectionArgs | None = None
+    saved: Name | None = None
+
+    @property
+    def selects(self) -> bool:
+        """Return True if letters are selected."""
+        return self.select is not None or self.saved is not None
+
+    @model_validator(mode="after")
+    def _is_one_selection(self) -> Self:
+        if self.select is not None and self.saved is not None:
+            raise ValueError("either select or saved, not both")
+        return self
+
+
+class DlqList(SelectArgs):
+    """A page of dead letters.
+
+    Without a selection, all in the order of their numbers, open or abandoned: `after`
+    is a number. With one, `after` is the cursor that the page before has ended with.
+    """
+
+    after: Annotated[int, Field(ge=0, lt=2**63)] | CursorText = 0
+    limit: Limit = 100
+    bodies: bool = False
+
+    @model_validator(mode="after")
+    def _goes_on_as_it_began(self) -> Self:
+        if self.after != 0 and isinstance(self.after, str) != self.selects:
+            raise ValueError("after: repeat `next` of the page before, with its selection")
+        return self
+
+
+class DlqShow(GroupArgs):
+    """One dead letter."""
+
+    topic: Name
+    partition: Partition
+    offset: Offset
+    bodies: bool = True
+
+
+class DlqStats(SelectArgs):
+    """Statistics of the dead letters of a group, by default of the open ones."""
+
+
+class DlqReplay(OperatorArgs, SelectArgs):
+    """Dead letters to deliver again: by their places, or the next ones of a
+    selection.
+    """
+
+    letters: Annotated[tuple[MessagePlace, ...], Field(max_length=10_000)] = ()
+    after: CursorText | None = None
+
+    @model_validator(mode="after")
+    def _names_letters(self) -> Self:
+        if bool(self.letters) == self.selects:
+            raise ValueError("either letters or a selection")
+        return self
+
+
+class DlqAbandon(DlqReplay):
+    """Dead letters to close for good."""
+
+    reason: Reason
+
+
+class DlqNote(OperatorArgs):
+    """A note on a fingerprint; "" removes it."""
+
+    fingerprint: Short
+    text: Text
+
+
+class DlqSave(Args):
+    """A selection to save under a name; null removes it."""
+
+    name: Name
+    select: SelectionArgs | None = None
+    operator: Name | None = None
+    reason: Text = ""
+
+
+class DlqSaved(ListArgs):
+    """The saved selections by name."""
