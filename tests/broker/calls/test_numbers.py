@@ -34,6 +34,7 @@ TEXTS = {
     "member": "m",
     "instance": "i",
     "key": "k",
+    "cursor": "0" * 96,
 }
 MESSAGE_ID = "00" * 16 + "-0"
 
@@ -89,6 +90,19 @@ def with_number(args: Any, path: tuple[Any, ...], number: int) -> Any:
     return changed
 
 
+def numbers_of(args: dict[str, Any]) -> Iterator[tuple[dict[str, Any], tuple[Any, ...]]]:
+    """Yield arguments and the path of each number in them. Dead letters are either
+    named or selected.
+    """
+    ways: tuple[set[str], ...] = (set(),)
+    if "saved" in args:
+        ways = ({"saved", "select", "cursor"}, {"saved", "letters", "after"})
+    for left_out in ways:
+        some = {key: value for key, value in args.items() if key not in left_out}
+        for path in numbers_in(some):
+            yield some, path
+
+
 def busy(broker: BrokerInMemory) -> None:
     """Make a topic with a message, a group with a member and a dead letter, and a
     transaction.
@@ -109,9 +123,9 @@ def failure_of(name: str) -> str:
     args = sample(schema, schema.get("$defs", {}), name)
     assert decode_call(encode_call(name, args))[0] == name, "else its numbers prove nothing"
     client, faults = broker.connect(), broker.engine.faults
-    for path in numbers_in(args):
+    for some, path in numbers_of(args):
         for number in ENDS:
-            call = encode_call(name, with_number(args, path, number))
+            call = encode_call(name, with_number(some, path, number))
             client.send(encode_frame(Opcode.CALL, 7, call))
             broker.pass_time(0.1)
             if faults.counts or broker.engine.failed is not None or client.closed:

@@ -106,7 +106,7 @@ def counts_agree(seed: int) -> None:
         assert sum(stats["ages"].values()) == sum(stats["by_state"].values()) == len(found)
         for group in stats["fingerprints"]:
             alike = [
-                row.dead_at
+                row.dead_at or row.first_failed_at
                 for row in found
                 if (row.fingerprint, row.error_type) == (group["fingerprint"], group["error_type"])
             ]

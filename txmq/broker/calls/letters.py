@@ -54,6 +54,7 @@ UNREADABLE: dict[str, Any] = {
 MAX_SCANNED = 5_000  # letters
 MAX_READ = 32 << 20  # bytes of their messages
 READ_PER_STEP = 256 << 10
+REPEAT = "repeat `next` of the page before, with the same selection"
 
 
 class _Selected:
@@ -66,10 +67,10 @@ class _Selected:
         calls: DeadLetterCalls,
         group: ConsumerGroup,
         args: SelectionArgs,
-        after: str | None,
+        cursor: str | None,
     ) -> None:
         self._calls, self.group, self.args = calls, group, args
-        start = None if after is None else ScanPosition(*parse_cursor(after))
+        start = None if cursor is None else ScanPosition(*parse_cursor(cursor))
         self.scan = LetterScan(calls.state, group, core_selection(args), start, calls.now())
         self._judges_messages = args.key is not None or args.header is not None
         self._read = 0
@@ -148,14 +149,15 @@ class DeadLetterCalls:
         }
 
     def list_letters(self, call: CallContext, args: wire.DlqList) -> None:
-        if args.selects:
+        if args.after if args.selects else args.cursor is not None:
+            call.answer(Rejected(BadRequest, "the page before was of another list", REPEAT))
+        elif args.selects:
             self._turns.run(call.caller, self._select(args), call.answer)
         else:
             self._list_by_number(call, args)
 
     def _list_by_number(self, call: CallContext, args: wire.DlqList) -> None:
         """Answer a client that knows no selections."""
-        assert isinstance(args.after, int), "a cursor comes with a selection"
         found = letter_views.list_letters(self.state, args.group, args.after, args.limit)
         if isinstance(found, Rejected):
             call.answer(found)
@@ -167,8 +169,7 @@ class DeadLetterCalls:
         self._engine.answer_when_durable(call.answer, {"letters": shown, "next": following})
 
     def _select(self, args: wire.DlqList) -> Steps[dict[str, Any] | Rejected]:
-        after = args.after if isinstance(args.after, str) else None
-        selected = self._selected(args, after)
+        selected = self._selected(args, args.cursor)
         if isinstance(selected, Rejected):
             return selected
         shown: list[dict[str, Any]] = []
@@ -188,7 +189,7 @@ class DeadLetterCalls:
             "scanned": selected.scan.examined,
         }
 
-    def _selected(self, args: wire.SelectArgs, after: str | None) -> _Selected | Rejected:
+    def _selected(self, args: wire.SelectArgs, cursor: str | None) -> _Selected | Rejected:
         """Return the letters that a call selects, or why it cannot."""
         group = find_group(self.state, args.group)
         if isinstance(group, Rejected):
@@ -199,9 +200,12 @@ class DeadLetterCalls:
         if chosen.topic is not None and chosen.topic not in self.state.topics:
             message = f"topic {chosen.topic!r} does not exist"
             return Rejected(UnknownTopic, message, "see the topics: txmq topic list")
-        return _Selected(self, group, chosen, after)
+        return _Selected(self, group, chosen, cursor)
 
     def _selection(self, args: wire.SelectArgs) -> SelectionArgs | Rejected:
+        if args.saved is not None and args.select is not None:
+            message = "both a selection and the name of one"
+            return Rejected(BadRequest, message, "send either select or saved")
         if args.saved is None:
             return args.select or SelectionArgs()
         note = letter_notes.selection_of(self.state, args.saved)
@@ -284,6 +288,10 @@ class DeadLetterCalls:
         command: Callable[[tuple[core.TopicOffset, ...]], object],
     ) -> None:
         """Change the letters that are named, or the next ones that are selected."""
+        if bool(args.letters) == args.selects:
+            message = "letters and a selection" if args.letters else "no letters"
+            call.answer(Rejected(BadRequest, message, "send either letters or a selection"))
+            return
         if args.letters:
             answer = then(call.answer, lambda reply: reply._asdict())
             self._engine.submit(command(args.letters), answer)
@@ -303,7 +311,7 @@ class DeadLetterCalls:
         self._turns.run(call.caller, self._next_places(args), found)
 
     def _next_places(self, args: wire.DlqReplay) -> Steps[dict[str, Any] | Rejected]:
-        selected = self._selected(args, args.after)
+        selected = self._selected(args, args.cursor)
         if isinstance(selected, Rejected):
             return selected
         places: list[core.TopicOffset] = []

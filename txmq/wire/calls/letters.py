@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Annotated, Literal, NamedTuple
 
-from pydantic import AfterValidator, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, Field, StringConstraints
 
 from txmq.model import limits
 from txmq.wire.calls.arguments import Args, Limit, ListArgs, Name, Reason, Text
@@ -88,29 +88,18 @@ class SelectArgs(GroupArgs):
         """Return True if letters are selected."""
         return self.select is not None or self.saved is not None
 
-    @model_validator(mode="after")
-    def _is_one_selection(self) -> Self:
-        if self.select is not None and self.saved is not None:
-            raise ValueError("either select or saved, not both")
-        return self
-
 
 class DlqList(SelectArgs):
     """A page of dead letters.
 
-    Without a selection, all in the order of their numbers, open or abandoned: `after`
-    is a number. With one, `after` is the cursor that the page before has ended with.
+    Without a selection, all in the order of their numbers, open or abandoned, and
+    `after` is a number. With one, `cursor` is `next` of the page before.
     """
 
-    after: Annotated[int, Field(ge=0, lt=2**63)] | CursorText = 0
+    after: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    cursor: CursorText | None = None
     limit: Limit = 100
     bodies: bool = False
-
-    @model_validator(mode="after")
-    def _goes_on_as_it_began(self) -> Self:
-        if self.after != 0 and isinstance(self.after, str) != self.selects:
-            raise ValueError("after: repeat `next` of the page before, with its selection")
-        return self
 
 
 class DlqShow(GroupArgs):
@@ -132,13 +121,7 @@ class DlqReplay(OperatorArgs, SelectArgs):
     """
 
     letters: Annotated[tuple[MessagePlace, ...], Field(max_length=10_000)] = ()
-    after: CursorText | None = None
-
-    @model_validator(mode="after")
-    def _names_letters(self) -> Self:
-        if bool(self.letters) == self.selects:
-            raise ValueError("either letters or a selection")
-        return self
+    cursor: CursorText | None = None
 
 
 class DlqAbandon(DlqReplay):
