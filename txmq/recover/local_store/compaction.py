@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from txmq.crashpoints import crashpoint
-from txmq.recover.local_store.opening import store_entry
+from txmq.errors import StoreError
+from txmq.recover.local_store.opening import is_bad_sector, is_damage, store_entry
 from txmq.recover.local_store.records import (
     ENTRY,
     RELEASED,
@@ -40,7 +41,7 @@ FACTOR = 2  # of the log's size to what is stored
 class Compaction:
     """Compaction of one store. Its methods are called with the store's lock held.
 
-    `on_damage` is called for messages whose bodies are unreadable.
+    `give_back` is called for messages that are unreadable here.
     """
 
     def __init__(
@@ -48,13 +49,12 @@ class Compaction:
         commit: GroupCommit,
         state: StoreState,
         segment_size: int,
-        now: Callable[[], int],
-        on_damage: Callable[[list[Place]], None],
+        give_back: Callable[[list[Place]], None],
     ) -> None:
         self._commit, self._log, self._state = commit, commit.log, state
         self._spare = 2 * segment_size
         self._pause = min(STEP, segment_size) // 4
-        self._now, self._on_damage = now, on_damage
+        self._give_back = give_back
         self._looked_at = self._log.end  # the log's end at the last step
         self._reading: tuple[int, Iterator[Record | Damage]] | None = None
 
@@ -62,8 +62,8 @@ class Compaction:
     def is_due(self) -> bool:
         return self._log.end - self._looked_at >= self._pause
 
-    def relocate(self) -> int:
-        """Store messages of the oldest segment again, and return the log's end.
+    def relocate(self) -> None:
+        """Store messages of the oldest segment again.
 
         Of what is read, at least half is needed no longer. So the log stays in its
         bounds if more is read than twice what it has grown by.
@@ -72,7 +72,6 @@ class Compaction:
         while to_read > 0 and self._too_large:
             to_read -= self._relocate_some()
         self._looked_at = self._log.end
-        return self._looked_at
 
     def removable(self, index_position: int) -> list[SegmentInfo]:
         """Release and return segments that neither the state nor the index needs.
@@ -110,24 +109,48 @@ class Compaction:
         """Read a part of the oldest segment, and store again what is needed of it."""
         oldest, end = min(self._state.live), self._oldest_end
         assert end is not None
-        if self._reading is None or self._reading[0] != oldest:
-            self._reading = oldest, self._log.reader.decoder(oldest).scan(oldest, end)
-        read = 0
         crashpoint("local_store.before_relocation")
-        for item in self._reading[1]:
-            read += item.end - item.position
-            if isinstance(item, Damage):
-                self._give_back(item)
-            elif item.kind in {STORED, ENTRY}:
-                self._relocate(item)
-            if read >= STEP:
-                break
-        else:
+        try:
+            read = self._read_some(oldest, end)
+        except StoreError as error:
             self._reading = None
-            self._require_empty(oldest, end)
+            if not is_bad_sector(error):
+                raise
+            read = self._relocate_one_by_one(oldest, end)
         self._commit.settle(self._log.end)
         crashpoint("local_store.after_relocation")
-        return max(read, 1)
+        return read
+
+    def _read_some(self, oldest: int, end: int) -> int:
+        if self._reading is None or self._reading[0] != oldest:
+            self._reading = oldest, self._log.reader.decoder(oldest).scan(oldest, end)
+        read = 1
+        for item in self._reading[1]:
+            read += item.end - item.position
+            if isinstance(item, Record) and item.kind in {STORED, ENTRY}:
+                self._relocate(item)
+            if read >= STEP:
+                return read
+        self._reading = None
+        if oldest in self._state.live:  # what is needed is damaged
+            read += self._relocate_one_by_one(oldest, end)
+        return read
+
+    def _relocate_one_by_one(self, first: int, end: int) -> int:
+        """Look for what the index knows of a segment, and give back what is damaged."""
+        rows = [(place, row) for place, row in self._state.rows() if first <= row.position < end]
+        for place, row in rows:
+            try:
+                record = self._log.record_at(row.position)
+            except StoreError as error:
+                if not is_damage(error):
+                    raise
+                self._give_back([place])
+            else:
+                self._relocate(record)
+                if self._state.row(place) == row:  # another record is there
+                    self._give_back([place])
+        return end - first
 
     def _relocate(self, record: Record) -> None:
         try:
@@ -138,7 +161,7 @@ class Compaction:
         if row is None or row.position != record.position:
             return
         if not row.whole or row.state != State.STORED:
-            store_entry(self._log, self._state, head.place, row, returned=False, now=self._now())
+            store_entry(self._commit.append, self._state, head.place, row, returned=False)
             return
         moved = head._replace(
             state=row.state,
@@ -149,17 +172,3 @@ class Compaction:
         )
         at = self._commit.append(STORED, encode_stored(moved), bytes(split_body(record).attachment))
         self._state.store(moved, at.position, at.end - at.position, whole=True)
-
-    def _give_back(self, damage: Damage) -> None:
-        self._on_damage(
-            [
-                place
-                for place, row in self._state.rows()
-                if damage.position <= row.position < damage.end
-            ]
-        )
-
-    def _require_empty(self, first: int, end: int) -> None:
-        """Give back what a whole walk over a segment did not find in it."""
-        if first in self._state.live:
-            self._give_back(Damage("", first, end, ""))

@@ -23,6 +23,7 @@ from txmq.errors import CorruptRecord, ForeignStore, StoreError, UnsupportedForm
 from txmq.model.message import check_name
 from txmq.recover.local_store.files import read_file, write_file
 from txmq.recover.local_store.values import StoreIdentity, StoreOwner
+from txmq.store.filesystem import RealFileSystem
 
 if TYPE_CHECKING:
     from txmq.store.filesystem import FileSystem
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 IDENTITY = "identity.json"
 KIND, VERSION = "consumer store", 1
 _FOLDERS = frozenset(("log", "index"))
-_OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def store_path(directory: str, owner: StoreOwner) -> str:
@@ -50,6 +50,7 @@ def prepare(directory: str, owner: StoreOwner) -> str:
     for level in (Path(directory), Path(path).parent, Path(path)):
         try:
             level.mkdir(mode=0o700)
+            RealFileSystem().sync_directory(str(level.parent))
         except FileExistsError:
             pass
         except OSError as error:
@@ -63,7 +64,7 @@ def prepare(directory: str, owner: StoreOwner) -> str:
 
 
 def check_folder(path: Path) -> None:
-    """Require a directory that belongs to this user, and that nobody else may write."""
+    """Require a directory of this user that not every user may write."""
     try:
         found = path.lstat()
     except OSError as error:
@@ -80,9 +81,9 @@ def check_folder(path: Path) -> None:
             f"{path}: belongs to user {found.st_uid}, this process runs as {os.geteuid()}",
             hint="run as that user, or give this one a directory of its own",
         )
-    if found.st_mode & _OTHERS_MAY_WRITE:
+    if found.st_mode & stat.S_IWOTH:
         raise StoreError(
-            f"{path}: other users may write there (mode {stat.S_IMODE(found.st_mode):04o})",
+            f"{path}: every user may write there (mode {stat.S_IMODE(found.st_mode):04o})",
             hint=f"chmod 700 {path}, after a look at what is in it",
         )
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):

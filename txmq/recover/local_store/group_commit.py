@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from txmq.crashpoints import crashpoint
 from txmq.errors import DiskFull, StoreClosed, StoreError
+from txmq.recover.local_store.records import LAZY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +33,7 @@ class GroupCommit:
     """Writer of a store's log. Its methods are called with the lock of `changed` held.
 
     `changed` is notified after each write. `failure` is empty while the store works.
+    `visible` is the end of all records that readers of the store depend on.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class GroupCommit:
     ) -> None:
         self.log = log
         self.failure = ""
+        self.visible = log.end
         self._fs, self._path, self._ballast = fs, path, ballast
         self._changed, self._now = changed, now
         self._writing = False
@@ -87,11 +90,14 @@ class GroupCommit:
         """Append a record. It is accepted on a full disk, too."""
         self.require_open()
         try:
-            return self.log.append(
+            at = self.log.append(
                 kind, head, body, stored_at=self._now(), boot_epoch=0, continued=True
             )
         except StoreClosed as error:
             self._stop(error)
+        if kind not in LAZY:
+            self.visible = at.end
+        return at
 
     def settle(self, end: int) -> None:
         """Return once the log is on disk up to the position `end`.

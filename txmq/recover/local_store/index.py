@@ -63,6 +63,9 @@ class OpenIndex(Protocol):
     def seal(self) -> None:
         """Note that the index was closed as it should be."""
 
+    def discard(self) -> None:
+        """Remove the index, which was closed."""
+
 
 class LmdbIndex:
     """The index of the store in a directory."""
@@ -82,6 +85,9 @@ class LmdbIndex:
     def seal(self) -> None:
         with suppress(StoreError):  # without it nothing is lost
             write_file(self._fs, str(self._path), SEAL, self._hash())
+
+    def discard(self) -> None:
+        remove_environment(self._path)
 
     def _broken_seal(self) -> str:
         names = self._fs.listdir(str(self._path))

@@ -7,8 +7,10 @@ broker has a copy of everything.
 
 from __future__ import annotations
 
+import errno
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.crashpoints import crashpoint
@@ -20,7 +22,7 @@ from txmq.recover.local_store.values import State, StoreReport
 from txmq.store.ballast import Ballast
 from txmq.store.log.decoder import Damage
 from txmq.store.log.integrity import KnownPositions
-from txmq.store.log.log import Log
+from txmq.store.log.log import Appended, Log
 from txmq.store.log.record import LOST
 from txmq.store.log.repair import repair_locked
 from txmq.store.log.segment import list_segments
@@ -36,15 +38,19 @@ if TYPE_CHECKING:
     from txmq.store.log.recovery import RecoveryReport
     from txmq.store.log.segment import Segment
 
-COMMIT_ROWS = 1 << 14  # changed rows that are kept in memory before the index is written
-
 
 class Sizes(NamedTuple):
-    """Bytes of a segment of the log, of a step of zeros ahead, and of the ballast."""
+    """Bytes of a segment of the log, of a step of zeros ahead, and of the ballast.
+
+    The index is written when it is `behind` the log by so many bytes, or has so many
+    `rows` in memory.
+    """
 
     segment: int = 32 << 20
     step: int = 2 << 20
     ballast: int = 16 << 20
+    behind: int = 32 << 20
+    rows: int = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +224,7 @@ class _Opener:
                 reason = f"a record that makes no sense: {error}"
                 self._lies.append(Damage(folder, record.position, record.end, reason))
             replayed += 1
-            if index.overlay_rows >= COMMIT_ROWS:
+            if index.overlay_rows >= self._sizes.rows:
                 commit_index(index, state, record.end)
         if log.first > state.released:
             reason = "segments are missing"
@@ -228,15 +234,18 @@ class _Opener:
 
     def _give_back(self, log: Log, state: StoreState) -> list[Place]:
         """Give back what has lost its body, as far as the index knows of it."""
-        victims = {place: row for place, row in self._lost.items() if state.row(place) is None}
+        victims = {}
+        if self._unnamed:  # else the segments were not needed any more
+            victims = {p: row for p, row in self._lost.items() if state.row(p) is None}
         if spans := self._repaired:
             victims |= {
                 place: row
                 for place, row in state.rows()
                 if any(span.position <= row.position < span.end for span in spans)
             }
+        append = partial(log.append, stored_at=self._now, boot_epoch=0)
         for place, row in victims.items():
-            store_entry(log, state, place, row, returned=True, now=self._now)
+            store_entry(append, state, place, row, returned=True)
         if flush := log.cut():
             log.write(flush)
             log.complete(flush)
@@ -244,7 +253,12 @@ class _Opener:
 
 
 def store_entry(
-    log: Log, state: StoreState, place: Place, row: Row, *, returned: bool, now: int
+    append: Callable[[int, bytes], Appended],
+    state: StoreState,
+    place: Place,
+    row: Row,
+    *,
+    returned: bool,
 ) -> None:
     """Store what is known of a message anew, without its body.
 
@@ -253,8 +267,18 @@ def store_entry(
     if returned and row.state == State.STORED:
         row = row._replace(state=State.RETURNED, told=False)
     head = head_of(place, row)
-    at = log.append(ENTRY, encode_entry(head), stored_at=now, boot_epoch=0, continued=True)
+    at = append(ENTRY, encode_entry(head))
     state.store(head, at.position, at.end - at.position, whole=False)
+
+
+def is_damage(error: StoreError) -> bool:
+    """Return whether an error of a read says that the disk lost what was there."""
+    return isinstance(error, CorruptRecord) or is_bad_sector(error)
+
+
+def is_bad_sector(error: StoreError) -> bool:
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno == errno.EIO
 
 
 def _log_is_gone(error: CorruptRecord) -> CorruptRecord:

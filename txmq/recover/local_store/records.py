@@ -29,11 +29,13 @@ if TYPE_CHECKING:
     from txmq.store.log.record import Record
 
 STORED, CHANGED, TOLD, FORGOTTEN, RELEASED, ENTRY = range(1, 7)
+LAZY = frozenset((TOLD, FORGOTTEN, RELEASED))  # a restart without them only repeats work
 _MAX = (1 << 63) - 1
 _U32 = (1 << 32) - 1
 _FAILURE_CHARACTERS = 1_000  # of an error's text: the broker cuts it, too
 _BASES = 32
 _NOTHING = FailureReport()
+_INTEGERS = {int}
 
 
 class LyingRecord(ValueError):
@@ -184,7 +186,7 @@ def decode_stored(record: Record) -> StoredHead:
 
 def check_head(head: StoredHead) -> None:
     """Require types and ranges that `decode_stored` accepts. Raises LyingRecord."""
-    _check_place(*head.place)
+    _check_place(head.topic_id, head.partition, head.offset)
     _check_numbers(head.run, head.attempt, head.due, head.first_at, head.generation)
     _check_numbers(head.stored_at, head.epoch)
     _check_state(head.state)
@@ -192,10 +194,10 @@ def check_head(head: StoredHead) -> None:
     for text, most in ((head.key, limits.KEY), (head.tag, limits.TAG)):
         if text is not None and (type(text) is not str or len(text) > most):
             raise LyingRecord("a text of another type or length")
-    if type(head.told) is not bool or type(head.message_id) is not str:
+    if {type(head.told), type(head.message_id), type(head.born_at)} != {bool, str, int}:
         raise LyingRecord("a head of other types")
-    if type(head.born_at) is not int or abs(head.born_at) > _MAX:
-        raise LyingRecord("a head of other types")
+    if abs(head.born_at) > _MAX:
+        raise LyingRecord(f"born at {head.born_at}")
     for pair in head.headers:
         if type(pair) is not tuple or len(pair) != 2 or any(type(text) is not str for text in pair):
             raise LyingRecord("headers of other types")
@@ -287,19 +289,18 @@ def _rows(record: Record, width: int) -> list[list[Any]]:
     return rows
 
 
-def _check_place(topic_id: object, partition: object, offset: object) -> None:
+def _check_place(topic_id: int, partition: int, offset: int) -> None:
     _check_numbers(topic_id, partition, offset)
-    if not (topic_id <= _U32 and partition <= _U32):  # type: ignore[operator]
+    if topic_id > _U32 or partition > _U32:
         raise LyingRecord(f"a place of topic {topic_id!r}, partition {partition!r}")
 
 
-def _check_numbers(*values: object) -> None:
-    for value in values:
-        if type(value) is not int or not 0 <= value <= _MAX:
-            raise LyingRecord(f"{value!r} where a number belongs")
+def _check_numbers(*values: int) -> None:
+    if {*map(type, values)} != _INTEGERS or min(values) < 0 or max(values) > _MAX:
+        raise LyingRecord(f"{values!r} where numbers belong")
 
 
-def _check_state(state: object) -> None:
+def _check_state(state: int) -> None:
     if type(state) is not int or not State.STORED <= state <= State.RETURNED:
         raise LyingRecord(f"state {state!r}")
 

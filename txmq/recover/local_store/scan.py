@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from txmq.errors import CorruptRecord, StoreError
 from txmq.recover.local_store.directory import read_identity
 from txmq.recover.local_store.index import LAYOUT, MAP_SIZE
-from txmq.recover.local_store.opening import COMMIT_ROWS, commit_index
+from txmq.recover.local_store.opening import Sizes, commit_index
 from txmq.recover.local_store.records import LyingRecord, decode_message
 from txmq.recover.local_store.state import StoreState, entry_of
 from txmq.recover.local_store.values import Entry, StoredMessage, StoreSummary
@@ -112,7 +112,7 @@ def _fold(
     for record in _records(reader, segments):
         with suppress(LyingRecord):
             state.apply(record)
-        if tables.overlay_rows >= COMMIT_ROWS:
+        if tables.overlay_rows >= Sizes().rows:
             commit_index(tables, state, record.end)
     return reader, state
 

@@ -6,6 +6,7 @@ What the tables hold can therefore be made again from the log at any time.
     messages  place                    -> Row
     due       due time, place          -> ()    what may be handed out: heads of keys
     chains    key's hash, run, place   -> ()    keys in their order, while they are held
+              key's hash               -> run and place of the first and of the last
     untold    run, place               -> ()    what the broker does not know
     ages      time of arrival, place   -> ()    what is not settled
 
@@ -52,7 +53,7 @@ RECORDS = frozenset((STORED, CHANGED, TOLD, FORGOTTEN, RELEASED, ENTRY))
 
 _PLACE = Struct(">IIQ")
 _TIME = Struct(">Q")
-_CHAIN = Struct(">QQ")
+_LINK = Struct(">QIIQ")  # run, place
 _COUNTERS = b"counters"
 _HOLDING = frozenset((State.STORED, State.RETURNED))  # they hold the key
 _NO_ROW: tuple[object, ...] = ()
@@ -218,7 +219,7 @@ class StoreState:
 
     def holds_key(self, key: str) -> bool:
         chain = self.chain_of(key)
-        return chain is not None and self._head(chain) is not None
+        return chain is not None and self._chains.get(_TIME.pack(chain)) is not None
 
     def chain_of(self, key: str | None) -> int | None:
         """Return the number of the chain of a key, None where no order is kept."""
@@ -228,14 +229,11 @@ class StoreState:
         """Return the run of a message that arrives."""
         if chain is None:
             return self.run
-        start, stop = _bounds(chain)
-        for key, _ in self._chains.range(start, stop, reverse=True):
-            last: int
-            _, last = _CHAIN.unpack_from(key)
-            other = place_of(key[_CHAIN.size :])
-            if other[:2] == place[:2]:
-                return last
-            break
+        if ends := self._chains.get(_TIME.pack(chain)):
+            run: int
+            run, topic_id, partition, _ = _LINK.unpack(ends[1])
+            if (topic_id, partition) == place[:2]:
+                return run
         return self.run + 1
 
     def _row(self, key: bytes) -> Row | None:
@@ -269,10 +267,13 @@ class StoreState:
         """Change a key's chain, and what of it is due: only its head."""
         row = new or old
         assert row is not None
-        before = self._head(chain) if held or holds else None
+        prefix, link = _TIME.pack(chain), _TIME.pack(row.run) + key
+        before = self._head(prefix)
         if held != holds:
-            _move(self._chains, _CHAIN.pack(chain, row.run) + key, add=holds)
-        after = self._head(chain) if held != holds else before
+            _move(self._chains, prefix + link, add=holds)
+            after = self._move_ends(prefix, link, add=holds)
+        else:
+            after = before
         if before == after:
             if before == key:
                 self._move_due(key, _due(old), _due(new))
@@ -282,11 +283,33 @@ class StoreState:
         if after is not None:
             self._move_due(after, None, _due(new if after == key else self._row(after)))
 
-    def _head(self, chain: int) -> bytes | None:
-        start, stop = _bounds(chain)
-        for key, _ in self._chains.range(start, stop):
-            return key[_CHAIN.size :]
-        return None
+    def _head(self, prefix: bytes) -> bytes | None:
+        ends = self._chains.get(prefix)
+        return None if ends is None else _key_of(ends[0])
+
+    def _move_ends(self, prefix: bytes, link: bytes, *, add: bool) -> bytes | None:
+        """Note first and last of a key's chain after a change; return the head."""
+        ends: tuple[bytes, bytes] | None = self._chains.get(prefix)
+        if add:
+            first, last = ends or (link, link)
+            self._chains.put(prefix, (min(first, link), max(last, link)))
+            return _key_of(min(first, link))
+        assert ends is not None
+        first, last = ends
+        if first == last:
+            self._chains.delete(prefix)
+            return None
+        if link == first:
+            first = self._neighbour(prefix, reverse=False)
+        elif link == last:
+            last = self._neighbour(prefix, reverse=True)
+        self._chains.put(prefix, (first, last))
+        return _key_of(first)
+
+    def _neighbour(self, prefix: bytes, *, reverse: bool) -> bytes:
+        """Return the first or the last link of a chain that has some."""
+        start, stop = prefix + b"\0", prefix + b"\xff" * (_LINK.size + 1)
+        return next(self._chains.range(start, stop, reverse=reverse))[0][len(prefix) :]
 
     def _move_due(self, key: bytes, old: int | None, new: int | None) -> None:
         if old == new:
@@ -357,7 +380,6 @@ def _move(table: Table, key: bytes, *, add: bool) -> None:
         table.delete(key)
 
 
-def _bounds(chain: int) -> tuple[bytes, bytes]:
-    start = _TIME.pack(chain)
-    stop = _TIME.pack(chain + 1) if chain < (1 << 64) - 1 else b"\xff" * 9
-    return start, stop
+def _key_of(link: bytes) -> bytes:
+    """Return the key in table `messages` of a link of a chain."""
+    return link[_TIME.size :]

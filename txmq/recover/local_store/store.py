@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import errno
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from threading import Condition, Lock
 from typing import TYPE_CHECKING, Self
 
 from txmq.crashpoints import crashpoint
-from txmq.errors import CorruptRecord, DirectoryInUse, DiskFull, StoreError, StoreFull
+from txmq.errors import (
+    DirectoryInUse,
+    DiskFull,
+    StoreClosed,
+    StoreError,
+    StoreFull,
+)
 from txmq.recover.local_store.compaction import Compaction
 from txmq.recover.local_store.directory import prepare
 from txmq.recover.local_store.group_commit import GroupCommit
 from txmq.recover.local_store.index import LmdbIndex
-from txmq.recover.local_store.opening import COMMIT_ROWS, Sizes, open_parts, store_entry
+from txmq.recover.local_store.opening import Sizes, is_damage, open_parts, store_entry
 from txmq.recover.local_store.records import (
     CHANGED,
     FORGOTTEN,
@@ -47,6 +52,7 @@ from txmq.recover.local_store.values import (
 )
 from txmq.store.filesystem import RealFileSystem
 from txmq.store.log.log import lock_directory
+from txmq.store.tables import IndexDamaged
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -57,13 +63,13 @@ if TYPE_CHECKING:
     from txmq.recover.local_store.records import Row
     from txmq.store.filesystem import FileLock, FileSystem
     from txmq.store.index.lmdb_tables import FrozenOverlays
+    from txmq.store.log.segment import SegmentInfo
 
 ToStore = tuple[StoredMessage, int, "FailureReport"]  # with due time and failure
 
 PENDING = 4 << 20  # bytes in memory, until whoever puts more waits for the disk
-LAZY = 256 << 10  # bytes of what need not be on disk at once
+LAZY_BYTES = 256 << 10  # of what need not be on disk at once
 OVERHEAD = 256  # bytes of a record beside body and key, about
-COMMIT_BYTES = 32 << 20  # of the log that a start may have to read
 AT_ONCE = 1_000  # outcomes in a record
 _LOCK_TRIES, _LOCK_PAUSE = 3, 0.02  # a list of stores looks at locks, for a moment
 SIZES = Sizes()
@@ -84,7 +90,7 @@ class LocalStore:
         opened: Opened,
         limits: StoreLimits,
         lock: FileLock,
-        seal: Callable[[], None],
+        open_index: OpenIndex,
         *,
         sizes: Sizes,
         now: Callable[[], int],
@@ -94,19 +100,18 @@ class LocalStore:
         self.path = opened.report.path
         self.limits = limits
         self._log, self._index, self._state = opened.log, opened.index, opened.state
-        self._file_lock, self._seal, self._now = lock, seal, now
+        self._file_lock, self._open_index, self._now = lock, open_index, now
         self._changed = Condition(Lock())
         self._commit = GroupCommit(fs, self.path, self._log, opened.ballast, self._changed, now)
-        self._compaction = Compaction(
-            self._commit, self._state, sizes.segment, now, self._give_back
-        )
+        self._compaction = Compaction(self._commit, self._state, sizes.segment, self._give_back)
+        self._sizes = sizes
         self._handed: set[Place] = set()
-        self._visible = self._log.end  # the end of all that `due` and `untold` show
         self._readers = 0
         self._maintaining = False
         self._frozen: FrozenOverlays | None = None  # to be written to the index
+        self._doomed: list[SegmentInfo] = []  # released, and to be removed
         self._damaged = len(opened.report.returned)
-        self._closed = False
+        self._closed = self._index_is_damaged = False
 
     @classmethod
     def open(
@@ -147,7 +152,7 @@ class LocalStore:
         except BaseException:
             lock.release()
             raise
-        store = cls(fs, opened, limits, lock, open_index.seal, sizes=sizes, now=now)
+        store = cls(fs, opened, limits, lock, open_index, sizes=sizes, now=now)
         return store, opened.report
 
     def put(self, messages: Sequence[ToStore]) -> None:
@@ -156,7 +161,7 @@ class LocalStore:
         Messages of a key go in their order. Raises StoreFull or DiskFull before
         anything is stored.
         """
-        with self._changed:
+        with self._locked():
             self._begin_change()
             self._commit.require_space()
             new = self._new(messages)
@@ -165,8 +170,7 @@ class LocalStore:
                 self._store(message, due, failure)
                 if self._log.end - self._log.durable > PENDING:
                     self._commit.settle(self._log.end)
-            self._visible = self._log.end
-            self._commit.settle(self._visible)
+            self._commit.settle(self._log.end)
         self._maintain()
 
     def record(self, changes: Sequence[Change]) -> None:
@@ -178,15 +182,14 @@ class LocalStore:
         next one.
         """
         fields = change_fields(changes)
-        with self._changed:
+        with self._locked():
             self._begin_change()
             for start in range(0, len(fields), AT_ONCE):
                 some = fields[start : start + AT_ONCE]
                 self._commit.append(CHANGED, encode_changes(some))
                 self._state.change(some)
             self._handed.difference_update(change[0] for change in fields)
-            self._visible = self._log.end
-            self._commit.settle(self._visible)
+            self._commit.settle(self._log.end)
         self._maintain()
 
     def forget(self, places: Iterable[Place]) -> None:
@@ -194,7 +197,7 @@ class LocalStore:
 
         On disk soon; until then a restart may bring them back.
         """
-        with self._changed:
+        with self._locked():
             self._begin_change()
             known = [place for place in places if self._state.row(place) is not None]
             for start in range(0, len(known), AT_ONCE):
@@ -212,7 +215,7 @@ class LocalStore:
         On disk soon; until then a restart may have them told again.
         """
         fields = told_fields(entries)
-        with self._changed:
+        with self._locked():
             self._begin_change()
             for start in range(0, len(fields), AT_ONCE):
                 some = fields[start : start + AT_ONCE]
@@ -228,7 +231,7 @@ class LocalStore:
         A message is handed out once, until `record` or `release`.
         """
         messages: list[StoredMessage] = []
-        with self._changed:
+        with self._locked():
             while len(messages) < most:
                 self._settle_visible()
                 places = self._places_due(now, most - len(messages))
@@ -249,7 +252,7 @@ class LocalStore:
 
     def next_due(self) -> int | None:
         """Return when the next message is due, of those that are not handed out."""
-        with self._changed:
+        with self._locked():
             self._commit.require_open()
             for due, place in self._state.due((1 << 63) - 1):
                 if place not in self._handed:
@@ -258,14 +261,14 @@ class LocalStore:
 
     def holds_key(self, key: str | None) -> bool:
         """Return whether a later message of the key must follow those that are here."""
-        with self._changed:
+        with self._locked():
             self._commit.require_open()
             return key is not None and self._state.holds_key(key)
 
     def untold(self, most: int) -> list[Entry]:
         """Return what the broker does not know, each key in its order."""
         entries = []
-        with self._changed:
+        with self._locked():
             self._settle_visible()
             for place in self._state.untold():
                 row = self._state.row(place)
@@ -277,13 +280,13 @@ class LocalStore:
 
     def entry(self, place: Place) -> Entry | None:
         """Return what is known of a message."""
-        with self._changed:
+        with self._locked():
             self._commit.require_open()
             return self._state.entry(place)
 
     def stats(self) -> StoreStats:
         """Return figures; also of a closed store."""
-        with self._changed:
+        with self._locked():
             state, disk_full = self._state, self._commit.disk_full
             limited = state.messages >= self.limits.messages or state.bytes >= self.limits.bytes
             return StoreStats(
@@ -316,6 +319,20 @@ class LocalStore:
                 self._closed = True
                 self._close_files(sound=sound and self._log.durable == self._log.end)
 
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock. A damaged index closes the store."""
+        with self._changed:
+            try:
+                yield
+            except IndexDamaged as error:
+                self._index_is_damaged = True
+                self._commit.fail(f"failed: {error.message}")
+                raise StoreClosed(
+                    f"{self.path}: {error.message}",
+                    hint="close the store and open it again: the index is made anew from the log",
+                ) from error
+
     def _close_files(self, *, sound: bool) -> None:
         try:
             if sound:
@@ -324,8 +341,10 @@ class LocalStore:
                     self._write_index()
         finally:
             self._index.close()
-            if sound:
-                self._seal()
+            if self._index_is_damaged:
+                self._open_index.discard()
+            elif sound:
+                self._open_index.seal()
             self._log.close()
             self._file_lock.release()
 
@@ -343,14 +362,14 @@ class LocalStore:
         self._readers += 1
         try:
             self._commit.require_open()
-            self._commit.settle(self._visible)
+            self._commit.settle(self._commit.visible)
         finally:
             self._readers -= 1
             if not self._readers:
                 self._changed.notify_all()
 
     def _settle_lazily(self) -> None:
-        if self._log.end - self._log.durable > LAZY:
+        if self._log.end - self._log.durable > LAZY_BYTES:
             self._commit.settle(self._log.end)
 
     def _new(self, messages: Sequence[ToStore]) -> list[ToStore]:
@@ -414,14 +433,15 @@ class LocalStore:
         """Return a stored message; None, and give it back, if it is unreadable."""
         row = self._state.row(place)
         assert row is not None
+        message = None
         try:
-            message = decode_message(self._log.record_at(row.position))
-        except (CorruptRecord, LyingRecord):
-            message = None
+            if row.position >= self._log.first:
+                message = decode_message(self._log.record_at(row.position))
+        except LyingRecord:
+            pass
         except StoreError as error:
-            if not _is_bad_sector(error):
+            if not is_damage(error):
                 raise
-            message = None
         if message is None or message.place != place:
             self._give_back([place])
             return None
@@ -433,9 +453,8 @@ class LocalStore:
             row: Row | None = self._state.row(place)
             if row is not None:
                 self._commit.require_open()
-                store_entry(self._log, self._state, place, row, returned=True, now=self._now())
+                store_entry(self._commit.append, self._state, place, row, returned=True)
                 self._damaged += 1
-        self._visible = self._log.end
 
     def _maintain(self) -> None:
         """Write the index, and make the log smaller, where it is time.
@@ -443,7 +462,7 @@ class LocalStore:
         What the caller did is done. A full disk leaves this for later; what else goes
         wrong closes the store.
         """
-        with self._changed:
+        with self._locked():
             if self._maintaining or self._commit.failure or not self._needs_maintenance():
                 return
             self._maintaining = True
@@ -451,6 +470,8 @@ class LocalStore:
                 self._maintain_now()
             except DiskFull:
                 pass
+            except IndexDamaged:
+                raise
             except StoreError as error:
                 self._commit.fail(f"failed: {error.message}")
             finally:
@@ -463,24 +484,25 @@ class LocalStore:
     @property
     def _index_is_behind(self) -> bool:
         return (
-            self._index.overlay_rows >= COMMIT_ROWS
-            or self._log.end - self._index.position >= COMMIT_BYTES
+            self._index.overlay_rows >= self._sizes.rows
+            or self._log.end - self._index.position >= self._sizes.behind
         )
 
     def _maintain_now(self) -> None:
         if self._compaction.is_due:
-            self._visible = max(self._visible, self._compaction.relocate())
+            self._compaction.relocate()
         if self._index_is_behind:
             self._freeze_index()
             self._commit.settle(self._log.end)
             self._write_index(blocking=self._changed)
-        doomed = self._compaction.removable(self._index.position)
-        if doomed:
+        self._doomed += self._compaction.removable(self._index.position)
+        if self._doomed:
             self._changed.release()
             try:
                 crashpoint("local_store.before_removal")
-                for segment in doomed:
-                    self._log.remove(segment)
+                while self._doomed:  # in order: what fails is tried again before the next
+                    self._log.remove(self._doomed[0])
+                    del self._doomed[0]
                 crashpoint("local_store.after_removal")
             finally:
                 self._changed.acquire()
@@ -515,8 +537,3 @@ def _lock(fs: FileSystem, path: str) -> FileLock:
             return lock_directory(fs, path)
         time.sleep(_LOCK_PAUSE)
     return lock_directory(fs, path)
-
-
-def _is_bad_sector(error: StoreError) -> bool:
-    cause = error.__cause__
-    return isinstance(cause, OSError) and cause.errno == errno.EIO
