@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.bench import (
     backlog,
+    backup,
     consumers,
     hostile,
     inbox,
@@ -49,6 +50,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     transactions.relay,
     rebalance.rebalance,
     inbox.inbox,
+    backup.backup,
     consumers.ordered,
     consumers.inbox,
     consumers.slow,

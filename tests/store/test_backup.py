@@ -40,7 +40,7 @@ from txmq.errors import (
 from txmq.store import backup as backups
 from txmq.store import restore as restores
 from txmq.store.backup import BackupReport, LogExtent, back_up, find_damage, verify_files
-from txmq.store.backup_manifest import BackupFile, Manifest, read_manifest
+from txmq.store.backup_manifest import BackupFile, Manifest, read_manifest, write_manifest
 from txmq.store.filesystem import File
 from txmq.store.log.decoder import SegmentDecoder
 from txmq.store.log.log import Log
@@ -501,3 +501,24 @@ def test_a_restore_into_a_directory_that_is_not_empty_is_refused(disk: Disk) -> 
         restore_log(
             fs, Path(BACKUP), SETTINGS.model_copy(update={"data": Path(DIRECTORY)}), Unwatched()
         )
+
+
+def test_a_manifest_has_the_bytes_of_its_format() -> None:
+    fs, made = (
+        new_disk(),
+        Manifest(
+            log_id=LOG_ID,
+            incarnation=UUID(int=7),
+            first=0,
+            end=100,
+            points_from=0,
+            taken_at=1_800_000_000_000_000,
+            made_by="0.1.0",
+            files=(BackupFile("log/00000000000000000000.seg", 100, 12345),),
+        ),
+    )
+    fs.makedirs(BACKUP)
+    write_manifest(fs, BACKUP, made)
+    golden = (Path(__file__).parents[1] / "golden" / "backup-v1.json").read_bytes()
+    assert fs.open(f"{BACKUP}/backup.json").pread(1 << 20, 0) == golden
+    assert read_manifest(fs, BACKUP) == made

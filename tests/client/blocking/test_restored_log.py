@@ -5,23 +5,34 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 import txmq
+from tests.cli.peer import peer
 from tests.cli.support import run as txmq_command
+from tests.client.blocking.test_copied_broker import refusals, reported
 from tests.client.blocking.test_inbox_identity import WAIT_S, Connect, make
 from tests.client.blocking.test_inbox_resets import run, send
 from tests.client.effects import effects, with_effects
+from tests.client.ledgers import DEADLINE_S, asked
 from tests.client.real import RealBroker, bodies
 from tests.client.scripted_member import fresh
+from tests.client.world import World, make_tables
+from tests.tx.postgres.support import identity_of
+from tests.tx.postgres.support import producer as connection_of
 from txmq.cli.output import format_time
 from txmq.client.blocking.client import Client
 from txmq.client.protocol import conversation
 from txmq.errors import LogChanged
+from txmq.model.decider import ByPostgres
 from txmq.testing.processes import Running
+from txmq.testing.wait import wait_until
+from txmq.tx.postgres.brokers import take_over
 
 ConnectClient = Callable[[], Client]
 
@@ -40,9 +51,8 @@ def connect(database: str) -> Connect:
 class Site:
     """A broker, its backup, and what an operator does with them."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self.broker = RealBroker(directory / "broker")
+    def __init__(self, directory: Path, *dsns: str) -> None:
+        self.broker = RealBroker(directory / "broker", dsns)
         self.backup, self.data = directory / "backup", directory / "broker" / "data"
 
     def back_up(self) -> Any:
@@ -236,3 +246,54 @@ def test_no_broker_starts_on_a_backup(site: Site, new_process: ConnectClient) ->
     )
     assert process.status() == 1
     assert "txmq log restore" in process.err.read_text()
+
+
+def test_a_restored_log_decides_nothing_in_a_database_before_an_operators_word(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The outbox stays, and the undecided transaction gets no fence."""
+    site = Site(tmp_path, database)
+    make_tables(database)
+    wait_until(lambda: reported(database, 1), DEADLINE_S, what="the broker has reported")
+    world = World(database, site.broker, txmq.connect(site.broker.url, timeout=WAIT_S))
+    with world.client.transaction(world.connection) as tx:
+        world.insert("before")
+        tx.send(world.topic, b"before")
+    tx.wait_published()
+    decider = ByPostgres(*identity_of(database), xid=None)
+    with peer(site.broker.url) as producer:
+        token = producer.half(world.topic, b"undecided", decider)
+        site.back_up()
+    site.broker.kill()
+    with world.client.transaction(world.connection, on_unavailable="outbox", timeout=0.3) as tx:
+        world.insert("waits")
+        tx.send(world.topic, b"waits")
+    site.restore()
+    for name in ("_newest_epochs", "_incarnations"):
+        monkeypatch.setattr(conversation, name, {})
+    world.client = client = txmq.connect(site.broker.url, service="tests", timeout=WAIT_S)
+    wait_until(lambda: refusals(client), DEADLINE_S, what="the restored broker is refused")
+    client.call("tx.check", token=token)
+    with client.transaction(world.connection) as tx:  # decided by the client
+        world.insert("early")
+        tx.send(world.topic, b"early")
+    counted = (
+        "SELECT (SELECT count(*) FROM public.txmq_outbox),"
+        " (SELECT count(*) FROM public.txmq_token WHERE state = 'R')"
+    )
+    assert asked(database, counted) == [(1, 0)]
+    directory = (site.data / "directory").read_text().split()[0]
+    with closing(connection_of(database)) as connection:
+        take_over(connection, client.log_id, UUID(directory), "the disk was lost")
+        connection.commit()
+    wait_until(
+        lambda: world.messages() == {"before", "early", "waits"},
+        DEADLINE_S,
+        what="the outbox is published",
+    )
+    client.call("tx.check", token=token)
+    wait_until(world.settled, DEADLINE_S, what="the undecided one is decided")
+    assert world.orders() == world.messages() == {"before", "early", "waits"}
+    world.connection.close()
+    client.close()
+    site.broker.stop()
