@@ -267,6 +267,22 @@ def test_a_decider_without_a_position_keeps_the_form_of_older_clients() -> None:
     assert repr(named) == f"ByPostgres(1, 2, 3, None, {1 << 40})"
 
 
+def test_the_position_is_checked_though_the_rest_of_the_head_is_known() -> None:
+    decider, size = ("postgres", 7, 1, 16_384, None), len(BATCH)
+    for position in (1, 2, (1 << 64) - 1):
+        found = unpack_part(payload(head_with((*decider, position), size)))
+        assert found.description == BundleDescription(read_decider((*decider, position)), "orders")
+    for wrong in (0, -1, True, 1.0, "1", None, (1,)):
+        with pytest.raises(RemoteProtocolError, match="invalid decider"):
+            unpack_part(payload(head_with((*decider, wrong), size)))
+    with pytest.raises(RemoteProtocolError, match="damaged"):
+        unpack_part(payload(head_with((*decider, 1), size), more=b"more", batches=b""))
+
+
+def head_with(decider: tuple[object, ...], size: int) -> tuple[object, ...]:
+    return (decider, "orders", (), 0, (), (("orders", 0, 1, size),))
+
+
 @pytest.mark.parametrize("xid", [-1, 0, 1, 2, 1 << 64, "742", "0x2e7", "zz", 7.0, True, b"742"])
 def test_an_xid_is_one_that_postgres_gives_to_a_transaction(xid: object) -> None:
     assert parse_decider(("postgres", 1, 1, 1, 742)) == ByPostgres(1, 1, 1, 742)

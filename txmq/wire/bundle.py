@@ -21,7 +21,7 @@ import msgpack
 from txmq.errors import RemoteProtocolError
 from txmq.model import limits
 from txmq.model.bundle import BundleReceipt, BundleState
-from txmq.model.decider import COMMITTED_WHEN_STORED, Decider, Participant
+from txmq.model.decider import COMMITTED_WHEN_STORED, ByPostgres, Decider, Participant
 from txmq.model.message import is_name
 from txmq.wire.decider import parse_decider, parse_participant
 from txmq.wire.payload_reader import unfit
@@ -36,6 +36,7 @@ NO_DIGEST = bytes(32)
 NO_DESCRIPTION = (None,) * 5
 MAX_PARTICIPANTS = 1_024
 CACHED_HEAD_BYTES = 512  # heads of small transactions repeat, so they are cached
+WITH_POSITION = b"\x96\x96\xa8postgres"  # the begin of a head: a decider of six fields
 MAX_PARTITION, MAX_EPOCH = (1 << 32) - 1, (1 << 16) - 1
 ENTRY_LIMITS = (MAX_PARTITION, MAX_EPOCH, limits.BATCH)  # the last is the length of a batch
 
@@ -178,7 +179,29 @@ _cached_head = lru_cache(maxsize=256)(_pack_head)
 
 
 def _unpack_head(head: bytes, part: int) -> tuple[BundleDescription | None, tuple[HeadEntry, ...]]:
-    return _cached_fields(head, part) if len(head) <= CACHED_HEAD_BYTES else _fields(head, part)
+    if len(head) > CACHED_HEAD_BYTES:
+        return _fields(head, part)
+    if head.startswith(WITH_POSITION):
+        return _fields_with_position(head, part)
+    return _cached_fields(head, part)
+
+
+def _fields_with_position(
+    head: bytes, part: int
+) -> tuple[BundleDescription | None, tuple[HeadEntry, ...]]:
+    """Return the fields of a head that repeats but for its decider's position."""
+    try:
+        decider, *others = msgpack.unpackb(head, use_list=False, max_ext_len=0)
+    except ValueError:
+        return _fields(head, part)  # which says what is wrong
+    kind, system_id, timeline, oid, xid, position = decider
+    if type(position) is not int or position <= 0:
+        return _fields(head, part)
+    repeated = msgpack.packb(((kind, system_id, timeline, oid, xid, 1), *others))
+    described, entries = _cached_fields(repeated, part)
+    assert described is not None, "parts without a description have no decider"
+    decider = ByPostgres(system_id, timeline, oid, xid, position)
+    return BundleDescription(decider, *described[1:]), entries
 
 
 def _fields(head: bytes, part: int) -> tuple[BundleDescription | None, tuple[HeadEntry, ...]]:
