@@ -182,7 +182,7 @@ class ResolverService:
     def note_bundle(self, decider: ByPostgres) -> None:
         """Note that a bundle arrives which the database is to decide."""
         for database in self._databases:
-            if database.identifies(decider.database):
+            if database.identifies(decider):
                 database.note_bundle()
 
     def resolve(
@@ -267,7 +267,7 @@ class _DatabaseResolver:
 
     def may_resolve(self, decider: ByPostgres) -> bool:
         """Return whether this database is the decider, or is not identified yet."""
-        return self._resolver.identity is None or self.identifies(decider.database)
+        return self._resolver.identity is None or self.identifies(decider)
 
     @property
     def database(self) -> DatabaseId | None:
@@ -275,9 +275,14 @@ class _DatabaseResolver:
         found = self._resolver.identity
         return None if found is None else DatabaseId(found.system_id, found.database_oid)
 
-    def identifies(self, database: DatabaseId) -> bool:
-        """Return whether this database is known to be `database`."""
-        return self.database == database
+    def identifies(self, database: DatabaseId | ByPostgres) -> bool:
+        """Return whether this database is known to be `database`, or the decider."""
+        found = self._resolver.identity
+        return (
+            found is not None
+            and found.system_id == database.system_id
+            and found.database_oid == database.database_oid
+        )
 
     @property
     def holds_lease(self) -> bool:

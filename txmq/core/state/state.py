@@ -12,8 +12,6 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from sortedcontainers import SortedDict
-
 from txmq.core.state.group_registry import GroupRegistry
 from txmq.store import tables as t
 
@@ -142,7 +140,7 @@ class State:
         self.undecided = 0
         # number of undecided tokens by their first bytes, by the database that decides
         # them, None = any other decider (`core/transactions`)
-        self.undecided_spans: dict[DatabaseId | None, SortedDict[bytes, int]] = {}
+        self.undecided_spans: dict[DatabaseId | None, dict[bytes, int]] = {}
         self.delayed_count = 0  # rows of table `delayed`
         self.listed: Counter[int] = Counter()  # rows of table `listed`, by kind
         # token up to which the expiry of outcomes has scanned the transactions

@@ -16,8 +16,6 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from sortedcontainers import SortedDict
-
 from txmq.model.bundle import DECIDED, BundleState
 from txmq.model.decider import BY_XA_MANAGER, ByPostgres, DatabaseId, read_decider
 from txmq.store import tables as t
@@ -72,7 +70,7 @@ def count_all_undecided(state: State) -> None:
 
 
 def _count_undecided(state: State, token: bytes, database: DatabaseId | None) -> None:
-    span, spans = token[:SPAN_BYTES], state.undecided_spans.setdefault(database, SortedDict())
+    span, spans = token[:SPAN_BYTES], state.undecided_spans.setdefault(database, {})
     state.undecided += 1
     spans[span] = spans.get(span, 0) + 1
 
@@ -147,7 +145,7 @@ def _is_by_postgres(state: State, token: bytes) -> bool:
 
 def oldest_undecided(state: State) -> bytes | None:
     """Return a token at or before the oldest undecided one; None = all are decided."""
-    firsts = [spans.peekitem(0)[0] for spans in state.undecided_spans.values()]
+    firsts = [min(spans) for spans in state.undecided_spans.values()]
     return _first_undecided(state, min(firsts), lambda _row: True) if firsts else None
 
 
@@ -156,7 +154,7 @@ def oldest_by_database(state: State) -> dict[DatabaseId, bytes]:
     decide, or to confirm. Databases that have nothing to do are left out.
     """
     found = {
-        database: _first_undecided(state, spans.peekitem(0)[0], partial(_is_decided_by, database))
+        database: _first_undecided(state, min(spans), partial(_is_decided_by, database))
         for database, spans in state.undecided_spans.items()
         if database is not None
     }
