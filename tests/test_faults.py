@@ -366,6 +366,15 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_the_first_and_the_last_failures_are_kept",
         "test_a_replay_begins_no_new_history",
     ),
+    160: (
+        "test_a_walk_over_pages_beside_changes_lists_nothing_twice_and_all_that_stays",
+        "test_a_selection_is_replayed_in_portions_and_what_dies_again_is_not_replayed_twice",
+    ),
+    161: (
+        "test_a_step_reads_a_bounded_number_of_letters_and_of_their_text",
+        "test_a_call_reads_a_bounded_number_of_letters_and_says_so",
+        "test_ranges_that_never_meet_are_left_in_bounded_steps_that_get_on",
+    ),
     150: ("test_a_reset_does_not_split_a_key_that_failed_before_the_growth",),
     106: (
         "test_a_reprocess_beside_a_running_consumer_acts_at_once_and_on_its_topic_alone",
@@ -665,6 +674,13 @@ FAULTS: dict[int, tuple[str, ...]] = {
 
 # Each bug with the names under which it is planted, or the test that must find it.
 BUGS = {
+    "selections of dead letters": (
+        "a letter that was replayed stays counted",
+        "a scan finds letters that died after it began",
+        "a letter that dies again is not indexed by its new error",
+        "a page ends behind a letter that it has not shown",
+        "a property without an index is not judged",
+    ),
     "backups": (
         "a backup copies behind what is durable",
         "a manifest is durable before its data",

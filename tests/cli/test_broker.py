@@ -235,7 +235,8 @@ def test_letters_are_seen_replayed_and_abandoned(broker: str) -> None:
     assert len(listed["letters"]) == 2
     rest = reply("dlq", "list", "shipping", "--after", str(listed["next"]), broker=broker)
     assert len(rest["letters"]) == 3
-    shown = reply("dlq", "show", "shipping", places[0], broker=broker)
+    shown = reply("dlq", "show", "shipping", places[0], "--body", broker=broker)
+    assert "body" not in reply("dlq", "show", "shipping", places[0], broker=broker)
     assert (shown["body"], shown["error_type"], shown["error_text"]) == (
         "parcel 0",
         "ValueError",
@@ -243,6 +244,15 @@ def test_letters_are_seen_replayed_and_abandoned(broker: str) -> None:
     )
     assert "no such order" in run("dlq", "list", "shipping", "--broker", broker).stdout
     assert reply("dlq", "stats", "shipping", broker=broker)["by_fingerprint"] == {"f-1": 5}
+    where = ("-w", "key=k", "-w", "text=SUCH", "-w", "fingerprint=f-1", "-w", "from=1h")
+    assert reply("dlq", "stats", "shipping", *where, broker=broker)["counted"] == 5
+    reply("dlq", "select", "save", "lost", *where, broker=broker)
+    assert "lost" in run("dlq", "select", "list", "--broker", broker).stdout
+    assert len(reply("dlq", "list", "shipping", "--select", "lost", broker=broker)["letters"]) == 5
+    assert reply("dlq", "list", "shipping", "-w", "key=K", broker=broker)["letters"] == []
+    reply("dlq", "note", "shipping", "f-1", "ticket 7", broker=broker)
+    assert "ticket 7" in run("dlq", "stats", "shipping", "--broker", broker).stdout
+    reply("dlq", "select", "delete", "lost", broker=broker)
     assert reply("dlq", "replay", "shipping", places[0], broker=broker)["refused"] == []
     gone = run("dlq", "replay", "shipping", places[0], "--broker", broker)
     assert gone.exit_code == 1
@@ -260,12 +270,14 @@ def test_letters_with_large_bodies_come_in_pages_that_fit(broker: str) -> None:
     with peer(broker) as hauling:
         hauling.dead_letters("hauling", "crates", 3)
     found: list[str] = []
-    after, pages = 0, 0
+    more: tuple[str, ...] = ()
+    after, pages = "", 0
     while after is not None:
-        page = reply("dlq", "list", "hauling", "--bodies", "--after", str(after), broker=broker)
+        page = reply("dlq", "list", "hauling", "--bodies", *more, broker=broker)
         assert all((letter["deaths"], letter["attempts"]) == (0, 1) for letter in page["letters"])
         found += [letter["body"] for letter in page["letters"]]
         after, pages = page["next"], pages + 1
+        more = ("--after", str(after))
     assert (found, pages) == (bodies, 3)
     assert len(reply("dlq", "list", "hauling", broker=broker)["letters"]) == 3
 

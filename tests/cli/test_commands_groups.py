@@ -70,7 +70,7 @@ def test_a_preview_and_a_confirmed_reset_ask_nothing(
 def test_a_group_can_go_back_by_a_duration(
     client: ScriptedClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("txmq.cli.commands.groups.time.time_ns", lambda: 10_000_000_000_000)
+    monkeypatch.setattr("txmq.cli.parsers.time.time_ns", lambda: 10_000_000_000_000)
     client.replies = [{"positions": []}]
     assert run("group", "reset", "billing", "orders", "--to", "2h", "--yes").exit_code == 0
     assert client.calls[0][1]["to"] == 10_000_000_000 - 7_200_000_000

@@ -103,16 +103,69 @@ def test_an_unknown_message_is_status_1(client: ScriptedClient) -> None:
 
 
 def test_letters_show_text_as_text_and_other_bodies_in_base64(client: ScriptedClient) -> None:
-    reply = {"letters": [letter(1, body="aGVsbG8="), letter(2, body="/w=="), letter(3)], "next": 3}
-    client.replies = [reply]
-    result = run("dlq", "list", "billing", "--bodies", "--after", "5", "--limit", "3", "--json")
-    assert client.calls == [
-        ("dlq.list", {"group": "billing", "after": 5, "limit": 3, "bodies": True})
-    ]
+    letters = [letter(1, body="aGVsbG8="), letter(2, body="/w=="), letter(3)]
+    client.replies = [{"letters": letters, "next": "ff", "scanned": 3}]
+    result = run("dlq", "list", "billing", "--body", "--after", "ee", "--limit", "5", "--json")
+    args = {"group": "billing", "select": {}, "cursor": "ee", "limit": 5, "bodies": True}
+    assert client.calls == [("dlq.list", args)]
     assert json.loads(result.stdout) == {
         "letters": [letter(1, body="hello"), letter(2, body_base64="/w=="), letter(3)],
-        "next": 3,
+        "next": "ff",
+        "scanned": 3,
     }
+
+
+def test_a_list_goes_on_until_it_has_what_it_may_and_says_what_was_scanned(
+    client: ScriptedClient,
+) -> None:
+    pages = [([], "aa"), ([letter(1)], "bb"), ([letter(2), letter(3)], "cc")]
+    client.replies = [
+        {"letters": letters, "next": cursor, "scanned": 5_000} for letters, cursor in pages
+    ]
+    where = ("--where", "text=no such", "-w", "attempts=3..5", "-w", "header=tenant")
+    result = run("dlq", "list", "billing", *where, "--limit", "3", "--json")
+    select = {"text": "no such", "min_attempts": 3, "max_attempts": 5, "header": ["tenant", None]}
+    assert [args["select"] for _call, args in client.calls] == [select] * 3
+    assert [args.get("cursor") for _call, args in client.calls] == [None, "aa", "bb"]
+    assert [args["limit"] for _call, args in client.calls] == [3, 3, 2]
+    output = json.loads(result.stdout)
+    assert (len(output["letters"]), output["next"], output["scanned"]) == (3, "cc", 15_000)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("topic=orders", {"topic": "orders"}),
+        ("key=a=b", {"key": "a=b"}),
+        ("error=ValueError", {"error_type": "ValueError"}),
+        ("fingerprint=", {"fingerprint": ""}),
+        ("header=tenant=red=1", {"header": ["tenant", "red=1"]}),
+        ("attempts=4", {"min_attempts": 4, "max_attempts": 4}),
+        ("attempts=..4", {"max_attempts": 4}),
+        ("attempts=4..", {"min_attempts": 4}),
+        ("from=2026-07-01T12:00:00Z", {"died_from": 1_782_907_200_000_000}),
+        ("to=2026-07-01T12:00:00Z", {"died_before": 1_782_907_200_000_000}),
+        ("state=abandoned", {"states": ["abandoned"]}),
+    ],
+)
+def test_properties_select_letters(
+    client: ScriptedClient, text: str, wanted: dict[str, object]
+) -> None:
+    client.replies = [{"letters": [], "next": None, "scanned": 0}]
+    run("dlq", "list", "billing", "--where", text, "--json")
+    assert client.calls[0][1]["select"] == wanted
+
+
+def test_statistics_show_errors_in_one_table(client: ScriptedClient) -> None:
+    row = {"fingerprint": "f\x1b[2J", "error_type": "<b>E", "letters": 2, "note": "a\nb\u202e"}
+    counted = {"counted": 2, "by_fingerprint": {"f": 2}, "fingerprints": [row]}
+    client.replies = [dict(counted), dict(counted)]
+    shown = run("dlq", "stats", "billing").stdout
+    assert "by_fingerprint" not in shown
+    [line] = [line for line in shown.splitlines() if "<b>E" in line]
+    assert "f\\x1b[2J" in line
+    assert "a\\nb\\u202e" in line
+    assert json.loads(run("dlq", "stats", "billing", "--json").stdout) == counted
 
 
 @pytest.mark.parametrize("token", [TOKEN, "019A0000-0000-7000-8000-000000000001"])
@@ -150,33 +203,31 @@ def test_refused_letters_make_the_status_1(client: ScriptedClient) -> None:
     assert client.calls[0][1]["reason"] == "lost on 3 May"
 
 
-def test_all_letters_are_listed_before_the_first_one_is_replayed(
-    client: ScriptedClient,
-) -> None:
-    first = [letter(offset) for offset in range(1_000)]
-    second = [letter(1_000), letter(1_001, state="abandoned"), letter(1_002)]
-    client.replies = [{"letters": first, "next": 1_000}, {"letters": second, "next": None}]
-    client.replies += [
-        {"done": [["orders", 3, 0]] * 1_000, "refused": []},
-        {"done": [["orders", 3, 0]] * 2, "refused": []},
+def test_a_selection_is_replayed_in_portions_after_a_yes(client: ScriptedClient) -> None:
+    client.replies = [
+        {"counted": 1_002, "complete": True},
+        {"done": [["orders", 3, 0]] * 1_000, "refused": [], "next": "aa", "scanned": 1_000},
+        {"done": [["orders", 3, 0]] * 2, "refused": [], "next": None, "scanned": 2},
     ]
     result = run("dlq", "replay", "billing", "--all", stdin="y\n")
-    assert "1002 letters" in result.stderr
-    assert [call for call, _args in client.calls] == ["dlq.list"] * 2 + ["dlq.replay"] * 2
-    assert [args["after"] for call, args in client.calls if call == "dlq.list"] == [0, 1_000]
-    replayed = [
-        place.offset
-        for call, args in client.calls
-        if call == "dlq.replay"
-        for place in args["letters"]
-    ]
-    assert replayed == [*range(1_001), 1_002]
+    assert "Replay 1002 letters" in result.stderr
+    assert [call for call, _args in client.calls] == ["dlq.stats", "dlq.replay", "dlq.replay"]
+    assert [args["select"] for _call, args in client.calls] == [{}] * 3
+    assert [args.get("cursor") for _call, args in client.calls] == [None, None, "aa"]
+    assert result.stdout.split()[-2:] == ["done", "1002"]
+
+
+def test_a_selection_that_was_not_counted_to_its_end_says_so(client: ScriptedClient) -> None:
+    client.replies = [{"counted": 7, "complete": False}]
+    refused = run("dlq", "replay", "billing", "--where", "text=x", stdin="n\n")
+    assert "more than 7 letters" in refused.stderr
+    assert len(client.calls) == 1
 
 
 def test_all_letters_are_not_abandoned_without_a_yes(client: ScriptedClient) -> None:
-    client.replies = [{"letters": [letter(1)], "next": None}]
+    client.replies = [{"counted": 1, "complete": True}]
     assert run("dlq", "abandon", "billing", "--all", *WHY, stdin="n\n").exit_code == 1
-    assert [call for call, _args in client.calls] == ["dlq.list"]
+    assert [call for call, _args in client.calls] == ["dlq.stats"]
 
 
 def test_a_message_that_is_published_is_said_to_be_found_otherwise(client: ScriptedClient) -> None:
@@ -207,7 +258,7 @@ def test_a_letter_is_shown_with_its_attempts_one_line_each(client: ScriptedClien
 def test_the_list_of_letters_shows_the_last_line_of_a_traceback(client: ScriptedClient) -> None:
     text = "Traceback (most recent call last):\n  File x\nValueError: no such order\n"
     letter = {"topic": "t", "partition": 0, "offset": 1, "error_text": text}
-    client.replies = [{"letters": [dict(letter)], "next": None} for _ in range(2)]
+    client.replies = [{"letters": [dict(letter)], "next": None, "scanned": 1} for _ in range(2)]
     [line] = [line for line in run("dlq", "list", "g").stdout.splitlines() if "order" in line]
     assert line.split("  ")[-1].strip() == "ValueError: no such order"
     assert json.loads(run("dlq", "list", "g", "--json").stdout)["letters"] == [letter]

@@ -7,6 +7,7 @@ Spans of time look like 7d or 90s, sizes like 10GiB. Some settings also accept "
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from datetime import datetime
 from typing import NamedTuple
@@ -17,7 +18,7 @@ import typer
 from txmq.errors import LocalProtocolError
 from txmq.model import limits
 from txmq.model.message import delay_level, is_name, to_micros
-from txmq.model.units import SECOND
+from txmq.model.units import MILLISECOND, SECOND
 
 SPAN_UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 TIMES_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
@@ -29,6 +30,7 @@ SIZES = {"": 1, "B": 1} | {
 DEFAULT, NONE = "default", "none"
 POLICIES = ("delete", "archive", DEFAULT)
 SWITCHES = {"yes": True, "no": False, "true": True, "false": False}
+AGO = re.compile(r"\d+[a-z]+")
 INT64_DIGITS = 19  # of 2**63, the first number that the wire cannot hold
 
 
@@ -127,6 +129,13 @@ def parse_milliseconds(text: str) -> int:
 def parse_bytes(text: str) -> int:
     """Parse a size like "10GiB" into bytes."""
     return _parse_measure(text, SIZES, "size", "a number and B, KiB, MiB, GiB or TiB, as in 10GiB")
+
+
+def parse_moment(text: str) -> int:
+    """Parse a time, or how long ago it was, like "2h", into microseconds."""
+    if AGO.fullmatch(text) is None:
+        return parse_time(text)
+    return max(0, time.time_ns() // 1_000 - parse_milliseconds(text) * MILLISECOND)
 
 
 def parse_time_limit(text: str) -> int | str:

@@ -253,6 +253,11 @@ class OperationsFuzzer:
 
     def _letters(self, client: int) -> bytes:
         group = self._random.choice(GROUPS)
-        if self._random.random() < 0.5:
+        choice = self._random.random()
+        if choice < 0.3:
             return self._call(client, "dlq.stats", group=group)
+        if choice < 0.6:
+            select = self._random.choice(({}, {"text": "e"}, {"key": "k"}, {"error_type": "E"}))
+            name = self._random.choice(("dlq.stats", "dlq.list", "dlq.replay"))
+            return self._call(client, name, group=group, select=select)
         return self._call(client, "dlq.list", group=group, after=0, limit=100, bodies=True)

@@ -179,20 +179,18 @@ def planted_near_miss(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(letter_selection, "matches", matches)
 
 
-@pytest.mark.parametrize(
-    "plant",
-    [
-        planted_lost_count,
-        planted_without_bound,
-        planted_stale_index,
-        planted_page_of_numbers,
-        planted_near_miss,
-    ],
-)
-def test_planted_bugs_of_the_selection_are_found(
-    plant: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plant(monkeypatch)  # type: ignore[operator]
+PLANTED = {
+    "a letter that was replayed stays counted": planted_lost_count,
+    "a scan finds letters that died after it began": planted_without_bound,
+    "a letter that dies again is not indexed by its new error": planted_stale_index,
+    "a page ends behind a letter that it has not shown": planted_page_of_numbers,
+    "a property without an index is not judged": planted_near_miss,
+}
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_planted_bugs_of_the_selection_are_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    PLANTED[bug](monkeypatch)
     found = 0
     for seed in range(1, 20):
         for checker in (pages_agree, walks_hold, counts_agree):

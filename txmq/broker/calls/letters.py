@@ -173,15 +173,17 @@ class DeadLetterCalls:
         if isinstance(selected, Rejected):
             return selected
         shown: list[dict[str, Any]] = []
-        size = 0
-        while not (selected.scan.ended or selected.exhausted):
+        size, full = 0, False
+        while not (full or selected.scan.ended or selected.exhausted):
             for _found, fields in selected.step(bodies=args.bodies):
-                shown.append(fields)
                 size += message_view.weight_of(fields)
-                if len(shown) == args.limit or size >= message_view.PAGE_BYTES:
+                if shown and size > message_view.PAGE_BYTES:
+                    selected.scan.step_back()
+                    full = True
                     break
-            if len(shown) == args.limit or size >= message_view.PAGE_BYTES:
-                break
+                shown.append(fields)
+                if full := len(shown) == args.limit:
+                    break
             yield
         return {
             "letters": shown,

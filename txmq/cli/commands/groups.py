@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import time
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, NamedTuple
@@ -12,16 +10,15 @@ import typer
 
 from txmq.cli.command import CommandSession, broker_command
 from txmq.cli.options import Group, Operator, Reason, Topic, Yes
-from txmq.cli.parsers import is_number, parse_milliseconds, parse_name, parse_time
+from txmq.cli.parsers import is_number, parse_moment, parse_name
 from txmq.errors import ConfigError, UnknownPartition
 from txmq.model.retry import MAX_STEPS, RetryPolicy
-from txmq.model.units import MILLISECOND, SECOND
+from txmq.model.units import SECOND
 
 app = typer.Typer(
     no_args_is_help=True, help="List, pause, reset, clone and delete consumer groups."
 )
 CLASSES_HELP = "A class of errors, one of its base classes, or MODULE.*; can be repeated."
-AGO = re.compile(r"\d+[a-z]+")
 RESET_COLUMNS = ("partition", "before", "after", "again", "skipped", "back")
 COLUMNS = (
     "group",
@@ -62,14 +59,10 @@ def _parse_target(text: str) -> ResetTarget:
         return ResetTarget(text)
     partition, separator, offset = text.partition("=")
     if not separator:
-        return ResetTarget(_time_ago(text) if AGO.fullmatch(text) else parse_time(text))
+        return ResetTarget(parse_moment(text))
     if not (is_number(partition) and is_number(offset)):
         raise typer.BadParameter(f"invalid target {text!r}: use PARTITION=OFFSET")
     return ResetTarget(int(offset), int(partition))
-
-
-def _time_ago(text: str) -> int:
-    return time.time_ns() // 1_000 - parse_milliseconds(text) * MILLISECOND
 
 
 To = Annotated[

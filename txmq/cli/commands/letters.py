@@ -1,19 +1,21 @@
-"""`txmq dlq`: list, replay and abandon dead letters."""
+"""`txmq dlq`: list, count, replay and abandon dead letters."""
 
 from __future__ import annotations
 
 from base64 import b64decode
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
 
 from txmq.cli.command import CommandSession, broker_command
+from txmq.cli.letter_selection import Saved, Where, parse_selection, selection_args
 from txmq.cli.options import Group, Operator, Reason, Yes
 from txmq.cli.output import FAILED, body_fields
-from txmq.cli.parsers import MessagePlace, parse_place
+from txmq.cli.parsers import MessagePlace, parse_name, parse_place
 
-app = typer.Typer(no_args_is_help=True, help="List, replay and abandon dead letters.")
+app = typer.Typer(no_args_is_help=True, help="List, count, replay and abandon dead letters.")
+selections = typer.Typer(no_args_is_help=True, help="Keep selections of dead letters by name.")
+app.add_typer(selections, name="select")
 MAX_LETTERS_PER_CALL = 1_000  # the limit of the broker
 COLUMNS = (
     "topic",
@@ -25,8 +27,12 @@ COLUMNS = (
     "error_type",
     "error_text",
     "dead_at",
+    "damaged",
     "body",
+    "body_base64",
 )
+# in the table `fingerprints`, or too long for a terminal
+ONLY_IN_JSON = ("by_fingerprint", "group", "keys", "most_of_one_key", "replayed")
 
 Letter = Annotated[
     MessagePlace,
@@ -41,6 +47,10 @@ Letters = Annotated[
     ),
 ]
 All = Annotated[bool, typer.Option("--all", help="All open dead letters of the group.")]
+Body = Annotated[bool, typer.Option("--body", "--bodies", help="Show the bodies of messages, too.")]
+SelectionName = Annotated[
+    str, typer.Argument(metavar="NAME", parser=parse_name, help="Name of the selection.")
+]
 
 
 @broker_command(app, "list")
@@ -48,28 +58,50 @@ def list_(
     session: CommandSession,
     group: Group,
     *,
+    where: Where = None,
+    select: Saved = None,
     after: Annotated[
-        int, typer.Option(min=0, help="Start after this number: `next` of the previous page.")
-    ] = 0,
+        str | None,
+        typer.Option(metavar="NEXT", help="Start here: `next` of the previous page."),
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of letters.")] = 100,
-    bodies: Annotated[bool, typer.Option("--bodies", help="Include bodies of messages.")] = False,
+    body: Body = False,
 ) -> None:
-    """List the dead letters of a group, in the order in which they failed."""
-    reply = session.client.call("dlq.list", group=group, after=after, limit=limit, bodies=bodies)
-    reply["letters"] = [_with_body_text(letter) for letter in reply["letters"]]
+    """List dead letters of a group, in the order of their deaths."""
+    chosen = selection_args(where, select)
+    shown: dict[str, Any] = {"letters": [], "next": after, "scanned": 0}
+    while True:
+        more = {} if shown["next"] is None else {"cursor": shown["next"]}
+        page = session.client.call(
+            "dlq.list",
+            group=group,
+            **chosen,
+            **more,
+            limit=limit - len(shown["letters"]),
+            bodies=body,
+        )
+        shown["letters"] += map(_with_body_text, page["letters"])
+        shown["next"] = page["next"]
+        shown["scanned"] += page["scanned"]
+        # pages of bodies end early, so that nothing grows without a limit
+        done = page["letters"] if body else len(shown["letters"]) >= limit
+        if done or shown["next"] is None:
+            break
     if not session.out.as_json:  # tracebacks are for `dlq show`
-        for letter in reply["letters"]:
+        for letter in shown["letters"]:
             letter["error_text"] = _last_line(letter["error_text"])
-    session.out.show(reply, columns=COLUMNS)
+    session.out.show(shown, columns=COLUMNS)
 
 
 @broker_command(app, "show")
-def show(session: CommandSession, group: Group, letter: Letter) -> None:
+def show(session: CommandSession, group: Group, letter: Letter, *, body: Body = False) -> None:
     """Show a dead letter: its message, its last error, and its attempts.
 
     Of the attempts the first and the last eight are kept.
     """
-    shown = _with_body_text(session.client.call("dlq.show", group=group, **letter._asdict()))
+    shown = _with_body_text(
+        session.client.call("dlq.show", group=group, **letter._asdict(), bodies=body)
+    )
     if not session.out.as_json:
         for attempt in shown.get("history", ()):
             attempt["error_text"] = _last_line(attempt["error_text"])
@@ -77,87 +109,152 @@ def show(session: CommandSession, group: Group, letter: Letter) -> None:
 
 
 @broker_command(app, "stats")
-def stats(session: CommandSession, group: Group) -> None:
-    """Count the dead letters of a group by error, topic and age."""
-    session.show("dlq.stats", group=group)
+def stats(
+    session: CommandSession, group: Group, *, where: Where = None, select: Saved = None
+) -> None:
+    """Count the dead letters of a group by error, topic and age.
+
+    The columns 1h to older are the ages of the letters. Times are exact to ten minutes.
+    """
+    counted = session.client.call("dlq.stats", group=group, **selection_args(where, select))
+    if not session.out.as_json:
+        counted = {name: value for name, value in counted.items() if name not in ONLY_IN_JSON}
+    session.out.show(counted)
+
+
+@broker_command(app, "note")
+def note(
+    session: CommandSession,
+    group: Group,
+    fingerprint: Annotated[str, typer.Argument(help="Fingerprint, as `dlq stats` shows it.")],
+    text: Annotated[str, typer.Argument(help="The note.")] = "",
+    *,
+    delete: Annotated[bool, typer.Option("--delete", help="Remove the note.")] = False,
+    operator: Operator,
+) -> None:
+    """Keep a note on the letters with a fingerprint. `dlq stats` shows it."""
+    if delete == bool(text):
+        raise typer.BadParameter("use either a text or --delete")
+    session.show(
+        "dlq.note", group=group, fingerprint=fingerprint, text=text, operator=operator, reason=""
+    )
 
 
 @broker_command(app, "replay")
-def replay(
+def replay(  # noqa: PLR0913  # its options
     session: CommandSession,
     group: Group,
     letter: Letters = None,
     *,
     everything: All = False,
+    where: Where = None,
+    select: Saved = None,
     operator: Operator,
     reason: Reason = "",
     yes: Yes = False,
 ) -> None:
     """Deliver dead letters again, in the order of their keys."""
-    letters = _selected_letters(session, group, letter, everything=everything)
-    if everything:
-        session.out.confirm(f"Replay {len(letters)} letters of group {group}?", yes=yes)
-    _send_letters(session, "dlq.replay", letters, group=group, operator=operator, reason=reason)
+    chosen = _chosen(letter, where, select, everything=everything)
+    if not letter:
+        _confirm(session, "Replay", group, chosen, yes=yes)
+    _change(session, "dlq.replay", chosen, group=group, operator=operator, reason=reason)
 
 
 @broker_command(app, "abandon")
-def abandon(
+def abandon(  # noqa: PLR0913  # its options
     session: CommandSession,
     group: Group,
     letter: Letters = None,
     *,
     everything: All = False,
+    where: Where = None,
+    select: Saved = None,
     operator: Operator,
     reason: Reason,
     yes: Yes = False,
 ) -> None:
     """Close dead letters for good. Their messages will not be processed."""
-    letters = _selected_letters(session, group, letter, everything=everything)
-    if everything:
-        session.out.confirm(f"Abandon {len(letters)} letters of group {group}?", yes=yes)
-    _send_letters(session, "dlq.abandon", letters, group=group, operator=operator, reason=reason)
+    chosen = _chosen(letter, where, select, everything=everything)
+    if not letter:
+        _confirm(session, "Abandon", group, chosen, yes=yes)
+    _change(session, "dlq.abandon", chosen, group=group, operator=operator, reason=reason)
 
 
-def _selected_letters(
-    session: CommandSession, group: str, letters: list[MessagePlace] | None, *, everything: bool
-) -> list[MessagePlace]:
-    if bool(letters) == everything:
-        raise typer.BadParameter("select the letters: use either TOPIC/PARTITION/OFFSET or --all")
-    return list(_open_letters(session, group)) if everything else letters or []
-
-
-def _open_letters(session: CommandSession, group: str) -> Iterator[MessagePlace]:
-    """Return the letters that are not abandoned.
-
-    The caller reads all of them before it replays any, because a replayed message may
-    fail again and be listed again.
-    """
-    after = 0
-    while after is not None:
-        reply = session.client.call(
-            "dlq.list", group=group, after=after, limit=MAX_LETTERS_PER_CALL
-        )
-        after = reply["next"]
-        for row in reply["letters"]:
-            if row["state"] == "dead":
-                yield MessagePlace(row["topic"], row["partition"], row["offset"])
-
-
-def _send_letters(
-    session: CommandSession, call: str, letters: list[MessagePlace], **args: object
+@broker_command(selections, "save")
+def save(
+    session: CommandSession,
+    name: SelectionName,
+    *,
+    where: Where = None,
+    operator: Operator,
+    reason: Reason = "",
 ) -> None:
+    """Save a selection under a name, for all groups; replace an earlier one.
+
+    Times like 2h are counted from now, and saved as points in time.
+    """
+    session.show(
+        "dlq.save", name=name, select=parse_selection(where), operator=operator, reason=reason
+    )
+
+
+@broker_command(selections, "list")
+def list_selections(session: CommandSession) -> None:
+    """List the saved selections."""
+    session.show_list("dlq.saved", "selections")
+
+
+@broker_command(selections, "delete")
+def delete(
+    session: CommandSession, name: SelectionName, *, operator: Operator, reason: Reason = ""
+) -> None:
+    """Delete a saved selection."""
+    session.show("dlq.save", name=name, select=None, operator=operator, reason=reason)
+
+
+def _chosen(
+    letters: list[MessagePlace] | None,
+    where: list[str] | None,
+    saved: str | None,
+    *,
+    everything: bool,
+) -> dict[str, Any]:
+    """Return the arguments that name or select letters."""
+    ways = bool(letters) + everything + (bool(where) or saved is not None)
+    if ways != 1:
+        raise typer.BadParameter(
+            "select the letters: use either TOPIC/PARTITION/OFFSET, --all, --where or --select"
+        )
+    return {"letters": letters} if letters else selection_args(where, saved)
+
+
+def _confirm(
+    session: CommandSession, what: str, group: str, chosen: dict[str, Any], *, yes: bool
+) -> None:
+    """Ask before a selection is changed, with the number of its letters."""
+    if yes or session.out.as_json:
+        return
+    found = session.client.call("dlq.stats", group=group, **chosen)
+    number = f"{'' if found['complete'] else 'more than '}{found['counted']}"
+    session.out.confirm(f"{what} {number} letters of group {group}?", yes=yes)
+
+
+def _change(session: CommandSession, call: str, chosen: dict[str, Any], **args: object) -> None:
     """Replay or abandon letters, and show the result.
 
-    Exit status 1: the broker refused some of them.
+    Of a selection those are changed that were there when the first call began. Exit
+    status 1: the broker refused some of them.
     """
     done: list[Any] = []
     refused: list[Any] = []
-    for start in range(0, len(letters), MAX_LETTERS_PER_CALL):
-        reply = session.client.call(
-            call, letters=letters[start : start + MAX_LETTERS_PER_CALL], **args
-        )
-        done += reply["done"]
-        refused += reply["refused"]
+    for more in _portions(chosen):
+        while True:
+            reply = session.client.call(call, **more, **args)
+            done += reply["done"]
+            refused += reply["refused"]
+            if reply.get("next") is None:
+                break
+            more |= {"cursor": reply["next"]}
     rows = [
         {"topic": topic, "partition": at, "offset": offset, "why": why}
         for topic, at, offset, why in refused
@@ -167,6 +264,16 @@ def _send_letters(
     )
     if refused:
         raise typer.Exit(FAILED)
+
+
+def _portions(chosen: dict[str, Any]) -> list[dict[str, Any]]:
+    letters = chosen.get("letters")
+    if letters is None:
+        return [dict(chosen)]
+    return [
+        {"letters": letters[start : start + MAX_LETTERS_PER_CALL]}
+        for start in range(0, len(letters), MAX_LETTERS_PER_CALL)
+    ]
 
 
 def _last_line(text: str) -> str:

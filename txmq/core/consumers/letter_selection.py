@@ -143,6 +143,11 @@ class LetterScan:
             leaps -= walk.advance(self.position.place, LEAPS_PER_STEP)
         self.ended = True
 
+    def step_back(self) -> None:
+        """Let the next scan begin with the letter that was yielded last."""
+        before = int.from_bytes(self.position.place) - 1
+        self.position = self.position._replace(place=before.to_bytes(PLACE.size))
+
     def _examine(self, place: bytes) -> FoundLetter | None:
         died_at, number, *at = PLACE.unpack(place)
         late = number >= self.position.below if number else died_at > self.position.until

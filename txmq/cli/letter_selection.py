@@ -1,0 +1,105 @@
+"""The options that select dead letters, for all commands of `txmq dlq`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from txmq.cli.parsers import is_number, parse_moment, parse_name
+
+STATES = ("open", "replaying", "abandoned", "local")
+RANGE = re.compile(r"(\d{0,9})\.\.(\d{0,9})")
+
+Where = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--where",
+        "-w",
+        metavar="NAME=VALUE",
+        help="Only letters with this property; can be repeated. Names: topic, key, error, "
+        "fingerprint, text, header (NAME or NAME=VALUE), attempts (3, 3.. or 3..5), "
+        "from and to (time of death, or how long ago: 2h), "
+        "state (open, replaying, abandoned, local; by default open).",
+    ),
+]
+Saved = Annotated[
+    str | None,
+    typer.Option(
+        "--select", parser=parse_name, metavar="NAME", help="Only letters of a saved selection."
+    ),
+]
+
+
+def selection_args(where: list[str] | None, saved: str | None) -> dict[str, Any]:
+    """Return the arguments of a call for the letters that are selected."""
+    if saved is not None and where:
+        raise typer.BadParameter("use either --where or --select")
+    return {"select": parse_selection(where)} if saved is None else {"saved": saved}
+
+
+def parse_selection(texts: list[str] | None) -> dict[str, Any]:
+    """Parse properties like "error=ValueError" into a selection."""
+    selection: dict[str, Any] = {}
+    for text in texts or ():
+        name, equals, value = text.partition("=")
+        if name not in PROPERTIES or not equals:
+            raise typer.BadParameter(
+                f"invalid property {text!r}: use NAME=VALUE, with one of the names "
+                f"{', '.join(PROPERTIES)}"
+            )
+        parsed = PROPERTIES[name](value)
+        states = parsed.get("states", [])
+        if states:
+            parsed = {"states": [*selection.pop("states", ()), *states]}
+        for field in parsed.keys() & selection.keys():
+            raise typer.BadParameter(f"{name} is given twice: {selection[field]!r} and {value!r}")
+        selection |= parsed
+    return selection
+
+
+def _field(name: str, parse: Callable[[str], object] = str) -> Callable[[str], dict[str, Any]]:
+    return lambda value: {name: parse(value)}
+
+
+def _attempts(text: str) -> dict[str, Any]:
+    if is_number(text):
+        return {"min_attempts": int(text), "max_attempts": int(text)}
+    found = RANGE.fullmatch(text)
+    if found is None or text == "..":
+        raise typer.BadParameter(f"invalid attempts {text!r}: use 3, 3.., ..5 or 3..5")
+    low, high = found.groups()
+    return {
+        name: int(number)
+        for name, number in (("min_attempts", low), ("max_attempts", high))
+        if number
+    }
+
+
+def _header(text: str) -> list[str | None]:
+    name, equals, value = text.partition("=")
+    if not name:
+        raise typer.BadParameter(f"invalid header {text!r}: use NAME or NAME=VALUE")
+    return [name, value if equals else None]
+
+
+def _state(text: str) -> list[str]:
+    if text not in STATES:
+        raise typer.BadParameter(f"invalid state {text!r}: use {', '.join(STATES)}")
+    return [text]
+
+
+PROPERTIES: dict[str, Callable[[str], dict[str, Any]]] = {
+    "topic": _field("topic", parse_name),
+    "key": _field("key"),
+    "error": _field("error_type"),
+    "fingerprint": _field("fingerprint"),
+    "text": _field("text"),
+    "header": _field("header", _header),
+    "attempts": _attempts,
+    "from": _field("died_from", parse_moment),
+    "to": _field("died_before", parse_moment),
+    "state": _field("states", _state),
+}
