@@ -101,13 +101,13 @@ def check_contents(path: str) -> None:
             continue
         if folder != folders[0]:
             check_folder(folder)
-        for found in os.scandir(folder):
-            mode = found.stat(follow_symlinks=False).st_mode
+        for found in sorted(folder.iterdir()):
+            mode = found.lstat().st_mode
             wanted = folder == folders[0] and found.name in _FOLDERS
             if stat.S_ISDIR(mode) if wanted else stat.S_ISREG(mode):
                 continue
             raise StoreError(
-                f"{found.path}: {_kind(mode)} in place of a"
+                f"{found}: {_kind(mode)} in place of a"
                 f" {'directory' if wanted else 'regular file'} of the local store",
                 hint="move it away; links are not followed",
             )

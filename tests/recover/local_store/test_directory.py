@@ -1,0 +1,290 @@
+"""What lies in place of a store, or of a file of it: refused, with what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from tests.recover.local_store.stores import OWNER, message, open_store, stored
+from txmq.errors import (
+    CorruptRecord,
+    ForeignStore,
+    LocalProtocolError,
+    StoreError,
+    UnsupportedFormat,
+)
+from txmq.recover.local_store import LocalStore, store_path
+from txmq.store.filesystem import RealFileSystem
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """The directory of a closed store with one message."""
+    store, _ = open_store(tmp_path)
+    store.put([stored(1)])
+    store.close()
+    return Path(store.path)
+
+
+def test_directories_and_files_are_the_owners_alone(directory: Path, tmp_path: Path) -> None:
+    store, _ = open_store(tmp_path)
+    for path in [tmp_path / "stores", *(tmp_path / "stores").rglob("*")]:
+        wanted = 0o700 if path.is_dir() else 0o600
+        assert stat.S_IMODE(path.stat().st_mode) == wanted, path
+    store.close()
+
+
+def test_the_names_of_new_directories_are_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = []
+    sync = RealFileSystem.sync_directory
+
+    def noted(self: RealFileSystem, path: str) -> None:
+        synced.append(Path(path))
+        sync(self, path)
+
+    monkeypatch.setattr(RealFileSystem, "sync_directory", noted)
+    store, _ = open_store(tmp_path)
+    path = Path(store.path)
+    assert {tmp_path, path.parent.parent, path.parent, path, path / "log"} <= set(synced)
+    store.close()
+
+
+def test_the_identity_is_written_before_the_first_record(directory: Path) -> None:
+    fields = json.loads((directory / "identity.json").read_text("utf-8"))
+    assert fields.pop("id")
+    assert fields == {
+        "kind": "consumer store",
+        "version": 1,
+        "group": "billing",
+        "topic": "orders",
+        "topic_id": 7,
+        "log_id": str(UUID(int=5)),
+        "ordered": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("other", "text"),
+    [
+        (OWNER._replace(group="audit"), "belongs to group 'billing'"),
+        (OWNER._replace(topic="bills"), "belongs to group 'billing' and topic 'orders'"),
+        (OWNER._replace(log_id=UUID(int=6)), "not to group 'billing' and topic 'orders'"),
+        (OWNER._replace(topic_id=8), "belongs to an earlier topic 'orders'"),
+    ],
+)
+def test_a_store_of_another_owner_is_refused(
+    directory: Path, tmp_path: Path, other: object, text: str
+) -> None:
+    assert isinstance(other, type(OWNER))
+    place = Path(store_path(str(tmp_path / "stores"), other))
+    if place != directory:  # copied to where the other one looks
+        place.parent.mkdir(mode=0o700, exist_ok=True)
+        shutil.copytree(directory, place)
+    with pytest.raises(ForeignStore, match=text) as raised:
+        open_store(tmp_path, other)
+    assert "move" in raised.value.hint
+
+
+def edit(directory: Path, **fields: object) -> None:
+    path = directory / "identity.json"
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | fields), "utf-8")
+
+
+def test_another_kind_and_a_newer_version_are_refused(directory: Path, tmp_path: Path) -> None:
+    edit(directory, version=2)
+    with pytest.raises(UnsupportedFormat, match="format version 2"):
+        open_store(tmp_path)
+    edit(directory, version=1, kind="spool")
+    with pytest.raises(ForeignStore, match="'spool'"):
+        open_store(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "7", '{"kind": 1}', "\0" * 300, '"x' * 99_999])
+def test_a_damaged_identity_is_refused(directory: Path, tmp_path: Path, text: str) -> None:
+    (directory / "identity.json").write_text(text, "utf-8")
+    with pytest.raises((CorruptRecord, ForeignStore)) as raised:
+        open_store(tmp_path)
+    assert raised.value.hint
+
+
+@pytest.mark.parametrize("value", [{"topic_id": "7"}, {"log_id": "x"}, {"id": 7}, {"ordered": 1}])
+def test_an_identity_of_other_types_is_refused(
+    directory: Path, tmp_path: Path, value: dict[str, object]
+) -> None:
+    edit(directory, **value)
+    with pytest.raises(CorruptRecord, match="unreadable"):
+        open_store(tmp_path)
+
+
+def test_a_missing_identity_is_refused(directory: Path, tmp_path: Path) -> None:
+    (directory / "identity.json").unlink()
+    with pytest.raises(CorruptRecord, match="bring that file back"):
+        open_store(tmp_path)
+
+
+def remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def link(path: Path) -> None:
+    target = path.with_name(f"{path.name}.elsewhere")
+    path.rename(target)
+    if path.parent.name == "log" or path.name in {"lock", "ballast", "identity.json", "data.mdb"}:
+        away = path.parents[4] / target.name
+        target.rename(away)
+        target = away
+    path.symlink_to(target)
+
+
+def fifo(path: Path) -> None:
+    remove(path)
+    os.mkfifo(path)
+
+
+def device(path: Path) -> None:
+    remove(path)
+    path.symlink_to("/dev/zero")
+
+
+def folder(path: Path) -> None:
+    remove(path)
+    path.mkdir(mode=0o700)
+
+
+def file(path: Path) -> None:
+    remove(path)
+    path.write_bytes(b"not a directory")
+
+
+def name_of_segment() -> str:
+    return f"log/{0:020}.seg"
+
+
+FILES = ["lock", "identity.json", "ballast", name_of_segment(), "index/data.mdb"]
+FOLDERS = [".", "..", "../..", "log", "index"]
+
+
+@pytest.mark.parametrize("replace", [link, fifo, device, folder])
+@pytest.mark.parametrize("name", FILES)
+def test_whatever_lies_in_place_of_a_file_is_refused(
+    directory: Path, tmp_path: Path, name: str, replace: Callable[[Path], None]
+) -> None:
+    replace(directory / name)
+    with pytest.raises(StoreError, match="in place of a regular file") as raised:
+        open_store(tmp_path)
+    assert "move it away" in raised.value.hint
+
+
+@pytest.mark.parametrize("replace", [link, fifo, device, file])
+@pytest.mark.parametrize("name", FOLDERS)
+def test_whatever_lies_in_place_of_a_directory_is_refused(
+    directory: Path, tmp_path: Path, name: str, replace: Callable[[Path], None]
+) -> None:
+    replace(Path(os.path.normpath(directory / name)))
+    with pytest.raises(StoreError, match="in place of a directory") as raised:
+        open_store(tmp_path)
+    assert "move it away" in raised.value.hint
+
+
+def test_places_that_every_user_may_write_are_refused(directory: Path, tmp_path: Path) -> None:
+    directory.chmod(0o777)
+    with pytest.raises(StoreError, match="every user may write there"):
+        open_store(tmp_path)
+    directory.chmod(0o700)
+    above = tmp_path / "above"
+    above.mkdir()
+    above.chmod(0o777)
+    with pytest.raises(StoreError, match="every user may replace what is there"):
+        open_store(above)
+    above.chmod(0o1777)  # as /tmp is
+    open_store(above)[0].close()
+
+
+def test_a_directory_above_that_is_missing_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="make the directory above"):
+        open_store(tmp_path / "no" / "such")
+
+
+@pytest.mark.parametrize("name", ["..", "a/b", "", "x" * 200, "a@b", "\0"])
+def test_names_that_lead_elsewhere_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(LocalProtocolError):
+        open_store(tmp_path, OWNER._replace(topic=name))
+    with pytest.raises(LocalProtocolError):
+        open_store(tmp_path, OWNER._replace(group=name))
+
+
+AS_NOBODY = """
+import os, sys
+from pathlib import Path
+from tests.recover.local_store.stores import open_store
+os.setgid(65534)
+os.setuid(65534)
+try:
+    open_store(Path(sys.argv[1]))
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody else")
+def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    (place / "stores").mkdir(parents=True)
+    for above in (place, *place.parents[:3]):
+        above.chmod(0o755)
+    answer = subprocess.run(
+        [sys.executable, "-c", AS_NOBODY, str(place)], capture_output=True, text=True, check=False
+    )
+    assert "belongs to user 0, this process runs as 65534" in answer.stdout, answer.stderr
+
+
+def test_a_message_of_another_topic_is_a_mistake(tmp_path: Path) -> None:
+    store, _ = open_store(tmp_path)
+    one = message(1)
+    with pytest.raises(ValueError, match="is not of topic 7"):
+        store.put([(one._replace(place=one.place._replace(topic_id=8)), 0, stored(1)[2])])
+    with pytest.raises(ValueError, match="where numbers belong"):
+        store.put([(one._replace(attempt=-1), 0, stored(1)[2])])
+    assert store.stats().messages == 0
+    store.put([stored(1)])
+    store.close()
+
+
+def test_two_processes_cannot_share_a_store(tmp_path: Path) -> None:
+    store, _ = open_store(tmp_path)
+    program = (
+        "import sys; from pathlib import Path;"
+        "from tests.recover.local_store.stores import open_store; open_store(Path(sys.argv[1]))"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert f"in use by the process {os.getpid()}" in answer.stderr
+    store.put([stored(1)])
+    store.close()
+
+
+def test_a_copy_is_a_store_of_its_own_owner(directory: Path, tmp_path: Path) -> None:
+    store, _ = open_store(tmp_path)
+    other = tmp_path / "other machine"
+    shutil.copytree(tmp_path / "stores", other / "stores", ignore=lambda *_: ["lock"])
+    copy, _ = open_store(other)
+    assert copy.id == store.id  # the broker tells them apart, by their members
+    assert copy.untold(9) == store.untold(9)
+    for one in (copy, store):
+        assert isinstance(one, LocalStore)
+        one.close()

@@ -1,0 +1,157 @@
+"""Read-only views and exports: beside a live owner, on a copy, on damage."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.recover.local_store.model import FOREVER
+from tests.recover.local_store.stores import (
+    FAILURE,
+    OWNER,
+    acked,
+    message,
+    offsets,
+    open_store,
+    place,
+    stored,
+)
+from txmq.errors import InvalidExport, StoreError, UnsupportedFormat
+from txmq.recover.local_store import State, export, read_export, scan, stores_below
+
+
+def snapshot(directory: Path) -> dict[str, tuple[bytes, int]]:
+    files = [path for path in directory.rglob("*") if path.is_file()]
+    return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
+def test_a_store_is_read_beside_its_owner_and_changes_nothing(tmp_path: Path) -> None:
+    store, _ = open_store(tmp_path)
+    bodies = [os.urandom(100) for _ in range(4)]
+    store.put([(message(n, "k", body=body), n, FAILURE) for n, body in enumerate(bodies)])
+    store.record(acked(0))
+    before = snapshot(tmp_path)
+    found = list(scan(store.path))
+    assert snapshot(tmp_path) == before
+    assert [one.entry for one in found] == store.untold(9)
+    assert [one.message.body for one in found if one.message] == bodies
+    (summary,) = stores_below(str(tmp_path / "stores"))
+    assert summary.identity is not None
+    assert (summary.identity.id, summary.identity.owner) == (store.id, OWNER)
+    assert (summary.owner_pid, summary.problem) == (os.getpid(), "")
+    store.close()
+    assert stores_below(str(tmp_path / "stores"))[0].owner_pid == 0
+    assert [one.entry for one in scan(store.path)] == [one.entry for one in found]
+
+
+def test_damage_is_passed_over(tmp_path: Path) -> None:
+    store, _ = open_store(tmp_path)
+    for n in range(4):
+        store.put([(message(n, body=b"%d-" % n * 100), n, FAILURE)])
+    store.close()
+    segment = next(Path(store.path, "log").glob("*.seg"))
+    data = bytearray(segment.read_bytes())
+    data[data.index(b"2-" * 100) + 7] ^= 1
+    segment.write_bytes(data)
+    assert [one.entry.place.offset for one in scan(store.path)] == [0, 1, 3]
+
+
+def test_where_there_is_no_store_an_error_says_so(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="there is no local store"):
+        next(scan(str(tmp_path)))
+    with pytest.raises(StoreError, match="there is no local store"):
+        next(export(str(tmp_path / "missing")))
+    with pytest.raises(StoreError, match="give the directory that consumers"):
+        stores_below(str(tmp_path / "missing"))
+    (tmp_path / "g" / "t@1").mkdir(parents=True)
+    (summary,) = stores_below(str(tmp_path))
+    assert "there is no local store" in summary.problem
+
+
+def exported(tmp_path: Path) -> list[str]:
+    store, _ = open_store(tmp_path)
+    store.put([(message(n, "k", body=bytes(range(256))), n, FAILURE) for n in range(3)])
+    store.put([stored(9)])
+    store.record(acked(0))
+    store.close()
+    return list(export(store.path))
+
+
+def test_an_export_has_everything_exactly(tmp_path: Path) -> None:
+    lines = exported(tmp_path)
+    identity, messages = read_export(lines)
+    store, _ = open_store(tmp_path)
+    found = list(messages)
+    assert (identity.id, identity.owner) == (store.id, OWNER)
+    assert [one.entry for one in found] == store.untold(9)
+    assert [one.message for one in found if one.entry.state is State.STORED] == [
+        message(1, "k", body=bytes(range(256))),
+        message(2, "k", body=bytes(range(256))),
+        message(9),
+    ]
+    store.close()
+
+
+def test_an_export_goes_into_another_store(tmp_path: Path) -> None:
+    _, messages = read_export(exported(tmp_path))
+    (tmp_path / "other").mkdir()
+    store, _ = open_store(tmp_path / "other")
+    whole = [one for one in messages if one.message and one.entry.state is State.STORED]
+    store.put([(one.message, one.entry.due, one.entry.failure) for one in whole if one.message])
+    assert offsets(store.due(FOREVER, 9)) == [9, 1]
+    store.record(acked(1))
+    assert offsets(store.due(FOREVER, 9)) == [2]
+    assert store.entry(place(2)) is not None
+    store.close()
+
+
+BAD_LINES: dict[str, Callable[[list[str]], list[str]]] = {
+    "nothing": lambda lines: lines[:0],
+    "text": lambda lines: ["hello", *lines],
+    "other JSON": lambda lines: ['{"a": 1}', *lines],
+    "a list": lambda lines: ["[]", *lines],
+    "deep JSON": lambda lines: ["[" * 100_000, *lines],
+    "no header": lambda lines: lines[1:],
+    "cut off": lambda lines: lines[:-1],
+    "one left out": lambda lines: [*lines[:2], *lines[3:]],
+    "one more": lambda lines: [*lines, lines[1]],
+    "a cut line": lambda lines: [lines[0], lines[1][:50]],
+    "no base64": lambda lines: [lines[0], with_field(lines[1], body="!")],
+    "a negative offset": lambda lines: [lines[0], with_field(lines[1], offset=-1)],
+    "no such state": lambda lines: [lines[0], with_field(lines[1], state="lost")],
+    "another identity": lambda lines: [with_field(lines[0], store={"id": 7})],
+}
+
+
+def with_field(line: str, **fields: object) -> str:
+    return json.dumps(json.loads(line) | fields)
+
+
+@pytest.mark.parametrize("bad", BAD_LINES)
+def test_an_export_that_is_none_is_refused(tmp_path: Path, bad: str) -> None:
+    lines = BAD_LINES[bad](exported(tmp_path))
+    with pytest.raises(InvalidExport, match=r"^line [1-7]: ") as raised:
+        list(read_export(lines).messages)
+    assert "the whole output" in raised.value.hint
+
+
+def test_an_export_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+    lines = exported(tmp_path)
+    with pytest.raises(UnsupportedFormat):
+        read_export([with_field(lines[0], version=2)])
+
+
+def test_a_copy_that_cannot_be_written_is_read(tmp_path: Path) -> None:
+    lines = exported(tmp_path)
+    copy = tmp_path / "copy"
+    shutil.copytree(next((tmp_path / "stores" / "billing").iterdir()), copy)
+    for path in copy.rglob("*"):
+        path.chmod(0o500 if path.is_dir() else 0o400)
+    assert list(export(str(copy))) == lines
+    for path in copy.rglob("*"):
+        path.chmod(0o700)
