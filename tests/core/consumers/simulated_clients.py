@@ -174,8 +174,11 @@ class Clients(ConsumersWorld):
     def act(self) -> None:
         """Let a consumer do something."""
         consumer = self.some()
-        if consumer is None:
-            return
+        if consumer is not None:
+            self.act_as(consumer)
+
+    def act_as(self, consumer: ConsumerProcess) -> None:
+        """Let this consumer do something."""
         can = [self.send_fetch] if len(consumer.replies) < 2 else []
         can += [self.arrive] * 2 if consumer.replies else []
         can += [self.work] * 5 if consumer.held else []

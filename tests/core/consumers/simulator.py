@@ -9,14 +9,17 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from tests.core.consumers.invariants import check, moved_rows
-from tests.core.consumers.simulated_clients import GROUPS, LISTENERS, PARTITIONS, STRAY, Clients
+from tests.core.consumers.simulated_clients import GROUPS, LISTENERS, PARTITIONS, STRAY
 from tests.core.consumers.simulated_processes import ConsumerProcess, Message
+from tests.core.consumers.simulated_stores import StoringClients
 from tests.core.consumers.world import rows
 from tests.core.due import next_due
 from txmq.core import machine
 from txmq.core.consumers.candidates import FetchLimits
 from txmq.core.consumers.commands import (
     AbandonLetters,
+    AdoptStore,
+    AdvanceGroupWork,
     ExpireLeases,
     LeaveGroup,
     PauseGroup,
@@ -39,11 +42,12 @@ KEYS = 6
 MOST_PARTITIONS = 5
 
 
-class Sim(Clients):
-    """One run."""
+class Sim(StoringClients):
+    """One run. `weights`: how often each step is made."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, weights: dict[str, float] | None = None) -> None:
         super().__init__(seed)
+        self.weights = STEPS if weights is None else weights
         self.counts: Counter[str] = Counter()
         self.kinds = [self.random.choice(("park", "block", "skip")), self.random.choice([*GROUPS])]
         self.checked = 0  # records of the log that were looked at
@@ -52,7 +56,7 @@ class Sim(Clients):
 
     def step(self) -> None:
         """Run one random action."""
-        names, weights = zip(*STEPS.items(), strict=True)
+        names, weights = zip(*self.weights.items(), strict=True)
         name = self.random.choices(names, weights)[0]
         self.counts[name] += 1
         getattr(self, name)()
@@ -97,6 +101,7 @@ class Sim(Clients):
             name = min(free)
         consumer = ConsumerProcess(kind, name, f"i{self.names}")
         self.consumers.append(consumer)
+        self.give_store(consumer)
         self.enter(consumer)
 
     def grow(self) -> None:
@@ -133,7 +138,9 @@ class Sim(Clients):
             self.random.choice(("first", "last")),
             self.random.choice([*group.positions])[0],
         )
+        rows_out = {ref for ref in group.leased_rows if ref[0] == topic_id}
         self.do(ResetPosition(group.name, self.topic_names[topic_id], to))
+        self.ledgers[group.name].returned(rows_out, died=False)
         for consumer in [consumer for consumer in self.consumers if consumer.group == group.name]:
             self.replace(consumer)
         everything = {m for m in self.keys if m[0] == topic_id and m[:2] in group.positions}
@@ -163,7 +170,7 @@ class Sim(Clients):
         """Join again, with the messages it holds."""
         consumer.replies.clear()
         consumer.to_return.clear()
-        held = [*consumer.held, *consumer.acks]
+        held = [*consumer.held, *consumer.acks, *self.untold(consumer)]
         ranges = tuple(
             (self.topic_names[t], partition, offset, offset + 1) for t, partition, offset in held
         )
@@ -182,6 +189,7 @@ class Sim(Clients):
             if consumer not in self.consumers:
                 return
             self.consumers.remove(consumer)
+            self.shelve(consumer)
             self.do(LeaveGroup(consumer.group, consumer.name, consumer.instance))
 
     def lose(self) -> None:
@@ -272,6 +280,8 @@ class Sim(Clients):
             self.decide()
         while self.dead:
             self.lose()
+        for consumer in list(self.offline):
+            self.come_online(consumer)
         for name in self.names_of_groups():
             self.do(PauseGroup(name, paused=False))
         for _ in range(400):
@@ -282,7 +292,9 @@ class Sim(Clients):
                     self.ledgers[group].replayed(message)
                     self.do(ReplayLetters(group, ((self.topic_names[message[0]], *message[1:]),)))
             for consumer in list(self.consumers):
+                self.empty_store(consumer)
                 self.finish(consumer)
+            self.adopt_orphans()
             if all(self.ended(group) for group in {c.group for c in self.consumers}):
                 return
         raise AssertionError("not drained")
@@ -306,19 +318,47 @@ class Sim(Clients):
         consumer.held.clear()
         self.flush(consumer)
 
+    def empty_store(self, consumer: ConsumerProcess) -> None:
+        """Let a consumer process all that is in its store."""
+        store = self.stores.get(consumer)
+        for _ in range(20 if store is not None and store.copies else 0):
+            assert store is not None
+            self.tell(consumer, store)
+            if not store.copies or consumer not in self.consumers:
+                return
+            self.retry_stored(consumer, store)
+
+    def adopt_orphans(self) -> None:
+        """Let an operator adopt every store without an owner."""
+        for group in list(self.state.groups.by_id.values()):
+            for store_id, store in list(group.stores.items()):
+                if store.messages and not group.has_owner(store):
+                    self.do(AdoptStore(group.name, store_id))
+        while self.do(AdvanceGroupWork()).more:
+            pass
+
     def ended(self, name: str) -> bool:
         group, ledger = self.group(name), self.ledgers[name]
         return (
             not group.leases
             and not group.fences
+            and not any(store.messages for store in group.stores.values())
             and ledger.done | ledger.abandoned == set(self.keys)
         )
 
 
-STEPS = {
-    "act": 100, "produce": 9, "tick": 4, "start": 1.5, "decide": 3, "operate": 2, "lose": 1,
+STEPS: dict[str, float] = {
+    "act": 100, "visit_store": 12, "order_stores": 1, "cut": 0.5,
+    "produce": 9, "tick": 4, "start": 1.5, "decide": 3, "operate": 2, "lose": 1,
     "reconnect": 0.7, "die": 0.5, "leave": 3, "again": 0.3, "crash": 0.6, "grow": 0.2, "pause": 0.2,
     "reset": 0.1, "break_down": 0.15, "mend": 0.5,
+}  # fmt: skip
+
+
+# of runs in which consumers with stores are lost, cut off and replaced
+FLAPPING = STEPS | {
+    "visit_store": 80, "order_stores": 5, "cut": 8, "lose": 8, "die": 2, "again": 5, "produce": 15,
+    "tick": 8, "reset": 1.5,
 }  # fmt: skip
 
 

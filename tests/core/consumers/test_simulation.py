@@ -6,12 +6,14 @@ The planted bugs prove that the checks find faults.
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.core.consumers.invariants import moved_rows
-from tests.core.consumers.simulator import Sim, replayed_equals
+from tests.core.consumers.simulator import FLAPPING, Sim, replayed_equals
+from tests.core.consumers.simulator import STEPS as STEPS_OF_ALL
 from txmq.core import machine
 from txmq.core.consumers import (
     circuit_breaker,
@@ -21,14 +23,16 @@ from txmq.core.consumers import (
     leases,
     planning,
     poison,
+    store_reports,
 )
 from txmq.core.consumers.authorization import find_member
 from txmq.core.consumers.candidates import RunBuilder
 from txmq.core.consumers.commands import Deliver
 from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.events.outcome import Outcome
-from txmq.core.state import failed_messages
-from txmq.core.state.failed_messages import FailedKind
+from txmq.core.state import failed_messages, local_stores
+from txmq.core.state.consumer_groups import FenceState
+from txmq.core.state.failed_messages import FailedKind, Move
 from txmq.core.state.positions import GroupPosition, Redelivery
 from txmq.core.topics import topics
 from txmq.core.transactions import actions as consumer_actions
@@ -40,10 +44,11 @@ if TYPE_CHECKING:
 STEPS = 400
 SEEDS = 60
 BUG_SEEDS = 150
+FLAPPING_SEEDS = 20
 
 
-def run(seed: int) -> Sim:
-    sim = Sim(seed)
+def run(seed: int, weights: dict[str, float] = STEPS_OF_ALL) -> Sim:
+    sim = Sim(seed, weights)
     for number in range(STEPS):
         try:
             sim.step()
@@ -211,6 +216,72 @@ def failures_in_a_flood_count(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+def followers_stay_in_the_store(patch: pytest.MonkeyPatch) -> None:
+    def left(self: FailureChanges, ref: Any, row: Any) -> None:
+        self._moves.append(Move(ref[0], ref[1], ref[2], row._replace(kind=FailedKind.LOCAL)))
+        self._set_head(ref, row.key_hash, FenceState.RETRYING)
+
+    patch.setattr(FailureChanges, "leave_at_consumer", left)
+
+
+def a_leave_frees_what_a_store_has(patch: pytest.MonkeyPatch) -> None:
+    def freed(state: Any, group: Any, _at: int) -> None:
+        for store_id, store in group.stores.items():
+            refs = () if group.has_owner(store) else local_stores.messages(state, group, store_id)
+            for ref in list(refs):
+                row = failed_messages.drop(state, group, ref)
+                assert row is not None
+                failed_messages.put(
+                    state, group, ref, row._replace(kind=FailedKind.RETRY, due=0, store=b"")
+                )
+
+    patch.setattr(local_stores, "note_losses", freed)
+
+
+def a_reset_leaves_messages_at_consumers(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(local_stores, "take_back", lambda *_: None)
+
+
+def adoption_forgets_attempts(patch: pytest.MonkeyPatch) -> None:
+    put = failed_messages.put
+
+    def forgetful(state: Any, group: Any, ref: Any, row: Any) -> None:
+        adopted = group.group_id in state.groups.adopting
+        put(state, group, ref, row._replace(attempt=0) if adopted else row)
+
+    patch.setattr(failed_messages, "put", forgetful)
+
+
+def an_ack_from_a_store_keeps_its_lease(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        store_reports,
+        "leases",
+        SimpleNamespace(
+            lease_of=leases.lease_of,
+            release_row=leases.release_row,
+            return_range=leases.return_range,
+            release_range=lambda *_: [],
+        ),
+    )
+
+
+def a_head_is_forgotten_by_a_store(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        store_reports,
+        "key_fences",
+        SimpleNamespace(apply_changes=key_fences.apply_changes, settle_head=lambda *_: None),
+    )
+    patch.setattr(FailureChanges, "processed", lambda *_: None)
+
+
+def drop_makes_no_letter(patch: pytest.MonkeyPatch) -> None:
+    def dropped(self: FailureChanges, ref: Any, row: Any, reason: str) -> None:
+        move = Move(ref[0], ref[1], ref[2], row._replace(kind=FailedKind.RETRY, reason=reason))
+        self._moves.append(move)
+
+    patch.setattr(FailureChanges, "drop", dropped)
+
+
 @pytest.mark.parametrize(
     "bug",
     [
@@ -237,10 +308,41 @@ def failures_in_a_flood_count(patch: pytest.MonkeyPatch) -> None:
 def test_a_planted_bug_is_found(
     bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    find(bug, monkeypatch, STEPS_OF_ALL)
+
+
+def find(
+    bug: Callable[[pytest.MonkeyPatch], None],
+    monkeypatch: pytest.MonkeyPatch,
+    weights: dict[str, float],
+) -> None:
     bug(monkeypatch)
     for seed in range(BUG_SEEDS):
         try:
-            run(seed)
+            run(seed, weights)
         except AssertionError:
             return
     pytest.fail("the simulation is blind to this bug")
+
+
+@pytest.mark.parametrize("seed", range(FLAPPING_SEEDS))
+def test_flapping_consumers_with_stores_lose_and_double_nothing(seed: int) -> None:
+    run(seed, FLAPPING)
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [
+        followers_stay_in_the_store,
+        a_leave_frees_what_a_store_has,
+        a_reset_leaves_messages_at_consumers,
+        adoption_forgets_attempts,
+        an_ack_from_a_store_keeps_its_lease,
+        a_head_is_forgotten_by_a_store,
+        drop_makes_no_letter,
+    ],
+)
+def test_a_planted_bug_of_stores_is_found(
+    bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find(bug, monkeypatch, FLAPPING)

@@ -13,13 +13,14 @@ from txmq.core.consumers.commands import (
     AdoptStore,
     AdvanceGroupWork,
     DropStored,
+    ExpireLeases,
     LeaveGroup,
     ReportStored,
     ResetPosition,
     RetryStored,
     StoredEntry,
 )
-from txmq.core.consumers.store_reports import MAX_STORES, key_source
+from txmq.core.consumers.store_reports import MAX_STORES, _Report, key_source
 from txmq.core.consumers.store_views import at_consumers, describe_store, list_messages
 from txmq.core.events.outcome import Rejected
 from txmq.core.state.consumer_groups import FenceState
@@ -28,6 +29,7 @@ from txmq.core.state.local_stores import StoreOrder
 from txmq.core.topics.topics import CreateTopic, DeleteTopic
 from txmq.errors import BadRequest, Conflict, Throttled, UnknownMember
 from txmq.model.retry import FailureReport
+from txmq.model.topic_partition import TopicPartition
 from txmq.model.units import SECOND
 
 STORE, OTHER = b"s" * 16, b"o" * 16
@@ -241,6 +243,27 @@ def test_a_store_does_not_overtake_an_earlier_message_of_its_partition() -> None
     world.check(0, 1, 2, 4)
 
 
+def test_a_message_behind_a_refused_one_goes_back() -> None:
+    world = StoreWorld(t=1)
+    world.publish("t", 9, 7)
+    world.join("a", mode="ordered", retry=QUICK, lease_us=10 * SECOND)
+    world.fetch("a")
+    world.now += 8 * SECOND
+    world.publish("t", 7)
+    world.fetch("a")
+    world.now += 3 * SECOND
+    world.do(ExpireLeases())
+    for offset, behind in ((1, None), (2, (1, 0, 1))):
+        entry = StoredEntry("t", 1, 0, offset, "stored", 1, behind=behind)
+        entry = entry._replace(source=key_source(world.state, "g", entry), key_hash=7)
+        command = ReportStored("g", "a", world.generation(), STORE, "", (entry,))
+        reply: Any = world.do(command)
+        assert reply.verdicts == ("elsewhere",)
+    redelivered = list(world.group().positions[TopicPartition(1, 0)].redeliver)
+    assert [item[:2] for item in redelivered] == [(0, 2), (2, 3)]
+    world.check()
+
+
 def test_one_command_judges_each_entry_on_what_those_before_it_leave() -> None:
     world = ordered()
     world.leave("a")
@@ -410,3 +433,27 @@ def test_views_of_a_store(world: StoreWorld) -> None:
     assert at_consumers(world.state, group, 1, 0) == {STORE: 2}
     unknown: Any = list_messages(world.state, "g", OTHER, None, 1)
     assert unknown.error is Conflict
+
+
+@pytest.mark.parametrize(
+    ("rule", "bug", "scene"),
+    [
+        ("_has_earlier", False, test_a_store_does_not_overtake_an_earlier_message_of_its_partition),
+        ("_is_behind_a_refused", False, test_a_message_behind_a_refused_one_goes_back),
+        (
+            "_is_from_before_a_reset",
+            False,
+            test_a_reset_takes_messages_back_and_the_store_hears_of_it,
+        ),
+        ("_is_old", False, test_an_adopted_store_changes_nothing_when_it_comes_back),
+        ("_is_leased_here", True, test_what_somebody_else_has_is_elsewhere),
+        ("_obeys", False, test_a_retry_order_comes_until_the_store_obeys),
+    ],
+)
+def test_a_planted_bug_of_a_rule_is_noticed(
+    rule: str, bug: object, scene: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Report, rule, lambda *_: bug)
+    worlds = (ordered(),) if scene.__code__.co_argcount else ()
+    with pytest.raises(AssertionError):
+        scene(*worlds)

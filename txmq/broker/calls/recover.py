@@ -17,7 +17,7 @@ from txmq.errors import CorruptRecord
 from txmq.model.retry import FailureReport
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from txmq.broker.engine.engine import Engine
     from txmq.broker.engine.turn_work import TurnWork
@@ -82,6 +82,7 @@ class RecoverCalls:
         """Submit a report as commands whose entries can be judged at once."""
         part: list[core.StoredEntry] = []
         seen: set[object] = set()
+        last_of: dict[object, MessageRef] = {}  # by key: what was before, and not acked
         for entry in entries:
             read, units = self._with_key(command.group, entry)
             if not seen.isdisjoint(units) or len(part) >= store_reports.STEP_ENTRIES:
@@ -89,18 +90,20 @@ class RecoverCalls:
                 part, seen = [], set()
                 yield
                 read, units = self._with_key(command.group, entry)
-            part.append(read)
             seen.update(units)
+            part.append(read._replace(behind=last_of.get(units[-1])))
+            if read.state != store_reports.ACKED:
+                last_of[units[-1]] = units[0]
         self._engine.submit(command._replace(entries=tuple(part)), deliver)
 
     def _with_key(
         self, group_name: str, entry: core.StoredEntry
-    ) -> tuple[core.StoredEntry, Iterable[object]]:
+    ) -> tuple[core.StoredEntry, store_reports.Units]:
         """Return an entry with its message's key, and the units it concerns."""
         state = self._engine.state
         group = state.groups.by_name.get(group_name)
         if group is None:
-            return entry, ()
+            return entry, ((entry.topic_id, entry.partition, entry.offset),)
         source = store_reports.key_source(state, group_name, entry)
         if source is not None:
             begin, read = source.entry.position, self._engine.store.read
@@ -214,9 +217,9 @@ class RecoverCalls:
 def _entry(row: wire.Entry) -> core.StoredEntry:
     topic, topic_id, partition, offset, state, attempt, due, failure, *more = row
     report = None if failure is None else FailureReport(*failure)
-    generation = more[0] if more else 0
+    generation, epoch = (*more, 0, 0)[:2]
     place = (topic, topic_id, partition, offset)
-    return core.StoredEntry(*place, state, attempt, due, report, generation)
+    return core.StoredEntry(*place, state, attempt, due, report, generation, epoch)
 
 
 def _place(view: dict[str, Any]) -> MessageRef:

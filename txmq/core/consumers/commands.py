@@ -257,7 +257,9 @@ class StoredEntry(NamedTuple):
     - `state` is "stored", "acked", "dead" or "returned".
     - `attempt` is the number of failed attempts that count, `due` (µs) when the store
       tries again. `failure` None = as it was.
-    - `generation`: the member's when the message was delivered to it; 0 = not known.
+    - `generation`: the member's when the message was delivered to it; `epoch`: its
+      inbox's for the message. 0 = not known.
+    - `behind`: the entry before it of the same key that was not acked, in one report.
     - `key_hash` and `source`: the engine reads the key at `store_reports.key_source`.
       `damaged`: it cannot be read.
     """
@@ -271,9 +273,11 @@ class StoredEntry(NamedTuple):
     due: int = 0
     failure: FailureReport | None = None
     generation: int = 0
+    epoch: int = 0
     key_hash: int | None = None
     source: KeySource | None = None
     damaged: bool = False
+    behind: tuple[int, int, int] | None = None
 
 
 class ReportStored(NamedTuple):

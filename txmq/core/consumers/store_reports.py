@@ -8,7 +8,8 @@ to nobody: then the store knows more than the broker. Anything else is somebody 
 by now, and the store forgets it.
 
 In an ordered group a message without a lease and a row is taken only if nothing before
-it in its partition is still to be processed: that could have its key. An old copy is
+it in its partition is still to be processed: that could have its key. Where an earlier
+message of its key was refused in the same report, it goes back as well. An old copy is
 not taken either: one from before a reset of its partition, or of a store that was
 adopted.
 """
@@ -16,7 +17,7 @@ adopted.
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from txmq.core.consumers import circuit_breaker, failures, key_fences, leases
 from txmq.core.consumers.authorization import find_group, find_member
@@ -49,6 +50,10 @@ MAX_STORES = 1_000  # of one group, each with messages
 NO_LEASE = -1  # of messages that were processed from a store
 
 
+# a message, then its key with its topic, if that counts
+Units: TypeAlias = "tuple[MessageRef] | tuple[MessageRef, tuple[int, int]]"
+
+
 class StoreReply(NamedTuple):
     """The verdicts on the entries of a report, one for each.
 
@@ -71,26 +76,22 @@ def key_source(state: State, group_name: str, entry: StoredEntry) -> KeySource |
     tp = TopicPartition(entry.topic_id, entry.partition)
     if group is None or entry.state == ACKED or tp not in group.positions:
         return None
-    position, end = group.positions[tp], entry.offset + 1
-    if not (
-        position.leased.overlap(entry.offset, end) or position.redeliver.overlap(entry.offset, end)
-    ):
+    position, offset = group.positions[tp], entry.offset
+    if offset < position.floor or position.settled.overlap(offset, offset + 1):
         return None
     for base, batch in topics.entry_at(state, *tp, entry.offset):
         return KeySource(batch, entry.offset - base)
     return None
 
 
-def units(
-    state: State, group: ConsumerGroup, entry: StoredEntry
-) -> tuple[MessageRef | tuple[int, int], ...]:
+def units(state: State, group: ConsumerGroup, entry: StoredEntry) -> Units:
     """Return the message of an entry, and in an ordered group its key: entries that
     share one are judged one after the other.
     """
     ref = (entry.topic_id, entry.partition, entry.offset)
     row = failed_messages.get(state, group, ref) if group.ordered else None
     key_hash = entry.key_hash if row is None else row.key_hash
-    return (ref,) if key_hash is None or not group.ordered else (ref, (ref[0], key_hash))
+    return (ref, (ref[0], key_hash)) if group.ordered and key_hash is not None else (ref,)
 
 
 def find_store(
@@ -160,6 +161,7 @@ class _Report:
         self._settled: list[MessageRef] = []
         self._failed: list[MessageRef] = []
         self._answered: list[MessageRef] = []
+        self._returned: list[MessageRef] = []
         self._units: dict[tuple[str, str], set[FailingUnit]] = {}  # failing ones, by error
         self.keeps = False
 
@@ -205,6 +207,9 @@ class _Report:
             return ELSEWHERE
         if position.leased.overlap(offset, end):
             taken = self._is_leased_here(ref, entry)
+            if taken and self._is_behind_a_refused(entry):
+                self._returned.append(ref)
+                return ELSEWHERE
         else:
             taken = bool(position.redeliver.overlap(offset, end)) and not (
                 self._is_old(entry, ref) or (entry.state != ACKED and self._has_earlier(tp, offset))
@@ -213,6 +218,20 @@ class _Report:
             return ELSEWHERE
         # A damaged message cannot be delivered to anybody else anyway.
         return KEPT if entry.damaged and entry.state == STORED else None
+
+    def _is_behind_a_refused(self, entry: StoredEntry) -> bool:
+        """Return True if the message before it of its key goes to somebody else."""
+        if entry.behind is None or entry.state == ACKED:
+            return False
+        topic_id, partition, offset = entry.behind
+        if failed_messages.get(self._state, self._group, entry.behind) is not None:
+            return False  # the fence of the key keeps the order
+        position = self._group.positions.get(TopicPartition(topic_id, partition))
+        return (
+            position is not None
+            and offset >= position.floor
+            and not position.settled.overlap(offset, offset + 1)
+        )
 
     def _judge_row(self, entry: StoredEntry, ref: MessageRef, row: FailedMessage) -> str | None:
         """Judge a message that has failed before."""
@@ -266,8 +285,10 @@ class _Report:
         return bool(fenced) or self._is_from_before_a_reset(entry, ref)
 
     def _is_from_before_a_reset(self, entry: StoredEntry, ref: MessageRef) -> bool:
-        last = self._group.resets.get(TopicPartition(ref[0], ref[1]), 0)
-        return 0 < entry.generation < last
+        tp = TopicPartition(ref[0], ref[1])
+        if 0 < entry.generation < self._group.resets.get(tp, 0):
+            return True
+        return bool(entry.epoch) and entry.epoch != _epoch_at(self._group, tp, ref[2])
 
     def _has_earlier(self, tp: TopicPartition, offset: int) -> bool:
         """Return True if a message before this one may have its key and is still to be
@@ -341,7 +362,8 @@ class _Report:
         self, entry: StoredEntry, ref: MessageRef, row: FailedMessage | None, after: FailedMessage
     ) -> None:
         before = 0 if row is None else row.attempt
-        if entry.failure is None or entry.state == RETURNED or after.attempt <= before:
+        failed = entry.failure is not None and after.attempt > before
+        if entry.state != DEAD and (entry.state == RETURNED or not failed):
             return
         self._failed.append(ref)
         unit = circuit_breaker.failing_unit(ref, after)
@@ -364,10 +386,10 @@ class _Report:
         settled, failed = tuple(self._settled), tuple(self._failed)
         event = StoreReported(
             self._group.group_id, command.store, *owner, settled, moves, fences, failed,
-            tuple(self._answered),
+            tuple(self._answered), tuple(self._returned),
         )  # fmt: skip
         claims = bool(command.member) and known is not None and known != owner
-        changed = bool(settled or moves or fences or self._answered or claims)
+        changed = bool(settled or moves or fences or self._answered or self._returned or claims)
         orders = self._orders()
         reply = StoreReply(
             tuple(self._verdicts), tuple(self._fences), orders[:MAX_ORDERS],
@@ -394,6 +416,12 @@ class _Report:
                 return
 
 
+def _epoch_at(group: ConsumerGroup, tp: TopicPartition, offset: int) -> int:
+    """Return the epoch of a message, as members' inboxes know it."""
+    steps = group.epochs.get(tp, ())
+    return next((epoch for first, epoch in reversed(steps) if offset >= first), group.first_epoch)
+
+
 def apply_reported(state: State, event: StoreReported, context: RecordContext) -> None:
     group, at = state.groups.by_id[event.group_id], context.stored_at
     store = group.stores.get(event.store)
@@ -409,6 +437,9 @@ def apply_reported(state: State, event: StoreReported, context: RecordContext) -
         group.update_suspects(tp)
     for ref in event.settled:
         _settle(state, group, ref)
+    for topic_id, partition, offset in event.returned:
+        tp = TopicPartition(topic_id, partition)
+        leases.return_range(state, group, tp, offset, offset + 1)
     for ref in event.answered:
         local_stores.drop_order(state, group, event.store, ref)
     local_stores.forget_if_idle(state, group, event.store)

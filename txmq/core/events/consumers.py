@@ -394,7 +394,7 @@ class StoreReported(NamedTuple):
     `member`, `instance` and `host` own the store from now on; all "" = unchanged.
     `settled` were processed there. `moves` and `fences` are as in Retried. `failed` are
     those of the moves that count as failures, `answered` messages without further
-    orders to the store.
+    orders to the store. `returned` were leased to the member, and are redelivered.
     """
 
     group_id: int
@@ -407,6 +407,7 @@ class StoreReported(NamedTuple):
     fences: tuple[FenceChange, ...]
     failed: tuple[MessageRef, ...]
     answered: tuple[MessageRef, ...]
+    returned: tuple[MessageRef, ...] = ()
 
 
 @event(108)

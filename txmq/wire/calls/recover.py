@@ -21,6 +21,7 @@ from txmq.wire.calls.consumers import (
 MAX_ENTRIES = 1_000  # of one call
 TopicId = Annotated[int, Field(ge=0, lt=2**32)]
 Attempts = Annotated[int, Field(ge=0, le=2**31)]
+Count = Annotated[int, Field(ge=0, le=2**62)]
 Time = Annotated[int, Field(ge=0, le=limits.SEQUENCE)]
 Failure = tuple[
     Annotated[str, StringConstraints(max_length=256)],
@@ -28,11 +29,12 @@ Failure = tuple[
     Annotated[str, StringConstraints(max_length=64)],
 ]
 State = Literal["stored", "acked", "dead", "returned"]
-# topic, its id, partition, offset, state, attempt, due, failure, and in the second form
-# the generation in which the message was delivered
+# topic, its id, partition, offset, state, attempt, due, failure; in longer forms the
+# generation and the epoch in which the message was delivered
 Entry = (
     tuple[Name, TopicId, Partition, Offset, State, Attempts, Time, Failure | None]
-    | tuple[Name, TopicId, Partition, Offset, State, Attempts, Time, Failure | None, Attempts]
+    | tuple[Name, TopicId, Partition, Offset, State, Attempts, Time, Failure | None, Count]
+    | tuple[Name, TopicId, Partition, Offset, State, Attempts, Time, Failure | None, Count, Count]
 )
 Entries = Annotated[tuple[Entry, ...], Field(max_length=MAX_ENTRIES)]
 
