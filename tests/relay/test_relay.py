@@ -13,11 +13,13 @@ from uuid import RFC_4122
 import pytest
 from structlog.testing import capture_logs
 
+from tests.client.blocking.test_restored_log import Site
 from tests.client.real import Found, RealBroker
 from tests.system.emit_worker import POLICY, SLOT, running_relay
 from tests.tx.postgres.support import poor_role, producer, rows
 from txmq import emit
 from txmq.client.blocking.client import Client
+from txmq.client.protocol import conversation
 from txmq.client.protocol.sender.rows import micros_now
 from txmq.errors import SlotMissing
 from txmq.model import limits
@@ -334,6 +336,35 @@ def test_what_a_new_slot_has_missed_is_an_alarm_until_it_is_accepted(
         with closing(connect_database(dsn, application_name="test")) as connection:
             slot.accept_missed(connection, SLOT)
         wait_until(lambda: alarms(client) == {}, what="the end of the alarm")
+
+
+def test_what_a_restored_broker_may_lack_is_an_alarm_until_the_restore_is_accepted(
+    tmp_path: Path,
+    dsn: str,
+    topic: str,
+    connect: Callable[..., Client],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    site = Site(tmp_path)
+    for bodies_ in (("one",), ("two", "three")):
+        if bodies_ != ("one",):
+            site.back_up()
+        emitted(dsn, topic, *bodies_)
+        with running_relay(site.broker.url, dsn):
+            arrived(site.broker, topic, len(bodies_))
+    site.restore()
+    for name in ("_newest_epochs", "_incarnations"):
+        monkeypatch.setattr(conversation, name, {})
+    client = connect(site.broker.url)
+    for number in range(2):  # the next relay knows it, too
+        with running_relay(site.broker.url, dsn):
+            wait_until(lambda: alarms(client) == {"relay.restored": "critical"}, what="the alarm")
+            emitted(dsn, topic, f"later {number}")
+            arrived(site.broker, topic, number + 2)
+    with running_relay(site.broker.url, dsn):
+        client.call("log.accept", operator="ada", reason="sent again")
+        wait_until(lambda: alarms(client) == {}, what="the end of the alarm")
+    site.broker.stop()
 
 
 def test_a_slot_of_another_name_knows_the_one_that_is_gone(

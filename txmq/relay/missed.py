@@ -1,14 +1,18 @@
-"""The gap of a new slot: messages between the last stored one and the slot.
+"""Gaps: what a new slot has missed, and what a restored broker has lost.
 
 A slot that is made after a failover, a restore or a loss has no earlier commits. Only
 the broker knows how far the slot before it was read, by its watermarks. Once found, the
 gap is a watermark of its own, because the slot's first transactions move the others on.
+
+A broker whose log was restored may have lost transactions that are confirmed, which no
+slot gives again. A slot is confirmed beyond transactions without messages, too, so that
+they may also be none.
 """
 
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from txmq.client.blocking.core import BlockingCore
 from txmq.client.blocking.transaction.bundle_upload import BundleUpload
@@ -18,7 +22,7 @@ from txmq.model.actions import WatermarkAction
 from txmq.model.decider import ByBroker
 from txmq.model.units import SECOND
 from txmq.relay.bundles import CHECKER
-from txmq.relay.relay_session import read_watermark
+from txmq.relay.relay_session import StartPosition, read_watermark
 from txmq.relay.slot import SlotOrigin
 from txmq.relay.slot_stream import SlotSource
 from txmq.tx.postgres.identity import format_lsn
@@ -53,6 +57,35 @@ def find_gap(core: BlockingCore, source: SlotSource, origin: SlotOrigin) -> Gap 
         return None
     _note(core, WatermarkAction(name, 0, origin.made_at, at))
     return Gap(at, origin.made_at)
+
+
+def find_lost(
+    core: BlockingCore, source: SlotSource, confirmed: int, start: StartPosition
+) -> Gap | None:
+    """Return what a restored broker may lack of what was confirmed until LSN
+    `confirmed`; None = nothing, or an operator has accepted the restore.
+
+    Raises the errors of a call.
+    """
+    restored = last_restore(core)
+    if restored is None or restored["accepted"]:
+        return None
+    name = f"{source.system_id}-{source.slot}-lost-{restored['position']}"
+    end, at = read_watermark(core, name)
+    if not end and start.watermark < confirmed:
+        end, at = confirmed, start.committed_at
+        _note(core, WatermarkAction(name, 0, end, at))
+    return Gap(at, end) if end else None
+
+
+def last_restore(core: BlockingCore) -> dict[str, Any] | None:
+    """Return the last restore of the broker's log; None = there was none. Raises the
+    errors of a call.
+    """
+    if core.incarnation is None:
+        return None
+    restores: list[dict[str, Any]] = core.call("log.restores", {}, repeat=True)["restores"]
+    return restores[-1]
 
 
 def _last_stored(core: BlockingCore, source: SlotSource) -> tuple[int, int]:

@@ -46,7 +46,7 @@ from txmq.errors import (
     UnknownTransaction,
 )
 from txmq.relay import slot as slots
-from txmq.relay.missed import Gap, find_gap
+from txmq.relay.missed import Gap, find_gap, find_lost, last_restore
 from txmq.relay.relay_session import RelayProgress, RelaySession, read_start, read_watermark
 from txmq.relay.slot_stream import SlotStream
 from txmq.tx.postgres.identity import read_server
@@ -73,6 +73,7 @@ ACTIONS: Final = {
     "missing": "txmq relay create",
     "rewound": "txmq relay create",
     "missed": "txmq relay accept",
+    "restored": "send them again where needed, then txmq log lost --accept",
 }
 log = get_logger()
 
@@ -105,6 +106,7 @@ class Relay:
         self._progress = RelayProgress()
         self._trouble = ""
         self._gap: Gap | None = None  # what the slot has missed
+        self._lost: Gap | None = None  # what a restored broker may lack
         self._halt: dict[str, str] = {}  # the alarm of an error that stops the relay's work
         self._source = lasting_source(f"relay-{slot}")
 
@@ -154,6 +156,7 @@ class Relay:
             if stream.origin is not None and not stream.origin.accepted:
                 self._gap = find_gap(self._core, stream.source, stream.origin)
             start = read_start(self._core, stream.source)
+            self._lost = find_lost(self._core, stream.source, stream.confirmed_before, start)
             self._halt = {}
             log.info(
                 "relay.passage",
@@ -225,7 +228,16 @@ class Relay:
         accepted = status.origin is None or status.origin.accepted
         if self._gap is not None and not accepted:
             alarms["missed"] = f"slot {self._slot} was made too late: it has no {self._gap}"
+        if self._lost is not None and self._is_open():
+            alarms["restored"] = f"the broker's log was restored, and may lack {self._lost}"
         return alarms | status.alarms(retained=self._policy.retained, lag_s=self._policy.lag_s)
+
+    def _is_open(self) -> bool:
+        """Return whether nobody has accepted the last restore of the broker's log."""
+        with suppress(TxmqError):
+            restored = last_restore(self._core)
+            return restored is not None and not restored["accepted"]
+        return True
 
     def _never_made(self) -> bool:
         """Return whether nobody knows the slot: then its name is wrong, most likely."""

@@ -63,7 +63,8 @@ class SlotStream:
         self._name = name
         self._transactions = TransactionAssembler(PREFIX)
         self._last_piece = self._confirmed = 0
-        self.origin = _require_slot(dsn, name).origin
+        status = _require_slot(dsn, name)
+        self.origin, self.confirmed_before = status.origin, status.confirmed_lsn or 0
         with translated("connecting to PostgreSQL for replication"):
             given = {**SETTINGS, "application_name": "txmq relay", **extensions.parse_dsn(dsn)}
             self._connection = psycopg2.connect(

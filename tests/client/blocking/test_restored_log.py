@@ -28,6 +28,7 @@ from tests.tx.postgres.support import producer as connection_of
 from txmq.cli.output import format_time
 from txmq.client.blocking.client import Client
 from txmq.client.protocol import conversation
+from txmq.client.protocol.offsets import FileOffsets
 from txmq.errors import LogChanged
 from txmq.model.decider import ByPostgres
 from txmq.testing.processes import Running
@@ -297,3 +298,53 @@ def test_a_restored_log_decides_nothing_in_a_database_before_an_operators_word(
     world.connection.close()
     client.close()
     site.broker.stop()
+
+
+def test_a_reader_of_the_lost_part_is_refused_and_others_go_on(
+    site: Site, new_process: ConnectClient, tmp_path: Path
+) -> None:
+    topic, positions = fresh("t"), FileOffsets(tmp_path)
+
+    def read(name: str, count: int) -> list[bytes]:
+        with new_process() as client:
+            with client.reader(name, [topic], positions) as reader:
+                found = [reader.receive(timeout=WAIT_S) for _ in range(count)]
+                reader.commit()
+            return [message.body for message in found if message is not None]
+
+    with new_process() as client:
+        make(client, topic)
+        send(client, topic, "a", "b")
+    assert read("early", 2) == [b"a", b"b"]
+    site.back_up()
+    with new_process() as client:
+        send(client, topic, "lost")
+    assert read("late", 3) == [b"a", b"b", b"lost"]
+    site.restore()
+    with new_process() as client:
+        send(client, topic, "c", "d")
+    assert read("early", 2) == [b"c", b"d"]
+    with pytest.raises(LogChanged):
+        read("late", 1)
+
+
+def test_a_backup_beside_sends_has_all_that_was_acknowledged_before(
+    site: Site, new_process: ConnectClient
+) -> None:
+    """And of what came later a part without gaps, though the broker is killed."""
+    topic = fresh("t")
+    with new_process() as client:
+        make(client, topic)
+        for number in range(3):
+            for future in [client.send_async(topic, b"%d" % n, key="k") for n in range(200)]:
+                future.result()
+            more = [client.send_async(topic, b"more", key="k") for _ in range(500)]
+            site.back_up()
+            for future in more:
+                future.result()
+            acknowledged = 700 * number + 200
+    site.restore()
+    new_process().close()
+    offsets = [found.offset for found in site.broker.read(topic)]
+    assert offsets == list(range(len(offsets)))
+    assert acknowledged <= len(offsets) <= acknowledged + 500

@@ -78,3 +78,17 @@ def test_an_error_at_any_call_leaves_the_log_as_it_was_and_the_next_try_succeeds
         else:
             assert call > 10
             return
+
+
+def test_a_segment_of_the_lost_part_of_a_restored_log_is_set_aside() -> None:
+    fs = disk()
+    segment = oldest(fs)
+    for number in (1, 2):
+        path = archive_segment(fs, segment, ARCHIVE)
+        before = contents(fs, path)
+        file = fs.open(segment.path, write=True)
+        file.pwrite([b"%d" % number], segment.end - segment.first - 1)
+        assert archive_segment(fs, segment, ARCHIVE) == path
+        assert contents(fs, path) == contents(fs, segment.path) != before
+        assert contents(fs, f"{path}.lost-{number}") == before
+    assert len(list_segments(fs, ARCHIVE)) == 1

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from itertools import count
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from txmq.broker.calls.dispatcher import CallContext, Handler, then
 from txmq.broker.calls.pages import page_of
 from txmq.broker.engine.log_reader import visible_end
 from txmq.core.events.outcome import Rejected
+from txmq.core.state import restores
 from txmq.core.state.state import TopicSettings
 from txmq.core.topics import topics as rules
 from txmq.errors import Conflict
@@ -190,10 +192,12 @@ class TopicCalls:
     def broker(self, call: CallContext, args: NoArgs) -> None:
         del args
         store, state = self._engine.store, self._engine.state
+        incarnation = restores.incarnation(state)
         call.answer(
             {
                 "name": self._settings.broker.name,
                 "log_id": str(store.log_id),
+                "incarnation": None if incarnation is None else str(UUID(bytes=incarnation)),
                 "boot_epoch": state.boot_epoch,
                 "end": store.end,
                 "durable": store.durable,

@@ -7,6 +7,7 @@ the incarnation before, so that nobody takes it for the log that went on from th
 from __future__ import annotations
 
 import time
+from secrets import randbelow
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID, uuid4
 
@@ -55,8 +56,11 @@ def restore_log(
     An interrupted restore is begun anew by the next one.
     """
     source, target = str(backup), str(settings.data)
-    at = time.time_ns() // 1_000 if now is None else now
     manifest = restore.open_backup(fs, source)
+    # Later than all of the backup, and another one than that of any other restore from
+    # it, whatever the clock says.
+    at = max(time.time_ns() // 1_000 if now is None else now, manifest.taken_at)
+    at += 1 + randbelow(SECOND)
     restore.require_empty(fs, target)
     watch.begin(2 * sum(file.size for file in manifest.files))
     restore.require_whole(fs, source, manifest, watch)

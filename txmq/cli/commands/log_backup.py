@@ -21,6 +21,17 @@ if TYPE_CHECKING:
 
 DEFAULT_RATE: Final = "32MiB"  # bytes per second; docs/FIGURES.md has what it costs
 REPORT_S: Final = 0.2
+MIN_RATE: Final = 1 << 20  # each chunk of a slower one would outlast the broker's hold
+
+
+def parse_rate(text: str) -> int:
+    """Parse a number of bytes for each second; 0 = no limit."""
+    rate = parse_bytes(text) if text != "0" else 0
+    if 0 < rate < MIN_RATE:
+        raise typer.BadParameter(f"invalid rate {text!r}: use 1MiB or more, or 0 for no limit")
+    return rate
+
+
 Backup = Annotated[Path, typer.Argument(metavar="BACKUP", help="Directory of the backup.")]
 Stopped = Annotated[
     Path | None,
@@ -29,7 +40,7 @@ Stopped = Annotated[
 Rate = Annotated[
     int,
     typer.Option(
-        parser=parse_bytes, metavar="SIZE", help="Bytes to read in a second; 0 = no limit."
+        parser=parse_rate, metavar="SIZE", help="Bytes to read in a second; 0 = no limit."
     ),
 ]
 Verify = Annotated[

@@ -10,6 +10,7 @@ durable under its name, and only then removed from the log.
 from __future__ import annotations
 
 from contextlib import closing, suppress
+from itertools import count
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -22,21 +23,26 @@ if TYPE_CHECKING:
     from txmq.store.log.segment import SegmentInfo
 
 _TEMPORARY = ".tmp"
+_LOST = ".lost-"  # of an incarnation of the log that was left by a restore
 
 
 def archive_segment(fs: FileSystem, segment: SegmentInfo, archive: str) -> str:
     """Copy a sealed segment durably to the archive; return the copy's path.
 
     Blocks. An existing copy, left by a process that died before it removed the segment,
-    stays as it is. Raises DiskFull and StoreError; nothing of the segment is in the
-    archive then.
+    stays as it is. Another segment of that name, of the part of the log that a restore
+    has lost, is set aside. Raises DiskFull and StoreError; nothing of the segment is in
+    the archive then.
     """
     folder, path = log_directory(archive), segment_path(archive, segment.first)
     fs.makedirs(folder)
     names = fs.listdir(folder)
     if path.rpartition("/")[2] in names:
-        _sync_names(fs, archive)
-        return path
+        if _same(fs, segment, path):
+            _sync_names(fs, archive)
+            return path
+        number = next(n for n in count(1) if f"{path}{_LOST}{n}".rpartition("/")[2] not in names)
+        fs.rename(path, f"{path}{_LOST}{number}")
     temporary = path + _TEMPORARY
     if temporary.rpartition("/")[2] in names:
         fs.remove(temporary)
@@ -55,6 +61,16 @@ def _sync_names(fs: FileSystem, archive: str) -> None:
     """Make durable the names of the copies, and of folders made for the first."""
     for directory in (log_directory(archive), archive, str(PurePosixPath(archive).parent)):
         fs.sync_directory(directory)
+
+
+def _same(fs: FileSystem, segment: SegmentInfo, path: str) -> bool:
+    """Return whether a copy has the bytes of a segment."""
+    size = segment.end - segment.first
+    with closing(fs.open(segment.path)) as source, closing(fs.open(path)) as copy:
+        return copy.size() == size and all(
+            source.pread(CHUNK, offset) == copy.pread(CHUNK, offset)
+            for offset in range(0, size, CHUNK)
+        )
 
 
 def _copy(fs: FileSystem, segment: SegmentInfo, path: str) -> None:

@@ -24,6 +24,7 @@ ReportedName = Literal[
     "relay.unfit",
     "relay.rewound",
     "relay.missed",
+    "relay.restored",
     "relay.unreachable",
     "relay.stopped",
     "inbox.lost",
