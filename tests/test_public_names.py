@@ -22,7 +22,7 @@ from txmq.client.protocol.consumer.settings import ConsumerOptions
 from txmq.client.protocol.sender.rows import Fields
 from txmq.client.protocol.settings import Options
 from txmq.client.protocol.transaction.options import TransactionOptions, XaOptions
-from txmq.errors import ConfigError, LocalProtocolError
+from txmq.errors import ConfigError
 
 TWISTED = (txmq.twisted.Client, txmq.twisted.Cluster)
 CLIENTS = (txmq.Client, txmq.Cluster, *TWISTED)
@@ -225,8 +225,3 @@ def test_answers_of_checkers_and_errors_are_there() -> None:
 def test_what_is_not_there_yet_is_refused_not_ignored() -> None:
     with pytest.raises(ConfigError, match="spool"):
         txmq.connect(["txmq://127.0.0.1:7650"], spool="directory")
-    with (
-        txmq.connect("txmq://127.0.0.1:7650") as client,
-        pytest.raises(LocalProtocolError, match="on_failure"),
-    ):
-        client.consumer("billing", ["orders"], on_failure="local")  # type: ignore[arg-type]

@@ -195,9 +195,10 @@ class StoreState:
         row = self.row(place)
         return None if row is None else entry_of(place, row)
 
-    def rows(self) -> Iterator[tuple[Place, Row]]:
-        """Yield everything, by place."""
-        for key, fields in self._messages.range(b""):
+    def rows(self, after: Place | None = None) -> Iterator[tuple[Place, Row]]:
+        """Yield everything, by place, from behind a place on."""
+        start = b"" if after is None else _PLACE.pack(*after) + b"\0"
+        for key, fields in self._messages.range(start):
             yield place_of(key), _row(fields)
 
     def due(self, now: int) -> Iterator[tuple[int, Place]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import islice
 from threading import Condition, Lock
 from typing import TYPE_CHECKING, Self
 
@@ -277,6 +278,13 @@ class LocalStore:
                 if len(entries) >= most:
                     break
         return entries
+
+    def entries(self, after: Place | None, most: int) -> list[Entry]:
+        """Return what is known of all messages, by place: a page of those after one."""
+        with self._locked():
+            self._settle_visible()
+            rows = islice(self._state.rows(after), most)
+            return [entry_of(place, row) for place, row in rows]
 
     def entry(self, place: Place) -> Entry | None:
         """Return what is known of a message."""

@@ -170,6 +170,7 @@ class BlockingConsumer(ConsumerCalls[ThreadedMember]):
         options = HandlerOptions(threads, batch, batch_wait, idle_exit)
         options.check("threads")
         require_handler(handler)
+        self._members.set_workers(threads * (batch or 1))
         if inbox is None:
             run_plain(self._members, handler, options, stop or Event())
             return

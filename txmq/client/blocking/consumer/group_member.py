@@ -6,15 +6,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from threading import Condition, RLock
-from typing import NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 from uuid import UUID, uuid4
 
 from txmq.client.blocking.after_fork import forked
 from txmq.client.blocking.consumer.thread import MemberThread
 from txmq.client.blocking.core import BlockingCore
-from txmq.client.protocol.consumer.member import Member, MemberPhase
+from txmq.client.protocol.consumer.member import Member, MemberPhase, steady_wall_us
 from txmq.client.protocol.consumer.member_set import MemberState
 from txmq.client.protocol.consumer.operations import (
     Delivered,
@@ -26,6 +25,10 @@ from txmq.client.protocol.consumer.stats import ConsumerStats
 from txmq.errors import RequestTimeout, TxmqError
 from txmq.model.actions import AckAction
 from txmq.model.message import ReceivedMessage
+
+if TYPE_CHECKING:
+    from txmq.client.blocking.consumer.local_stores import StoreThread
+    from txmq.client.protocol.consumer.store_jobs import JobResult
 
 ACK_S = 10.0  # for the confirmation of an ack that a caller waits for
 T = TypeVar("T")
@@ -80,6 +83,9 @@ class ThreadedMember(MemberState):
         self.operations = Operations(self.member)
         self.acks = self.member.settlement.acks
         self.thread = MemberThread(self.member, core.open_connection, changed)
+        self._store_thread: StoreThread | None = None
+        if self.member.recovery is not None:
+            self.member.recovery.work_added = self._submit_store_jobs
 
     def after_fork(self, changed: StateChanged) -> None:
         """Refuse everything: the member, its messages and its thread are the
@@ -88,6 +94,8 @@ class ThreadedMember(MemberState):
         self.changed, self.operations = changed, ForkedOperations()
         self.member.failure = forked("consumer")
         self.thread.forget_after_fork()
+        self._store_thread = None  # the parent's, too
+        self.member.recovery = None
 
     @property
     def trouble(self) -> TxmqError | OSError | None:
@@ -104,12 +112,46 @@ class ThreadedMember(MemberState):
     def stats(self) -> ConsumerStats:
         """A copy of the counters."""
         with self.changed:
-            return replace(self.member.stats)
+            return self.counters()
 
     @property
     def log_id(self) -> UUID:
         """The broker's log that the messages are of; a request if it is not known."""
         return self.core.log_id
+
+    def set_workers(self, workers: int) -> None:
+        """Let so many handlers have messages of the local store at a time."""
+        with self.changed:
+            if self.member.recovery is not None:
+                self.member.recovery.capacity = workers
+
+    def _submit_store_jobs(self) -> None:
+        """Have the local store's work done. `changed` is held."""
+        recovery = self.member.recovery
+        for job in [] if recovery is None else recovery.jobs(time.monotonic()):
+            if self._store_thread is None:
+                # The store's modules are for those who have one.
+                from txmq.client.blocking.consumer.local_stores import (  # noqa: PLC0415
+                    LocalStores,
+                    StoreThread,
+                )
+
+                stores = LocalStores(self.settings, lambda: self.core.known_log_id, steady_wall_us)
+                self._store_thread = StoreThread(stores, self._on_store_result)
+            self._store_thread.submit(job)
+
+    def _on_store_result(self, result: JobResult | None) -> None:
+        """Go on with a result of the store's thread; None: some time has passed."""
+        with self.changed:
+            recovery = self.member.recovery
+            if recovery is None:
+                return
+            if result is None:
+                recovery.tick(time.monotonic())
+            else:
+                recovery.finished(result, time.monotonic())
+                self.changed.notify_all()
+                self.thread.poke()
 
     def receive(self, operation: Callable[[Operations, float], T], now: float) -> T:
         """Return what the operation returns. `changed` is held. Raises the member's
@@ -235,7 +277,13 @@ class ThreadedMember(MemberState):
             self.member.leave()
             self.thread.wake()
             self.changed.wait_for(self._has_left, timeout)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """End without a request to the broker. What is in the local store stays."""
         self.thread.abandon()
+        if self._store_thread is not None:
+            self._store_thread.stop()
 
     @property
     def _is_over(self) -> bool:
@@ -246,5 +294,5 @@ class ThreadedMember(MemberState):
         get the leave request.
         """
         return self._is_over or (
-            self.member.phase is MemberPhase.AWAY and self.member.settlement.idle
+            self.member.phase is MemberPhase.AWAY and self.member.idle_without_broker
         )

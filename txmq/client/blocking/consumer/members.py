@@ -47,7 +47,7 @@ class ThreadedMembers(MemberSet[ThreadedMember]):
             self.changed.wait_for(self.join_is_over, timeout)
             error = self.join_error(timeout)
         if error is not None:
-            run_concurrently([member.thread.abandon for member in self.members])
+            run_concurrently([member.abandon for member in self.members])
             # The last attempts are over now, and their errors are known.
             raise self.join_error(timeout) or error
 

@@ -12,6 +12,7 @@ from random import random
 
 from txmq.client.protocol.consumer.failure import error_classes
 from txmq.client.protocol.consumer.fetched import DeliveredMessage
+from txmq.client.protocol.consumer.stored_delivery import stored_delivery
 from txmq.model.retry import FailureAction, RetryPolicy
 
 # A pause of 0.1 s doubles with each attempt: five attempts take about 1.5 s.
@@ -36,6 +37,7 @@ class InPlaceAttempts:
         self._made += 1
         if (
             self._made < self._most
+            and not any(map(stored_delivery, messages))  # each of their attempts is counted
             and self._policy.action(error_classes(error)) is FailureAction.RETRY
             and all(message.in_hand for message in messages)
         ):

@@ -26,6 +26,7 @@ from txmq.client.protocol.consumer.fetched import (
     DeliveredMessage,
     FetchedBatch,
     ReceivedBatch,
+    build_messages,
 )
 from txmq.client.protocol.consumer.key_queues import (
     ArrivalQueue,
@@ -64,9 +65,16 @@ class LocalQueue:
     """
 
     def __init__(
-        self, *, ordered: bool, tags: frozenset[str] | None = None, selector: Selector | None = None
+        self,
+        *,
+        ordered: bool,
+        tags: frozenset[str] | None = None,
+        selector: Selector | None = None,
+        keeps_bodies: bool = False,
     ) -> None:
+        """`keeps_bodies`: until a message is settled, for `message_at`."""
         self._ordered, self._tags, self._selector = ordered, tags, selector
+        self._keeps_batches = ordered or keeps_bodies
         self._partitions: dict[PartitionName, _PartitionBatches] = {}
         # Not in an order yet: the first receive decides between messages and batches.
         self._new: list[FetchedBatch] = []
@@ -370,6 +378,26 @@ class LocalQueue:
             self._remove_if_settled(batch)
         return dropped
 
+    def message_at(self, place: AckedRange) -> DeliveredMessage | None:
+        """Return a NACKED message, whose batch is kept; None if it is not there."""
+        partition = self._partitions.get(place[:2])
+        for batch in partition.batches if partition is not None else ():
+            if batch.start <= place.start < batch.end and batch.state(place.start) == NACKED:
+                return _rebuilt(batch, place.start)
+        return None
+
+    def take_key(self, topic: str, key: str) -> list[DeliveredMessage]:
+        """Make the READY messages of a key NACKED, and return them in their order."""
+        taken, wanted = [], key_hash(key)
+        for batch in sorted(self.batches(), key=lambda one: (one.partition_name, one.start)):
+            if batch.topic != topic or not batch.ready:
+                continue
+            for offset in list(batch.offsets(READY)):
+                if batch.hashes()[offset - batch.start] == wanted:
+                    taken.append(_rebuilt(batch, offset))
+                    self._change_ready(batch, offset, offset + 1, NACKED)
+        return taken
+
     def leases(self) -> set[int]:
         """Return the leases of all unsettled messages."""
         return {batch.lease for batch in self.batches()}
@@ -397,7 +425,7 @@ class LocalQueue:
 
     def _on_none_ready(self, batch: FetchedBatch) -> None:
         self.ready_bytes -= batch.size
-        if not self._ordered:  # else the key is needed when a handler gives up
+        if not self._keeps_batches:  # else the key is needed when a handler gives up
             batch.release()
 
     def _remove_if_settled(self, batch: FetchedBatch) -> None:
@@ -407,6 +435,12 @@ class LocalQueue:
             batch.release()
         if not partition.batches:
             partition.top, partition.overlapping = 0, False
+
+
+def _rebuilt(batch: FetchedBatch, offset: int) -> DeliveredMessage:
+    [message] = build_messages(batch, batch.view, offset, offset + 1)
+    message.fetched = batch
+    return message
 
 
 def _mixed() -> LocalProtocolError:

@@ -16,10 +16,12 @@ the connection where `needs_reconnect` says so, and asks for requests again at
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection
 from enum import Enum, auto
 from functools import partial
 from itertools import chain
+from typing import TYPE_CHECKING
 
 from txmq.client.log import get_logger
 from txmq.client.protocol.consumer.acks import RANGES_PER_REQUEST, join
@@ -51,8 +53,19 @@ from txmq.model.topic_partition import PartitionName
 from txmq.wire.chunks import Chunk, unpack_chunks
 from txmq.wire.json import parse_as
 
+if TYPE_CHECKING:
+    from txmq.client.protocol.consumer.local_recovery import LocalRecovery
+
 BACK_OFF_S = 0.2  # after a refusal that may pass
 log = get_logger()
+
+
+def steady_wall_us() -> int:
+    """Return the time of day, in µs, as the process knew it when it began."""
+    return _WALL_AT_ZERO_US + time.monotonic_ns() // 1_000
+
+
+_WALL_AT_ZERO_US = (time.time_ns() - time.monotonic_ns()) // 1_000
 
 
 class MemberPhase(Enum):
@@ -71,11 +84,22 @@ class Member:
     stored in each fetched batch. `failure` is the error that ended the member.
     """
 
-    def __init__(self, settings: ConsumerSettings, instance: str, *, owner: object = None) -> None:
+    def __init__(
+        self,
+        settings: ConsumerSettings,
+        instance: str,
+        *,
+        owner: object = None,
+        wall_us: Callable[[], int] = steady_wall_us,
+    ) -> None:
+        """`wall_us`: the time of day for the local store, in µs, never going back."""
         self.settings = settings
         self.stats = ConsumerStats()
         self.queue = LocalQueue(
-            ordered=settings.ordered, tags=settings.tags, selector=settings.selector
+            ordered=settings.ordered,
+            tags=settings.tags,
+            selector=settings.selector,
+            keeps_bodies=settings.local_store is not None,
         )
         self.fetcher = Fetcher(settings, self.queue)
         self.settlement = Settlement(
@@ -94,6 +118,36 @@ class Member:
         self._leases: dict[int, float] = {}  # when each was granted or last extended
         self._topics_described = False
         self._first: list[Request] = []  # to be sent before all others
+        self.recovery = self._local_recovery(wall_us)
+
+    def _local_recovery(self, wall_us: Callable[[], int]) -> LocalRecovery | None:
+        if self.settings.local_store is None:
+            return None
+        # The store's modules are for those who have one.
+        from txmq.client.protocol.consumer.local_recovery import (  # noqa: PLC0415
+            LocalRecovery,
+            RecoveryMember,
+        )
+
+        def failed(error: TxmqError) -> None:
+            self.failure = self.failure or error
+
+        recovery = LocalRecovery(
+            RecoveryMember(
+                self.settings,
+                self.queue,
+                self.stats,
+                self._owner,
+                give_back=self.settlement.return_unprocessed,
+                to_broker=self.settlement.nack_at_broker,
+                refused=self._refused,
+                failed=failed,
+                wall_us=wall_us,
+                paused=lambda: self.fetcher.paused,
+            )
+        )
+        self.settlement.take = recovery.takes
+        return recovery
 
     @property
     def group(self) -> str:
@@ -129,13 +183,19 @@ class Member:
         self._heartbeat_in_flight = self._stale = self._leave_sent = False
         self._first.clear()
         self.fetcher.forget()
+        if self.recovery is not None:
+            self.recovery.disconnected()
         self.settlement.disconnected(now)
+        if self.recovery is not None:
+            self.recovery.take_followers()
         self.queue.drop_ready()
         self.queue.drop_duplicates()
 
     def close(self) -> None:
         """Deliver nothing more, and return the READY messages of the local queue."""
         self.closing = True
+        if self.recovery is not None:
+            self.recovery.close()
         self.settlement.return_unprocessed(self.queue.drop_ready())
 
     def pause(self, topics: Collection[str] = (), *, paused: bool) -> None:
@@ -159,6 +219,16 @@ class Member:
         self.close()
         self._leaving = True
 
+    @property
+    def idle(self) -> bool:
+        """True if the broker has confirmed everything."""
+        return self.settlement.idle and (self.recovery is None or self.recovery.idle)
+
+    @property
+    def idle_without_broker(self) -> bool:
+        """True if there is nothing that only the broker can take."""
+        return self.settlement.idle and (self.recovery is None or self.recovery.written)
+
     def requests(self, now: float) -> list[Request]:
         """Return the requests to send now."""
         requests, self._first = self._first, []
@@ -173,6 +243,8 @@ class Member:
             timeout_s = membership.consume_timeout_s
             self.settlement.nack_expired(self._timeouts.check(now, timeout_s), timeout_s)
         requests += self.settlement.requests(membership, now, at_once=self.closing)
+        if self.recovery is not None:
+            requests += self.recovery.requests(membership, now)
         if self._leaving:
             requests += self._leave(membership)
         elif self.may_fetch():
@@ -189,6 +261,9 @@ class Member:
         due = self.settlement.due_at()
         if due is None and self.may_fetch():
             due = 0.0
+        if self.recovery is not None:
+            dues = (due, self.recovery.due_at())
+            due = min((one for one in dues if one is not None), default=None)
         check = self._timeouts.next_check
         times = [max(check if due is None else min(due, check), self._backed_off_until)]
         return min(
@@ -241,6 +316,8 @@ class Member:
         joined = reply.membership(self._instance)
         self._move_to(joined, now)
         self.phase = MemberPhase.SERVING
+        if self.recovery is not None:
+            self.recovery.joined(joined)
         self._next_heartbeat = now if self.fetcher.paused else now + joined.heartbeat_s
         log.info(
             "consumer.joined",
@@ -321,6 +398,8 @@ class Member:
             return
         after = parse_as(HeartbeatReply, payload).updated(before)
         self._move_to(after, now)
+        if self.recovery is not None:
+            self.recovery.updated(after)
         if not after.identities.topics and after.epoch != before.epoch:
             # The broker does not tell which partitions were reset.
             self.settlement.return_unprocessed(self.queue.drop_ready())
@@ -362,6 +441,8 @@ class Member:
     def may_fetch(self) -> bool:
         """Return whether a fetch is due and allowed."""
         held_back = self.closing or self._stale or self.settlement.resending
+        if self.recovery is not None and not held_back:
+            held_back = self.recovery.holds_back
         return not held_back and self.fetcher.is_due()
 
     def _fetched(self, membership: Membership, payload: bytes, now: float) -> None:
@@ -405,7 +486,7 @@ class Member:
         A static member does not leave: a rejoin without claims returns its messages,
         and the member is only away.
         """
-        if not self.settlement.idle or self._leave_sent:
+        if not self.idle or self._leave_sent:
             return []
         self._leave_sent = True
         if self.fetcher.in_flight:

@@ -7,7 +7,7 @@ member rejoins by itself.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
 from txmq.client.log import get_logger
@@ -45,7 +45,10 @@ class DrivenMember(Protocol):
     def stats(self) -> ConsumerStats: ...
     @property
     def paused(self) -> frozenset[str]: ...
+    @property
+    def membership(self) -> Membership | None: ...
 
+    def set_workers(self, workers: int) -> None: ...
     def ack_many(self, messages: Iterable[ReceivedMessage]) -> None: ...
     def nack(
         self,
@@ -100,13 +103,21 @@ class MemberState:
 
     @property
     def serving(self) -> bool:
-        """True while the member is connected and, as far as it knows, in its group."""
-        return self.member.phase is MemberPhase.SERVING
+        """True while the member is connected and, as far as it knows, in its group,
+        with its local stores open.
+        """
+        recovery = self.member.recovery
+        return self.member.phase is MemberPhase.SERVING and (recovery is None or recovery.opened)
 
     @property
     def failure(self) -> TxmqError | None:
         """The error that ended the member."""
         return self.member.failure
+
+    def counters(self) -> ConsumerStats:
+        """Return a copy of the counters, with the figures of the local store."""
+        recovery = self.member.recovery
+        return replace(self.member.stats) if recovery is None else recovery.counters()
 
 
 M = TypeVar("M", bound=DrivenMember)
@@ -132,18 +143,18 @@ class MemberSet(Generic[M]):
     @property
     def stats(self) -> ConsumerStats:
         """The sum of all members' counters."""
-        each = [member.stats for member in self.members]
-        return ConsumerStats(
-            **{
-                field.name: sum(getattr(one, field.name) for one in each)
-                for field in fields(ConsumerStats)
-            }
-        )
+        return ConsumerStats.total(member.stats for member in self.members)
+
+    def set_workers(self, workers: int) -> None:
+        """Let so many handlers have messages of the local store at a time."""
+        for member in self.members:
+            member.set_workers(workers)
 
     def in_place(self) -> InPlaceAttempts:
         """Return the attempts in place at the messages of one call of a handler."""
-        settings = self.settings
-        return InPlaceAttempts(settings.attempts_in_place, settings.retry or RetryPolicy())
+        settings, membership = self.settings, self.members[0].membership
+        known = None if membership is None else membership.retry
+        return InPlaceAttempts(settings.attempts_in_place, known or settings.retry or RetryPolicy())
 
     @property
     def paused(self) -> frozenset[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from txmq.model.retry import RetryPolicy
 from txmq.model.topic_partition import PartitionName
 
 
@@ -54,6 +55,7 @@ class Membership(NamedTuple):
 
     `group` is the name to use in requests: in broadcast mode the member's own,
     `group@member`. `instance` tells this process from others with the same member name.
+    `retry`: the group's policy; None where the broker does not report it.
     """
 
     group: str
@@ -66,6 +68,7 @@ class Membership(NamedTuple):
     lease_s: float
     consume_timeout_s: float
     identities: Identities
+    retry: RetryPolicy | None = None
 
     def knows(self, partition: PartitionName, topic_id: int, generation: int) -> bool:
         """Return whether messages that were leased in that generation are still those

@@ -15,6 +15,7 @@ from txmq.client.protocol.consumer.fetched import (
 )
 from txmq.client.protocol.consumer.member import Member
 from txmq.client.protocol.consumer.settlement import ANY_LEASE, PendingNack, place_name
+from txmq.client.protocol.consumer.stored_delivery import stored_delivery
 from txmq.errors import LocalProtocolError, NotLeased
 from txmq.model.actions import AckAction
 from txmq.model.message import ReceivedMessage
@@ -23,6 +24,7 @@ from txmq.wire.data_requests import AckedRange
 
 MAX_DELAY_S = 12 * 3_600
 NO_ACK = 0  # the number of an ack that changed nothing; it counts as confirmed
+IN_STORE = -1  # and of the ack of a stored message, which the store takes care of
 SETTLED_BEFORE = "it was acked, nacked or given back before"
 log = get_logger()
 
@@ -44,6 +46,8 @@ class Operations:
         member = self._member
         if member.failure is not None:
             raise member.failure
+        if member.recovery is not None and (stored := member.recovery.receive(most, now)):
+            return stored
         if not member.queue.ready:
             return []
         messages = member.queue.pop_many(most, now=now)
@@ -55,6 +59,8 @@ class Operations:
         member = self._member
         if member.failure is not None:
             raise member.failure
+        if member.recovery is not None and (stored := member.recovery.receive(1, now)):
+            return stored[0]
         if not member.queue.ready:
             return None
         message = member.queue.pop(now=now)
@@ -66,6 +72,11 @@ class Operations:
         member = self._member
         if member.failure is not None:
             raise member.failure
+        if member.recovery is not None:
+            raise LocalProtocolError(
+                "a consumer with a local store receives messages, no batches of columns",
+                hint="use receive_many(), or run(…, batch=50)",
+            )
         batch = member.queue.pop_batch(now=now)
         member.stats.delivered += 0 if batch is None else len(batch)
         return batch
@@ -75,6 +86,8 @@ class Operations:
         not outstanding.
         """
         member, (topic, partition, offset) = self._member, message[:3]
+        if member.recovery is not None and (stored := stored_delivery(message)) is not None:
+            return IN_STORE if member.recovery.ack(stored) else NO_ACK
         if not isinstance(message, DeliveredMessage):
             count = member.queue.settle(_place(message), now=now)
         elif member.queue.settle_one(message, now=now):  # the hot path, without a further call
@@ -156,7 +169,11 @@ class Operations:
         self._nack(message, nack)
 
     def _nack(self, message: ReceivedMessage, nack: PendingNack) -> None:
-        queue = self._member.queue
+        recovery, queue = self._member.recovery, self._member.queue
+        if recovery is not None and (stored := stored_delivery(message)) is not None:
+            if not recovery.nack(stored, nack):
+                raise _not_outstanding(message)
+            return
         if not self.is_outstanding(message):
             raise _not_outstanding(message)
         if not queue.redeliver(nack.place) and queue.change(nack.place, OUTSTANDING, NACKED):
@@ -170,7 +187,10 @@ class Operations:
         start = now
         if seconds is not None and membership is not None:
             start = now + seconds - membership.consume_timeout_s
-        queue = self._member.queue
+        queue, stored = self._member.queue, stored_delivery(message)
+        if stored is not None and self.is_outstanding(message):
+            stored.timed_from = start
+            return
         if not (self.is_outstanding(message) and queue.restart_timeout(*message[:3], start)):
             raise _not_outstanding(message)
 
@@ -182,7 +202,11 @@ class Operations:
         """
         if not self.is_outstanding(message):
             raise _not_outstanding(message)
-        member = self._member
+        member, stored = self._member, stored_delivery(message)
+        if stored is not None:
+            if member.recovery is not None:
+                member.recovery.give_back(stored)
+            return
         if member.settings.ordered and message.key:
             member.settlement.return_unprocessed(
                 member.queue.drop_key(message.topic, message.key, ANY_LEASE)
@@ -194,6 +218,11 @@ class Operations:
         """Leave the outstanding messages to a transaction. Return the actions that ack
         them in it.
         """
+        if stored_delivery(delivered) is not None:
+            raise LocalProtocolError(
+                f"message {_name(delivered)} is in the local store: no transaction can ack it",
+                hint="ack it by itself, or let run(…, inbox=connect) apply it",
+            )
         membership, queue = self._member.membership, self._member.queue
         places = _places(delivered, OUTSTANDING)
         if isinstance(delivered, ReceivedMessage) and not self.is_outstanding(delivered):

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from txmq.client.protocol.consumer.membership import Identities, Membership, PartitionReset
 from txmq.errors import RequestRejected
+from txmq.model.retry import RetryPolicy
 from txmq.model.topic_partition import PartitionName
 from txmq.wire.calls.registry import encode_call
 from txmq.wire.data_requests import Ack, AckedRange, Fetch, Opcode, pack_ack, pack_fetch
@@ -102,16 +103,33 @@ class MemberReply(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
 
 
+class GroupRetry(MemberReply):
+    """The retry policy of a group (`RetryPolicy.to_json`)."""
+
+    delays: tuple[int, ...]
+    attempts: int | None = None
+    jitter: float = 0.0
+    dead: tuple[str, ...] = ()
+    postpone: tuple[str, ...] = ()
+
+
 class IdentifyingReply(MemberReply):
     """A reply with the identities of the member's topics and partitions.
 
-    `resets` has topic, partition, the generation of the last reset, and (offset, epoch
-    from there on). A broker from before these fields does not report topics.
+    `retry` is the group's policy. `resets` has topic, partition, the generation of the
+    last reset, and (offset, epoch from there on). A broker from before these fields
+    does not report topics.
     """
 
     topics: dict[str, int] = {}
     first_epoch: int | None = None
     resets: tuple[tuple[str, int, int, tuple[tuple[int, int], ...]], ...] = ()
+    retry: GroupRetry | None = None
+
+    @property
+    def policy(self) -> RetryPolicy | None:
+        """The group's retry policy; None where the broker does not report it."""
+        return None if self.retry is None else RetryPolicy(**self.retry.model_dump())
 
     def identities(self, epoch: int) -> Identities:
         """Return the identities; `epoch` is that of the group."""
@@ -150,6 +168,7 @@ class JoinReply(IdentifyingReply):
             lease_s=self.lease_ms / 1_000,
             consume_timeout_s=self.consume_timeout_ms / 1_000,
             identities=self.identities(self.epoch),
+            retry=self.policy,
         )
 
 
@@ -172,6 +191,7 @@ class HeartbeatReply(IdentifyingReply):
             generation=self.generation,
             epoch=epoch,
             identities=self.identities(epoch),
+            retry=self.policy,
             assignment=frozenset(self.assignment),
             consume_timeout_s=(
                 membership.consume_timeout_s if timeout_ms is None else timeout_ms / 1_000

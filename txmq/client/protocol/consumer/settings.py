@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from math import inf
+from os import PathLike
 from typing import Any, Literal, TypedDict, Unpack
 
 from txmq.errors import LocalProtocolError
@@ -15,10 +16,12 @@ from txmq.model.units import MIB
 from txmq.selector import Selector, parse
 
 Mode = Literal["concurrent", "ordered", "broadcast"]
+OnFailure = Literal["broker", "local"]
 OnExhausted = Literal["park", "block", "skip"]
 Strategy = Literal["average", "circular", "consistent", "sticky"]
 Start = Literal["first", "last"]
 MODES, POLICIES = ("concurrent", "ordered", "broadcast"), ("park", "block", "skip")
+STORE_LIMITS = ("local_store_bytes", "local_store_messages")
 STRATEGIES, STARTS = ("average", "circular", "consistent", "sticky"), ("first", "last")
 
 
@@ -42,8 +45,14 @@ class ConsumerOptions(TypedDict, total=False):
     an alarm reports it. `flood_keys`: when so many keys fail alike, 20, and fewer
     succeed, the circuit breaker of the group opens. Then one message at a time is
     delivered as a probe, no failure counts, and delivery goes on once a probe succeeds;
-    0 = never. `on_failure`: "broker", the only policy yet: the broker stores failed
-    messages. `retry`: the delays and attempts of failed messages.
+    0 = never. `retry`: the delays and attempts of failed messages.
+
+    `on_failure`: "broker" or "local", who stores failed messages and retries them: the
+    broker, or this consumer, on its disk. `local_store`: the directory for that, needed
+    for "local". With "broker" it takes failed messages while the broker cannot be
+    reached. One process at a time may use it for a group, and the next one continues.
+    `local_store_bytes`, 1 GiB, and `local_store_messages`, 1,000,000, limit each
+    topic's store; nothing is fetched while one is full.
 
     `attempts_in_place`: how often `run` calls the handler for a message, 1, before the
     message has failed; the pauses begin with 0.1 s and double. To the broker they are
@@ -67,7 +76,10 @@ class ConsumerOptions(TypedDict, total=False):
     selector: str | None
     start: Start | datetime | timedelta | int | None
     on_exhausted: OnExhausted | None
-    on_failure: Literal["broker"]
+    on_failure: OnFailure
+    local_store: str | PathLike[str] | None
+    local_store_bytes: int
+    local_store_messages: int
     attempts_in_place: int
     retry: RetryPolicy | None
     member: str | None
@@ -98,6 +110,10 @@ class ConsumerSettings:
     on_exhausted: OnExhausted | None = None
     retry: RetryPolicy | None = None
     attempts_in_place: int = 1
+    on_failure: OnFailure = "broker"
+    local_store: str | None = None
+    local_store_bytes: int = 1_024 * MIB
+    local_store_messages: int = 1_000_000
     member: str | None = None
     static: bool = False
     strategy: Strategy | None = None
@@ -161,18 +177,42 @@ def consumer_settings(
     _check_choice("mode", options.get("mode", "concurrent"), MODES)
     _check_choice("on_exhausted", options.get("on_exhausted"), (None, *POLICIES))
     _check_choice("strategy", options.get("strategy"), (None, *STRATEGIES))
-    _check_choice("on_failure", options.pop("on_failure", "broker"), ("broker",))
+    _check_choice("on_failure", options.get("on_failure", "broker"), ("broker", "local"))
     for name in ("consume_timeout_s", "lease_s", "session_s"):
         _check_number(name, options.get(name), "use a number of seconds above 0", above=0)
-    for name in ("prefetch_messages", "prefetch_bytes", "attempts_in_place"):
+    for name in ("prefetch_messages", "prefetch_bytes", "attempts_in_place", *STORE_LIMITS):
         _check_number(name, options.get(name), "use a whole number above 0", above=0, kind=int)
     for name in ("max_parked", "flood_keys", "span"):
         _check_number(name, options.get(name), "use a whole number from 0 up", above=-1, kind=int)
     fields: dict[str, Any] = dict(options)
+    fields["local_store"] = _local_store(options)
     fields["tags"] = _tags(fields.get("tags"))
     fields["selector"] = _selector(fields.get("selector"))
     fields["start"] = _start(fields.get("start"))
     return ConsumerSettings(group, names, **fields)
+
+
+def _local_store(options: ConsumerOptions) -> str | None:
+    """Return the directory of local stores. Raises LocalProtocolError."""
+    directory = options.get("local_store")
+    if directory is None:
+        if options.get("on_failure") == "local":
+            raise LocalProtocolError(
+                'on_failure="local" needs a directory for failed messages',
+                hint='name one that lasts: local_store="/var/lib/billing/failed"',
+            )
+        return None
+    if options.get("mode") == "broadcast" and options.get("member") is None:
+        raise LocalProtocolError(
+            "a broadcast member with a local store needs a name: without one it is another"
+            " member each time, and nobody would open its store again",
+            hint='give it a name: member="billing-1"',
+        )
+    if not isinstance(directory, str | PathLike) or not str(directory):
+        raise LocalProtocolError(
+            f"local_store is {directory!r}", hint='give a directory: local_store="failed"'
+        )
+    return str(directory)
 
 
 def checked_topics(topics: Iterable[str]) -> tuple[str, ...]:

@@ -79,6 +79,8 @@ class Settlement:
         self._returns: list[AckedRange] = []
         self._returns_in_flight = 0
         self._repeating = False  # until all that a lost connection left is answered
+        # Puts a failed message into the local store; returns whether it does.
+        self.take: Callable[[PendingNack], bool] | None = None
         self.acks = PendingAcks()
         self.flush_now = False
         self.timed_out: deque[AckedRange] = deque(maxlen=TIMED_OUT)
@@ -99,10 +101,18 @@ class Settlement:
         return bool(self._nacks) or self._repeating
 
     def nack(self, nack: PendingNack) -> None:
-        """Send a nack. Until the broker confirms it, the message blocks its key."""
+        """Send a nack, or store the message. Until the broker confirms that, it blocks
+        its key.
+        """
         delivery = self._queue.delivery(nack.place, NACKED)
         assert delivery is not None, "the caller has changed its state"
-        self._nacks.append(nack._replace(generation=delivery.generation))
+        nack = nack._replace(generation=delivery.generation)
+        if self.take is None or not self.take(nack):
+            self._nacks.append(nack)
+
+    def nack_at_broker(self, nack: PendingNack) -> None:
+        """Send a nack of a message that the local store does not take."""
+        self._nacks.append(nack)
 
     def nack_expired(self, expired: Sequence[ExpiredMessage], timeout_s: float) -> None:
         """Nack messages that exceeded the consume timeout.
@@ -131,12 +141,16 @@ class Settlement:
         self._returns = [one for one in self._returns if one[:2] not in partitions]
 
     def disconnected(self, now: float) -> None:
-        """Send again what is not confirmed, on the next connection."""
+        """Send again what is not confirmed, on the next connection. Failed messages go
+        to the local store, if there is one.
+        """
         self._repeating = not self.idle
         self.acks.resend(now)
         self.flush_now = True
         self._nacks.extendleft(reversed(self._nacks_in_flight.values()))
         self._nacks_in_flight.clear()
+        if self.take is not None:
+            self._nacks = deque(nack for nack in list(self._nacks) if not self.take(nack))
         self._returns.clear()  # the rejoin returns what it does not claim
         self._returns_in_flight = 0
 

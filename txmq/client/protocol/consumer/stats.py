@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 
 
 @dataclass(slots=True)
@@ -14,6 +15,10 @@ class ConsumerStats:
     conflict in the database or as one of the `attempts_in_place`. `refused`: acked
     after the lease had run out, so that they are delivered again. `rejoined` counts how
     often the consumer joined its group anew.
+
+    Of the local store, `stored` and `stored_bytes` are in it now, the oldest for
+    `stored_oldest_s` seconds. `stored_attempts`: attempts at stored messages.
+    `stores_full`: stores that take nothing more, for which nothing is fetched.
     """
 
     delivered: int = 0
@@ -27,3 +32,16 @@ class ConsumerStats:
     retried: int = 0
     rejoined: int = 0
     refused: int = 0
+    stored: int = 0
+    stored_bytes: int = 0
+    stored_oldest_s: float = 0.0
+    stored_attempts: int = 0
+    stores_full: int = 0
+
+    @classmethod
+    def total(cls, each: Iterable[ConsumerStats]) -> ConsumerStats:
+        """Return the sum of counters, and the age of the oldest message."""
+        each = list(each)
+        total = {field.name: sum(getattr(one, field.name) for one in each) for field in fields(cls)}
+        oldest = max((one.stored_oldest_s for one in each), default=0.0)
+        return cls(**total | {"stored_oldest_s": oldest})

@@ -137,6 +137,7 @@ class TwistedConsumer(ConsumerCalls[ReactorMember], AsyncCloseable):
         async def run() -> None:
             options.check("workers")
             require_handler(handler, coroutines=inbox is None)
+            self._members.set_workers(workers * (batch or 1))
             if inbox is None:
                 await run_on_reactor(self._members, handler, options)
             else:

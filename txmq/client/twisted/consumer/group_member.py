@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
 from twisted.internet.defer import Deferred
+from twisted.internet.threads import deferToThreadPool
 from twisted.python.failure import Failure
 
-from txmq.client.protocol.consumer.member import Member, MemberPhase
+from txmq.client.protocol.consumer.member import Member, MemberPhase, steady_wall_us
 from txmq.client.protocol.consumer.member_set import MemberState
 from txmq.client.protocol.consumer.operations import (
     Delivered,
@@ -25,6 +27,10 @@ from txmq.client.twisted.protocols import DelayedCall
 from txmq.errors import ClientClosed, RequestRejected, RequestTimeout, TxmqError
 from txmq.model.actions import AckAction
 from txmq.model.message import ReceivedMessage
+
+if TYPE_CHECKING:
+    from txmq.client.blocking.consumer.local_stores import StoreThread
+    from txmq.client.protocol.consumer.store_jobs import JobResult
 
 
 class ReactorMember(MemberState):
@@ -47,6 +53,9 @@ class ReactorMember(MemberState):
         self._link: TwistedConnection | None = None
         self._timer: DelayedCall | None = None
         self._waiting: list[tuple[Callable[[], object], Deferred[None]]] = []
+        self._store_thread: StoreThread | None = None
+        if self.member.recovery is not None:
+            self.member.recovery.work_added = self._submit_store_jobs
         self._connection: PersistentConnection = core.open_connection(self._attach, self._refused)
 
     @property
@@ -61,8 +70,8 @@ class ReactorMember(MemberState):
 
     @property
     def stats(self) -> ConsumerStats:
-        """The counters of the member."""
-        return self.member.stats
+        """A copy of the counters."""
+        return self.counters()
 
     @property
     def log_id(self) -> UUID | None:
@@ -70,6 +79,36 @@ class ReactorMember(MemberState):
         connection.
         """
         return self.core.known_log_id
+
+    def set_workers(self, workers: int) -> None:
+        """Let so many handlers have messages of the local store at a time."""
+        if self.member.recovery is not None:
+            self.member.recovery.capacity = workers
+
+    def _submit_store_jobs(self) -> None:
+        """Have the local store's work done, in a thread."""
+        recovery = self.member.recovery
+        for job in [] if recovery is None else recovery.jobs(self._reactor.seconds()):
+            if self._store_thread is None:
+                # The store's modules are for those who have one.
+                from txmq.client.blocking.consumer.local_stores import (  # noqa: PLC0415
+                    LocalStores,
+                    StoreThread,
+                )
+
+                stores = LocalStores(self.settings, lambda: self.log_id, steady_wall_us)
+                post = partial(self._reactor.callFromThread, self._on_store_result)
+                self._store_thread = StoreThread(stores, post)
+            self._store_thread.submit(job)
+
+    def _on_store_result(self, result: JobResult | None) -> None:
+        """Go on with a result of the store's thread; None: some time has passed."""
+        recovery = self.member.recovery
+        if recovery is not None and result is not None:
+            recovery.finished(result, self._reactor.seconds())
+            self.step()
+        elif recovery is not None:
+            recovery.tick(self._reactor.seconds())
 
     def when_serving(self) -> Deferred[None]:
         """Fire once the member has joined; fail with its failure."""
@@ -174,13 +213,17 @@ class ReactorMember(MemberState):
         get the leave request.
         """
         return self.member.phase is MemberPhase.GONE or (
-            self._link is None and self.member.settlement.idle
+            self._link is None and self.member.idle_without_broker
         )
 
     async def abandon(self) -> None:
-        """End without a request to the broker."""
+        """End without a request to the broker. What is in the local store stays."""
         self._cancel_timer()
         await self._connection.stop()
+        if self._store_thread is not None:
+            stopped = self._store_thread.stop
+            self._store_thread = None
+            await deferToThreadPool(self._reactor, self._reactor.getThreadPool(), stopped)
 
     def step(self) -> None:
         """Deliver messages that have come, and send requests that are due."""

@@ -1,0 +1,412 @@
+"""Failed messages in a member's local store, on a real disk: what goes there, what the
+broker is told, and what handlers get.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.client.scripted_member import bodies, chunk, keyed
+from tests.client.scripted_store import TOPIC_ID, StoredMember
+from txmq.errors import LocalProtocolError, NotLeased
+from txmq.model.retry import RetryPolicy
+
+RETRY = RetryPolicy.table(5, 60, attempts=2, dead=["ValueError"], postpone=["OSError"])
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Any]:
+    """Make members with one store, one after the other."""
+    members: list[StoredMember] = []
+
+    def make(mode: str = "concurrent", **options: Any) -> StoredMember:
+        for before in members:
+            before.crash()
+        members.append(StoredMember(tmp_path, mode, **{"retry": RETRY, **options}))
+        return members[-1]
+
+    yield make
+    for member in members:
+        member.crash()
+
+
+def fail(member: StoredMember, error: Exception | None = None, **options: Any) -> Any:
+    [message] = member.receive()
+    member.operations.nack(message, options.get("delay"), error or KeyError("k"))
+    return message
+
+
+def test_a_failed_message_is_on_disk_before_the_broker_hears_of_it(made: Any) -> None:
+    member = made().serving().fetched(chunk("m0", "m1"))
+    fail(member)
+    assert member.request_names() == ["fetch"]
+    member.disk()
+    assert member.told() == [(0, "stored", 1)]
+    assert (member.recovery.counters().stored, member.recovery.counters().nacked) == (1, 1)
+    member.disk()
+    assert member.recovery.idle
+
+
+def test_it_is_retried_when_it_is_due_and_its_effect_is_told(made: Any) -> None:
+    member = made().serving().fetched(chunk("m0"))
+    fail(member)
+    member.disk()
+    member.told()
+    member.wait(4)
+    assert member.receive() == []
+    member.wait(1.1)
+    [message] = member.receive()
+    assert (message.body, message.attempt, message.in_hand) == (b"m0", 2, True)
+    member.operations.ack(message, member.now)
+    assert not message.in_hand
+    member.disk()
+    assert member.told("settled") == [(0, "acked", 2)]
+    member.disk()
+    assert member.recovery.counters().stored == 0
+    with pytest.raises(NotLeased):
+        member.operations.nack(message, None, "late")
+
+
+def test_attempts_end_with_the_policy_in_a_dead_letter(made: Any) -> None:
+    member = made().serving().fetched(chunk("m0"))
+    fail(member)
+    for pause in (5, 60):
+        member.disk()
+        member.told()
+        member.wait(pause + 0.1)
+        fail(member)
+    member.disk()
+    assert member.told("settled") == [(0, "dead", 3)]
+
+
+@pytest.mark.parametrize("error", [ValueError("dead"), OSError("postponed")])
+def test_an_error_that_the_policy_names_is_treated_by_it(made: Any, error: Exception) -> None:
+    member = made().serving().fetched(chunk("m0"))
+    fail(member, error)
+    member.disk()
+    if isinstance(error, ValueError):  # the broker makes the letter, with the message at hand
+        assert member.args_of("consumer.nack")["offset"] == 0
+    else:
+        assert member.told() == [(0, "stored", 0)]
+
+
+def test_a_delay_that_is_asked_for_holds(made: Any) -> None:
+    member = made().serving().fetched(chunk("m0"))
+    fail(member, delay=20.0)
+    member.disk()
+    member.told()
+    member.wait(6)
+    assert member.receive() == []
+    member.wait(15)
+    assert bodies(member.receive()) == ["m0"]
+
+
+def test_with_a_broker_it_takes_what_the_broker_cannot(made: Any) -> None:
+    member = made(on_failure="broker").serving().fetched(chunk("m0", "m1", "m2", "m3"))
+    first, *rest = member.receive(4)
+    member.operations.nack(first, None, "with the broker there")
+    assert member.args_of("consumer.nack")["offset"] == 0
+    member.operations.nack(rest[0], None, "not sent yet")
+    member.disconnect()
+    member.operations.nack(rest[1], None, "the broker is away")
+    member.disk()
+    assert member.recovery.counters().stored == 3
+    member.wait(5.1)
+    again = member.receive(3)
+    assert bodies(again) == ["m0"]  # one at a time, for one handler
+    member.operations.ack(again[0], member.now)
+    member.disk()
+    member.joined(generation=2)
+    member.disk()
+    assert member.told("settled", "kept", "kept") == [
+        (0, "acked", 2),
+        (1, "stored", 2),  # its attempt has begun
+        (2, "stored", 1),
+    ]
+
+
+def test_nothing_is_fetched_before_the_broker_knows_what_the_store_has(made: Any) -> None:
+    member = made().serving().fetched(chunk("m0"))
+    fail(member)
+    member.disk()
+    again = made().joined(generation=2)
+    assert again.request_names() == []
+    again.disk()
+    assert again.request_names() == ["consumer.stored"]
+    assert again.told() == [(0, "stored", 1)]
+    again.disk()
+    assert "fetch" in again.request_names()
+
+
+def test_everything_is_told_once_more_after_a_join(made: Any) -> None:
+    member = made().serving().fetched(chunk("m0", "m1"))
+    fail(member)
+    fail(member)
+    member.disk()
+    member.told()
+    member.disk()
+    again = made().joined(generation=2)
+    again.disk()
+    assert again.told() == []  # nothing is untold; the broker learns who has the store
+    again.disk()
+    assert again.told() == [(0, "stored", 1), (1, "stored", 1)]
+
+
+def test_the_outcome_of_an_attempt_that_killed_its_process_is_counted(made: Any) -> None:
+    member = made().serving().fetched(chunk("m0"))
+    fail(member)
+    for pause in (5.1, 60.1):
+        member.disk()
+        while "consumer.stored" in member.request_names():
+            member.told()
+            member.disk()
+        member.wait(pause)
+        [message] = member.receive()
+        assert message.body == b"m0"
+        now = member.now
+        member = made()
+        member.now = now
+        member.serving(generation=2)
+    member.wait(61)
+    assert member.receive() == []
+    told = []
+    while "consumer.stored" in member.request_names():
+        told += member.told()
+        member.disk()
+    assert told[-1] == (0, "dead", 3)
+
+
+def test_while_connected_only_what_the_broker_keeps_goes_to_handlers(made: Any) -> None:
+    member = made().serving().fetched(chunk("m0", "m1"))
+    fail(member, delay=0.0)
+    fail(member, delay=0.0)
+    member.wait(1)
+    assert member.receive() == []
+    member.told("kept", "elsewhere")
+    member.wait(1)
+    assert bodies(member.receive(5)) == ["m0"]
+    assert member.recovery.counters().stored == 1
+
+
+def test_a_message_that_is_elsewhere_is_taken_from_its_handler(made: Any) -> None:
+    member = made().serving().fetched(chunk("m0"))
+    message = fail(member, delay=0.0)
+    member.disconnect()
+    member.disk()
+    [message] = member.receive()
+    member.joined(generation=2)
+    member.disk()
+    member.told("elsewhere")
+    member.disk()
+    assert not message.in_hand
+    member.operations.ack(message, member.now)
+    member.disk()
+    assert member.recovery.counters().stored == 0
+
+
+@pytest.mark.parametrize("word", ["settled", "parked", "unknown"])
+def test_what_the_broker_has_or_does_not_know_leaves_the_store(made: Any, word: str) -> None:
+    member = made().serving().fetched(chunk("m0"))
+    fail(member)
+    member.disk()
+    member.told(word)
+    member.disk()
+    assert member.recovery.counters().stored == 0
+    assert not member.member.queue.unsettled()
+
+
+def test_a_key_waits_and_goes_back_behind_the_fence(made: Any) -> None:
+    member = made("ordered").serving().fetched(chunk(*keyed("aba"), lease=3))
+    assert bodies(member.receive(1)) == ["a0"]
+    member.operations.nack(member_message(member, 0), None, KeyError("k"))
+    assert bodies(member.receive(5)) == ["b1"]
+    member.disk()
+    assert member.receive(5) == []
+    member.told("kept", fences=(4,))
+    assert member.args_of("consumer.return")["ranges"] == [["orders", 0, 2, 3]]
+
+
+def member_message(member: StoredMember, offset: int) -> Any:
+    [batch] = member.member.queue.batches()
+    from txmq.model.message import ReceivedMessage
+
+    row = offset - batch.base
+    return ReceivedMessage(
+        "orders",
+        0,
+        offset,
+        batch.view.keys[row],
+        None,
+        {},
+        batch.view.bodies[row],
+        batch.view.message_ids[row],
+        1,
+        7,
+        9,
+    )
+
+
+def test_later_messages_of_a_key_follow_into_the_store_when_the_broker_goes(made: Any) -> None:
+    member = made("ordered").serving().fetched(chunk(*keyed("abaa")))
+    message = fail(member, delay=0.0)
+    assert message.body == b"a0"
+    member.disconnect()
+    member.disk()
+    assert member.recovery.counters().stored == 3
+    for body in ("a0", "a2", "a3"):
+        member.wait(0.1)
+        [message] = member.receive(5)
+        assert message.body.decode() == body
+        member.operations.ack(message, member.now)
+        member.disk()
+    member.joined(generation=2)
+    member.disk()
+    assert [entry[:2] for entry in member.told(*["settled"] * 3)] == [
+        (0, "acked"),
+        (2, "acked"),
+        (3, "acked"),
+    ]
+
+
+def test_a_full_store_stops_fetching_and_the_broker_takes_what_does_not_fit(made: Any) -> None:
+    member = made(local_store_messages=1).serving().fetched(chunk("m0", "m1"))
+    fail(member)
+    member.disk()
+    member.told()
+    fail(member)
+    member.disk()
+    assert member.args_of("consumer.nack")["offset"] == 1
+    assert member.recovery.counters().stores_full == 1
+    assert not member.member.may_fetch()
+    member.wait(5.1)
+    [message] = member.receive()
+    member.operations.ack(message, member.now)
+    member.disk()
+    member.told("settled")
+    member.wait(5.1)
+    assert member.recovery.counters().stores_full == 0
+
+
+def test_what_does_not_fit_while_the_broker_is_away_waits_for_it(made: Any) -> None:
+    member = made(local_store_messages=1).serving().fetched(chunk("m0", "m1"))
+    first, second = member.receive(2)
+    member.disconnect()
+    member.operations.nack(first, None, "fits")
+    member.disk()
+    member.operations.nack(second, None, "does not")
+    member.disk()
+    assert (0, 2) in [(one.start, one.end) for one in member.member.queue.unsettled()]
+    member.joined(generation=2)
+    assert member.args_of("consumer.nack")["offset"] == 1
+
+
+def test_orders_of_operators_are_obeyed(made: Any) -> None:
+    member = made().serving().fetched(chunk("m0", "m1"))
+    fail(member)
+    fail(member)
+    member.disk()
+    orders = [
+        ["orders", TOPIC_ID, 0, 0, "retry"],
+        ["orders", TOPIC_ID, 0, 1, "drop"],
+        ["orders", TOPIC_ID, 0, 9, "drop"],
+    ]
+    member.told(orders=orders)
+    member.disk()
+    told = member.told("kept", "elsewhere", "settled")
+    assert sorted(entry[:2] for entry in told) == [(0, "stored"), (1, "returned"), (9, "returned")]
+    member.wait(0.2)
+    assert bodies(member.receive(5)) == ["m0"]
+    assert member.recovery.counters().stored == 1
+
+
+def test_a_handler_that_exceeds_the_consume_timeout_has_failed(made: Any) -> None:
+    member = made().serving().fetched(chunk("m0"))
+    fail(member, delay=0.0)
+    member.disk()
+    member.told()
+    member.wait(0.1)
+    [message] = member.receive()
+    member.operations.extend(message, 1_000.0, member.now)
+    member.wait(950)
+    assert message.in_hand
+    member.wait(100)
+    assert not message.in_hand
+
+
+def test_a_close_takes_back_what_no_handler_has_begun(made: Any) -> None:
+    member = made().serving().fetched(chunk("m0"))
+    fail(member, delay=0.0)
+    member.disk()
+    member.told()
+    member.wait(0.1)
+    member.member.leave()
+    member.disk()
+    while "consumer.stored" in member.request_names():
+        entries = member.told()
+        member.disk()
+    assert entries[-1] == (0, "stored", 1)
+
+
+def test_orders_are_asked_for_now_and_then(made: Any) -> None:
+    member = made().serving().fetched(chunk("m0"))
+    fail(member)
+    member.disk()
+    member.told()
+    member.disk()
+    assert "consumer.stored" not in member.request_names()
+    member.now += 10
+    assert member.told() == []
+
+
+def test_a_lost_report_is_told_again(made: Any) -> None:
+    member = made().serving().fetched(chunk("m0"))
+    fail(member)
+    member.disk()
+    assert member.args_of("consumer.stored")["entries"][0][3] == 0
+    member.disconnect()
+    member.joined(generation=2)
+    member.disk()
+    assert member.told() == [(0, "stored", 1)]
+
+
+def test_columns_and_transactions_are_refused(made: Any) -> None:
+    member = made().serving().fetched(chunk("m0", "m1"))
+    with pytest.raises(LocalProtocolError, match="batches of columns"):
+        member.operations.receive_batch(member.now)
+    fail(member, delay=0.0)
+    member.disk()
+    member.told()
+    member.wait(0.1)
+    [message] = member.receive()
+    with pytest.raises(LocalProtocolError, match="no transaction can ack it"):
+        member.operations.add_to_transaction(message)
+
+
+def test_the_second_process_is_told_who_has_the_store(made: Any, tmp_path: Path) -> None:
+    made().serving()
+    other = StoredMember(tmp_path)
+    other.joined()
+    other.disk()
+    assert "DirectoryInUse" in type(other.member.failure).__name__
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        ({"on_failure": "local"}, "name one that lasts"),
+        ({"mode": "broadcast", "local_store": "d"}, "member="),
+        ({"local_store": 7}, "give a directory"),
+        ({"on_failure": "elsewhere"}, "'broker', 'local'"),
+        ({"local_store": "d", "local_store_bytes": 0}, "above 0"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(options: Any, hint: str) -> None:
+    from txmq.client.protocol.consumer.settings import consumer_settings
+
+    with pytest.raises(LocalProtocolError) as refused:
+        consumer_settings("g", ["t"], **options)
+    assert hint in str(refused.value.hint)

@@ -1,0 +1,578 @@
+"""Local recovery: failed messages of a member in a store on its own disk.
+
+    failed ─► put (durable) ─► told to the broker ─► due ─► attempt counted (durable)
+       ─► handler ─► acked or dead, or failed again (durable) ─► told ─► forgotten
+
+A failed message stays NACKED in the local queue, and so leased, until the broker has
+answered the report of it. In an ordered group it blocks its key there for as long.
+While the member is connected, handlers get only messages of which the broker knows that
+this store has them; while the broker is away, whatever is due.
+
+Nothing here waits: jobs for the disk go out (`jobs`), their results come in
+(`finished`), and `work_added` is called when there may be a job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from random import random
+from typing import TYPE_CHECKING, NamedTuple
+
+from txmq.client.log import get_logger
+from txmq.client.protocol.consumer.consume_timeout import CHECKS, timeout_failure
+from txmq.client.protocol.consumer.fetched import NACKED, OUTSTANDING, SETTLED
+from txmq.client.protocol.consumer.settlement import PendingNack, place_name
+from txmq.client.protocol.consumer.store_jobs import JobResult, StoredPut, StoreJob, StoreName
+from txmq.client.protocol.consumer.store_reports import (
+    ENTRIES_PER_REPORT,
+    KEPT,
+    UNKNOWN,
+    StoredReply,
+    StoreReports,
+    Telling,
+    Verdict,
+)
+from txmq.client.protocol.consumer.stored_delivery import StoredDelivery
+from txmq.errors import LocalProtocolError, TxmqError
+from txmq.model.retry import DEFAULT_DELAYS, FailureAction, FailureReport, RetryPolicy
+from txmq.model.units import MILLISECOND, SECOND
+from txmq.recover.local_store import Change, Entry, Place, State, StoredMessage
+from txmq.wire.data_requests import AckedRange
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from txmq.client.protocol.consumer.fetched import DeliveredMessage
+    from txmq.client.protocol.consumer.local_queue import LocalQueue
+    from txmq.client.protocol.consumer.membership import Membership
+    from txmq.client.protocol.consumer.requests import OnRefusal, Request
+    from txmq.client.protocol.consumer.settings import ConsumerSettings
+    from txmq.client.protocol.consumer.stats import ConsumerStats
+    from txmq.recover.local_store import StoreStats
+
+# For groups with the default policy: a retry here costs nobody a request.
+LOCAL_POLICY = RetryPolicy((5 * SECOND, *DEFAULT_DELAYS[:-1]))
+MOST_HELD = 10_000  # failed messages that wait for disk or broker; no fetch beyond
+FULL_S = 5.0  # before a full store is tried again
+EMPTY_HANDED_S = 0.05  # before due messages that may not be handed out are looked at again
+LEFT_ALONE_US = SECOND  # before a message is handed out again that a handler gave back
+log = get_logger()
+
+
+class RecoveryMember(NamedTuple):
+    """The parts of a member that local recovery works with.
+
+    `give_back` returns ranges to the group, `to_broker` sends a nack, `refused` reacts
+    to a refusal, `failed` ends the member. `wall_us` is the time of day, in µs, which
+    does not go back.
+    """
+
+    settings: ConsumerSettings
+    queue: LocalQueue
+    stats: ConsumerStats
+    owner: object
+    give_back: Callable[[Sequence[AckedRange]], None]
+    to_broker: Callable[[PendingNack], None]
+    refused: OnRefusal
+    failed: Callable[[TxmqError], None]
+    wall_us: Callable[[], int]
+    paused: Callable[[], Collection[str]]
+
+
+class TopicStore:
+    """The store of one topic, as the protocol knows it.
+
+    `job`: work that is not at the disk yet; `busy`: other work is. `held`: messages in
+    the local queue of which the broker has not been told, with their nacks.
+    `handed_out`: deliveries to handlers. `full_until`: when a full store is tried
+    again.
+    """
+
+    def __init__(self, topic: str, reports: StoreReports) -> None:
+        self.topic, self.reports = topic, reports
+        self.topic_id, self.opened, self.busy = 0, False, False
+        self.job = StoreJob(topic)
+        self.held: dict[Place, PendingNack] = {}
+        self.handed_out: dict[Place, StoredDelivery] = {}
+        self.next_due: int | None = None
+        self.stats: StoreStats | None = None
+        self.take_after = self.full_until = 0.0
+
+    @property
+    def messages(self) -> int:
+        """The number of messages in the store that are not settled."""
+        return 0 if self.stats is None else self.stats.messages
+
+    def change(
+        self, place: Place, state: State, attempt: int, due: int, failure: FailureReport
+    ) -> None:
+        """Record an outcome, and have it told."""
+        self.job.changes.append(Change(place, state, attempt, due, failure))
+        self.reports.wants_entries = True
+
+
+class LocalRecovery:
+    """The local stores of a member, one for each topic. Not thread-safe.
+
+    `capacity`: how many stored messages may be at handlers. `serving`: the member is
+    connected and in its group. `attempts`: how many were begun.
+    """
+
+    def __init__(self, member: RecoveryMember) -> None:
+        self._member, self._settings = member, member.settings
+        self._policy: RetryPolicy | None = None
+        self._ready: list[StoredDelivery] = []
+        self._timeout_s: float | None = None
+        self._next_check, self._session = 0.0, 0
+        self.stores = {
+            topic: TopicStore(
+                topic, StoreReports(topic, partial(self._told, topic), member.refused)
+            )
+            for topic in member.settings.topics
+        }
+        self.capacity, self.attempts = 1, 0
+        self.serving = self.closing = False
+        self.work_added: Callable[[], None] = _nothing
+
+    def joined(self, membership: Membership) -> None:
+        """Begin with a membership: open what is not open, and tell the broker."""
+        self.serving, self._session = True, self._session + 1
+        self.updated(membership)
+        for store in self.stores.values():
+            store.reports.restart()
+            topic_id = membership.identities.topics.get(store.topic, 0)
+            if not topic_id:
+                self._member.failed(_no_identities(store.topic))
+            elif not store.opened or topic_id != store.topic_id:
+                store.opened, store.topic_id = False, topic_id
+                store.job.open_as = StoreName(membership.group, store.topic, topic_id)
+            if store.full_until:
+                self._puts_to_broker(store, store.job)
+        self.work_added()
+
+    def updated(self, membership: Membership) -> None:
+        """Go on with what the broker reports of the group."""
+        self._policy, self._timeout_s = membership.retry, membership.consume_timeout_s
+
+    def disconnected(self) -> None:
+        """Go on without the broker."""
+        self.serving = False
+        for store in self.stores.values():
+            store.reports.restart()
+        self.work_added()
+
+    def close(self) -> None:
+        """Hand nothing out any more, and take back what no handler has begun."""
+        self.closing = True
+        for delivery in self._ready:
+            self._take_back(delivery, 0)
+        self._ready.clear()
+        self.work_added()
+
+    @property
+    def policy(self) -> RetryPolicy:
+        """The group's retry policy, or the consumer's while it is unknown."""
+        policy = self._policy or self._settings.retry or LOCAL_POLICY
+        return LOCAL_POLICY if policy == RetryPolicy() else policy
+
+    @property
+    def opened(self) -> bool:
+        """True once all stores are open."""
+        return all(store.opened for store in self.stores.values())
+
+    @property
+    def holds_back(self) -> bool:
+        """True if nothing must be fetched: the broker does not know yet what the stores
+        have, or a store takes nothing more.
+        """
+        return sum(len(store.held) for store in self.stores.values()) > MOST_HELD or any(
+            not store.opened or store.full_until or store.reports.telling is Telling.UNTOLD
+            for store in self.stores.values()
+        )
+
+    @property
+    def written(self) -> bool:
+        """True if nothing waits for the disk."""
+        return not any(
+            store.busy or (store.opened and store.job.has_work) for store in self.stores.values()
+        )
+
+    @property
+    def idle(self) -> bool:
+        """True if nothing waits for the disk, and the broker knows of all changes."""
+        return self.written and not any(
+            store.held or not store.reports.idle or store.reports.telling is Telling.UNTOLD
+            for store in self.stores.values()
+            if store.opened
+        )
+
+    def counters(self) -> ConsumerStats:
+        """A copy of the consumer's counters, with the figures of the stores."""
+        known = [store.stats for store in self.stores.values() if store.stats is not None]
+        now = self._member.wall_us()
+        oldest = min((one.oldest for one in known if one.oldest), default=now)
+        return replace(
+            self._member.stats,
+            stored=sum(one.messages for one in known),
+            stored_bytes=sum(one.bytes for one in known),
+            stored_oldest_s=max(0, now - oldest) / SECOND,
+            stored_attempts=self.attempts,
+            stores_full=sum(bool(store.full_until) for store in self.stores.values()),
+        )
+
+    def takes(self, nack: PendingNack) -> bool:
+        """Put a failed message into the store if it belongs there. Return whether it
+        does; otherwise the nack is for the broker.
+
+        With `on_failure="broker"` the store is for the time in which the broker is
+        away. A message that is dead, or did not fail, is for the broker if it is there.
+        """
+        store = self.stores.get(nack.place.topic)
+        if store is None or not store.opened or store.full_until:
+            return False
+        message = self._queue.message_at(nack.place)
+        if message is None or message.fetched.topic_id != store.topic_id:
+            return False
+        change = self._after_failure(message.attempt, nack)
+        if self.serving and (
+            self._settings.on_failure == "broker"
+            or nack.postpone
+            or change.state is not State.STORED
+        ):
+            return False
+        self._put(store, message, nack, change)
+        self._member.stats.nacked += not nack.postpone
+        self._member.stats.postponed += nack.postpone
+        return True
+
+    def take_followers(self) -> None:
+        """Put later messages of held keys behind them, where the broker is away now and
+        the order of keys matters.
+        """
+        for store in self.stores.values():
+            for nack in list(store.held.values()) if self._settings.ordered else ():
+                for message in self._queue.take_key(store.topic, nack.key) if nack.key else ():
+                    place = AckedRange(*message[:2], message.offset, message.offset + 1)
+                    follows = PendingNack(place, message.key, None, FailureReport())
+                    change = _Outcome(State.STORED, message.attempt - 1, 0)
+                    self._put(store, message, follows, change)
+
+    @property
+    def _queue(self) -> LocalQueue:
+        return self._member.queue
+
+    def _after_failure(self, attempt: int, nack: PendingNack) -> _Outcome:
+        """Return the outcome of a failed attempt, by the policy."""
+        policy, failure, now = self.policy, nack.failure, self._member.wall_us()
+        asked = None if nack.delay_ms is None else nack.delay_ms * MILLISECOND
+        action = policy.action((failure.type, *failure.bases))
+        if nack.dead or (action is FailureAction.DEAD and not nack.postpone):
+            return _Outcome(State.DEAD, attempt, 0)
+        if nack.postpone or action is FailureAction.POSTPONE:
+            pause = policy.delays[0] if asked is None else asked
+            return _Outcome(State.STORED, attempt - 1, now + pause)
+        delay = policy.delay(attempt, random())  # noqa: S311  # no secret
+        if delay is None:
+            return _Outcome(State.DEAD, attempt, 0)
+        return _Outcome(State.STORED, attempt, now + (delay if asked is None else asked))
+
+    def _put(
+        self, store: TopicStore, message: DeliveredMessage, nack: PendingNack, outcome: _Outcome
+    ) -> None:
+        fetched, offset = message.fetched, message.offset
+        place = Place(fetched.topic_id, fetched.partition, offset)
+        epoch = fetched.epoch
+        if epoch is None:
+            epoch = 0 if fetched.epoch_at is None else fetched.epoch_at(offset)
+        stored = StoredMessage(
+            *(place, message.key, message.tag, dict(message.headers), bytes(message.body)),
+            *(message.message_id, outcome.attempt, message.born_at, message.stored_at),
+            epoch=epoch,
+            generation=fetched.generation,
+        )
+        store.held[place] = nack
+        store.job.puts.append(StoredPut(stored, outcome.due, nack.failure))
+        if outcome.state is not State.STORED:
+            store.change(place, *outcome, nack.failure)
+        store.reports.wants_entries = True
+        log.info("message.stored", place=place_name(nack.place), error=nack.failure.type)
+        self.work_added()
+
+    # Messages of the store at handlers
+
+    def receive(self, most: int, now: float) -> list[DeliveredMessage]:
+        """Return at most so many stored messages that are due."""
+        if not self._ready or self.closing:
+            return []
+        paused = self._member.paused()
+        chosen = [one for one in self._ready if one.topic not in paused][:most]
+        self._ready = [one for one in self._ready if one not in chosen]
+        for delivery in chosen:
+            delivery.status, delivery.timed_from = OUTSTANDING, now
+        self._member.stats.delivered += len(chosen)
+        return [delivery.deliver() for delivery in chosen]
+
+    @property
+    def has_ready(self) -> bool:
+        """True if a stored message waits for a handler."""
+        return bool(self._ready)
+
+    def ack(self, delivery: StoredDelivery) -> bool:
+        """Record the success of a handler; return whether it had the message."""
+        if not self._end(delivery, SETTLED):
+            return False
+        store = self.stores[delivery.topic]
+        store.change(delivery.place, State.ACKED, delivery.attempt, 0, FailureReport())
+        self._member.stats.acked += 1
+        self.work_added()
+        return True
+
+    def nack(self, delivery: StoredDelivery, nack: PendingNack) -> bool:
+        """Record the failure of a handler; return whether it had the message."""
+        if not self._end(delivery, NACKED):
+            return False
+        outcome = self._after_failure(delivery.attempt, nack)
+        self.stores[delivery.topic].change(delivery.place, *outcome, nack.failure)
+        self._member.stats.nacked += not nack.postpone
+        self._member.stats.postponed += nack.postpone
+        self._member.stats.dead_lettered += outcome.state is State.DEAD
+        self.work_added()
+        return True
+
+    def give_back(self, delivery: StoredDelivery) -> bool:
+        """Take a message back as if it had not been handed out."""
+        if not self._end(delivery, SETTLED):
+            return False
+        self._take_back(delivery, self._member.wall_us() + LEFT_ALONE_US)
+        self._member.stats.returned += 1
+        self.work_added()
+        return True
+
+    def _end(self, delivery: StoredDelivery, status: int) -> bool:
+        if delivery.status != OUTSTANDING:
+            return False
+        delivery.status = status
+        self.stores[delivery.topic].handed_out.pop(delivery.place, None)
+        return True
+
+    def _take_back(self, delivery: StoredDelivery, due: int) -> None:
+        store, before = self.stores[delivery.topic], delivery.attempt - 1
+        delivery.status = SETTLED
+        store.handed_out.pop(delivery.place, None)
+        store.change(delivery.place, State.STORED, before, due, FailureReport())
+
+    def tick(self, now: float) -> None:
+        """End attempts that exceed the consume timeout, and look for due messages. To
+        be called now and then.
+        """
+        timeout_s = self._timeout_s
+        if timeout_s is not None and now >= self._next_check:
+            self._next_check = now + timeout_s / CHECKS
+            for delivery in self._deliveries():
+                if delivery.status == OUTSTANDING and now - delivery.timed_from >= timeout_s:
+                    offset = delivery.place.offset
+                    place = AckedRange(*delivery.partition_name, offset, offset + 1)
+                    log.warning("message.timed_out", place=place_name(place), after_s=timeout_s)
+                    failure = timeout_failure(timeout_s)
+                    self.nack(delivery, PendingNack(place, None, None, failure))
+        self.work_added()
+
+    def _deliveries(self) -> list[StoredDelivery]:
+        return [one for store in self.stores.values() for one in store.handed_out.values()]
+
+    # The disk
+
+    def jobs(self, now: float) -> list[StoreJob]:
+        """Return the jobs to do now, at most one for each store."""
+        found = []
+        for store in self.stores.values():
+            if store.busy or not (store.opened or store.job.open_as):
+                continue
+            job = self._job(store, now)
+            if job.has_work:
+                store.busy = True
+                found.append(job)
+        return found
+
+    def _job(self, store: TopicStore, now: float) -> StoreJob:
+        job, store.job = store.job, StoreJob(store.topic)
+        if job.open_as:  # and nothing else, before it is open
+            store.job, job = job, StoreJob(store.topic, job.open_as)
+            store.job.open_as = None
+            return job
+        if now < store.full_until:
+            store.job.puts, job.puts = job.puts, []
+            store.job.changes, job.changes = job.changes, []
+        else:
+            job.look = bool(store.full_until)
+        wall, room = self._member.wall_us(), self.capacity - len(self._deliveries())
+        is_due = store.next_due is not None and store.next_due <= wall
+        if is_due and room > 0 and now >= store.take_after and self._may_take(store):
+            job.take = room
+            job.skip = {*store.handed_out, *(store.held if self.serving else ())}
+        reports = store.reports
+        if self.serving and reports.may_read:
+            if reports.wants_entries:
+                job.untold, reports.wants_entries = ENTRIES_PER_REPORT, False
+            elif reports.telling is Telling.AGAIN and not self.closing:
+                job.again, job.again_after = ENTRIES_PER_REPORT, reports.again_after
+        job.now, job.policy, job.session = wall, self.policy, self._session
+        return job
+
+    def _may_take(self, store: TopicStore) -> bool:
+        """Return whether handlers may get messages: not while the broker is being told
+        what the store has, because another consumer may have got them.
+        """
+        told = not self.serving or store.reports.telling is not Telling.UNTOLD
+        return (
+            told
+            and not (self.closing or store.full_until)
+            and store.topic not in self._member.paused()
+        )
+
+    def finished(self, result: JobResult, now: float) -> None:
+        """Go on with the result of a job."""
+        job, store = result.job, self.stores[result.job.topic]
+        store.busy = False
+        if result.error is not None:
+            self._member.failed(result.error)
+            return
+        if job.open_as is not None:
+            store.opened, store.reports.store_id = True, result.store_id
+        store.stats, store.next_due = result.stats, result.next_due
+        if result.full is not None:
+            self._on_full(store, result, now)
+        elif job.look or job.puts:
+            store.full_until = 0.0
+        for message, attempt in result.taken:
+            delivery = StoredDelivery(message, store.topic, self._member.owner, attempt)
+            store.handed_out[message.place] = delivery
+            self._ready.append(delivery)
+            self.attempts += 1
+        store.reports.wants_entries |= result.exhausted
+        if job.take and not result.taken:
+            store.take_after = now + EMPTY_HANDED_S
+        if self.closing and result.taken:
+            self.close()
+        if self.serving and job.session == self._session:
+            if result.entries is not None:
+                take = store.reports.read_again if job.again else store.reports.read
+                take(result.entries)
+            store.reports.add([_missing(place) for place in result.missing])
+        self.work_added()
+
+    def _on_full(self, store: TopicStore, result: JobResult, now: float) -> None:
+        """Keep what was not written. Messages that do not fit are nacked at the broker,
+        at once or as soon as it is there.
+        """
+        if not store.full_until:
+            log.warning("local_store.full", topic=store.topic, error=str(result.full))
+        store.full_until = now + FULL_S
+        unwritten = {put.message.place for put in result.job.puts}
+        store.job.changes[:0] = [one for one in result.job.changes if one.place in unwritten]
+        if self.serving:
+            self._puts_to_broker(store, result.job)
+        else:
+            store.job.puts[:0] = result.job.puts
+
+    def _puts_to_broker(self, store: TopicStore, job: StoreJob) -> None:
+        places = {put.message.place for put in job.puts}
+        job.puts = []
+        for place in places:
+            self._member.to_broker(store.held.pop(place))
+        store.job.changes = [one for one in store.job.changes if one.place not in places]
+
+    # The broker
+
+    def due_at(self) -> float | None:
+        """Return when a report is due; None if there is nothing to tell or ask."""
+        dues = [
+            store.reports.due_at(has_messages=bool(store.messages))
+            for store in self.stores.values()
+        ]
+        return min((due for due in dues if due is not None), default=None)
+
+    def requests(self, membership: Membership, now: float) -> list[Request]:
+        """Return the reports to send now."""
+        found = [
+            store.reports.request(membership, now, has_messages=bool(store.messages))
+            for store in self.stores.values()
+        ]
+        return [request for request in found if request is not None]
+
+    def _told(
+        self, topic: str, verdicts: Sequence[Verdict], reply: StoredReply, now: float
+    ) -> None:
+        store = self.stores[topic]
+        for entry, word, fence_lease in verdicts:
+            self._judge(store, entry, word)
+            nack = store.held.pop(entry.place, None)
+            if self._settings.ordered and entry.key and fence_lease:
+                self._member.give_back(self._queue.drop_key(topic, entry.key, fence_lease))
+            if nack is not None:
+                self._queue.settle(nack.place, now=now, old=NACKED)
+        for _topic, topic_id, partition, offset, order in reply.orders:
+            self._obey(store, Place(topic_id, partition, offset), order)
+        store.reports.answered(has_messages=bool(store.messages))
+        self.work_added()
+
+    def _judge(self, store: TopicStore, entry: Entry, word: str) -> None:
+        place, job = entry.place, store.job
+        if word == KEPT:
+            job.told.append(entry)
+            return
+        if entry.state is State.STORED:
+            self._withdraw(store, place)
+        if word == UNKNOWN:
+            log.warning("local_store.unknown", topic=store.topic, place=tuple(place))
+            job.unknown.append(place)
+        else:
+            log.info("local_store.forgotten", topic=store.topic, place=tuple(place), verdict=word)
+            job.forget.append(place)
+
+    def _withdraw(self, store: TopicStore, place: Place) -> None:
+        """Take a message from its handler, whose ack or nack has no effect any more."""
+        delivery = store.handed_out.pop(place, None)
+        if delivery is not None:
+            delivery.status = SETTLED
+            self._ready = [one for one in self._ready if one is not delivery]
+
+    def _obey(self, store: TopicStore, place: Place, order: str) -> None:
+        """Obey an operator.
+
+        A dropped message is reported as returned: the broker, which has dropped it,
+        then repeats the order no more.
+        """
+        if order == "drop":
+            self._withdraw(store, place)
+            store.job.return_to_broker.append(place)
+            store.reports.wants_entries = True
+        elif place not in store.handed_out:
+            store.job.hasten.append(place)
+            store.reports.wants_entries = True
+
+
+class _Outcome(NamedTuple):
+    """The state of a message after an attempt."""
+
+    state: State
+    attempt: int
+    due: int
+
+
+def _nothing() -> None:
+    """Do nothing, before a face drives the stores."""
+
+
+def _missing(place: Place) -> Entry:
+    """Return the entry of an order's place that the store does not have."""
+    return Entry(place, None, State.RETURNED, 0, 0, FailureReport(), 0, told=False)
+
+
+def _no_identities(topic: str) -> TxmqError:
+    return LocalProtocolError(
+        f"the broker does not report the id of topic {topic!r}, by which a local store knows it",
+        hint="update the broker, or leave local_store out",
+    )
