@@ -64,3 +64,11 @@ def shown(client: Client, group: str) -> dict[str, Any]:
 
 def floors(client: Client, group: str) -> int:
     return sum(position["floor"] for position in shown(client, group)["positions"])
+
+
+def unprocessed(client: Client, group: str) -> int:
+    """Return how many messages the group has to process, and how many are dead."""
+    found = shown(client, group)
+    return sum(
+        int(found[name]) for name in ("lag", "retrying", "parked", "at_consumers", "letters")
+    )

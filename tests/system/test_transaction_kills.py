@@ -34,7 +34,7 @@ Kill = Callable[[OwnServer, Mapping[int, int]], None]
 # processes with crash points; `commit_holds` serves for those of PostgreSQL
 ROLES = {
     # clients: producers, coordinators, relays, consumers
-    "tx", "half", "local", "xa", "relay", "inbox",
+    "tx", "half", "local", "xa", "relay", "inbox", "consumer",
     "checker", "resolver", "outbox", "recovery",  # those that find the outcome
     "spool",  # producers without a broker
     "log",  # a broker, at each record
