@@ -410,3 +410,42 @@ def test_settings_that_make_no_sense_are_refused(options: Any, hint: str) -> Non
     with pytest.raises(LocalProtocolError) as refused:
         consumer_settings("g", ["t"], **options)
     assert hint in str(refused.value.hint)
+
+
+def test_a_message_of_another_epoch_is_not_handled(made: Any) -> None:
+    member = made().serving().fetched(chunk("m0"))
+    fail(member, delay=0.0)
+    member.disk()
+    member.told()
+    reset = member.join_reply() | {"resets": [["orders", 0, 2, [[0, 9]]]]}
+    member.disconnect()
+    member.member.connected(member.now)
+    member.answer("consumer.join", **reset)
+    member.disk()
+    member.told()
+    for _ in range(3):
+        member.wait(0.1)
+        while "consumer.stored" in member.request_names():
+            member.told()
+            member.disk()
+    assert member.receive() == []
+    assert member.recovery.counters().stored == 0
+
+
+def test_followers_of_a_message_that_others_have_wait_for_the_broker(made: Any) -> None:
+    member = made("ordered").serving().fetched(chunk(*keyed("aab")))
+    fail(member, delay=0.0)
+    fail(member, delay=0.0)  # of another key
+    member.disconnect()
+    member.disk()
+    assert member.recovery.counters().stored == 3
+    for message in member.receive(9):
+        member.operations.give_back(message, member.now)
+    member.disk()
+    member.joined(generation=2)
+    member.disk()
+    assert [entry[0] for entry in member.told("elsewhere", "kept", "kept")] == [0, 1, 2]
+    member.recovery.stores["orders"].suspended.add("a")  # a later page is not told yet
+    member.disconnect()
+    member.wait(2)
+    assert bodies(member.receive(9)) == ["b2"]

@@ -199,8 +199,11 @@ class LocalStores:
         a message that kills its process counts, too.
         """
         job, counted = result.job, list[Change]()
-        for message in store.due(job.now, job.take + min(len(job.skip), MOST_SKIPPED)):
-            if message.place in job.skip or len(result.taken) >= job.take:
+        for message in store.due(
+            job.now, job.take + min(len(job.skip) + len(job.skip_keys), MOST_SKIPPED)
+        ):
+            skipped = message.place in job.skip or message.key in job.skip_keys
+            if skipped or len(result.taken) >= job.take:
                 store.release(message.place)
                 continue
             change = self._count(message, job)

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from txmq.client.protocol.consumer.fetched import DeliveredMessage
     from txmq.client.protocol.consumer.local_queue import LocalQueue
-    from txmq.client.protocol.consumer.membership import Membership
+    from txmq.client.protocol.consumer.membership import Identities, Membership
     from txmq.client.protocol.consumer.requests import OnRefusal, Request
     from txmq.client.protocol.consumer.settings import ConsumerSettings
     from txmq.client.protocol.consumer.stats import ConsumerStats
@@ -86,8 +86,9 @@ class TopicStore:
 
     `job`: work that is not at the disk yet; `busy`: other work is. `held`: messages in
     the local queue of which the broker has not been told, with their nacks.
-    `handed_out`: deliveries to handlers. `full_until`: when a full store is tried
-    again.
+    `suspended`: keys of which the broker has given a message to others, while it may
+    not have judged later ones. `handed_out`: deliveries to handlers. `full_until`: when
+    a full store is tried again.
     """
 
     def __init__(self, topic: str, reports: StoreReports) -> None:
@@ -95,6 +96,7 @@ class TopicStore:
         self.topic_id, self.opened, self.busy = 0, False, False
         self.job = StoreJob(topic)
         self.held: dict[Place, PendingNack] = {}
+        self.suspended: set[str] = set()
         self.handed_out: dict[Place, StoredDelivery] = {}
         self.next_due: int | None = None
         self.stats: StoreStats | None = None
@@ -125,6 +127,7 @@ class LocalRecovery:
         self._policy: RetryPolicy | None = None
         self._ready: list[StoredDelivery] = []
         self._timeout_s: float | None = None
+        self._identities: Identities | None = None
         self._next_check, self._session = 0.0, 0
         self.stores = {
             topic: TopicStore(
@@ -155,6 +158,7 @@ class LocalRecovery:
     def updated(self, membership: Membership) -> None:
         """Go on with what the broker reports of the group."""
         self._policy, self._timeout_s = membership.retry, membership.consume_timeout_s
+        self._identities = membership.identities
 
     def disconnected(self) -> None:
         """Go on without the broker."""
@@ -412,6 +416,7 @@ class LocalRecovery:
         if is_due and room > 0 and now >= store.take_after and self._may_take(store):
             job.take = room
             job.skip = {*store.handed_out, *(store.held if self.serving else ())}
+            job.skip_keys = frozenset(store.suspended)
         reports = store.reports
         if self.serving and reports.may_read:
             if reports.wants_entries:
@@ -423,9 +428,12 @@ class LocalRecovery:
 
     def _may_take(self, store: TopicStore) -> bool:
         """Return whether handlers may get messages: not while the broker is being told
-        what the store has, because another consumer may have got them.
+        what the store has, because another consumer may have got them, or those before
+        them.
         """
-        told = not self.serving or store.reports.telling is not Telling.UNTOLD
+        telling, ordered = store.reports.telling, self._settings.ordered
+        told = telling is Telling.CHANGES or (telling is Telling.AGAIN and not ordered)
+        told = told or not self.serving
         return (
             told
             and not (self.closing or store.full_until)
@@ -446,22 +454,42 @@ class LocalRecovery:
             self._on_full(store, result, now)
         elif job.look or job.puts:
             store.full_until = 0.0
-        for message, attempt in result.taken:
-            delivery = StoredDelivery(message, store.topic, self._member.owner, attempt)
-            store.handed_out[message.place] = delivery
-            self._ready.append(delivery)
-            self.attempts += 1
-        store.reports.wants_entries |= result.exhausted
-        if job.take and not result.taken:
-            store.take_after = now + EMPTY_HANDED_S
-        if self.closing and result.taken:
-            self.close()
+        self._taken(store, result, now)
         if self.serving and job.session == self._session:
             if result.entries is not None:
                 take = store.reports.read_again if job.again else store.reports.read
                 take(result.entries)
             store.reports.add([_missing(place) for place in result.missing])
         self.work_added()
+
+    def _taken(self, store: TopicStore, result: JobResult, now: float) -> None:
+        """Make due messages ready for handlers."""
+        for message, attempt in result.taken:
+            if self._is_another(store, message):
+                continue
+            delivery = StoredDelivery(message, store.topic, self._member.owner, attempt)
+            store.handed_out[message.place] = delivery
+            self._ready.append(delivery)
+            self.attempts += 1
+        store.reports.wants_entries |= result.exhausted
+        if result.job.take and not result.taken:
+            store.take_after = now + EMPTY_HANDED_S
+        if self.closing and result.taken:
+            self.close()
+
+    def _is_another(self, store: TopicStore, message: StoredMessage) -> bool:
+        """Return whether the message at that place is another one by now: the partition
+        was reset for reprocessing, or the log restored to the past. If so, drop it.
+        """
+        place, identities = message.place, self._identities
+        if identities is None or message.generation == 0:
+            return False
+        epoch = identities.epoch_of((store.topic, place.partition), place.offset)
+        if epoch == message.epoch:
+            return False
+        log.warning("local_store.outdated", topic=store.topic, place=tuple(place), epoch=epoch)
+        store.job.unknown.append(place)
+        return True
 
     def _on_full(self, store: TopicStore, result: JobResult, now: float) -> None:
         """Keep what was not written. Messages that do not fit are nacked at the broker,
@@ -516,6 +544,8 @@ class LocalRecovery:
         for _topic, topic_id, partition, offset, order in reply.orders:
             self._obey(store, Place(topic_id, partition, offset), order)
         store.reports.answered(has_messages=bool(store.messages))
+        if store.reports.idle:
+            store.suspended.clear()
         self.work_added()
 
     def _judge(self, store: TopicStore, entry: Entry, word: str) -> None:
@@ -525,6 +555,8 @@ class LocalRecovery:
             return
         if entry.state is State.STORED:
             self._withdraw(store, place)
+            if self._settings.ordered and entry.key:
+                store.suspended.add(entry.key)
         if word == UNKNOWN:
             log.warning("local_store.unknown", topic=store.topic, place=tuple(place))
             job.unknown.append(place)

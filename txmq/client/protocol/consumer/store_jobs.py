@@ -54,9 +54,9 @@ class StoreJob:
     """Work at the store of one topic, in this order.
 
     `hasten`, `return_to_broker`: operators' orders. `take`: at most so many due
-    messages to hand out, but none in `skip`. `untold`: at most so many entries to read
-    for a report of the `session`, which a lost connection ends. `again`: at most so
-    many entries after a place, told or not. `look`: read the
+    messages to hand out, but none in `skip`, nor of `skip_keys`. `untold`: at most so
+    many entries to read for a report of the `session`, which a lost connection ends.
+    `again`: at most so many entries after a place, told or not. `look`: read the
     figures.
     """
 
@@ -73,6 +73,7 @@ class StoreJob:
     now: int = 0
     take: int = 0
     skip: Collection[Place] = ()
+    skip_keys: Collection[str] = ()
     policy: RetryPolicy = field(default_factory=RetryPolicy)
     untold: int = 0
     again: int = 0
