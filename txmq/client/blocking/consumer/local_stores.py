@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
 from uuid import UUID
@@ -27,8 +26,7 @@ from txmq.recover.local_store import (
     StoreLimits,
     StoreOwner,
 )
-from txmq.recover.local_store.directory import read_identity, store_path
-from txmq.store.filesystem import RealFileSystem
+from txmq.recover.local_store.replaced import move_aside
 
 TICK_S = 0.1  # between two looks at the clock, for due messages and timeouts
 MOST_SKIPPED = 64  # due messages that are read and passed over at once
@@ -124,8 +122,15 @@ class LocalStores:
         try:
             store, report = LocalStore.open(directory, owner, limits, now=self._now)
         except ForeignStore:
-            if not _move_aside(directory, owner):
+            moved_to = move_aside(directory, owner)
+            if moved_to is None:
                 raise
+            log.warning(
+                "local_store.topic_replaced",
+                topic=owner.topic,
+                moved_to=moved_to,
+                hint="its messages were of a topic that was deleted: see txmq recover export",
+            )
             store, report = LocalStore.open(directory, owner, limits, now=self._now)
         self._stores[name.topic] = store
         result.report = report
@@ -231,24 +236,3 @@ class LocalStores:
         # The due time is for the case that this process dies.
         due = job.now + (policy.delay(attempt + 1) or policy.delays[-1])
         return Change(place, State.STORED, attempt + 1, due, KEPT_FAILURE)
-
-
-def _move_aside(directory: str, owner: StoreOwner) -> bool:
-    """Rename the store of an earlier topic of the owner's name, whose messages are gone
-    at the broker. Return whether it is one.
-    """
-    path = store_path(directory, owner)
-    found = read_identity(RealFileSystem(), path)
-    if found is None or found.owner.topic_id == owner.topic_id:
-        return False
-    if found.owner._replace(topic_id=owner.topic_id, ordered=owner.ordered) != owner:
-        return False
-    aside = f"{path}.{found.owner.topic_id}"
-    Path(path).rename(aside)
-    log.error(
-        "local_store.topic_replaced",
-        topic=owner.topic,
-        moved_to=aside,
-        hint="its messages are of a topic that was deleted: txmq recover export shows them",
-    )
-    return True
