@@ -152,7 +152,7 @@ def test_letters_come_page_by_page_and_without_bodies(served: Served) -> None:
         "no such order",
         "f-1",
     )
-    [other] = served.api(f"letters/billing?limit=1&after={first['next']}")["letters"]
+    [other] = served.api(f"letters/billing?limit=1&cursor={first['next']}")["letters"]
     assert other["number"] > letter["number"]
     assert "body" not in letter
     assert b"secret" not in served.ask("/api/v1/letters/billing").body
@@ -174,9 +174,13 @@ def test_letters_come_page_by_page_and_without_bodies(served: Served) -> None:
         ("transactions?limit=-1", 400, "BadRequest"),
         ("transactions?limit=1&limit=2", 400, "BadRequest"),
         ("letters/billing?limit=%EF%BC%91", 400, "BadRequest"),
-        ("letters/billing?after=%FF", 400, "BadRequest"),
+        ("letters/billing?cursor=%FF", 400, "BadRequest"),
         ("letters/billing?bodies=true", 400, "BadRequest"),
-        ("letters/billing?after=9999999999999999999999", 400, "BadRequest"),
+        ("letters/billing?cursor=9999999999999999999999", 400, "BadRequest"),
+        ("letters/billing?died_from=9999999999999999999999", 400, "BadRequest"),
+        ("letters/billing?states=dead", 400, "BadRequest"),
+        ("letters/billing?select=x", 400, "BadRequest"),
+        ("letters/billing/stats?topic=nowhere", 404, "UnknownTopic"),
         ("topics?create=true", 400, "BadRequest"),
         ("topics/..%2f..%2fetc%2fpasswd", 400, "BadRequest"),
         ("topics/%00", 400, "BadRequest"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,15 +32,20 @@ PRODUCER = b"p" * 16
 CHECK_AFTER_US = HOUR  # no check-backs during the measurement
 
 
-class Filler:
-    """A broker without a reactor."""
+def current_time() -> int:
+    """Return the machine's time in microseconds."""
+    return time.time_ns() // 1_000
 
-    def __init__(self, data: Path) -> None:
+
+class Filler:
+    """A broker without a reactor, whose time is `now` in microseconds."""
+
+    def __init__(self, data: Path, now: Callable[[], int]) -> None:
         settings, fs = BrokerSettings(data=data), RealFileSystem()
-        opened = open_directory(fs, settings, _now())
+        opened = open_directory(fs, settings, now())
         self._log, self._clock = opened.log, Clock()
         self.engine = Engine(
-            opened.log, opened.state, clock=self._clock, now=_now, in_thread=_run_now
+            opened.log, opened.state, clock=self._clock, now=now, in_thread=_run_now
         )
         self._storage = StorageService(fs, self.engine, opened.tables, settings, _run_now)
         self.engine.boot("bench")
@@ -70,9 +75,9 @@ class Filler:
 
 
 @contextmanager
-def filling(data: Path) -> Iterator[Filler]:
+def filling(data: Path, now: Callable[[], int] = current_time) -> Iterator[Filler]:
     """Yield a filler of the data directory, and close it as a stopping broker does."""
-    filler = Filler(data)
+    filler = Filler(data, now)
     yield filler
     filler.close()
 
@@ -115,10 +120,6 @@ def halves(count: int, topic: str) -> Iterator[StorePart]:
             (),
             CHECK_AFTER_US,
         )
-
-
-def _now() -> int:
-    return time.time_ns() // 1_000
 
 
 def _run_now(function: Any, *args: object) -> Deferred[Any]:

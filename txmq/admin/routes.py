@@ -23,13 +23,15 @@ class ApiRoute(NamedTuple):
     """A call and the sources of its arguments.
 
     `argument` is the one that the path names, `parameters` parse those of the query,
-    and `fixed` never change.
+    and `fixed` never change. The parameters in `selection` become the argument
+    `select`.
     """
 
     call: str
     argument: str = ""
     parameters: Mapping[str, Callable[[str], Any]] = {}
     fixed: Mapping[str, object] = {}
+    selection: Mapping[str, Callable[[str], Any]] = {}
 
 
 class ApiCall(NamedTuple):
@@ -53,6 +55,11 @@ def _limit(text: str) -> int:
 
 
 PAGE: dict[str, Callable[[str], Any]] = {"after": str, "limit": _limit}
+SELECTION: dict[str, Callable[[str], Any]] = {
+    "states": lambda text: text.split(","),
+    **dict.fromkeys(("topic", "key", "error_type", "fingerprint", "text"), str),
+    **dict.fromkeys(("died_from", "died_before", "min_attempts", "max_attempts"), _number),
+}
 ROUTES: dict[tuple[str, ...], ApiRoute] = {
     ("broker",): ApiRoute("broker.show"),
     ("alarms",): ApiRoute("broker.alarms"),
@@ -64,8 +71,10 @@ ROUTES: dict[tuple[str, ...], ApiRoute] = {
     ("transactions", ANY_NAME): ApiRoute(
         "tx.show", "token", {"after": _number, "limit": _limit}, {"detail": True}
     ),
-    ("letters", ANY_NAME): ApiRoute("dlq.list", "group", {"after": _number, "limit": _limit}),
-    ("letters", ANY_NAME, "stats"): ApiRoute("dlq.stats", "group"),
+    ("letters", ANY_NAME): ApiRoute(
+        "dlq.list", "group", {"cursor": str, "limit": _limit}, {"limit": 100}, SELECTION
+    ),
+    ("letters", ANY_NAME, "stats"): ApiRoute("dlq.stats", "group", selection=SELECTION),
 }
 
 
@@ -86,16 +95,18 @@ def call_of(path: str, query: Query) -> ApiCall | None:
 
 def _arguments(route: ApiRoute, query: Query) -> dict[str, object]:
     arguments: dict[str, object] = {}
+    selection: dict[str, object] = {}
     for raw, values in query.items():
         name = raw.decode("latin-1")
-        parse = route.parameters.get(name)
+        parse = route.parameters.get(name) or route.selection.get(name)
         if parse is None or len(values) != 1:
-            names = ", ".join(route.parameters) or "none"
+            names = ", ".join((*route.parameters, *route.selection)) or "none"
             raise RemoteProtocolError(
                 f"unknown or repeated parameter {name[:64]!r}", hint=f"valid parameters: {names}"
             )
         try:
-            arguments[name] = parse(values[0].decode())
+            value = parse(values[0].decode())
         except ValueError as error:
             raise RemoteProtocolError(f"parameter {name}: {error}") from error
-    return arguments
+        (arguments if name in route.parameters else selection)[name] = value
+    return arguments | ({"select": selection} if route.selection else {})

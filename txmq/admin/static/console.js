@@ -5,7 +5,6 @@ const GROUPS_WITH_LETTERS = 20;
 const MAX_STALLED_GROUPS = 10;
 const STALLED_PER_GROUP = 10;
 const LETTERS_PER_GROUP = 20;
-const PAGES_OF_LETTERS = 4; // the first pages may hold abandoned letters only
 
 function drawFacts(broker) {
   element("name").textContent = broker.name;
@@ -77,14 +76,8 @@ async function stalledPartitions(group) {
 }
 
 async function deadLetters(group) {
-  const found = [];
-  for (let after = 0, page = 0; after !== null && page < PAGES_OF_LETTERS && found.length < LETTERS_PER_GROUP; page += 1) {
-    const path = `letters/${encodeURIComponent(group)}?after=${after}&limit=${2 * LETTERS_PER_GROUP}`;
-    const { value } = await get(path);
-    found.push(...value.letters.filter((letter) => letter.state === "dead"));
-    after = value.next;
-  }
-  return found.slice(0, LETTERS_PER_GROUP);
+  const { value } = await get(`letters/${encodeURIComponent(group)}?limit=${LETTERS_PER_GROUP}`);
+  return value.letters;
 }
 
 async function refresh() {

@@ -50,9 +50,10 @@ UNREADABLE: dict[str, Any] = {
     "message_id": None,
     "born_at": None,
 }
-# A call that selects reads no more than this: about 50 ms of the broker's time.
-MAX_SCANNED = 5_000  # letters
-MAX_READ = 32 << 20  # bytes of their messages
+# A call that selects reads no more than this: about 30 ms of the broker's time.
+MAX_SCANNED = 2_000  # letters; one with its message counts as four
+MESSAGE_WEIGHT = 3
+MAX_READ = 16 << 20  # bytes of messages
 READ_PER_STEP = 256 << 10
 REPEAT = "repeat `next` of the page before, with the same selection"
 
@@ -73,7 +74,7 @@ class _Selected:
         start = None if cursor is None else ScanPosition(*parse_cursor(cursor))
         self.scan = LetterScan(calls.state, group, core_selection(args), start, calls.now())
         self._judges_messages = args.key is not None or args.header is not None
-        self._read = 0
+        self._read = self._messages = 0  # bytes, and their number
 
     def step(self, *, bodies: bool | None) -> Iterator[tuple[FoundLetter, dict[str, Any]]]:
         """Yield the letters that a bounded search finds, with the fields of a reply.
@@ -108,6 +109,7 @@ class _Selected:
     def _fields(self, found: FoundLetter, *, bodies: bool) -> dict[str, Any]:
         view = letter_views.view_of(self._calls.state, self.group, *found)
         self._read += view.length
+        self._messages += 1
         return self._calls.fields_of(view, bodies=bodies)
 
     def _has(self, fields: dict[str, Any]) -> bool:
@@ -123,7 +125,8 @@ class _Selected:
     @property
     def exhausted(self) -> bool:
         """Return True if the call has read enough."""
-        return self.scan.examined >= MAX_SCANNED or self._read >= MAX_READ
+        work = self.scan.examined + MESSAGE_WEIGHT * self._messages
+        return work >= MAX_SCANNED or self._read >= MAX_READ
 
     @property
     def following(self) -> str | None:

@@ -1,0 +1,175 @@
+"""Pages of dead letters by selections, and their statistics.
+
+`make bench ONLY=letters` has 1,000,000 letters: about three minutes to make them, and
+1.5 GiB of disk.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from statistics import quantiles
+from typing import Any
+
+import txmq
+from tests.bench.brokers import FLUSH_10_MS, command
+from tests.bench.data_directories import Filler, current_time, filling
+from tests.bench.harness import BenchError, sampled, serving
+from tests.bench.rows import Row, Run, at_most, benchmark, row
+from txmq.batch import encode, verify
+from txmq.core.consumers.candidates import FetchLimits
+from txmq.core.consumers.commands import CandidateRead, Deliver, JoinGroup, NackMessage
+from txmq.core.consumers.planning import plan
+from txmq.core.events.outcome import Rejected
+from txmq.core.topics.sends import StoreBatch
+from txmq.core.topics.topics import CreateTopic
+from txmq.model.keys import key_hash
+from txmq.model.message import Message
+from txmq.model.retry import FailureReport
+from txmq.model.units import DAY
+
+LETTERS, BATCH, PAGE, PAGES = 1_000_000, 500, 50, 40
+KEYS, PRINTS = 200_000, 300
+SPAN = 7 * DAY  # over which they died
+TRACEBACK = "Traceback (most recent call last):\n" + "  File somewhere, line 1\n" * 12
+READY_WITHIN_S, WITHIN_S = 300.0, 60.0
+MIB = 1 << 20
+
+
+def kill(filler: Filler, clock: list[int], count: int) -> None:
+    """Make letters of a group in two topics; few of them are in the smaller one."""
+    engine, random = filler.engine, Random(1)
+    step = SPAN // count
+    filler.submit([CreateTopic("orders", 4), CreateTopic("refunds", 1)])
+    filler.submit([JoinGroup("g", "m", "m", "concurrent", ("orders", "refunds"))])
+    for number, start in enumerate(range(0, count, BATCH)):
+        size = min(BATCH, count - start)
+        rare = number % 1_000 == 0
+        topic, partition = ("refunds", 0) if rare else ("orders", number % 4)
+        keys = [f"key-{random.randrange(KEYS)}" for _ in range(size)]
+        messages = [
+            Message(b"x" * 200, key, headers={"tenant": f"t{random.randrange(50)}"}) for key in keys
+        ]
+        data = encode(messages, producer_id=start.to_bytes(16), epoch=0, sequence=0, born_at=1)
+        filler.submit([StoreBatch(topic, 0, partition, data, verify(data))])
+        generation = engine.state.groups.by_name["g"].generation
+        limits = FetchLimits(size, 1 << 30)
+        found = plan(engine.state, "g", "m", generation, engine.store.durable, limits, clock[0])
+        if isinstance(found, Rejected):
+            raise BenchError(found.message)
+        reads = tuple(CandidateRead(candidate) for candidate in found.candidates)
+        filler.submit([Deliver("g", "m", generation, reads)])
+        base = engine.state.topics[topic].end_offsets[partition] - size
+        nacks = []
+        for offset, key in enumerate(keys, base):
+            cause = random.randrange(PRINTS)
+            text = f"{TRACEBACK}Error{cause % 20}: order {key} has no {cause}"
+            failure = FailureReport(f"Error{cause % 20}", text, f"print-{cause}")
+            nacks.append(
+                NackMessage(
+                    "g", "m", generation, topic, partition, offset, key_hash(key), None, failure,
+                    dead=True,
+                )
+            )  # fmt: skip
+        for nack in nacks:
+            clock[0] += step
+            engine.submit(nack, _died)
+        filler.commit_tables()
+
+
+def _died(reply: Any) -> None:
+    if isinstance(reply, Rejected):
+        raise BenchError(f"a message did not die: {reply.message}")
+
+
+def selections(now: int) -> dict[str, dict[str, Any]]:
+    """Return selections by what they are about."""
+    middle = now - SPAN // 2
+    return {
+        "all": {},
+        "topic": {"topic": "refunds"},
+        "key": {"key": "key-77"},
+        "error": {"error_type": "Error7"},
+        "fingerprint": {"fingerprint": "print-77"},
+        "two that meet": {"error_type": "Error7", "fingerprint": "print-107"},
+        "two that never meet": {"error_type": "Error8", "fingerprint": "print-107"},
+        "rare topic and error": {"topic": "refunds", "error_type": "Error9"},
+        "time": {"died_from": middle, "died_before": middle + DAY // 24},
+        "attempts": {"min_attempts": 1},
+        "text, common": {"text": "NO 77"},
+        "text, in none": {"text": "nowhere"},
+        "header": {"header": ["tenant", "t7"]},
+        "abandoned": {"states": ["abandoned"]},
+    }
+
+
+def page_times(client: Any, selects: dict[str, dict[str, Any]]) -> dict[str, list[float]]:
+    """Return the milliseconds of pages of each selection, each from where the one
+    before has ended.
+    """
+    took: dict[str, list[float]] = {name: [] for name in selects}
+    cursors: dict[str, str | None] = dict.fromkeys(selects)
+    for _ in range(PAGES):
+        for name, select in selects.items():
+            cursor = cursors[name]
+            more = {} if cursor is None else {"cursor": cursor}
+            began = time.perf_counter()
+            page = client.call("dlq.list", group="g", select=select, limit=PAGE, **more)
+            took[name].append((time.perf_counter() - began) * 1e3)
+            cursors[name] = page["next"]
+    return took
+
+
+@benchmark("letters", "dead letters: pages by any selection, statistics")
+def letters(run: Run) -> Iterator[Row]:
+    count = run.count(LETTERS)
+    of = f"{count:,} letters"
+    with tempfile.TemporaryDirectory(dir=run.directory) as name:
+        clock = [current_time() - SPAN]
+        began = time.perf_counter()
+        with filling(Path(name) / "data", lambda: clock[0]) as filler:
+            kill(filler, clock, count)
+        made = (time.perf_counter() - began) * 1e6 / count
+        yield row("letters.death", f"time of a death, in the core, {of}", "µs", made)
+        argv = command(Path(name), FLUSH_10_MS)
+        with (
+            serving(argv, READY_WITHIN_S) as program,
+            sampled(program.rss_anon, 0.2) as samples,
+            txmq.connect(program.address, timeout=WITHIN_S) as client,
+        ):
+            took = page_times(client, selections(clock[0]))
+            slowest = max(took, key=lambda name: max(took[name]))
+            every = sorted(one for times in took.values() for one in times)
+            yield row(
+                "letters.page_p50", f"a page of {PAGE}, {of}: p50", "ms", quantiles(every, n=2)[0]
+            )
+            yield row(
+                "letters.page_p99",
+                f"a page of {PAGE}, {len(took)} selections (slowest: {slowest}), {of}: p99",
+                "ms",
+                quantiles(every, n=100)[98],
+                goal=at_most(100),
+            )
+            for what, times in took.items():
+                slug = what.replace(", ", "_").replace(" ", "_")
+                yield row(f"letters.page_{slug}", f"by {what}, {of}: most", "ms", max(times))
+            for what, select in (("", {}), ("_topic", {"topic": "orders"})):
+                seconds = []
+                for _ in range(5):
+                    began = time.perf_counter()
+                    client.call("dlq.stats", group="g", select=select)
+                    seconds.append(time.perf_counter() - began)
+                yield row(
+                    f"letters.stats{what}",
+                    f"statistics by fingerprint{' of a topic' * bool(what)}, {of}: slowest of 5",
+                    "s",
+                    max(seconds),
+                    goal=at_most(1.0),
+                )
+        yield row(
+            "letters.rss", f"RssAnon of the broker, most, {of}", "MiB", max(samples) / MIB,
+            goal=at_most(250),
+        )  # fmt: skip
