@@ -11,7 +11,7 @@ from txmq.model.retry import FailureReport
 from txmq.recover.local_store import Change, LocalStore, Place, State, StoredMessage
 from txmq.recover.local_store.state import StoreState, entry_of
 
-HOLDING = {State.STORED, State.RETURNED}
+HOLDING = {State.STORED, State.RETURNED, State.DEAD}
 FOREVER = (1 << 62) - 1
 
 

@@ -198,7 +198,7 @@ def append_record(directory: Path, kind: int, head: bytes, body: bytes = b"") ->
     path.write_bytes(data[:end] + start + body + bytes(-len(body) & 7))
 
 
-HEAD = StoredHead(TOPIC, 0, 30, None, 0, 1, 1, 0, 1, False, (), 0)
+HEAD = StoredHead(TOPIC, 0, 30, None, 0, 1, 1, 0, 1, False, (), 0, 0)
 # records with valid checksums that make no sense
 LIES = {
     "no head": (STORED, b"\xc1"),

@@ -26,18 +26,18 @@ from txmq.testing.forked import Forked
 SEED = 22
 # which time the process gets there
 POINTS = {
-    "before_identity": 1,
-    "after_identity": 1,
-    "before_log": 1,
-    "before_write": 20,
-    "before_fsync": 20,
-    "after_fsync": 20,
-    "before_index_commit": 3,
-    "after_index_commit": 3,
-    "before_relocation": 2,
-    "after_relocation": 2,
-    "before_removal": 2,
-    "after_removal": 2,
+    "local_store.before_identity": 1,
+    "local_store.after_identity": 1,
+    "local_store.before_log": 1,
+    "local_store.before_write": 20,
+    "local_store.before_fsync": 20,
+    "local_store.after_fsync": 20,
+    "local_store.before_index_commit": 3,
+    "local_store.after_index_commit": 3,
+    "local_store.before_relocation": 2,
+    "local_store.after_relocation": 2,
+    "local_store.before_removal": 2,
+    "local_store.after_removal": 2,
 }
 hits: Counter[str] = Counter()
 
@@ -72,7 +72,7 @@ def live(directory: str, journal: str) -> None:
 @pytest.mark.parametrize("point", POINTS)
 def test_a_kill_there_loses_nothing(point: str, tmp_path: Path) -> None:
     directory, journal = tmp_path / "store", tmp_path / "journal"
-    place = f"local_store.{point}:{POINTS[point]}"
+    place = f"{point}:{POINTS[point]}"
     process = Forked(
         live,
         (str(directory), str(journal)),
@@ -105,7 +105,7 @@ def test_each_named_place_is_killed_at_once() -> None:
     named = {
         name
         for source in sources
-        for name in re.findall(r'crashpoint\("local_store\.(\w+)"\)', source.read_text("utf-8"))
+        for name in re.findall(r'crashpoint\("([\w.]+)"\)', source.read_text("utf-8"))
     }
     assert named == POINTS.keys()
     assert set(hits.values()) <= {1}

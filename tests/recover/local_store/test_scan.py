@@ -22,7 +22,7 @@ from tests.recover.local_store.stores import (
     stored,
 )
 from txmq.errors import InvalidExport, StoreError, UnsupportedFormat
-from txmq.recover.local_store import State, export, read_export, scan, stores_below
+from txmq.recover.local_store import State, export, quarantined, read_export, scan, stores_below
 
 
 def snapshot(directory: Path) -> dict[str, tuple[bytes, int]]:
@@ -107,6 +107,25 @@ def test_an_export_goes_into_another_store(tmp_path: Path) -> None:
     store.record(acked(1))
     assert offsets(store.due(FOREVER, 9)) == [2]
     assert store.entry(place(2)) is not None
+    store.close()
+
+
+def test_what_the_broker_does_not_know_goes_into_quarantine(tmp_path: Path) -> None:
+    store, _ = open_store(tmp_path)
+    store.put([(message(n, "k", body=b"%d" % n), n, FAILURE) for n in range(3)])
+    before = {one.entry.place: one for one in scan(store.path)}
+    assert store.quarantine([place(77)], "no such message") == ""
+    first = store.quarantine([place(0), place(1), place(77)], "no such message")
+    second = store.quarantine([place(2)], "no such message")
+    assert store.stats()[:3] == (0, 0, 0)
+    store.close()
+    store, report = open_store(tmp_path)
+    assert (report.findings(), store.untold(9)) == ([], [])
+    assert stores_below(str(tmp_path / "stores"))[0].quarantined == 2
+    found = [list(one.messages) for one in quarantined(store.path)]
+    assert found == [[before[place(0)], before[place(1)]], [before[place(2)]]]
+    assert first != second
+    assert json.loads(Path(first).read_text("utf-8").split("\n")[0])["reason"] == "no such message"
     store.close()
 
 

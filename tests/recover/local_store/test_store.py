@@ -76,7 +76,12 @@ def test_a_key_is_held_until_its_last_message_is_settled(tmp_path: Path) -> None
     assert store.due(1_000, 10) == []
     store.forget([place(2)])
     assert offsets(store.due(1_000, 10)) == [3]
-    store.record(acked(3))
+    store.record([Change(place(3), State.DEAD, 2, 0)])
+    assert store.holds_key("k")  # its dead letter is not made yet
+    store.put([stored(4, "k")])
+    assert store.due(1_000, 10) == []
+    store.forget([place(3)])
+    store.record(acked(4))
     assert not store.holds_key("k")
     store.close()
 

@@ -4,6 +4,7 @@
         lock  identity.json  ballast
         log/*.seg     the store: messages and outcomes
         index/        LMDB, made from the log
+        quarantine/   exports of messages that the broker did not know
 
 The identity is written before the first record. Whatever lies there instead of a
 directory or a regular file is refused: nothing is followed, and nothing is waited for.
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 
 IDENTITY = "identity.json"
 KIND, VERSION = "consumer store", 1
-_FOLDERS = frozenset(("log", "index"))
+QUARANTINE = "quarantine"
+_FOLDERS = frozenset(("log", "index", QUARANTINE))
 
 
 def store_path(directory: str, owner: StoreOwner) -> str:

@@ -12,16 +12,26 @@ from __future__ import annotations
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.errors import InvalidExport, UnsupportedFormat
 from txmq.model.retry import FailureReport
-from txmq.recover.local_store.directory import identity_json, parse_identity
-from txmq.recover.local_store.scan import Scanned, existing_identity, scan
-from txmq.recover.local_store.values import Entry, Place, State, StoredMessage, entry_json
+from txmq.recover.local_store.directory import QUARANTINE, identity_json, parse_identity
+from txmq.recover.local_store.files import write_file
+from txmq.recover.local_store.scan import existing_identity, scan
+from txmq.recover.local_store.values import (
+    Entry,
+    Place,
+    Scanned,
+    State,
+    StoredMessage,
+    entry_json,
+)
 
 if TYPE_CHECKING:
     from txmq.recover.local_store.values import StoreIdentity
+    from txmq.store.filesystem import FileSystem
 
 FORMAT, VERSION = "txmq consumer store export", 1
 
@@ -38,13 +48,30 @@ def export(directory: str) -> Iterator[str]:
 
     It may be in use. Raises StoreError where there is no store.
     """
-    identity = existing_identity(directory)
-    yield json.dumps({"format": FORMAT, "version": VERSION, "store": identity_json(identity)})
-    count = 0
-    for scanned in scan(directory):
-        yield json.dumps(_line(scanned))
-        count += 1
-    yield json.dumps({"end": count})
+    yield from _lines(existing_identity(directory), scan(directory))
+
+
+def quarantined(directory: str) -> Iterator[Export]:
+    """Yield what the store in a directory has in quarantine, file by file."""
+    for path in sorted(Path(directory, QUARANTINE).glob("*.jsonl")):
+        with path.open(encoding="utf-8") as lines:
+            yield read_export(lines)
+
+
+def write_quarantine(
+    fs: FileSystem, directory: str, identity: StoreIdentity, scanned: list[Scanned], reason: str
+) -> str:
+    """Write an export of messages that leave a store, durably, and return its path."""
+    folder = f"{directory}/{QUARANTINE}"
+    names = fs.listdir(folder)
+    name = f"{len(names) + 1:08}.jsonl"
+    while name in names:
+        name = f"{int(name[:8]) + 1:08}.jsonl"
+    fs.makedirs(folder)
+    fs.sync_directory(directory)
+    lines = _lines(identity, iter(scanned), reason=reason)
+    write_file(fs, folder, name, "".join(f"{line}\n" for line in lines).encode())
+    return f"{folder}/{name}"
 
 
 def read_export(lines: Iterable[str]) -> Export:
@@ -84,6 +111,16 @@ def _messages(numbered: Iterator[tuple[int, str]], topic_id: int) -> Iterator[Sc
     raise _invalid(number + 1, f"it was cut off after {count} messages")
 
 
+def _lines(identity: StoreIdentity, messages: Iterator[Scanned], **more: str) -> Iterator[str]:
+    store = identity_json(identity)
+    yield json.dumps({"format": FORMAT, "version": VERSION, "store": store, **more})
+    count = 0
+    for scanned in messages:
+        yield json.dumps(_line(scanned))
+        count += 1
+    yield json.dumps({"end": count})
+
+
 def _line(scanned: Scanned) -> dict[str, Any]:
     fields = entry_json(scanned.entry)
     message = scanned.message
@@ -94,7 +131,6 @@ def _line(scanned: Scanned) -> dict[str, Any]:
             "headers": dict(message.headers),
             "born_at": message.born_at,
             "stored_at": message.stored_at,
-            "epoch": message.epoch,
             "body": b64encode(message.body).decode(),
         }
     return fields
@@ -113,6 +149,7 @@ def _scanned(fields: dict[str, Any], topic_id: int) -> Scanned:
         _number(fields["first_at"]),
         bool(fields["told"]),
         _number(fields["generation"]),
+        _number(fields["epoch"]),
     )
     if "body" not in fields:
         return Scanned(entry, None)
@@ -126,7 +163,7 @@ def _scanned(fields: dict[str, Any], topic_id: int) -> Scanned:
         entry.attempt,
         fields["born_at"],
         fields["stored_at"],
-        fields["epoch"],
+        entry.epoch,
         entry.generation,
     )
     return Scanned(entry, message)

@@ -63,10 +63,11 @@ class Row(NamedTuple):
     key: str | None
     failure: tuple[str, ...]
     generation: int
+    epoch: int
 
 
 class StoredHead(NamedTuple):
-    """The head of STORED, as an array; that of ENTRY ends with `generation`."""
+    """The head of STORED, as an array; that of ENTRY ends with `epoch`."""
 
     topic_id: int
     partition: int
@@ -80,19 +81,19 @@ class StoredHead(NamedTuple):
     told: bool
     failure: tuple[str, ...]
     generation: int
+    epoch: int
     tag: str | None = None
     headers: tuple[tuple[str, str], ...] = ()
     message_id: str = ""
     born_at: int = 0
     stored_at: int = 0
-    epoch: int = 0
 
     @property
     def place(self) -> Place:
         return Place(self.topic_id, self.partition, self.offset)
 
 
-_ENTRY_FIELDS = 12
+_ENTRY_FIELDS = 13
 
 Places = list[Place]
 Changes = list[tuple[Place, int, int, int, tuple[str, ...]]]  # state, attempt, due, failure
@@ -134,6 +135,7 @@ def head_of(place: Place, row: Row) -> StoredHead:
         row.told,
         row.failure,
         row.generation,
+        row.epoch,
     )
 
 

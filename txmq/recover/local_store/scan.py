@@ -14,15 +14,15 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from txmq.errors import CorruptRecord, StoreError
-from txmq.recover.local_store.directory import read_identity
+from txmq.recover.local_store.directory import QUARANTINE, read_identity
 from txmq.recover.local_store.index import LAYOUT, MAP_SIZE
 from txmq.recover.local_store.opening import Sizes, commit_index
 from txmq.recover.local_store.records import LyingRecord, decode_message
 from txmq.recover.local_store.state import StoreState, entry_of
-from txmq.recover.local_store.values import Entry, StoredMessage, StoreSummary
+from txmq.recover.local_store.values import Scanned, StoreSummary
 from txmq.store.filesystem import RealFileSystem
 from txmq.store.index.lmdb_tables import LmdbTables
 from txmq.store.log.reader import LogReader
@@ -34,15 +34,6 @@ if TYPE_CHECKING:
     from txmq.store.log.segment import Segment
 
 TRIES = 5  # a live owner may remove segments meanwhile
-
-
-class Scanned(NamedTuple):
-    """A stored message; `message` is None where the body is no longer there, or cannot
-    be read.
-    """
-
-    entry: Entry
-    message: StoredMessage | None
 
 
 def existing_identity(directory: str) -> StoreIdentity:
@@ -98,7 +89,14 @@ def summary(directory: str) -> StoreSummary:
         identity = existing_identity(directory)
     except StoreError as error:
         problem = str(error)
-    return StoreSummary(directory, identity, problem, _owner_pid(directory), _size(directory))
+    return StoreSummary(
+        directory,
+        identity,
+        problem,
+        _owner_pid(directory),
+        _size(directory),
+        _quarantined(directory),
+    )
 
 
 def _fold(
@@ -166,6 +164,10 @@ def _owner_pid(directory: str) -> int:
         return -1
     finally:
         os.close(fd)
+
+
+def _quarantined(directory: str) -> int:
+    return len(list(Path(directory, QUARANTINE).glob("*.jsonl")))
 
 
 def _size(directory: str) -> int:

@@ -8,7 +8,7 @@ What the tables hold can therefore be made again from the log at any time.
     chains    key's hash, run, place   -> ()    keys in their order, while they are held
               key's hash               -> run and place of the first and of the last
     untold    run, place               -> ()    what the broker does not know
-    ages      time of arrival, place   -> ()    what is not settled
+    ages      time of arrival, place   -> ()    what is not acked
 
 Within a partition a key's messages are in the order of offsets. A message that arrives
 when its key has none, or the last one in another partition, begins a new run.
@@ -55,7 +55,7 @@ _PLACE = Struct(">IIQ")
 _TIME = Struct(">Q")
 _LINK = Struct(">QIIQ")  # run, place
 _COUNTERS = b"counters"
-_HOLDING = frozenset((State.STORED, State.RETURNED))  # they hold the key
+_HOLDING = frozenset(State) - {State.ACKED}  # they hold the key
 _NO_ROW: tuple[object, ...] = ()
 
 
@@ -69,7 +69,7 @@ class StateTables(Protocol):
 class StoreState:
     """The state of one store. One thread at a time may use it.
 
-    `messages` and `bytes` count what is not settled, `settled` what is and not yet
+    `messages` and `bytes` count what is not acked, `settled` what is and not yet
     forgotten; `live` has the messages and bytes of each segment, by its first position.
     Below `released` the log may have no segments. `run` is the last run.
     """
@@ -150,6 +150,7 @@ class StoreState:
             head.key,
             head.failure,
             head.generation,
+            head.epoch,
         )
         self.run = max(self.run, head.run)
         self._set(key, self._row(key), row)
@@ -176,8 +177,13 @@ class StoreState:
         for place, state, attempt, due in told:
             key = _PLACE.pack(*place)
             row = self._row(key)
-            if row is not None and (row.state, row.attempt, row.due) == (state, attempt, due):
+            if row is not None and _is_news(row, state, attempt, due):
                 self._set(key, row, row._replace(told=True))
+
+    def is_news(self, place: Place, state: int, attempt: int, due: int) -> bool:
+        """Return whether the broker has not been told that a message is in a state."""
+        row = self.row(place)
+        return row is not None and _is_news(row, state, attempt, due)
 
     def forget(self, places: Iterable[Place]) -> None:
         """Drop messages."""
@@ -353,6 +359,7 @@ def entry_of(place: Place, row: Row) -> Entry:
         row.first_at,
         row.told,
         row.generation,
+        row.epoch,
     )
 
 
@@ -368,6 +375,10 @@ def _row(fields: tuple[Any, ...]) -> Row:
         return Row(*fields)
     except TypeError as error:
         raise IndexDamaged.because(error) from error
+
+
+def _is_news(row: Row, state: int, attempt: int, due: int) -> bool:
+    return not row.told and (row.state, row.attempt, row.due) == (state, attempt, due)
 
 
 def _due(row: Row | None) -> int | None:

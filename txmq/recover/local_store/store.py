@@ -19,6 +19,7 @@ from txmq.errors import (
 )
 from txmq.recover.local_store.compaction import Compaction
 from txmq.recover.local_store.directory import prepare
+from txmq.recover.local_store.export import write_quarantine
 from txmq.recover.local_store.group_commit import GroupCommit
 from txmq.recover.local_store.index import LmdbIndex
 from txmq.recover.local_store.opening import Sizes, is_damage, open_parts, store_entry
@@ -44,6 +45,7 @@ from txmq.recover.local_store.values import (
     Change,
     Entry,
     Place,
+    Scanned,
     State,
     StoredMessage,
     StoreLimits,
@@ -96,11 +98,13 @@ class LocalStore:
         sizes: Sizes,
         now: Callable[[], int],
     ) -> None:
+        self.identity = opened.identity
         self.id: UUID = opened.identity.id
         self.owner = opened.identity.owner
         self.path = opened.report.path
         self.limits = limits
         self._log, self._index, self._state = opened.log, opened.index, opened.state
+        self._fs = fs
         self._file_lock, self._open_index, self._now = lock, open_index, now
         self._changed = Condition(Lock())
         self._commit = GroupCommit(fs, self.path, self._log, opened.ballast, self._changed, now)
@@ -200,14 +204,25 @@ class LocalStore:
         """
         with self._locked():
             self._begin_change()
-            known = [place for place in places if self._state.row(place) is not None]
-            for start in range(0, len(known), AT_ONCE):
-                some = known[start : start + AT_ONCE]
-                self._commit.append(FORGOTTEN, encode_places(some))
-                self._state.forget(some)
-            self._handed.difference_update(known)
+            self._forget([place for place in places if self._state.row(place) is not None])
             self._settle_lazily()
         self._maintain()
+
+    def quarantine(self, places: Iterable[Place], reason: str) -> str:
+        """Move messages out of the store, durably, into a file that is an export.
+
+        Returns its path, empty where none of the messages is there.
+        """
+        with self._locked():
+            self._settle_visible()
+            scanned = [one for place in places if (one := self._scanned(place)) is not None]
+            if not scanned:
+                return ""
+            path = write_quarantine(self._fs, self.path, self.identity, scanned, reason)
+            self._forget([one.entry.place for one in scanned])
+            self._commit.settle(self._log.end)
+        self._maintain()
+        return path
 
     def told(self, entries: Sequence[Entry]) -> None:
         """Mark entries of `untold` as known to the broker, unless they have changed
@@ -215,9 +230,9 @@ class LocalStore:
 
         On disk soon; until then a restart may have them told again.
         """
-        fields = told_fields(entries)
         with self._locked():
             self._begin_change()
+            fields = [told for told in told_fields(entries) if self._state.is_news(*told)]
             for start in range(0, len(fields), AT_ONCE):
                 some = fields[start : start + AT_ONCE]
                 self._commit.append(TOLD, encode_told(some))
@@ -380,6 +395,20 @@ class LocalStore:
         if self._log.end - self._log.durable > LAZY_BYTES:
             self._commit.settle(self._log.end)
 
+    def _forget(self, places: list[Place]) -> None:
+        for start in range(0, len(places), AT_ONCE):
+            some = places[start : start + AT_ONCE]
+            self._commit.append(FORGOTTEN, encode_places(some))
+            self._state.forget(some)
+        self._handed.difference_update(places)
+
+    def _scanned(self, place: Place) -> Scanned | None:
+        row = self._state.row(place)
+        if row is None:
+            return None
+        message = self._message(place, row) if row.whole else None
+        return Scanned(entry_of(place, row), message)
+
     def _new(self, messages: Sequence[ToStore]) -> list[ToStore]:
         """Return the messages that the store has not."""
         new = {}
@@ -417,12 +446,12 @@ class LocalStore:
             False,
             failure_fields(failure),
             message.generation,
+            message.epoch,
             message.tag,
             tuple(message.headers.items()),
             message.message_id,
             message.born_at,
             message.stored_at,
-            message.epoch,
         )
         check_head(head)
         at = self._commit.append(STORED, encode_stored(head), message.body)
@@ -441,6 +470,12 @@ class LocalStore:
         """Return a stored message; None, and give it back, if it is unreadable."""
         row = self._state.row(place)
         assert row is not None
+        message = self._message(place, row)
+        if message is None:
+            self._give_back([place])
+        return message
+
+    def _message(self, place: Place, row: Row) -> StoredMessage | None:
         message = None
         try:
             if row.position >= self._log.first:
@@ -451,7 +486,6 @@ class LocalStore:
             if not is_damage(error):
                 raise
         if message is None or message.place != place:
-            self._give_back([place])
             return None
         return message._replace(attempt=row.attempt)
 

@@ -27,7 +27,11 @@ class Place(NamedTuple):
 
 
 class State(IntEnum):
-    """State of a stored message; numbers of the log. All but STORED are final."""
+    """State of a stored message; numbers of the log. All but STORED are final.
+
+    All but ACKED hold the key until the message is forgotten: those behind must not
+    overtake it.
+    """
 
     STORED = 1  # to be handled here
     ACKED = 2  # handled
@@ -70,6 +74,16 @@ class Entry(NamedTuple):
     first_at: int
     told: bool
     generation: int = 0
+    epoch: int = 0
+
+
+class Scanned(NamedTuple):
+    """A stored message; `message` is None where the body is no longer there, or cannot
+    be read.
+    """
+
+    entry: Entry
+    message: StoredMessage | None
 
 
 class Change(NamedTuple):
@@ -112,8 +126,8 @@ class StoreIdentity(NamedTuple):
 class StoreStats(NamedTuple):
     """Figures of an open store.
 
-    `messages` and `bytes` count what is not settled, `settled` what the broker does not
-    know yet to be settled. `oldest` is the time when the oldest of the messages came, 0
+    `messages` and `bytes` count what is stored and not acked, `settled` what is acked
+    and not yet forgotten. `oldest` is the time when the oldest of the messages came, 0
     without any; `attempts` is the sum of theirs. `damaged` counts the bodies that were
     found unreadable since the store was opened; the broker delivers its copies again.
     `full`: a put would be refused; `disk_full`: for lack of disk space.
@@ -181,7 +195,8 @@ class StoreSummary(NamedTuple):
     """A store below a directory, as it lies on disk.
 
     `identity` is None where it cannot be read; `problem` says why. `owner_pid` is the
-    process that has it open, 0 = none.
+    process that has it open, 0 = none, -1 = one that is not known. `quarantined` counts
+    the files of messages that the broker did not know.
     """
 
     path: str
@@ -189,6 +204,7 @@ class StoreSummary(NamedTuple):
     problem: str
     owner_pid: int
     disk_bytes: int
+    quarantined: int
 
 
 def entry_json(entry: Entry) -> dict[str, Any]:
@@ -204,5 +220,6 @@ def entry_json(entry: Entry) -> dict[str, Any]:
         "first_at": entry.first_at,
         "told": entry.told,
         "generation": entry.generation,
+        "epoch": entry.epoch,
         "failure": [failure.type, failure.text, failure.fingerprint, list(failure.bases)],
     }
