@@ -11,20 +11,24 @@ from unittest.mock import patch
 import pytest
 from twisted.internet.task import Clock
 
-from tests.cli.support import run
+from tests.cli.support import ScriptedClient, run
 from tests.cli.test_log import NOW, Life
 from txmq.broker.data_directory import storage
 from txmq.broker.data_directory.log_holds import HOLD_S, MAX_HOLDS, LogHolds
 from txmq.broker.data_directory.retention_service import FreeLog
 from txmq.broker.data_directory.storage import open_directory
+from txmq.cli.commands.log_backup import Progress
+from txmq.cli.output import Output
+from txmq.cli.running_log import RunningLog
 from txmq.config.broker import BrokerSettings
 from txmq.core import machine
 from txmq.core.events.base import LogRestored
 from txmq.core.topics import restored_log
 from txmq.core.topics.topics import CreateTopic
 from txmq.crashpoints import VARIABLE
-from txmq.errors import RestoreUnfinished
+from txmq.errors import BackupMismatch, RestoreUnfinished
 from txmq.store.filesystem import RealFileSystem
+from txmq.store.log.segment import read_log_id
 from txmq.store.tables import SIGN
 from txmq.testing.processes import ENVIRONMENT, Running
 
@@ -212,3 +216,69 @@ def test_an_incarnation_that_is_not_raised_is_found(data: Path, tmp_path: Path) 
     with patch.dict(machine.APPLIERS, {LogRestored: lambda _state, _event, _context: None}):
         assert restores_of(data, tmp_path) == (0, 2)
     assert machine.APPLIERS[LogRestored] is restored_log.apply_restored
+
+
+def test_progress_is_shown_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for terminal, as_json in ((True, False), (True, True), (False, False)):
+        monkeypatch.setattr("sys.stderr.isatty", lambda terminal=terminal: terminal)
+        progress = Progress(Output(as_json=as_json))
+        progress.begin(8 << 20)
+        progress.passed(2 << 20)
+        progress.close()
+        shown = capsys.readouterr().err
+        assert ("2 MiB, 25 %" in shown) is (terminal and not as_json)
+
+
+def test_a_backup_reads_no_faster_than_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr("time.sleep", sleep)
+    progress = Progress(Output(as_json=True), 1 << 20)
+    progress.begin(1 << 30)
+    for _ in range(40):
+        progress.passed(256 << 10)
+    assert now[0] == pytest.approx(110.0)
+
+
+@pytest.mark.parametrize("text", ["1KiB", "-1", "fast"])
+def test_a_rate_that_would_outlast_the_hold_is_refused(text: str) -> None:
+    result = run("log", "backup", "/nowhere", "--data", "/nowhere", f"--rate={text}")
+    assert result.exit_code == 2
+
+
+def held_reply(data: Path, *segments: int) -> dict[str, Any]:
+    log_id = read_log_id(RealFileSystem(), str(data))
+    return {
+        "log_id": str(log_id),
+        "incarnation": None,
+        "segments": list(segments),
+        "durable": 5_000,
+        "at": NOW,
+        "data": str(data),
+        "expires_s": 0.0,
+    }
+
+
+def test_a_log_that_was_not_held_over_a_restart_ends_the_backup(data: Path) -> None:
+    replies = [held_reply(data, 0, 4_000), held_reply(data, 4_000), held_reply(data, 4_000)]
+    client = ScriptedClient([*replies, {}])
+    source = RunningLog(RealFileSystem(), client)
+    assert source.hold(0).firsts == (0, 4_000)
+    source.keep_holding(4_000)
+    with pytest.raises(BackupMismatch, match="run the backup again"):
+        source.keep_holding(0)
+    source.close()
+    assert [name for name, _args in client.calls] == [*["log.hold"] * 3, "log.release"]
+
+
+def test_a_broker_of_another_machine_is_not_backed_up(data: Path, tmp_path: Path) -> None:
+    for elsewhere in (tmp_path / "nowhere", tmp_path):
+        reply = held_reply(data, 0) | {"data": str(elsewhere)}
+        with pytest.raises(BackupMismatch, match="on the machine of the broker"):
+            RunningLog(RealFileSystem(), ScriptedClient([reply])).hold(0)

@@ -22,6 +22,7 @@ from txmq.core.consumers.commands import (
 )
 from txmq.core.consumers.store_reports import MAX_STORES, _Report, key_source
 from txmq.core.consumers.store_views import at_consumers, describe_store, list_messages
+from txmq.core.events.base import LogRestored
 from txmq.core.events.outcome import Rejected
 from txmq.core.state.consumer_groups import FenceState
 from txmq.core.state.failed_messages import FailedKind
@@ -51,13 +52,14 @@ class StoreWorld(ConsumersWorld):
         partition: int = 0,
         since: int = 0,
         force: bool = False,
+        epoch: int = 0,
     ) -> Any:
         """Report offsets and their states, each entry in a command of its own."""
         replies = []
         for offset, state in entries:
             entry = StoredEntry(
                 "t", topic_id, partition, offset, state, attempt, due, failure, since
-            )
+            )._replace(epoch=epoch)
             source = key_source(self.state, "g", entry)
             if source is not None:
                 key = self.keys[topic_id, partition, offset]
@@ -165,6 +167,18 @@ def test_settled_and_unknown_messages(world: StoreWorld) -> None:
     assert world.report("a", (1, "stored"), (1, "acked")) == ["unknown"] * 2
     refused: Any = world.do(ReportStored("g", "nobody", 1, STORE, ""))
     assert refused.error is UnknownMember
+
+
+def test_a_stored_message_of_the_lost_part_of_a_log_is_unknown(world: StoreWorld) -> None:
+    """Another message has its offset since the restore."""
+    at = 1_800_000_000 * SECOND
+    world.record(LogRestored(b"i" * 16, at, world.now, at // SECOND))
+    world.publish("t", 7, 8)
+    world.fetch("a")
+    for epoch, verdict in ((1, "unknown"), (0, "unknown"), (at, "kept")):
+        assert world.report("a", (5, "stored"), epoch=epoch) == [verdict]
+    assert world.report("a", (1, "stored"), epoch=1) == ["kept"], "the backup has it"
+    assert world.report("a", (6, "acked"), epoch=1) == ["unknown"]
 
 
 def test_a_lapsed_session_does_not_double_an_effect(world: StoreWorld) -> None:

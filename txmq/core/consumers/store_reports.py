@@ -25,7 +25,7 @@ from txmq.core.consumers.commands import KeySource, ReportStored, StoredEntry
 from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.events.consumers import GroupGuarded, StoreReported
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
-from txmq.core.state import attempts, failed_messages, local_stores
+from txmq.core.state import attempts, failed_messages, local_stores, restores
 from txmq.core.state.consumer_groups import ConsumerStore
 from txmq.core.state.failed_messages import FailedKind
 from txmq.core.state.local_stores import StoreOrder
@@ -191,6 +191,9 @@ class _Report:
             return UNKNOWN
         if entry.offset >= topic.end_offsets[entry.partition]:
             return UNKNOWN
+        tp = TopicPartition(ref[0], ref[1])
+        if restores.is_lost(self._state, tp, entry.offset, entry.epoch):
+            return UNKNOWN
         if row is not None:
             return self._judge_row(entry, ref, row)
         return self._judge_unfailed(entry, ref, position)
@@ -288,7 +291,13 @@ class _Report:
         tp = TopicPartition(ref[0], ref[1])
         if 0 < entry.generation < self._group.resets.get(tp, 0):
             return True
-        return bool(entry.epoch) and entry.epoch != _epoch_at(self._group, tp, ref[2])
+        return bool(entry.epoch) and entry.epoch != self._epoch_at(tp, ref[2])
+
+    def _epoch_at(self, tp: TopicPartition, offset: int) -> int:
+        """Return the epoch of a message, as members' inboxes know it."""
+        steps = restores.epoch_steps(self._state, self._group, tp)
+        epochs = (epoch for first, epoch in reversed(steps) if offset >= first)
+        return next(epochs, self._group.first_epoch)
 
     def _has_earlier(self, tp: TopicPartition, offset: int) -> bool:
         """Return True if a message before this one may have its key and is still to be
@@ -414,12 +423,6 @@ class _Report:
             if circuit_breaker.would_trip(self._group, fingerprint, units, self._now):
                 yield GroupGuarded(self._group.group_id, fingerprint, error_type)
                 return
-
-
-def _epoch_at(group: ConsumerGroup, tp: TopicPartition, offset: int) -> int:
-    """Return the epoch of a message, as members' inboxes know it."""
-    steps = group.epochs.get(tp, ())
-    return next((epoch for first, epoch in reversed(steps) if offset >= first), group.first_epoch)
 
 
 def apply_reported(state: State, event: StoreReported, context: RecordContext) -> None:

@@ -39,6 +39,16 @@ def epoch_start(state: State, group: ConsumerGroup, tp: TopicPartition) -> int:
     return steps[-1][0] if steps else 0
 
 
+def is_lost(state: State, tp: TopicPartition, offset: int, epoch: int) -> bool:
+    """Return whether the message of an earlier epoch at an offset is of a lost part, so
+    that the log has another one there. `epoch` 0 = unknown, and then it may be.
+    """
+    return any(
+        epoch < begun and offset >= (ends[tp[1]] if tp[1] < len(ends) else 0)
+        for begun, ends in state.topics_by_id[tp[0]].ends_at_restore
+    )
+
+
 def epoch_steps(state: State, group: ConsumerGroup, tp: TopicPartition) -> EpochSteps:
     """Return the offsets of a partition at which epochs begin, by resets and restores.
 
