@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 BROKER_ROW = b"broker"
 LETTERS_ROW = b"letter_index"  # says that the index of letters is there
-LETTERS_VERSION = 1
+LETTERS_VERSION = 2
 ROWS_PER_STEP = 10_000
 
 

@@ -103,6 +103,12 @@ def counts_agree(seed: int) -> None:
         named = ("counted", "by_fingerprint", "by_error_type", "replayed")
         assert tuple(stats[name] for name in named) == wanted, f"seed {seed}: {selection}"
         assert stats["complete"]
+        since = [(world.now - age) // SLOT for age in letter_stats.AGES.values()]
+        ages = Counter(
+            sum((row.dead_at or row.first_failed_at) // SLOT <= slot for slot in since)
+            for row in found
+        )
+        assert list(stats["ages"].values()) == [ages[number] for number in range(5)]
         assert sum(stats["ages"].values()) == sum(stats["by_state"].values()) == len(found)
         for group in stats["fingerprints"]:
             alike = [

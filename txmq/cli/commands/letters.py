@@ -114,7 +114,8 @@ def stats(
 ) -> None:
     """Count the dead letters of a group by error, topic and age.
 
-    The columns 1h to older are the ages of the letters. Times are exact to ten minutes.
+    The columns 1h to older are the ages of the letters. Times are exact to a quarter of
+    an hour.
     """
     counted = session.client.call("dlq.stats", group=group, **selection_args(where, select))
     if not session.out.as_json:

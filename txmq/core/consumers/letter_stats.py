@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from txmq.core.consumers import letter_notes
 from txmq.core.consumers.letter_selection import FoundLetter, LetterScan, LetterSelection
 from txmq.core.state import failed_messages, letter_index
-from txmq.core.state.letter_index import PREFIX, SLOT, Cell, CountedCell, Dimension
+from txmq.core.state.letter_index import PREFIX, Cell, CellsOfError, Dimension, LetterState
 from txmq.model.units import DAY, HOUR
 from txmq.store import tables as t
 
@@ -32,7 +32,7 @@ MAX_KINDS_KEPT = 20_000  # while they are counted
 MAX_KEYS_COUNTED = 100_000  # letters, from the lowest hash of a key on
 MAX_LETTERS_SCANNED = 100_000
 AGES = {"1h": HOUR, "1d": DAY, "7d": 7 * DAY, "30d": 30 * DAY}
-OLDER = "older"
+AGE_NAMES = (*AGES, "older")
 
 Keep = Callable[[FoundLetter], bool]
 
@@ -44,50 +44,66 @@ class Error(NamedTuple):
     error_type: str
 
 
-class _Kind:
-    """The letters of one fingerprint and error type."""
+class _Sum:
+    """Letters that have something in common. `ages` has their number by age."""
 
-    __slots__ = ("ages", "first", "last", "letters")
+    __slots__ = ("ages", "first", "last", "letters", "replayed")
 
     def __init__(self) -> None:
-        self.letters = self.last = 0
+        self.letters = self.replayed = self.last = 0
         self.first: int | None = None
-        self.ages = dict.fromkeys((*AGES, OLDER), 0)
+        self.ages = [0] * len(AGE_NAMES)
 
-    def add(self, cell: Cell, age: str) -> None:
-        self.letters += cell.letters
-        self.first = cell.first if self.first is None else min(self.first, cell.first)
-        self.last = max(self.last, cell.last)
-        self.ages[age] += cell.letters
+    def add(self, other: _Sum) -> None:
+        self.letters += other.letters
+        self.replayed += other.replayed
+        if other.first is not None:
+            self.first = other.first if self.first is None else min(self.first, other.first)
+        self.last = max(self.last, other.last)
+        for age, letters in enumerate(other.ages):
+            self.ages[age] += letters
+
+    def by_age(self) -> dict[str, int]:
+        return dict(zip(AGE_NAMES, self.ages, strict=True))
 
 
 class LetterCounts:
     """Sums of cells. Fingerprints beyond the first 20,000 are counted together."""
 
     def __init__(self, now: int) -> None:
-        self._now = now
-        self._errors: dict[Error, _Kind] = {}
+        # slots of the oldest letters of each age, the youngest age first
+        self._since = [letter_index.slot_of(now - age) for age in AGES.values()]
+        self._errors: dict[Error, _Sum] = {}
         self._others = 0
-        self._all = _Kind()
+        self._all = _Sum()
         self._topics, self._states = Counter[int](), Counter[str]()
-        self._replayed = 0
 
-    def add(self, counted: CountedCell) -> None:
-        """Add the letters of a cell."""
-        cell = counted.cell
-        age = self._age(counted.slot * SLOT)
-        self._all.add(cell, age)
-        self._topics[counted.topic_id] += cell.letters
-        self._states[counted.state.name.lower()] += cell.letters
-        self._replayed += cell.replayed
-        error = Error(cell.fingerprint, cell.error_type)
+    def add(self, state: LetterState, found: CellsOfError) -> None:
+        """Add the letters of some cells."""
+        some = _Sum()
+        age, since = len(AGES), (*self._since, b"")
+        some.first, ages = found.cells[0][2], some.ages
+        for slot, cell in zip(found.slots, found.cells, strict=True):
+            while age and slot > since[age - 1]:
+                age -= 1
+            letters, replayed, first, last, *_names = cell
+            ages[age] += letters
+            some.letters += letters
+            some.replayed += replayed
+            some.first = min(some.first, first)
+            some.last = max(some.last, last)
+        self._all.add(some)
+        self._topics[found.topic_id] += some.letters
+        self._states[state.name.lower()] += some.letters
+        names = Cell(*found.cells[0])
+        error = Error(names.fingerprint, names.error_type)
         kind = self._errors.get(error)
         if kind is None and len(self._errors) < MAX_KINDS_KEPT:
-            kind = self._errors[error] = _Kind()
+            kind = self._errors[error] = _Sum()
         if kind is None:
-            self._others += cell.letters
+            self._others += some.letters
         else:
-            kind.add(cell, age)
+            kind.add(some)
 
     def result(self, state: State, group: ConsumerGroup) -> dict[str, Any]:
         """Return the fields of the reply."""
@@ -104,26 +120,22 @@ class LetterCounts:
             "by_error_type": dict(types.most_common(MAX_KINDS)),
             "by_topic": dict(topics.most_common(MAX_KINDS)),
             "other_fingerprints": self._others,
-            "replayed": self._replayed,
+            "replayed": self._all.replayed,
             "oldest": self._all.first,
             "newest": self._all.last or None,
-            "ages": self._all.ages,
+            "ages": self._all.by_age(),
             "fingerprints": [
                 {
                     **error._asdict(),
                     "letters": kind.letters,
                     "first_at": kind.first,
                     "last_at": kind.last,
-                    **kind.ages,
+                    **kind.by_age(),
                     "note": letter_notes.text_of(state, group, error.fingerprint),
                 }
                 for error, kind in ranked[:MAX_FINGERPRINTS]
             ],
         }
-
-    def _age(self, died_at: int) -> str:
-        age = self._now - died_at
-        return next((name for name, limit in AGES.items() if age < limit), OLDER)
 
 
 def count(
@@ -144,7 +156,7 @@ def count(
         while not scan.ended and scan.examined < MAX_LETTERS_SCANNED:
             for letter in scan.step():
                 if keep is None or keep(letter):
-                    counts.add(_cell_of(letter))
+                    counts.add(*_cell_of(letter))
             yield
         complete, scanned = scan.ended, scan.examined
     return {
@@ -172,22 +184,20 @@ def _count_cells(
     topic = state.topics.get(selection.topic or "")
     topic_id = None if topic is None else topic.topic_id
     for at in dict.fromkeys(selection.states):
-        after = b""
-        while True:
-            some = list(
-                islice(letter_index.cells(state.tables, group.group_id, at, after), CELLS_PER_STEP)
+        after: bytes | None = b""
+        while after is not None:
+            some, after = letter_index.cells(
+                state.tables, group.group_id, at, after, CELLS_PER_STEP
             )
-            for _key, counted in some:
+            for found in some:
+                names = Cell(*found.cells[0])
                 if (
-                    (selection.topic is None or counted.topic_id == topic_id)
-                    and selection.error_type in (None, counted.cell.error_type)
-                    and selection.fingerprint in (None, counted.cell.fingerprint)
+                    (selection.topic is None or found.topic_id == topic_id)
+                    and selection.error_type in (None, names.error_type)
+                    and selection.fingerprint in (None, names.fingerprint)
                 ):
-                    counts.add(counted)
+                    counts.add(at, found)
             yield
-            if len(some) < CELLS_PER_STEP:
-                break
-            after = some[-1][0]
 
 
 def _count_keys(
@@ -211,10 +221,10 @@ def _count_keys(
     return {"keys": len(keys), "most_of_one_key": max(keys.values(), default=0)}
 
 
-def _cell_of(found: FoundLetter) -> CountedCell:
+def _cell_of(found: FoundLetter) -> tuple[LetterState, CellsOfError]:
     row = found.row
     letter = failed_messages.letter_of(found.ref, row)
     assert letter is not None, "it was selected"
     at = letter.died_at
     cell = Cell(1, int(bool(row.replays)), at, at, row.error_type, row.fingerprint)
-    return CountedCell(letter.state, letter.topic_id, at // SLOT, cell)
+    return letter.state, CellsOfError(letter.topic_id, [letter_index.slot_of(at)], [tuple(cell)])

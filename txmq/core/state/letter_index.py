@@ -10,6 +10,7 @@ write them, and `core/upgrades.py` makes them anew.
 from __future__ import annotations
 
 from enum import IntEnum
+from itertools import islice
 from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from txmq.store.tables import Table, Tables
 
-SLOT = 10 * MINUTE  # to which the times of death of counted letters are known
+SLOT = 15 * MINUTE  # to which the times of death of counted letters are known
 
 
 class LetterState(IntEnum):
@@ -55,6 +56,7 @@ PLACE = Struct(">QQIIQ")
 FIRST = bytes(PLACE.size)  # sorts before all places
 LAST = b"\xff" * (PLACE.size + 1)  # and this one behind them
 CELL_KEY = Struct(">IBIQQ")  # group id, state, topic id, hash of the error, slot
+SLOT_SIZE = 8  # bytes of a slot, at the end of the key
 
 
 class Letter(NamedTuple):
@@ -89,13 +91,12 @@ class Cell(NamedTuple):
     fingerprint: str
 
 
-class CountedCell(NamedTuple):
-    """A cell with the parts of its key."""
+class CellsOfError(NamedTuple):
+    """Neighbouring cells that differ only in their time slots, in order."""
 
-    state: LetterState
     topic_id: int
-    slot: int
-    cell: Cell
+    slots: list[bytes]  # each the end of a cell's key
+    cells: list[tuple[Any, ...]]
 
 
 def value_of(text: str) -> int:
@@ -145,15 +146,31 @@ def prefix(group_id: int, state: LetterState, dimension: Dimension, value: int =
 
 
 def cells(
-    tables: Mapping[str, Table], group_id: int, state: LetterState, after: bytes = b""
-) -> Iterator[tuple[bytes, CountedCell]]:
-    """Yield the cells of a state, and their keys; those behind the key `after`."""
+    tables: Mapping[str, Table], group_id: int, state: LetterState, after: bytes, most: int
+) -> tuple[list[CellsOfError], bytes | None]:
+    """Return at most so many cells of a state, those behind the key `after`, and the
+    key of the last one; None = there are no more.
+
+    There may be very many of them: their rows are not made to `Cell`s.
+    """
     start = after + b"\0" if after else CELL_KEY.pack(group_id, state, 0, 0, 0)
     stop = CELL_KEY.pack(group_id, state + 1, 0, 0, 0)
-    rows: Any = tables[t.LETTER_CELLS].range(start, stop)
-    for key, row in rows:
-        _group, _state, topic_id, _error, slot = CELL_KEY.unpack(key)
-        yield key, CountedCell(state, topic_id, slot, Cell(*row))
+    found: list[CellsOfError] = []
+    error, key, number = b"", b"", 0
+    for number, (key, row) in enumerate(  # noqa: B007  # the last one counts
+        islice(tables[t.LETTER_CELLS].range(start, stop), most), 1
+    ):
+        if key[:-SLOT_SIZE] != error:
+            error = key[:-SLOT_SIZE]
+            found.append(CellsOfError(CELL_KEY.unpack(key)[2], [], []))
+        found[-1].slots.append(key[-SLOT_SIZE:])
+        found[-1].cells.append(row)
+    return found, key if number == most else None
+
+
+def slot_of(at: int) -> bytes:
+    """Return the end of the keys of the cells of a time."""
+    return max(at // SLOT, 0).to_bytes(SLOT_SIZE)
 
 
 def _keys(group_id: int, letter: Letter) -> Iterator[bytes]:
