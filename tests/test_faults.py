@@ -242,6 +242,27 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_fault_76_in_a_storm_of_joins_and_leaves_each_key_comes_once_and_in_order",
         "test_each_key_keeps_its_order_while_consumers_are_killed",
     ),
+    77: (
+        # the store on disk
+        "test_an_error_of_any_call_loses_nothing",
+        "test_an_error_of_the_disk_closes_the_store",
+        "test_a_full_disk_takes_outcomes_only_until_there_is_space",
+        "test_a_kill_there_loses_nothing",
+        "test_a_torn_tail_is_cut_and_kept",
+        "test_a_lost_end_gives_back_what_the_index_knows",
+        "test_a_damaged_body_is_given_back_when_it_is_read",
+        "test_damage_without_an_index_is_quarantined_and_reported",
+        "test_a_damaged_index_is_made_anew",
+        "test_a_copy_is_a_store_of_its_own_owner",
+        "test_two_processes_cannot_share_a_store",
+        "test_a_store_of_another_owner_is_refused",
+        "test_threads_in_any_order_lose_nothing",
+        # the consumer
+        "test_a_failed_message_is_on_disk_before_the_broker_hears_of_it",
+        "test_effects_come_while_the_broker_is_away_and_acks_follow",
+        "test_a_second_consumer_is_told_that_the_directory_is_in_use",
+        "test_a_full_store_stops_fetching_and_the_broker_takes_what_does_not_fit",
+    ),
     78: (
         "test_fault_78_messages_with_lost_acks_are_only_redelivered",
         "test_fault_78_a_position_beyond_the_end_is_refused",
@@ -687,6 +708,15 @@ BUGS = {
         "a letter that dies again is not indexed by its new error",
         "a page ends behind a letter that it has not shown",
         "a property without an index is not judged",
+    ),
+    "local stores of consumers": (
+        "ack_before_fsync",
+        "index_ahead_of_the_log",
+        "outcomes_forgotten_at_rebuild",
+        "segments_removed_too_early",
+        "segments_removed_before_it_is_noted",
+        "chains_by_due_time",
+        "relocation_forgets_the_state",
     ),
     "backups": (
         "a backup copies behind what is durable",

@@ -85,5 +85,5 @@ def reopen(directory: str) -> dict[str, float]:
 
 if __name__ == "__main__":
     doing, directory, *numbers = sys.argv[1:]
-    run: Callable[..., dict[str, float]] = {"put": put, "fill": fill, "open": reopen}[doing]
-    print(json.dumps(run(directory, *map(int, numbers))))
+    runs: dict[str, Callable[..., dict[str, float]]] = {"put": put, "fill": fill, "open": reopen}
+    print(json.dumps(runs[doing](directory, *map(int, numbers))))
