@@ -4,7 +4,8 @@ the business.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
 
 import psycopg2
 from psycopg2.sql import NULL, SQL, Identifier, Literal
@@ -38,13 +39,31 @@ class BusinessTable(NamedTuple):
     token: str | None = None  # of the transaction that wrote the row, as text or uuid
 
 
+LAST_OFFSET: Final = 2**63 - 1
+
+
 class GroupPartition(NamedTuple):
-    """A partition of a consumer group as the broker and the inbox identify it."""
+    """A partition of a consumer group as the broker and the inbox identify it: its
+    messages [first, end) have this epoch.
+    """
 
     topic: str
     topic_id: int
     partition: int
     epoch: int
+    first: int = 0
+    end: int = LAST_OFFSET
+
+    @classmethod
+    def of(cls, position: Mapping[str, Any]) -> Iterator[GroupPartition]:
+        """Yield the parts of a position of `group.show`, one for each epoch."""
+        # a broker of an older version tells the present epoch only
+        steps = position.get("epochs", [(0, position["epoch"])])
+        ends = [*(first for first, _epoch in steps[1:]), LAST_OFFSET]
+        for (first, epoch), end in zip(steps, ends, strict=True):
+            yield cls(
+                position["topic"], position["topic_id"], position["partition"], epoch, first, end
+            )
 
 
 class GroupIdentity(NamedTuple):
@@ -100,12 +119,17 @@ def inbox_ranges(
         return spark.createDataFrame(
             [], "topic string, partition bigint, lower bigint, upper bigint"
         )
-    places = SQL(", ").join(
-        SQL("({}, {}, {})").format(*map(Literal, place[1:])) for place in group.partitions
+    places = SQL("(VALUES {}) AS place (of_topic, number, its_epoch, low, high)").format(
+        SQL(", ").join(
+            SQL("({}, {}, {}, {}::int8, {}::int8)").format(*map(Literal, place[1:]))
+            for place in group.partitions
+        )
     )
-    mine = SQL("grp = {} AND log_id = {}::uuid AND (topic_id, partition, epoch) IN ({})").format(
-        Literal(group.name), Literal(group.log_id), places
+    of_group = SQL("grp = {} AND log_id = {}::uuid").format(
+        Literal(group.name), Literal(group.log_id)
     )
+    here = SQL("of_topic = topic_id AND number = partition AND its_epoch = epoch")
+    mine = SQL('{} AND EXISTS (SELECT FROM {} WHERE {} AND "offset" >= low AND "offset" < high)')
     names = {place.topic_id: place.topic for place in group.partitions}
     topic = SQL("CASE topic_id {} END").format(
         SQL(" ").join(
@@ -120,12 +144,16 @@ def inbox_ranges(
         "lower": Identifier("offset"),
         "upper": SQL('"offset" + 1'),
     }
-    recent = table_frame(spark, snapshot, RECENT, columns, schema, mine)
+    recent = table_frame(
+        spark, snapshot, RECENT, columns, schema, mine.format(of_group, places, here)
+    )
     folded = SQL(
         "SELECT {}, partition, lower(r), upper(r)"
-        " FROM public.txmq_inbox, unnest(applied) r WHERE {}"
+        " FROM public.txmq_inbox, {}, unnest(applied * int8multirange(int8range(low, high))) r"
+        " WHERE {} AND {}"
     )
-    return recent.union(query_frame(spark, snapshot, [folded.format(topic, mine)], schema))
+    query = folded.format(topic, places, of_group, here)
+    return recent.union(query_frame(spark, snapshot, [query], schema))
 
 
 def decided_tokens(spark: SparkSession, snapshot: DatabaseSnapshot, log_id: str) -> DataFrame:

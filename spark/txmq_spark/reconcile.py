@@ -136,9 +136,10 @@ def _fix_inputs(
         )
     ends = {topic: tuple(link.published_ends(topic)) for topic in sorted(topics)}
     places = tuple(
-        GroupPartition(*(position[name] for name in GroupPartition._fields))
+        place
         for position in shown["positions"]
         if position["topic"] in topics
+        for place in GroupPartition.of(position)
     )
     return _Inputs(link, snapshot, GroupIdentity(options.group, link.log_id, places), ends)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from psycopg2.sql import SQL, Identifier
@@ -153,6 +153,11 @@ def test_the_inbox_is_its_rows_and_its_ranges(
         claim(cursor, {here: [12, 20]})
     with open_snapshot(database) as taken:
         found = {tuple(row) for row in inbox_ranges(spark, taken, GROUP).collect()}
+        place: dict[str, Any] = {"topic": "orders", "topic_id": 7, "partition": 1, "epoch": 5}
+        place |= {"epochs": [[0, 0], [13, 5]]}
+        parts = GROUP._replace(partitions=tuple(GroupPartition.of(place)))
+        before = {tuple(row) for row in inbox_ranges(spark, taken, parts).collect()}
+    assert before == {("orders", 1, 0, 10), ("orders", 1, 12, 13)}, "of epoch 5 there is nothing"
     assert found == {("orders", 1, 0, 10), ("orders", 1, 12, 13), ("orders", 1, 20, 21)}
 
 

@@ -57,10 +57,12 @@ def adopt(
     with _open_database(dsn) as connection:
         for place in shown["positions"]:
             if place["topic"] == topic:
-                identity = (place["topic_id"], place["partition"], place["epoch"])
-                position = Position(group, log_id, *identity)
-                found = inbox_names.adopt(connection, position, topic)
-                adopted.append({"partition": place["partition"], "result": found.value})
+                # a broker of an older version tells the present epoch only
+                for _offset, epoch in place.get("epochs", [(0, place["epoch"])]):
+                    identity = (place["topic_id"], place["partition"], epoch)
+                    position = Position(group, log_id, *identity)
+                    found = inbox_names.adopt(connection, position, topic)
+                    adopted.append({"partition": place["partition"], "result": found.value})
     session.out.show({"group": group, "topic": topic, "partitions": adopted})
 
 

@@ -13,7 +13,7 @@ from txmq.core.consumers.stall_reasons import StallContext
 from txmq.core.events.outcome import Rejected
 from txmq.core.state import visibility
 from txmq.core.state.consumer_groups import FenceState
-from txmq.core.state.restores import epoch_of
+from txmq.core.state.restores import all_epochs, epoch_of
 from txmq.core.state.state import State
 from txmq.core.steps import run_to_end
 from txmq.errors import UnknownMember
@@ -190,6 +190,7 @@ def _position(
         "topic_id": tp[0],
         "partition": tp[1],
         "epoch": epoch_of(state, group, tp),
+        "epochs": all_epochs(state, group, tp),
         "floor": position.floor,
         "cursor": position.cursor,
         "end": visibility.visible_end(state, *tp, context.durable),

@@ -39,6 +39,12 @@ def epoch_start(state: State, group: ConsumerGroup, tp: TopicPartition) -> int:
     return steps[-1][0] if steps else 0
 
 
+def all_epochs(state: State, group: ConsumerGroup, tp: TopicPartition) -> EpochSteps:
+    """Return the offsets at which epochs of a partition begin, from offset 0 on."""
+    steps = epoch_steps(state, group, tp)
+    return steps if steps and not steps[0][0] else ((0, group.first_epoch), *steps)
+
+
 def is_lost(state: State, tp: TopicPartition, offset: int, epoch: int) -> bool:
     """Return whether the message of an earlier epoch at an offset is of a lost part, so
     that the log has another one there. `epoch` 0 = unknown, and then it may be.
