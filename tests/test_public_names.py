@@ -19,6 +19,7 @@ from twisted.internet.task import Clock
 import txmq
 import txmq.twisted
 from txmq.client.protocol.consumer.settings import ConsumerOptions
+from txmq.client.protocol.letters import LetterOptions
 from txmq.client.protocol.sender.rows import Fields
 from txmq.client.protocol.settings import Options
 from txmq.client.protocol.transaction.options import TransactionOptions, XaOptions
@@ -59,6 +60,7 @@ CALLS = {
         "xa": "*connections **XaOptions",
         "register_checker": "name checker",
         "find": "topic message_id key partition offset start end",
+        "letters": "group saved bodies **LetterOptions",
         "recall": "message",
         "call": "name **args",
         "close": "",
@@ -123,6 +125,10 @@ FIELDS = {
     ),
     TransactionOptions: "timeout check_after on_unavailable",
     XaOptions: "timeout check_after node",
+    LetterOptions: (
+        "states topic key error_type fingerprint text header min_attempts max_attempts "
+        "died_from died_before"
+    ),
     ConsumerOptions: (
         "mode tags selector start on_exhausted on_failure retry member static strategy "
         "consume_timeout_s"
@@ -144,12 +150,13 @@ ONE_BY_ONE = [
 ANNOTATIONS = {
     txmq: (
         "Client Cluster Consumer Consumers Reader Readers Transaction HalfTransaction "
-        "XaTransaction XaResource Job Half HalfMessage FoundMessage StoredBatch Message "
+        "XaTransaction XaResource Job Half HalfMessage DeadLetter FoundMessage StoredBatch Message "
         "Receipt ReceivedMessage ReceivedBatch Decision RetryPolicy OffsetStore FileOffsets"
     ),
     txmq.twisted: (
         "Client Cluster Consumer Consumers Reader Readers Transaction ThreadedTransaction "
-        "ThreadedHalf ThreadedXa Found Half HalfMessage FoundMessage StoredBatch ReceivedBatch"
+        "ThreadedHalf ThreadedXa Found Half HalfMessage DeadLetter FoundMessage StoredBatch "
+        "ReceivedBatch"
     ),
 }
 

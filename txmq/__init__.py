@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from txmq.client.blocking.transaction.xa import XaTransaction
     from txmq.client.blocking.transaction.xa_resource import XaResource
     from txmq.client.protocol.consumer.fetched import ReceivedBatch
+    from txmq.client.protocol.letters import DeadLetter
     from txmq.client.protocol.message_search import FoundMessage
     from txmq.client.protocol.offsets import FileOffsets, OffsetStore
     from txmq.client.protocol.sender.batches import StoredBatch
@@ -49,6 +50,7 @@ __all__ = [
     "Cluster",
     "Consumer",
     "Consumers",
+    "DeadLetter",
     "Decision",
     "FileOffsets",
     "FoundMessage",
@@ -80,6 +82,7 @@ _LAZY = {
     "Cluster": "txmq.client.blocking.cluster",
     "Consumer": "txmq.client.blocking.consumer.consumer",
     "Consumers": "txmq.client.blocking.consumer.consumer",
+    "DeadLetter": "txmq.client.protocol.letters",
     "FileOffsets": "txmq.client.protocol.offsets",
     "FoundMessage": "txmq.client.protocol.message_search",
     "Half": "txmq.client.blocking.transaction.checkers",

@@ -29,6 +29,7 @@ from typing import Unpack, overload
 
 from txmq.client.blocking.transaction.checkers import Half
 from txmq.client.protocol.consumer.fetched import ReceivedBatch
+from txmq.client.protocol.letters import DeadLetter
 from txmq.client.protocol.message_search import FoundMessage
 from txmq.client.protocol.sender.batches import StoredBatch
 from txmq.client.protocol.settings import ClientSettings, Options
@@ -52,6 +53,7 @@ __all__ = [
     "Cluster",
     "Consumer",
     "Consumers",
+    "DeadLetter",
     "Found",
     "FoundMessage",
     "Half",

@@ -22,6 +22,7 @@ from txmq.client.blocking.transaction.checkers import Checker
 from txmq.client.blocking.transaction.half import HalfTransaction
 from txmq.client.blocking.transaction.transaction import Transaction
 from txmq.client.protocol.consumer.settings import ConsumerOptions
+from txmq.client.protocol.letters import DeadLetter, LetterOptions
 from txmq.client.protocol.message_search import FoundMessage
 from txmq.client.protocol.offsets import OffsetStore
 from txmq.client.protocol.reader import ReaderStart
@@ -41,7 +42,7 @@ from txmq.client.protocol.sender.rows import Fields, check_columns, checked_mess
 from txmq.client.protocol.settings import CLOSE_S, ClientSettings
 from txmq.client.protocol.transaction.half_message import HalfMessage
 from txmq.client.protocol.transaction.options import CHECK_AFTER_S, TransactionOptions, XaOptions
-from txmq.errors import TxmqError, UnknownTopic
+from txmq.errors import TxmqError, UnknownGroup, UnknownTopic
 from txmq.model.message import Message, Receipt
 
 if TYPE_CHECKING:  # psycopg2 is for programs that have a database
@@ -371,6 +372,29 @@ class Cluster:
         readers = Readers(self._cores, name, names, offsets, start)
         open_reader(readers)
         return readers
+
+    def letters(
+        self,
+        group: str,
+        *,
+        saved: str | None = None,
+        bodies: bool = False,
+        **selection: Unpack[LetterOptions],
+    ) -> Iterator[DeadLetter]:
+        """Select the dead letters of a consumer group, one broker after the other.
+
+        See `Client.letters`. Raises UnknownGroup or UnknownTopic where no broker has
+        one, and BrokerUnavailable where one of them is away, after the letters of those
+        before.
+        """
+        unknown = list[UnknownGroup | UnknownTopic]()
+        for client in self.clients:
+            try:
+                yield from client.letters(group, saved=saved, bodies=bodies, **selection)
+            except (UnknownGroup, UnknownTopic) as error:
+                unknown.append(error)
+        if len(unknown) == len(self.clients):
+            raise unknown[0]
 
     def find(
         self,

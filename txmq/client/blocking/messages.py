@@ -1,11 +1,12 @@
-"""Calls of the blocking client that concern single messages: find and recall."""
+"""Calls of the blocking client that concern single messages: find, recall, letters."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
+from txmq.client.protocol.letters import DeadLetter, LetterOptions, LetterSearch
 from txmq.client.protocol.message_search import FoundMessage, MessageSearch, message_id_of
 from txmq.model.message import Receipt
 
@@ -49,3 +50,23 @@ class BlockingMessageCalls:
         search = MessageSearch(topic, message_id, key, partition, offset, start, end)
         while (asked := search.next_call()) is not None:
             yield from search.read_reply(self.call(asked[0], **asked[1]))
+
+    def letters(
+        self: ControlCalls,
+        group: str,
+        *,
+        saved: str | None = None,
+        bodies: bool = False,
+        **selection: Unpack[LetterOptions],
+    ) -> Iterator[DeadLetter]:
+        """Select the dead letters of a consumer group, page by page, in the order of
+        their deaths.
+
+        The letters have all properties in `selection`, or those of the selection that
+        was `saved` by its name; by default they are the open ones. Those that die after
+        the first page are left out. Raises UnknownGroup, UnknownTopic, and the errors
+        of a call.
+        """
+        search = LetterSearch(group, saved, selection, bodies=bodies)
+        while (args := search.next_args()) is not None:
+            yield from search.read(self.call("dlq.list", **args))

@@ -14,6 +14,7 @@ from txmq.client.blocking.core import core_of
 from txmq.client.blocking.transaction.begin import begin, begin_xa
 from txmq.client.blocking.transaction.transaction import Transaction as BlockingTransaction
 from txmq.client.protocol.consumer.settings import ConsumerOptions
+from txmq.client.protocol.letters import DeadLetter, LetterOptions
 from txmq.client.protocol.message_search import FoundMessage
 from txmq.client.protocol.offsets import OffsetStore
 from txmq.client.protocol.reader import ReaderStart
@@ -45,7 +46,7 @@ from txmq.client.twisted.threaded_transaction import (
     threaded,
 )
 from txmq.client.twisted.transaction import ClusterTransaction, Transaction
-from txmq.errors import TxmqError, UnknownTopic
+from txmq.errors import TxmqError, UnknownGroup, UnknownTopic
 from txmq.model.message import Message, Receipt
 
 if TYPE_CHECKING:  # psycopg2 is for programs that have a database
@@ -378,6 +379,28 @@ class Cluster(AsyncCloseable):
             return await self.clients[broker].read(topic, number, offset, wait=wait)
 
         return _start(read())
+
+    async def letters(
+        self,
+        group: str,
+        *,
+        saved: str | None = None,
+        bodies: bool = False,
+        **selection: Unpack[LetterOptions],
+    ) -> AsyncIterator[DeadLetter]:
+        """Select the dead letters of a consumer group, one broker after the other.
+
+        See `letters` of the blocking Cluster.
+        """
+        unknown = list[UnknownGroup | UnknownTopic]()
+        for client in self.clients:
+            try:
+                async for letter in client.letters(group, saved=saved, bodies=bodies, **selection):
+                    yield letter
+            except (UnknownGroup, UnknownTopic) as error:
+                unknown.append(error)
+        if len(unknown) == len(self.clients):
+            raise unknown[0]
 
     async def find(
         self,

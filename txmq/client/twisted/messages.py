@@ -9,6 +9,7 @@ from typing import Any, Protocol, Unpack
 from twisted.internet.defer import Deferred
 
 from txmq.client.blocking.core import core_of
+from txmq.client.protocol.letters import DeadLetter, LetterOptions, LetterSearch
 from txmq.client.protocol.message_search import FoundMessage, MessageSearch, message_id_of
 from txmq.client.protocol.sender.rows import Fields
 from txmq.client.protocol.transaction.decision import is_published
@@ -56,6 +57,23 @@ class TwistedMessageCalls:
         while (call := search.next_call()) is not None:
             for found in search.read_reply(await self.call(call[0], **call[1])):
                 yield found
+
+    async def letters(
+        self: TwistedControlCalls,
+        group: str,
+        *,
+        saved: str | None = None,
+        bodies: bool = False,
+        **selection: Unpack[LetterOptions],
+    ) -> AsyncIterator[DeadLetter]:
+        """Select the dead letters of a consumer group, for `async for`.
+
+        The arguments and errors are those of the blocking client's `letters`.
+        """
+        search = LetterSearch(group, saved, selection, bodies=bodies)
+        while (args := search.next_args()) is not None:
+            for letter in search.read(await self.call("dlq.list", **args)):
+                yield letter
 
 
 class TwistedHalfCalls:
