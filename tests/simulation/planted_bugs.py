@@ -24,6 +24,7 @@ from tests.simulation import (
     operators,
     remade_topic,
     simulated_broker,
+    store_consumers,
 )
 from txmq.broker.checkback import checkback_service
 from txmq.broker.engine.engine import Engine
@@ -31,6 +32,8 @@ from txmq.broker.reactor import steady_clock
 from txmq.broker.requests import bundles as bundle_requests
 from txmq.broker.requests import multi_request
 from txmq.broker.requests import sends as send_requests
+from txmq.client.blocking.consumer import local_stores
+from txmq.client.protocol.consumer import local_recovery
 from txmq.client.protocol.consumer.fetched import DUPLICATE
 from txmq.client.protocol.consumer.local_queue import LocalQueue
 from txmq.client.protocol.consumer.membership import Membership
@@ -48,6 +51,7 @@ from txmq.core.transactions import batched, decisions, jobs, large_bundles, mode
 from txmq.core.transactions.decisions import DecideTransaction
 from txmq.model.bundle import BundleState
 from txmq.model.message import Decision
+from txmq.recover.local_store import Change, State
 from txmq.store.log.writer import Flush
 from txmq.store.snapshot import write_snapshot
 from txmq.wire.batched import pack_replies
@@ -112,11 +116,29 @@ _scan, _start_pieces = delayed.scan, decisions._start_pieces
 _publish, _decide_job, _save = key_order.publish, jobs.decide_job, persistence.save
 _record_answer = checkback_service.CheckBackService.record_answer
 _begin_reset, _mark_deleted = resets._begin, GroupRegistry.mark_deleted
-_delivery = LocalQueue.delivery
+_delivery, _put = LocalQueue.delivery, store_consumers.ModelStore.put
 
 
 def _delivery_but_no_duplicate(self: Any, place: Any, state: int, lease: int = 0) -> Any:
     return None if state == DUPLICATE else _delivery(self, place, state, lease)
+
+
+def _put_without_sync(self: Any, messages: Any) -> None:
+    disk = self._disk
+    with patch.object(disk, "sync", lambda: None):
+        _put(self, messages)
+
+
+def _count_nothing(_self: Any, message: Any, _job: Any) -> Change:
+    return Change(message.place, State.STORED, message.attempt, 0)
+
+
+def _all_as_heads(self: Any) -> list[Any]:
+    return [row for row in self._disk.rows.values() if row.entry.state is State.STORED]
+
+
+def _forget_all(_self: Any, store: Any, entry: Any, _word: str) -> None:
+    store.job.forget.append(entry.place)
 
 
 class _DeliveredAtOnce(deque[Any]):
@@ -533,6 +555,36 @@ BUGS = (
         "retries do not go back with the time",
         around=_in_every_seed(
             machine_clock, _patching(waiting_times, "set_back", lambda *_args: None)
+        ),
+    ),
+    Bug(
+        "a failed message is told of before it is on disk",
+        around=_in_every_seed(
+            store_consumers, _patching(store_consumers.ModelStore, "put", _put_without_sync)
+        ),
+    ),
+    Bug(
+        "a stored message is acked before its effect",
+        around=_in_every_seed(
+            store_consumers, _patching(store_consumers.StoreConsumer, "acks_first", True)
+        ),
+    ),
+    Bug(
+        "attempts at stored messages are not counted",
+        around=_in_every_seed(
+            store_consumers, _patching(local_stores.LocalStores, "_count", _count_nothing)
+        ),
+    ),
+    Bug(
+        "followers overtake a stored message",
+        around=_in_every_seed(
+            store_consumers, _patching(store_consumers.ModelStore, "_heads", _all_as_heads)
+        ),
+    ),
+    Bug(
+        "a store forgets what the broker has it keep",
+        around=_in_every_seed(
+            store_consumers, _patching(local_recovery.LocalRecovery, "_judge", _forget_all)
         ),
     ),
 )

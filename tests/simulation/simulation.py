@@ -24,6 +24,7 @@ from tests.simulation import (
     operators,
     remade_topic,
     services,
+    store_consumers,
     xa,
 )
 from tests.simulation.history import InvariantBroken, SimulationHistory
@@ -132,6 +133,12 @@ class Simulation:
                 self._run_throughout(member.run())
             operator = inbox_consumers.InboxOperator(self.world, "io", self._inbox)
             self._run_to_end(operator.run())
+
+        if Random(self._seed + 0.375).random() < store_consumers.SHARE:
+            effects = store_consumers.EffectsOfStores()
+            for name in store_consumers.MEMBERS:
+                self._run_throughout(store_consumers.StoreConsumer(self.world, name, effects).run())
+            self._run_throughout(store_consumers.StoreOperator(self.world, "so", effects).run())
 
     def _start_xa(self) -> None:
         for actor in (
@@ -276,6 +283,9 @@ class Simulation:
             ) + 10 * (len(state.topics[actors.TOPIC].end_offsets) - len(group.positions))
             left[f"{group.name} moved"] = (
                 sum(group.retrying.values()) + group.letters + sum(map(len, group.fences.values()))
+            )
+            left[f"{group.name} at consumers"] = sum(
+                store.messages for store in group.stores.values()
             )
             left[f"{group.name} leased"] = len(group.leased_rows) + len(group.leases)
         return left

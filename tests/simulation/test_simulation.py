@@ -52,6 +52,7 @@ LEAST_PER_SEED = {
     "clocks confirmed": 0.02,
     "nacks refused": 0.3,
     "topics remade": 0.1,
+    "stored retried": 0.05,
 }  # on average; a count below it means that seeds no longer test this
 
 

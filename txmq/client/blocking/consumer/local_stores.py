@@ -154,7 +154,8 @@ class LocalStores:
         if job.forget:
             store.forget(job.forget)
         if job.unknown:
-            store.forget(job.unknown)
+            moved_to = store.quarantine(job.unknown, "the broker does not know them")
+            log.warning("local_store.quarantined", topic=job.topic, moved_to=moved_to)
 
     def _put(self, store: LocalStore, result: JobResult) -> set[object]:
         """Put messages. Return the places of those that do not fit."""

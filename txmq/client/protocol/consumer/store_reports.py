@@ -152,4 +152,7 @@ def entry_args(topic: str, entry: Entry) -> list[object]:
     failure = entry.failure
     error = [failure.type, failure.text, failure.fingerprint] if any(failure[:3]) else None
     state = entry.state.name.lower()
-    return [topic, *entry.place, state, entry.attempt, entry.due, error, entry.generation]
+    return [
+        *(topic, *entry.place, state, entry.attempt, entry.due, error),
+        *(entry.generation, entry.epoch),
+    ]
