@@ -16,9 +16,12 @@ from typing import Any
 import pytest
 
 from tests.recover.local_store.harness import (
+    PATH,
+    SIZES,
     STUCK,
     History,
     Life,
+    SimIndex,
     check_power_cuts,
     check_recovery,
     new_disk,
@@ -26,6 +29,7 @@ from tests.recover.local_store.harness import (
     run_life,
     steps_done,
 )
+from tests.recover.local_store.stores import FAILURE, message, place
 from txmq.errors import DiskFull, StoreClosed, StoreError
 from txmq.recover.local_store import Change, State
 from txmq.recover.local_store.compaction import Compaction
@@ -163,6 +167,44 @@ def test_a_full_disk_takes_outcomes_only_until_there_is_space() -> None:
 def put_much(life: Life) -> None:
     for _ in range(100):
         life.put()
+
+
+def test_a_store_opens_on_a_full_disk_and_takes_outcomes() -> None:
+    disk = new_disk(capacity=1 << 20)
+    history = History()
+    store, _ = open_sim(disk, history.index)
+    life = Life(store, history, 0)
+    for _ in range(8):
+        life.put()
+    store.close()
+    disk = disk.restart()
+    disk.capacity = disk.space("/").size - disk.space("/").free  # others took what was left
+    store, _ = open_sim(disk, history.index)
+    life = Life(store, history, 0)
+    while due := store.due(STUCK - 1, 10):
+        life.settle([Change(one.place, State.ACKED, 1, 0) for one in due])
+    assert store.stats().disk_full
+    assert store.stats().messages == 2  # those that are stuck
+    store.close()
+    check_recovery(disk.restart().copy(), history)
+
+
+def test_a_stuck_message_does_not_keep_the_log_from_getting_smaller() -> None:
+    disk = new_disk()
+    store, _ = open_sim(disk, SimIndex())
+    store.put([(message(1, "stuck", body=b"x" * 300), STUCK, FAILURE)])
+    largest = 0
+    for offset in range(100, 800):
+        store.put([(message(offset, body=b"y" * 300), 0, FAILURE)])
+        store.record([Change(place(offset), State.ACKED, 1, 0)])
+        store.forget([place(offset)])
+        largest = max(largest, store.stats().disk_bytes)
+    assert store._log.end > 300_000
+    assert largest < 4 * SIZES.segment + SIZES.behind + 2_000
+    assert store.due(STUCK, 9) == [message(1, "stuck", body=b"x" * 300)]
+    files = disk.listdir(f"{PATH}/log")
+    assert len(files) <= 8, files
+    store.close()
 
 
 def ack_before_fsync(monkeypatch: pytest.MonkeyPatch) -> None:

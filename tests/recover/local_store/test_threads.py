@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
+import warnings
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -132,4 +134,22 @@ def test_whoever_waits_learns_that_the_store_was_closed(
     store, _ = open_store(tmp_path, now=Clock())
     assert isinstance(store, LocalStore)
     assert store.stats().messages == 2
+    store.close()
+
+
+def test_a_forked_process_does_not_write_into_the_store_of_its_parent(tmp_path: Path) -> None:
+    store, _ = open_store(tmp_path)
+    store.put([stored(1)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # threads of other tests
+        child = os.fork()
+    if not child:
+        try:
+            store.put([stored(2)])
+        except StoreClosed as error:
+            os._exit(7 if "belongs to process" in error.message else 8)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    store.put([stored(3)])
+    assert offsets(store.due(FOREVER, 9)) == [1, 3]
     store.close()

@@ -12,6 +12,7 @@ is taken until there is space for another one.
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
@@ -50,6 +51,7 @@ class GroupCommit:
         self.visible = log.end
         self._fs, self._path, self._ballast = fs, path, ballast
         self._changed, self._now = changed, now
+        self._pid = os.getpid()
         self._writing = False
         self._unwritten: Flush | None = None  # for lack of space
 
@@ -59,7 +61,12 @@ class GroupCommit:
         return self.log.read_only or self._ballast.needed
 
     def require_open(self) -> None:
-        """Raise StoreClosed after a failure, or after `fail`."""
+        """Raise StoreClosed after a failure, after `fail`, and in a forked process."""
+        if os.getpid() != self._pid:
+            raise StoreClosed(
+                f"{self._path}: the local store belongs to process {self._pid}",
+                hint="open one after the fork, in a directory of its own",
+            )
         if self.failure:
             raise StoreClosed(
                 f"{self._path}: the local store {self.failure}",

@@ -126,10 +126,14 @@ class _Opener:
     def open(self, discard: str) -> Opened:
         self._fs.makedirs(f"{self._path}/log")
         crashpoint("local_store.before_log")
-        ballast = self._make_ballast()
+        ballast = Ballast(self._fs, self._path, self._sizes.ballast)
         while True:
             try:
-                return self._attempt(discard, ballast)
+                opened = self._attempt(discard, ballast)
+                if ballast.needed:
+                    with suppress(DiskFull):  # nothing new is taken until there is space
+                        ballast.create()
+                return opened
             except IndexDamaged as error:
                 if discard:
                     raise
@@ -166,13 +170,6 @@ class _Opener:
             tuple(self._unnamed),
         )
         return Opened(self._identity, log, index, state, ballast, found)
-
-    def _make_ballast(self) -> Ballast:
-        ballast = Ballast(self._fs, self._path, self._sizes.ballast)
-        if ballast.needed:
-            with suppress(DiskFull):  # nothing new is taken until there is space
-                ballast.create()
-        return ballast
 
     def _first_segment(self) -> Segment | None:
         return next(iter(list_segments(self._fs, self._path)), None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
 from threading import Condition, Lock
 from typing import TYPE_CHECKING, Self
@@ -53,6 +53,7 @@ from txmq.recover.local_store.values import (
     StoreReport,
     StoreStats,
 )
+from txmq.store.ballast import Ballast
 from txmq.store.filesystem import RealFileSystem
 from txmq.store.log.log import lock_directory
 from txmq.store.tables import IndexDamaged
@@ -150,7 +151,29 @@ class LocalStore:
         sizes: Sizes,
         now: Callable[[], int],
     ) -> tuple[Self, StoreReport]:
-        """Open the store in the directory `path`, which may be a simulated one."""
+        """Open the store in the directory `path`, which may be a simulated one.
+
+        On a full disk the ballast makes room.
+        """
+        try:
+            return cls._open_at(fs, path, owner, limits, open_index, sizes=sizes, now=now)
+        except DiskFull:
+            if not Ballast(fs, path, sizes.ballast).release():
+                raise
+            return cls._open_at(fs, path, owner, limits, open_index, sizes=sizes, now=now)
+
+    @classmethod
+    def _open_at(
+        cls,
+        fs: FileSystem,
+        path: str,
+        owner: StoreOwner,
+        limits: StoreLimits,
+        open_index: OpenIndex,
+        *,
+        sizes: Sizes,
+        now: Callable[[], int],
+    ) -> tuple[Self, StoreReport]:
         lock = _lock(fs, path)
         try:
             opened = open_parts(fs, path, owner, lock, open_index, sizes=sizes, now=now)
@@ -357,19 +380,18 @@ class LocalStore:
                 ) from error
 
     def _close_files(self, *, sound: bool) -> None:
-        try:
+        with ExitStack() as closing:  # whatever fails, the rest is closed, the lock last
+            closing.callback(self._file_lock.release)
+            closing.callback(self._log.close)
+            if sound:
+                closing.callback(self._open_index.seal)
+            elif self._index_is_damaged:
+                closing.callback(self._open_index.discard)
+            closing.callback(self._index.close)
             if sound:
                 with suppress(StoreError):  # the log has it
                     self._freeze_index()
                     self._write_index()
-        finally:
-            self._index.close()
-            if self._index_is_damaged:
-                self._open_index.discard()
-            elif sound:
-                self._open_index.seal()
-            self._log.close()
-            self._file_lock.release()
 
     def _begin_change(self) -> None:
         """Wait for readers, so that they come to an end; require an open store."""
