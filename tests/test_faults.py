@@ -384,6 +384,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_damaged_backup_is_refused_before_anything_is_written",
         "test_a_damaged_segment_of_a_backup_is_copied_again",
         "test_a_damaged_backup_is_found_by_verify",
+        "test_a_file_of_a_backup_that_is_none_is_refused",
     ),
     158: (
         "test_a_broker_removes_no_segment_that_a_backup_reads",

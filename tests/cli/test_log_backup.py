@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -282,3 +283,20 @@ def test_a_broker_of_another_machine_is_not_backed_up(data: Path, tmp_path: Path
         reply = held_reply(data, 0) | {"data": str(elsewhere)}
         with pytest.raises(BackupMismatch, match="on the machine of the broker"):
             RunningLog(RealFileSystem(), ScriptedClient([reply])).hold(0)
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo", "directory"])
+def test_a_file_of_a_backup_that_is_none_is_refused(data: Path, tmp_path: Path, kind: str) -> None:
+    backup = tmp_path / "backup"
+    back_up(data, backup)
+    segment = min((backup / "log").iterdir())
+    content = segment.rename(tmp_path / "content")
+    if kind == "link":
+        segment.symlink_to(content)
+    elif kind == "fifo":
+        os.mkfifo(segment)
+    else:
+        segment.mkdir()
+    result = run("log", "restore", str(backup), "--data", str(tmp_path / "new"), "--json")
+    assert json.loads(result.stderr)["error"] == "StoreError"
+    assert not (tmp_path / "new").exists()

@@ -32,6 +32,7 @@ from txmq.config.broker import BrokerSettings
 from txmq.errors import (
     BackupDamaged,
     BackupMismatch,
+    DirectoryInUse,
     RestoreUnfinished,
     StoreError,
     TxmqError,
@@ -475,6 +476,13 @@ def test_a_backup_of_something_else_is_refused(disk: Disk) -> None:
     fs.makedirs("/mnt/data/index")
     with pytest.raises(BackupMismatch, match="'index', which is not of a backup"):
         back_up(fs, HeldLog(fs, disk.durable), "/mnt/data", Unwatched())
+
+
+def test_two_backups_do_not_share_a_directory(disk: Disk) -> None:
+    fs = with_backup(disk)
+    fs.lock(f"{BACKUP}/lock")
+    with pytest.raises(DirectoryInUse):
+        run_backup(fs, disk.durable)
 
 
 def test_an_older_state_that_has_gone_on_is_refused(disk: Disk) -> None:

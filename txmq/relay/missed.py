@@ -84,7 +84,9 @@ def last_restore(core: BlockingCore) -> dict[str, Any] | None:
     """
     if core.incarnation is None:
         return None
-    restores: list[dict[str, Any]] = core.call("log.restores", {}, repeat=True)["restores"]
+    restores: list[dict[str, Any]] = core.call("log.restores", {"topics": False}, repeat=True)[
+        "restores"
+    ]
     return restores[-1]
 
 

@@ -22,13 +22,12 @@ from txmq.store.log.segment import HEADER_SIZE, log_directory
 from txmq.store.snapshot import RETAINED, snapshot_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from txmq.store.backup import Watch
     from txmq.store.backup_manifest import BackupFile, Manifest
     from txmq.store.filesystem import FileSystem
 
 MARK: Final = "restoring"
+_LAST: Final = 1 << 63
 OWN_NAMES: Final = {"lock", "lock.new", MARK, f"{MARK}.tmp", "log", "snapshot", "index"}
 
 
@@ -94,12 +93,13 @@ def find_point(fs: FileSystem, backup: str, manifest: Manifest, until: Until) ->
     wanted = manifest.end if until.position is None else until.position
     if not manifest.first < wanted <= manifest.end:
         raise _out_of_range(manifest, f"position {wanted}")
-    point = None
-    for found in _points_backwards(fs, backup, manifest, wanted):
-        late = until.time is not None and found.stored_at > until.time
-        if found.position <= wanted and not late:
-            point = found
-            break
+    latest = _LAST if until.time is None else until.time
+    found = (
+        _last_point(fs, f"{backup}/{file.name}", first, min(wanted, first + file.size), latest)
+        for first, file in reversed(manifest.segments)
+        if first < wanted
+    )
+    point = next(filter(None, found), None)
     if point is None or point.position < manifest.points_from:
         asked = f"position {wanted}" if until.time is None else f"time {until.time}"
         raise _out_of_range(manifest, asked)
@@ -114,24 +114,18 @@ def _out_of_range(manifest: Manifest, wanted: str) -> BackupMismatch:
     )
 
 
-def _points_backwards(
-    fs: FileSystem, backup: str, manifest: Manifest, end: int
-) -> Iterator[RestorePoint]:
-    """Yield the ends of the records of the segments that begin before `end`, the last
-    one first.
+def _last_point(
+    fs: FileSystem, path: str, first: int, end: int, latest: int
+) -> RestorePoint | None:
+    """Return the end of a segment's last record that was stored at the time `latest` or
+    before, and ends at `end` or before; None = there is none.
     """
-    for first, known in reversed(manifest.segments):
-        if first >= end:
-            continue
-        found: list[RestorePoint] = []
-        with closing(fs.open(f"{backup}/{known.name}")) as file:
-            bound = min(end, first + known.size)
-            found += [
-                RestorePoint(item.end, item.stored_at, item.boot_epoch)
-                for item in SegmentDecoder(file, first).scan(first + HEADER_SIZE, bound)
-                if isinstance(item, Record)
-            ]
-        yield from reversed(found)
+    point = None
+    with closing(fs.open(path)) as file:
+        for item in SegmentDecoder(file, first).scan(first + HEADER_SIZE, end):
+            if isinstance(item, Record) and item.stored_at <= latest:
+                point = RestorePoint(item.end, item.stored_at, item.boot_epoch)
+    return point
 
 
 def needed_files(manifest: Manifest, position: int) -> list[BackupFile]:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from txmq.broker.engine.engine import Engine
     from txmq.core.state.state import Restore
     from txmq.wire.calls import logs as wire
-    from txmq.wire.calls.arguments import NoArgs
 
 log = structlog.get_logger()
 
@@ -62,9 +61,8 @@ class LogCalls:
         self._holds.release(args.hold)
         call.answer({})
 
-    def restores(self, call: CallContext, args: NoArgs) -> None:
+    def restores(self, call: CallContext, args: wire.LogRestores) -> None:
         """Show the restores of the log, and the ends of the partitions at each."""
-        del args
         state = self._engine.state
         topics = [
             {
@@ -73,7 +71,7 @@ class LogCalls:
                 "deleted": topic.deleted,
                 "ends": [[epoch, list(ends)] for epoch, ends in topic.ends_at_restore],
             }
-            for topic in (state.topics_by_id.values() if state.restores else ())
+            for topic in (state.topics_by_id.values() if state.restores and args.topics else ())
         ]
         shown = [_view(one) for one in state.restores]
         log_id = str(self._engine.store.log_id)

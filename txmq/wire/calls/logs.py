@@ -23,6 +23,12 @@ class LogHold(LogRelease):
     position: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
 
 
+class LogRestores(Args):
+    """The restores of the log; with `topics`, also the ends of partitions at each."""
+
+    topics: bool = True
+
+
 class RestoreAccept(Args):
     """An operator's word that what the last restore lost has been dealt with."""
 

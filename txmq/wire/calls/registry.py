@@ -101,7 +101,7 @@ CALLS: dict[str, type[Args]] = {
     "message.find": messages.MessageFind,
     "log.hold": logs.LogHold,
     "log.release": logs.LogRelease,
-    "log.restores": NoArgs,
+    "log.restores": logs.LogRestores,
     "log.accept": logs.RestoreAccept,
     "broker.show": NoArgs,
     "broker.alarms": NoArgs,
