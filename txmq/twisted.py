@@ -32,7 +32,7 @@ from txmq.client.protocol.consumer.fetched import ReceivedBatch
 from txmq.client.protocol.letters import DeadLetter
 from txmq.client.protocol.message_search import FoundMessage
 from txmq.client.protocol.sender.batches import StoredBatch
-from txmq.client.protocol.settings import ClientSettings, Options
+from txmq.client.protocol.settings import ClientSettings, Options, refuse_spool
 from txmq.client.protocol.transaction.half_message import HalfMessage
 from txmq.client.twisted.client import Client, Found
 from txmq.client.twisted.cluster import Cluster
@@ -104,6 +104,7 @@ def connect(
     """
     settings = ClientSettings.of(service, **options)
     if not isinstance(url, str):
+        refuse_spool(settings)
         return Cluster(reactor, url, settings, partition_map)
     if partition_map is not None:
         raise ConfigError(
@@ -111,4 +112,8 @@ def connect(
             "a broker knows its own partitions",
             hint="leave it out, or give a sequence of URLs",
         )
-    return Client(TwistedCore(reactor, url, settings))
+    if settings.spool is None:
+        return Client(TwistedCore(reactor, url, settings))
+    from txmq.client.twisted.spooling import SpoolingClient  # noqa: PLC0415  # few need it
+
+    return SpoolingClient(reactor, url, settings)

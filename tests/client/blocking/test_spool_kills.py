@@ -11,8 +11,9 @@ from pathlib import Path
 from tests.client.real import RealBroker
 from txmq.client.blocking.client import Client
 from txmq.recover.spool import scan
+from txmq.recover.spool_drain import drain_spools
 from txmq.testing.forked import run_source
-from txmq.testing.processes import running
+from txmq.testing.processes import run_script, running
 from txmq.testing.wait import wait_until
 
 Connect = Callable[..., Client]
@@ -65,6 +66,17 @@ for point, pid in pids.items():
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -9, point
 """
 
+RETRY = """
+import os, sys
+from txmq.crashpoints import VARIABLE
+from txmq.recover.spool import retry_refused
+if not (pid := os.fork()):
+    os.environ[VARIABLE] = "spool.after_retry"
+    retry_refused(sys.argv[1])
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -9
+"""
+
 
 def learn_and_grow(
     connect: Connect, broker: RealBroker, root: Path, points: tuple[str, ...]
@@ -89,6 +101,15 @@ def check(broker: RealBroker, root: Path, point: str) -> None:
         assert own == sorted(own), f"{point}: order of the key {key}"
 
 
+def check_retry(broker: RealBroker, directory: Path) -> None:
+    """A refused message that is tried again stays one, whenever the process dies."""
+    run_script(RETRY, str(directory))
+    for _time in range(2):
+        result = drain_spools(broker.url, str(directory), timeout=DEADLINE_S, refused=True)
+        assert result == (0, 0, 1)
+    assert [message.body for message in scan(str(directory))] == [b"refused"]
+
+
 def test_a_process_killed_at_each_point_loses_and_doubles_nothing(
     own_broker: RealBroker, connect: Connect, tmp_path: Path
 ) -> None:
@@ -110,5 +131,6 @@ def test_a_process_killed_at_each_point_loses_and_doubles_nothing(
         client.close()
         refused[point] = [message.body for message in scan(str(root / point))]
         check(own_broker, root, point)
+    check_retry(own_broker, root / "spool.after_mark")
     gets_there = (*OFFLINE, "spool.before_remove")
     assert refused == {point: [] if point in gets_there else [b"refused"] for point in points}

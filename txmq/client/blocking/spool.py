@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import Protocol
 
+from txmq.client.protocol.conversation import client_closed
 from txmq.client.protocol.message_search import FoundMessage
 from txmq.client.protocol.sender.spool_chain import SpoolChain
 from txmq.errors import RequestRejected, RequestTimeout, TxmqError
@@ -47,13 +48,15 @@ class ClientSpool:
         """The time at which the oldest of them was stored here, in microseconds; 0 =
         none.
         """
+        if self._chain.closed:
+            return 0
         times = [at for spool in self._chain.spools if (at := spool.oldest_at)]
         return min(times, default=0)
 
     @property
     def refused(self) -> int:
         """Messages that the broker refused for good: `txmq recover` lists them."""
-        return sum(spool.refused for spool in self._chain.spools)
+        return self._chain.refused
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until everything is at the broker, or among the refused.
@@ -63,6 +66,7 @@ class ClientSpool:
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._chain.changed:
             while not self._chain.empty:
+                self._require_open()
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     raise _timeout(f"{self.waiting} messages still wait in the spool", timeout)
@@ -79,6 +83,7 @@ class ClientSpool:
             return receipt
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
+            self._require_open()
             found = self._search(receipt)
             if found is not None:
                 return found
@@ -87,6 +92,10 @@ class ClientSpool:
                 raise _timeout(f"message {receipt.message_id} is not at the broker yet", timeout)
             with self._chain.changed:
                 self._chain.changed.wait(SEARCH_EVERY_S if left is None else min(left, 0.25))
+
+    def _require_open(self) -> None:
+        if self._chain.closed:
+            raise client_closed()
 
     def _search(self, receipt: Receipt) -> Receipt | None:
         session, sequence = parse_message_id(receipt.message_id)

@@ -14,7 +14,7 @@ from txmq.client.blocking.sender.sender import CONNECT_S
 from txmq.client.blocking.spool import ClientSpool
 from txmq.client.blocking.spooling_core import SpoolingCore
 from txmq.client.protocol.sender.batches import StoredBatch
-from txmq.client.protocol.sender.rows import Fields, checked_messages, column_rows, micros_now
+from txmq.client.protocol.sender.rows import Fields, checked_messages, column_messages
 from txmq.errors import RequestTimeout, TxmqError
 from txmq.model.message import Message, Receipt, parse_message_id
 
@@ -82,11 +82,13 @@ class SpoolingClient(Client):
 
         With a spool this costs what `send_async` costs for each message.
         """
-        column_rows(bodies, keys, tags, micros_now())
-        none = [None] * len(bodies)
-        rows = zip(bodies, keys or none, tags or none, strict=True)
-        messages = [Message(body, key, tag) for body, key, tag in rows]
+        messages = column_messages(bodies, keys, tags)
         return list(stored_batches(self._send(topic, messages, partition, timeout)))
+
+    def send_message(self, topic: str, message: Message, partition: int | None) -> Future[Receipt]:
+        """Send a message and return the future of its receipt; see `send_async`."""
+        core = self._core
+        return core.sender.send(topic, message, partition, core.settings.timeout)
 
     def _send(
         self,

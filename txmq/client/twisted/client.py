@@ -18,6 +18,7 @@ from txmq.client.protocol.offsets import OffsetStore
 from txmq.client.protocol.reader import READ_BYTES, ReaderStart, decode_messages
 from txmq.client.protocol.sender.batches import StoredBatch
 from txmq.client.protocol.sender.rows import Fields, checked_messages, column_rows, micros_now
+from txmq.client.protocol.settings import no_spool
 from txmq.client.protocol.transaction.options import TransactionOptions, XaOptions
 from txmq.client.twisted.columns import send_columns
 from txmq.client.twisted.consumer.consumer import Consumer, join_group
@@ -42,6 +43,7 @@ from txmq.wire.data_requests import Opcode, Read, pack_read
 if TYPE_CHECKING:  # psycopg2 is for programs that have a database
     from uuid import UUID
 
+    from txmq.client.twisted.spooling import TwistedSpool
     from txmq.tx.postgres.session import Connection
 
 T = TypeVar("T")
@@ -70,6 +72,14 @@ class Client(TwistedMessageCalls, TwistedHalfCalls, AsyncCloseable):
         self._core = core
         self._consumers = WeakSet[Consumer]()
         self._readers = WeakSet[Reader]()
+
+    @property
+    def spool(self) -> TwistedSpool:
+        """The messages on local disk of a client made with `spool=`.
+
+        Raises ConfigError for any other client.
+        """
+        raise no_spool()
 
     def send(
         self, topic: str, body: bytes, *, partition: int | None = None, **fields: Unpack[Fields]
@@ -269,7 +279,7 @@ class Client(TwistedMessageCalls, TwistedHalfCalls, AsyncCloseable):
                 refused.outcome = "unknown"
             raise
         answers: list[tuple[bool, Any]] = await DeferredList(receipts, consumeErrors=True)
-        return _receipts_of(answers)
+        return receipts_of(answers)
 
     async def _read(self, wanted: Read) -> Found:
         longer = wanted.max_wait_ms / 1_000
@@ -291,7 +301,7 @@ def _start(work: Coroutine[Deferred[Any], Any, T]) -> Deferred[T]:
     return Deferred.fromCoroutine(work)
 
 
-def _receipts_of(answers: Sequence[tuple[bool, Any]]) -> list[Receipt]:
+def receipts_of(answers: Sequence[tuple[bool, Any]]) -> list[Receipt]:
     """Return the receipts. Raises an error if one is missing.
 
     Its outcome is unknown where other messages are stored.

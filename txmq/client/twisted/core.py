@@ -18,6 +18,7 @@ from txmq.client.protocol.conversation import (
     Payload,
     client_closed,
 )
+from txmq.client.protocol.identity import ProducerInstance
 from txmq.client.protocol.sender.multi_send import warn_of_unsent
 from txmq.client.protocol.sender.topics import TopicCache, TopicMetadata
 from txmq.client.protocol.settings import EXIT_S, ClientSettings
@@ -48,8 +49,12 @@ class TwistedCore:
         settings: ClientSettings,
         *,
         failover_after: float | None = None,
+        blocking_client: Callable[[TwistedCore], BlockingClient] | None = None,
     ) -> None:
-        """See TwistedSender for `failover_after`."""
+        """See TwistedSender for `failover_after`, and `blocking` for
+        `blocking_client`.
+        """
+        self._new_blocking = blocking_client or _blocking_client
         self.reactor, self.settings = reactor, settings
         self.threads = Threads(reactor, settings.connections)
         self.topics = TopicCache(self._described, settings.partitioner, settings.body_compression)
@@ -94,10 +99,15 @@ class TwistedCore:
         if self.closed:
             raise client_closed("txmq.twisted.connect")
         if self._blocking is None:
-            self._blocking = BlockingClient(
-                BlockingCore(self._url, self.settings, self._instance, self._log)
-            )
+            self._blocking = self._new_blocking(self)
         return self._blocking
+
+    @property
+    def identity(
+        self,
+    ) -> tuple[str, ClientSettings, ProducerInstance | None, LogIdentity]:
+        """URL, settings, instance and log of this client, for a blocking core."""
+        return self._url, self.settings, self._instance, self._log
 
     def new_connection(self) -> TwistedConnection:
         """Return a protocol for a new connection. Replies without a waiting caller go
@@ -232,3 +242,7 @@ class TwistedCore:
         if self._blocking is not None:
             await self.threads.run(self._blocking.close, self.settings.timeout)
         await self.threads.stop()
+
+
+def _blocking_client(core: TwistedCore) -> BlockingClient:
+    return BlockingClient(BlockingCore(*core.identity))

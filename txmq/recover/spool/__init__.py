@@ -5,7 +5,7 @@
 `records` and `refused` are what it has on disk, `view` reads it beside its owner.
 """
 
-from txmq.recover.spool.directory import KnownTopic, Opened, SpoolDirectory
+from txmq.recover.spool.directory import KnownTopic, Opened, SpoolDirectory, retry_refused
 from txmq.recover.spool.records import UNROUTED, SpooledBatch
 from txmq.recover.spool.refused import Refusal
 from txmq.recover.spool.spool import Spool, SpoolReport, ToSend
@@ -30,6 +30,7 @@ __all__ = [
     "SpooledMessage",
     "ToSend",
     "drop_refused",
+    "retry_refused",
     "scan",
     "spools_below",
 ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import NamedTuple
@@ -122,3 +123,17 @@ def _is_link(path: str) -> bool:
         return stat.S_ISLNK(os.lstat(path).st_mode)
     except OSError:
         return False
+
+
+def retry_refused(path: str, fs: FileSystem | None = None, now: int = 0) -> int:
+    """Have the refused messages of all spools without an owner sent again, and return
+    their number.
+    """
+    taken = 0
+    for opened in SpoolDirectory(path, fs).open_orphans(now):
+        if opened.spool is not None:
+            try:
+                taken += opened.spool.retry_refused(now or time.time_ns() // 1_000)
+            finally:
+                opened.spool.abandon()
+    return taken

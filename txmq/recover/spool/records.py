@@ -156,6 +156,11 @@ class Renewals:
         return with_producer(encoded, session, sequence)
 
 
+def retried_session(batch: SpooledBatch) -> bytes:
+    """Return the session in which a refused batch is sent again."""
+    return _derived(batch.session, batch.sequence, 0)
+
+
 def _derived(session: bytes, sequence: int, times: int) -> bytes:
     text = b"%s %d %d" % (session, sequence, times)
     return blake2b(text, digest_size=16, person=b"txmq.spool").digest()

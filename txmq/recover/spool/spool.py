@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Self
 from uuid import UUID
 
+from txmq.batch import with_producer
 from txmq.crashpoints import crashpoint
 from txmq.errors import CorruptRecord, DiskFull, StoreError
 from txmq.recover.spool.files import remove_tree
@@ -26,6 +27,7 @@ from txmq.recover.spool.records import (
     decode_record,
     encode_batch,
     encode_note,
+    retried_session,
 )
 from txmq.recover.spool.refused import (
     FOLDER,
@@ -33,6 +35,7 @@ from txmq.recover.spool.refused import (
     name_of,
     read_refused,
     refused_names,
+    remove_refused,
     write_refused,
 )
 from txmq.store.filesystem import FileLock, FileSystem
@@ -92,6 +95,7 @@ class Spool:
         self.drained = log.segments()[0].first
         self.waiting = 0
         self._load()
+        self.found_to = log.end  # the records before are those of earlier processes
 
     @classmethod
     def open(
@@ -246,6 +250,27 @@ class Spool:
         self._refused.add(name_of(batch))
         self.renew(batch, after=True)
 
+    def retry_refused(self, now: int) -> int:
+        """Have the refused batches sent again behind everything, and return the number
+        of their messages.
+
+        They get a session of their own each, because their old ones went on without
+        them: the same one in every copy.
+        """
+        taken = 0
+        waiting = {batch.session for some in self.read(self.drained) for batch in some.batches}
+        for batch, _refusal in list(read_refused(self._fs, self.path)):
+            name = name_of(batch)
+            encoded = with_producer(batch.encoded, retried_session(batch), 0)
+            if retried_session(batch) not in waiting:  # a process may have died here
+                self.stage([_restamped(batch, encoded)], now)
+                self.flush()
+            crashpoint("spool.after_retry")
+            remove_refused(self._fs, self.path, name)
+            self._refused.discard(name)
+            taken += batch.count
+        return taken
+
     def mark_drained(self, position: int, messages: int) -> None:
         """Note that everything before a position is drained. Durable some time later:
         the sequences make a repetition harmless.
@@ -318,6 +343,12 @@ class Spool:
             self._log.write(self._unwritten, sync=sync)
             self._log.complete(self._unwritten)
             self._unwritten = self._log.cut()
+
+
+def _restamped(batch: SpooledBatch, encoded: bytes) -> SpooledBatch:
+    return SpooledBatch.of(
+        batch.topic, batch.partition, batch.epoch, encoded, explicit=batch.explicit, doubtful=True
+    )
 
 
 def _open_log(

@@ -189,6 +189,7 @@ class Sender:
                 if connection := self._connect():
                     with connection, self._caller_io.io_lock:
                         self._converse(connection)
+            self._finish()
         except StoreError as error:  # of a spool: its disk has failed
             log.exception("pipeline.stopped", error=str(error))
             cause = error
@@ -202,6 +203,9 @@ class Sender:
             self._accumulator.close(cause)
             self.failed_at_end = self._in_flight.fail_all(cause)
             self._close_wakers()
+
+    def _finish(self) -> None:
+        """Do what is left to do before everything without an answer fails."""
 
     def _done(self) -> bool:
         return self._close_deadline is not None and (

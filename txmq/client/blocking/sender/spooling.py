@@ -123,6 +123,9 @@ class SpoolingSender(Sender):
             with suppress(StoreError):
                 self._chain.close()
 
+    def _finish(self) -> None:
+        self._store()  # what was not sent in time waits for the next process
+
     def _done(self) -> bool:
         if self._drain is None or self.offline or self._close_deadline is None:
             return super()._done()

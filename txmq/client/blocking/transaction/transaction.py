@@ -28,7 +28,7 @@ from txmq.client.protocol.sender.routing import Routing
 from txmq.client.protocol.sender.rows import Fields, column_rows, micros_now
 from txmq.client.protocol.transaction.lifecycle import Stage, wrong_stage
 from txmq.client.protocol.transaction.tokens import new_token
-from txmq.errors import LocalProtocolError, TransactionAborted, TxmqError
+from txmq.errors import BrokerUnavailable, LocalProtocolError, TransactionAborted, TxmqError
 from txmq.model.actions import BundleAction
 from txmq.model.decider import Decider, Participant
 from txmq.model.message import Message, Receipt
@@ -107,6 +107,13 @@ class TransactionAtBroker(TransactionOperations):
 
     def _require(self, stage: Stage) -> None:
         self._transaction._require(stage)  # noqa: SLF001
+
+
+# Of the error of a client with a spool.
+NO_SPOOL = (
+    "transactions do not use the spool: with a database, "
+    'transaction(connection, on_unavailable="outbox") lets their messages wait there'
+)
 
 
 class Transaction(TransactionOperations):
@@ -244,6 +251,8 @@ class Transaction(TransactionOperations):
             committed = None if failure.outcome == "unknown" else False
             if self._unrouted is not None:
                 self._unrouted.avoid_after(failure)
+            if isinstance(failure, BrokerUnavailable) and self._core.settings.spool is not None:
+                raise BrokerUnavailable(failure.message, hint=NO_SPOOL) from failure
             raise
         finally:
             self._stage = Stage.OVER

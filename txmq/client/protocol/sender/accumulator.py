@@ -382,7 +382,7 @@ class Accumulator:
         them.
         """
         topics = self._topics
-        metadata = topics.get(topic)
+        metadata = topics.for_send(topic)
         if partition is None and not key and not topics.has_partitioner:
             return topic, IN_TURN, metadata.epoch, False
         chosen = topics.choose_partition(metadata, key, partition)

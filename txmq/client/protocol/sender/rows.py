@@ -197,6 +197,16 @@ def column_rows(
     return ColumnRows(bodies, keys, tags, born_at)
 
 
+def column_messages(
+    bodies: Sequence[bytes], keys: Sequence[str | None] | None, tags: Sequence[str | None] | None
+) -> list[Message]:
+    """Return the rows of columns as messages. Raises as `check_columns`."""
+    check_columns(bodies, keys, tags)
+    none = [None] * len(bodies)
+    rows = zip(bodies, keys or none, tags or none, strict=True)
+    return [Message(body, key, tag) for body, key, tag in rows]
+
+
 def check_columns(
     bodies: Sequence[bytes], keys: Sequence[str | None] | None, tags: Sequence[str | None] | None
 ) -> None:

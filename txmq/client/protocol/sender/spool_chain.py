@@ -40,6 +40,8 @@ class SpoolChain:
         now = time.time_ns() // 1_000
         self.own = directory.open_new(service, log_id, now)
         self.changed = Condition()
+        self.closed = False
+        self._refused_before = 0  # in spools that are drained
         self._limit = limit
         self._others = self._taken(directory.open_orphans(now))
 
@@ -75,6 +77,11 @@ class SpoolChain:
         return sum(spool.waiting for spool in self.spools)
 
     @property
+    def refused(self) -> int:
+        """Messages that the broker refused for good."""
+        return self._refused_before + sum(spool.refused for spool in self.spools)
+
+    @property
     def size(self) -> int:
         """Bytes that they occupy."""
         return sum(spool.size for spool in self.spools)
@@ -104,6 +111,7 @@ class SpoolChain:
         """
         if self._others:
             drained, *self._others = self._others
+            self._refused_before += drained.refused
             drained.close()
         self.notify()
 
@@ -136,6 +144,7 @@ class SpoolChain:
 
     def close(self) -> None:
         """Release all spools; what waits stays for the next process."""
+        self.closed = True
         for spool in self.spools:
             spool.close()
         self.notify()

@@ -91,7 +91,6 @@ class SpoolDrain:
 
     def __init__(self, spool: Spool, topics: TopicCache) -> None:
         self._spool, self._topics = spool, topics
-        self._doubtful_before = spool.end  # another process may have sent these
         self._read_to = spool.drained
         self._records: Iterator[ToSend] = iter(())
         self._window: deque[_Entry] = deque()
@@ -103,6 +102,7 @@ class SpoolDrain:
         self._done_to = spool.drained
         self._refused_topics: dict[str, TxmqError] = {}
         self._pause = FIRST_PAUSE_S
+        self._warned: set[tuple[str, str]] = set()
         self.unknown_topics: set[str] = set()
         self.in_doubt: InDoubt | None = None
         self.halted: TxmqError | None = None
@@ -197,7 +197,7 @@ class SpoolDrain:
                     return False
             self._read_to = record.end
             for batch in record.batches:
-                doubtful = batch.doubtful or batch.position < self._doubtful_before
+                doubtful = batch.doubtful or batch.position < self._spool.found_to
                 self._window.append(_Entry(batch, doubtful))
             if record.batches:
                 return True
@@ -371,17 +371,17 @@ class SpoolDrain:
             type(error).__name__, error.message, now, "unknown" if unknown else "not done"
         )
         self._spool.refuse(head.batch, refusal)
-        log.warning(
-            "spool.refused",
-            topic=head.batch.topic,
-            messages=head.batch.count,
-            error=str(error),
-            outcome=refusal.outcome,
-            spool=self._spool.path,
-        )
+        self._warn(head.batch.topic, error)
         self._send_again()
         head.state = _State.DONE
         self._pop_done()
+
+    def _warn(self, topic: str, error: TxmqError) -> None:
+        """Log a refusal, once for each topic and kind of error."""
+        kind = (topic, type(error).__name__)
+        if kind not in self._warned:
+            self._warned.add(kind)
+            log.warning("spool.refused", topic=topic, error=str(error), spool=self._spool.path)
 
     def _send_again(self) -> None:
         """Have all batches without a receipt sent again, in their order."""

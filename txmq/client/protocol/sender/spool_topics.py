@@ -19,7 +19,7 @@ log = get_logger()
 
 
 class SpoolTopics(TopicCache):
-    """A cache of topics that falls back to what the directory of the spools has.
+    """A cache of topics that for sends falls back to what the spools' directory has.
 
     A topic that is not there either has no partitions: its messages are UNROUTED.
     `offline` tells whether the client has found no broker.
@@ -42,7 +42,7 @@ class SpoolTopics(TopicCache):
         """Keep the topics in that directory, and fall back to those in it."""
         self._directory, self._known = directory, directory.topics()
 
-    def get(self, topic: str) -> TopicMetadata:
+    def for_send(self, topic: str) -> TopicMetadata:
         """Return a topic from the cache, from the broker, or else as it was known last.
 
         Raises UnknownTopic, and other refusals.

@@ -70,6 +70,9 @@ class TopicCache:
         """
         return self._metadata.get(topic) or self.refresh(topic)
 
+    # What messages without a transaction are routed by: see SpoolTopics.
+    for_send = get
+
     def refresh(self, topic: str) -> TopicMetadata:
         """Return the topic as the broker describes it now.
 
