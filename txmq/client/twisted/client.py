@@ -43,7 +43,7 @@ from txmq.wire.data_requests import Opcode, Read, pack_read
 if TYPE_CHECKING:  # psycopg2 is for programs that have a database
     from uuid import UUID
 
-    from txmq.client.twisted.spooling import TwistedSpool
+    from txmq.client.twisted.spool import TwistedSpool
     from txmq.tx.postgres.session import Connection
 
 T = TypeVar("T")

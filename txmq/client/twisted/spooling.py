@@ -16,7 +16,6 @@ from typing import NamedTuple, Unpack
 from twisted.internet.defer import Deferred, DeferredList, succeed
 from twisted.python.failure import Failure
 
-from txmq.client.blocking.spool import ClientSpool
 from txmq.client.blocking.spooling_client import SpoolingClient as BlockingClient
 from txmq.client.blocking.spooling_client import stored_batches
 from txmq.client.blocking.spooling_core import SpoolingCore
@@ -27,6 +26,7 @@ from txmq.client.protocol.settings import EXIT_S, ClientSettings
 from txmq.client.twisted.client import Client, log_dropped, receipts_of
 from txmq.client.twisted.core import TwistedCore
 from txmq.client.twisted.protocols import Reactor
+from txmq.client.twisted.spool import TwistedSpool
 from txmq.client.twisted.threads import Threads
 from txmq.errors import TxmqError
 from txmq.model.message import Message, Receipt
@@ -39,43 +39,6 @@ class _Unsent(NamedTuple):
     message: Message
     partition: int | None
     receipt: Deferred[Receipt]
-
-
-class TwistedSpool:
-    """The messages of a client that wait on local disk; see `ClientSpool`."""
-
-    def __init__(self, spool: ClientSpool, threads: Threads) -> None:
-        self._spool, self._threads = spool, threads
-
-    @property
-    def waiting(self) -> int:
-        """Messages that wait for the broker."""
-        return self._spool.waiting
-
-    @property
-    def bytes(self) -> int:
-        """Bytes on disk that they occupy."""
-        return self._spool.bytes
-
-    @property
-    def oldest_at(self) -> int:
-        """The time at which the oldest of them was stored here, in microseconds; 0 =
-        none.
-        """
-        return self._spool.oldest_at
-
-    @property
-    def refused(self) -> int:
-        """Messages that the broker refused for good: `txmq recover` lists them."""
-        return self._spool.refused
-
-    def wait(self, timeout: float | None = None) -> Deferred[None]:
-        """Wait until everything is at the broker, or among the refused."""
-        return self._threads.run(self._spool.wait, timeout)
-
-    def place(self, receipt: Receipt, timeout: float | None = None) -> Deferred[Receipt]:
-        """Wait until a spooled message is at the broker, for its receipt there."""
-        return self._threads.run(self._spool.place, receipt, timeout)
 
 
 class SpoolingClient(Client):
