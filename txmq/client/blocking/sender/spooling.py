@@ -214,7 +214,7 @@ class SpoolingSender(Sender):
         if not drain.awaits_replies:
             self._caller_io.last_received = time.monotonic()
         writes = drain.next_writes(connection.conversation)
-        self._idle_drain = not (writes or drain.unknown_topics)
+        self._idle_drain = not (writes or drain.unknown_topics or drain.in_doubt)
         for topic in sorted(drain.unknown_topics):
             self._refresh_for(drain, topic)
         connection.write(writes)

@@ -63,12 +63,14 @@ class _State(Enum):
 @dataclass(slots=True)
 class _Entry:
     """A batch in the window. `doubtful`: an earlier attempt may have been stored.
-    `rerouted`: its partition was chosen anew after a refusal.
+    `rerouted`: its partition was chosen anew after a refusal. `searched`: it was not
+    stored before it is sent now.
     """
 
     batch: SpooledBatch
     doubtful: bool
     rerouted: bool = False
+    searched: bool = False
     state: _State = _State.UNSENT
     error: TxmqError | None = None
 
@@ -208,8 +210,13 @@ class SpoolDrain:
         `alone`: nothing is in flight.
         """
         batch = entry.batch
-        session, _sequence = self._spool.renewals.resolve(batch.session, batch.sequence)
+        session, sequence = self._spool.renewals.resolve(batch.session, batch.sequence)
         if not alone and session != self._session:
+            return False
+        if entry.doubtful and not (sequence or entry.searched):
+            # A broker that has forgotten the session would take it for a new one.
+            if alone:
+                self._doubt(entry)
             return False
         if batch.partition == UNROUTED and not self._route(entry, alone=alone):
             return False
@@ -312,9 +319,7 @@ class SpoolDrain:
             case UnknownPartition() if not (head.batch.explicit or head.rerouted):
                 self._reroute(head)
             case UnknownProducer() if head.doubtful:
-                batch = head.batch
-                session, sequence = self._spool.renewals.resolve(batch.session, batch.sequence)
-                self.in_doubt = InDoubt(batch.topic, message_id(session, sequence))
+                self._doubt(head)
             case SequenceGap() | UnknownProducer():
                 self._spool.renew(head.batch)
                 self._send_again()
@@ -331,14 +336,22 @@ class SpoolDrain:
         self.paused_until = time.monotonic() + self._pause
         self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
 
+    def _doubt(self, head: _Entry) -> None:
+        batch = head.batch
+        name = message_id(*self._spool.renewals.resolve(batch.session, batch.sequence))
+        self.in_doubt = InDoubt(batch.topic, name)
+
     def settle(self, *, stored: bool) -> None:
         """Go on after the search for `in_doubt`, which has found it or not."""
         head = self._window[0]
         if stored:
-            head.state, self._refused = _State.DONE, self._refused - 1
-        else:
+            self._refused -= head.state is _State.REFUSED
+            head.state = _State.DONE
+        elif head.state is _State.REFUSED:
             self._spool.renew(head.batch)
             self._send_again()
+        else:
+            head.searched = True
         self.in_doubt = None
         self.receive(())
 
@@ -398,6 +411,7 @@ class SpoolDrain:
         self.in_doubt = None
         for entry in self._window:
             entry.doubtful = entry.doubtful or entry.state is _State.SENT
+            entry.searched = False
         self._send_again()
         self.mark()
 

@@ -1,0 +1,96 @@
+"""Seeds of a spooling producer with a broker that comes and goes: nothing lost, nothing
+doubled, order per key. Each planted bug must be found.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.recover.spool.spool_world import SpoolWorld
+from txmq.client.protocol.sender.spool_drain import SpoolDrain
+from txmq.recover.spool import Spool
+from txmq.store.log import writer
+
+SEEDS = range(*map(int, os.environ.get("TXMQ_SEEDS", "1:61").split(":")))
+
+
+def run_seeds(seeds: range) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for seed in seeds:
+        counts += SpoolWorld(seed).run()
+    return counts
+
+
+def test_every_seed_loses_and_doubles_nothing() -> None:
+    counts = run_seeds(SEEDS)
+    if len(SEEDS) >= 60:
+        least = {"published": 2_000, "power cuts": 50, "restarts": 50, "copies": 10}
+        assert {name: counts[name] for name in least if counts[name] < least[name]} == {}
+        assert counts["forgotten"] > 20
+        assert counts["lost connections"] > 50
+
+
+def mark_before_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The spool notes a batch as drained when it is sent."""
+    true = SpoolDrain.next_writes
+
+    def marking(self: SpoolDrain, conversation: object) -> list[bytes]:
+        writes = true(self, conversation)  # type: ignore[arg-type]
+        if writes:
+            self._spool.mark_drained(self._read_to, 0)
+        return writes
+
+    monkeypatch.setattr(SpoolDrain, "next_writes", marking)
+
+
+def new_session_for_a_doubtful_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A doubtful batch of a forgotten session is sent again without a search."""
+    monkeypatch.setattr(
+        SpoolDrain,
+        "settle",
+        lambda self, *, stored, true=SpoolDrain.settle: true(self, stored=stored and False),
+    )
+
+
+def no_fsync_of_the_spool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer.LogWriter, "_sync", lambda self: setattr(self, "synced", self.end))
+
+
+def a_split_is_not_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A split batch is sent as a whole again after a restart."""
+    monkeypatch.setattr(Spool, "split", lambda _self, _batch: None)
+
+
+def sessions_overtake_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next session is sent before the receipts of the one before are there."""
+    true = SpoolDrain._is_ready
+
+    def ready(self: SpoolDrain, entry: Any, *, alone: bool) -> bool:
+        batch = entry.batch
+        self._session = self._spool.renewals.resolve(batch.session, batch.sequence)[0]
+        return true(self, entry, alone=alone)
+
+    monkeypatch.setattr(SpoolDrain, "_is_ready", ready)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        mark_before_sent,
+        new_session_for_a_doubtful_batch,
+        no_fsync_of_the_spool,
+        a_split_is_not_noted,
+        sessions_overtake_one_another,
+    ],
+)
+def test_a_planted_bug_of_the_spool_is_found(
+    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises(AssertionError, match="seed"):
+        run_seeds(range(1, 200))
