@@ -7,12 +7,15 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import txmq
 from tests.client.real import RealBroker
 from txmq.client.blocking.client import Client
+from txmq.client.blocking.sender.spooling import SpoolingSender
+from txmq.client.protocol.sender import spool_drain
 from txmq.errors import (
     BrokerUnavailable,
     ConfigError,
@@ -119,6 +122,35 @@ def test_new_sends_go_behind_what_waits(
     own_broker.start()
     client.spool.wait(DEADLINE_S)
     assert bodies(own_broker, topic) == [str(n) for n in range(count)]
+
+
+def test_the_order_notices_a_message_that_is_sent_past_the_spool(
+    own_broker: RealBroker, connect: Connect, spools: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plant: a message is sent past the spool, while something waits there."""
+    topic = topic_of(own_broker, connect, "past", 1)
+    client = connect(own_broker.url, spool=spools)
+    client.send(topic, b"0", key="k")
+    own_broker.kill()
+    for number in range(1, 300):
+        client.send(topic, b"%d" % number, key="k")
+    true = SpoolingSender._drain_some
+
+    def past(self: SpoolingSender, connection: Any, drain: Any) -> None:
+        self._in_flight.held = False
+        true(self, connection, drain)
+        self._in_flight.held = False
+
+    monkeypatch.setattr(SpoolingSender, "_drain_some", past)
+    monkeypatch.setattr(SpoolingSender, "_stores_now", lambda _self, _drain: False)
+    monkeypatch.setattr(spool_drain, "MAX_BATCHES_IN_FLIGHT", 1)
+    own_broker.start()
+    wait_until(lambda: client.spool.waiting < 299, DEADLINE_S)
+    client.send(topic, b"300", key="k")
+    client.spool.wait(DEADLINE_S)
+    found = bodies(own_broker, topic)
+    assert sorted(found, key=int) == [str(n) for n in range(301)]
+    assert found != sorted(found, key=int), "the planted bug is not seen"
 
 
 def test_a_process_that_starts_in_the_outage_routes_or_stores_unrouted(

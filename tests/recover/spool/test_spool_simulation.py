@@ -26,7 +26,7 @@ def run_seeds(seeds: range) -> Counter[str]:
     return counts
 
 
-def test_every_seed_loses_and_doubles_nothing() -> None:
+def test_every_seed_of_a_spool_loses_and_doubles_nothing() -> None:
     counts = run_seeds(SEEDS)
     if len(SEEDS) >= 60:
         least = {"published": 2_000, "power cuts": 50, "restarts": 50, "copies": 10}
@@ -36,7 +36,7 @@ def test_every_seed_loses_and_doubles_nothing() -> None:
 
 
 def mark_before_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The spool notes a batch as drained when it is sent."""
+    """Plant: a batch is noted as drained when it is sent."""
     true = SpoolDrain.next_writes
 
     def marking(self: SpoolDrain, conversation: object) -> list[bytes]:
@@ -49,7 +49,7 @@ def mark_before_sent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def new_session_for_a_doubtful_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A doubtful batch of a forgotten session is sent again without a search."""
+    """Plant: a doubtful batch of a forgotten session is sent without a search."""
     monkeypatch.setattr(
         SpoolDrain,
         "settle",
@@ -58,16 +58,17 @@ def new_session_for_a_doubtful_batch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def no_fsync_of_the_spool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plant: the spool is not synced."""
     monkeypatch.setattr(writer.LogWriter, "_sync", lambda self: setattr(self, "synced", self.end))
 
 
 def a_split_is_not_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A split batch is sent as a whole again after a restart."""
+    """Plant: a split batch is sent as a whole again, after a restart."""
     monkeypatch.setattr(Spool, "split", lambda _self, _batch: None)
 
 
 def sessions_overtake_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next session is sent before the receipts of the one before are there."""
+    """Plant: a session is sent before the receipts of the one before are there."""
     true = SpoolDrain._is_ready
 
     def ready(self: SpoolDrain, entry: Any, *, alone: bool) -> bool:

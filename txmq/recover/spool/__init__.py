@@ -1,5 +1,5 @@
 """The producer's spool: sends that wait on local disk until the broker is back
-(docs/FORMATS.md 9).
+(docs/FORMATS.md 10).
 
 `directory` finds and takes the spools below a directory, `spool` is one of them,
 `records` and `refused` are what it has on disk, `view` reads it beside its owner.
