@@ -368,6 +368,8 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_reader_of_the_lost_part_is_refused_and_others_go_on",
         "test_a_segment_of_the_lost_part_of_a_restored_log_is_set_aside",
         "test_a_stored_message_of_the_lost_part_of_a_log_is_unknown",
+        "test_a_consumers_store_does_not_take_a_new_message_for_a_lost_one",
+        "test_a_spool_is_drained_into_a_log_that_has_lost_its_session",
     ),
     155: (
         "test_a_backup_that_is_killed_goes_on",

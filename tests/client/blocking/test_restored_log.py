@@ -16,7 +16,7 @@ import txmq
 from tests.cli.peer import peer
 from tests.cli.support import run as txmq_command
 from tests.client.blocking.test_copied_broker import refusals, reported
-from tests.client.blocking.test_inbox_identity import WAIT_S, Connect, make
+from tests.client.blocking.test_inbox_identity import IDLE_S, WAIT_S, Connect, make
 from tests.client.blocking.test_inbox_resets import run, send
 from tests.client.effects import effects, with_effects
 from tests.client.ledgers import DEADLINE_S, asked
@@ -31,6 +31,8 @@ from txmq.client.protocol import conversation
 from txmq.client.protocol.offsets import FileOffsets
 from txmq.errors import LogChanged
 from txmq.model.decider import ByPostgres
+from txmq.model.message import ReceivedMessage
+from txmq.model.retry import RetryPolicy
 from txmq.testing.processes import Running
 from txmq.testing.wait import wait_until
 from txmq.tx.postgres.brokers import take_over
@@ -348,3 +350,54 @@ def test_a_backup_beside_sends_has_all_that_was_acknowledged_before(
     offsets = [found.offset for found in site.broker.read(topic)]
     assert offsets == list(range(len(offsets)))
     assert acknowledged <= len(offsets) <= acknowledged + 500
+
+
+def test_a_consumers_store_does_not_take_a_new_message_for_a_lost_one(
+    site: Site, new_process: ConnectClient, tmp_path: Path
+) -> None:
+    topic, group, handled = fresh("t"), fresh("g"), list[bytes]()
+    store: dict[str, Any] = {"on_failure": "local", "local_store": tmp_path / "store"}
+
+    def handle(message: ReceivedMessage) -> None:
+        handled.append(message.body)
+        if message.body == b"lost":
+            raise KeyError("k")
+
+    def consume(client: Client) -> int:
+        later = RetryPolicy.table(WAIT_S, attempts=3)
+        with client.consumer(group, [topic], retry=later, **store) as consumer:
+            consumer.run(handle, idle_exit=IDLE_S)
+            return consumer.stats.stored
+
+    with new_process() as client:
+        make(client, topic)
+        site.back_up()
+        send(client, topic, "lost")
+        assert consume(client) == 1
+    site.restore()
+    with new_process() as client:
+        send(client, topic, "new")
+        assert consume(client) == 0
+    assert handled == [b"lost", b"new"]
+
+
+def test_a_spool_is_drained_into_a_log_that_has_lost_its_session(
+    site: Site, new_process: ConnectClient, tmp_path: Path
+) -> None:
+    """The broker knows the session up to a message before lost ones."""
+    topic = fresh("t")
+    with new_process() as operator:
+        make(operator, topic)
+    url, spool = site.broker.url, tmp_path / "spool"
+    with txmq.connect(url, service="tests", timeout=WAIT_S, spool=spool) as client:
+        client.send(topic, b"a")
+        site.back_up()
+        client.send(topic, b"lost")
+        site.broker.kill()
+        assert client.send(topic, b"b").spooled
+    site.restore()
+    new_process().close()
+    with txmq.connect(url, service="tests", timeout=WAIT_S, spool=spool) as client:
+        wait_until(lambda: bodies(site.broker, topic) == [b"a", b"b"], WAIT_S, what="the drain")
+        assert not client.send(topic, b"c").spooled
+    assert bodies(site.broker, topic) == [b"a", b"b", b"c"]
