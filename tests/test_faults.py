@@ -725,25 +725,25 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_without_the_lock_file_a_second_broker_is_refused_and_the_first_goes_on",
         "test_a_broker_whose_directory_was_taken_over_acknowledges_nothing_more",
     ),
-    162: (
+    165: (
         "test_sends_of_all_kinds_wait_on_disk_and_come_in_order",
         "test_batches_in_flight_when_the_broker_dies_are_stored_once",
         "test_new_sends_go_behind_what_waits",
         "test_every_seed_of_a_spool_loses_and_doubles_nothing",
     ),
-    163: (
+    166: (
         "test_a_process_killed_at_each_point_loses_and_doubles_nothing",
         "test_a_power_cut_at_every_change_loses_and_invents_nothing",
         "test_damage_is_put_aside_with_a_report_and_the_rest_comes",
         "test_a_torn_tail_is_cut_with_a_report",
     ),
-    164: (
+    167: (
         "test_at_the_limit_sends_are_refused_and_were_not_done",
         "test_a_full_disk_refuses_before_anything_is_staged_and_goes_on_later",
         "test_an_error_at_every_call_is_typed_and_loses_nothing",
         "test_an_input_error_of_the_disk_closes_the_spool_with_a_typed_error",
     ),
-    165: (
+    168: (
         "test_a_spool_has_one_owner",
         "test_a_copied_spool_doubles_nothing",
         "test_a_spool_without_an_owner_goes_before_the_sends_of_the_next_process",
@@ -751,7 +751,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_what_is_no_spool_of_this_version_is_left_alone",
         "test_files_are_private_and_links_are_not_followed",
     ),
-    166: (
+    169: (
         "test_a_topic_that_grew_in_the_outage_gets_messages_by_its_new_partitions",
         "test_a_process_that_starts_in_the_outage_routes_or_stores_unrouted",
         "test_what_the_broker_refuses_for_good_is_kept_and_the_rest_goes_on",
