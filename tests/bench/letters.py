@@ -15,7 +15,7 @@ from statistics import quantiles
 from typing import Any
 
 import txmq
-from tests.bench.brokers import FLUSH_10_MS, command
+from tests.bench.brokers import FLUSH_10_MS, command, cpu_s
 from tests.bench.data_directories import Filler, current_time, filling
 from tests.bench.harness import BenchError, sampled, serving
 from tests.bench.rows import Row, Run, at_most, benchmark, row
@@ -140,7 +140,10 @@ def letters(run: Run) -> Iterator[Row]:
             sampled(program.rss_anon, 0.2) as samples,
             txmq.connect(program.address, timeout=WITHIN_S) as client,
         ):
+            before = cpu_s(program.process.pid)
             took = page_times(client, selections(clock[0]))
+            cpu = (cpu_s(program.process.pid) - before) * 1e3 / sum(map(len, took.values()))
+            yield row("letters.page_cpu", f"CPU time of the broker for a page, {of}", "ms", cpu)
             slowest = max(took, key=lambda name: max(took[name]))
             every = sorted(one for times in took.values() for one in times)
             yield row(
@@ -157,7 +160,7 @@ def letters(run: Run) -> Iterator[Row]:
                 slug = what.replace(", ", "_").replace(" ", "_")
                 yield row(f"letters.page_{slug}", f"by {what}, {of}: most", "ms", max(times))
             for what, select in (("", {}), ("_topic", {"topic": "orders"})):
-                seconds = []
+                seconds, before = [], cpu_s(program.process.pid)
                 for _ in range(5):
                     began = time.perf_counter()
                     client.call("dlq.stats", group="g", select=select)
@@ -169,6 +172,8 @@ def letters(run: Run) -> Iterator[Row]:
                     max(seconds),
                     goal=at_most(1.0),
                 )
+                cpu = (cpu_s(program.process.pid) - before) / len(seconds)
+                yield row(f"letters.stats{what}_cpu", "CPU time of the broker for them", "s", cpu)
         yield row(
             "letters.rss", f"RssAnon of the broker, most, {of}", "MiB", max(samples) / MIB,
             goal=at_most(250),

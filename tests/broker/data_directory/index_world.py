@@ -140,8 +140,8 @@ class Mirror:
                     env.close()
 
     def _following(self, real: Any) -> Any:
-        def opened(path: Path, map_size: int) -> Environment:
-            env: Environment = real(path, map_size)
+        def opened(path: Path, *args: Any) -> Environment:
+            env: Environment = real(path, *args)
             self._envs.append(env)
             self._fs.makedirs(self._folder)
             if DATA not in self._fs.listdir(self._folder):

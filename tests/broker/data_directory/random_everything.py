@@ -211,6 +211,9 @@ class Everything(Work):
         if letters:
             how = self._rng.choice(["dlq.replay", "dlq.replay", "dlq.abandon"])
             self._call(how, group=group, letters=letters[: self._rng.randrange(1, 5)], **WHO)
+            print_ = listed["letters"][0]["fingerprint"]
+            self._call("dlq.note", group=group, fingerprint=print_, text=how, **WHO)
+            self._call("dlq.save", name=how, select={"fingerprint": print_}, **WHO)
 
     def branch(self) -> None:
         """Store a branch of a foreign manager: decided by the manager, by hand, or not

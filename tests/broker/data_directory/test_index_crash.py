@@ -185,7 +185,7 @@ def test_a_write_that_was_not_synced_may_be_lost_whole(twin: Twin) -> None:
     assert rebuild_and_lose_a_write(twin) > 0
 
 
-def open_without_sync(path: Path, map_size: int) -> lmdb.Environment:
+def open_without_sync(path: Path, map_size: int, _layout: object) -> lmdb.Environment:
     return lmdb.open(str(path), map_size=map_size, max_dbs=len(NAMES), sync=False, max_spare_txns=1)
 
 
