@@ -26,6 +26,7 @@ from txmq.cli.commands import (
     log_backup,
     messages,
     outbox,
+    recover,
     relay,
     resolver,
     schema,
@@ -76,6 +77,7 @@ alarms.add_to(app)
 clock.add_to(app)
 stats.add_to(app)
 app.add_typer(letters.app, name="dlq")
+app.add_typer(recover.app, name="recover")
 resolver.add_to(app)
 app.add_typer(relay.app, name="relay")
 app.add_typer(outbox.app, name="outbox")

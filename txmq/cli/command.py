@@ -105,7 +105,7 @@ def broker_command(
 
     def register(function: Callable[Concatenate[CommandSession, P], None]) -> Callable[..., None]:
         def run(as_json: bool, broker: str, **arguments: Any) -> None:  # noqa: ANN401, FBT001
-            with _session(Output(as_json=as_json), broker) as session:
+            with open_session(Output(as_json=as_json), broker) as session:
                 function(session, **arguments)  # type: ignore[call-arg]  # passed by keyword
 
         return _register(app, name, function, run, {"broker": BrokerUrl, "as_json": AsJson})
@@ -114,7 +114,8 @@ def broker_command(
 
 
 @contextmanager
-def _session(out: Output, url: str) -> Iterator[CommandSession]:
+def open_session(out: Output, url: str) -> Iterator[CommandSession]:
+    """Connect to a broker; errors end the command."""
     with out.reporting_errors():
         client = connect(url)
         try:

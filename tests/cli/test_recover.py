@@ -1,0 +1,243 @@
+"""`txmq recover` with a broker that runs, and stores on this machine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from base64 import b64decode
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import txmq
+from tests.cli.peer import Peer, peer
+from tests.cli.support import reply, run
+from txmq.model.retry import FailureReport
+from txmq.recover.local_store import (
+    Change,
+    LocalStore,
+    Place,
+    State,
+    StoredMessage,
+    StoreOwner,
+    read_export,
+)
+from txmq.testing.processes import Running, running
+
+MESSAGES = 6
+BODY = b"\xff\x00body"
+FAILURE = FailureReport("KeyError", "no such order", "f-1")
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, str]]:
+    """A broker and its URL, for the whole module: tests use groups of their own."""
+    directory = tmp_path_factory.mktemp("broker")
+    arguments = ("broker", "--data", str(directory / "data"), "--listen", "127.0.0.1:0", "--json")
+    with running(directory, *arguments) as process:
+        url = json.loads(process.first_line())["ready"]
+        reply("topic", "create", "orders", "--partitions", "1", broker=url)
+        with txmq.connect(url, service="shop") as client:
+            for number in range(MESSAGES):
+                client.send("orders", BODY, key=f"k{number}", headers={"n": str(number)})
+        yield process, url
+
+
+class Shop:
+    """A consumer with a local store, of which the broker knows three messages."""
+
+    def __init__(self, connection: Peer, url: str, directory: Path, group: str) -> None:
+        self.url, self.group, self.directory = url, group, directory
+        self._peer = connection
+        joined = connection.call(
+            "consumer.join", group=group, member="m-1", instance="i-1", topics=["orders"],
+            start="first",
+        )  # fmt: skip
+        self._claim = {"group": group, "member": "m-1", "generation": joined["generation"]}
+        connection._fetch(**self._claim)
+        topic_id = joined["topics"]["orders"]
+        owner = StoreOwner(group, "orders", topic_id, connection.log_id, ordered=False)
+        self.store, _report = LocalStore.open(str(directory), owner, now=_now)
+        self.id = self.store.id.hex
+        self._topic_id = topic_id
+        for offset in range(3):
+            place = Place(topic_id, 0, offset)
+            message = StoredMessage(
+                place, f"k{offset}", None, {"n": str(offset)}, BODY, f"a-{offset}", 1, 1, 1, 1
+            )
+            self.store.put([(message, 7, FAILURE)])
+        self.report(*((offset, "stored", 1) for offset in range(3)))
+
+    def report(self, *entries: tuple[int, str, int]) -> dict[str, Any]:
+        rows = [
+            ["orders", self._topic_id, 0, offset, state, attempt, 7, list(FAILURE[:3])]
+            for offset, state, attempt in entries
+        ]
+        return self._peer.call(
+            "consumer.stored", **self._claim, store=self.id, host="h", entries=rows
+        )
+
+    def change(self, offset: int, state: State, attempt: int) -> None:
+        """Record an outcome on disk that the broker does not hear of."""
+        self.store.record([Change(Place(self._topic_id, 0, offset), state, attempt, 9, FAILURE)])
+
+    def leave(self) -> None:
+        """End the process, but not its disk."""
+        self.store.close()
+        self._peer.call("consumer.leave", group=self.group, member="m-1", instance="i-1")
+
+    def ask(self, *arguments: str) -> Any:
+        return reply("recover", *arguments, broker=self.url)
+
+    def refused(self, *arguments: str) -> dict[str, Any]:
+        result = run("recover", *arguments, "--json", "--broker", self.url)
+        assert result.exit_code == 1, result.stdout
+        error: dict[str, Any] = json.loads(result.stderr)
+        assert error["hint"]
+        return error
+
+    def received(self) -> dict[int, int]:
+        """Return what another member gets: offsets, and their attempts."""
+        joined = self._peer.call(
+            "consumer.join", group=self.group, member="m-2", instance="i-2", topics=["orders"]
+        )
+        claim = {"group": self.group, "member": "m-2", "generation": joined["generation"]}
+        got = {
+            offset: chunk.attempt
+            for _ in range(2)
+            for chunk in self._peer._fetch(**claim)
+            for offset in range(chunk.base_offset, chunk.base_offset + chunk.rows)
+        }
+        self._peer.call("consumer.leave", group=self.group, member="m-2", instance="i-2")
+        return got
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000
+
+
+@pytest.fixture
+def shop(
+    served: tuple[Running, str], tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Shop]:
+    group = f"g{abs(hash(request.node.name)) % 1_000_000}"
+    with peer(served[1]) as connection:
+        made = Shop(connection, served[1], tmp_path / "stores", group)
+        try:
+            yield made
+        finally:
+            made.store.close()
+
+
+def test_stores_are_listed_from_anywhere_and_on_the_machine(shop: Shop) -> None:
+    [listed] = shop.ask("list", shop.group)["stores"]
+    assert (listed["store"], listed["state"], listed["messages"]) == (shop.id, "owned", 3)
+    [found] = shop.ask("list", "--dir", str(shop.directory))["stores"]
+    assert (found["store"], found["messages"], found["untold"]) == (shop.id, 3, 3)
+    assert found["owner_pid"] > 0
+    for where in ((shop.group, shop.id), ("--dir", str(shop.directory))):
+        shown = shop.ask("show", *where, "--bodies")["list"]
+        assert [row["offset"] for row in shown] == [0, 1, 2]
+        assert {row["body_base64"] for row in shown} == {"/wBib2R5"}
+    text = run("recover", "list", "--broker", shop.url).stdout
+    assert "owned" in text
+    group = reply("group", "show", shop.group, broker=shop.url)
+    assert (group["at_consumers"], len(group["store_list"])) == (3, 1)
+
+
+def test_orders_reach_a_live_store(shop: Shop) -> None:
+    done = shop.ask("retry", shop.group, shop.id, "--all")["done"]
+    assert len(done) == 3
+    dropped = shop.ask("drop", shop.group, shop.id, "orders/0/1", "--reason", "no use")
+    assert dropped == {"done": [["orders", 0, 1]], "refused": []}
+    orders = shop.report()["orders"]
+    assert [(order[3], order[4]) for order in orders] == [(0, "retry"), (1, "drop"), (2, "retry")]
+    result = run(
+        "recover", "retry", shop.group, shop.id, "orders/0/5", "--json", "--broker", shop.url
+    )
+    assert (result.exit_code, "at no consumer" in result.stdout) == (1, True)
+
+
+def test_a_store_without_its_disk_is_adopted_by_the_brokers_copies(shop: Shop) -> None:
+    error = shop.refused("adopt", shop.group, shop.id)
+    assert (error["error"], "a member of" in error["message"]) == ("Conflict", True)
+    shop.leave()
+    assert shop.refused("retry", shop.group, shop.id, "--all")["error"] == "Conflict"
+    adopted = shop.ask("adopt", shop.group, shop.id, "--operator", "ada")
+    assert adopted == {"store": shop.id, "adopted": 3, "left": 0, "told": {}}
+    assert shop.received() == {0: 2, 1: 2, 2: 2, 3: 1, 4: 1, 5: 1}
+
+
+def test_a_copied_directory_tells_first_what_was_processed(shop: Shop, tmp_path: Path) -> None:
+    shop.change(0, State.ACKED, 1)
+    shop.change(1, State.STORED, 4)
+    copy = tmp_path / "copy"
+    shutil.copytree(shop.directory, copy)
+    error = shop.refused("adopt", "--dir", str(shop.directory))
+    assert (error["error"], "in use" in error["message"]) == ("DirectoryInUse", True)
+    shop.leave()
+    adopted = shop.ask("adopt", "--dir", str(copy))
+    assert adopted == {
+        "store": shop.id, "adopted": 2, "left": 0, "told": {"settled": 1, "kept": 2},
+    }  # fmt: skip
+    assert shop.received() == {1: 5, 2: 2, 3: 1, 4: 1, 5: 1}
+
+
+def test_an_export_has_exact_bodies_and_can_be_adopted(shop: Shop, tmp_path: Path) -> None:
+    shop.change(2, State.ACKED, 1)
+    from_disk = run("recover", "export", "--dir", str(shop.directory), "--json").stdout
+    from_broker = run("recover", "export", shop.group, shop.id, "--broker", shop.url).stdout
+    for text in (from_disk, from_broker):
+        export = read_export(text.splitlines())
+        assert export.identity.id.hex == shop.id
+        messages = [one.message for one in export.messages]
+        assert {message.body for message in messages if message is not None} == {BODY}
+    rows = [json.loads(line) for line in from_broker.splitlines()[1:-1]]
+    assert [b64decode(row["body"]) for row in rows] == [BODY] * 3
+    shop.leave()
+    file = tmp_path / "export"
+    file.write_text(from_disk)
+    assert shop.ask("adopt", "--export", str(file))["told"] == {"kept": 2, "settled": 1}
+    assert 2 not in shop.received()
+
+
+def test_what_is_no_store_and_no_export_is_refused(shop: Shop, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for wrong in (empty, tmp_path / "nowhere"):
+        for command in ("list", "show", "export", "adopt"):
+            assert shop.refused(command, "--dir", str(wrong))["error"] == "StoreError"
+    for text, error in {
+        "hello\n": "InvalidExport",
+        '{"format": "txmq consumer store export", "version": 99}\n': "UnsupportedFormat",
+        b"\xff\xfe": "InvalidExport",
+        None: "StoreError",
+    }.items():
+        file = tmp_path / "wrong"
+        file.unlink(missing_ok=True)
+        if text is not None:
+            file.write_bytes(text if isinstance(text, bytes) else text.encode())
+        assert shop.refused("adopt", "--export", str(file))["error"] == error
+    cut = run("recover", "export", "--dir", str(shop.directory)).stdout.splitlines()[:-1]
+    (tmp_path / "wrong").write_text("\n".join(cut))
+    shop.leave()
+    assert shop.refused("adopt", "--export", str(tmp_path / "wrong"))["error"] == "InvalidExport"
+    assert shop.refused("adopt", "other", shop.id, "--dir", str(shop.directory))["error"] == (
+        "ForeignStore"
+    )
+    [identity] = shop.directory.glob("*/*/identity.json")
+    fields = json.loads(identity.read_text())
+    other = "00000000-0000-4000-8000-000000000001"
+    for change, error in {"version": "UnsupportedFormat", "log_id": "ForeignStore"}.items():
+        value = 99 if change == "version" else other
+        identity.write_text(json.dumps(fields | {change: value}))
+        assert shop.refused("adopt", "--dir", str(shop.directory))["error"] == error
+
+
+def test_a_command_without_a_store_is_told_what_to_name(shop: Shop) -> None:
+    for command in ("show", "retry", "adopt", "export"):
+        result = run("recover", command, "--broker", shop.url)
+        assert (result.exit_code, "--dir" in result.stderr) == (2, True)

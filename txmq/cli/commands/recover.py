@@ -1,0 +1,438 @@
+"""`txmq recover`: what consumers and producers keep on local disk, and its way out."""
+
+from __future__ import annotations
+
+import json
+import time
+from base64 import b64decode
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from txmq.cli.command import CommandSession, local_command, open_session
+from txmq.cli.local_recovery import (
+    describe_disk,
+    find_store,
+    find_stores,
+    list_messages,
+    list_spooled,
+    open_copy,
+    require_directory,
+    wire_entry,
+)
+from txmq.cli.options import DEFAULT_BROKER, BrokerUrl, Operator, Reason, Yes
+from txmq.cli.output import FAILED, Output, body_fields
+from txmq.cli.parsers import MessagePlace, parse_place, parse_token
+from txmq.errors import Conflict, ForeignStore, StoreError
+
+if TYPE_CHECKING:
+    from txmq.recover.local_store import Scanned, StoreIdentity
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="List, retry, drop, adopt and export what is on local disks of consumers and producers.",
+)
+PER_CALL = 1_000  # the limit of the broker
+ADOPTION_S = 60.0  # that `adopt` waits for the last step
+POLL_S = 0.05
+STORE_COLUMNS = ("group", "store", "state", "member", "host", "messages", "attempts", "oldest")
+DISK_COLUMNS = ("group", "topic", "store", "messages", "untold", "owner_pid", "path", "problem")
+SPOOL_COLUMNS = ("id", "service", "owned", "messages", "bytes", "oldest_at", "refused", "path")
+MESSAGE_COLUMNS = (
+    "topic", "partition", "offset", "key", "state", "attempts", "due", "error_type",
+    "error_text", "order", "body",
+)  # fmt: skip
+
+MaybeGroup = Annotated[
+    str | None, typer.Argument(metavar="GROUP", help="Name of the consumer group.")
+]
+MaybeStore = Annotated[
+    str | None,
+    typer.Argument(metavar="STORE", parser=parse_token, help="Id of the store: 32 hex digits."),
+]
+Places = Annotated[
+    list[MessagePlace] | None,
+    typer.Argument(
+        parser=parse_place, metavar="TOPIC/PARTITION/OFFSET", help="Places of the messages."
+    ),
+]
+All = Annotated[bool, typer.Option("--all", help="All messages of the store.")]
+Dir = Annotated[
+    Path | None,
+    typer.Option(
+        "--dir", metavar="DIR", help="Directory on this machine, in use, left behind or copied."
+    ),
+]
+Force = Annotated[bool, typer.Option("--force", help="Though its owner is a member.")]
+
+
+@local_command(app, "list")
+def list_(
+    out: Output,
+    group: MaybeGroup = None,
+    *,
+    directory: Dir = None,
+    broker: BrokerUrl = DEFAULT_BROKER,
+) -> None:
+    """List stores of consumers that have messages, as the broker knows them. With a
+    directory, list the stores and spools below it.
+    """
+    if directory is not None:
+        out.show(describe_disk(directory, group), columns=(*DISK_COLUMNS, *SPOOL_COLUMNS))
+        return
+    with open_session(out, broker) as session:
+        out.show({"stores": list(_stores(session, group))}, columns=STORE_COLUMNS)
+
+
+@local_command(app, "show")
+def show(
+    out: Output,
+    group: MaybeGroup = None,
+    store: MaybeStore = None,
+    *,
+    directory: Dir = None,
+    limit: Annotated[
+        int, typer.Option(min=1, max=100_000, help="Maximum number of messages.")
+    ] = 100,
+    bodies: Annotated[bool, typer.Option("--bodies", help="Include bodies of messages.")] = False,
+    broker: BrokerUrl = DEFAULT_BROKER,
+) -> None:
+    """Show the messages of one store. With a directory, those that are on this disk."""
+    if directory is not None:
+        rows = list_messages(directory, bodies=bodies)
+        shown = {"directory": str(directory), "list": list(islice(rows, limit))}
+        out.show(shown, columns=(*MESSAGE_COLUMNS, "spool", "message_id", "refused"))
+        return
+    of_store = _store_args(group, store)
+    with open_session(out, broker) as session:
+        shown = dict(session.client.call("recover.show", **of_store, limit=1))
+        shown["list"] = list(islice(_stored(session, of_store, limit, bodies=bodies), limit))
+        shown.pop("next", None)
+        out.show(shown, columns=MESSAGE_COLUMNS)
+
+
+@local_command(app, "retry")
+def retry(  # noqa: PLR0913  # its options
+    out: Output,
+    group: MaybeGroup = None,
+    store: MaybeStore = None,
+    message: Places = None,
+    *,
+    everything: All = False,
+    directory: Dir = None,
+    wait: Annotated[
+        float, typer.Option(min=0, help="Seconds to wait until a spool is drained.")
+    ] = 60.0,
+    refused: Annotated[
+        bool, typer.Option("--refused", help="Send again what the broker has refused for good.")
+    ] = False,
+    operator: Operator,
+    reason: Reason = "",
+    broker: BrokerUrl = DEFAULT_BROKER,
+) -> None:
+    """Let a consumer retry messages of its store at once. With a directory, send what
+    is in the spools there that no process has.
+    """
+    if directory is not None:
+        _drain(out, directory, broker, wait, refused=refused)
+        return
+    of_store = _store_args(group, store)
+    with open_session(out, broker) as session:
+        places = _selected(session, of_store, message, everything=everything)
+        _send(session, "recover.retry", places, **of_store, operator=operator, reason=reason)
+
+
+@local_command(app, "drop")
+def drop(  # noqa: PLR0913  # its options
+    out: Output,
+    group: MaybeGroup = None,
+    store: MaybeStore = None,
+    message: Places = None,
+    *,
+    everything: All = False,
+    directory: Dir = None,
+    operator: Operator,
+    reason: Reason,
+    yes: Yes = False,
+    broker: BrokerUrl = DEFAULT_BROKER,
+) -> None:
+    """Close messages of a store for good: they become abandoned dead letters. With a
+    directory, drop what the broker has refused of the spools there.
+    """
+    if directory is not None:
+        from txmq.recover.spool import drop_refused
+
+        out.confirm(f"Drop what was refused of the spools in {directory}?", yes=yes)
+        out.show({"dropped": drop_refused(str(require_directory(directory)))})
+        return
+    of_store = _store_args(group, store)
+    with open_session(out, broker) as session:
+        places = _selected(session, of_store, message, everything=everything)
+        if everything:
+            out.confirm(f"Drop {len(places)} messages of group {group}?", yes=yes)
+        _send(session, "recover.drop", places, **of_store, operator=operator, reason=reason)
+
+
+@local_command(app, "adopt")
+def adopt(  # noqa: PLR0913  # its options
+    out: Output,
+    group: MaybeGroup = None,
+    store: MaybeStore = None,
+    *,
+    directory: Dir = None,
+    export: Annotated[
+        Path | None, typer.Option("--export", metavar="FILE", help="An export of the store.")
+    ] = None,
+    force: Force = False,
+    operator: Operator,
+    reason: Reason = "",
+    yes: Yes = False,
+    broker: BrokerUrl = DEFAULT_BROKER,
+) -> None:
+    """Deliver the messages of a store to the other members of its group.
+
+    For a consumer that is gone. With its directory, a copy or an export of it, the
+    broker first hears what was processed there, so that no effect comes twice.
+    """
+    by = {"force": force, "operator": operator, "reason": reason}
+    with open_session(out, broker) as session, open_copy(directory, export) as (identity, copy):
+        if identity is not None:
+            _require_same(session, identity, group, store, directory or export)
+            group, store = identity.owner.group, identity.id.hex
+        of_store = _store_args(group, store)
+        out.confirm(f"Adopt store {store} of group {group}?", yes=yes)
+        told = {} if identity is None else _tell(session, identity, copy, of_store | by)
+        try:
+            found = session.client.call("recover.adopt", **of_store, **by)["messages"]
+        except Conflict as error:
+            if not told or "knows no store" not in error.message:
+                raise
+            found = 0  # the broker has all of it already
+        left = _wait_for_adoption(session, of_store) if found else 0
+        out.show({"store": store, "adopted": found - left, "left": left, "told": told})
+
+
+@local_command(app, "export")
+def export_(
+    out: Output,
+    group: MaybeGroup = None,
+    store: MaybeStore = None,
+    *,
+    directory: Dir = None,
+    broker: BrokerUrl = DEFAULT_BROKER,
+) -> None:
+    """Print the messages of a store, or of the spools in a directory, as lines of JSON
+    with exact bodies.
+    """
+    if directory is None:
+        of_store = _store_args(group, store)
+        with open_session(out, broker) as session:
+            for line in _exported(session, of_store):
+                print(line)
+        return
+    from txmq.recover.local_store import export
+    from txmq.recover.spool import spools_below
+
+    below = find_stores(directory)
+    if not below and spools_below(str(directory)):
+        for row in list_spooled(directory, bodies=True):
+            print(json.dumps(row))
+        return
+    for line in export(str(find_store(directory))):
+        print(line)
+
+
+def _store_args(group: str | None, store: str | None) -> dict[str, Any]:
+    if group is None or store is None:
+        raise typer.BadParameter("name GROUP and STORE (txmq recover list), or use --dir DIR")
+    return {"group": group, "store": store}
+
+
+def _stores(session: CommandSession, group: str | None) -> Iterator[dict[str, Any]]:
+    after: str | None = ""
+    while after is not None:
+        page = session.client.call("recover.list", group=group, after=after, limit=PER_CALL)
+        yield from page["stores"]
+        after = page["next"]
+
+
+def _stored(
+    session: CommandSession, of_store: dict[str, Any], limit: int, *, bodies: bool
+) -> Iterator[dict[str, Any]]:
+    """Yield messages of a store as the broker has them."""
+    after, left = None, limit
+    while left > 0:
+        page = session.client.call(
+            "recover.show", **of_store, after=after, limit=min(left, PER_CALL), bodies=bodies
+        )
+        for message in page["list"]:
+            body = message.pop("body", None)
+            yield message | ({} if body is None else body_fields(b64decode(body)))
+        left -= len(page["list"])
+        after = page["next"]
+        if after is None:
+            return
+
+
+def _selected(
+    session: CommandSession,
+    of_store: dict[str, Any],
+    messages: list[MessagePlace] | None,
+    *,
+    everything: bool,
+) -> list[MessagePlace]:
+    if bool(messages) == everything:
+        raise typer.BadParameter("select messages: use either TOPIC/PARTITION/OFFSET or --all")
+    if not everything:
+        return messages or []
+    found = _stored(session, of_store, 1 << 40, bodies=False)
+    return [MessagePlace(row["topic"], row["partition"], row["offset"]) for row in found]
+
+
+def _send(session: CommandSession, call: str, places: list[MessagePlace], **args: object) -> None:
+    """Order something about messages, and show the result.
+
+    Exit status 1: the broker refused some of them.
+    """
+    done: list[Any] = []
+    refused: list[Any] = []
+    for start in range(0, len(places), PER_CALL):
+        reply = session.client.call(call, messages=places[start : start + PER_CALL], **args)
+        done += reply["done"]
+        refused += reply["refused"]
+    rows = [
+        {"topic": topic, "partition": at, "offset": offset, "why": why}
+        for topic, at, offset, why in refused
+    ]
+    session.out.show(
+        {"done": done, "refused": rows} if session.out.as_json or refused else {"done": len(done)}
+    )
+    if refused:
+        raise typer.Exit(FAILED)
+
+
+def _drain(out: Output, directory: Path, broker: str, wait: float, *, refused: bool) -> None:
+    from txmq.recover.spool import spools_below
+    from txmq.recover.spool_drain import drain_spools
+
+    if not spools_below(str(require_directory(directory))):
+        raise StoreError(
+            f"{directory}: there is no spool", hint="give the directory that producers were given"
+        )
+    result = drain_spools(broker, str(directory), timeout=wait, refused=refused)
+    out.show(result._asdict())
+    if result.left:
+        raise typer.Exit(FAILED)
+
+
+def _require_same(
+    session: CommandSession,
+    identity: StoreIdentity,
+    group: str | None,
+    store: str | None,
+    path: Path | None,
+) -> None:
+    """Require that a copy is of the group, the store and the log that are meant."""
+    owner = identity.owner
+    if group not in (None, owner.group) or store not in (None, identity.id.hex):
+        raise ForeignStore(
+            f"{path}: store {identity.id.hex} of group {owner.group!r}, not what was named",
+            hint="leave out GROUP and STORE, or give the directory of that store",
+        )
+    log_id = session.client.call("broker.show")["log_id"]
+    if log_id != str(owner.log_id):
+        raise ForeignStore(
+            f"{path}: belongs to log {owner.log_id}, the broker at {session.url} has {log_id}",
+            hint="give the broker that the consumer was connected to, with --broker",
+        )
+
+
+def _tell(
+    session: CommandSession,
+    identity: StoreIdentity,
+    copy: Iterable[Scanned],
+    args: dict[str, Any],
+) -> dict[str, int]:
+    """Tell the broker what a copy knows; return the number of each verdict."""
+    verdicts = Counter[str]()
+    rows = (wire_entry(identity, scanned) for scanned in copy)
+    while entries := list(islice(rows, PER_CALL)):
+        reply = session.client.call("recover.tell", **args, entries=entries)
+        verdicts.update(reply["verdicts"])
+    return dict(verdicts)
+
+
+def _wait_for_adoption(session: CommandSession, of_store: dict[str, Any]) -> int:
+    """Wait for the last step of an adoption; return the number of messages left."""
+    until = time.monotonic() + ADOPTION_S
+    while True:
+        stores = _stores(session, of_store["group"])
+        left = next((one for one in stores if one["store"] == of_store["store"]), None)
+        if left is None or left["state"] != "being adopted":
+            return 0
+        if time.monotonic() >= until:
+            return int(left["messages"])
+        time.sleep(POLL_S)
+
+
+def _exported(session: CommandSession, of_store: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines of an export, made of the broker's own copies."""
+    from txmq.recover.local_store.export import FORMAT, VERSION
+
+    log_id = session.client.call("broker.show")["log_id"]
+    ordered = session.client.call("group.show", group=of_store["group"])["mode"] == "ordered"
+    after, count, topic_id = None, 0, None
+    while True:
+        page = session.client.call(
+            "recover.show", **of_store, after=after, limit=PER_CALL, bodies=True
+        )
+        for row in page["list"]:
+            if topic_id is None:
+                topic_id = row["topic_id"]
+                store = {
+                    "id": of_store["store"],
+                    "group": of_store["group"],
+                    "topic": row["topic"],
+                    "topic_id": topic_id,
+                    "log_id": log_id,
+                    "ordered": ordered,
+                }
+                yield json.dumps({"format": FORMAT, "version": VERSION, "store": store})
+            if row["topic_id"] == topic_id:
+                yield json.dumps(_export_line(row))
+                count += 1
+        after = page["next"]
+        if after is None:
+            break
+    if topic_id is None:
+        raise StoreError(
+            f"store {of_store['store']} has no messages at the broker",
+            hint="list the stores with messages: txmq recover list",
+        )
+    yield json.dumps({"end": count})
+
+
+def _export_line(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "partition": row["partition"],
+        "offset": row["offset"],
+        "key": row["key"],
+        "state": "stored",
+        "attempt": row["attempts"],
+        "due": row["due"],
+        "first_at": row["first_failed_at"],
+        "told": True,
+        "generation": 0,
+        "failure": [row["error_type"], row["error_text"], row["fingerprint"], []],
+        "message_id": row["message_id"],
+        "tag": row["tag"],
+        "headers": row["headers"],
+        "born_at": row["born_at"],
+        "stored_at": row["stored_at"],
+        "epoch": 0,
+        "body": row["body"],
+    }

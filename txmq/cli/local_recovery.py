@@ -1,0 +1,203 @@
+"""Stores and spools on this machine, as `txmq recover` shows and reads them."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from txmq.cli.output import body_fields
+from txmq.errors import DirectoryInUse, InvalidExport, StoreError
+
+if TYPE_CHECKING:
+    from txmq.recover.local_store import Scanned, StoreIdentity
+
+TEXT = 4_096  # characters of an error's text that the broker takes
+
+
+def require_directory(directory: Path) -> Path:
+    """Return a directory that exists. Raises StoreError."""
+    if not directory.is_dir():
+        raise StoreError(
+            f"{directory}: there is no such directory",
+            hint="give the directory of consumers' stores or producers' spools",
+        )
+    return directory
+
+
+def find_stores(directory: Path) -> list[Path]:
+    """Return the stores in a directory, or below it."""
+    from txmq.recover.local_store import stores_below
+
+    require_directory(directory)
+    if (directory / "identity.json").exists():
+        return [directory]
+    return [Path(found.path) for found in stores_below(str(directory))]
+
+
+def find_store(directory: Path) -> Path:
+    """Return the only store in a directory, or below it. Raises StoreError."""
+    found = find_stores(directory)
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(str(path) for path in found[:3])
+    raise StoreError(
+        f"{directory}: there are {len(found)} stores below: {names}"
+        if found
+        else f"{directory}: there is no store of a consumer",
+        hint="give the directory of one store: txmq recover list --dir DIR",
+    )
+
+
+def describe_disk(directory: Path, group: str | None) -> dict[str, Any]:
+    """Describe the stores and spools below a directory."""
+    from txmq.recover.local_store import summary
+    from txmq.recover.spool import spools_below
+
+    stores = [summary(str(path)) for path in find_stores(directory)]
+    spools = [] if (directory / "identity.json").exists() else spools_below(str(directory))
+    if not stores and not spools:
+        raise StoreError(
+            f"{directory}: there is neither a store of a consumer nor a spool",
+            hint="give the directory that was given as `local_store` or `spool`",
+        )
+    rows = []
+    for found in stores:
+        owner = None if found.identity is None else found.identity.owner
+        if owner is not None and group not in (None, owner.group):
+            continue
+        row: dict[str, Any] = {
+            "group": None if owner is None else owner.group,
+            "topic": None if owner is None else owner.topic,
+            "store": None if found.identity is None else found.identity.id.hex,
+            "owner_pid": found.owner_pid,
+            "disk_bytes": found.disk_bytes,
+            "path": found.path,
+            "problem": found.problem,
+        }
+        rows.append(row | (_counts(found.path) if found.identity is not None else {}))
+    shown = [
+        spool._asdict() | {"log_id": None if spool.log_id is None else str(spool.log_id)}
+        for spool in spools
+    ]
+    return {"stores": rows, "spools": shown}
+
+
+def _counts(path: str) -> dict[str, Any]:
+    from txmq.recover.local_store import scan
+
+    states, untold, attempts, oldest = Counter[str](), 0, 0, 0
+    for entry, _message in scan(path):
+        states[entry.state.name.lower()] += 1
+        untold += not entry.told
+        attempts += entry.attempt
+        oldest = min(filter(None, (oldest, entry.first_at)), default=0)
+    return {
+        "messages": states.total(),
+        "states": dict(states),
+        "untold": untold,
+        "attempts": attempts,
+        "oldest": oldest or None,
+    }
+
+
+def list_messages(directory: Path, *, bodies: bool) -> Iterator[dict[str, Any]]:
+    """Yield the messages of the store, or of the spools, in a directory."""
+    from txmq.recover.local_store import existing_identity, scan
+    from txmq.recover.spool import spools_below
+
+    if not find_stores(directory) and spools_below(str(directory)):
+        yield from list_spooled(directory, bodies=bodies)
+        return
+    path = str(find_store(directory))
+    topic = existing_identity(path).owner.topic
+    for entry, message in scan(path):
+        row: dict[str, Any] = {
+            "topic": topic,
+            "partition": entry.place.partition,
+            "offset": entry.place.offset,
+            "key": entry.key,
+            "state": entry.state.name.lower(),
+            "attempts": entry.attempt,
+            "due": entry.due,
+            "first_at": entry.first_at,
+            "told": entry.told,
+            "error_type": entry.failure.type,
+            "error_text": entry.failure.text,
+            "message_id": None if message is None else message.message_id,
+        }
+        yield row | (body_fields(message.body) if bodies and message is not None else {})
+
+
+def list_spooled(directory: Path, *, bodies: bool) -> Iterator[dict[str, Any]]:
+    """Yield the messages of all spools below a directory."""
+    from txmq.recover.spool import scan
+
+    for message in scan(str(directory)):
+        refusal = message.refusal
+        row = message._asdict() | {
+            "headers": dict(message.headers),
+            "refusal": None if refusal is None else refusal._asdict(),
+            "body": b64encode(message.body).decode(),
+        }
+        if not bodies:
+            del row["body"]
+        yield row
+
+
+@contextmanager
+def open_copy(
+    directory: Path | None, export: Path | None
+) -> Iterator[tuple[StoreIdentity | None, Iterable[Scanned]]]:
+    """Open the copy of a store that the operator names, if any."""
+    from txmq.recover.local_store import existing_identity, read_export, scan, summary
+
+    if directory is not None and export is not None:
+        raise typer.BadParameter("use either --dir or --export")
+    if directory is not None:
+        path = str(find_store(directory))
+        identity, pid = existing_identity(path), summary(path).owner_pid
+        if pid:
+            raise DirectoryInUse(
+                f"{path} is in use by process {pid}",
+                hint="stop that consumer; or order its store: txmq recover retry",
+            )
+        yield identity, scan(path)
+    elif export is not None:
+        try:
+            with export.open(encoding="utf-8") as file:
+                found = read_export(file)
+                yield found.identity, found.messages
+        except UnicodeDecodeError as error:
+            raise InvalidExport(
+                f"{export}: not text: {error.reason}",
+                hint="give the whole output of txmq recover export",
+            ) from error
+        except OSError as error:
+            raise StoreError(
+                f"{export}: {error.strerror}", hint="give the output of txmq recover export"
+            ) from error
+    else:
+        yield None, ()
+
+
+def wire_entry(identity: StoreIdentity, scanned: Scanned) -> list[Any]:
+    """Return what a store knows of a message, as `recover.tell` takes it."""
+    entry, message = scanned
+    failure = entry.failure
+    told = [failure.type[:256], failure.text[:TEXT], failure.fingerprint[:64]]
+    return [
+        identity.owner.topic,
+        *entry.place,
+        entry.state.name.lower(),
+        entry.attempt,
+        entry.due,
+        told if any(told) else None,
+        entry.generation,
+        0 if message is None else message.epoch,
+    ]
