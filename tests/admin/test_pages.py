@@ -107,6 +107,7 @@ def test_the_api_and_the_command_line_give_the_same_replies(served: Served) -> N
         ("alarms", None),
         ("groups", ("group", "list")),
         ("groups/billing", ("group", "show", "billing")),
+        ("stores", ("recover", "list")),
         ("letters/billing/stats", ("dlq", "stats", "billing")),
         ("letters/billing?limit=100", ("dlq", "list", "billing")),
         ("transactions?state=undecided", ("tx", "list")),
@@ -117,7 +118,7 @@ def test_the_api_and_the_command_line_give_the_same_replies(served: Served) -> N
         output = served.api(path)
         assert output
         if command is not None:
-            if command[1:] == ("list",) and command[0] in ("topic", "group"):
+            if command[1:] == ("list",) and command[0] in ("topic", "group", "recover"):
                 assert output.pop("next") is None  # the command reads all pages
             assert steady(output) == steady(reply(*command, broker=served.url)), path
 
@@ -259,6 +260,8 @@ def test_metrics_are_what_prometheus_reads(served: Served) -> None:
     assert found["txmq_topic_partitions", ("topic", "orders")] == 3
     assert found["txmq_group_letters", ("group", "billing")] == 2
     assert found["txmq_group_lag", ("group", "billing")] == 3
+    assert found["txmq_group_at_consumers", ("group", "billing")] == 0
+    assert found["txmq_group_stores_lost", ("group", "billing")] == 0
     assert found["txmq_group_lag_seconds", ("group", "billing")] >= 0
     assert found["txmq_transactions_undecided",] == 1
     assert 0 < found["txmq_transactions_oldest_undecided_seconds",] < 600

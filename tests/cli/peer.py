@@ -42,7 +42,7 @@ class Peer:
         """Return the identity of the log."""
         return self._connection.welcome.log_id
 
-    def call(self, name: str, **args: object) -> dict[str, Any]:
+    def call(self, name: str, /, **args: object) -> dict[str, Any]:
         return self._connection.call(name, args, timeout=PATIENCE_S)
 
     def half(
@@ -87,7 +87,7 @@ class Peer:
         claim = {"group": joined["group"], "member": "m-1", "generation": joined["generation"]}
         places: list[tuple[str, int, int]] = []
         while len(places) < count:
-            for chunk in self._fetch(**claim):
+            for chunk in self.fetch(**claim):
                 for offset in range(chunk.base_offset, chunk.base_offset + chunk.rows):
                     error = {"type": "ValueError", "text": "no such order", "fingerprint": "f-1"}
                     place = {"topic": topic, "partition": chunk.partition, "offset": offset}
@@ -96,8 +96,11 @@ class Peer:
         self.call("consumer.leave", group=joined["group"], member="m-1", instance="i-1")
         return sorted(places)
 
-    def _fetch(self, group: str, member: str, generation: int) -> tuple[Chunk, ...]:
-        request = pack_fetch(Fetch(generation, 5_000, 1 << 20, 100, group, member))
+    def fetch(
+        self, group: str, member: str, generation: int, *, wait_ms: int = 5_000
+    ) -> tuple[Chunk, ...]:
+        """Return what a member gets, at most 100 messages."""
+        request = pack_fetch(Fetch(generation, wait_ms, 1 << 20, 100, group, member))
         return unpack_chunks(
             self._connection.request(Opcode.FETCH, request, timeout=PATIENCE_S)
         ).chunks

@@ -57,7 +57,7 @@ class Shop:
             start="first",
         )  # fmt: skip
         self._claim = {"group": group, "member": "m-1", "generation": joined["generation"]}
-        connection._fetch(**self._claim)
+        connection.fetch(**self._claim)
         topic_id = joined["topics"]["orders"]
         owner = StoreOwner(group, "orders", topic_id, connection.log_id, ordered=False)
         self.store, _report = LocalStore.open(str(directory), owner, now=_now)
@@ -108,7 +108,7 @@ class Shop:
         got = {
             offset: chunk.attempt
             for _ in range(2)
-            for chunk in self._peer._fetch(**claim)
+            for chunk in self._peer.fetch(**claim)
             for offset in range(chunk.base_offset, chunk.base_offset + chunk.rows)
         }
         self._peer.call("consumer.leave", group=self.group, member="m-2", instance="i-2")

@@ -38,6 +38,7 @@ ROLES = {
     "checker", "resolver", "outbox", "recovery",  # those that find the outcome
     "spool", "local_store",  # producers without a broker, consumers
     "log",  # a broker, at each record
+    "adoption",  # a broker that gives a consumer's store to others
     "backup", "restore",  # of a log
 }  # fmt: skip
 CRASHPOINTS = {  # True: the transaction is committed there

@@ -40,6 +40,10 @@ GROUP_GAUGES = {
     "parked": "Messages parked behind the fence of their key",
     "fences": "Keys with a fence",
     "letters": "Open dead letters",
+    "at_consumers": "Failed messages in local stores of consumers",
+    "store_attempts": "Failed attempts of the messages in local stores of consumers",
+    "stores": "Local stores of consumers that have messages",
+    "stores_lost": "Local stores of consumers that have messages, and no owner",
     "floods": "Times that the group was guarded, because many keys failed with one error",
     "expired": "Messages that expired before their delivery",
     "members": "Members of the group",
@@ -184,6 +188,22 @@ class _StateCollector(Collector):
         for name, age in list(ages.items())[:MAX_NAMES]:
             oldest.add_metric((name,), age / 1_000)
         yield oldest
+        yield self._oldest_stored(groups)
+
+    def _oldest_stored(self, groups: Iterable[dict[str, Any]]) -> Metric:
+        now, ages = self._engine.now(), dict[str, float]()
+        for group in groups:
+            name, since = group["group"].partition("@")[0], group["oldest_stored"]
+            if since is not None:
+                ages[name] = max(ages.get(name, 0.0), max(0, now - since) / SECOND)
+        gauge = GaugeMetricFamily(
+            "txmq_group_oldest_stored_seconds",
+            "Time since the first failure of a message in a local store of a consumer",
+            labels=("group",),
+        )
+        for name, age in list(ages.items())[:MAX_NAMES]:
+            gauge.add_metric((name,), age)
+        return gauge
 
 
 def _by_group(groups: Iterable[dict[str, Any]], field: str) -> Counter[str]:

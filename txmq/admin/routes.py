@@ -71,6 +71,7 @@ ROUTES: dict[tuple[str, ...], ApiRoute] = {
     ("transactions", ANY_NAME): ApiRoute(
         "tx.show", "token", {"after": _number, "limit": _limit}, {"detail": True}
     ),
+    ("stores",): ApiRoute("recover.list", "", PAGE),
     ("letters", ANY_NAME): ApiRoute(
         "dlq.list", "group", {"cursor": str, "limit": _limit}, {"limit": 100}, SELECTION
     ),

@@ -221,6 +221,10 @@ class AlarmSettings(StrictModel):
     resolver_s: float = Field(default=30.0, gt=0)  # a database could not be asked for longer
     # a key of an ordered group has been fenced for longer
     fence_s: float = Field(default=86_400.0, gt=0)
+    # a consumer's local store has messages, and has had no owner for longer
+    store_owner_s: float = Field(default=300.0, gt=0)
+    # a message has been failing in a consumer's local store for longer
+    store_s: float = Field(default=86_400.0, gt=0)
     # a member has had messages for longer (RocketMQ's consume timeout)
     slow_s: float = Field(default=900.0, gt=0)
     # token rows could not be cleaned up for longer

@@ -24,9 +24,12 @@ SETTINGS = SettingsFile.model_validate(
             "resolver_s": 5.0,
             "cleanup_s": 200.0,
             "fence_s": 300.0,
+            "store_s": 200.0,
+            "store_owner_s": 60.0,
         },
     }
 )
+STORE = "5" * 32
 KNOWN = {"name", "severity", "since", "text", "action"}
 
 
@@ -72,6 +75,15 @@ class Handler:
 
     def fail(self, **how: Any) -> None:
         self._client.call("consumer.nack", **self._known, topic="t", partition=0, offset=0, **how)
+
+    def store(self, state: str = "stored") -> None:
+        """Keep the message in a local store, or tell what became of it there."""
+        topic_id = self._desk.broker.engine.state.topics["t"].topic_id
+        entry = ["t", topic_id, 0, 0, state, 1, 0, ["KeyError", "text", ""]]
+        self._client.call("consumer.stored", **self._known, store=STORE, host="h", entries=[entry])
+
+    def leave(self) -> None:
+        self._client.call("consumer.leave", group="billing", member="m", instance="i")
 
     def publish(self) -> None:
         self._desk.decide(self._desk.half(next(self._numbers)), Decision.COMMIT)

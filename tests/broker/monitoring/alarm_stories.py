@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from twisted.internet.defer import Deferred
 
-from tests.broker.monitoring.alarm_desk import AlarmBroker, Handler
+from tests.broker.monitoring.alarm_desk import STORE, AlarmBroker, Handler
 from txmq import errors
 from txmq.batch import encode, verify
 from txmq.broker.checkback.resolver_service import ResolverStatus
@@ -196,6 +196,27 @@ def old_fence(desk: AlarmBroker) -> Iterator[str]:
     handler.abandon()
 
 
+def old_store(desk: AlarmBroker) -> Iterator[str]:
+    handler = Handler(desk, session_ms=3_600_000)
+    handler.store()
+    desk.broker.pass_time(199)
+    yield ""
+    desk.broker.pass_time(2)
+    yield f"a message has been failing in local store {STORE} of group billing for 0:03:"
+    handler.store("acked")
+
+
+def lost_store(desk: AlarmBroker) -> Iterator[str]:
+    handler = Handler(desk)
+    handler.store()
+    handler.leave()
+    desk.broker.pass_time(59)
+    yield ""
+    desk.broker.pass_time(2)
+    yield f"local stores without an owner: 1, as {STORE} of group billing for 0:01:"
+    desk.broker.ask("recover.adopt", group="billing", store=STORE)
+
+
 def _used(desk: AlarmBroker) -> int:
     space = desk.broker.fs.space("/data")
     return space.size - space.free
@@ -365,5 +386,7 @@ STORIES = {
     "group.guarded": flood,
     "group.slow": slow,
     "fence.old": old_fence,
+    "store.old": old_store,
+    "store.no_owner": lost_store,
     "token.cleanup_stuck": cleanup,
 }

@@ -1,4 +1,5 @@
-// The main page of the console: broker, consumer groups, transactions, dead letters and topics.
+// The main page of the console: broker, consumer groups, transactions, consumers' stores, dead
+// letters and topics.
 "use strict";
 
 const GROUPS_WITH_LETTERS = 20;
@@ -41,6 +42,7 @@ const GROUPS = [
   count("Leased", "leased"),
   count("Retrying", "retrying", "warn"),
   count("Parked", "parked", "warn"),
+  count("At consumers", "at_consumers", "warn"),
   count("Fences", "fences", "warn"),
   count("Dead letters", "letters", "bad"),
 ];
@@ -58,6 +60,16 @@ const letters = (now) => [
   text("Reason", (row) => lastLine(row.reason || row.error_text), "long"),
   text("Fingerprint", (row) => row.fingerprint, "code"),
   count("Parked behind", "parked_behind", "warn"),
+];
+
+const stores = (now) => [
+  text("Group", (row) => row.group),
+  text("Store", (row) => row.store, "code"),
+  text("State", (row) => row.state, (row) => (row.state === "no owner" ? "bad" : "")),
+  text("Consumer", (row) => (row.host ? `${row.member} on ${row.host}` : row.member), "short"),
+  count("Messages", "messages", "warn"),
+  count("Attempts", "attempts"),
+  text("Failing for", (row) => (row.oldest === null ? "" : age(now, row.oldest)), "short"),
 ];
 
 const STALLED = [
@@ -81,8 +93,8 @@ async function deadLetters(group) {
 }
 
 async function refresh() {
-  const [broker, topics, groups, undecided] = await Promise.all(
-    ["broker", "topics", "groups", `transactions?state=undecided&limit=${ROWS_SHOWN}`].map(get),
+  const [broker, topics, groups, undecided, kept] = await Promise.all(
+    ["broker", "topics", "groups", `transactions?state=undecided&limit=${ROWS_SHOWN}`, `stores?limit=${ROWS_SHOWN}`].map(get),
   );
   const failing = groups.value.groups.filter((group) => group.letters > 0).slice(0, GROUPS_WITH_LETTERS);
   const rows = (await Promise.all(failing.map(({ group }) => deadLetters(group)))).flat();
@@ -93,6 +105,7 @@ async function refresh() {
   draw("groups", groups.value.groups, GROUPS, "No consumer groups.");
   draw("stalled", stalled, STALLED, "All partitions with a backlog are moving.");
   draw("transactions", undecided.value.transactions, transactions(broker.now), "No undecided transactions.");
+  draw("stores", kept.value.stores, stores(broker.now), "No messages in local stores of consumers.");
   draw("letters", rows, letters(broker.now), "No dead letters.");
 }
 

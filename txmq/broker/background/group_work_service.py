@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from txmq.core.consumers.background_work import GroupWorkReply
 from txmq.core.consumers.commands import AdvanceGroupWork, ExpireLeases
+from txmq.crashpoints import crashpoint
 
 if TYPE_CHECKING:
     from txmq.broker.engine.engine import Engine
@@ -34,6 +35,8 @@ class GroupWorkService:
     def _stepped(self, reply: object) -> None:
         """Begin the next step once this one is durable; requests come in between."""
         self._busy = False
+        if self._engine.state.groups.adopting:
+            crashpoint("adoption.after_step")
         if isinstance(reply, GroupWorkReply) and reply.more:
             self.tick()
 

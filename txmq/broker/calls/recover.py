@@ -13,6 +13,7 @@ from txmq.core.consumers import commands as core
 from txmq.core.consumers import store_reports, store_views
 from txmq.core.consumers.authorization import find_group
 from txmq.core.events.outcome import Rejected
+from txmq.crashpoints import crashpoint
 from txmq.errors import CorruptRecord
 from txmq.model.retry import FailureReport
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from txmq.broker.engine.engine import Engine
     from txmq.broker.engine.turn_work import TurnWork
+    from txmq.core.consumers.store_orders import AdoptReply
     from txmq.core.consumers.store_reports import StoreReply
     from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
     from txmq.core.steps import Steps
@@ -211,7 +213,13 @@ class RecoverCalls:
     def adopt(self, call: CallContext, args: wire.RecoverAdopt) -> None:
         store = bytes.fromhex(args.store)
         command = core.AdoptStore(args.group, store, args.force, _operator_note(args))
-        self._engine.submit(command, then(call.answer, lambda reply: reply._asdict()))
+
+        def fenced(reply: AdoptReply) -> dict[str, Any]:
+            crashpoint("adoption.after_fence")
+            return reply._asdict()
+
+        crashpoint("adoption.before_fence")
+        self._engine.submit(command, then(call.answer, fenced))
 
 
 def _entry(row: wire.Entry) -> core.StoredEntry:

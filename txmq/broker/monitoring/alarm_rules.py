@@ -9,6 +9,7 @@ from txmq.broker.data_directory.retention_service import TRANSACTIONS
 from txmq.broker.monitoring.liveness import SILENT_S
 from txmq.broker.reactor.steady_clock import BELIEVED_US
 from txmq.core.consumers.key_fences import is_stopped
+from txmq.core.state import local_stores
 from txmq.core.transactions import indexes
 from txmq.core.transactions.indexes import ListKind
 from txmq.core.transactions.model import get
@@ -16,13 +17,14 @@ from txmq.core.transactions.queries import recorded_conflicts
 from txmq.model.units import SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from txmq.broker.background.clock_service import ClockStatus
     from txmq.broker.checkback.resolver_service import ResolverStatus
     from txmq.broker.engine.disk_space import Disk
     from txmq.broker.engine.faults import Faults
     from txmq.config.broker import AlarmSettings as Limits
+    from txmq.core.state.consumer_groups import ConsumerGroup, ConsumerStore
     from txmq.core.state.state import State
     from txmq.store.log.decoder import Damage
 
@@ -268,6 +270,46 @@ def _fence_old(seen: Conditions) -> str:
     )
 
 
+def _store_no_owner(seen: Conditions) -> str:
+    lost = [
+        (store.lost_at, group, store_id)
+        for group, store_id, store in _stores(seen)
+        if not group.has_owner(store) and not store.adopted
+    ]
+    if not lost:
+        return ""
+    since, group, store_id = min(lost, key=lambda item: item[0])
+    if not seen.older_than(since, seen.limits.store_owner_s):
+        return ""
+    store = group.stores[store_id]
+    last = f"{store.member or 'nobody'}{f' on {store.host}' if store.host else ''}"
+    return (
+        f"local stores without an owner: {len(lost)}, as {store_id.hex()} of group {group.name} "
+        f"for {seen.age(since)}: {store.messages} messages, last reported by {last}"
+    )
+
+
+def _store_old(seen: Conditions) -> str:
+    ages = (
+        (local_stores.oldest(seen.state, group, store_id) or seen.now, group.name, store_id)
+        for group, store_id, _store in _stores(seen)
+    )
+    since, name, store_id = min(ages, default=(0, "", b""))
+    if not seen.older_than(since, seen.limits.store_s):
+        return ""
+    return (
+        f"a message has been failing in local store {store_id.hex()} of group {name} "
+        f"for {seen.age(since)}"
+    )
+
+
+def _stores(seen: Conditions) -> Iterator[tuple[ConsumerGroup, bytes, ConsumerStore]]:
+    """Yield the local stores of consumers that have messages."""
+    for group in seen.state.groups.by_id.values():
+        for store_id, store in local_stores.with_messages(group) if group.stores else ():
+            yield group, store_id, store
+
+
 def _group_guarded(seen: Conditions) -> str:
     found = [
         (group.breaker, group.name)
@@ -479,6 +521,18 @@ ALARM_RULES = (
         "critical",
         _group_guarded,
         "mend what the handlers need: the group goes on by itself; or txmq group resume GROUP",
+    ),
+    AlarmRule(
+        "store.no_owner",
+        "critical",
+        _store_no_owner,
+        "start the consumer again with its disk; if that is lost: txmq recover adopt GROUP STORE",
+    ),
+    AlarmRule(
+        "store.old",
+        "warning",
+        _store_old,
+        "txmq recover show GROUP STORE says why it fails; then txmq recover retry, drop or adopt",
     ),
     AlarmRule(
         "group.slow",

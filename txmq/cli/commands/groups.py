@@ -30,13 +30,22 @@ COLUMNS = (
     "lag_ms",
     "leased",
     "retrying",
+    "at_consumers",
     "fences",
     "letters",
 )
-LISTS = ("settings", "member_list", "positions", "fence_list")
+LISTS = ("settings", "member_list", "positions", "store_list", "fence_list")
 POSITION_COLUMNS = ("partition", "floor", "end", "lag", "owners")
 # columns that are shown where any row has a value above 0
-OPTIONAL_COLUMNS = ("lag_ms", "leased", "redeliver", "reserved", "retrying", "passed")
+OPTIONAL_COLUMNS = (
+    "lag_ms",
+    "leased",
+    "redeliver",
+    "reserved",
+    "retrying",
+    "at_consumers",
+    "passed",
+)
 
 
 class ExhaustedPolicy(StrEnum):

@@ -11,7 +11,7 @@ from txmq.core.consumers.authorization import find_group, find_member
 from txmq.core.consumers.membership import identities
 from txmq.core.consumers.stall_reasons import StallContext
 from txmq.core.events.outcome import Rejected
-from txmq.core.state import visibility
+from txmq.core.state import local_stores, visibility
 from txmq.core.state.consumer_groups import FenceState
 from txmq.core.state.restores import all_epochs, epoch_of
 from txmq.core.state.state import State
@@ -82,10 +82,23 @@ def summarize(state: State, group: ConsumerGroup, now: int) -> Steps[dict[str, A
         "retrying": sum(group.retrying.values()),
         "parked": sum(fence.parked for _topic, _key, fence in group.all_fences()),
         "fences": sum(map(len, group.fences.values())),
-        "at_consumers": sum(store.messages for store in group.stores.values()),
+        **_summarize_stores(state, group),
         "letters": group.letters,
         "floods": group.breaker_openings,
         "expired": group.expired,
+    }
+
+
+def _summarize_stores(state: State, group: ConsumerGroup) -> dict[str, Any]:
+    """Return numbers of the messages in local stores of a group's consumers."""
+    stores = local_stores.with_messages(group)
+    oldest = (local_stores.oldest(state, group, store_id) for store_id, _store in stores)
+    return {
+        "at_consumers": sum(store.messages for _store_id, store in stores),
+        "store_attempts": sum(store.attempts for _store_id, store in stores),
+        "stores": len(stores),
+        "stores_lost": sum(not group.has_owner(store) for _store_id, store in stores),
+        "oldest_stored": min((one for one in oldest if one is not None), default=None),
     }
 
 
