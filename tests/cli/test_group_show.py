@@ -63,6 +63,14 @@ FENCE = {
     "offset": 1_234_567,
     "parked": 17,
 }
+STORE = {
+    "group": "billing",
+    "store": "5" * 32,
+    "state": "no owner",
+    "member": "billing-1",
+    "host": "h",
+    "messages": 12,
+}
 REPLY = {
     "group": "billing",
     "state": "active",
@@ -71,6 +79,7 @@ REPLY = {
     "member_list": [MEMBER | {"oldest_lease": SINCE}],
     "paused_topics": [],
     "positions": [position(0), position(1, why=WHY, reason="undecided")],
+    "store_list": [STORE],
     "fence_list": [FENCE | {"since": SINCE}],
 }
 

@@ -35,6 +35,7 @@ COLUMNS = (
     "letters",
 )
 LISTS = ("settings", "member_list", "positions", "store_list", "fence_list")
+STORE_COLUMNS = ("store", "state", "member", "messages")
 POSITION_COLUMNS = ("partition", "floor", "end", "lag", "owners")
 # columns that are shown where any row has a value above 0
 OPTIONAL_COLUMNS = (
@@ -396,6 +397,9 @@ def readable_group(reply: Mapping[str, Any]) -> dict[str, Any]:
             for row in positions
             if row["reason"]
         ],
+        "store_list": [
+            {name: row[name] for name in STORE_COLUMNS} for row in reply.get("store_list", ())
+        ],
         "fence_list": [
             {"partition": _partition_text(row)} | _without(row, "topic", "partition")
             for row in reply.get("fence_list", ())
@@ -407,11 +411,11 @@ def readable_group(reply: Mapping[str, Any]) -> dict[str, Any]:
 def _position_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     names = [
         *POSITION_COLUMNS[:-1],
-        *(name for name in OPTIONAL_COLUMNS if any(row[name] for row in rows)),
+        *(name for name in OPTIONAL_COLUMNS if any(row.get(name) for row in rows)),
         POSITION_COLUMNS[-1],
     ]
     named = [{**row, "partition": _partition_text(row)} for row in rows]
-    return [{name: row[name] for name in names} for row in named]
+    return [{name: row.get(name) for name in names} for row in named]
 
 
 def _partition_text(row: Mapping[str, Any]) -> str:
