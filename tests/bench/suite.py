@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.bench import (
+    adopt,
     backlog,
     backup,
     consumers,
@@ -53,6 +54,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     rebalance.rebalance,
     inbox.inbox,
     backup.backup,
+    adopt.adopt,
     letters.letters,
     local_store.store,
     local_store.startup,

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from tests.core.consumers.invariants import check, moved_rows
-from tests.core.consumers.world import QUICK, ConsumersWorld
+from tests.core.consumers.world import QUICK, ConsumersWorld, rows
 from txmq.core.consumers.authorization import find_group
 from txmq.core.consumers.commands import (
     AdoptStore,
     AdvanceGroupWork,
+    CloneGroup,
+    DeleteGroup,
     DropStored,
     ExpireLeases,
     LeaveGroup,
@@ -24,14 +26,15 @@ from txmq.core.consumers.store_reports import MAX_STORES, _Report, key_source
 from txmq.core.consumers.store_views import at_consumers, describe_store, list_messages
 from txmq.core.events.base import LogRestored
 from txmq.core.events.outcome import Rejected
-from txmq.core.state.consumer_groups import FenceState
-from txmq.core.state.failed_messages import FailedKind
+from txmq.core.state.consumer_groups import ConsumerGroup, FenceState
+from txmq.core.state.failed_messages import FailedKind, FailedMessage
 from txmq.core.state.local_stores import StoreOrder
 from txmq.core.topics.topics import CreateTopic, DeleteTopic
 from txmq.errors import BadRequest, Conflict, Throttled, UnknownMember
 from txmq.model.retry import FailureReport
 from txmq.model.topic_partition import TopicPartition
 from txmq.model.units import SECOND
+from txmq.store.tables import FAILED, FENCES, LOCAL, PARKED
 
 STORE, OTHER = b"s" * 16, b"o" * 16
 FAILURE = FailureReport("E", "text", "print")
@@ -179,6 +182,42 @@ def test_a_stored_message_of_the_lost_part_of_a_log_is_unknown(world: StoreWorld
         assert world.report("a", (5, "stored"), epoch=epoch) == [verdict]
     assert world.report("a", (1, "stored"), epoch=1) == ["kept"], "the backup has it"
     assert world.report("a", (6, "acked"), epoch=1) == ["unknown"]
+
+
+def test_messages_of_a_deleted_topic_leave_the_store(world: StoreWorld) -> None:
+    world.report("a", (0, "stored"), (1, "stored"))
+    world.do(DeleteTopic("t"))
+    assert world.report("a", (0, "stored"), (1, "acked")) == ["unknown"] * 2
+    assert (world.kinds(), world.group().stores) == ({}, {})
+
+
+def test_a_deleted_group_takes_stores_and_orders_with_it(world: StoreWorld) -> None:
+    world.report("a", (0, "stored"), (1, "stored"))
+    world.do(RetryStored("g", STORE, (("t", 0, 0),)))
+    world.do(DropStored("g", STORE, (("t", 0, 1),), "no use"))
+    world.leave("a")
+    world.do(DeleteGroup("g"))
+    while world.do(AdvanceGroupWork()).more:
+        pass
+    left = {name: found for name, found in rows(world.state).items() if found}
+    assert left.keys().isdisjoint({LOCAL, FAILED, FENCES, PARKED})
+
+
+def test_a_clone_gets_what_is_at_consumers(world: StoreWorld) -> None:
+    world.report("a", (1, "stored"))
+    world.ack("a", (0, 1), (2, 5))
+    world.do(CloneGroup("g", "c"))
+    world.join("b", group="c", mode=world.group().settings.mode, retry=QUICK)
+    assert [one.offset for one in world.fetch("b", group="c")] == [1]
+    assert world.kinds() == {1: FailedKind.LOCAL}, "the source keeps it where it is"
+
+
+def test_rows_of_an_older_version_have_no_stores(world: StoreWorld) -> None:
+    row: Any = world.group().to_row()
+    assert ConsumerGroup.from_row(1, row[:-1]).stores == {}
+    world.nack("a", 0)
+    old: Any = tuple(moved_rows(world.state, world.group())[1, 0, 0])[:-1]
+    assert FailedMessage(*old).store == b""
 
 
 def test_a_lapsed_session_does_not_double_an_effect(world: StoreWorld) -> None:

@@ -173,10 +173,19 @@ class _Report:
         verdict = self._judge(entry, ref, row)
         if verdict is None:
             verdict = self._take(entry, ref, row)
+        elif verdict == UNKNOWN and self._is_row_of_a_deleted_topic(ref, row):
+            self._settled.append(ref)
         self._verdicts.append(verdict)
         self._fences.append(self._fence_lease(entry.topic_id, key_hash, verdict))
         if verdict != KEPT and self._order(ref) is not None:
             self._answered.append(ref)
+
+    def _is_row_of_a_deleted_topic(self, ref: MessageRef, row: FailedMessage | None) -> bool:
+        """Return True if the store quarantines the message, and nobody else will have
+        it.
+        """
+        deleted = ref[0] in self._state.topics_by_id and self._state.topics_by_id[ref[0]].deleted
+        return deleted and row is not None and row.store == self._command.store
 
     def _order(self, ref: MessageRef) -> StoreOrder | None:
         if self._store is None or not self._store.orders:
