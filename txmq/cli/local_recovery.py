@@ -188,7 +188,7 @@ def open_copy(
 
 def wire_entry(identity: StoreIdentity, scanned: Scanned) -> list[Any]:
     """Return what a store knows of a message, as `recover.tell` takes it."""
-    entry, message = scanned
+    entry = scanned.entry
     failure = entry.failure
     told = [failure.type[:256], failure.text[:TEXT], failure.fingerprint[:64]]
     return [
@@ -199,5 +199,5 @@ def wire_entry(identity: StoreIdentity, scanned: Scanned) -> list[Any]:
         entry.due,
         told if any(told) else None,
         entry.generation,
-        0 if message is None else message.epoch,
+        entry.epoch,
     ]
