@@ -97,10 +97,10 @@ class Peer:
         return sorted(places)
 
     def fetch(
-        self, group: str, member: str, generation: int, *, wait_ms: int = 5_000
+        self, group: str, member: str, generation: int, *, wait_ms: int = 5_000, most: int = 100
     ) -> tuple[Chunk, ...]:
-        """Return what a member gets, at most 100 messages."""
-        request = pack_fetch(Fetch(generation, wait_ms, 1 << 20, 100, group, member))
+        """Return what a member gets, at most so many messages."""
+        request = pack_fetch(Fetch(generation, wait_ms, 1 << 20, most, group, member))
         return unpack_chunks(
             self._connection.request(Opcode.FETCH, request, timeout=PATIENCE_S)
         ).chunks
