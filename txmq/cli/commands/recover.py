@@ -7,7 +7,6 @@ import time
 from base64 import b64decode
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -318,14 +317,13 @@ def _send(session: CommandSession, call: str, places: list[MessagePlace], **args
 
 def _drain(out: Output, directory: Path, broker: str, wait: float, *, refused: bool) -> None:
     from txmq.recover.spool import spools_below
-
-    drain: Any = import_module("txmq.recover.spool_drain")
+    from txmq.recover.spool_drain import drain_spools
 
     if not spools_below(str(require_directory(directory))):
         raise StoreError(
             f"{directory}: there is no spool", hint="give the directory that producers were given"
         )
-    result = drain.drain_spools(broker, str(directory), timeout=wait, refused=refused)
+    result = drain_spools(broker, str(directory), timeout=wait, refused=refused)
     out.show(result._asdict())
     if result.left:
         raise typer.Exit(FAILED)
