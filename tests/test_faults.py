@@ -287,20 +287,20 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_message_of_another_epoch_is_not_handled",
         "test_every_invariant_holds_for_every_seed",
     ),
-    167: (
+    170: (
         "test_a_store_without_its_disk_is_adopted_by_the_brokers_copies",
         "test_a_copied_directory_tells_first_what_was_processed",
         "test_an_export_has_exact_bodies_and_can_be_adopted",
         "test_an_adopted_store_gives_its_messages_to_the_members",
     ),
-    168: (
+    171: (
         "test_flapping_consumers_with_stores_lose_and_double_nothing",
         "test_a_lapsed_session_does_not_double_an_effect",
         "test_a_reset_takes_messages_back_and_the_store_hears_of_it",
         "test_an_adopted_store_changes_nothing_when_it_comes_back",
         "test_a_store_does_not_overtake_an_earlier_message_of_its_partition",
     ),
-    169: ("test_a_broker_killed_in_an_adoption_goes_on_with_it",),
+    172: ("test_a_broker_killed_in_an_adoption_goes_on_with_it",),
     78: (
         "test_fault_78_messages_with_lost_acks_are_only_redelivered",
         "test_fault_78_a_position_beyond_the_end_is_refused",
