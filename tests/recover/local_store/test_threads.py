@@ -147,6 +147,7 @@ def test_a_forked_process_does_not_write_into_the_store_of_its_parent(tmp_path: 
         try:
             store.put([stored(2)])
         except StoreClosed as error:
+            store.close()  # which leaves everything to the parent
             os._exit(7 if "belongs to process" in error.message else 8)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

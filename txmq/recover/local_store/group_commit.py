@@ -60,6 +60,10 @@ class GroupCommit:
         """True while nothing new is taken, for lack of space."""
         return self.log.read_only or self._ballast.needed
 
+    @property
+    def is_open(self) -> bool:
+        return not self.failure and os.getpid() == self._pid
+
     def require_open(self) -> None:
         """Raise StoreClosed after a failure, after `fail`, and in a forked process."""
         if os.getpid() != self._pid:

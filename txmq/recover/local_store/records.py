@@ -13,6 +13,8 @@ a record is what was written, not that it makes sense: `decode` checks types and
 
 from __future__ import annotations
 
+from operator import attrgetter
+from types import NoneType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack
@@ -35,7 +37,7 @@ _U32 = (1 << 32) - 1
 _FAILURE_CHARACTERS = 1_000  # of an error's text: the broker cuts it, too
 _BASES = 32
 _NOTHING = FailureReport()
-_INTEGERS = {int}
+_INTEGERS, _TEXTS = {int}, {str}
 
 
 class LyingRecord(ValueError):
@@ -94,6 +96,16 @@ class StoredHead(NamedTuple):
 
 
 _ENTRY_FIELDS = 13
+_numbers = attrgetter(
+    "topic_id", "partition", "offset", "run", "attempt", "due", "first_at", "generation",
+    "epoch", "stored_at",
+)  # fmt: skip
+
+_HEAD_TYPES = {
+    (int, int, int, key, int, int, int, int, int, bool, tuple, int, int, tag, tuple, str, int, int)
+    for key in (str, NoneType)
+    for tag in (str, NoneType)
+}
 
 Places = list[Place]
 Changes = list[tuple[Place, int, int, int, tuple[str, ...]]]  # state, attempt, due, failure
@@ -180,28 +192,25 @@ def decode_stored(record: Record) -> StoredHead:
     if type(fields) is not list or len(fields) != expected:
         raise LyingRecord("a head of other fields")
     head = StoredHead(*(_as_tuple(field) for field in fields))
-    if type(head.failure) is not tuple or type(head.headers) is not tuple:
-        raise LyingRecord("a head of other types")
     check_head(head)
     return head
 
 
 def check_head(head: StoredHead) -> None:
     """Require types and ranges that `decode_stored` accepts. Raises LyingRecord."""
-    _check_place(head.topic_id, head.partition, head.offset)
-    _check_numbers(head.run, head.attempt, head.due, head.first_at, head.generation)
-    _check_numbers(head.stored_at, head.epoch)
+    if (*map(type, head),) not in _HEAD_TYPES:
+        raise LyingRecord("a head of other types")
+    numbers = _numbers(head)
+    if min(numbers) < 0 or max(numbers) > _MAX or abs(head.born_at) > _MAX:
+        raise LyingRecord(f"{numbers!r} where numbers belong")
+    if head.topic_id > _U32 or head.partition > _U32:
+        raise LyingRecord(f"a place of topic {head.topic_id}, partition {head.partition}")
+    if len(head.key or "") > limits.KEY or len(head.tag or "") > limits.TAG:
+        raise LyingRecord("a text of another length")
     _check_state(head.state)
     _check_failure(head.failure)
-    for text, most in ((head.key, limits.KEY), (head.tag, limits.TAG)):
-        if text is not None and (type(text) is not str or len(text) > most):
-            raise LyingRecord("a text of another type or length")
-    if {type(head.told), type(head.message_id), type(head.born_at)} != {bool, str, int}:
-        raise LyingRecord("a head of other types")
-    if abs(head.born_at) > _MAX:
-        raise LyingRecord(f"born at {head.born_at}")
     for pair in head.headers:
-        if type(pair) is not tuple or len(pair) != 2 or any(type(text) is not str for text in pair):
+        if type(pair) is not tuple or len(pair) != 2 or {*map(type, pair)} != _TEXTS:
             raise LyingRecord("headers of other types")
 
 
@@ -308,7 +317,5 @@ def _check_state(state: int) -> None:
 
 
 def _check_failure(fields: tuple[object, ...]) -> None:
-    if any(type(text) is not str for text in fields):
+    if fields and ({*map(type, fields)} != _TEXTS or not 3 <= len(fields) <= 3 + _BASES):
         raise LyingRecord("a failure of other types")
-    if fields and not 3 <= len(fields) <= 3 + _BASES:
-        raise LyingRecord("a failure of other fields")

@@ -91,6 +91,7 @@ class StoreState:
         self._topic_id, self._ordered = topic_id, ordered
         self.messages = self.settled = self.bytes = self.attempts = self.run = self.released = 0
         self.live: dict[int, list[int]] = {}
+        self._asked: tuple[bytes, tuple[bytes, bytes] | None] = b"", None
         if (row := self._meta.get(_COUNTERS)) is not None:
             try:
                 self._load(*row)
@@ -133,8 +134,10 @@ class StoreState:
         elif kind != LOST:
             raise UnsupportedFormat(f"the record at {record.position}", kind, max(RECORDS))
 
-    def store(self, head: StoredHead, position: int, size: int, *, whole: bool) -> None:
-        """Set the row of a message."""
+    def store(
+        self, head: StoredHead, position: int, size: int, *, whole: bool, new: bool = False
+    ) -> None:
+        """Set the row of a message; `new`: it is known to have none."""
         key = _PLACE.pack(head.topic_id, head.partition, head.offset)
         row = Row(
             position,
@@ -153,7 +156,11 @@ class StoreState:
             head.epoch,
         )
         self.run = max(self.run, head.run)
-        self._set(key, self._row(key), row)
+        old = None if new else self._row(key)
+        if old is None:
+            self._insert(key, row)
+        else:
+            self._set(key, old, row)
 
     def change(self, changes: Changes) -> None:
         """Apply outcomes. A message that is unknown or settled stays as it is; without
@@ -236,7 +243,7 @@ class StoreState:
         """Return the run of a message that arrives."""
         if chain is None:
             return self.run
-        if ends := self._chains.get(_TIME.pack(chain)):
+        if ends := self._ends(_TIME.pack(chain)):
             run: int
             run, topic_id, partition, _ = _LINK.unpack(ends[1])
             if (topic_id, partition) == place[:2]:
@@ -246,6 +253,34 @@ class StoreState:
     def _row(self, key: bytes) -> Row | None:
         fields = self._messages.get(key)
         return None if fields is None else _row(fields)
+
+    def _insert(self, key: bytes, row: Row) -> None:
+        """Do what `_set` does for a message without a row: most are stored once."""
+        self._messages.put(key, row)
+        self._count_one(row, 1)
+        if not row.told:
+            self._untold.put(_TIME.pack(row.run) + key, _NO_ROW)
+        if row.state not in _HOLDING:
+            return
+        self._ages.put(_TIME.pack(row.first_at) + key, _NO_ROW)
+        if row.chain is None:
+            self._move_due(key, None, _due(row))
+        else:
+            self._link(row.chain, key, row)
+
+    def _link(self, chain: int, key: bytes, row: Row) -> None:
+        """Add a message to its key's chain, mostly at its end."""
+        prefix, link = _TIME.pack(chain), _TIME.pack(row.run) + key
+        ends = self._ends(prefix)
+        if ends is not None and link < ends[1]:
+            self._rechain(chain, key, None, row, held=False, holds=True)
+            return
+        self._chains.put(prefix + link, _NO_ROW)
+        if ends is None:
+            self._move_due(key, None, _due(row))
+            self._put_ends(prefix, (link, link))
+        else:
+            self._put_ends(prefix, (ends[0], link))
 
     def _set(self, key: bytes, old: Row | None, new: Row | None) -> None:
         if new is None:
@@ -291,26 +326,39 @@ class StoreState:
             self._move_due(after, None, _due(new if after == key else self._row(after)))
 
     def _head(self, prefix: bytes) -> bytes | None:
-        ends = self._chains.get(prefix)
+        ends = self._ends(prefix)
         return None if ends is None else _key_of(ends[0])
+
+    def _ends(self, prefix: bytes) -> tuple[bytes, bytes] | None:
+        """Return first and last link of a chain; the last answer is remembered."""
+        if self._asked[0] != prefix:
+            self._asked = prefix, self._chains.get(prefix)
+        return self._asked[1]
+
+    def _put_ends(self, prefix: bytes, ends: tuple[bytes, bytes] | None) -> None:
+        self._asked = prefix, ends
+        if ends is None:
+            self._chains.delete(prefix)
+        else:
+            self._chains.put(prefix, ends)
 
     def _move_ends(self, prefix: bytes, link: bytes, *, add: bool) -> bytes | None:
         """Note first and last of a key's chain after a change; return the head."""
-        ends: tuple[bytes, bytes] | None = self._chains.get(prefix)
+        ends = self._ends(prefix)
         if add:
             first, last = ends or (link, link)
-            self._chains.put(prefix, (min(first, link), max(last, link)))
+            self._put_ends(prefix, (min(first, link), max(last, link)))
             return _key_of(min(first, link))
         assert ends is not None
         first, last = ends
         if first == last:
-            self._chains.delete(prefix)
+            self._put_ends(prefix, None)
             return None
         if link == first:
             first = self._neighbour(prefix, reverse=False)
         elif link == last:
             last = self._neighbour(prefix, reverse=True)
-        self._chains.put(prefix, (first, last))
+        self._put_ends(prefix, (first, last))
         return _key_of(first)
 
     def _neighbour(self, prefix: bytes, *, reverse: bool) -> bytes:
@@ -327,18 +375,18 @@ class StoreState:
             self._due.put(_TIME.pack(new) + key, _NO_ROW)
 
     def _count(self, old: Row | None, new: Row | None) -> None:
-        for row, sign in ((old, -1), (new, 1)):
-            if row is None:
-                continue
-            if row.state in _HOLDING:
-                self.messages += sign
-                self.bytes += sign * row.size
-                self.attempts += sign * row.attempt
-            else:
-                self.settled += sign
-            self._count_live(row, sign)
+        if old is not None:
+            self._count_one(old, -1)
+        if new is not None:
+            self._count_one(new, 1)
 
-    def _count_live(self, row: Row, sign: int) -> None:
+    def _count_one(self, row: Row, sign: int) -> None:
+        if row.state in _HOLDING:
+            self.messages += sign
+            self.bytes += sign * row.size
+            self.attempts += sign * row.attempt
+        else:
+            self.settled += sign
         first = self._segment_of(row.position)
         counts = self.live.setdefault(first, [0, 0])
         counts[0] += sign

@@ -355,7 +355,7 @@ class LocalStore:
             self._commit.wait_for_writer()
             if self._closed:
                 return
-            sound = not self._commit.failure
+            sound = self._commit.is_open
             try:
                 if sound:
                     with suppress(DiskFull):  # what is acknowledged is on disk
@@ -477,7 +477,7 @@ class LocalStore:
         )
         check_head(head)
         at = self._commit.append(STORED, encode_stored(head), message.body)
-        self._state.store(head, at.position, at.end - at.position, whole=True)
+        self._state.store(head, at.position, at.end - at.position, whole=True, new=True)
 
     def _places_due(self, now: int, most: int) -> list[Place]:
         places: list[Place] = []
