@@ -69,7 +69,7 @@ NAMES = (
 )  # fmt: skip
 
 # thousands of rows are put before the first scan of a range
-SCANNED = frozenset({HOLDS, DELAYED})
+SCANNED = frozenset({HOLDS, DELAYED, LETTER_INDEX})
 
 PARTITION_KEY = Struct(">II")  # topic id, partition
 ENTRY_KEY = Struct(">IIQ")  # topic id, partition, base offset

@@ -307,6 +307,12 @@ def test_notes_are_kept_with_the_group_and_their_fingerprint() -> None:
     ask("dlq.note", group="g", fingerprint="f1", text=note, operator="ada")
     noted = {one["fingerprint"]: one["note"] for one in ask("dlq.stats", group="g")["fingerprints"]}
     assert noted == {"f0": "", "f1": note, "f2": "", "f3": ""}
+    ask("dlq.note", group="g", fingerprint="gone", text="was mended")
+    notes = ask("dlq.stats", group="g", select={"topic": "t"})["notes"]
+    assert [(one["fingerprint"], one["note"], one["by"]) for one in notes] == [
+        ("f1", note, "ada"),
+        ("gone", "was mended", ""),
+    ]
     assert ask("dlq.note", group="g", fingerprint="f2", text="").error is BadRequest
     long = ask("dlq.note", group="g", fingerprint="é" * 200, text="x")
     assert long.message == "a fingerprint has at most 256 bytes"

@@ -147,7 +147,7 @@ def test_letters_are_counted_by_their_common_fields(world: ConsumersWorld) -> No
     assert (print_2["fingerprint"], print_2["letters"]) == ("f2", 1)
     assert stats == {
         "group": "g", "letters": 3, "complete": True, "scanned": 0, "ages": ages,
-        "by_state": {"open": 3}, "other_fingerprints": 0, "counted": 3,
+        "notes": [], "by_state": {"open": 3}, "other_fingerprints": 0, "counted": 3,
         "by_fingerprint": {"f1": 2, "f2": 1},
         "by_error_type": {"ValueError": 2, "KeyError": 1}, "by_topic": {"t": 3}, "keys": 3,
         "most_of_one_key": 1,

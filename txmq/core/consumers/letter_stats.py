@@ -166,6 +166,10 @@ def count(
         "scanned": scanned,
         **keys,
         **counts.result(state, group),
+        "notes": [
+            {"fingerprint": fingerprint, "note": note.text, "by": note.by, "noted_at": note.at}
+            for fingerprint, note in letter_notes.notes_of(state, group)
+        ],
     }
 
 

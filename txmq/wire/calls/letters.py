@@ -134,7 +134,7 @@ class DlqNote(OperatorArgs):
     """A note on a fingerprint; "" removes it."""
 
     fingerprint: Short
-    text: Text
+    text: Annotated[str, StringConstraints(max_length=1_024)]
 
 
 class DlqSave(Args):
