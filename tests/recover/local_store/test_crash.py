@@ -258,10 +258,8 @@ def segments_removed_before_it_is_noted(monkeypatch: pytest.MonkeyPatch) -> None
 def chains_by_due_time(monkeypatch: pytest.MonkeyPatch) -> None:
     store = StoreState.store
 
-    def by_time(
-        self: StoreState, head: StoredHead, position: int, size: int, *, whole: bool
-    ) -> None:
-        store(self, head._replace(run=head.due), position, size, whole=whole)
+    def by_time(self: StoreState, head: StoredHead, *place: int, **how: bool) -> None:
+        store(self, head._replace(run=head.due), *place, **how)
 
     monkeypatch.setattr(StoreState, "store", by_time)
 
