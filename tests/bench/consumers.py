@@ -5,6 +5,7 @@ message, with many retries.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from tempfile import TemporaryDirectory
 
 import msgpack
 
@@ -16,6 +17,7 @@ from txmq.core.state.positions import Grant, GroupPosition
 
 CLIENTS = "tests.bench.clients"
 KEYS, HANDLERS, BATCH = 10_000, 8, 50
+STORED_OF = 100
 SLOW_S, EACH_S = 600, 0.01  # handling time of the slow message, and of each other one
 
 
@@ -33,6 +35,20 @@ def ordered(run: Run) -> Iterator[Row]:
     value, yardstick = in_turn(3, lambda: consumed("ordered"), lambda: consumed("concurrent"))
     what = f"one consumer, {KEYS:,} keys, each message acked: ordered, beside concurrent"
     yield row("consumer.ordered", what, "msg/s", value, yardstick=yardstick, goal=at_least(0.7))
+
+
+@benchmark("recover.live", "consumption while some messages go to the local store")
+def with_store(run: Run) -> Iterator[Row]:
+    messages = run.count(200_000)
+
+    def consumed(every: int) -> float:
+        with broker(run) as server, TemporaryDirectory() as directory:
+            argv = python(f"{CLIENTS}.consume_stored", server.address, directory, messages, every)
+            return float(measured(argv)["per_s"])
+
+    value, yardstick = in_turn(3, lambda: consumed(STORED_OF), lambda: consumed(0))
+    what = f"one consumer, one message of {STORED_OF} goes to its local store, beside none"
+    yield row("recover.live", what, "msg/s", value, yardstick=yardstick, goal=at_least(0.95))
 
 
 @benchmark("consumer.inbox", "handlers with the inbox")

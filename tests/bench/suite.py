@@ -59,6 +59,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     local_store.store,
     local_store.startup,
     consumers.ordered,
+    consumers.with_store,
     consumers.inbox,
     consumers.slow,
     consumers.gaps,

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 # For groups with the default policy: a retry here costs nobody a request.
 LOCAL_POLICY = RetryPolicy((5 * SECOND, *DEFAULT_DELAYS[:-1]))
 MOST_HELD = 10_000  # failed messages that wait for disk or broker; no fetch beyond
+LINGER_S = 0.05  # that a failed message waits for others to share its sync
 FULL_S = 5.0  # before a full store is tried again
 EMPTY_HANDED_S = 0.05  # before due messages that may not be handed out are looked at again
 LEFT_ALONE_US = SECOND  # before a message is handed out again that a handler gave back
@@ -100,7 +101,7 @@ class TopicStore:
         self.handed_out: dict[Place, StoredDelivery] = {}
         self.next_due: int | None = None
         self.stats: StoreStats | None = None
-        self.take_after = self.full_until = 0.0
+        self.take_after = self.full_until = self.linger_until = 0.0
 
     @property
     def messages(self) -> int:
@@ -119,13 +120,15 @@ class LocalRecovery:
     """The local stores of a member, one for each topic. Not thread-safe.
 
     `capacity`: how many stored messages may be at handlers. `serving`: the member is
-    connected and in its group. `attempts`: how many were begun.
+    connected and in its group. `ready` wait for a handler. `attempts`: how many were
+    begun.
     """
 
     def __init__(self, member: RecoveryMember) -> None:
         self._member, self._settings = member, member.settings
-        self._policy: RetryPolicy | None = None
-        self._ready: list[StoredDelivery] = []
+        # The group's, or the consumer's while it is unknown.
+        self._policy = _local_policy(member.settings.retry)
+        self.ready: list[StoredDelivery] = []
         self._timeout_s: float | None = None
         self._identities: Identities | None = None
         self._next_check, self._session = 0.0, 0
@@ -157,7 +160,8 @@ class LocalRecovery:
 
     def updated(self, membership: Membership) -> None:
         """Go on with what the broker reports of the group."""
-        self._policy, self._timeout_s = membership.retry, membership.consume_timeout_s
+        self._policy = _local_policy(membership.retry or self._settings.retry)
+        self._timeout_s = membership.consume_timeout_s
         self._identities = membership.identities
 
     def disconnected(self) -> None:
@@ -170,16 +174,10 @@ class LocalRecovery:
     def close(self) -> None:
         """Hand nothing out any more, and take back what no handler has begun."""
         self.closing = True
-        for delivery in self._ready:
+        for delivery in self.ready:
             self._take_back(delivery, 0)
-        self._ready.clear()
+        self.ready.clear()
         self.work_added()
-
-    @property
-    def policy(self) -> RetryPolicy:
-        """The group's retry policy, or the consumer's while it is unknown."""
-        policy = self._policy or self._settings.retry or LOCAL_POLICY
-        return LOCAL_POLICY if policy == RetryPolicy() else policy
 
     @property
     def opened(self) -> bool:
@@ -269,7 +267,7 @@ class LocalRecovery:
 
     def _after_failure(self, attempt: int, nack: PendingNack) -> _Outcome:
         """Return the outcome of a failed attempt, by the policy."""
-        policy, failure, now = self.policy, nack.failure, self._member.wall_us()
+        policy, failure, now = self._policy, nack.failure, self._member.wall_us()
         asked = None if nack.delay_ms is None else nack.delay_ms * MILLISECOND
         action = policy.action((failure.type, *failure.bases))
         if nack.dead or (action is FailureAction.DEAD and not nack.postpone):
@@ -301,27 +299,21 @@ class LocalRecovery:
         if outcome.state is not State.STORED:
             store.change(place, *outcome, nack.failure)
         store.reports.wants_entries = True
-        log.info("message.stored", place=place_name(nack.place), error=nack.failure.type)
         self.work_added()
 
     # Messages of the store at handlers
 
     def receive(self, most: int, now: float) -> list[DeliveredMessage]:
         """Return at most so many stored messages that are due."""
-        if not self._ready or self.closing:
+        if not self.ready or self.closing:
             return []
         paused = self._member.paused()
-        chosen = [one for one in self._ready if one.topic not in paused][:most]
-        self._ready = [one for one in self._ready if one not in chosen]
+        chosen = [one for one in self.ready if one.topic not in paused][:most]
+        self.ready = [one for one in self.ready if one not in chosen]
         for delivery in chosen:
             delivery.status, delivery.timed_from = OUTSTANDING, now
         self._member.stats.delivered += len(chosen)
         return [delivery.deliver() for delivery in chosen]
-
-    @property
-    def has_ready(self) -> bool:
-        """True if a stored message waits for a handler."""
-        return bool(self._ready)
 
     def ack(self, delivery: StoredDelivery) -> bool:
         """Record the success of a handler; return whether it had the message."""
@@ -394,11 +386,26 @@ class LocalRecovery:
         for store in self.stores.values():
             if store.busy or not (store.opened or store.job.open_as):
                 continue
+            if now < store.linger_until and not self._is_urgent(store):
+                continue
             job = self._job(store, now)
             if job.has_work:
+                store.linger_until = now + LINGER_S
                 store.busy = True
                 found.append(job)
         return found
+
+    def _is_urgent(self, store: TopicStore) -> bool:
+        """Return whether a handler or an operator waits for the store's next job. What
+        else there is shares a job with what comes meanwhile: nobody waits for it.
+        """
+        job = store.job
+        return bool(
+            self.closing
+            or (self.ready or store.handed_out or job.changes)
+            or (job.open_as or job.hasten or job.return_to_broker)
+            or store.reports.telling is Telling.UNTOLD
+        )
 
     def _job(self, store: TopicStore, now: float) -> StoreJob:
         job, store.job = store.job, StoreJob(store.topic)
@@ -423,7 +430,7 @@ class LocalRecovery:
                 job.untold, reports.wants_entries = ENTRIES_PER_REPORT, False
             elif reports.telling is Telling.AGAIN and not self.closing:
                 job.again, job.again_after = ENTRIES_PER_REPORT, reports.again_after
-        job.now, job.policy, job.session = wall, self.policy, self._session
+        job.now, job.policy, job.session = wall, self._policy, self._session
         return job
 
     def _may_take(self, store: TopicStore) -> bool:
@@ -454,6 +461,7 @@ class LocalRecovery:
             self._on_full(store, result, now)
         elif job.look or job.puts:
             store.full_until = 0.0
+            log.info("local_store.stored", topic=store.topic, messages=len(job.puts))
         self._taken(store, result, now)
         if self.serving and job.session == self._session:
             if result.entries is not None:
@@ -469,7 +477,7 @@ class LocalRecovery:
                 continue
             delivery = StoredDelivery(message, store.topic, self._member.owner, attempt)
             store.handed_out[message.place] = delivery
-            self._ready.append(delivery)
+            self.ready.append(delivery)
             self.attempts += 1
         store.reports.wants_entries |= result.exhausted
         if result.job.take and not result.taken:
@@ -569,7 +577,7 @@ class LocalRecovery:
         delivery = store.handed_out.pop(place, None)
         if delivery is not None:
             delivery.status = SETTLED
-            self._ready = [one for one in self._ready if one is not delivery]
+            self.ready = [one for one in self.ready if one is not delivery]
 
     def _obey(self, store: TopicStore, place: Place, order: str) -> None:
         """Obey an operator.
@@ -592,6 +600,10 @@ class _Outcome(NamedTuple):
     state: State
     attempt: int
     due: int
+
+
+def _local_policy(policy: RetryPolicy | None) -> RetryPolicy:
+    return LOCAL_POLICY if policy is None or policy == RetryPolicy() else policy
 
 
 def _nothing() -> None:

@@ -441,9 +441,11 @@ class Member:
     def may_fetch(self) -> bool:
         """Return whether a fetch is due and allowed."""
         held_back = self.closing or self._stale or self.settlement.resending
-        if self.recovery is not None and not held_back:
-            held_back = self.recovery.holds_back
-        return not held_back and self.fetcher.is_due()
+        return (
+            not held_back
+            and self.fetcher.is_due()
+            and (self.recovery is None or not self.recovery.holds_back)
+        )
 
     def _fetched(self, membership: Membership, payload: bytes, now: float) -> None:
         """Add what a fetch brings. The broker delivered it in the generation of that

@@ -46,7 +46,8 @@ class Operations:
         member = self._member
         if member.failure is not None:
             raise member.failure
-        if member.recovery is not None and (stored := member.recovery.receive(most, now)):
+        recovery = member.recovery
+        if recovery is not None and recovery.ready and (stored := recovery.receive(most, now)):
             return stored
         if not member.queue.ready:
             return []
@@ -59,7 +60,8 @@ class Operations:
         member = self._member
         if member.failure is not None:
             raise member.failure
-        if member.recovery is not None and (stored := member.recovery.receive(1, now)):
+        recovery = member.recovery
+        if recovery is not None and recovery.ready and (stored := recovery.receive(1, now)):
             return stored[0]
         if not member.queue.ready:
             return None
@@ -86,8 +88,11 @@ class Operations:
         not outstanding.
         """
         member, (topic, partition, offset) = self._member, message[:3]
-        if member.recovery is not None and (stored := stored_delivery(message)) is not None:
-            return IN_STORE if member.recovery.ack(stored) else NO_ACK
+        recovery = member.recovery
+        if recovery is not None and recovery.attempts:  # some message may be a stored one
+            stored = stored_delivery(message)
+            if stored is not None:
+                return IN_STORE if recovery.ack(stored) else NO_ACK
         if not isinstance(message, DeliveredMessage):
             count = member.queue.settle(_place(message), now=now)
         elif member.queue.settle_one(message, now=now):  # the hot path, without a further call
