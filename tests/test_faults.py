@@ -264,6 +264,8 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_full_store_stops_fetching_and_the_broker_takes_what_does_not_fit",
         "test_a_second_process_is_told_that_the_directory_is_in_use",
         "test_what_does_not_fit_while_the_broker_is_away_waits_for_it",
+        "test_a_damaged_store_is_reported",
+        "test_a_damaged_body_is_given_back_to_the_broker",
         "test_the_brokers_copy_of_a_lost_disk_is_adopted",
     ),
     162: (

@@ -43,10 +43,13 @@ class StoredMember(ScriptedMember):
         return reply | {"topics": {"orders": TOPIC_ID}, "first_epoch": 1, "retry": self.retry}
 
     def disk(self) -> None:
-        """Do all the store's work."""
+        """Do all the store's work, without waiting for more of it."""
+        for store in self.recovery.stores.values():
+            store.linger_until = 0.0
         while jobs := self.recovery.jobs(self.now):
             for job in jobs:
                 self.recovery.finished(self.stores.perform(job), self.now)
+                self.recovery.stores[job.topic].linger_until = 0.0
 
     def serving(self, *partitions: int, generation: int = 1) -> StoredMember:
         """Join, with an empty store that the broker has been told of."""

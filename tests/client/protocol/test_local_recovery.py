@@ -449,3 +449,40 @@ def test_followers_of_a_message_that_others_have_wait_for_the_broker(made: Any) 
     member.disconnect()
     member.wait(2)
     assert bodies(member.receive(9)) == ["b2"]
+
+
+def test_a_damaged_store_is_reported(made: Any, tmp_path: Path) -> None:
+    member = made().serving().fetched(chunk("m0", "m1"))
+    fail(member)
+    member.disk()
+    member.told()
+    member.disk()
+    member.crash()
+    [segment] = [
+        one
+        for one in tmp_path.glob("*/*/log/*")
+        if one.stat().st_size and b"m0" in one.read_bytes()
+    ]
+    content = segment.read_bytes()
+    at = content.index(b"KeyError")
+    segment.write_bytes(content[:at] + b"X" + content[at + 1 :])
+    for index in tmp_path.glob("*/*/index/*"):
+        index.unlink()
+    again = made().joined(generation=2)
+    again.disk()
+    alarms = again.args_of("alarms.report")["alarms"]
+    assert [alarm["name"] for alarm in alarms] == ["store.damaged"]
+
+
+def test_a_damaged_body_is_given_back_to_the_broker(made: Any, tmp_path: Path) -> None:
+    member = made().serving().fetched(chunk("m0"))
+    fail(member)
+    member.disk()
+    member.told()
+    [segment] = tmp_path.glob("*/*/log/*.seg")
+    content = segment.read_bytes()
+    at = content.rindex(b"m0")
+    segment.write_bytes(content[:at] + b"X" + content[at + 1 :])
+    member.wait(5.1)
+    assert member.receive() == []
+    assert member.told("settled") == [(0, "returned", 1)]

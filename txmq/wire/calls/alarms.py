@@ -1,6 +1,6 @@
 """Arguments of the call that reports alarms to the broker (docs/FORMATS.md 2.3).
 
-The reporters are XA recovery, relays, and consumers with an inbox.
+The reporters are XA recovery, relays, and consumers with an inbox or a local store.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ ReportedName = Literal[
     "relay.unreachable",
     "relay.stopped",
     "inbox.lost",
+    "store.damaged",
 ]
 REPORTED_NAMES: tuple[ReportedName, ...] = get_args(ReportedName)
 AlarmText = Annotated[str, StringConstraints(min_length=1, max_length=1_000)]

@@ -21,10 +21,18 @@ from random import random
 from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.client.log import get_logger
+from txmq.client.protocol.alarm_reports import MAX_DURATION_S, AlarmReport
 from txmq.client.protocol.consumer.consume_timeout import CHECKS, timeout_failure
 from txmq.client.protocol.consumer.fetched import NACKED, OUTSTANDING, SETTLED
+from txmq.client.protocol.consumer.requests import call_request
 from txmq.client.protocol.consumer.settlement import PendingNack, place_name
-from txmq.client.protocol.consumer.store_jobs import JobResult, StoredPut, StoreJob, StoreName
+from txmq.client.protocol.consumer.store_jobs import (
+    JobResult,
+    StoredPut,
+    StoreJob,
+    StoreName,
+    damage_alarm,
+)
 from txmq.client.protocol.consumer.store_reports import (
     ENTRIES_PER_REPORT,
     KEPT,
@@ -98,6 +106,7 @@ class TopicStore:
         self.job = StoreJob(topic)
         self.held: dict[Place, PendingNack] = {}
         self.suspended: set[str] = set()
+        self.damage: AlarmReport | None = None  # to be reported
         self.handed_out: dict[Place, StoredDelivery] = {}
         self.next_due: int | None = None
         self.stats: StoreStats | None = None
@@ -456,7 +465,11 @@ class LocalRecovery:
             return
         if job.open_as is not None:
             store.opened, store.reports.store_id = True, result.store_id
+            store.damage = damage_alarm(store.topic, result.report)
+        damaged = 0 if store.stats is None else store.stats.damaged
         store.stats, store.next_due = result.stats, result.next_due
+        if result.stats is not None and result.stats.damaged > damaged:
+            store.reports.wants_entries = True  # the store has given messages back
         if result.full is not None:
             self._on_full(store, result, now)
         elif job.look or job.puts:
@@ -528,6 +541,7 @@ class LocalRecovery:
             store.reports.due_at(has_messages=bool(store.messages))
             for store in self.stores.values()
         ]
+        dues += [0.0 for store in self.stores.values() if store.damage is not None]
         return min((due for due in dues if due is not None), default=None)
 
     def requests(self, membership: Membership, now: float) -> list[Request]:
@@ -536,7 +550,8 @@ class LocalRecovery:
             store.reports.request(membership, now, has_messages=bool(store.messages))
             for store in self.stores.values()
         ]
-        return [request for request in found if request is not None]
+        damaged = [store for store in self.stores.values() if store.damage is not None]
+        return [*filter(None, found), *map(_alarm_request, damaged)]
 
     def _told(
         self, topic: str, verdicts: Sequence[Verdict], reply: StoredReply, now: float
@@ -604,6 +619,22 @@ class _Outcome(NamedTuple):
 
 def _local_policy(policy: RetryPolicy | None) -> RetryPolicy:
     return LOCAL_POLICY if policy is None or policy == RetryPolicy() else policy
+
+
+def _alarm_request(store: TopicStore) -> Request:
+    """Return the request that reports a store's damage, once for each opening."""
+    alarm, store.damage = store.damage, None
+    id_hex = store.reports.store_id.hex if store.reports.store_id is not None else ""
+    args = {
+        "source": f"store-{id_hex}",
+        "alarms": [] if alarm is None else [alarm._asdict()],
+        "for_s": MAX_DURATION_S,
+    }
+    return call_request("alarms.report", args, _ignore, _ignore)
+
+
+def _ignore(_answer: object, _now: float) -> None:
+    """Do nothing: the log has it, too."""
 
 
 def _nothing() -> None:

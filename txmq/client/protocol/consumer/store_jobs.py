@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from txmq.client.protocol.alarm_reports import MAX_TEXT, AlarmReport
 from txmq.model.retry import RetryPolicy
 
 if TYPE_CHECKING:
@@ -97,6 +98,18 @@ class StoreJob:
             or self.untold
             or self.again
         )
+
+
+def damage_alarm(topic: str, report: StoreReport | None) -> AlarmReport | None:
+    """Return the alarm of a store that was found damaged when it was opened."""
+    if report is None or not (report.damages or report.returned or report.unnamed):
+        return None
+    text = f"a consumer's local store of topic {topic} was damaged: {'; '.join(report.findings())}"
+    action = (
+        "look after the disk of that machine; the broker delivers its copies of what was damaged,"
+        " and `txmq recover adopt` those of messages that nothing names any more"
+    )
+    return AlarmReport("store.damaged", "warning", text[:MAX_TEXT], action)
 
 
 @dataclass(slots=True)
