@@ -14,7 +14,7 @@ import pytest
 
 import txmq
 from tests.cli.peer import Peer, peer
-from tests.cli.support import reply, run
+from tests.cli.support import NOBODY, reply, run
 from txmq.model.retry import FailureReport
 from txmq.recover.local_store import (
     Change,
@@ -202,6 +202,28 @@ def test_an_export_has_exact_bodies_and_can_be_adopted(shop: Shop, tmp_path: Pat
     file.write_text(from_disk)
     assert shop.ask("adopt", "--export", str(file))["told"] == {"kept": 2, "settled": 1}
     assert 2 not in shop.received()
+
+
+def test_a_spool_without_an_owner_is_shown_and_sent(
+    served: tuple[Running, str], tmp_path: Path
+) -> None:
+    spool = tmp_path / "spool"
+    with txmq.connect("txmq://127.0.0.1:1", service="shop", spool=str(spool)) as client:
+        assert client.send("spooled", BODY, key="k", partition=0).spooled
+    [found] = reply("recover", "list", "--dir", str(spool), broker=NOBODY)["spools"]
+    assert (found["messages"], found["owned"]) == (1, False)
+    [shown] = reply("recover", "show", "--dir", str(spool), "--bodies", broker=NOBODY)["list"]
+    exported = reply("recover", "export", "--dir", str(spool), broker=NOBODY)
+    assert b64decode(exported["body"]) == b64decode(shown["body_base64"]) == BODY
+    retry = ("recover", "retry", "--dir", str(spool))
+    assert reply(*retry, broker=served[1]) == {"sent": 0, "left": 0, "refused": 1}
+    [refused] = reply("recover", "show", "--dir", str(spool), broker=NOBODY)["list"]
+    assert refused["refusal"]["error"] == "UnknownTopic"
+    reply("topic", "create", "spooled", "--partitions", "1", broker=served[1])
+    sent = reply(*retry, "--refused", broker=served[1])
+    assert (sent["sent"], sent["left"]) == (1, 0)
+    tailed = reply("tail", "spooled", "--no-follow", broker=served[1])
+    assert (tailed["key"], b64decode(tailed["body_base64"])) == ("k", BODY)
 
 
 def test_what_is_no_store_and_no_export_is_refused(shop: Shop, tmp_path: Path) -> None:

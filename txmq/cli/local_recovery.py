@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -77,6 +77,7 @@ def describe_disk(directory: Path, group: str | None) -> dict[str, Any]:
             "store": None if found.identity is None else found.identity.id.hex,
             "owner_pid": found.owner_pid,
             "disk_bytes": found.disk_bytes,
+            "quarantined": found.quarantined,
             "path": found.path,
             "problem": found.problem,
         }
@@ -112,7 +113,9 @@ def list_messages(directory: Path, *, bodies: bool) -> Iterator[dict[str, Any]]:
     from txmq.recover.spool import spools_below
 
     if not find_stores(directory) and spools_below(str(directory)):
-        yield from list_spooled(directory, bodies=bodies)
+        for spooled in list_spooled(directory):
+            body = b64decode(spooled.pop("body"))
+            yield spooled | (body_fields(body) if bodies else {})
         return
     path = str(find_store(directory))
     topic = existing_identity(path).owner.topic
@@ -134,20 +137,17 @@ def list_messages(directory: Path, *, bodies: bool) -> Iterator[dict[str, Any]]:
         yield row | (body_fields(message.body) if bodies and message is not None else {})
 
 
-def list_spooled(directory: Path, *, bodies: bool) -> Iterator[dict[str, Any]]:
-    """Yield the messages of all spools below a directory."""
+def list_spooled(directory: Path) -> Iterator[dict[str, Any]]:
+    """Yield the messages of all spools below a directory, with bodies in base64."""
     from txmq.recover.spool import scan
 
     for message in scan(str(directory)):
         refusal = message.refusal
-        row = message._asdict() | {
+        yield message._asdict() | {
             "headers": dict(message.headers),
             "refusal": None if refusal is None else refusal._asdict(),
             "body": b64encode(message.body).decode(),
         }
-        if not bodies:
-            del row["body"]
-        yield row
 
 
 @contextmanager

@@ -14,8 +14,11 @@ from txmq.core.consumers.commands import (
     AdvanceGroupWork,
     CloneGroup,
     ReplayLetters,
+    ReportStored,
     ResetPosition,
+    StoredEntry,
 )
+from txmq.core.consumers.store_reports import key_source
 from txmq.core.events.outcome import Rejected
 from txmq.core.events.topics import MessagesCopied
 from txmq.core.retention import log_floor, relocation, topic_retention
@@ -208,6 +211,26 @@ def test_a_dead_letter_is_copied_before_its_batch_is_removed(world: ConsumersWor
     assert [pin.position for pin in log_pins.pins_below(world.state, SIGN)] == [position]
     assert world.group().positions[TopicPartition(1, 0)].floor == 12
     assert same_after_replay(world)
+
+
+def test_a_message_at_a_consumer_is_copied_before_its_batch_is_removed(
+    world: ConsumersWorld,
+) -> None:
+    world.join("a", retry=QUICK)
+    world.fetch("a")
+    entry = StoredEntry("t", 1, 0, 3, "stored", 1)
+    entry = entry._replace(source=key_source(world.state, "g", entry))
+    report = ReportStored("g", "a", world.generation(), b"s" * 16, "host", (entry,))
+    assert world.do(report).verdicts == ("kept",)
+    world.do(RepointMessages(tuple(copy(world, retain(world, days=3.5).to_copy))))
+    retain(world, days=3.5)
+    assert first(world) == 12
+    records = len(world.log)
+    assert world.do(report).verdicts == ("kept",)
+    assert len(world.log) == records, "the copy changes nothing for the store"
+    assert same_after_replay(world)
+    acked = report._replace(entries=(entry._replace(state="acked"),))
+    assert world.do(acked).verdicts == ("settled",)
 
 
 def test_retention_waits_for_a_clone_in_the_making_which_then_misses_each_message_once(

@@ -63,6 +63,8 @@ class RecoverCalls:
         group = self._engine.state.groups.by_name.get(args.group)
         if group is not None and store in group.stores:
             self._seen[group.group_id, store] = self._engine.now()
+        elif group is not None:
+            self._seen.pop((group.group_id, store), None)
 
     def tell(self, call: CallContext, args: wire.RecoverTell) -> None:
         """Take the report of an operator who has a copy of a store."""

@@ -239,7 +239,7 @@ def export_(
 
     below = find_stores(directory)
     if not below and spools_below(str(directory)):
-        for row in list_spooled(directory, bodies=True):
+        for row in list_spooled(directory):
             print(json.dumps(row))
         return
     for line in export(str(find_store(directory))):
