@@ -164,7 +164,7 @@ def open_copy(
         identity, pid = existing_identity(path), summary(path).owner_pid
         if pid:
             raise DirectoryInUse(
-                f"{path} is in use by process {pid}",
+                f"{path} is in use by {f'process {pid}' if pid > 0 else 'a process'}",
                 hint="stop that consumer; or order its store: txmq recover retry",
             )
         yield identity, scan(path)
