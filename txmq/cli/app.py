@@ -9,6 +9,8 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+from collections.abc import Callable
+from functools import cache
 from io import TextIOWrapper
 from typing import Annotated
 
@@ -104,6 +106,16 @@ def options(
     del version
 
 
+@cache
+def command_line() -> Callable[..., object]:
+    """Return the parser of all commands.
+
+    To build it takes longer than most commands. A process that forks others builds it
+    for them.
+    """
+    return typer.main.get_command(app)
+
+
 def main() -> None:
     """Run the command of this process."""
     _replace_closed_streams()
@@ -138,7 +150,7 @@ def _run(*, as_json: bool) -> int:
     """Run the command; return its exit status. Raises OSError."""
     try:
         # Otherwise typer prints errors in the usage itself, as text.
-        status = app(prog_name="txmq", standalone_mode=not as_json)
+        status = command_line()(prog_name="txmq", standalone_mode=not as_json)
     except SystemExit as end:
         status = end.code
     except typer.Abort:

@@ -31,7 +31,7 @@ CLIENTS: Final = [
     "txmq.client.blocking.transaction.postgres",
     "txmq.client.blocking.consumer.consumer",
 ]
-IMPORTED: Final = [*BROKERS, *CLIENTS]
+IMPORTED: Final = [*BROKERS, *CLIENTS, "txmq.cli.preloaded"]
 _fork_server: Final = get_context("forkserver")
 _fork_server.set_forkserver_preload(IMPORTED)
 # multiprocessing reads an exit status once, and polls all processes at each start.
