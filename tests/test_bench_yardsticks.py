@@ -128,6 +128,12 @@ def test_the_sink_is_driven_to_the_last_request(run: Run, outstanding: int) -> N
     assert yardsticks.sink_per_s(run, outstanding, count=200) > 0
 
 
+def test_groups_of_records_are_written_whole(tmp_path: Path) -> None:
+    path = tmp_path / "groups"
+    assert measured(python("tests.bench.raw.group_file", path, 200, 1_000, 64))["per_s"] > 0
+    assert len(path.read_bytes().rstrip(b"\0")) > 64 * 3 * 1_000 - 8
+
+
 def test_the_disk_is_measured(run: Run) -> None:
     took = yardsticks.disk(run, count=20)
     assert 0 < took["p50_us"] <= took["p99_us"]

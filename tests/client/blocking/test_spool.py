@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
@@ -122,6 +124,22 @@ def test_new_sends_go_behind_what_waits(
     own_broker.start()
     client.spool.wait(DEADLINE_S)
     assert bodies(own_broker, topic) == [str(n) for n in range(count)]
+
+
+def test_a_silent_broker_is_one_that_does_not_answer(
+    own_broker: RealBroker, connect: Connect, spools: Path
+) -> None:
+    """It gets the messages once, though it reads those sent before when it goes on."""
+    topic = topic_of(own_broker, connect, "silent", 1)
+    client = connect(own_broker.url, spool=spools, timeout=0.5)
+    client.send(topic, b"00", key="k")
+    os.kill(own_broker.pid, signal.SIGSTOP)
+    receipts = [client.send(topic, b"%02d" % n, key="k") for n in range(1, 30)]
+    assert all(receipt.spooled for receipt in receipts)
+    assert client.stats.connections == 1
+    os.kill(own_broker.pid, signal.SIGCONT)
+    client.spool.wait(DEADLINE_S)
+    assert bodies(own_broker, topic) == [f"{n:02d}" for n in range(30)]
 
 
 def test_the_order_notices_a_message_that_is_sent_past_the_spool(
@@ -384,6 +402,23 @@ client.close()
     with connect(own_broker.url, spool=spools) as client:
         client.spool.wait(DEADLINE_S)
     assert sorted(bodies(own_broker, topic)) == ["child", "parent", "parent again"]
+
+
+def test_a_process_that_ends_without_close_leaves_its_messages_on_disk(
+    own_broker: RealBroker, connect: Connect, spools: Path
+) -> None:
+    topic = topic_of(own_broker, connect, "ended", 1)
+    own_broker.kill()
+    ends = """
+import sys, txmq
+client = txmq.connect(sys.argv[1], spool=sys.argv[2], timeout=0.5)
+for n in range(100):
+    client.send_async(sys.argv[3], str(n).encode(), key="k")
+"""
+    run_script(ends, own_broker.url, str(spools), topic)
+    own_broker.start()
+    assert drain_spools(own_broker.url, str(spools), timeout=DEADLINE_S) == (100, 0, 0)
+    assert bodies(own_broker, topic) == [str(n) for n in range(100)]
 
 
 def test_transactions_do_not_use_the_spool(

@@ -165,6 +165,17 @@ def test_damage_is_put_aside_with_a_report_and_the_rest_comes() -> None:
     assert any("lost" in name for name in fs.listdir(f"{spool.path}/log"))
 
 
+def test_spools_stay_in_order_when_the_clock_is_put_back() -> None:
+    fs = new_disk()
+    directory = directory_on(fs)
+    made = [directory.open_new(None, None, now) for now in (10**16, 5, 0, -3, 10**15)]
+    for number, spool in enumerate(made):
+        store(spool, batch(0, b"%d" % number))
+        spool.abandon()
+    found = open_spools(taken(fs))
+    assert [bodies(waiting(spool)) for spool in found] == [[b"%d" % n] for n in range(5)]
+
+
 def test_a_torn_tail_is_cut_with_a_report() -> None:
     fs = new_disk()
     spool = a_spool(fs)

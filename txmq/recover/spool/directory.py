@@ -57,8 +57,11 @@ class SpoolDirectory:
 
     def open_new(self, service: str | None, log_id: UUID | None, now: int) -> Spool:
         """Make a spool for this process."""
-        name = f"{max(now, 0):016x}{uuid4().hex[:16]}"
         self._fs.makedirs(self.path)
+        # After all others, even where the clock was put back: names are in the order of
+        # draining.
+        latest = max(spool_names(self._fs, self.path), default="0")
+        name = f"{max(now, int(latest[:16], 16) + 1):016x}{uuid4().hex[:16]}"
         self._fs.sync_directory(self.path.rpartition("/")[0] or "/")
         spool, _report = self._open(name, Identity(name, service, log_id, now), now)
         return spool

@@ -50,6 +50,7 @@ from txmq.wire.frames import Frame
 from txmq.wire.status import OK
 
 log = get_logger()
+MAX_FAILURES = 10  # of the broker over one batch, until it counts as refused
 MARK_EVERY = 64  # batches; the broker remembers the receipts of 256
 
 
@@ -71,6 +72,7 @@ class _Entry:
     doubtful: bool
     rerouted: bool = False
     searched: bool = False
+    failures: int = 0  # times that the broker failed over it
     state: _State = _State.UNSENT
     error: TxmqError | None = None
 
@@ -325,7 +327,11 @@ class SpoolDrain:
                 self._send_again()
             case MessageTooLarge() if head.batch.count > 1:
                 self._split(head)
-            case _ if error.retriable or isinstance(error, BrokerFailed):
+            case BrokerFailed() if head.failures < MAX_FAILURES:
+                head.failures += 1
+                self.pause()
+                self._send_again()
+            case _ if error.retriable:
                 self.pause()
                 self._send_again()
             case _:

@@ -1,0 +1,180 @@
+"""The drain of a spool by itself: what it sends, and what it does about refusals."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+
+from tests.recover.spool.disks import SESSION, batch, directory_on, new_disk, store, waiting
+from tests.recover.spool.spool_world import Connection
+from txmq.batch import read_header
+from txmq.client.protocol.conversation import Conversation
+from txmq.client.protocol.sender.spool_drain import MAX_FAILURES, SpoolDrain
+from txmq.client.protocol.sender.topics import TopicCache
+from txmq.errors import (
+    BrokerFailed,
+    MessageTooLarge,
+    ProducerFenced,
+    ReadOnly,
+    RequestRejected,
+    SequenceGap,
+    StaleTopic,
+    Throttled,
+    UnknownProducer,
+    UnknownTopic,
+)
+from txmq.recover.spool import Spool
+from txmq.wire.data_requests import SendReceipt, pack_send_receipt, unpack_send
+from txmq.wire.frames import Frame
+from txmq.wire.status import OK, error_reply
+
+
+class Scene:
+    """A drain of batches of two messages, over a connection without multi-send."""
+
+    def __init__(self, batches: int = 3) -> None:
+        self.spool: Spool = directory_on(new_disk()).open_new(None, None, 1)
+        store(self.spool, *(batch(2 * n, b"%d" % n, b"+") for n in range(batches)))
+        self.topics = TopicCache(
+            lambda _topic: {"topics": [{"partitions": 4, "epoch": 9, "topic_id": 1}]}, None
+        )
+        self.drain = SpoolDrain(self.spool, self.topics)
+        self.connection = Connection(features=())
+
+    def sends(self) -> list[tuple[bytes, int, int]]:
+        """Session, sequence and number of messages of what goes out now."""
+        self.drain.paused_until = 0.0
+        self.drain.next_writes(cast("Conversation", self.connection))
+        headers = [read_header(unpack_send(one.payload).batch) for one in self.connection.requests]
+        return [(header.producer_id, header.sequence, header.count) for header in headers]
+
+    def answer(self, *errors: RequestRejected | None) -> None:
+        """Answer all requests; the last error goes for all that follow."""
+        requests, self.connection.requests = self.connection.requests, []
+        for at, request in enumerate(requests):
+            error = errors[min(at, len(errors) - 1)]
+            status, payload = OK, pack_send_receipt(SendReceipt(at, 1))
+            if error is not None:
+                status, payload = error_reply(error)
+            self.drain.receive([Frame(request.opcode, status, request.correlation, payload)])
+
+
+def test_all_is_sent_before_the_first_reply_and_marked_after_the_last() -> None:
+    scene = Scene()
+    assert scene.sends() == [(SESSION, 0, 2), (SESSION, 2, 2), (SESSION, 4, 2)]
+    assert scene.drain.all_sent
+    assert not scene.drain.done
+    assert scene.spool.waiting == 6
+    scene.answer(None)
+    assert scene.drain.done
+    assert scene.spool.waiting == 0
+
+
+def test_a_lost_connection_repeats_with_the_same_sequences() -> None:
+    scene = Scene()
+    before = scene.sends()
+    scene.drain.connection_lost()
+    scene.connection = Connection(features=())
+    # The first batch of the session may be stored, and the session be forgotten.
+    assert scene.sends() == []
+    assert scene.drain.in_doubt is not None
+    scene.drain.settle(stored=False)
+    assert scene.sends() == before
+
+
+@pytest.mark.parametrize("error", [Throttled("t"), ReadOnly("r")])
+def test_after_a_pause_the_same_batches_are_sent_again(error: RequestRejected) -> None:
+    scene = Scene()
+    before = scene.sends()
+    scene.answer(None, error, SequenceGap("g"))
+    assert scene.sends() == before[1:]
+    assert scene.spool.waiting == 4
+
+
+def test_a_gap_is_closed_by_a_new_session_from_there_on() -> None:
+    scene = Scene()
+    scene.sends()
+    scene.answer(None, SequenceGap("g"))
+    (first, one, _), (second, two, _) = scene.sends()
+    assert first == second != SESSION
+    assert (one, two) == (0, 2)
+
+
+def test_a_refused_batch_is_kept_and_the_rest_goes_on_in_a_new_session() -> None:
+    scene = Scene()
+    scene.sends()
+    scene.answer(UnknownTopic("no"), SequenceGap("g"))
+    assert scene.spool.refused == 2
+    (session, sequence, _count), _last = scene.sends()
+    assert session != SESSION
+    assert sequence == 0
+    scene.answer(None)
+    assert scene.drain.done
+    assert waiting(scene.spool) == []
+
+
+def test_a_stale_topic_splits_a_batch_into_rows_with_their_own_sequences() -> None:
+    scene = Scene(1)
+    scene.sends()
+    scene.answer(StaleTopic("grown"))
+    assert scene.sends() == []
+    assert scene.drain.unknown_topics == {"orders"}
+    scene.topics.refresh("orders")
+    scene.drain.topic_refreshed("orders")
+    assert scene.sends() == [(SESSION, 0, 1), (SESSION, 1, 1)]
+    assert len(waiting(scene.spool)) == 2  # on disk, before they are sent
+
+
+def test_a_message_that_is_too_large_is_refused_alone() -> None:
+    scene = Scene(2)
+    scene.sends()
+    scene.answer(MessageTooLarge("large"), SequenceGap("g"))
+    scene.topics.refresh("orders")
+    assert [count for _session, _sequence, count in scene.sends()] == [1, 1, 2]
+    scene.answer(None, MessageTooLarge("large"), SequenceGap("g"))
+    assert scene.spool.refused == 1
+    scene.sends()
+    scene.answer(None)
+    assert scene.drain.done
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_doubtful_batch_of_a_forgotten_session_is_searched(stored: bool) -> None:  # noqa: FBT001
+    scene = Scene(2)
+    scene.sends()
+    scene.answer(None, Throttled("t"))
+    scene.sends()
+    scene.drain.connection_lost()
+    scene.connection = Connection(features=())
+    assert scene.sends() == [(SESSION, 2, 2)]
+    scene.answer(UnknownProducer("forgotten"))
+    assert scene.drain.in_doubt == ("orders", f"{SESSION.hex()}-2")
+    assert scene.sends() == []
+    scene.drain.settle(stored=stored)
+    assert scene.drain.done is stored
+    if not stored:
+        assert scene.sends() == []  # a copy of the spool may have sent it so
+        scene.drain.settle(stored=False)
+        [(session, sequence, _count)] = scene.sends()
+        assert session != SESSION
+        assert sequence == 0
+
+
+def test_a_fenced_producer_stops_and_keeps_everything() -> None:
+    scene = Scene()
+    scene.sends()
+    scene.answer(ProducerFenced("newer"))
+    assert isinstance(scene.drain.halted, ProducerFenced)
+    assert scene.sends() == []
+    assert scene.spool.waiting == 6
+
+
+def test_a_batch_over_which_the_broker_fails_each_time_is_refused_in_the_end() -> None:
+    scene = Scene(1)
+    for _ in range(MAX_FAILURES + 1):
+        assert scene.sends() == [(SESSION, 0, 2)]
+        scene.answer(BrokerFailed("a bug"))
+    assert scene.sends() == []
+    assert scene.drain.done
+    assert scene.spool.refused == 2
