@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import psycopg2
 import pytest
@@ -72,6 +74,25 @@ def test_a_connection_serves_one_transaction_after_the_other(world: World) -> No
     tx.wait_published()
     assert world.orders() == world.messages() == {f"o-{n}" for n in range(5)}
     assert [found.body for found in world.stored()] == [f"o-{n}".encode() for n in range(5)]
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_transaction_that_is_over_leaves_nothing_to_the_garbage_collector(
+    world: World, *, committed: bool
+) -> None:
+    tx = world.client.transaction(world.connection)
+    gc.disable()
+    try:
+        with suppress(ApplicationError), tx:
+            world.insert("o-1")
+            tx.send(world.topic, b"o-1")
+            if not committed:
+                fail()
+        over = ref(tx)
+        del tx
+        assert over() is None
+    finally:
+        gc.enable()
 
 
 def test_a_block_that_raises_leaves_neither_rows_nor_messages(world: World) -> None:

@@ -34,7 +34,7 @@ def require_usable(connection: Connection) -> None:
             "the psycopg2 connection is asynchronous",
             hint="open one without async_=True; on Twisted the client runs it in its threads",
         )
-    unknown = connection.info.transaction_status == extensions.TRANSACTION_STATUS_UNKNOWN
+    unknown = connection.get_transaction_status() == extensions.TRANSACTION_STATUS_UNKNOWN
     if connection.closed or unknown:
         raise DatabaseUnavailable("the connection is closed", hint="open another one")
     require_healthy(connection)
@@ -46,7 +46,7 @@ def require_healthy(connection: Connection) -> None:
 
     Raises TransactionAborted.
     """
-    if connection.info.transaction_status == extensions.TRANSACTION_STATUS_INERROR:
+    if connection.get_transaction_status() == extensions.TRANSACTION_STATUS_INERROR:
         raise TransactionAborted(
             "a statement of the transaction failed earlier", hint="roll back and begin again"
         )
@@ -58,7 +58,7 @@ def require_open(connection: Connection) -> None:
     Without one the statement would be committed alone. Raises LocalProtocolError, or
     TransactionAborted where a statement of the transaction has failed.
     """
-    status = connection.info.transaction_status
+    status = connection.get_transaction_status()
     if status == extensions.TRANSACTION_STATUS_INERROR:
         raise TransactionAborted("a statement of the transaction failed earlier", hint="roll back")
     begins_by_itself = not connection.autocommit and connection.status == extensions.STATUS_READY
@@ -70,7 +70,7 @@ def require_open(connection: Connection) -> None:
 
 def is_idle(connection: Connection) -> bool:
     """Return whether no transaction is open."""
-    return bool(connection.info.transaction_status == extensions.TRANSACTION_STATUS_IDLE)
+    return bool(connection.get_transaction_status() == extensions.TRANSACTION_STATUS_IDLE)
 
 
 def execute(connection: Connection, statement: str) -> None:

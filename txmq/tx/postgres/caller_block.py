@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
-from weakref import WeakKeyDictionary, ref
 
 import psycopg2
 from psycopg2 import extensions
@@ -34,7 +33,7 @@ from txmq.tx.postgres.caller import (
 )
 from txmq.tx.postgres.errors import translated
 from txmq.tx.postgres.session import Connection, plain_cursor
-from txmq.tx.postgres.watched_cursor import CursorWatch, Sends, transaction_ended
+from txmq.tx.postgres.watched_cursor import CursorWatch, Sends, transaction_ended, watch_of
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -42,8 +41,6 @@ if TYPE_CHECKING:
 SAVEPOINT: Final = "txmq_block"
 NO_SAVEPOINT: Final = ("3B001", "25P01")  # no such one; no transaction is open at all
 REFUSED: Final = "cannot be used during a two-phase transaction"  # psycopg2's words
-
-_open: WeakKeyDictionary[Connection, ref[CallerBlock]] = WeakKeyDictionary()
 
 
 class _Settings(NamedTuple):
@@ -53,12 +50,12 @@ class _Settings(NamedTuple):
     deferrable: bool | None
 
 
-class CallerBlock:
+class CallerBlock(CursorWatch):
     """The transaction `token` on the caller's connection, from BEGIN to its end."""
 
     def __init__(self, connection: Connection, token: UUID, sends: Sends) -> None:
-        self.connection, self.token = connection, token
-        self._watch = CursorWatch(connection, str(token), sends)
+        super().__init__(connection, str(token), sends)
+        self.token = token
         self._begun: _Settings | None = None  # None: it was open before the block
         self._marked = False  # it is DEFERRABLE
         self._xid = ""  # of a transaction that was open before
@@ -81,12 +78,8 @@ class CallerBlock:
                 self._begin()
         else:
             self._join("")
-        _open[self.connection] = ref(self)
-        self._watch.start()
-
-    def end(self) -> None:
-        """End the part of the block in which the caller uses the connection."""
-        self._watch.end()
+        self.register()
+        self.start()
 
     def _begin(self) -> None:
         connection = self.connection
@@ -104,7 +97,7 @@ class CallerBlock:
             self._marked = not connection.readonly
             if self._marked:
                 connection.deferrable = True
-            connection.tpc_begin(f"txmq {self.token}")
+            connection.tpc_begin(f"txmq {self.name}")
         except BaseException:
             self._restore()
             raise
@@ -128,7 +121,7 @@ class CallerBlock:
         Raises TransactionEnded, or TransactionAborted where a statement has failed.
         """
         require_healthy(self.connection)
-        status = self.connection.info.transaction_status
+        status = self.connection.get_transaction_status()
         known = not self.begun or self.connection.status == extensions.STATUS_BEGIN
         if status == extensions.TRANSACTION_STATUS_IDLE or not known:
             raise self.ended()
@@ -154,7 +147,7 @@ class CallerBlock:
 
     def ended(self) -> TransactionEnded:
         """Return the error of a transaction that the caller has ended."""
-        return transaction_ended(str(self.token))
+        return transaction_ended(self.name)
 
     def roll_back(self) -> bool:
         """Roll back and close; return False if the caller may have committed rows.
@@ -180,7 +173,7 @@ class CallerBlock:
         if is_idle(self.connection) or self.connection.status != extensions.STATUS_BEGIN:
             return False
         failed = extensions.TRANSACTION_STATUS_INERROR
-        if self._marked and self.connection.info.transaction_status != failed:
+        if self._marked and self.connection.get_transaction_status() != failed:
             with plain_cursor(self.connection) as cursor:
                 cursor.execute("SELECT current_setting('transaction_deferrable')")
                 if cursor.fetchall() != [("on",)]:
@@ -215,7 +208,7 @@ class CallerBlock:
 
     def _is_lost(self) -> bool:
         unknown = extensions.TRANSACTION_STATUS_UNKNOWN
-        return bool(self.connection.closed) or self.connection.info.transaction_status == unknown
+        return bool(self.connection.closed) or self.connection.get_transaction_status() == unknown
 
     def give_back(self) -> None:
         """Roll back if an interrupt has kept the block from ending."""
@@ -224,9 +217,7 @@ class CallerBlock:
 
     def close(self) -> None:
         """Give the connection back to its caller, as it was."""
-        if block_of(self.connection) is self:
-            del _open[self.connection]
-        self._watch.close()
+        super().close()
         self._restore()
 
     def _restore(self) -> None:
@@ -246,8 +237,8 @@ def _has_settings(connection: Connection) -> bool:
 
 def block_of(connection: Connection) -> CallerBlock | None:
     """Return the block that is open on a connection."""
-    found = _open.get(connection)
-    return None if found is None else found()
+    found = watch_of(connection)
+    return found if isinstance(found, CallerBlock) else None
 
 
 def require_free(connection: Connection) -> None:

@@ -62,7 +62,7 @@ def guarded_commit(connection: Connection, token: UUID) -> CommitOutcome:
             _commit(connection)
     except psycopg2.Error as error:
         raise _failure(connection, error, token) from None
-    if connection.info.transaction_status != extensions.TRANSACTION_STATUS_IDLE:
+    if connection.get_transaction_status() != extensions.TRANSACTION_STATUS_IDLE:
         raise InDoubt(
             "COMMIT was sent, but the transaction is open",
             token=str(token),
@@ -90,7 +90,7 @@ def commit_and(connection: Connection, token: UUID, begin_next: Callable[[Cursor
             token=str(token),
             hint="read what the statement behind it left",
         ) from None
-    if connection.info.transaction_status != extensions.TRANSACTION_STATUS_INTRANS:
+    if connection.get_transaction_status() != extensions.TRANSACTION_STATUS_INTRANS:
         raise InDoubt("COMMIT was sent, but no transaction is open after it", token=str(token))
     return result
 
@@ -140,7 +140,7 @@ def noted(connection: Connection) -> Iterator[list[str]]:
 
 
 def _require_healthy(connection: Connection, token: UUID) -> None:
-    status = connection.info.transaction_status
+    status = connection.get_transaction_status()
     if status == extensions.TRANSACTION_STATUS_INTRANS:
         return
     if status == extensions.TRANSACTION_STATUS_INERROR:
@@ -163,7 +163,7 @@ def _failure(
     An ERROR with the server idle again means an abort. Everything else, above all a
     broken connection, proves nothing.
     """
-    idle = connection.info.transaction_status == extensions.TRANSACTION_STATUS_IDLE
+    idle = connection.get_transaction_status() == extensions.TRANSACTION_STATUS_IDLE
     if connection.closed or not idle or error.diag.severity_nonlocalized != "ERROR":
         return InDoubt(
             f"COMMIT was sent and not answered: {describe(error)}",

@@ -219,7 +219,7 @@ def note_server(connection: Connection, named: NamedServer) -> None:
     """
     known = _known.get(connection)
     if known is not None and known.identity[:2] == named[:2] and known.position < named.position:
-        _known[connection] = known._replace(position=named.position)
+        _known[connection] = Server(*known[:-1], named.position)
 
 
 def forget_server(connection: Connection) -> None:

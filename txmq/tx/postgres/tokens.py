@@ -66,7 +66,8 @@ def insert_token(
     # Sorted, so that no two writers of several rows can wait for one another.
     ordered = sorted(log_ids)
     statement = " UNION ALL ".join([_INSERT] * len(ordered))
-    values = [text for log_id in ordered for text in (str(token), str(log_id))]
+    name = str(token)
+    values = [text for log_id in ordered for text in (name, str(log_id))]
     try:
         with plain_cursor(connection) as cursor:
             cursor.execute(statement if block is None else block.proof + statement, values)

@@ -12,6 +12,7 @@ are not seen; the token's INSERT finds out if one of them has ended the transact
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -34,8 +35,9 @@ _CONTROL: Final = re.compile(
     r"(?P<to>\s+to\b)?(?:\s+savepoint\b)?(?:\s+(?P<name>\"(?:[^\"]|\"\")+\"|[^\s;]+))?",
     re.IGNORECASE | re.DOTALL,
 )
+_MAY_CONTROL: Final = frozenset("sSrRaAcCeEpP-/" + string.whitespace)  # as its first character
 _SHOWN: Final = 60  # characters of a refused statement
-_watches: WeakKeyDictionary[Connection, ref[CursorWatch]] = WeakKeyDictionary()
+_open: WeakKeyDictionary[Connection, ref[CursorWatch]] = WeakKeyDictionary()
 
 
 class Sends(NamedTuple):
@@ -45,6 +47,9 @@ class Sends(NamedTuple):
 
     mark: Callable[[], Any]
     withdraw: Callable[[Any], None]
+
+
+NO_SENDS: Final = Sends(lambda: None, lambda _mark: None)
 
 
 class _Savepoint(NamedTuple):
@@ -68,33 +73,35 @@ class CursorWatch:
 
     def __init__(self, connection: Connection, name: str, sends: Sends) -> None:
         """`name` is the transaction's, for errors."""
-        self._connection, self._name, self._sends = connection, name, sends
+        self.connection, self.name, self._sends = connection, name, sends
         self._savepoints: list[_Savepoint] = []
         self._factory: Any = None
         self._ending = False
 
+    def register(self) -> None:
+        """Let `watch_of` find this."""
+        _open[self.connection] = ref(self)
+
     def start(self) -> None:
         """Watch the cursors that are opened from now on."""
-        self._factory = self._connection.cursor_factory
-        # What the caller's cursors are depends on his class of connections, too.
-        base: Any = type(self._connection.cursor())
-        self._connection.cursor_factory = _watched(base)
-        _watches[self._connection] = ref(self)
+        self._factory = self.connection.cursor_factory
+        self.connection.cursor_factory = _watched(_cursor_class(self.connection))
 
     def end(self) -> None:
         """Refuse statements of watched cursors: the block is ending."""
         if self._factory_is_ours():
-            self._connection.cursor_factory = self._factory
+            self.connection.cursor_factory = self._factory
         self._ending = True
 
     def close(self) -> None:
         """Let the cursors alone."""
         self.end()
-        if _watch_of(self._connection) is self:
-            del _watches[self._connection]
+        if watch_of(self.connection) is self:
+            del _open[self.connection]
+        self._sends = NO_SENDS  # they refer to the transaction, which refers to this
 
     def _factory_is_ours(self) -> bool:
-        factory = self._connection.cursor_factory
+        factory = self.connection.cursor_factory
         return isinstance(factory, type) and issubclass(factory, _Watched) and not self._ending
 
     def require_allowed(self, statement: str) -> re.Match[str] | None:
@@ -105,27 +112,26 @@ class CursorWatch:
         """
         if self._ending:
             raise LocalProtocolError(
-                f"The block of transaction {self._name} is ending: another thread uses its "
+                f"The block of transaction {self.name} is ending: another thread uses its "
                 "connection",
                 hint="use a connection of its own for each thread",
             )
-        status = self._connection.info.transaction_status
+        status = self.connection.get_transaction_status()
         if status == extensions.TRANSACTION_STATUS_IDLE:
-            raise transaction_ended(self._name)
-        found = _CONTROL.match(statement)
-        if found is None:
+            raise transaction_ended(self.name)
+        if statement[:1] not in _MAY_CONTROL or (found := _CONTROL.match(statement)) is None:
             return None
         if found["verb"].lower() in ("savepoint", "release"):
             return found
         if found["to"] is None:
             raise LocalProtocolError(
-                f"{statement.strip()[:_SHOWN]!r} would end transaction {self._name}, "
+                f"{statement.strip()[:_SHOWN]!r} would end transaction {self.name}, "
                 "whose block is open",
                 hint=ADVICE,
             )
         if self._index(_name(found)) is None:
             raise LocalProtocolError(
-                f"{statement.strip()[:_SHOWN]!r}: the block of transaction {self._name} "
+                f"{statement.strip()[:_SHOWN]!r}: the block of transaction {self.name} "
                 "knows no such savepoint",
                 hint="use tx.savepoint(), or a cursor that was opened in the block",
             )
@@ -155,7 +161,7 @@ class _Watched(extensions.cursor):
     """A cursor of the caller's own class, whose statements are read."""
 
     def execute(self, query: Any, vars: Any = None) -> None:  # noqa: A002, ANN401  # psycopg2's
-        watch = _watch_of(self.connection)
+        watch = watch_of(self.connection)
         if watch is None:
             super().execute(query, vars)
             return
@@ -172,8 +178,18 @@ def _watched(base: Any) -> Any:  # noqa: ANN401  # mypy takes no cursor for hash
     return type(f"Watched{base.__name__}", (_Watched, base), {})
 
 
-def _watch_of(connection: Connection) -> CursorWatch | None:
-    found = _watches.get(connection)
+def _cursor_class(connection: Connection) -> Any:  # noqa: ANN401  # as above
+    """Return the class of the caller's cursors, which depends on that of his connection
+    and on its factory.
+    """
+    if type(connection) is extensions.connection and connection.cursor_factory is None:
+        return extensions.cursor
+    return type(connection.cursor())
+
+
+def watch_of(connection: Connection) -> CursorWatch | None:
+    """Return the watch over a connection's cursors."""
+    found = _open.get(connection)
     return None if found is None else found()
 
 
