@@ -160,23 +160,24 @@ CREATE TABLE public.txmq_outbox_floor (
 -- sequence is read as it is now, and has not passed the floor. Who gets the same stamp twice knows that no row was
 -- there in between. 0 where there is no floor yet, and no row; else NULL.
 -- It is called in each transaction, and setting a search path takes as long as a look: operators are qualified instead.
+-- So does a scan of the sequence, or a query in place of an expression: they took 13 of 80 µs of the token's row.
 CREATE FUNCTION public.txmq_outbox_stamp(log uuid) RETURNS int8 LANGUAGE plpgsql VOLATILE SECURITY DEFINER AS $$
 DECLARE
-    stamp int8 := (
-        SELECT floor.stamp
-        FROM (SELECT * FROM public.txmq_outbox_floor
-            WHERE log_id OPERATOR(pg_catalog.=) log ORDER BY seq DESC LIMIT 1) floor
-        WHERE (SELECT NOT is_called OR last_value OPERATOR(pg_catalog.<) floor.seq FROM public.txmq_outbox_seq_seq)
-            AND (SELECT true FROM public.txmq_outbox
-                WHERE log_id OPERATOR(pg_catalog.=) log AND seq OPERATOR(pg_catalog.>=) floor.seq LIMIT 1) IS NULL);
+    stamp int8;
 BEGIN
-    IF stamp IS NULL THEN
-        RETURN (
-            SELECT 0
-            WHERE NOT EXISTS (SELECT FROM public.txmq_outbox_floor WHERE log_id OPERATOR(pg_catalog.=) log)
-                AND NOT EXISTS (SELECT FROM public.txmq_outbox WHERE log_id OPERATOR(pg_catalog.=) log));
+    SELECT floor.stamp INTO stamp
+    FROM (SELECT * FROM public.txmq_outbox_floor
+        WHERE log_id OPERATOR(pg_catalog.=) log ORDER BY seq DESC LIMIT 1) floor
+    WHERE coalesce(pg_catalog.pg_sequence_last_value('public.txmq_outbox_seq_seq'), -1) OPERATOR(pg_catalog.<) floor.seq
+        AND (SELECT true FROM public.txmq_outbox
+            WHERE log_id OPERATOR(pg_catalog.=) log AND seq OPERATOR(pg_catalog.>=) floor.seq LIMIT 1) IS NULL;
+    IF FOUND THEN
+        RETURN stamp;
     END IF;
-    RETURN stamp;
+    RETURN (
+        SELECT 0
+        WHERE NOT EXISTS (SELECT FROM public.txmq_outbox_floor WHERE log_id OPERATOR(pg_catalog.=) log)
+            AND NOT EXISTS (SELECT FROM public.txmq_outbox WHERE log_id OPERATOR(pg_catalog.=) log));
 END $$;
 
 -- Whether rows wait for the broker of that log: any, or those with one of the keys. Under a snapshot that may hide such
