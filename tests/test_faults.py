@@ -272,6 +272,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_each_message_has_one_effect_wherever_its_process_dies",
         "test_the_outcome_of_an_attempt_that_killed_its_process_is_counted",
         "test_the_next_process_goes_on_with_what_is_stored",
+        "test_a_store_is_not_kept_by_the_child_of_a_fork",
         "test_every_crash_point_of_a_life_keeps_the_promises",
         "test_every_invariant_holds_for_every_seed",
     ),

@@ -22,6 +22,7 @@ from txmq.client.blocking.consumer.consumer import Consumer
 from txmq.errors import BrokerUnavailable, DirectoryInUse, LocalProtocolError, TxmqError
 from txmq.model.message import Message, ReceivedMessage
 from txmq.model.retry import RetryPolicy
+from txmq.testing.processes import run_script
 from txmq.testing.wait import wait_until
 from txmq.tx.postgres.session import Connection
 
@@ -276,3 +277,67 @@ def test_a_topic_made_again_has_another_store(own_broker: RealBroker, tmp_path: 
             consumer.run(failing.attempt, idle_exit=IDLE_S)
             assert (consumer.stats.stored, consumer.stats.acked) == (0, 1)
     assert failing.attempts == [("m01", 1), ("m01", 2)]
+
+
+FORKING = """
+import os, sys, txmq
+url, topic, directory = sys.argv[1:]
+with txmq.connect(url, service="forking", timeout=20) as client:
+    def join():
+        return client.consumer(topic, [topic], on_failure="local", local_store=directory)
+    with join() as consumer:
+        consumer.nack(consumer.receive(20))
+        reading, writing = os.pipe()
+        child = os.fork()
+        if not child:
+            os.close(writing)
+            os.read(reading, 1)  # until the parent is done
+            os._exit(0)
+    with join():
+        print("joined")
+    os.close(writing)
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_a_store_is_not_kept_by_the_child_of_a_fork(
+    client: Client, shared_broker: RealBroker, tmp_path: Path
+) -> None:
+    topic = fresh("t")
+    send(client, topic, 1)
+    assert run_script(FORKING, shared_broker.url, topic, str(tmp_path)).endswith("joined\n")
+
+
+def test_a_reset_takes_messages_back_and_they_have_one_effect(
+    client: Client, tmp_path: Path, connect_database: Callable[[], Connection]
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    bodies = send(client, topic)
+    failing = Failing()
+
+    def handle(message: ReceivedMessage, connection: Connection) -> None:
+        take_effect(message, connection)
+        failing.attempt(message)
+
+    retry = RetryPolicy.table(1.0, attempts=5)
+    with consumer_of(client, group, topic, tmp_path, retry=retry) as consumer:
+        consumer.run(handle, inbox=connect_database, idle_exit=0.3)
+        assert consumer.stats.stored == 3
+        client.call("group.reset", group=group, topic=topic, to="first")
+        while unprocessed(client, group) or consumer.stats.stored:
+            consumer.run(handle, inbox=connect_database, idle_exit=0.3)
+    assert effects(connect_database) == bodies
+
+
+def test_a_group_that_is_deleted_and_made_again_goes_on(client: Client, tmp_path: Path) -> None:
+    topic, group, failing = fresh("t"), fresh("g"), Failing()
+    send(client, topic)
+    retry = RetryPolicy.table(1.0, attempts=5)
+    with consumer_of(client, group, topic, tmp_path, retry=retry) as consumer:
+        consumer.run(failing.attempt, idle_exit=0.3)
+        assert consumer.stats.stored == 3
+    client.call("group.delete", group=group)
+    with consumer_of(client, group, topic, tmp_path, retry=retry) as consumer:
+        while unprocessed(client, group) or consumer.stats.stored:
+            consumer.run(failing.attempt, idle_exit=0.3)
+    assert {body for body, attempt in failing.attempts if attempt == 2} == {"m00", "m01", "m02"}

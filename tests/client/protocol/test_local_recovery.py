@@ -398,7 +398,7 @@ def test_the_second_process_is_told_who_has_the_store(made: Any, tmp_path: Path)
     ("options", "hint"),
     [
         ({"on_failure": "local"}, "name one that lasts"),
-        ({"mode": "broadcast", "local_store": "d"}, "member="),
+        ({"mode": "broadcast", "member": "one", "local_store": "d"}, "leave local_store out"),
         ({"local_store": 7}, "give a directory"),
         ({"on_failure": "elsewhere"}, "'broker', 'local'"),
         ({"local_store": "d", "local_store_bytes": 0}, "above 0"),

@@ -379,6 +379,12 @@ class LocalStore:
                     hint="close the store and open it again: the index is made anew from the log",
                 ) from error
 
+    def leave_to_parent(self) -> None:
+        """Let go of the lock in the child of a fork, so that it ends with the parent,
+        whose store this is.
+        """
+        self._file_lock.release()
+
     def _close_files(self, *, sound: bool) -> None:
         with ExitStack() as closing:  # whatever fails, the rest is closed, the lock last
             closing.callback(self._file_lock.release)

@@ -6,11 +6,13 @@ the other and posts their results back to where the state machine lives.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Thread
 from uuid import UUID
+from weakref import WeakSet
 
 from txmq.client.log import get_logger
 from txmq.client.protocol.consumer.settings import ConsumerSettings
@@ -70,6 +72,10 @@ class StoreThread:
             self._stores.close()
 
 
+# of this process; in the child of a fork those of its parent
+_open: WeakSet[LocalStores] = WeakSet()
+
+
 class LocalStores:
     """The open stores of one member, one for each topic. For one thread."""
 
@@ -81,6 +87,12 @@ class LocalStores:
     ) -> None:
         self._settings, self._log_id, self._now = settings, log_id, now
         self._stores: dict[str, LocalStore] = {}
+        _open.add(self)
+
+    def leave_to_parent(self) -> None:
+        """Let go of the stores' locks in the child of a fork."""
+        for store in self._stores.values():
+            store.leave_to_parent()
 
     def close(self) -> None:
         """Close all stores. What is in them stays."""
@@ -237,3 +249,12 @@ class LocalStores:
         # The due time is for the case that this process dies.
         due = job.now + (policy.delay(attempt + 1) or policy.delays[-1])
         return Change(place, State.STORED, attempt + 1, due, KEPT_FAILURE)
+
+
+def _leave_to_parent() -> None:
+    for stores in list(_open):
+        stores.leave_to_parent()
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)

@@ -202,11 +202,11 @@ def _local_store(options: ConsumerOptions) -> str | None:
                 hint='name one that lasts: local_store="/var/lib/billing/failed"',
             )
         return None
-    if options.get("mode") == "broadcast" and options.get("member") is None:
+    if options.get("mode") == "broadcast":
         raise LocalProtocolError(
-            "a broadcast member with a local store needs a name: without one it is another"
-            " member each time, and nobody would open its store again",
-            hint='give it a name: member="billing-1"',
+            "a broadcast member has no local store: its group is its own, and nobody else"
+            " could adopt the store",
+            hint="leave local_store out: the broker stores its failed messages",
         )
     if not isinstance(directory, str | PathLike) or not str(directory):
         raise LocalProtocolError(
