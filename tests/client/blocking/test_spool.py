@@ -6,8 +6,9 @@ import os
 import shutil
 import signal
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from txmq.client.protocol.sender import spool_drain
 from txmq.errors import (
     BrokerUnavailable,
     ConfigError,
+    DiskFull,
     RequestRejected,
     RequestTimeout,
     SpoolFull,
@@ -28,7 +30,7 @@ from txmq.errors import (
     TxmqError,
 )
 from txmq.model.keys import partition_of
-from txmq.recover.spool import scan, spools_below
+from txmq.recover.spool import Spool, scan, spools_below
 from txmq.recover.spool_drain import drain_spools
 from txmq.store.filesystem import RealFile
 from txmq.testing.processes import ProcessEnded, run_script
@@ -336,6 +338,28 @@ def test_at_the_limit_sends_are_refused_and_were_not_done(
     client.send(topic, b"last")
     found = [body.rstrip("\0") for body in bodies(own_broker, topic)]
     assert found == ["first", *map(str, range(stored)), "last"]
+
+
+def test_a_disk_that_fills_up_between_two_looks_only_delays_the_receipt(
+    connect: Connect, spools: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others write to that disk, too."""
+    client = connect("txmq://127.0.0.1:1", spool=spools, timeout=0.3)
+    for name in ("stage", "flush"):
+        true, times = getattr(Spool, name), count(1)
+
+        def full(
+            self: Spool, *arguments: Any, true: Any = true, times: Iterator[int] = times
+        ) -> None:
+            if next(times) <= 2:
+                raise DiskFull("no space")
+            true(self, *arguments)
+
+        monkeypatch.setattr(Spool, name, full)
+    receipts = client.send_batch("orders", [txmq.Message(b"%d" % n) for n in range(5)])
+    assert [receipt.spooled for receipt in receipts] == [True] * 5
+    client.close()
+    assert [message.body for message in scan(str(spools))] == [b"%d" % n for n in range(5)]
 
 
 def test_an_input_error_of_the_disk_closes_the_spool_with_a_typed_error(

@@ -9,6 +9,7 @@ For one thread; `oldest_at` and the counters may be read by any.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import NamedTuple, Self
 from uuid import UUID
 
@@ -299,7 +300,8 @@ class Spool:
         Idempotent.
         """
         if not (self._closed or self.waiting or self._refused or self._unwritten):
-            self._remove()
+            with suppress(StoreError):  # what is left of it is empty
+                self._remove()
         self._closed = True
         self._log.close()
 

@@ -307,8 +307,7 @@ class SpoolingSender(Sender):
         """Bring what waits to disk, as far as there is room, and give its receipts."""
         self._full = False
         while batches := self._take():
-            self._chain.stage(batches)
-            self._flush(batches)
+            self._bring_to_disk(batches)
             for batch in batches:
                 self._accumulator.complete(batch.pending, spooled_receipts(batch))
                 self.stats.spooled += len(batch.futures)
@@ -346,10 +345,14 @@ class SpoolingSender(Sender):
         self._full = True
         self._connection_error = error.message
 
-    def _flush(self, batches: list[SequencedBatch]) -> None:
-        """Bring what is staged to disk, even where that has to wait for room."""
+    def _bring_to_disk(self, batches: list[SequencedBatch]) -> None:
+        """Bring batches to disk, even where that has to wait for room."""
+        staged = False
         while True:
             try:
+                if not staged:
+                    self._chain.stage(batches)
+                    staged = True
                 self._chain.own.flush()
             except DiskFull as error:
                 log.warning("spool.disk_full", error=error.message)

@@ -13,7 +13,7 @@ from uuid import UUID
 from txmq.client.log import get_logger
 from txmq.client.protocol.sender.accumulator import UNROUTED as PENDING_UNROUTED
 from txmq.client.protocol.sender.batcher import SequencedBatch
-from txmq.errors import SpoolFull
+from txmq.errors import DiskFull, SpoolFull
 from txmq.model.message import Receipt, SpooledReceipt
 from txmq.recover.spool import UNROUTED, Opened, Spool, SpoolDirectory, SpooledBatch
 
@@ -134,7 +134,10 @@ class SpoolChain:
                 spool.abandon()
         for spool in self.spools:
             if spool.identity.log_id is None:
-                spool.set_log_id(log_id)
+                try:
+                    spool.set_log_id(log_id)
+                except DiskFull as error:  # the next connection tries again
+                    log.warning("spool.disk_full", path=spool.path, error=error.message)
 
     def locate(self, session: bytes, sequence: int) -> tuple[tuple[bytes, int], str | None]:
         """Return session and sequence under which a message of this client is sent, and

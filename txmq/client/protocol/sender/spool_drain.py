@@ -323,6 +323,8 @@ class SpoolDrain:
             case UnknownProducer() if head.doubtful:
                 self._doubt(head)
             case SequenceGap() | UnknownProducer():
+                if isinstance(error, SequenceGap):  # the broker has lost what it had
+                    self._warn(head.batch.topic, error, "spool.gap")
                 self._spool.renew(head.batch)
                 self._send_again()
             case MessageTooLarge() if head.batch.count > 1:
@@ -395,12 +397,12 @@ class SpoolDrain:
         head.state = _State.DONE
         self._pop_done()
 
-    def _warn(self, topic: str, error: TxmqError) -> None:
+    def _warn(self, topic: str, error: TxmqError, event: str = "spool.refused") -> None:
         """Log a refusal, once for each topic and kind of error."""
         kind = (topic, type(error).__name__)
         if kind not in self._warned:
             self._warned.add(kind)
-            log.warning("spool.refused", topic=topic, error=str(error), spool=self._spool.path)
+            log.warning(event, topic=topic, error=str(error), spool=self._spool.path)
 
     def _send_again(self) -> None:
         """Have all batches without a receipt sent again, in their order."""
