@@ -37,7 +37,7 @@ def keep_all(connection: Peer) -> None:
     """Have a member of an ordered group keep all messages in its store, and leave."""
     joined = connection.call(
         "consumer.join", group="bench", member="m", instance="m", topics=["bench"],
-        start="first", mode="ordered",
+        start="first", mode="ordered", session_ms=3_600_000, lease_ms=3_600_000,
     )  # fmt: skip
     claim = {"group": "bench", "member": "m", "generation": joined["generation"]}
     topic_id, kept = joined["topics"]["bench"], 0
