@@ -486,3 +486,16 @@ def test_a_damaged_body_is_given_back_to_the_broker(made: Any, tmp_path: Path) -
     member.wait(5.1)
     assert member.receive() == []
     assert member.told("settled") == [(0, "returned", 1)]
+
+
+def test_a_dead_message_is_stored_while_the_broker_is_away_and_told(made: Any) -> None:
+    member = made().serving().fetched(chunk("m0", "m1"))
+    first, second = member.receive(2)
+    member.disconnect()
+    member.operations.nack(first, None, "poisoned", dead=True)
+    member.operations.postpone(second, 30.0)
+    member.disk()
+    member.joined(generation=2)
+    member.disk()
+    assert member.told("settled", "kept") == [(0, "dead", 1), (1, "stored", 0)]
+    assert member.recovery.counters().postponed == 1

@@ -17,14 +17,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from random import random
 from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.client.log import get_logger
-from txmq.client.protocol.alarm_reports import MAX_DURATION_S, AlarmReport
 from txmq.client.protocol.consumer.consume_timeout import CHECKS, timeout_failure
 from txmq.client.protocol.consumer.fetched import NACKED, OUTSTANDING, SETTLED
-from txmq.client.protocol.consumer.requests import call_request
 from txmq.client.protocol.consumer.settlement import PendingNack, place_name
 from txmq.client.protocol.consumer.store_jobs import (
     JobResult,
@@ -43,10 +40,16 @@ from txmq.client.protocol.consumer.store_reports import (
     Verdict,
 )
 from txmq.client.protocol.consumer.stored_delivery import StoredDelivery
+from txmq.client.protocol.consumer.stored_failure import (
+    FailureOutcome,
+    after_failure,
+    local_policy,
+)
+from txmq.client.protocol.consumer.topic_store import TopicStore, alarm_request, missing_entry
 from txmq.errors import LocalProtocolError, TxmqError
-from txmq.model.retry import DEFAULT_DELAYS, FailureAction, FailureReport, RetryPolicy
-from txmq.model.units import MILLISECOND, SECOND
-from txmq.recover.local_store import Change, Entry, Place, State, StoredMessage
+from txmq.model.retry import FailureReport
+from txmq.model.units import SECOND
+from txmq.recover.local_store import Entry, Place, State, StoredMessage
 from txmq.wire.data_requests import AckedRange
 
 if TYPE_CHECKING:
@@ -58,10 +61,7 @@ if TYPE_CHECKING:
     from txmq.client.protocol.consumer.requests import OnRefusal, Request
     from txmq.client.protocol.consumer.settings import ConsumerSettings
     from txmq.client.protocol.consumer.stats import ConsumerStats
-    from txmq.recover.local_store import StoreStats
 
-# For groups with the default policy: a retry here costs nobody a request.
-LOCAL_POLICY = RetryPolicy((5 * SECOND, *DEFAULT_DELAYS[:-1]))
 MOST_HELD = 10_000  # failed messages that wait for disk or broker; no fetch beyond
 LINGER_S = 0.05  # that a failed message waits for others to share its sync
 FULL_S = 5.0  # before a full store is tried again
@@ -90,41 +90,6 @@ class RecoveryMember(NamedTuple):
     paused: Callable[[], Collection[str]]
 
 
-class TopicStore:
-    """The store of one topic, as the protocol knows it.
-
-    `job`: work that is not at the disk yet; `busy`: other work is. `held`: messages in
-    the local queue of which the broker has not been told, with their nacks.
-    `suspended`: keys of which the broker has given a message to others, while it may
-    not have judged later ones. `handed_out`: deliveries to handlers. `full_until`: when
-    a full store is tried again.
-    """
-
-    def __init__(self, topic: str, reports: StoreReports) -> None:
-        self.topic, self.reports = topic, reports
-        self.topic_id, self.opened, self.busy = 0, False, False
-        self.job = StoreJob(topic)
-        self.held: dict[Place, PendingNack] = {}
-        self.suspended: set[str] = set()
-        self.damage: AlarmReport | None = None  # to be reported
-        self.handed_out: dict[Place, StoredDelivery] = {}
-        self.next_due: int | None = None
-        self.stats: StoreStats | None = None
-        self.take_after = self.full_until = self.linger_until = 0.0
-
-    @property
-    def messages(self) -> int:
-        """The number of messages in the store that are not settled."""
-        return 0 if self.stats is None else self.stats.messages
-
-    def change(
-        self, place: Place, state: State, attempt: int, due: int, failure: FailureReport
-    ) -> None:
-        """Record an outcome, and have it told."""
-        self.job.changes.append(Change(place, state, attempt, due, failure))
-        self.reports.wants_entries = True
-
-
 class LocalRecovery:
     """The local stores of a member, one for each topic. Not thread-safe.
 
@@ -136,7 +101,7 @@ class LocalRecovery:
     def __init__(self, member: RecoveryMember) -> None:
         self._member, self._settings = member, member.settings
         # The group's, or the consumer's while it is unknown.
-        self._policy = _local_policy(member.settings.retry)
+        self._policy = local_policy(member.settings.retry)
         self.ready: list[StoredDelivery] = []
         self._timeout_s: float | None = None
         self._identities: Identities | None = None
@@ -169,7 +134,7 @@ class LocalRecovery:
 
     def updated(self, membership: Membership) -> None:
         """Go on with what the broker reports of the group."""
-        self._policy = _local_policy(membership.retry or self._settings.retry)
+        self._policy = local_policy(membership.retry or self._settings.retry)
         self._timeout_s = membership.consume_timeout_s
         self._identities = membership.identities
 
@@ -246,7 +211,7 @@ class LocalRecovery:
         message = self._queue.message_at(nack.place)
         if message is None or message.fetched.topic_id != store.topic_id:
             return False
-        change = self._after_failure(message.attempt, nack)
+        change = after_failure(self._policy, message.attempt, nack, self._member.wall_us())
         if self.serving and (
             self._settings.on_failure == "broker"
             or nack.postpone
@@ -267,30 +232,19 @@ class LocalRecovery:
                 for message in self._queue.take_key(store.topic, nack.key) if nack.key else ():
                     place = AckedRange(*message[:2], message.offset, message.offset + 1)
                     follows = PendingNack(place, message.key, None, FailureReport())
-                    change = _Outcome(State.STORED, message.attempt - 1, 0)
+                    change = FailureOutcome(State.STORED, message.attempt - 1, 0)
                     self._put(store, message, follows, change)
 
     @property
     def _queue(self) -> LocalQueue:
         return self._member.queue
 
-    def _after_failure(self, attempt: int, nack: PendingNack) -> _Outcome:
-        """Return the outcome of a failed attempt, by the policy."""
-        policy, failure, now = self._policy, nack.failure, self._member.wall_us()
-        asked = None if nack.delay_ms is None else nack.delay_ms * MILLISECOND
-        action = policy.action((failure.type, *failure.bases))
-        if nack.dead or (action is FailureAction.DEAD and not nack.postpone):
-            return _Outcome(State.DEAD, attempt, 0)
-        if nack.postpone or action is FailureAction.POSTPONE:
-            pause = policy.delays[0] if asked is None else asked
-            return _Outcome(State.STORED, attempt - 1, now + pause)
-        delay = policy.delay(attempt, random())  # noqa: S311  # no secret
-        if delay is None:
-            return _Outcome(State.DEAD, attempt, 0)
-        return _Outcome(State.STORED, attempt, now + (delay if asked is None else asked))
-
     def _put(
-        self, store: TopicStore, message: DeliveredMessage, nack: PendingNack, outcome: _Outcome
+        self,
+        store: TopicStore,
+        message: DeliveredMessage,
+        nack: PendingNack,
+        outcome: FailureOutcome,
     ) -> None:
         fetched, offset = message.fetched, message.offset
         place = Place(fetched.topic_id, fetched.partition, offset)
@@ -338,7 +292,7 @@ class LocalRecovery:
         """Record the failure of a handler; return whether it had the message."""
         if not self._end(delivery, NACKED):
             return False
-        outcome = self._after_failure(delivery.attempt, nack)
+        outcome = after_failure(self._policy, delivery.attempt, nack, self._member.wall_us())
         self.stores[delivery.topic].change(delivery.place, *outcome, nack.failure)
         self._member.stats.nacked += not nack.postpone
         self._member.stats.postponed += nack.postpone
@@ -480,7 +434,7 @@ class LocalRecovery:
             if result.entries is not None:
                 take = store.reports.read_again if job.again else store.reports.read
                 take(result.entries)
-            store.reports.add([_missing(place) for place in result.missing])
+            store.reports.add([missing_entry(place) for place in result.missing])
         self.work_added()
 
     def _taken(self, store: TopicStore, result: JobResult, now: float) -> None:
@@ -551,7 +505,7 @@ class LocalRecovery:
             for store in self.stores.values()
         ]
         damaged = [store for store in self.stores.values() if store.damage is not None]
-        return [*filter(None, found), *map(_alarm_request, damaged)]
+        return [*filter(None, found), *map(alarm_request, damaged)]
 
     def _told(
         self, topic: str, verdicts: Sequence[Verdict], reply: StoredReply, now: float
@@ -609,41 +563,8 @@ class LocalRecovery:
             store.reports.wants_entries = True
 
 
-class _Outcome(NamedTuple):
-    """The state of a message after an attempt."""
-
-    state: State
-    attempt: int
-    due: int
-
-
-def _local_policy(policy: RetryPolicy | None) -> RetryPolicy:
-    return LOCAL_POLICY if policy is None or policy == RetryPolicy() else policy
-
-
-def _alarm_request(store: TopicStore) -> Request:
-    """Return the request that reports a store's damage, once for each opening."""
-    alarm, store.damage = store.damage, None
-    id_hex = store.reports.store_id.hex if store.reports.store_id is not None else ""
-    args = {
-        "source": f"store-{id_hex}",
-        "alarms": [] if alarm is None else [alarm._asdict()],
-        "for_s": MAX_DURATION_S,
-    }
-    return call_request("alarms.report", args, _ignore, _ignore)
-
-
-def _ignore(_answer: object, _now: float) -> None:
-    """Do nothing: the log has it, too."""
-
-
 def _nothing() -> None:
     """Do nothing, before a face drives the stores."""
-
-
-def _missing(place: Place) -> Entry:
-    """Return the entry of an order's place that the store does not have."""
-    return Entry(place, None, State.RETURNED, 0, 0, FailureReport(), 0, told=False)
 
 
 def _no_identities(topic: str) -> TxmqError:
