@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 from random import Random
+from typing import Any, cast
 
 import pytest
 
@@ -23,7 +24,15 @@ from tests.recover.spool.disks import (
 )
 from txmq.errors import DirectoryInUse, StoreError, UnsupportedFormat
 from txmq.model.message import message_id
-from txmq.recover.spool import Refusal, Spool, SpoolDirectory, drop_refused, scan, spools_below
+from txmq.recover.spool import (
+    Opened,
+    Refusal,
+    Spool,
+    SpoolDirectory,
+    drop_refused,
+    scan,
+    spools_below,
+)
 from txmq.recover.spool.directory import KnownTopic
 from txmq.testing.simfs import SimFS
 
@@ -145,6 +154,28 @@ def test_a_spool_has_one_owner() -> None:
     spool.abandon()
     [again] = open_spools(taken(fs))
     assert bodies(waiting(again)) == [b"a"]
+
+
+class WatchedFS:
+    """A file system on which another process looks for spools before each call."""
+
+    def __init__(self, fs: SimFS) -> None:
+        self._fs, self.seen = fs, list[Opened]()
+
+    def __getattr__(self, name: str) -> Any:
+        self.seen += taken(self._fs)
+        return getattr(self._fs, name)
+
+
+def test_a_process_that_looks_for_spools_leaves_alone_those_being_made_or_removed() -> None:
+    fs = new_disk()
+    watched = WatchedFS(fs)
+    spool = directory_on(cast("SimFS", watched)).open_new("orders", None, 1)
+    store(spool, batch(0, b"a"))
+    spool.mark_drained(spool.end, 1)
+    spool.close()
+    assert watched.seen == []
+    assert fs.listdir(ROOT) == []
 
 
 def test_damage_is_put_aside_with_a_report_and_the_rest_comes() -> None:

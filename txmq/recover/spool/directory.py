@@ -16,7 +16,7 @@ from uuid import UUID, uuid4
 from txmq.errors import DirectoryInUse, StoreError, UnsupportedFormat
 from txmq.recover.spool.files import names_of, read_file, write_file
 from txmq.recover.spool.identity import Identity
-from txmq.recover.spool.spool import PREALLOCATE, SEGMENT_SIZE, Spool, SpoolReport
+from txmq.recover.spool.spool import PREALLOCATE, SEGMENT_SIZE, Spool, SpoolReport, is_blank
 from txmq.store.filesystem import FileSystem, RealFileSystem
 
 TOPICS = "topics.json"
@@ -75,17 +75,21 @@ class SpoolDirectory:
         for name in spool_names(self._fs, self.path):
             path = f"{self.path}/{name}"
             try:
-                spool, report = self._open(name, Identity(name, None, None, now), now)
+                if is_blank(self._fs, path):
+                    continue
+                spool, report = self._open(name, None, now)
             except DirectoryInUse:
                 continue
             except (StoreError, UnsupportedFormat, ValueError) as error:
+                if is_blank(self._fs, path):  # its owner has just removed it
+                    continue
                 failure = error if isinstance(error, StoreError) else StoreError(str(error))
                 opened.append(Opened(path, None, SpoolReport(), failure))
             else:
                 opened.append(Opened(path, spool, report))
         return opened
 
-    def _open(self, name: str, new: Identity, now: int) -> tuple[Spool, SpoolReport]:
+    def _open(self, name: str, new: Identity | None, now: int) -> tuple[Spool, SpoolReport]:
         size, step = self._sizes
         return Spool.open(
             self._fs, f"{self.path}/{name}", new, now=now, segment_size=size, preallocate=step

@@ -17,7 +17,7 @@ from txmq.batch import with_producer
 from txmq.crashpoints import crashpoint
 from txmq.errors import CorruptRecord, DiskFull, StoreError
 from txmq.recover.spool.files import remove_tree
-from txmq.recover.spool.identity import Identity, read_identity, write_identity
+from txmq.recover.spool.identity import NAME, Identity, read_identity, write_identity
 from txmq.recover.spool.records import (
     BATCH,
     NOTE,
@@ -45,7 +45,7 @@ from txmq.store.log.integrity import KnownPositions
 from txmq.store.log.log import Log, lock_directory
 from txmq.store.log.recovery import TornTail
 from txmq.store.log.repair import repair
-from txmq.store.log.segment import list_segments
+from txmq.store.log.segment import list_segments, log_directory
 from txmq.store.log.writer import Flush
 
 SEGMENT_SIZE = 64 << 20
@@ -103,33 +103,26 @@ class Spool:
         cls,
         fs: FileSystem,
         path: str,
-        new: Identity,
+        new: Identity | None,
         *,
         now: int,
         segment_size: int = SEGMENT_SIZE,
         preallocate: int = PREALLOCATE,
     ) -> tuple[Self, SpoolReport]:
-        """Open the spool in a directory, or make it, with the identity `new`.
+        """Make a spool with the identity `new` in a directory; without it, open the one
+        that is there.
 
         Raises DirectoryInUse where another process owns it, UnsupportedFormat where a
         newer txmq made it, and StoreError for anything else that is there.
         """
-        identity = read_identity(fs, path)
-        if identity is None:
+        if new is not None:
             fs.makedirs(path)
-            if list_segments(fs, path):
-                raise StoreError(
-                    f"{path}: a log without {new.id!r}'s identity",
-                    hint="move this directory away, or restore its identity.json",
-                )
-            identity = new
-            write_identity(fs, path, identity)
-            fs.sync_directory(path.rpartition("/")[0])
-            crashpoint("spool.created")
-
         lost: tuple[Damage, ...] = ()
-        lock = lock_directory(fs, path)
+        # Before the identity: others leave alone what has none.
+        lock = fs.lock(f"{path}/{_LOCK}")
         try:
+            identity = _identity_of(fs, path, new)
+            fs.makedirs(log_directory(path))
             try:
                 log, torn = _open_log(fs, path, lock, now, segment_size, preallocate)
             except CorruptRecord:
@@ -351,6 +344,29 @@ def _restamped(batch: SpooledBatch, encoded: bytes) -> SpooledBatch:
     return SpooledBatch.of(
         batch.topic, batch.partition, batch.epoch, encoded, explicit=batch.explicit, doubtful=True
     )
+
+
+def is_blank(fs: FileSystem, path: str) -> bool:
+    """Return whether a directory has no spool yet, or no longer: another process makes
+    or removes it, or died when it did.
+    """
+    return not list_segments(fs, path) and NAME not in fs.listdir(path)
+
+
+def _identity_of(fs: FileSystem, path: str, new: Identity | None) -> Identity:
+    """Return the identity of a locked spool; write `new` where there is none."""
+    identity = read_identity(fs, path)
+    if identity is not None:
+        return identity
+    if new is None or list_segments(fs, path):
+        raise StoreError(
+            f"{path}: a log without its spool's identity",
+            hint="move this directory away, or restore its identity.json",
+        )
+    write_identity(fs, path, new)
+    fs.sync_directory(path.rpartition("/")[0])
+    crashpoint("spool.created")
+    return new
 
 
 def _open_log(
