@@ -213,7 +213,7 @@ class SpoolWorld:
             self._step()
         for copies in range(2):  # and once more what a copy of the disk has
             image = self.producer.fs.copy()
-            self._drain_all()
+            self.drain_all()
             if copies == 0 and self.rng.random() < 0.5:
                 self.counts["copies"] += 1
                 self.producer = Producer(self, image)
@@ -243,7 +243,8 @@ class SpoolWorld:
             self.counts["forgotten"] += 1
             self.broker.forget_sessions()
 
-    def _drain_all(self) -> None:
+    def drain_all(self) -> None:
+        """Let the producer drain its spools."""
         producer = self.producer
         for _ in range(20_000):
             if producer.chain.empty and producer.drain is None:

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.recover.spool.spool_world import SpoolWorld
+from tests.recover.spool.disks import batch, store
+from tests.recover.spool.spool_world import TOPIC, Producer, SpoolWorld
 from txmq.client.protocol.sender.spool_drain import SpoolDrain
+from txmq.model.keys import partition_of
 from txmq.recover.spool import Spool
 from txmq.store.log import writer
 
@@ -33,6 +35,21 @@ def test_every_seed_of_a_spool_loses_and_doubles_nothing() -> None:
         assert {name: counts[name] for name in least if counts[name] < least[name]} == {}
         assert counts["forgotten"] > 20
         assert counts["lost connections"] > 50
+
+
+def test_a_copy_that_is_drained_first_doubles_nothing_without_receipts() -> None:
+    world = SpoolWorld(1)
+    partition = partition_of("k0", world.producer.topics.refresh(TOPIC).partitions)
+    for number in range(300):  # the broker remembers the receipts of 256
+        one = batch(number, body := world.next_body("k0"), key="k0")
+        store(world.producer.chain.own, one._replace(partition=partition))
+        world.acked(TOPIC, [body])
+    copy = Producer(world, world.producer.fs.copy())
+    original, world.producer = world.producer, copy
+    world.drain_all()
+    world.producer = original
+    world.drain_all()
+    world.check()
 
 
 def mark_before_sent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ from txmq.store.log.integrity import KnownPositions
 from txmq.store.log.log import Log, lock_directory
 from txmq.store.log.recovery import TornTail
 from txmq.store.log.repair import repair
-from txmq.store.log.segment import list_segments, log_directory
+from txmq.store.log.segment import list_segments, log_directory, position_of_segment
 from txmq.store.log.writer import Flush
 
 SEGMENT_SIZE = 64 << 20
@@ -288,13 +288,14 @@ class Spool:
         self.identity = identity
 
     def close(self) -> None:
-        """Release the spool, and remove it where nothing waits and nothing was refused.
-
-        Idempotent.
+        """Release the spool, and remove it where nothing waits, and nothing was refused
+        or put aside. Idempotent.
         """
         if not (self._closed or self.waiting or self._refused or self._unwritten):
             with suppress(StoreError):  # what is left of it is empty
-                self._remove()
+                names = self._fs.listdir(log_directory(self.path))
+                if all(position_of_segment(name) is not None for name in names):
+                    self._remove()
         self._closed = True
         self._log.close()
 

@@ -320,11 +320,10 @@ class SpoolDrain:
                 self._reroute(head)
             case UnknownPartition() if not (head.batch.explicit or head.rerouted):
                 self._reroute(head)
-            case UnknownProducer() if head.doubtful:
+            case UnknownProducer():  # a copy of the spool may have sent it
                 self._doubt(head)
-            case SequenceGap() | UnknownProducer():
-                if isinstance(error, SequenceGap):  # the broker has lost what it had
-                    self._warn(head.batch.topic, error, "spool.gap")
+            case SequenceGap():  # the broker has lost what it had
+                self._warn(head.batch.topic, error, "spool.gap")
                 self._spool.renew(head.batch)
                 self._send_again()
             case MessageTooLarge() if head.batch.count > 1:
