@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from random import Random
 
+from twisted.internet.defer import Deferred
+
+from tests.simulation.clock import SimulatedClock
 from tests.simulation.network import ClientConnection, RequestLost
 from tests.simulation.world import SimulatedWorld
 from txmq.batch import encode
@@ -16,6 +19,7 @@ from txmq.wire import data_requests as h
 from txmq.wire.data_requests import Opcode
 
 TOPIC, PARTITIONS = "t", 2
+LOOK_S = 0.05  # after which an actor looks again, whether anything has changed or not
 PLAIN_KEYS, ROW_KEYS = ("p0", "p1", "p2"), ("r0", "r1", "r2")
 
 
@@ -61,6 +65,43 @@ class Actor:
         )
         self.world.failures[group, body] = max(0, left - 1)
         return left > 0
+
+
+class Changes:
+    """What the loops of one actor wait for: something has changed, or a time has come.
+
+    To wait costs much less than to look again and again.
+    """
+
+    def __init__(self, clock: SimulatedClock, rng: Random, delay_s: float) -> None:
+        """`delay_s`: seconds on average until a change is noticed."""
+        self._clock, self._rng, self._delay = clock, rng, delay_s
+        self._waiting: list[Deferred[None]] = []
+        self._noted = False
+
+    async def wait(self, until: float | None = None) -> None:
+        """Wait for the next change, or until that time."""
+        waiting: Deferred[None] = Deferred()
+        self._waiting.append(waiting)
+        now = self._clock.seconds()
+        longest = LOOK_S if until is None else min(max(until - now, self._delay), LOOK_S)
+        timer = self._clock.callLater(longest, self._come, waiting)
+        await waiting
+        timer.cancel()
+
+    def note(self) -> None:
+        """Have those go on that wait, a moment later."""
+        if not self._noted:
+            self._noted = True
+            self._clock.callLater(self._delay * (0.5 + self._rng.random()), self._come)
+
+    def _come(self, *only: Deferred[None]) -> None:
+        if only:
+            self._waiting.remove(*only)
+        else:
+            only, self._waiting, self._noted = tuple(self._waiting), [], False
+        for waiting in only:
+            waiting.callback(None)
 
 
 def partition_for(key: str) -> int:

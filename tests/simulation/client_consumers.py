@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from twisted.internet.defer import Deferred
 
-from tests.simulation.actors import TOPIC, Actor
+from tests.simulation.actors import TOPIC, Actor, Changes
 from tests.simulation.invariants import check_delivery
 from tests.simulation.network import RequestLost
 from tests.simulation.world import SimulatedWorld
@@ -52,6 +52,7 @@ class ClientConsumer(Actor):
         )
         self.member = Member(settings, self.new_id().hex())
         self._operations = Operations(self.member)
+        self._changes = Changes(world.clock, self.rng, STEP_S)
         world.consumer_groups[self.group] = self.topic
 
     async def run(self) -> None:
@@ -68,7 +69,7 @@ class ClientConsumer(Actor):
                     break
                 for request in self.member.requests(self._now()):
                     Deferred.fromCoroutine(self._send(request)).addErrback(self.world.failed)
-                await self.connection.pause(STEP_S)
+                await self._changes.wait(self.member.wake_at())
             self.member.disconnected(self._now())
 
     def _now(self) -> float:
@@ -80,20 +81,22 @@ class ClientConsumer(Actor):
                 request.opcode, request.payload, request.timeout_s
             )
         except RequestLost:
-            return
+            pass
         except RequestRejected as error:
             self.world.history.counts["nacks refused"] += isinstance(error, NotLeased)
             request.refused(error, self._now())
         else:
             request.reply(payload, self._now())
+        self._changes.note()
 
     async def _handle_all(self) -> None:
         while not self.world.over:
             message = self._operations.receive(self._now())
             if message is None:
-                await self.connection.pause(STEP_S)
+                await self._changes.wait()
             else:
                 await self._handle(message)
+                self._changes.note()
 
     async def _handle(self, message: DeliveredMessage) -> None:
         history, body = self.world.history, message.body.decode()

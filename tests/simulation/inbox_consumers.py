@@ -13,7 +13,7 @@ from functools import partial
 
 from twisted.internet.defer import Deferred
 
-from tests.simulation.actors import TOPIC, Actor
+from tests.simulation.actors import TOPIC, Actor, Changes
 from tests.simulation.history import InvariantBroken
 from tests.simulation.network import RequestLost
 from tests.simulation.world import SimulatedWorld
@@ -129,6 +129,7 @@ class InboxConsumer(Actor):
     def __init__(self, world: SimulatedWorld, name: str, inbox: SimulatedInbox) -> None:
         super().__init__(world, name)
         self._inbox = inbox
+        self._changes = Changes(world.clock, self.rng, STEP_S)
         self._join()
 
     def _join(self) -> None:
@@ -166,7 +167,7 @@ class InboxConsumer(Actor):
                 member.leave()
             for request in member.requests(self._now()):
                 Deferred.fromCoroutine(self._send(request)).addErrback(self.world.failed)
-            await self.connection.pause(STEP_S)
+            await self._changes.wait(member.wake_at())
 
     async def _send(self, request: Request) -> None:
         try:
@@ -174,11 +175,12 @@ class InboxConsumer(Actor):
                 request.opcode, request.payload, request.timeout_s
             )
         except RequestLost:
-            return
+            pass
         except RequestRejected as error:
             request.refused(error, self._now())
         else:
             request.reply(payload, self._now())
+        self._changes.note()
 
     async def _handle_all(self) -> None:
         while not self.world.over:
@@ -190,9 +192,10 @@ class InboxConsumer(Actor):
             operations = self._operations
             message = operations.receive(self._now())
             if message is None:
-                await self.connection.pause(STEP_S)
+                await self._changes.wait()
             else:
                 await self._handle(operations, message)
+                self._changes.note()
 
     async def _handle(self, operations: Operations, message: DeliveredMessage) -> None:
         fetched = message.fetched

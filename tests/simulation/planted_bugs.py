@@ -485,7 +485,7 @@ BUGS = (
             client_consumers,
             _patching(Settlement, "resending", property(lambda self: bool(self._nacks))),
         ),
-        first=660,
+        first=820,
     ),
     Bug(
         "a fence releases messages before those of earlier pieces",
@@ -512,7 +512,7 @@ BUGS = (
     Bug(
         "a member keeps what was reset",
         around=_in_every_seed(inbox_consumers, _patching(Membership, "knows", lambda *_args: True)),
-        first=30,
+        first=100,
     ),
     Bug(
         "epochs of a deleted group are forgotten",
