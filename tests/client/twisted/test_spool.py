@@ -13,7 +13,8 @@ from tests.client.reactor_thread import WAIT_S, InReactor
 from tests.client.real import RealBroker
 from txmq.errors import ClientClosed, ConfigError, RequestTimeout, SpoolFull, StoreError
 from txmq.model.message import Message
-from txmq.recover.spool import spools_below
+from txmq.recover.spool import SpoolDirectory, spools_below
+from txmq.recover.spool.directory import KnownTopic
 
 
 def bodies(broker: RealBroker, topic: str) -> list[str]:
@@ -88,6 +89,29 @@ def test_what_waits_at_close_is_drained_by_the_next_client(
     own_broker.start()
     in_reactor(back)
     assert bodies(own_broker, "left") == [str(n) for n in range(20)]
+
+
+def test_a_partitioner_that_raises_fails_its_own_message_only(
+    reactor: Any, in_reactor: InReactor, tmp_path: Path
+) -> None:
+    SpoolDirectory(str(tmp_path)).remember_topics({"orders": KnownTopic(1, 1, 1)})
+
+    def partitioner(_topic: str, key: str | None, _partitions: int) -> int:
+        if key == "bad":
+            raise ValueError("the caller's")
+        return 0
+
+    async def scene() -> None:
+        url = "txmq://127.0.0.1:1"
+        client = txmq.twisted.connect(reactor, url, spool=tmp_path, partitioner=partitioner)
+        first, bad, last = [client.send("orders", b"", key=key) for key in ("a", "bad", "b")]
+        assert (await first).spooled
+        with pytest.raises(ValueError, match="the caller's"):
+            await bad
+        assert (await last).spooled
+        await client.close()
+
+    in_reactor(scene)
 
 
 def test_limits_and_bad_options_are_typed_errors(

@@ -28,7 +28,6 @@ from txmq.client.twisted.core import TwistedCore
 from txmq.client.twisted.protocols import Reactor
 from txmq.client.twisted.spool import TwistedSpool
 from txmq.client.twisted.threads import Threads
-from txmq.errors import TxmqError
 from txmq.model.message import Message, Receipt
 
 
@@ -60,7 +59,7 @@ class SpoolingClient(Client):
         self._spool = TwistedSpool(self._blocking.spool, core.threads)
         self._unsent: list[_Unsent] = []
         self._lock = Lock()
-        self._answered: list[tuple[Deferred[Receipt], Future[Receipt] | TxmqError]] = []
+        self._answered: list[tuple[Deferred[Receipt], Future[Receipt] | Exception]] = []
         self._scheduled = self._closed = False
         self._at_shutdown: object = reactor.addSystemEventTrigger(
             "before", "shutdown", self._close_at_shutdown
@@ -158,12 +157,12 @@ class SpoolingClient(Client):
         for topic, message, partition, receipt in unsent:
             try:
                 sent = self._blocking.send_message(topic, message, partition)
-            except TxmqError as error:
+            except Exception as error:  # noqa: BLE001  # of the user's partitioner, too
                 self._answer(receipt, error)
             else:
                 sent.add_done_callback(partial(self._answer, receipt))
 
-    def _answer(self, receipt: Deferred[Receipt], answer: Future[Receipt] | TxmqError) -> None:
+    def _answer(self, receipt: Deferred[Receipt], answer: Future[Receipt] | Exception) -> None:
         """Bring an answer back to the reactor, from any thread."""
         with self._lock:
             first = not self._answered
@@ -175,7 +174,7 @@ class SpoolingClient(Client):
         with self._lock:
             answered, self._answered = self._answered, []
         for receipt, answer in answered:
-            error = answer if isinstance(answer, TxmqError) else answer.exception()
+            error = answer if isinstance(answer, Exception) else answer.exception()
             if receipt.called:  # cancelled
                 continue
             if error is None:
