@@ -234,7 +234,10 @@ class SpoolDrain:
             try:
                 partition = self._topics.choose_partition(metadata, entry.batch.key())
             except Exception as error:  # noqa: BLE001  # a partitioner is the user's code
-                refusal = LocalProtocolError(f"the partitioner raised {type(error).__name__}")
+                refusal = LocalProtocolError(
+                    f"the partitioner raised {type(error).__name__}",
+                    hint="mend the partitioner, then send again what was refused",
+                )
             else:
                 entry.batch = entry.batch._replace(partition=partition, epoch=metadata.epoch)
                 return True
