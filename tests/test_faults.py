@@ -767,6 +767,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_copy_that_is_drained_first_doubles_nothing_without_receipts",
         "test_a_spool_without_an_owner_goes_before_the_sends_of_the_next_process",
         "test_the_child_of_a_fork_has_its_own_spool",
+        "test_the_child_of_a_fork_is_told_of_its_own_spool",
         "test_what_is_no_spool_of_this_version_is_left_alone",
         "test_files_are_private_and_links_are_not_followed",
     ),

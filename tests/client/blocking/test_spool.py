@@ -428,6 +428,22 @@ client.close()
     assert sorted(bodies(own_broker, topic)) == ["child", "parent", "parent again"]
 
 
+def test_the_child_of_a_fork_is_told_of_its_own_spool(spools: Path) -> None:
+    forks = """
+import os, sys, txmq
+client = txmq.connect("txmq://127.0.0.1:1", spool=sys.argv[1], timeout=0.5)
+client.send_batch("orders", [txmq.Message(b"parent")] * 2)
+pid = os.fork()
+if not pid:
+    client.send("orders", b"child")
+    os._exit(client.spool.waiting != 1)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+assert client.spool.waiting == 2
+client.close()
+"""
+    run_script(forks, str(spools))
+
+
 def test_a_process_that_ends_without_close_leaves_its_messages_on_disk(
     own_broker: RealBroker, connect: Connect, spools: Path
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from txmq.client.protocol.conversation import client_closed
@@ -27,11 +27,15 @@ class ClientSpool:
     """The messages of a client that wait on local disk. For any number of threads.
 
     Messages of processes that ended before, which this client has taken over, count
-    too.
+    too. `own_chain` returns the spools of this process: a child of a fork has its own.
     """
 
-    def __init__(self, chain: SpoolChain, client: Finds) -> None:
-        self._chain, self._client = chain, client
+    def __init__(self, own_chain: Callable[[], SpoolChain], client: Finds) -> None:
+        self._own_chain, self._client = own_chain, client
+
+    @property
+    def _chain(self) -> SpoolChain:
+        return self._own_chain()
 
     @property
     def waiting(self) -> int:
@@ -48,9 +52,10 @@ class ClientSpool:
         """The time at which the oldest of them was stored here, in microseconds; 0 =
         none.
         """
-        if self._chain.closed:
+        chain = self._chain
+        if chain.closed:
             return 0
-        times = [at for spool in self._chain.spools if (at := spool.oldest_at)]
+        times = [at for spool in chain.spools if (at := spool.oldest_at)]
         return min(times, default=0)
 
     @property
@@ -64,13 +69,14 @@ class ClientSpool:
         Raises RequestTimeout; what waits then stays on disk.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        with self._chain.changed:
-            while not self._chain.empty:
-                self._require_open()
+        chain = self._chain
+        with chain.changed:
+            while not chain.empty:
+                _require_open(chain)
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     raise _timeout(f"{self.waiting} messages still wait in the spool", timeout)
-                self._chain.changed.wait(SEARCH_EVERY_S if left is None else min(left, 0.25))
+                chain.changed.wait(SEARCH_EVERY_S if left is None else min(left, 0.25))
 
     def place(self, receipt: Receipt, timeout: float | None = None) -> Receipt:
         """Wait until a spooled message is at the broker, and return its receipt there.
@@ -82,20 +88,17 @@ class ClientSpool:
         if not receipt.spooled:
             return receipt
         deadline = None if timeout is None else time.monotonic() + timeout
+        chain = self._chain
         while True:
-            self._require_open()
+            _require_open(chain)
             found = self._search(receipt)
             if found is not None:
                 return found
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 raise _timeout(f"message {receipt.message_id} is not at the broker yet", timeout)
-            with self._chain.changed:
-                self._chain.changed.wait(SEARCH_EVERY_S if left is None else min(left, 0.25))
-
-    def _require_open(self) -> None:
-        if self._chain.closed:
-            raise client_closed()
+            with chain.changed:
+                chain.changed.wait(SEARCH_EVERY_S if left is None else min(left, 0.25))
 
     def _search(self, receipt: Receipt) -> Receipt | None:
         session, sequence = parse_message_id(receipt.message_id)
@@ -114,6 +117,11 @@ class ClientSpool:
         if found is None or found.partition is None:
             return None
         return Receipt(found.message_id, receipt.topic, found.partition, found.offset, False)
+
+
+def _require_open(chain: SpoolChain) -> None:
+    if chain.closed:
+        raise client_closed()
 
 
 def _timeout(what: str, timeout: float | None) -> TxmqError:

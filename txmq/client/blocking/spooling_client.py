@@ -15,6 +15,7 @@ from txmq.client.blocking.spool import ClientSpool
 from txmq.client.blocking.spooling_core import SpoolingCore
 from txmq.client.protocol.sender.batches import StoredBatch
 from txmq.client.protocol.sender.rows import Fields, checked_messages, column_messages
+from txmq.client.protocol.sender.spool_chain import SpoolChain
 from txmq.errors import RequestTimeout, TxmqError
 from txmq.model.message import Message, Receipt, parse_message_id
 
@@ -31,14 +32,21 @@ class SpoolingClient(Client):
 
     def __init__(self, core: SpoolingCore) -> None:
         super().__init__(core)
-        self._spool = ClientSpool(core.chain, self)
-        if not core.chain.empty:
-            _ = core.sender  # which drains what an earlier process left
+        self._spool = ClientSpool(self._own_chain, self)
+        self._own_chain()
 
     @property
     def spool(self) -> ClientSpool:
         """The messages that wait on local disk."""
         return self._spool
+
+    def _own_chain(self) -> SpoolChain:
+        core = self._core
+        assert isinstance(core, SpoolingCore), "as it was made"
+        chain = core.chain
+        if not (chain.empty or chain.closed):
+            _ = core.sender  # which drains what an earlier process left
+        return chain
 
     def send(
         self,
