@@ -30,7 +30,7 @@ from txmq.client.protocol.sender.routing import (
     select_rows,
 )
 from txmq.client.protocol.sender.rows import Fields, check_columns, checked_messages
-from txmq.client.protocol.settings import ClientSettings
+from txmq.client.protocol.settings import ClientSettings, no_spool
 from txmq.client.protocol.transaction.half_message import HalfMessage
 from txmq.client.protocol.transaction.options import CHECK_AFTER_S, TransactionOptions, XaOptions
 from txmq.client.twisted.client import Client, Found, log_dropped
@@ -469,6 +469,11 @@ class Cluster(AsyncCloseable):
     def log_id(self) -> NoReturn:
         """Each broker has a log of its own: `client.log_id` of each of `clients`."""
         raise of_one_broker("log_id()")
+
+    @property
+    def spool(self) -> NoReturn:
+        """A cluster has no spool. Raises ConfigError."""
+        raise no_spool()
 
     def call(self, name: str, /, **args: object) -> NoReturn:
         """Control calls concern one broker: `client.call` of one of `clients`."""
