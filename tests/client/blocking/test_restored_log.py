@@ -33,6 +33,7 @@ from txmq.errors import LogChanged
 from txmq.model.decider import ByPostgres
 from txmq.model.message import ReceivedMessage
 from txmq.model.retry import RetryPolicy
+from txmq.model.units import HOUR
 from txmq.testing.processes import Running
 from txmq.testing.wait import wait_until
 from txmq.tx.postgres.brokers import take_over
@@ -265,7 +266,8 @@ def test_a_restored_log_decides_nothing_in_a_database_before_an_operators_word(
     tx.wait_published()
     decider = ByPostgres(*identity_of(database), xid=None)
     with peer(site.broker.url) as producer:
-        token = producer.half(world.topic, b"undecided", decider)
+        # The original must not decide it before it is killed.
+        token = producer.half(world.topic, b"undecided", decider, check_after_us=HOUR)
         site.back_up()
     site.broker.kill()
     with world.client.transaction(world.connection, on_unavailable="outbox", timeout=0.3) as tx:
@@ -282,7 +284,7 @@ def test_a_restored_log_decides_nothing_in_a_database_before_an_operators_word(
         tx.send(world.topic, b"early")
     counted = (
         "SELECT (SELECT count(*) FROM public.txmq_outbox),"
-        " (SELECT count(*) FROM public.txmq_token WHERE state = 'R')"
+        f" (SELECT count(*) FROM public.txmq_token WHERE state = 'R' AND tok = '{token}')"
     )
     assert asked(database, counted) == [(1, 0)]
     directory = (site.data / "directory").read_text().split()[0]

@@ -468,8 +468,10 @@ def test_transactions_do_not_use_the_spool(
     client = connect(own_broker.url, spool=spools, timeout=0.5)
     client.send(topic, b"first")
     own_broker.kill()
-    with pytest.raises(TxmqError, match='on_unavailable="outbox"'), client.transaction() as tx:
-        tx.send(topic, b"second")
+    for _ in range(2):  # the first may go by a connection that is lost with the broker
+        with pytest.raises(TxmqError) as raised, client.transaction() as tx:
+            tx.send(topic, b"second")
+    assert 'on_unavailable="outbox"' in str(raised.value)
     assert client.spool.waiting == 0
 
 
