@@ -46,7 +46,7 @@ class StoredMember(ScriptedMember):
         """Do all the store's work, without waiting for more of it."""
         for store in self.recovery.stores.values():
             store.linger_until = 0.0
-        while jobs := self.recovery.jobs(self.now):
+        while self.member.failure is None and (jobs := self.recovery.jobs(self.now)):
             for job in jobs:
                 self.recovery.finished(self.stores.perform(job), self.now)
                 self.recovery.stores[job.topic].linger_until = 0.0

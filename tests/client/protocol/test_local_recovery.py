@@ -12,8 +12,10 @@ import pytest
 
 from tests.client.scripted_member import bodies, chunk, keyed
 from tests.client.scripted_store import TOPIC_ID, StoredMember
+from tests.recover.local_store.harness import PATH, SIZES, SimIndex, new_disk
 from txmq.errors import LocalProtocolError, NotLeased
 from txmq.model.retry import RetryPolicy
+from txmq.recover.local_store import LocalStore
 
 RETRY = RetryPolicy.table(5, 60, attempts=2, dead=["ValueError"], postpone=["OSError"])
 
@@ -499,3 +501,43 @@ def test_a_dead_message_is_stored_while_the_broker_is_away_and_told(made: Any) -
     member.disk()
     assert member.told("settled", "kept") == [(0, "dead", 1), (1, "stored", 0)]
     assert member.recovery.counters().postponed == 1
+
+
+def test_a_consumer_goes_on_when_not_even_outcomes_have_space(made: Any) -> None:
+    member = made(retry=RetryPolicy.table(5, 5, attempts=100))
+    member.serving().fetched(chunk("m0"))
+    disk = new_disk(capacity=1 << 20)
+    stores = member.stores._stores  # the same store on a simulated disk
+    stores["orders"].close()
+    stores["orders"], _ = LocalStore.open_at(
+        *(disk, PATH, stores["orders"].owner, stores["orders"].limits, SimIndex()),
+        sizes=SIZES,
+        now=member.wall_us,
+    )
+    fail(member)
+    member.disk()
+    assert member.told() == [(0, "stored", 1)]
+    attempts = 1
+    full = 0  # rounds
+    while full < 5 and member.member.failure is None:
+        full += member.recovery.counters().stores_full
+        space = disk.space("/")
+        disk.capacity = space.size - space.free  # others take what is left
+        member.wait(5.1)
+        for message in member.receive():
+            attempts = message.attempt
+            member.operations.nack(message, None, "again")
+        member.disk()
+        if "consumer.stored" in member.request_names():
+            member.told()
+    assert member.member.failure is None
+    disk.capacity = 1 << 20
+    for _ in range(3):
+        member.wait(5.1)
+        if "consumer.stored" in member.request_names():
+            member.told()
+    [message] = member.receive()
+    assert message.attempt > attempts, "each attempt was counted"
+    member.operations.ack(message, member.now)
+    member.disk()
+    assert member.told("settled") == [(0, "acked", message.attempt)]

@@ -109,7 +109,13 @@ class LocalStores:
                 self._open(job.open_as, result)
             store = self._stores[job.topic]
             self._write(store, result)
-            self._read(store, result)
+            result.store_id = store.id
+            try:
+                self._quarantine(store, job)
+                self._read(store, result)
+            except DiskFull as error:  # nothing is read or told before it is on disk
+                result.full, result.stuck = error, True
+            result.stats, result.next_due = store.stats(), store.next_due()
         except TxmqError as error:
             result.error = error
         except Exception as error:  # it ends the consumer, not only this thread
@@ -161,10 +167,12 @@ class LocalStores:
                 crashpoint("consumer.after_outcome")
         except DiskFull as error:  # the store keeps them in memory, and writes them later
             result.full = error
-        if job.told:
+        with suppress(DiskFull):  # written later; until then a restart may tell them again
             store.told(job.told)
-        if job.forget:
+        with suppress(DiskFull):
             store.forget(job.forget)
+
+    def _quarantine(self, store: LocalStore, job: StoreJob) -> None:
         if job.unknown:
             moved_to = store.quarantine(job.unknown, "the broker does not know them")
             log.warning("local_store.quarantined", topic=job.topic, moved_to=moved_to)
@@ -210,7 +218,6 @@ class LocalStores:
             result.entries = store.untold(job.untold)
         elif job.again:
             result.entries = store.entries(job.again_after, job.again)
-        result.store_id, result.stats, result.next_due = store.id, store.stats(), store.next_due()
 
     def _take(self, store: LocalStore, result: JobResult) -> None:
         """Hand out due messages. Their attempts are counted before they begin, so that

@@ -388,7 +388,9 @@ class LocalRecovery:
             job.skip = {*store.handed_out, *(store.held if self.serving else ())}
             job.skip_keys = frozenset(store.suspended)
         reports = store.reports
-        if self.serving and reports.may_read:
+        if now < store.stuck_until:
+            store.job.unknown, job.unknown = job.unknown, []
+        elif self.serving and reports.may_read:
             if reports.wants_entries:
                 job.untold, reports.wants_entries = ENTRIES_PER_REPORT, False
             elif reports.telling is Telling.AGAIN and not self.closing:
@@ -424,6 +426,10 @@ class LocalRecovery:
         store.stats, store.next_due = result.stats, result.next_due
         if result.stats is not None and result.stats.damaged > damaged:
             store.reports.wants_entries = True  # the store has given messages back
+        if result.stuck:
+            store.stuck_until = now + FULL_S
+            store.job.unknown[:0] = job.unknown
+            store.reports.wants_entries |= bool(job.untold)
         if result.full is not None:
             self._on_full(store, result, now)
         elif job.look or job.puts:

@@ -116,16 +116,18 @@ def damage_alarm(topic: str, report: StoreReport | None) -> AlarmReport | None:
 class JobResult:
     """The result of a job.
 
-    `full`: the error for which nothing was put, or handed out. `error`: what ends the
-    consumer. `entries` is None where none were asked for. `missing`: places of orders
-    that the store does not have. `exhausted`: the last attempt at a message ended with
-    its process.
+    `full`: the error for which nothing was put, or handed out. `stuck`: nothing was
+    read or quarantined either, because not even outcomes have space. `error`: what ends
+    the consumer. `entries` is None where none were asked for. `missing`: places of
+    orders that the store does not have. `exhausted`: the last attempt at a message
+    ended with its process.
     """
 
     job: StoreJob
     store_id: UUID | None = None
     report: StoreReport | None = None
     full: TxmqError | None = None
+    stuck: bool = False
     error: TxmqError | None = None
     missing: list[Place] = field(default_factory=list)
     exhausted: bool = False

@@ -24,7 +24,8 @@ class TopicStore:
     the local queue of which the broker has not been told, with their nacks.
     `suspended`: keys of which the broker has given a message to others, while it may
     not have judged later ones. `handed_out`: deliveries to handlers. `full_until`: when
-    a full store is tried again.
+    a full store is tried again. `stuck_until`: when it is read again, where not even
+    outcomes had space.
     """
 
     def __init__(self, topic: str, reports: StoreReports) -> None:
@@ -37,7 +38,7 @@ class TopicStore:
         self.handed_out: dict[Place, StoredDelivery] = {}
         self.next_due: int | None = None
         self.stats: StoreStats | None = None
-        self.take_after = self.full_until = self.linger_until = 0.0
+        self.take_after = self.full_until = self.stuck_until = self.linger_until = 0.0
 
     @property
     def messages(self) -> int:
