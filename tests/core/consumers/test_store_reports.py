@@ -439,6 +439,20 @@ def test_a_copy_tells_first_what_was_acked(world: StoreWorld) -> None:
     world.check(0)
 
 
+def test_of_two_copies_of_a_store_only_the_later_members_counts(world: StoreWorld) -> None:
+    world.report("a", (0, "stored"))
+    world.enter("b")
+    assert world.report("b", (0, "stored")) == ["kept"]
+    for state in ("stored", "acked", "dead", "returned"):
+        [refused] = world.report("a", (0, state))
+        assert refused.error is Conflict
+        assert refused.detail == {"member": "b", "host": "host"}
+    assert world.kinds() == {0: FailedKind.LOCAL}
+    world.leave("b")
+    assert world.report("a", (0, "acked")) == ["settled"], "the other one is gone"
+    world.check(0)
+
+
 def test_orders_and_reports_while_a_store_is_being_adopted(world: StoreWorld) -> None:
     world.report("a", (0, "stored"))
     world.do(RetryStored("g", STORE, (("t", 0, 0),)))

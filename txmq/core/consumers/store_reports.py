@@ -138,6 +138,10 @@ def decide_report(state: State, command: ReportStored, now: int) -> Outcome | Re
         refused = refusal_while_owned(group, store)
         if refused is not None:
             return refused
+    if command.member and store is not None:
+        refused = _refusal_of_another_copy(group, store, command.member)
+        if refused is not None:
+            return refused
     report = _Report(state, group, command, now)
     for entry in command.entries:
         report.add(entry)
@@ -145,6 +149,26 @@ def decide_report(state: State, command: ReportStored, now: int) -> Outcome | Re
         message = f"consumer group {group.name!r} has messages in {MAX_STORES} stores, the maximum"
         return Rejected(Throttled, message, "adopt those without an owner: txmq recover list")
     return report.outcome(instance)
+
+
+def _refusal_of_another_copy(
+    group: ConsumerGroup, store: ConsumerStore, name: str
+) -> Rejected | None:
+    """Return why a member has no say about a store any more; None if it has.
+
+    The lock of a directory lets the next process have it only after the one before, and
+    each joins before it opens its stores. So if a later member has reported this store,
+    there are two copies of it. The later one goes on: it may have come after a crash.
+    """
+    if not group.has_owner(store) or group.members[store.member].since <= group.members[name].since:
+        return None
+    at = f" on {store.host}" if store.host else ""
+    return Rejected(
+        Conflict,
+        f"{store.member!r}{at} has a copy of this local store, and joined {group.name!r} later",
+        "a store's directory must not be copied for a second consumer: give it its own",
+        {"member": store.member, "host": store.host},
+    )
 
 
 class _Report:
