@@ -299,6 +299,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_an_adopted_store_gives_its_messages_to_the_members",
     ),
     171: (
+        "test_a_store_without_what_it_shall_drop_ends_no_delivery",
         "test_flapping_consumers_with_stores_lose_and_double_nothing",
         "test_a_lapsed_session_does_not_double_an_effect",
         "test_a_reset_takes_messages_back_and_the_store_hears_of_it",

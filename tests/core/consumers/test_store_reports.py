@@ -363,6 +363,17 @@ def test_a_reset_takes_messages_back_and_the_store_hears_of_it(world: StoreWorld
     world.check(0)
 
 
+def test_a_store_without_what_it_shall_drop_ends_no_delivery(world: StoreWorld) -> None:
+    world.report("a", (0, "stored"))
+    world.do(ResetPosition("g", "t", to="first"))
+    assert world.ask("a") == [(0, StoreOrder.DROP)]
+    assert 0 in [one.offset for one in world.fetch("a")]
+    assert world.report("a", (0, "returned"), attempt=0, failure=None) == ["elsewhere"]
+    assert world.kinds() == {}, "its handler has it"
+    assert world.ask("a") == []
+    world.check()
+
+
 def test_a_due_retry_of_an_old_copy_is_not_settled_by_it(world: StoreWorld) -> None:
     since = world.generation()
     world.report("a", (1, "stored"), since=since)

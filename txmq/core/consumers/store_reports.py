@@ -242,7 +242,9 @@ class _Report:
         if begun is not None and offset >= begun:
             return ELSEWHERE
         if position.leased.overlap(offset, end):
-            taken = self._is_leased_here(ref, entry)
+            # A store that answers an order to drop a message never had this delivery.
+            dropped = entry.state == RETURNED and self._order(ref) is StoreOrder.DROP
+            taken = not dropped and self._is_leased_here(ref, entry)
             if taken and self._is_behind_a_refused(entry):
                 self._returned.append(ref)
                 return ELSEWHERE
