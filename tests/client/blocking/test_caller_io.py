@@ -47,7 +47,7 @@ class HeldReply:
 
     def soon(self) -> None:
         """Release the reply a moment later, when the caller waits."""
-        threading.Timer(0.02, self.release.set).start()
+        threading.Timer(0.2, self.release.set).start()
 
 
 @pytest.fixture
