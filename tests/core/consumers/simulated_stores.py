@@ -7,6 +7,7 @@ the broker does not leave in the store is forgotten.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +68,7 @@ class SimulatedStore:
             copy.fresh &= fresh
 
 
-class StoringClients(Clients):
+class StoringClients(Clients, ABC):
     """Consumers of which two in three have a local store."""
 
     def __init__(self, seed: int) -> None:
@@ -202,9 +203,9 @@ class StoringClients(Clients):
         else:
             self.replace(consumer)
 
+    @abstractmethod
     def come_back(self, consumer: ConsumerProcess) -> None:
         """Join again, with the messages it holds."""
-        raise NotImplementedError
 
     def act_as(self, consumer: ConsumerProcess) -> None:
         """Let a consumer do something. One that is cut off fails what it holds."""
