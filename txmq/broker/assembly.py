@@ -38,7 +38,7 @@ from txmq.broker.engine.turn_work import TurnWork
 from txmq.broker.monitoring.alarms import AlarmService
 from txmq.broker.monitoring.statistics import Statistics
 from txmq.broker.reactor.protocol import SessionFactory
-from txmq.broker.reactor.stall_guard import StallGuard
+from txmq.broker.reactor.stall_guard import Moment, StallGuard
 from txmq.broker.reactor.steady_clock import SteadyClock
 from txmq.broker.requests.dispatcher import RequestDispatcher
 from txmq.broker.search.catalogue_service import CatalogueService
@@ -139,7 +139,10 @@ class Assembly:
         # the last listener: readers have their answers by then
         engine.on_durable.append(self.sessions.flush_replies)
         self._stall_guard = StallGuard(
-            steady.elapsed, self._members.tick, self._group_work.expire_leases
+            steady.elapsed,
+            lambda: Moment(clock.seconds(), engine.now()),
+            self._members.tick,
+            self._group_work.expire_leases,
         )
         self._timers: list[tuple[float, Callable[[], None]]] = [
             (CLOCK_S, steady.compare),

@@ -201,7 +201,7 @@ class Sim(StoringClients):
 
     def tick(self) -> None:
         self.now += self.random.choice((1, SECOND // 10, SECOND // 2, SECOND, 3 * SECOND))
-        while self.do(ExpireLeases()).more:
+        while self.do(ExpireLeases(self.now)).more:
             pass
 
     def crash(self) -> None:

@@ -307,6 +307,6 @@ def happens(world: ConsumersWorld, random: Random) -> None:
         world.nack("a", random.choice(held), dead=random.random() < 0.5)
     elif how < 0.95:
         world.now += 2_000_000
-        world.do(ExpireLeases())
+        world.do(ExpireLeases(world.now))
     else:
         world.publish("t", random.randrange(4))

@@ -156,7 +156,7 @@ def test_a_lost_probe_is_followed_by_another(world: ConsumersWorld) -> None:
     world.now += MIN_PAUSE
     assert len(world.fetch("a")) == 1
     world.now += 61 * SECOND
-    world.do(ExpireLeases())
+    world.do(ExpireLeases(world.now))
     assert len(world.fetch("a")) == 1
 
 

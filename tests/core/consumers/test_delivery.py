@@ -117,7 +117,7 @@ def test_a_first_delivery_need_not_wait_for_the_disk_a_later_one_must(
     assert world.early("a")
     world.fetch("a")
     world.now += LEASE
-    world.do(ExpireLeases())
+    world.do(ExpireLeases(world.now))
     assert not world.early("a")
 
 

@@ -29,7 +29,7 @@ def test_an_expired_lease_makes_suspects(world: ConsumersWorld) -> None:
     assert next_due(world.state, world.now) == world.now + LEASE
     world.now += LEASE
     since = len(world.log)
-    assert world.do(ExpireLeases()) == ExpireReply(1, more=False)
+    assert world.do(ExpireLeases(world.now)) == ExpireReply(1, more=False)
     assert world.events(since) == [LeasesExpired(1, (1,), ())]
     assert next_due(world.state, world.now) is None
     assert world.ack("a", (0, 1)).messages == 0, "too late"
@@ -39,7 +39,7 @@ def test_an_expired_lease_makes_suspects(world: ConsumersWorld) -> None:
     ]
     assert world.fetch("a") == [Received("t", 0, 0, 1), Received("t", 0, 2, 1)]
     world.now += LEASE - 1
-    assert world.do(ExpireLeases()) == ExpireReply(0, more=False)
+    assert world.do(ExpireLeases(world.now)) == ExpireReply(0, more=False)
 
 
 def test_leases_expire_a_bounded_number_at_a_time(
@@ -51,7 +51,7 @@ def test_leases_expire_a_bounded_number_at_a_time(
         world.publish("t", 1)
         world.fetch("a")
     world.now += LEASE
-    replies = [world.do(ExpireLeases()) for _ in range(3)]
+    replies = [world.do(ExpireLeases(world.now)) for _ in range(3)]
     assert replies == [
         ExpireReply(2, more=True),
         ExpireReply(2, more=True),
@@ -69,7 +69,7 @@ def test_a_lease_can_be_extended(world: ConsumersWorld) -> None:
     assert (reply.extended, reply.over) == ((1,), (9,))
     assert world.events(since) == [LeasesExtended(1, (1,), world.now + LEASE)]
     world.now += LEASE - 1
-    assert world.do(ExpireLeases()).expired == 0
+    assert world.do(ExpireLeases(world.now)).expired == 0
     assert world.do(ExtendLeases("g", "a", 1)).extended == (1,)
     assert world.do(ExtendLeases("g", "a", 1, lease_us=1 << 50)).error is BadRequest
 

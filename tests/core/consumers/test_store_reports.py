@@ -305,7 +305,7 @@ def test_a_message_behind_a_refused_one_goes_back() -> None:
     world.publish("t", 7)
     world.fetch("a")
     world.now += 3 * SECOND
-    world.do(ExpireLeases())
+    world.do(ExpireLeases(world.now))
     for offset, behind in ((1, None), (2, (1, 0, 1))):
         entry = StoredEntry("t", 1, 0, offset, "stored", 1, behind=behind)
         entry = entry._replace(source=key_source(world.state, "g", entry), key_hash=7)

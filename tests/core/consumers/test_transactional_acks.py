@@ -86,7 +86,7 @@ def test_reserved_messages_do_not_expire_and_outlive_member_and_broker(
 ) -> None:
     token = store(world, ack(0, 2))
     world.now += 60 * SECOND
-    world.do(ExpireLeases())
+    world.do(ExpireLeases(world.now))
     assert world.offsets("a") == [2]
     world.do(LeaveGroup("g", "a", "a", lost=True))
     world.boot()
@@ -101,13 +101,13 @@ def test_a_retry_can_be_acked_in_a_transaction(world: ConsumersWorld) -> None:
     world.fetch("a")
     token = store(world, ack(0, 1))
     world.now += 100 * SECOND
-    world.do(ExpireLeases())
+    world.do(ExpireLeases(world.now))
     assert 0 not in world.offsets("a")
     decide(world, token, Decision.ROLLBACK)
     assert world.fetch("a") == [Received("t", 0, 0, 3)]
     decide(world, store(world, ack(0, 1), number=2))
     world.now += 100 * SECOND
-    world.do(ExpireLeases())
+    world.do(ExpireLeases(world.now))
     assert 0 not in world.offsets("a")
     assert floor(world) == 1
 

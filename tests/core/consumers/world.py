@@ -164,7 +164,7 @@ class ConsumersWorld(Driver):
     def expire(self) -> None:
         """Expire all leases."""
         self.now += 60 * SECOND
-        self.do(ExpireLeases())
+        self.do(ExpireLeases(self.now))
 
     def early(self, member: str) -> bool:
         """Return True if the member's next delivery may be answered before it is

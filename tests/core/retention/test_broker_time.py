@@ -126,9 +126,9 @@ def test_a_time_set_back_lets_leases_retries_and_check_backs_wait_for_as_long_as
     assert list(due_checks(world.state, world.now, 9)) == []
     assert list(due_checks(world.state, world.now + 1, 9)) == [half]
     world.now += 24 * SECOND
-    assert world.do(ExpireLeases()).expired == 0
+    assert world.do(ExpireLeases(world.now)).expired == 0
     world.now += 1
-    assert world.do(ExpireLeases()).expired == 1
+    assert world.do(ExpireLeases(world.now)).expired == 1
     assert same_after_replay(world)
 
 
@@ -144,5 +144,5 @@ def test_a_time_set_forward_ends_no_lease_and_lets_nothing_wait_for_longer() -> 
     assert world.state.stored_at == world.now
     assert world.fetch("a") == [Received("t", 0, 1, 2)]
     world.now += 30 * SECOND - 1
-    assert world.do(ExpireLeases()).expired == 0
+    assert world.do(ExpireLeases(world.now)).expired == 0
     assert same_after_replay(world)

@@ -12,6 +12,7 @@ from txmq.crashpoints import crashpoint
 
 if TYPE_CHECKING:
     from txmq.broker.engine.engine import Engine
+    from txmq.broker.reactor.stall_guard import Moment
 
 
 class GroupWorkService:
@@ -20,9 +21,9 @@ class GroupWorkService:
     def __init__(self, engine: Engine) -> None:
         self._engine, self._busy = engine, False
 
-    def expire_leases(self) -> None:
-        """Timer: end leases whose time is up."""
-        self._engine.submit(ExpireLeases(), _ignore)
+    def expire_leases(self, moment: Moment) -> None:
+        """Timer: end leases whose time was up at this moment."""
+        self._engine.submit(ExpireLeases(moment.micros), _ignore)
 
     def tick(self) -> None:
         """Timer: begin a step, if there is work."""

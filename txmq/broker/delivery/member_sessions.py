@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from txmq.broker.engine.engine import Engine
     from txmq.broker.reactor.interfaces import Clock
     from txmq.broker.reactor.protocol import ClientSession
+    from txmq.broker.reactor.stall_guard import Moment
 
 log = structlog.get_logger()
 
@@ -143,16 +144,15 @@ class MemberSessions:
 
         self._engine.submit(Rebalance(group), replied)
 
-    def tick(self) -> None:
-        """Timer: remove silent members, and rebalance groups whose topics have
-        changed.
+    def tick(self, moment: Moment) -> None:
+        """Timer: remove members that were silent for too long at this moment, and
+        rebalance groups whose topics have changed.
         """
         if self._engine.store.read_only:  # nothing can be recorded: once there is space
             return
         self._rebalance_changed()
-        now = self._clock.seconds()
         for (group, member), seen in [
-            item for item in self._sessions.items() if item[1].deadline <= now
+            item for item in self._sessions.items() if item[1].deadline <= moment.seconds
         ]:
             del self._sessions[group, member]
             log.warning("member.lost", group=group, member=member)

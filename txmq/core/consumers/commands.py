@@ -228,10 +228,13 @@ class ExtendLeases(NamedTuple):
 
 
 class ExpireLeases(NamedTuple):
-    """End a bounded number of overdue leases; the reply tells if more are overdue.
+    """End a bounded number of leases that were overdue at the time `at`; the reply
+    tells if there are more.
 
     A timer repeats it.
     """
+
+    at: int
 
 
 class ReplayLetters(NamedTuple):

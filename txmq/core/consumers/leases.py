@@ -195,12 +195,11 @@ def return_rows(
 
 
 def decide_expire(state: State, command: ExpireLeases, now: int) -> Outcome:
-    del command
     overdue: dict[int, list[int]] = {}
     room = EXPIRED_PER_COMMAND
     more = False
     for deadline, group_id, number in state.groups.deadlines:
-        if deadline > now:
+        if deadline > command.at:
             break
         if room <= 0:
             more = True
