@@ -75,7 +75,7 @@ class Everything(Work):
 
     def pass_time(self) -> None:
         super().pass_time()
-        self.world.do(ExpireLeases(self.world.now))
+        self.world.do(ExpireLeases(self.world.now()))
         self.world.assembly._group_work.tick()
         self.world.turn()
 

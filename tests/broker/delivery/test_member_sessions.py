@@ -12,6 +12,7 @@ from twisted.internet.task import Clock
 
 from tests.core.consumers.world import ConsumersWorld
 from txmq.broker.delivery.member_sessions import MemberSessions
+from txmq.broker.reactor.stall_guard import Moment
 from txmq.core.consumers.commands import LeaveGroup, Rebalance
 from txmq.core.events.outcome import Rejected
 from txmq.core.events.topics import TopicGrown
@@ -48,10 +49,13 @@ class Place:
         self.membership.member_joined(session, "g", name, name, SESSION_US, static=static)
         return session
 
+    def moment(self) -> Moment:
+        return Moment(self.clock.seconds(), self.world.now)
+
     def later(self, seconds: float) -> list[str]:
         """Return the members after some time."""
         self.clock.advance(seconds)
-        self.membership.tick()
+        self.membership.tick(self.moment())
         return list(self.world.group().members)
 
 
@@ -96,7 +100,7 @@ def test_after_a_restart_static_members_have_their_sessions_time_to_come_back() 
     place.clock.advance(15)
     again.heartbeat(SimpleNamespace(on_lost={}), "g", "a")  # type: ignore[arg-type]  # what it needs of a session
     place.clock.advance(16)
-    again.tick()
+    again.tick(place.moment())
     assert place.asked[1:] == [LeaveGroup("g", "b", "b", lost=True)]
 
 
