@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from importlib.util import resolve_name
 from pathlib import Path
@@ -84,24 +85,38 @@ def violations(sources: Mapping[str, str]) -> list[str]:
     return misplaced + homeless + circles(imports, sources)
 
 
-def imports_of(module: str, source: str, known: Mapping[str, str]) -> Iterator[Import]:
+def imports_of(module: str, source: str, known: Collection[str]) -> Iterator[Import]:
     """Return the imports of a module; where a name is a submodule, that one counts."""
-    tree = ast.parse(source)
-    lazy = {id(node) for late in ast.walk(tree) if is_lazy(late) for node in ast.walk(late)}
     package = module if is_package(module, known) else module.rpartition(".")[0]
-    for node in ast.walk(tree):
+    for node, lazy in statements(ast.parse(source).body):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield Import(alias.name, node.lineno, id(node) in lazy)
+                yield Import(alias.name, node.lineno, lazy)
         elif isinstance(node, ast.ImportFrom):
             base = resolve_name("." * node.level + (node.module or ""), package)
             for alias in node.names:
                 name = f"{base}.{alias.name}"
-                yield Import(name if name in known else base, node.lineno, id(node) in lazy)
+                yield Import(name if name in known else base, node.lineno, lazy)
 
 
-def is_package(module: str, known: Mapping[str, str]) -> bool:
-    return any(name.startswith(f"{module}.") for name in known)
+def statements(nodes: Iterable[ast.AST], *, lazy: bool = False) -> Iterator[tuple[ast.AST, bool]]:
+    """Return all statements in `nodes`, and whether each is lazy.
+
+    Expressions are left out: they hold no imports, and most of a module's nodes.
+    """
+    for node in nodes:
+        yield node, lazy
+        for part in ("body", "orelse", "handlers", "finalbody", "cases"):
+            yield from statements(getattr(node, part, ()), lazy=lazy or is_lazy(node))
+
+
+def is_package(module: str, known: Collection[str]) -> bool:
+    return module in packages(tuple(known))
+
+
+@cache
+def packages(names: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(name[:at] for name in names for at, sign in enumerate(name) if sign == ".")
 
 
 def is_lazy(node: ast.AST) -> bool:
@@ -126,6 +141,7 @@ def judge(module: str, found: Import) -> str:
     return f"imports {found.name} outside a function" if outside else ""
 
 
+@cache
 def layer(module: str) -> int:
     if module == "txmq":
         return NAMES.index("reactor and clients")  # the names that users import
@@ -146,6 +162,7 @@ def layers_named(module: str) -> list[tuple[int, int]]:
     ]
 
 
+@cache
 def at(module: str, places: str) -> bool:
     """Return whether `module` is one of `places`, names below txmq, or inside one."""
     names = places.split()
@@ -154,7 +171,7 @@ def at(module: str, places: str) -> bool:
     )
 
 
-def circles(imports: Mapping[str, list[Import]], known: Mapping[str, str]) -> list[str]:
+def circles(imports: Mapping[str, list[Import]], known: Collection[str]) -> list[str]:
     """Return each folder whose modules and folders import one another in a circle."""
     arrows: dict[str, dict[str, set[str]]] = {}
     for module, found in imports.items():
@@ -168,7 +185,7 @@ def circles(imports: Mapping[str, list[Import]], known: Mapping[str, str]) -> li
     ]
 
 
-def path(module: str, known: Mapping[str, str]) -> list[str]:
+def path(module: str, known: Collection[str]) -> list[str]:
     """Return the names on the way to a module; a package is its `__init__`."""
     apart = next((f"txmq.{name}" for name in APART.split() if at(module, name)), "")
     names = ["txmq", apart, *module[len(apart) + 1 :].split(".")] if apart else module.split(".")
