@@ -14,6 +14,7 @@ from txmq.broker.background.clock_service import ClockService
 from txmq.broker.background.delay_service import LOOK_AHEAD_S, DelayService
 from txmq.broker.background.group_work_service import GroupWorkService
 from txmq.broker.background.outcome_expiry_service import OutcomeExpiryService
+from txmq.broker.background.plan_service import PlanService
 from txmq.broker.background.publication_service import PublicationService
 from txmq.broker.calls.clock import ClockCalls
 from txmq.broker.calls.consumers import ConsumerGroupCalls
@@ -22,6 +23,7 @@ from txmq.broker.calls.inboxes import InboxCalls
 from txmq.broker.calls.letters import DeadLetterCalls
 from txmq.broker.calls.log import LogCalls
 from txmq.broker.calls.messages import MessageCalls
+from txmq.broker.calls.plans import PlanCalls
 from txmq.broker.calls.recover import RecoverCalls
 from txmq.broker.calls.topics import TopicCalls
 from txmq.broker.calls.transactions import TransactionCalls
@@ -104,6 +106,8 @@ class Assembly:
         self.statistics = Statistics(engine, clock, self.retention, self.catalogues)
         self.turns = TurnWork(engine, clock)
         self.holds = LogHolds(clock.seconds)
+        letters = DeadLetterCalls(engine, self.turns)
+        self._plans = PlanService(engine, self.turns, clock, letters.next_places)
         parts = (
             ClockCalls(self.clock),
             LogCalls(engine, self.holds, settings.broker.data),
@@ -111,7 +115,8 @@ class Assembly:
             ConsumerGroupCalls(
                 engine, self._members, polls, random, settings.consumers, self.turns
             ),
-            DeadLetterCalls(engine, self.turns),
+            letters,
+            PlanCalls(engine, letters, self._plans),
             RecoverCalls(engine, self.turns),
             InboxCalls(engine),
             TransactionCalls(engine, checks, polls, resolvers, self.turns),
@@ -152,6 +157,8 @@ class Assembly:
             (TICK_S, polls.retry_waiting),
             (TICK_S, self._publication.tick),
             (TICK_S, self._group_work.tick),
+            (TICK_S, self._plans.tick),
+            (EXPIRY_S, self._plans.forget_old),
             (LOOK_AHEAD_S, self._delays.tick),
             (EXPIRY_S, self._delays.forget_recalls),
             (EXPIRY_S, self._outcomes.tick),

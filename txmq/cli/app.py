@@ -28,6 +28,7 @@ from txmq.cli.commands import (
     log_backup,
     messages,
     outbox,
+    plans,
     recover,
     relay,
     resolver,
@@ -79,6 +80,7 @@ alarms.add_to(app)
 clock.add_to(app)
 stats.add_to(app)
 app.add_typer(letters.app, name="dlq")
+app.add_typer(plans.app, name="plan")
 app.add_typer(recover.app, name="recover")
 resolver.add_to(app)
 app.add_typer(relay.app, name="relay")

@@ -74,6 +74,7 @@ def save(state: State) -> None:
     if state.restores:
         state.tables[t.META].put(RESTORES_ROW, state.restores)
     state.groups.save(state.tables)
+    state.plans.save(state.tables)
 
 
 def _save_producer(state: State, name: bytes) -> None:
@@ -122,6 +123,7 @@ def load(tables: t.Tables) -> State:
     for key, _row in _rows(tables, t.LISTED):
         state.listed[key[0]] += 1
     state.groups.load(tables)
+    state.plans.load(tables)
     return state
 
 

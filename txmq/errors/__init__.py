@@ -108,6 +108,7 @@ from txmq.errors.refusals import (
     UnknownLetter,
     UnknownMember,
     UnknownPartition,
+    UnknownPlan,
     UnknownProducer,
     UnknownTopic,
 )
@@ -196,6 +197,7 @@ __all__ = (
     "UnknownLetter",
     "UnknownMember",
     "UnknownPartition",
+    "UnknownPlan",
     "UnknownProducer",
     "UnknownTopic",
     "UnknownTransaction",

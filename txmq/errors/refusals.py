@@ -127,6 +127,10 @@ class UnknownLetter(RequestRejected):
     """There is no such dead letter."""
 
 
+class UnknownPlan(RequestRejected):
+    """There is no such replay plan."""
+
+
 class Conflict(RequestRejected):
     """The transaction has the other outcome already; the contradiction was recorded."""
 

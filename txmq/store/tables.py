@@ -55,6 +55,7 @@ LETTER_NOTES = "letter_notes"  # key: group id, fingerprint
 SELECTIONS = "selections"  # key: name
 LETTER_INDEX, LETTER_CELLS = "letter_index", "letter_cells"  # core/state/letter_index.py
 LOCAL = "local"  # messages in consumers' stores, and orders to these stores
+PLANS, PLAN_LETTERS = "plans", "plan_letters"  # replay plans; their letters and outcomes
 # delayed messages
 DELAYED, DELAYED_IDS, DELAYED_AT, RECALLED = "delayed", "delayed_ids", "delayed_at", "recalled"
 # retention
@@ -65,7 +66,8 @@ NAMES = (
     JOB_PARTS, JOB_WORK, PIECES, BACKLOG, BARRIERS, CONFLICTS, LISTED, WATERMARKS, DUE, GROUPS,
     POSITIONS, FENCES, FAILED, PARKED, LETTERS, RETRIES, RETRIES_BY_TIME, XA, XIDS, INSTANCES,
     LOG_PINS, MISSED, DELAYED, DELAYED_IDS, DELAYED_AT, RECALLED, META, HANDLED_HEURISTICS,
-    ATTEMPTS, LETTER_INDEX, LETTER_CELLS, LOCAL, LETTER_NOTES, SELECTIONS,
+    ATTEMPTS, LETTER_INDEX, LETTER_CELLS, LOCAL, LETTER_NOTES, SELECTIONS, PLANS,
+    PLAN_LETTERS,
 )  # fmt: skip
 
 # thousands of rows are put before the first scan of a range
@@ -94,6 +96,9 @@ RETRY_TIME_KEY = Struct(">QIIIQ")  # due at, group id, topic id, partition, offs
 LOCAL_KEY = Struct(">IB16sIIQ")
 # group id, 2, store id, first failed at, topic id, partition, offset
 LOCAL_TIME_KEY = Struct(">IB16sQIIQ")
+PLAN_KEY = Struct(">I")  # plan id; 0 = the row of counters
+# plan id, visible_at of the batch, topic id, partition, offset
+PLAN_LETTER_KEY = Struct(">IQIIQ")
 DELAYED_KEY = Struct(">QQ")  # due at, position of the message's batch
 MESSAGE_KEY = Struct(">16sQ")  # message id: producer id or token, sequence
 RECALLED_KEY = Struct(">Q16sQ")  # recalled at, message id

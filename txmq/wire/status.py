@@ -49,6 +49,7 @@ ERRORS_BY_STATUS = _table(
     (36, errors.NotLeased),
     (37, errors.UnknownLetter),
     (38, errors.TopicReplaced),
+    (39, errors.UnknownPlan),
     (48, errors.UnknownTransaction),
     (49, errors.Conflict),
     (50, errors.DigestMismatch),

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from txmq.broker.engine.engine import Engine
     from txmq.broker.engine.turn_work import TurnWork
     from txmq.core.consumers.letter_views import LetterView
-    from txmq.core.state.consumer_groups import ConsumerGroup
+    from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
+    from txmq.core.state.failed_messages import FailedMessage
     from txmq.core.steps import Steps
     from txmq.wire.calls import letters as wire
 
@@ -199,7 +200,7 @@ class DeadLetterCalls:
         group = find_group(self.state, args.group)
         if isinstance(group, Rejected):
             return group
-        chosen = self._selection(args)
+        chosen = self.selection(args)
         if isinstance(chosen, Rejected):
             return chosen
         if chosen.topic is not None and chosen.topic not in self.state.topics:
@@ -207,7 +208,8 @@ class DeadLetterCalls:
             return Rejected(UnknownTopic, message, "see the topics: txmq topic list")
         return _Selected(self, group, chosen, cursor)
 
-    def _selection(self, args: wire.SelectArgs) -> SelectionArgs | Rejected:
+    def selection(self, args: wire.SelectArgs) -> SelectionArgs | Rejected:
+        """Return the selection that a call gives or names."""
         if args.saved is not None and args.select is not None:
             message = "both a selection and the name of one"
             return Rejected(BadRequest, message, "send either select or saved")
@@ -257,6 +259,11 @@ class DeadLetterCalls:
             return self._view(letter, bodies=bodies)
         except CorruptRecord as error:
             return letter.fields | UNREADABLE | {"damaged": error.message}
+
+    def damage_of(self, group: ConsumerGroup, ref: MessageRef, row: FailedMessage) -> str:
+        """Return why the message of a letter cannot be read; "" = it can."""
+        fields = self.fields_of(letter_views.view_of(self.state, group, ref, row), bodies=False)
+        return f"damaged: {fields['damaged']}" if "damaged" in fields else ""
 
     def _view(self, letter: LetterView, *, bodies: bool) -> dict[str, Any]:
         """Return a letter with the fields of its batch. Letters are durable, so the log
@@ -313,9 +320,12 @@ class DeadLetterCalls:
 
             self._engine.submit(command(letters), then(call.answer, changed))
 
-        self._turns.run(call.caller, self._next_places(args), found)
+        self._turns.run(call.caller, self.next_places(args), found)
 
-    def _next_places(self, args: wire.DlqReplay) -> Steps[dict[str, Any] | Rejected]:
+    def next_places(self, args: wire.DlqReplay) -> Steps[dict[str, Any] | Rejected]:
+        """Return the places of the next letters of a selection, and of the damaged
+        ones.
+        """
         selected = self._selected(args, args.cursor)
         if isinstance(selected, Rejected):
             return selected

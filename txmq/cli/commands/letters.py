@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from txmq.cli.command import CommandSession, broker_command
+from txmq.cli.commands import plans
 from txmq.cli.letter_selection import Saved, Where, parse_selection, selection_args
 from txmq.cli.options import Group, Operator, Reason, Yes
 from txmq.cli.output import FAILED, body_fields
@@ -154,10 +155,17 @@ def replay(  # noqa: PLR0913  # its options
     reason: Reason = "",
     yes: Yes = False,
 ) -> None:
-    """Deliver dead letters again, in the order of their keys."""
+    """Deliver dead letters again, in the order of their keys.
+
+    --all makes a plan of its own, which the broker carries out (`txmq plan`): as fast
+    as it can, and without a stop rule.
+    """
     chosen = _chosen(letter, where, select, everything=everything)
     if not letter:
         _confirm(session, "Replay", group, chosen, yes=yes)
+    if everything:
+        _show_changes(session, plans.replay_all(session, group, operator, reason))
+        return
     _change(session, "dlq.replay", chosen, group=group, operator=operator, reason=reason)
 
 
@@ -260,9 +268,15 @@ def _change(session: CommandSession, call: str, chosen: dict[str, Any], **args: 
         {"topic": topic, "partition": at, "offset": offset, "why": why}
         for topic, at, offset, why in refused
     ]
-    session.out.show(
-        {"done": done, "refused": rows} if session.out.as_json or refused else {"done": len(done)}
-    )
+    _show_changes(session, {"done": done, "refused": rows})
+
+
+def _show_changes(session: CommandSession, found: dict[str, Any]) -> None:
+    refused = found["refused"]
+    if not (session.out.as_json or refused):
+        found |= {"done": len(found["done"])}
+        del found["refused"]
+    session.out.show(found)
     if refused:
         raise typer.Exit(FAILED)
 

@@ -119,9 +119,14 @@ def settle_range(state: State, group: ConsumerGroup, acked: Range) -> None:
         circuit_breaker.record_acks(group, released.value.lease, messages)
 
 
-def settle_row(state: State, group: ConsumerGroup, ref: MessageRef) -> None:
-    """Apply: a message that had failed before is processed."""
-    row = failed_messages.remove(state, group, ref)
+def settle_row(
+    state: State,
+    group: ConsumerGroup,
+    ref: MessageRef,
+    why: str = failed_messages.PROCESSED,
+) -> None:
+    """Apply: a message that had failed before is processed, or ends for this reason."""
+    row = failed_messages.remove(state, group, ref, why)
     if row is not None:
         circuit_breaker.record_acks(group, group.leased_rows.get(ref, 0), 1)
         leases.release_row(state, group, ref)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from txmq.core.consumers import key_fences, leases, letter_notes
+from txmq.core.consumers import key_fences, leases, letter_notes, plans
 from txmq.core.consumers.commands import AdvanceGroupWork, DeleteGroup
 from txmq.core.consumers.group_settings import with_members
 from txmq.core.events.consumers import (
@@ -119,7 +119,7 @@ def restore_rows(
     places.
     """
     for ref, row in failed_messages.rows_between(state, group, tp, offset, t.SIGN, most):
-        failed_messages.remove(state, group, ref)
+        failed_messages.remove(state, group, ref, "reset")
         leases.release_row(state, group, ref)
         key_fences.settle_head(state, group, ref, row.key_hash)
         if row.kind == FailedKind.LOCAL:
@@ -131,13 +131,14 @@ def delete(state: State, group: ConsumerGroup, most: int = STEP_ROWS) -> None:
     for number in tuple(group.leases):
         leases.end(state, group, number)
     state.groups.mark_deleted(group)
+    plans.cancel_of_group(state, group.group_id)
     _delete_step(state, group, most)
 
 
 def _delete_step(state: State, group: ConsumerGroup, most: int) -> None:
     rows = failed_messages.messages_of_group(state, group, most)
     for ref in rows:
-        failed_messages.remove(state, group, ref)
+        failed_messages.remove(state, group, ref, "group deleted")
         leases.release_row(state, group, ref)
     left = most - len(rows)
     for store_id in list(group.stores):

@@ -341,7 +341,7 @@ def _apply_passed(state: State, group: ConsumerGroup, event: Delivered) -> None:
         position.pass_over(start, end)
     group.expired += sum(end - start for _topic_id, _partition, start, end in event.expired)
     for ref in event.expired_rows:
-        row = failed_messages.remove(state, group, ref)
+        row = failed_messages.remove(state, group, ref, "expired")
         assert row is not None, "chosen for delivery, so it is there"
         key_fences.settle_head(state, group, ref, row.key_hash)
         state.groups.pass_over(group, ref)

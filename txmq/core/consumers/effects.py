@@ -219,7 +219,7 @@ def _restore_order(
     first = event.ranges[0][0]
     for ref, row in failed_messages.rows_between(state, group, tp, first, FAR):
         if row.kind != FailedKind.ABANDONED and not row.token:
-            failed_messages.remove(state, group, ref)
+            failed_messages.remove(state, group, ref, "effect restored")
             leases.release_row(state, group, ref)
             key_fences.settle_head(state, group, ref, row.key_hash)
             if row.kind == FailedKind.LOCAL:

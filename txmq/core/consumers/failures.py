@@ -16,7 +16,7 @@ from txmq.core.consumers.commands import (
 from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.events.consumers import Abandoned, DeadLettered, GroupGuarded, Replayed, Retried
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
-from txmq.core.state import attempts, failed_messages
+from txmq.core.state import attempts, failed_messages, plan_letters
 from txmq.core.state.failed_messages import FailedKind, FailedMessage
 from txmq.core.topics import topics
 from txmq.errors import BadRequest, NotLeased
@@ -217,15 +217,16 @@ def decide_replay(state: State, command: ReplayLetters, now: int) -> Outcome | R
     def replay(changes: FailureChanges, ref: MessageRef, row: FailedMessage) -> None:
         changes.retry(ref, replayed_row(row), now)
 
-    return _change_letters(state, command, now, replay, Replayed)
+    return _change_letters(state, command, now, replay, Replayed, held_reason)
 
 
 def replayed_row(row: FailedMessage) -> FailedMessage:
     """Return the row of a dead letter that is replayed.
 
-    Attempts and consumer deaths count from zero again; replays go on counting.
+    Attempts and consumer deaths count from zero again; replays go on counting. A plan
+    that has ended without it has nothing to do with it any more.
     """
-    return row._replace(attempt=0, deaths=0, replays=row.replays + 1, token=b"")
+    return row._replace(attempt=0, deaths=0, replays=row.replays + 1, token=b"", plan=0)
 
 
 def decide_abandon(state: State, command: AbandonLetters, now: int) -> Outcome | Rejected:
@@ -240,7 +241,7 @@ def decide_abandon(state: State, command: AbandonLetters, now: int) -> Outcome |
     def abandon(changes: FailureChanges, ref: MessageRef, row: FailedMessage) -> None:
         changes.abandon(ref, row, reason)
 
-    return _change_letters(state, command, now, abandon, Abandoned)
+    return _change_letters(state, command, now, abandon, Abandoned, _never)
 
 
 def _change_letters(
@@ -249,8 +250,10 @@ def _change_letters(
     now: int,
     change: Callable[[FailureChanges, MessageRef, FailedMessage], None],
     kind: type[Replayed | Abandoned],
+    refuses: Callable[[State, FailedMessage], str],
 ) -> Outcome | Rejected:
-    """Change each dead letter in the order of publication.
+    """Change each dead letter in the order of publication, unless `refuses` has a
+    reason.
 
     So letters of one key become a chain in their order.
     """
@@ -265,9 +268,9 @@ def _change_letters(
     refused: list[tuple[str, int, int, str]] = []
     for letter in dict.fromkeys(letters):
         ref, row = find_message(state, group, *letter)
-        if reason := closed_reason(row):
-            refused.append((*letter, reason))
-        elif ref is not None and row is not None:
+        if ref is None or row is None or (reason := closed_reason(row) or refuses(state, row)):
+            refused.append((*letter, closed_reason(row) or reason))
+        else:
             found.append((ref, row, letter))
     found.sort(key=lambda item: (item[1].visible_at, item[0]))
     for ref, row, _letter in found:
@@ -305,6 +308,19 @@ def closed_reason(row: FailedMessage | None, token: bytes = b"") -> str:
     if row.kind != FailedKind.LETTER:
         return "not dead: it is being retried"
     return "an undecided transaction replays it" if row.token not in (b"", token) else ""
+
+
+def held_reason(state: State, row: FailedMessage) -> str:
+    """Return why only its plan replays this letter; "" = it has none that is
+    unfinished.
+    """
+    plan = plan_letters.holder(state, row.plan)
+    return "" if plan is None else f"in plan {plan.name}"
+
+
+def _never(state: State, row: FailedMessage) -> str:
+    del state, row
+    return ""
 
 
 def apply_failed(state: State, event: Retried | DeadLettered, context: RecordContext) -> None:

@@ -15,6 +15,8 @@ from txmq.core.consumers import (
     leases,
     letter_notes,
     membership,
+    plan_steps,
+    plans,
     resets,
     store_orders,
     store_reports,
@@ -40,6 +42,8 @@ RULES = (
     store_reports,
     store_orders,
     letter_notes,
+    plans,
+    plan_steps,
 )
 
 

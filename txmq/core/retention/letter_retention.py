@@ -80,7 +80,7 @@ def apply_expired(state: State, event: LettersExpired, context: RecordContext) -
     group = state.groups.by_id[event.group_id]
     key_fences.apply_changes(state, group, event.moves, event.fences, context.stored_at)
     for ref in event.rows:
-        acks.settle_row(state, group, ref)
+        acks.settle_row(state, group, ref, "expired")
         state.groups.pass_over(group, ref)
 
 

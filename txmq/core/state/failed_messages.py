@@ -15,7 +15,7 @@ from enum import IntEnum
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.core.state import letter_index, local_stores
+from txmq.core.state import letter_index, local_stores, plan_letters
 from txmq.core.state.letter_index import Letter, LetterState
 from txmq.core.state.local_stores import StoredMessage
 from txmq.core.state.positions import UNDELIVERED
@@ -43,6 +43,8 @@ class FailedKind(IntEnum):
 
 
 DELIVERABLE = (FailedKind.RETRY, FailedKind.PARKED, FailedKind.LOCAL)
+CLOSED = (FailedKind.LETTER, FailedKind.ABANDONED)
+PROCESSED = ""  # why a message is no failed message any more; otherwise a reason
 
 
 class FailedMessage(NamedTuple):
@@ -53,7 +55,8 @@ class FailedMessage(NamedTuple):
     `position`, `length` and `row` point at the message; `visible_at` and `stored_at`
     are those of its batch. `token` is the undecided transaction that acks or replays
     it. `number` is its number among the group's dead letters. `store` is the id of the
-    consumer's store that has it.
+    consumer's store that has it, `plan` that of the replay plan that it belongs to
+    until its outcome.
     """
 
     kind: int
@@ -77,6 +80,7 @@ class FailedMessage(NamedTuple):
     token: bytes = b""
     reason: str = ""
     store: bytes = b""
+    plan: int = 0
 
 
 class Move(NamedTuple):
@@ -152,6 +156,8 @@ def get(state: State, group: ConsumerGroup, ref: MessageRef) -> FailedMessage | 
 
 def put(state: State, group: ConsumerGroup, ref: MessageRef, row: FailedMessage) -> None:
     """Apply: set the row and its indexes, after `drop` of an earlier row."""
+    if row.plan and row.kind in CLOSED:
+        row = _tell_plan(state, ref, row)
     state.failed_messages.put(t.FAILED_KEY.pack(group.group_id, *ref), tuple(row))
     letter = letter_of(ref, row)
     if letter is not None:
@@ -167,6 +173,25 @@ def put(state: State, group: ConsumerGroup, ref: MessageRef, row: FailedMessage)
     else:
         state.letters.put(t.LETTER_KEY.pack(group.group_id, row.number), ref)
         _count_letters(state, group, row, 1)
+
+
+def _tell_plan(state: State, ref: MessageRef, row: FailedMessage) -> FailedMessage:
+    """Apply: record the outcome of a letter of a plan. Return the row without the plan
+    where that was the last thing it had to know.
+    """
+    if row.kind == FailedKind.ABANDONED:
+        plan_letters.ended(state, row.plan, row.visible_at, ref, "abandoned")
+    elif not plan_letters.died(state, row.plan, row.visible_at, ref, row.number, row.fingerprint):
+        return row
+    return row._replace(plan=0)
+
+
+def set_plan(state: State, group: ConsumerGroup, ref: MessageRef, plan_id: int) -> None:
+    """Apply: a letter belongs to a plan from now on; 0 = to none."""
+    row = get(state, group, ref)
+    assert row is not None, "it was planned"
+    key = t.FAILED_KEY.pack(group.group_id, *ref)
+    state.failed_messages.put(key, tuple(row._replace(plan=plan_id)))
 
 
 def drop(state: State, group: ConsumerGroup, ref: MessageRef) -> FailedMessage | None:
@@ -194,9 +219,15 @@ def drop(state: State, group: ConsumerGroup, ref: MessageRef) -> FailedMessage |
     return row
 
 
-def remove(state: State, group: ConsumerGroup, ref: MessageRef) -> FailedMessage | None:
-    """Apply: remove the row, its indexes and its history, for good."""
+def remove(
+    state: State, group: ConsumerGroup, ref: MessageRef, why: str = PROCESSED
+) -> FailedMessage | None:
+    """Apply: remove the row, its indexes and its history, for good, and tell its plan
+    why.
+    """
     row = drop(state, group, ref)
+    if row is not None and row.plan:
+        plan_letters.ended(state, row.plan, row.visible_at, ref, why)
     if row is not None and (row.first_failed_at or row.dead_at):
         state.tables[t.ATTEMPTS].delete(t.FAILED_KEY.pack(group.group_id, *ref))
     return row

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.core.state.group_registry import GroupRegistry
+from txmq.core.state.plans import PlanRegistry
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
@@ -133,6 +134,7 @@ class State:
         self.partitions = 0  # of all topics
         self.producers: dict[bytes, ProducerState] = {}
         self.groups = GroupRegistry()
+        self.plans = PlanRegistry()
         # number of rows of table `holds`
         self.held_keys: Counter[TopicPartition] = Counter()
         self.barriers: dict[TopicPartition, VisibilityBarrier] = {}

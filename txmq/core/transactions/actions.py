@@ -92,7 +92,8 @@ def _check_replay(state: State, replay: ReplayAction) -> Rejected | None:
     if isinstance(group, Rejected):
         return group
     topic, partition, offset = replay.topic, replay.partition, replay.offset
-    why = failures.closed_reason(failures.find_message(state, group, topic, partition, offset)[1])
+    _ref, row = failures.find_message(state, group, topic, partition, offset)
+    why = failures.closed_reason(row) or (row is not None and failures.held_reason(state, row))
     return (
         Rejected(UnknownLetter, f"{topic}/{partition}/{offset} of {replay.group!r}: {why}")
         if why

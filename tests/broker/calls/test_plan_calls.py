@@ -1,0 +1,134 @@
+"""Calls about replay plans, and the timer that makes their steps."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from tests.broker.calls.test_letter_calls import Office
+from txmq.core.events.outcome import Rejected
+from txmq.errors import BadRequest, UnknownPlan
+from txmq.wire.data_requests import Fetch, Opcode, pack_fetch
+
+SETTINGS: dict[str, Any] = {"rate": 0, "ramp_s": 0, "start": True}
+
+
+class Desk(Office):
+    """An operator who makes plans."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.broker.start()
+
+    def plan(self, name: str = "p", **args: Any) -> dict[str, Any]:
+        args = {"select": {}, "settings": SETTINGS, "operator": "ada"} | args
+        reply: dict[str, Any] = self.ask("plan.create", name=name, group="g", **args)
+        self.broker.pass_time(0.2)
+        return reply
+
+    def ask(self, call: str, **args: Any) -> Any:
+        return self.broker.ask(call, **args)
+
+    def show(self, name: str = "p") -> dict[str, Any]:
+        shown: dict[str, Any] = self.ask("plan.show", name=name)
+        return shown
+
+    def consume(self) -> int:
+        """Ack all that the group gets; return the number."""
+        wanted = Fetch(self.joined["generation"], 0, 1 << 22, 10_000, "g", "a")
+        return len(self.client.ask(Opcode.FETCH, pack_fetch(wanted)).payload)
+
+    def letters(self, name: str = "p", **args: Any) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        more: dict[str, Any] = {}
+        while True:
+            page = self.ask("plan.letters", name=name, **args, **more)
+            found += page["letters"]
+            if page["next"] is None:
+                return found
+            more = {"cursor": page["next"]}
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+def test_a_plan_over_a_selection_is_frozen_and_puts_its_letters_back(desk: Desk) -> None:
+    desk.plan(select={"error_type": "B"})
+    shown = desk.show()
+    assert (shown["state"], shown["letters"], shown["delivered"]) == ("ramping", 8, 8)
+    assert len(shown["digest"]) == 64
+    assert desk.ask("dlq.stats", group="g")["letters"] == 32
+    letters = desk.letters(limit=3)
+    assert [one["offset"] for one in letters] == [at for at in range(40) if at % 10 < 2]
+    assert desk.letters(outcome="processed") == []
+    [listed] = desk.ask("plan.list")["plans"]
+    assert (listed["name"], listed["group"], listed["progress"]) == ("p", "g", 0.0)
+
+
+def test_a_plan_has_the_letters_whose_messages_have_a_header(desk: Desk) -> None:
+    desk.plan(select={"header": ["tenant", "red"]})
+    assert desk.show()["letters"] == 4
+
+
+def test_a_client_adds_the_letters_itself(desk: Desk) -> None:
+    desk.plan(select=None, settings={"rate": 0})
+    places = [["t", 0, 7], ["t", 0, 3], ["t", 0, 999]]
+    added = desk.ask("plan.add", name="p", letters=places)
+    assert added == {"added": 2, "skipped": 0, "refused": (("t", 0, 999),)}
+    assert desk.show()["state"] == "building"
+    desk.ask("plan.freeze", name="p")
+    desk.broker.pass_time(0.2)
+    assert desk.show()["state"] == "planned"
+    assert desk.ask("plan.check", name="p") == {
+        "checked": 2, "would_replay": 2, "would_skip": {}, "next": None,
+    }  # fmt: skip
+    desk.ask("dlq.abandon", group="g", letters=[["t", 0, 3]], reason="x")
+    assert desk.ask("plan.check", name="p")["would_skip"] == {"abandoned": 1}
+
+
+def test_letters_follow_at_the_rate_that_grows(desk: Desk) -> None:
+    desk.plan(settings={"rate": 10, "ramp_s": 4, "start": True})
+    seen = [desk.show()["delivered"]]
+    for _ in range(5):
+        desk.broker.pass_time(1)
+        seen.append(desk.show()["delivered"])
+    steps = [after - before for before, after in pairwise(seen)]
+    assert steps == sorted(steps)
+    assert steps[0] <= 4
+    assert steps[-1] == pytest.approx(10, abs=1)
+    assert desk.show()["rate_now"] == 10
+    desk.ask("plan.pause", name="p", operator="ada")
+    before = desk.show()
+    assert (before["state"], before["why"], before["eta_s"]) == ("paused", "by an operator", None)
+    desk.broker.pass_time(5)
+    assert desk.show()["delivered"] == before["delivered"]
+    desk.ask("plan.resume", name="p", operator="ada")
+    desk.broker.pass_time(0.1)
+    assert desk.show()["rate_now"] < 2
+
+
+def test_a_deleted_plan_is_gone(desk: Desk) -> None:
+    desk.plan()
+    desk.ask("plan.cancel", name="p", operator="ada")
+    desk.ask("plan.delete", name="p", operator="ada")
+    desk.broker.pass_time(0.5)
+    assert desk.ask("plan.show", name="p").error is UnknownPlan
+    assert desk.broker.engine.state.plans.by_id == {}
+
+
+def test_only_open_letters_can_be_planned(desk: Desk) -> None:
+    refused = desk.plan(select={"states": ["open", "abandoned"]})
+    assert isinstance(refused, Rejected)
+    assert refused.error is BadRequest
+
+
+def test_old_plans_are_deleted_after_a_month(desk: Desk) -> None:
+    desk.plan()
+    desk.ask("plan.cancel", name="p", operator="ada")
+    desk.broker.pass_time(31 * 86_400)
+    desk.broker.pass_time(700)
+    assert desk.ask("plan.list")["plans"] == []

@@ -1,0 +1,251 @@
+"""Replay plans: their letters, their states, and what becomes of each letter."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import pytest
+
+from tests.core.consumers.plans_world import AT_ONCE, PlansWorld
+from tests.core.consumers.world import rows
+from txmq.core import machine
+from txmq.core.consumers import plans
+from txmq.core.consumers.commands import (
+    AbandonLetters,
+    AdvanceGroupWork,
+    DeleteGroup,
+    LeaveGroup,
+    ReplayLetters,
+    ResetPosition,
+)
+from txmq.core.consumers.plan_steps import AddPlanLetters, AdvancePlan
+from txmq.core.events.outcome import Rejected
+from txmq.core.retention.letter_retention import ExpireLetters
+from txmq.core.state.plans import PlanSettings, PlanState
+from txmq.core.topics.topics import DeleteTopic
+from txmq.errors import BadRequest, Conflict, UnknownGroup, UnknownPlan
+from txmq.model.units import DAY, SECOND
+
+
+@pytest.fixture
+def world() -> PlansWorld:
+    return PlansWorld(1)
+
+
+def process(world: PlansWorld, *, dies: bool = False) -> list[int]:
+    """Let the member process all it gets; return the offsets."""
+    got = world.fetch("m")
+    for one in got:
+        if dies:
+            world.fail(one.topic, one.partition, one.offset, dead=True)
+        else:
+            world.ack("m", (one.offset, one.offset + 1), topic=one.topic, partition=one.partition)
+    return [one.offset for one in got]
+
+
+def test_a_plan_puts_its_letters_back_and_knows_the_outcome_of_each(world: PlansWorld) -> None:
+    places = world.letters(0, 5, 0)
+    assert world.create("p", *reversed(places)).state == "building"
+    assert world.plan_of("p").state is PlanState.PLANNED
+    assert world.outcomes("p") == {"planned": 3}
+    world.run_plan("p", most=2)
+    assert world.outcomes("p") == {"delivered": 3}
+    got = world.fetch("m")
+    assert [one.offset for one in got] == [0, 1, 2]
+    world.ack("m", (0, 2), topic="a")
+    world.fail("a", 0, 2, dead=True)
+    assert world.outcomes("p") == {"processed": 2, "died_again": 1}
+    again = world.letters_of("p")[(1, 0, 2)]
+    assert (again.number, again.died_as) == (3, 4)
+    world.run_plan("p")
+    assert world.plan_of("p").state is PlanState.DONE
+    # the letter is free again
+    assert world.do(ReplayLetters("g", (places[2],))).refused == ()
+    process(world)
+    assert world.outcomes("p") == {"processed": 2, "died_again": 1}
+    world.check_plans()
+
+
+def test_the_digest_is_that_of_the_places_in_the_order_of_publication(world: PlansWorld) -> None:
+    places = [*world.letters(0, 5), *world.letters(1, topic="b"), *world.letters(0)]
+    world.create("p", *reversed(places))
+    world.do(plans.CancelPlan("p"))
+    world.now += SECOND
+    world.create("q", *places, by="bob")
+    lines = "".join(json.dumps([*place], separators=(",", ":")) + "\n" for place in places)
+    assert world.plan_of("p").digest == hashlib.sha256(lines.encode()).hexdigest()
+    assert world.plan_of("p").digest == world.plan_of("q").digest
+
+
+def test_a_letter_is_in_one_unfinished_plan_and_only_that_one_replays_it(
+    world: PlansWorld,
+) -> None:
+    places = world.letters(0, 5, 1)
+    world.create("p", *places[:2])
+    world.create("q", *places)
+    assert world.outcomes("q") == {"planned": 1, "skipped": 2}
+    assert {letter.why for letter in world.letters_of("q").values()} == {"", "in plan p"}
+    refused = world.do(ReplayLetters("g", tuple(places))).refused
+    assert refused == (
+        (*places[0], "in plan p"),
+        (*places[1], "in plan p"),
+        (*places[2], "in plan q"),
+    )
+    world.run_plan("p")
+    world.run_plan("q")
+    assert process(world) == [0, 1, 2]
+    assert (world.outcomes("p"), world.outcomes("q")) == (
+        {"processed": 2},
+        {"processed": 1, "skipped": 2},
+    )
+
+
+def test_a_cancelled_plan_frees_what_it_has_not_put_back(world: PlansWorld) -> None:
+    places = world.letters(0, 5, 1)
+    world.create("p", *places, settings=AT_ONCE._replace(in_flight=1))
+    world.run_plan("p")
+    assert world.outcomes("p") == {"planned": 2, "delivered": 1}
+    world.do(plans.CancelPlan("p", "eve: wrong"))
+    assert world.do(AdvancePlan(world.plan_of("p").plan_id, 9)).letters == 0
+    assert len(world.do(ReplayLetters("g", tuple(places[1:2]))).done) == 1
+    world.create("q", *places[2:])
+    world.run_plan("q")
+    process(world)
+    assert (world.outcomes("p"), world.outcomes("q")) == (
+        {"planned": 2, "processed": 1},
+        {"processed": 1},
+    )
+    world.check_plans()
+
+
+def test_letters_that_change_meanwhile_are_skipped_with_the_reason(world: PlansWorld) -> None:
+    places = world.letters(0, 5, 1, None)
+    world.create("p", *places, ("a", 0, 99))
+    world.do(AbandonLetters("g", (places[0],), "of no use"))
+    world.do(ResetPosition("g", "a", "", ((0, 3),)))
+    assert {ref[2]: letter.why for ref, letter in world.letters_of("p").items()} == {
+        0: "abandoned", 1: "", 2: "", 3: "reset",
+    }  # fmt: skip
+    world.now += 2 * DAY
+    world.do(ExpireLetters(world.group().group_id, 2, DAY))
+    world.do(DeleteTopic("a"))
+    world.run_plan("p")
+    assert world.plan_of("p").state is PlanState.DONE
+    assert {ref[2]: letter.why for ref, letter in world.letters_of("p").items()} == {
+        0: "abandoned", 1: "its topic was deleted", 2: "expired", 3: "reset",
+    }  # fmt: skip
+    world.check_plans()
+
+
+def test_a_reset_ends_letters_that_are_on_their_way(world: PlansWorld) -> None:
+    world.create("p", *world.letters(0, 5))
+    world.run_plan("p")
+    world.do(ResetPosition("g", "a", "first"))
+    assert world.outcomes("p") == {"ended": 2}
+    world.run_plan("p")
+    assert world.plan_of("p").state is PlanState.DONE
+
+
+def test_a_deleted_group_ends_its_plans(world: PlansWorld) -> None:
+    places = world.letters(0, 5, 1)
+    world.create("p", *places, settings=AT_ONCE._replace(in_flight=1))
+    world.run_plan("p")
+    world.do(LeaveGroup("g", "m", "m"))
+    world.do(DeleteGroup("g"))
+    while world.do(AdvanceGroupWork()).more:
+        pass
+    plan = world.plan_of("p")
+    assert (plan.state, plan.why) == (PlanState.CANCELLED, "its group was deleted")
+    assert world.outcomes("p") == {"planned": 2, "ended": 1}
+    world.do(plans.DeletePlan("p"))
+    world.tidy(plan.plan_id)
+    assert world.state.plans.by_id == {}
+    assert not list(world.state.tables["plan_letters"].range(b""))
+
+
+WATCHED = AT_ONCE._replace(canary=2, stop_after=4, stop_share=0.5)
+
+
+def test_the_canary_is_watched_before_the_others_follow(world: PlansWorld) -> None:
+    world.create("p", *world.letters(0, 5, 1, None), settings=WATCHED)
+    world.run_plan("p")
+    assert (world.plan_of("p").state, world.outcomes("p")) == (
+        PlanState.CANARY,
+        {"planned": 2, "delivered": 2},
+    )
+    process(world)
+    world.run_plan("p")
+    assert world.plan_of("p").state is PlanState.RAMPING
+    assert world.outcomes("p") == {"delivered": 2, "processed": 2}
+
+
+def test_a_plan_that_holds_waits_behind_its_canary(world: PlansWorld) -> None:
+    world.create("p", *world.letters(0, 5, 1), settings=WATCHED._replace(hold=True))
+    world.run_plan("p")
+    process(world)
+    world.run_plan("p")
+    plan = world.plan_of("p")
+    assert (plan.state, plan.why) == (PlanState.PAUSED, "the canary is through")
+    world.do(plans.ResumePlan("p", "ada"))
+    world.run_plan("p")
+    assert (plan.state, world.outcomes("p")) == (
+        PlanState.RAMPING,
+        {"delivered": 1, "processed": 2},
+    )
+
+
+def test_a_plan_stops_where_its_letters_die_with_the_same_fingerprint(world: PlansWorld) -> None:
+    world.create("p", *world.letters(0, 5, 1, None), settings=WATCHED)
+    world.run_plan("p")
+    world.random.seed(3)
+    process(world, dies=True)
+    world.run_plan("p")
+    plan = world.plan_of("p")
+    assert plan.state in (PlanState.PAUSED, PlanState.RAMPING)
+    same = len(set(plan.recent)) == 1
+    assert (plan.state is PlanState.PAUSED) == same
+    world.check_plans()
+
+
+def test_an_approval_is_given_by_somebody_else(world: PlansWorld) -> None:
+    settings = AT_ONCE._replace(second_approver=True, start=True)
+    world.create("p", *world.letters(0, 5), settings=settings, by="ada: after the fix")
+    assert world.plan_of("p").state is PlanState.PLANNED
+    assert world.do(plans.StartPlan("p")).error is Conflict
+    assert world.do(plans.ApprovePlan("p", "ada: again")).error is BadRequest
+    assert world.do(plans.ApprovePlan("p", "")).error is BadRequest
+    assert world.do(plans.ApprovePlan("p", "bob: seen")).state == "ramping"
+
+
+def test_orders_that_make_no_sense_are_refused(world: PlansWorld) -> None:
+    places = world.letters(0, 5)
+    assert world.do(plans.CreatePlan("p", "nobody")).error is UnknownGroup
+    assert world.do(plans.StartPlan("p")).error is UnknownPlan
+    world.create("p", *places)
+    assert world.create("p", *places).state == "planned"  # the call is repeated
+    assert world.do(plans.CreatePlan("p", "g", by="eve")).error is Conflict
+    assert world.do(AddPlanLetters("p", tuple(places))).error is Conflict
+    for early in (plans.PausePlan, plans.ResumePlan, plans.DeletePlan):
+        assert world.do(early("p")).error is Conflict
+    assert world.do(plans.ApprovePlan("p", "bob")).error is Conflict
+    world.run_plan("p")
+    process(world)
+    world.run_plan("p")
+    for late in (plans.StartPlan, plans.CancelPlan, plans.PausePlan):
+        assert isinstance(world.do(late("p")), Rejected), late
+    world.do(plans.DeletePlan("p"))
+    assert world.do(plans.StartPlan("p")).error is UnknownPlan
+
+
+def test_recovery_and_the_tables_know_the_same_plans(world: PlansWorld) -> None:
+    world.create("p", *world.letters(0, 5, 1), settings=WATCHED)
+    world.create("q", *world.letters(0), settings=PlanSettings())
+    world.run_plan("p")
+    process(world)
+    world.do(plans.PausePlan("p"))
+    again = world.replayed()
+    assert again.plans == world.state.plans
+    assert rows(again) == rows(world.state)
+    machine.save(world.state)
+    assert machine.load(world.state.tables).plans == world.state.plans

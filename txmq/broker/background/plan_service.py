@@ -1,0 +1,204 @@
+"""Background work on replay plans: letters are collected, counted in a digest, and put
+back at each plan's rate.
+
+Rates are kept here, not in the log: after a start of the broker, or a pause, the ramp
+begins again.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from txmq.core.consumers import plan_steps
+from txmq.core.consumers.plan_steps import (
+    AddPlanLetters,
+    AdvancePlan,
+    AdvanceReply,
+    FreezePlan,
+    TidyPlan,
+)
+from txmq.core.consumers.plans import DeletePlan
+from txmq.core.events.outcome import Rejected
+from txmq.core.state.plans import FINISHED, RUNNING, LetterOutcome, Plan, PlanState
+from txmq.crashpoints import crashpoint
+from txmq.model.units import DAY
+from txmq.wire.calls.letters import DlqReplay, SelectionArgs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from txmq.broker.engine.engine import Engine
+    from txmq.broker.engine.turn_work import TurnWork
+    from txmq.broker.reactor.interfaces import Clock
+    from txmq.core.steps import Steps
+
+FIRST_SHARE = 0.1  # of the rate, with which a ramp begins
+BURST_S = 0.25  # a plan may put back what it has missed for so long
+KEEP_FINISHED = 30 * DAY
+MAX_FINISHED = 1_000
+FAST = 1 << 30  # letters per step of a plan without a rate
+
+
+class Pace:
+    """The token bucket of a running plan, whose rate grows along a ramp."""
+
+    def __init__(self, plan: Plan, now: float) -> None:
+        self._settings, self.state = plan.settings, plan.state
+        self._began = self._at = now
+        self._tokens = 1.0
+
+    def rate(self, now: float) -> float:
+        """Return the letters per second of now; 0 = without a limit."""
+        rate, ramp = self._settings.rate, self._settings.ramp_s
+        share = min((now - self._began) / ramp, 1.0) if ramp else 1.0
+        return rate * (FIRST_SHARE + (1 - FIRST_SHARE) * share)
+
+    def allowed(self, now: float) -> int:
+        """Return how many letters may be put back now."""
+        if not self._settings.rate:
+            return FAST
+        rate = self.rate(now)
+        most = max(1.0, rate * BURST_S)
+        self._tokens = min(self._tokens + (now - self._at) * rate, most)
+        self._at = now
+        return int(self._tokens)
+
+    def take(self, letters: int) -> None:
+        """Count letters that were put back."""
+        self._tokens -= letters
+
+
+class PlanService:
+    """Makes the steps of all plans. All methods belong to the reactor's thread."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        turns: TurnWork,
+        clock: Clock,
+        next_places: Callable[[DlqReplay], Steps[dict[str, Any] | Rejected]],
+    ) -> None:
+        """`next_places` finds the next letters of a selection, as for `dlq.replay`."""
+        self._engine, self._turns, self._clock = engine, turns, clock
+        self._next_places = next_places
+        self._plans = engine.state.plans
+        self._busy: set[int] = set()  # plans with a step under way
+        self._paces: dict[int, Pace] = {}
+
+    def tick(self) -> None:
+        """Timer: begin a step of each plan that has something to do."""
+        for plan in list(self._plans.active.values()):
+            if plan.plan_id not in self._busy:
+                self._begin(plan)
+        running = {plan.plan_id for plan in self._plans.active.values() if plan.state in RUNNING}
+        for plan_id in self._paces.keys() - running:
+            del self._paces[plan_id]
+
+    def rate_of(self, plan: Plan) -> float:
+        """Return the letters per second at which a plan goes on now."""
+        pace = self._paces.get(plan.plan_id)
+        return 0.0 if pace is None or plan.state not in RUNNING else pace.rate(self._now())
+
+    def forget_old(self) -> None:
+        """Timer: delete plans that ended long ago, and the oldest where there are too
+        many.
+        """
+        finished = [plan for plan in self._plans.by_name.values() if plan.state in FINISHED]
+        finished.sort(key=lambda plan: plan.changed_at)
+        old = self._engine.certain() - KEEP_FINISHED
+        surplus = len(finished) - MAX_FINISHED
+        for number, plan in enumerate(finished):
+            if number < surplus or plan.changed_at < old:
+                self._engine.submit(DeletePlan(plan.name, "the broker: old"), _ignore)
+
+    def _now(self) -> float:
+        return self._clock.seconds()
+
+    def _begin(self, plan: Plan) -> None:
+        if plan.state is PlanState.DELETED:
+            self._submit(plan, TidyPlan(plan.plan_id), self._advanced)
+        elif plan.state is PlanState.BUILDING and plan.complete:
+            self._run(plan, plan_steps.manifest_digest(self._engine.state, plan), self._counted)
+        elif plan.state is PlanState.BUILDING and plan.selection:
+            self._run(plan, self._next_places(_search(plan)), self._found)
+        elif plan.state in RUNNING:
+            self._advance(plan)
+
+    def _advance(self, plan: Plan) -> None:
+        pace = self._paces.get(plan.plan_id)
+        if pace is None or pace.state is not plan.state:
+            pace = self._paces[plan.plan_id] = Pace(plan, self._now())
+        most = pace.allowed(self._now())
+        if plan_steps.next_move(self._engine.state, plan) is None and (
+            most <= 0 or plan_steps.room(plan) <= 0
+        ):
+            return
+        self._submit(plan, AdvancePlan(plan.plan_id, most), self._advanced)
+
+    def _submit(self, plan: Plan, command: object, then: Callable[[Plan, Any], None]) -> None:
+        self._busy.add(plan.plan_id)
+        self._engine.submit(command, partial(self._done, plan, then))
+
+    def _run(self, plan: Plan, steps: Steps[Any], then: Callable[[Plan, Any], None]) -> None:
+        self._busy.add(plan.plan_id)
+        self._turns.run(self, steps, partial(self._done, plan, then))
+
+    def _done(self, plan: Plan, then: Callable[[Plan, Any], None], reply: object) -> None:
+        self._busy.discard(plan.plan_id)
+        then(plan, reply)
+
+    def _found(self, plan: Plan, page: dict[str, Any] | Rejected) -> None:
+        """Add the letters that the search has found."""
+        if isinstance(page, Rejected):  # its topic was deleted meanwhile
+            page = {"letters": (), "damaged": (), "next": None}
+        crashpoint("plan.before_add")
+        complete = page["next"] is None
+        command = AddPlanLetters(
+            plan.name, page["letters"], tuple(page["damaged"]), page["next"] or "", complete
+        )
+        self._submit(plan, command, self._added)
+
+    def _added(self, plan: Plan, reply: object) -> None:
+        crashpoint("plan.after_add")
+        if not isinstance(reply, Rejected) and plan.state is PlanState.BUILDING:
+            self._begin(plan)
+
+    def _counted(self, plan: Plan, digest: str) -> None:
+        crashpoint("plan.before_freeze")
+        self._submit(plan, FreezePlan(plan.plan_id, digest), self._frozen)
+
+    def _frozen(self, plan: Plan, reply: object) -> None:
+        del plan, reply
+        crashpoint("plan.after_freeze")
+
+    def _advanced(self, plan: Plan, reply: object) -> None:
+        """Go on at once where the rate allows it; requests come in between."""
+        if not isinstance(reply, AdvanceReply):
+            return
+        pace = self._paces.get(plan.plan_id)
+        if pace is not None:
+            pace.take(reply.letters)
+        crashpoint(f"plan.{plan.state.name.lower()}")
+        if reply.more and plan.plan_id in self._plans.active:
+            self._begin(plan)
+
+
+def progress(plan: Plan, rate: float) -> dict[str, Any]:
+    """Return how far a plan is, and when it will be through at this rate."""
+    left = plan.count(LetterOutcome.PLANNED)
+    settled = plan.letters - left - plan.count(LetterOutcome.DELIVERED)
+    return {
+        "progress": settled / plan.letters if plan.letters else 1.0,
+        "rate_now": round(rate, 3),
+        "eta_s": round(left / rate, 1) if rate and plan.state in RUNNING else None,
+    }
+
+
+def _search(plan: Plan) -> DlqReplay:
+    select = SelectionArgs.model_validate_json(plan.selection)
+    return DlqReplay(group=plan.group, select=select, cursor=plan.scan or None)
+
+
+def _ignore(reply: object) -> None:
+    """The state says what a timer's command has changed."""

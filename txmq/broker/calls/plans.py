@@ -1,0 +1,152 @@
+"""Control calls of replay plans."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from txmq.broker.background.plan_service import progress
+from txmq.broker.calls.dispatcher import Answer, CallContext, Handler, then
+from txmq.broker.calls.operators import operator_note
+from txmq.broker.calls.pages import page_of
+from txmq.core.consumers import plan_steps, plan_views
+from txmq.core.consumers import plans as core
+from txmq.core.events.outcome import Rejected
+from txmq.core.state import failed_messages, plan_letters
+from txmq.core.state.plans import LetterOutcome, Plan, PlanSettings
+from txmq.errors import BadRequest
+from txmq.wire.calls.letters import SelectionArgs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from txmq.broker.background.plan_service import PlanService
+    from txmq.broker.calls.letters import DeadLetterCalls
+    from txmq.broker.engine.engine import Engine
+    from txmq.core.state.plan_letters import PlacedLetter
+    from txmq.wire.calls import plans as wire
+
+CHECKED = 500  # letters that a call checks at most: their messages are read
+
+
+class PlanCalls:
+    """Calls of operators about replay plans."""
+
+    def __init__(self, engine: Engine, letters: DeadLetterCalls, service: PlanService) -> None:
+        self._engine, self._letters, self._service = engine, letters, service
+        self._state = engine.state
+        self.handlers: dict[str, Handler] = {
+            "plan.create": self.create,
+            "plan.add": self.add,
+            "plan.freeze": self.freeze,
+            "plan.list": self.list_plans,
+            "plan.show": self.show,
+            "plan.letters": self.letters,
+            "plan.check": self.check,
+            "plan.approve": self._order(core.ApprovePlan),
+            "plan.start": self._order(core.StartPlan),
+            "plan.pause": self._order(core.PausePlan),
+            "plan.resume": self._order(core.ResumePlan),
+            "plan.cancel": self._order(core.CancelPlan),
+            "plan.delete": self._order(core.DeletePlan),
+        }
+
+    def create(self, call: CallContext, args: wire.PlanCreate) -> None:
+        chosen = self._letters.selection(args) if args.selects else None
+        if isinstance(chosen, Rejected):
+            call.answer(chosen)
+            return
+        if chosen is not None and chosen.states != ("open",):
+            message = f"a plan of letters that are {', '.join(chosen.states)}"
+            call.answer(Rejected(BadRequest, message, "only open letters can be replayed"))
+            return
+        selection = "" if chosen is None else _text(chosen)
+        settings = PlanSettings(**args.settings.model_dump())
+        note = operator_note(args)
+        self._submit(core.CreatePlan(args.name, args.group, settings, selection, note), call.answer)
+
+    def add(self, call: CallContext, args: wire.PlanAdd) -> None:
+        self._submit(plan_steps.AddPlanLetters(args.name, args.letters), call.answer)
+
+    def freeze(self, call: CallContext, args: wire.PlanOrder) -> None:
+        self._submit(plan_steps.AddPlanLetters(args.name, (), complete=True), call.answer)
+
+    def list_plans(self, call: CallContext, args: wire.PlanList) -> None:
+        known = self._state.plans.by_name
+        page = page_of(known, args, "plans")
+        if isinstance(page, Rejected):
+            call.answer(page)
+            return
+        found = [self._describe(known[name]) for name in page.names]
+        self._engine.answer_when_durable(call.answer, {"plans": found, "next": page.following})
+
+    def show(self, call: CallContext, args: wire.PlanName) -> None:
+        found = plan_views.describe_whole(self._state, args.name)
+        if not isinstance(found, Rejected):
+            found |= self._progress(self._state.plans.by_name[args.name])
+        self._engine.answer_when_durable(call.answer, found)
+
+    def _describe(self, plan: Plan) -> dict[str, Any]:
+        return plan_views.describe(plan) | self._progress(plan)
+
+    def _progress(self, plan: Plan) -> dict[str, Any]:
+        return progress(plan, self._service.rate_of(plan))
+
+    def letters(self, call: CallContext, args: wire.PlanLetters) -> None:
+        after = bytes.fromhex(args.cursor or "")
+        page = plan_views.page(self._state, args.name, args.outcome, after, args.limit)
+        if isinstance(page, Rejected):
+            call.answer(page)
+            return
+        following = None if page.following is None else page.following.hex()
+        reply = {"letters": page.letters, "next": following}
+        self._engine.answer_when_durable(call.answer, reply)
+
+    def check(self, call: CallContext, args: wire.PlanCheck) -> None:
+        """Judge letters that are not put back yet, as of now."""
+        plan = core.find_plan(self._state, args.name)
+        if isinstance(plan, Rejected):
+            call.answer(plan)
+            return
+        after = bytes.fromhex(args.cursor or "") or plan.cursor
+        found = list(islice(plan_letters.letters_of(self._state, plan.plan_id, after), CHECKED))
+        reasons = Counter(filter(None, (self._why_not(plan, placed) for placed in found)))
+        planned = sum(placed.letter.outcome == LetterOutcome.PLANNED for placed in found)
+        skipped = sum(placed.letter.outcome == LetterOutcome.SKIPPED for placed in found)
+        reply = {
+            "checked": planned + skipped,
+            "would_replay": planned + skipped - reasons.total(),
+            "would_skip": dict(reasons),
+            "next": found[-1].key.hex() if len(found) == CHECKED else None,
+        }
+        self._engine.answer_when_durable(call.answer, reply)
+
+    def _why_not(self, plan: Plan, placed: PlacedLetter) -> str:
+        if placed.letter.outcome == LetterOutcome.SKIPPED:
+            return placed.letter.why
+        if placed.letter.outcome != LetterOutcome.PLANNED:
+            return ""
+        group = self._state.groups.by_id.get(plan.group_id)
+        if group is None:
+            return "its group was deleted"
+        row = failed_messages.get(self._state, group, placed.ref)
+        if why := plan_steps.reason_to_skip(self._state, plan, placed, row):
+            return why
+        assert row is not None, "there is no reason to skip it"
+        return self._letters.damage_of(group, placed.ref, row)
+
+    def _order(
+        self, command: Callable[[str, str], object]
+    ) -> Callable[[CallContext, wire.PlanOrder], None]:
+        def submit(call: CallContext, args: wire.PlanOrder) -> None:
+            self._submit(command(args.name, operator_note(args)), call.answer)
+
+        return submit
+
+    def _submit(self, command: object, answer: Answer) -> None:
+        self._engine.submit(command, then(answer, lambda reply: reply._asdict()))
+
+
+def _text(chosen: SelectionArgs) -> str:
+    return chosen.model_dump_json(exclude_defaults=True)

@@ -1,0 +1,340 @@
+"""The background work of replay plans: freezing their letters, putting them back at a
+pace that a timer sets, and removing what deleted plans have left.
+
+Each step is decided on the tables alone, and is one record. So a restart of the broker
+goes on where the last record ended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
+
+from txmq.core.consumers import failures, key_fences
+from txmq.core.consumers.key_fences import FailureChanges
+from txmq.core.consumers.plans import find_plan, pause_of, start_of
+from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.events.plans import (
+    NotPlanned,
+    PlanAdvanced,
+    PlanFrozen,
+    PlanLettersAdded,
+    PlanMoved,
+    PlanTidied,
+    SkippedLetter,
+)
+from txmq.core.state import failed_messages, plan_letters
+from txmq.core.state.plan_letters import PlanLetter
+from txmq.core.state.plans import RUNNING, LetterOutcome, Plan, PlanState
+from txmq.errors import BadRequest, Conflict
+from txmq.store import tables as t
+
+if TYPE_CHECKING:
+    from txmq.core.consumers.commands import TopicOffset
+    from txmq.core.events.base import RecordContext
+    from txmq.core.state.consumer_groups import MessageRef
+    from txmq.core.state.failed_messages import FailedMessage
+    from txmq.core.state.plan_letters import PlacedLetter
+    from txmq.core.state.state import State
+    from txmq.core.steps import Steps
+
+STEP_LETTERS = 250  # put back by one record
+STEP_ROWS = 1_000  # read, added or removed by one record
+MAX_REASON = 256  # characters
+
+
+class AddPlanLetters(NamedTuple):
+    """Add letters to a plan that is being built. Repeating the command is fine.
+
+    `damaged` are letters whose messages cannot be read, with the reason. `complete`:
+    there are no more; otherwise the search goes on at `scan`.
+    """
+
+    name: str
+    letters: tuple[TopicOffset, ...]
+    damaged: tuple[tuple[str, int, int, str], ...] = ()
+    scan: str = ""
+    complete: bool = False
+
+
+class AddedReply(NamedTuple):
+    """Number of letters that were added, and of those that will be skipped; `refused`
+    are no failed messages.
+    """
+
+    added: int
+    skipped: int
+    refused: tuple[TopicOffset, ...]
+
+
+class FreezePlan(NamedTuple):
+    """Fix the letters of a plan; `digest` is `manifest_digest`."""
+
+    plan_id: int
+    digest: str
+
+
+class AdvancePlan(NamedTuple):
+    """Put back at most so many of the next letters of a running plan."""
+
+    plan_id: int
+    most: int
+
+
+class AdvanceReply(NamedTuple):
+    """Number of letters that were put back. `more`: there is more to do at once."""
+
+    letters: int
+    more: bool = False
+
+
+class TidyPlan(NamedTuple):
+    """Remove the next letters of a deleted plan."""
+
+    plan_id: int
+
+
+def manifest_digest(state: State, plan: Plan) -> Steps[str]:
+    """Return the digest of a plan's letters, in steps: SHA-256 over a line of JSON for
+    each, [topic, partition, offset], in the order of publication.
+    """
+    digest, after = hashlib.sha256(), b""
+    while letters := list(islice(plan_letters.letters_of(state, plan.plan_id, after), STEP_ROWS)):
+        for placed in letters:
+            topic_id, partition, offset = placed.ref
+            place = [state.topics_by_id[topic_id].name, partition, offset]
+            digest.update(json.dumps(place, separators=(",", ":")).encode() + b"\n")
+        after = letters[-1].key
+        yield
+    return digest.hexdigest()
+
+
+def decide_add(state: State, command: AddPlanLetters, now: int) -> Outcome | Rejected:
+    del now
+    plan = find_plan(state, command.name)
+    if isinstance(plan, Rejected):
+        return plan
+    if plan.state is not PlanState.BUILDING or plan.complete:
+        if plan.complete and not command.letters:
+            return Outcome(reply=AddedReply(0, 0, ()))
+        message = f"the letters of plan {plan.name!r} are fixed"
+        return Rejected(Conflict, message, "make another plan: txmq plan create")
+    if len(command.letters) + len(command.damaged) > STEP_ROWS:
+        message = f"{len(command.letters)} letters in one call are too many"
+        return Rejected(BadRequest, message, f"send at most {STEP_ROWS} in each call")
+    group = state.groups.by_id[plan.group_id]
+    damaged = {(topic, at, offset): why for topic, at, offset, why in command.damaged}
+    added: list[NotPlanned] = []
+    refused: list[TopicOffset] = []
+    for place in dict.fromkeys((*command.letters, *damaged)):
+        ref, row = failures.find_message(state, group, *place)
+        if ref is None or row is None:
+            refused.append(place)
+        elif not _is_in(state, plan, ref, row):
+            why = _not_open(state, row) or damaged.get(place, "")
+            added.append((*ref, why[:MAX_REASON]))
+    skipped = sum(bool(why) for *_ref, why in added)
+    reply = AddedReply(len(added) - skipped, skipped, tuple(refused))
+    if not (added or command.complete or command.scan != plan.scan):
+        return Outcome(reply=reply)
+    scan = "" if command.complete else command.scan
+    event = PlanLettersAdded(plan.plan_id, tuple(added), scan, command.complete)
+    return Outcome((event,), reply)
+
+
+def _is_in(state: State, plan: Plan, ref: MessageRef, row: FailedMessage) -> bool:
+    key = plan_letters.key_of(plan.plan_id, row.visible_at, ref)
+    return plan_letters.get(state, key) is not None
+
+
+def _not_open(state: State, row: FailedMessage) -> str:
+    """Return why a plan cannot have this letter; "" = it can."""
+    return failures.closed_reason(row) or failures.held_reason(state, row)
+
+
+def decide_freeze(state: State, command: FreezePlan, now: int) -> Outcome:
+    del now
+    plan = state.plans.by_id.get(command.plan_id)
+    if plan is None or plan.state is not PlanState.BUILDING or not plan.complete:
+        return Outcome()
+    frozen = PlanFrozen(plan.plan_id, command.digest)
+    if plan.settings.start and not plan.waits_for_approval:
+        return Outcome((frozen, start_of(plan, plan.by)))
+    return Outcome((frozen,))
+
+
+def decide_advance(state: State, command: AdvancePlan, now: int) -> Outcome:
+    plan = state.plans.by_id.get(command.plan_id)
+    if plan is None or plan.state not in RUNNING:
+        return Outcome(reply=AdvanceReply(0))
+    moved = next_move(state, plan)
+    if moved is not None:
+        return Outcome((moved,), AdvanceReply(0, more=moved.state in RUNNING))
+    most = min(command.most, room(plan), STEP_LETTERS)
+    if most <= 0:
+        return Outcome(reply=AdvanceReply(0))
+    group = state.groups.by_id[plan.group_id]
+    changes = FailureChanges(state, group, now)
+    skipped: list[SkippedLetter] = []
+    put_back, cursor = 0, plan.cursor
+    for placed in islice(plan_letters.letters_of(state, plan.plan_id, cursor), STEP_ROWS):
+        if put_back == most:
+            break
+        cursor = placed.key
+        if placed.letter.outcome != LetterOutcome.PLANNED:
+            continue
+        row = failed_messages.get(state, group, placed.ref)
+        if why := reason_to_skip(state, plan, placed, row):
+            skipped.append((*placed.ref, placed.visible_at, why))
+            continue
+        assert row is not None, "there is no reason to skip it"
+        changes.retry(placed.ref, failures.replayed_row(row)._replace(plan=plan.plan_id), now)
+        put_back += 1
+    event = PlanAdvanced(plan.plan_id, group.group_id, *changes.parts(), tuple(skipped), cursor)
+    return Outcome((event,), AdvanceReply(put_back, more=True))
+
+
+def next_move(state: State, plan: Plan) -> PlanMoved | None:
+    """Return the next state of a running plan; None = it goes on in this one."""
+    group = state.groups.by_id[plan.group_id]
+    if group.breaker is not None:
+        why = f"the group's circuit breaker opened: {group.breaker.fingerprint}"
+        return pause_of(plan, why[:MAX_REASON])
+    over = not plan.count(LetterOutcome.DELIVERED)
+    canary_ends = plan.state is PlanState.CANARY and over and room(plan) <= 0
+    ends = over and not plan.count(LetterOutcome.PLANNED)
+    least = 1 if canary_ends else plan.settings.stop_after
+    if ends:
+        return PlanMoved(plan.plan_id, PlanState.DONE, "", "")
+    if why := stop_reason(plan, least):
+        return pause_of(plan, why, resume_to=PlanState.RAMPING if canary_ends else plan.state)
+    if canary_ends and plan.settings.hold:
+        return pause_of(plan, "the canary is through", resume_to=PlanState.RAMPING)
+    if canary_ends:
+        return PlanMoved(plan.plan_id, PlanState.RAMPING, "", "")
+    return None
+
+
+def stop_reason(plan: Plan, least: int) -> str:
+    """Return why the stop rule holds, if there are as many outcomes as it needs."""
+    if not plan.settings.stop_after or len(plan.recent) < max(least, 1):
+        return ""
+    deaths = Counter(fingerprint for fingerprint in plan.recent if fingerprint)
+    for fingerprint, count in deaths.most_common(1):
+        if count > plan.settings.stop_share * len(plan.recent):
+            seen = len(plan.recent)
+            return f"{count} of the last {seen} died again: {fingerprint}"[:MAX_REASON]
+    return ""
+
+
+def room(plan: Plan) -> int:
+    """Return how many letters may be put back now, whatever the rate."""
+    left = plan.count(LetterOutcome.PLANNED)
+    if plan.settings.in_flight:
+        left = min(left, plan.settings.in_flight - plan.count(LetterOutcome.DELIVERED))
+    if plan.state is PlanState.CANARY:
+        left = min(left, plan.settings.canary - plan.put_back)
+    return left
+
+
+def reason_to_skip(
+    state: State, plan: Plan, placed: PlacedLetter, row: FailedMessage | None
+) -> str:
+    """Return why a planned letter is not put back any more; "" = it is."""
+    if state.topics_by_id[placed.ref[0]].deleted:
+        return "its topic was deleted"
+    if reason := failures.closed_reason(row):
+        return reason
+    assert row is not None, "it is open"
+    if (row.plan, row.number) != (plan.plan_id, placed.letter.number):
+        return "it was replayed since, and died again"
+    return ""
+
+
+def decide_tidy(state: State, command: TidyPlan, now: int) -> Outcome:
+    del now
+    plan = state.plans.by_id.get(command.plan_id)
+    if plan is None or plan.state is not PlanState.DELETED:
+        return Outcome(reply=AdvanceReply(0))
+    return Outcome((PlanTidied(plan.plan_id, STEP_ROWS),), AdvanceReply(0, more=True))
+
+
+def apply_added(state: State, event: PlanLettersAdded, context: RecordContext) -> None:
+    del context
+    plan = state.plans.by_id[event.plan_id]
+    group = state.groups.by_id[plan.group_id]
+    for topic_id, partition, offset, why in event.letters:
+        ref = (topic_id, partition, offset)
+        row = failed_messages.get(state, group, ref)
+        assert row is not None, "it was found"
+        key = plan_letters.key_of(plan.plan_id, row.visible_at, ref)
+        outcome = LetterOutcome.SKIPPED if why else LetterOutcome.PLANNED
+        plan_letters.add(state, plan, key, PlanLetter(outcome, row.number, why=why))
+        if not why:
+            failed_messages.set_plan(state, group, ref, plan.plan_id)
+    plan.scan, plan.complete = event.scan, event.complete
+    state.plans.dirty.add(plan.plan_id)
+
+
+def apply_frozen(state: State, event: PlanFrozen, context: RecordContext) -> None:
+    plan = state.plans.by_id[event.plan_id]
+    plan.digest, plan.changed_at = event.digest, context.stored_at
+    state.plans.set_state(plan, PlanState.PLANNED)
+
+
+def apply_advanced(state: State, event: PlanAdvanced, context: RecordContext) -> None:
+    plan, group = state.plans.by_id[event.plan_id], state.groups.by_id[event.group_id]
+    for topic_id, partition, offset, visible_at, why in event.skipped:
+        ref = (topic_id, partition, offset)
+        row = failed_messages.get(state, group, ref)
+        if row is not None and row.plan == plan.plan_id:
+            failed_messages.set_plan(state, group, ref, 0)
+        _set(state, plan, visible_at, ref, LetterOutcome.SKIPPED, why)
+    for move in event.moves:
+        topic_id, partition, offset, row = failed_messages.decode_move(move)
+        _set(state, plan, row.visible_at, (topic_id, partition, offset), LetterOutcome.DELIVERED)
+    plan.cursor = event.cursor
+    key_fences.apply_changes(state, group, event.moves, event.fences, context.stored_at)
+
+
+def _set(
+    state: State,
+    plan: Plan,
+    visible_at: int,
+    ref: MessageRef,
+    outcome: LetterOutcome,
+    why: str = "",
+) -> None:
+    key = plan_letters.key_of(plan.plan_id, visible_at, ref)
+    letter = plan_letters.get(state, key)
+    assert letter is not None, "it was planned"
+    plan_letters.change(state, plan, key, letter._replace(outcome=outcome, why=why))
+
+
+def apply_tidied(state: State, event: PlanTidied, context: RecordContext) -> None:
+    del context
+    plan = state.plans.by_id[event.plan_id]
+    keys = [
+        placed.key for placed in islice(plan_letters.letters_of(state, plan.plan_id), event.most)
+    ]
+    for key in keys:
+        state.tables[t.PLAN_LETTERS].delete(key)
+    if len(keys) < event.most:
+        state.plans.remove(plan)
+
+
+DECIDERS: Deciders = {
+    AddPlanLetters: decide_add,
+    FreezePlan: decide_freeze,
+    AdvancePlan: decide_advance,
+    TidyPlan: decide_tidy,
+}
+APPLIERS: Appliers = {
+    PlanLettersAdded: apply_added,
+    PlanFrozen: apply_frozen,
+    PlanAdvanced: apply_advanced,
+    PlanTidied: apply_tidied,
+}

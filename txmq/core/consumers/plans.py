@@ -1,0 +1,301 @@
+"""Replay plans: what operators order, and the life of a plan.
+
+`plan_steps` has the background work: freezing the letters, and putting them back.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from txmq.core.consumers.authorization import find_group
+from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.events.plans import PlanApproved, PlanCreated, PlanMoved
+from txmq.core.state.plans import FINISHED, RUNNING, Plan, PlanSettings, PlanState
+from txmq.errors import BadRequest, Conflict, Throttled, UnknownPlan
+
+if TYPE_CHECKING:
+    from txmq.core.events.base import RecordContext
+    from txmq.core.state.state import State
+
+MAX_UNFINISHED = 100  # of all groups: each has a share of the broker's timer
+MAX_PLANS = 1_100  # with the finished ones, which the broker deletes in time
+
+
+class CreatePlan(NamedTuple):
+    """Create a plan. Repeating the call is fine.
+
+    `selection` is JSON that the broker has checked; "" = the letters are added by
+    AddPlanLetters.
+    """
+
+    name: str
+    group: str
+    settings: PlanSettings = PlanSettings()
+    selection: str = ""
+    by: str = ""
+
+
+class ApprovePlan(NamedTuple):
+    """Approve a plan that needs a second person."""
+
+    name: str
+    by: str
+
+
+class StartPlan(NamedTuple):
+    """Begin to put letters back."""
+
+    name: str
+    by: str = ""
+
+
+class PausePlan(NamedTuple):
+    """Put no more letters back until it is resumed."""
+
+    name: str
+    by: str = ""
+
+
+class ResumePlan(NamedTuple):
+    """Go on where the plan was paused."""
+
+    name: str
+    by: str = ""
+
+
+class CancelPlan(NamedTuple):
+    """End a plan. What was put back stays put back."""
+
+    name: str
+    by: str = ""
+
+
+class DeletePlan(NamedTuple):
+    """Forget a finished plan."""
+
+    name: str
+    by: str = ""
+
+
+class PlanReply(NamedTuple):
+    """The name and state of a plan."""
+
+    name: str
+    state: str
+
+
+def find_plan(state: State, name: str) -> Plan | Rejected:
+    """Return the plan with this name."""
+    plan = state.plans.by_name.get(name)
+    return (
+        Rejected(UnknownPlan, f"there is no plan {name!r}", "see the plans: txmq plan list")
+        if plan is None
+        else plan
+    )
+
+
+def author(by: str) -> str:
+    """Return the operator of an operator's note, which may end with a reason."""
+    return by.partition(": ")[0]
+
+
+def decide_create(state: State, command: CreatePlan, now: int) -> Outcome | Rejected:
+    del now
+    group = find_group(state, command.group)
+    if isinstance(group, Rejected):
+        return group
+    known = state.plans.by_name.get(command.name)
+    if known is not None:
+        same = (known.group_id, known.settings, known.selection, known.by) == (
+            group.group_id,
+            command.settings,
+            command.selection,
+            command.by,
+        )
+        if same:
+            return Outcome(reply=_reply(known))
+        message = f"there is a plan {command.name!r} already"
+        return Rejected(Conflict, message, "choose another name: txmq plan list shows them")
+    if sum(plan.unfinished for plan in state.plans.active.values()) >= MAX_UNFINISHED:
+        message = f"there are {MAX_UNFINISHED} unfinished plans"
+        return Rejected(Throttled, message, "let them end, or cancel some: txmq plan list")
+    if len(state.plans.by_name) >= MAX_PLANS:
+        message = f"there are {MAX_PLANS} plans"
+        return Rejected(Throttled, message, "delete finished ones: txmq plan delete")
+    plan_id = state.plans.next_id
+    created = PlanCreated(
+        plan_id,
+        command.name,
+        group.group_id,
+        command.settings,
+        command.selection,
+        command.by,
+    )
+    return Outcome((created,), PlanReply(command.name, PlanState.BUILDING.name.lower()))
+
+
+def decide_approve(state: State, command: ApprovePlan, now: int) -> Outcome | Rejected:
+    del now
+    plan = find_plan(state, command.name)
+    if isinstance(plan, Rejected):
+        return plan
+    if not plan.unfinished or not plan.waits_for_approval:
+        message = f"plan {plan.name!r} does not wait for an approval"
+        return Rejected(Conflict, message, "see it: txmq plan show")
+    if not author(command.by) or author(command.by) == author(plan.by):
+        message = f"plan {plan.name!r} is of {author(plan.by)!r}, who cannot approve it"
+        return Rejected(BadRequest, message, "somebody else has to: --operator NAME")
+    approved = PlanApproved(plan.plan_id, command.by)
+    if plan.state is PlanState.PLANNED and plan.settings.start:
+        started = start_of(plan, command.by)
+        return Outcome((approved, started), _reply(plan, started))
+    return Outcome((approved,), _reply(plan))
+
+
+def start_of(plan: Plan, by: str) -> PlanMoved:
+    """Return the event that starts a plan."""
+    first = PlanState.CANARY if plan.settings.canary else PlanState.RAMPING
+    return PlanMoved(plan.plan_id, first, "", by)
+
+
+def decide_start(state: State, command: StartPlan, now: int) -> Outcome | Rejected:
+    del now
+    plan = find_plan(state, command.name)
+    if isinstance(plan, Rejected):
+        return plan
+    if plan.state in RUNNING:
+        return Outcome(reply=_reply(plan))
+    if plan.state is not PlanState.PLANNED:
+        return _refused(plan, "start", "a plan starts once, when it is frozen")
+    if plan.waits_for_approval:
+        message = f"plan {plan.name!r} is not approved"
+        return Rejected(Conflict, message, "somebody else has to approve it: txmq plan approve")
+    return _moves(plan, start_of(plan, command.by))
+
+
+def decide_pause(state: State, command: PausePlan, now: int) -> Outcome | Rejected:
+    del now
+    plan = find_plan(state, command.name)
+    if isinstance(plan, Rejected):
+        return plan
+    if plan.state is PlanState.PAUSED:
+        return Outcome(reply=_reply(plan))
+    if plan.state not in RUNNING:
+        return _refused(plan, "pause", "only a running plan can be paused")
+    return _moves(plan, pause_of(plan, "by an operator", command.by))
+
+
+def pause_of(plan: Plan, why: str, by: str = "", resume_to: PlanState | None = None) -> PlanMoved:
+    """Return the event that pauses a running plan."""
+    return PlanMoved(plan.plan_id, PlanState.PAUSED, why, by, resume_to or plan.state)
+
+
+def decide_resume(state: State, command: ResumePlan, now: int) -> Outcome | Rejected:
+    del now
+    plan = find_plan(state, command.name)
+    if isinstance(plan, Rejected):
+        return plan
+    if plan.state in RUNNING:
+        return Outcome(reply=_reply(plan))
+    if plan.state is not PlanState.PAUSED:
+        return _refused(plan, "resume", "only a paused plan can be resumed")
+    return _moves(plan, PlanMoved(plan.plan_id, plan.resume_to, "", command.by))
+
+
+def decide_cancel(state: State, command: CancelPlan, now: int) -> Outcome | Rejected:
+    del now
+    plan = find_plan(state, command.name)
+    if isinstance(plan, Rejected):
+        return plan
+    if plan.state is PlanState.CANCELLED:
+        return Outcome(reply=_reply(plan))
+    if not plan.unfinished:
+        return _refused(plan, "cancel", "it has ended")
+    return _moves(plan, PlanMoved(plan.plan_id, PlanState.CANCELLED, "by an operator", command.by))
+
+
+def decide_delete(state: State, command: DeletePlan, now: int) -> Outcome | Rejected:
+    del now
+    plan = find_plan(state, command.name)
+    if isinstance(plan, Rejected):
+        return plan
+    if plan.state not in FINISHED:
+        return _refused(plan, "delete", "cancel it first: txmq plan cancel")
+    return _moves(plan, PlanMoved(plan.plan_id, PlanState.DELETED, "", command.by))
+
+
+def _refused(plan: Plan, what: str, hint: str) -> Rejected:
+    return Rejected(Conflict, f"cannot {what} plan {plan.name!r}: it is {state_name(plan)}", hint)
+
+
+def state_name(plan: Plan) -> str:
+    """Return the name of a plan's state."""
+    return plan.state.name.lower()
+
+
+def _moves(plan: Plan, moved: PlanMoved) -> Outcome:
+    return Outcome((moved,), _reply(plan, moved))
+
+
+def _reply(plan: Plan, moved: PlanMoved | None = None) -> PlanReply:
+    state = plan.state if moved is None else PlanState(moved.state)
+    return PlanReply(plan.name, state.name.lower())
+
+
+def cancel_of_group(state: State, group_id: int) -> None:
+    """Apply: a group is deleted, and its plans end."""
+    for plan in state.plans.of_group(group_id):
+        plan.why, plan.changed_at = "its group was deleted", state.stored_at
+        state.plans.set_state(plan, PlanState.CANCELLED)
+
+
+def apply_created(state: State, event: PlanCreated, context: RecordContext) -> None:
+    group = state.groups.by_id[event.group_id]
+    state.plans.add(
+        Plan(
+            event.plan_id,
+            event.name,
+            event.group_id,
+            group.name,
+            PlanSettings(*event.settings),
+            event.selection,
+            event.by,
+            context.stored_at,
+            changed_at=context.stored_at,
+        )
+    )
+
+
+def apply_approved(state: State, event: PlanApproved, context: RecordContext) -> None:
+    del context
+    plan = state.plans.by_id[event.plan_id]
+    plan.approved_by = event.by
+    state.plans.dirty.add(plan.plan_id)
+
+
+def apply_moved(state: State, event: PlanMoved, context: RecordContext) -> None:
+    plan, to = state.plans.by_id[event.plan_id], PlanState(event.state)
+    if plan.state is PlanState.PLANNED and to in RUNNING:
+        plan.started_at = context.stored_at
+    if to in RUNNING:
+        plan.recent = ()  # what was judged before is not judged again
+    if event.resume_to:
+        plan.resume_to = PlanState(event.resume_to)
+    plan.why, plan.changed_at = event.why, context.stored_at
+    state.plans.set_state(plan, to)
+
+
+DECIDERS: Deciders = {
+    CreatePlan: decide_create,
+    ApprovePlan: decide_approve,
+    StartPlan: decide_start,
+    PausePlan: decide_pause,
+    ResumePlan: decide_resume,
+    CancelPlan: decide_cancel,
+    DeletePlan: decide_delete,
+}
+APPLIERS: Appliers = {
+    PlanCreated: apply_created,
+    PlanApproved: apply_approved,
+    PlanMoved: apply_moved,
+}

@@ -1,0 +1,97 @@
+"""Events of replay plans: kinds 128 to 139.
+
+Letters are (topic id, partition, offset[, ...]). What becomes of a letter that is put
+back follows from the events of consumers: `apply` of those records it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from txmq.core.events.base import event
+from txmq.core.events.consumers import FenceChange
+from txmq.core.state.failed_messages import Move
+from txmq.core.state.plans import PlanSettings
+
+NotPlanned = tuple[int, int, int, str]  # a message, and why it will not be put back
+SkippedLetter = tuple[int, int, int, int, str]  # a message, visible_at of its batch, and why
+
+
+@event(128)
+class PlanCreated(NamedTuple):
+    """A replay plan of a group was created. `selection` is JSON; "" = a client adds
+    the letters.
+    """
+
+    plan_id: int
+    name: str
+    group_id: int
+    settings: PlanSettings
+    selection: str
+    by: str
+
+
+@event(129)
+class PlanLettersAdded(NamedTuple):
+    """Failed messages were added to a plan; those with a reason are skipped.
+
+    `scan` is where the search for more goes on. `complete`: there are no more.
+    """
+
+    plan_id: int
+    letters: tuple[NotPlanned, ...]
+    scan: str
+    complete: bool
+
+
+@event(130)
+class PlanFrozen(NamedTuple):
+    """The letters of a plan are fixed; `digest` is that of its manifest."""
+
+    plan_id: int
+    digest: str
+
+
+@event(131)
+class PlanApproved(NamedTuple):
+    """Somebody else than its author approved a plan."""
+
+    plan_id: int
+    by: str
+
+
+@event(132)
+class PlanMoved(NamedTuple):
+    """A plan went to another `state` (`PlanState`). `resume_to` is where it goes on
+    after a pause; 0 = unchanged.
+    """
+
+    plan_id: int
+    state: int
+    why: str
+    by: str
+    resume_to: int = 0
+
+
+@event(133)
+class PlanAdvanced(NamedTuple):
+    """The next letters of a plan were put back or skipped, up to the key `cursor` of
+    table `plan_letters`.
+    """
+
+    plan_id: int
+    group_id: int
+    moves: tuple[Move, ...]
+    fences: tuple[FenceChange, ...]
+    skipped: tuple[SkippedLetter, ...]
+    cursor: bytes
+
+
+@event(134)
+class PlanTidied(NamedTuple):
+    """At most `most` more letters of a deleted plan were removed; the plan goes with
+    the last one.
+    """
+
+    plan_id: int
+    most: int

@@ -1,0 +1,137 @@
+"""The letters of replay plans, and the outcome of each.
+
+Table `plan_letters` has a row for each letter of a plan, in the order of publication,
+so that the letters of a key are a chain. The row of a failed message names its plan.
+So an outcome is recorded where the message's row ends or dies again
+(`failed_messages`), and messages without a plan cost nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from txmq.core.state.plans import LetterOutcome, Plan
+from txmq.store import tables as t
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from txmq.core.state.consumer_groups import MessageRef
+    from txmq.core.state.state import State
+
+
+class PlanLetter(NamedTuple):
+    """A row of table `plan_letters`.
+
+    `number` is the letter's number when it was planned, `died_as` the one that it got
+    when it died again, `why` the reason of an outcome that has one.
+    """
+
+    outcome: int
+    number: int
+    died_as: int = 0
+    why: str = ""
+
+
+class PlacedLetter(NamedTuple):
+    """A letter of a plan with its place."""
+
+    key: bytes
+    ref: MessageRef
+    visible_at: int
+    letter: PlanLetter
+
+
+def key_of(plan_id: int, visible_at: int, ref: MessageRef) -> bytes:
+    """Return the key of a letter."""
+    return t.PLAN_LETTER_KEY.pack(plan_id, visible_at, *ref)
+
+
+def get(state: State, key: bytes) -> PlanLetter | None:
+    """Return a letter of a plan."""
+    row: Any = state.tables[t.PLAN_LETTERS].get(key)
+    return None if row is None else PlanLetter(*row)
+
+
+def letters_of(state: State, plan_id: int, after: bytes = b"") -> Iterator[PlacedLetter]:
+    """Yield the letters of a plan in order, from those behind the key `after` on."""
+    start = max(after + b"\0", t.PLAN_KEY.pack(plan_id))
+    stop = t.PLAN_KEY.pack(plan_id + 1)
+    rows: Any = state.tables[t.PLAN_LETTERS].range(start, stop)
+    for key, row in rows:
+        _plan_id, visible_at, *ref = t.PLAN_LETTER_KEY.unpack(key)
+        yield PlacedLetter(key, (ref[0], ref[1], ref[2]), visible_at, PlanLetter(*row))
+
+
+def add(state: State, plan: Plan, key: bytes, letter: PlanLetter) -> None:
+    """Apply: add a letter to a plan that is being built."""
+    state.tables[t.PLAN_LETTERS].put(key, tuple(letter))
+    plan.counts[letter.outcome] = plan.counts.get(letter.outcome, 0) + 1
+    state.plans.dirty.add(plan.plan_id)
+
+
+def change(state: State, plan: Plan, key: bytes, letter: PlanLetter) -> None:
+    """Apply: a letter has another outcome."""
+    before = get(state, key)
+    assert before is not None, "it was planned"
+    plan.counts[before.outcome] -= 1
+    if not plan.counts[before.outcome]:
+        del plan.counts[before.outcome]
+    add(state, plan, key, letter)
+
+
+def holder(state: State, plan_id: int) -> Plan | None:
+    """Return the unfinished plan of this id, which a letter's row names."""
+    plan = state.plans.by_id.get(plan_id) if plan_id else None
+    return plan if plan is not None and plan.unfinished else None
+
+
+def died(
+    state: State, plan_id: int, visible_at: int, ref: MessageRef, number: int, fingerprint: str
+) -> bool:
+    """Apply: a message of a plan is a dead letter, with this number. Return True if the
+    plan had put it back, and so has nothing to do with it any more.
+    """
+    found = _find(state, plan_id, visible_at, ref)
+    if found is None or found[1].outcome != LetterOutcome.DELIVERED:
+        return False
+    plan, letter = found
+    again = letter._replace(outcome=LetterOutcome.DIED_AGAIN, died_as=number)
+    change(state, plan, key_of(plan_id, visible_at, ref), again)
+    _note_recent(plan, fingerprint or "no fingerprint")
+    return True
+
+
+def ended(state: State, plan_id: int, visible_at: int, ref: MessageRef, why: str) -> None:
+    """Apply: a message of a plan is no failed message any more; "" = it was processed.
+
+    A letter that the plan has not put back is skipped for that reason. What becomes of
+    one that a finished plan left is not its outcome.
+    """
+    found = _find(state, plan_id, visible_at, ref)
+    if found is None:
+        return
+    plan, letter = found
+    if letter.outcome == LetterOutcome.DELIVERED:
+        outcome = LetterOutcome.ENDED if why else LetterOutcome.PROCESSED
+        if not why:
+            _note_recent(plan, "")
+    elif letter.outcome == LetterOutcome.PLANNED and plan.unfinished:
+        outcome, why = LetterOutcome.SKIPPED, why or "processed"
+    else:
+        return
+    key = key_of(plan_id, visible_at, ref)
+    change(state, plan, key, letter._replace(outcome=outcome, why=why))
+
+
+def _find(
+    state: State, plan_id: int, visible_at: int, ref: MessageRef
+) -> tuple[Plan, PlanLetter] | None:
+    plan = state.plans.by_id.get(plan_id)
+    letter = None if plan is None else get(state, key_of(plan_id, visible_at, ref))
+    return None if plan is None or letter is None else (plan, letter)
+
+
+def _note_recent(plan: Plan, fingerprint: str) -> None:
+    if most := plan.settings.stop_after:
+        plan.recent = (*plan.recent[1 - most :], fingerprint) if most > 1 else (fingerprint,)

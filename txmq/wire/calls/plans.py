@@ -1,0 +1,87 @@
+"""Arguments of control calls of replay plans."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from txmq.wire.calls.arguments import Args, Limit, ListArgs, Name, Text
+from txmq.wire.calls.consumers import MessagePlace
+from txmq.wire.calls.letters import Count, SelectArgs
+
+_CURSOR = re.compile(r"([0-9a-f]{2}){1,48}")  # a place, which need not be of this plan
+MAX_PLACES = 1_000
+
+
+def _cursor(text: str) -> str:
+    if _CURSOR.fullmatch(text) is None:
+        raise ValueError("not a cursor: repeat `next` of the page before")
+    return text
+
+
+PlanCursor = Annotated[str, AfterValidator(_cursor)]
+Outcome = Literal["planned", "delivered", "processed", "died_again", "skipped", "ended"]
+
+
+class PlanSettingsArgs(Args):
+    """How a plan puts its letters back (`core/state/plans.py`)."""
+
+    rate: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] = 100.0
+    ramp_s: Annotated[float, Field(ge=0, le=86_400 * 7, allow_inf_nan=False)] = 60.0
+    canary: Count = 0
+    hold: bool = False
+    stop_share: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.5
+    stop_after: Annotated[int, Field(ge=0, le=100)] = 20
+    in_flight: Count = 1_000
+    second_approver: bool = False
+    start: bool = False
+
+
+class PlanCreate(SelectArgs):
+    """A plan over the letters of a selection. Without one, the letters follow with
+    plan.add.
+    """
+
+    name: Name
+    settings: PlanSettingsArgs = Field(default_factory=PlanSettingsArgs)
+    operator: Name | None = None
+    reason: Text = ""
+
+
+class PlanName(Args):
+    """One plan."""
+
+    name: Name
+
+
+class PlanOrder(PlanName):
+    """An operator's action on a plan."""
+
+    operator: Name | None = None
+    reason: Text = ""
+
+
+class PlanAdd(PlanName):
+    """Letters to add to a plan that is being built."""
+
+    letters: Annotated[tuple[MessagePlace, ...], Field(max_length=MAX_PLACES)]
+
+
+class PlanList(ListArgs):
+    """The plans by name."""
+
+
+class PlanLetters(PlanName):
+    """A page of the letters of a plan, with an outcome or all."""
+
+    outcome: Outcome | None = None
+    cursor: PlanCursor | None = None
+    limit: Limit = 1_000
+
+
+class PlanCheck(PlanName):
+    """A part of the letters that a plan has not put back yet, judged as of now."""
+
+    cursor: PlanCursor | None = None
