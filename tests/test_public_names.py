@@ -211,6 +211,12 @@ def test_txmq_does_not_load_the_client_until_it_is_used() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_a_client_loads_nothing_of_a_broker_or_a_terminal() -> None:
+    heavy = "{'asyncio', 'lmdb', 'prometheus_client', 'rich', 'structlog', 'twisted', 'typer'}"
+    code = f"import sys; from txmq import connect; assert not {heavy} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_what_is_not_the_users_begins_with_an_underscore() -> None:
     url, reactor = "txmq://127.0.0.1:7650", Clock()
     own = (txmq.connect(url), txmq.twisted.connect(reactor, url))

@@ -33,7 +33,7 @@ from txmq.store.log.writer import Flush
 from txmq.store.tables import MemoryTables
 from txmq.testing.simfs import SimFS
 from txmq.wire import data_requests
-from txmq.wire.calls.registry import encode_call
+from txmq.wire.calls.encoding import encode_call
 from txmq.wire.data_requests import Opcode
 from txmq.wire.frames import Frame, FrameDecoder, encode_frame
 from txmq.wire.hello import Hello, Welcome

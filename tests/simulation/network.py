@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from twisted.internet.defer import Deferred
 from twisted.internet.protocol import connectionDone
 
-from txmq.wire.calls.registry import encode_call
+from txmq.wire.calls.encoding import encode_call
 from txmq.wire.data_requests import Opcode
 from txmq.wire.frames import Frame, FrameDecoder, encode_frame
 from txmq.wire.hello import Hello

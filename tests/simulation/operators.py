@@ -15,7 +15,7 @@ from tests.simulation.world import SimulatedWorld
 from txmq.errors import Conflict, OffsetOutOfRange, RequestRejected, UnknownGroup, UnknownTopic
 from txmq.model.keys import partition_of
 from txmq.wire import data_requests as h
-from txmq.wire.calls.registry import encode_call
+from txmq.wire.calls.encoding import encode_call
 from txmq.wire.data_requests import Opcode
 
 Work: TypeAlias = Coroutine[Deferred[Any], Any, None]

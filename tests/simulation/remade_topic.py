@@ -8,7 +8,7 @@ from tests.simulation.network import RequestLost
 from txmq.client.protocol.consumer.fetched import DeliveredMessage
 from txmq.errors import TopicExists, UnknownTopic
 from txmq.wire import data_requests as h
-from txmq.wire.calls.registry import encode_call
+from txmq.wire.calls.encoding import encode_call
 from txmq.wire.data_requests import Opcode
 
 SHARE = 0.2  # of the seeds have one

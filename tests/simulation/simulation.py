@@ -39,7 +39,7 @@ from txmq.core.transactions import half_storage, large_bundles
 from txmq.errors import StoreError
 from txmq.model.units import HOUR
 from txmq.testing.simfs import PowerCut
-from txmq.wire.calls.registry import encode_call
+from txmq.wire.calls.encoding import encode_call
 from txmq.wire.data_requests import Opcode
 
 FAULTS_S = 0.7  # no fault is injected after this time,

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from txmq.errors import RemoteProtocolError
-from txmq.wire.calls.registry import CALLS, decode_call, encode_call
+from txmq.wire.calls.encoding import encode_call
+from txmq.wire.calls.registry import CALLS, decode_call
 
 FORMATS = (Path(__file__).parents[2] / "docs" / "FORMATS.md").read_text("utf-8")
 ROWS = [

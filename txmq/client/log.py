@@ -2,15 +2,15 @@
 
 Where the program has configured structlog, events go there. Otherwise they go to the
 standard library's logger "txmq", which is silent until the program configures logging.
-A library prints nothing by itself.
+A library prints nothing by itself. A program that never loaded structlog has not
+configured it: then nothing is loaded for it.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 from typing import Any
-
-import structlog
 
 LEVELS = logging.getLevelNamesMapping()
 STANDARD = logging.getLogger("txmq")
@@ -39,7 +39,8 @@ class Logger:
     def _log(
         self, level: str, event: str, fields: dict[str, Any], *, exc_info: bool = False
     ) -> None:
-        if structlog.is_configured():
+        structlog = sys.modules.get("structlog")
+        if structlog is not None and structlog.is_configured():
             more = {"exc_info": True} if exc_info else {}
             getattr(structlog.get_logger(), level)(event, **fields, **more)
         else:

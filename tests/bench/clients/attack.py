@@ -20,7 +20,7 @@ from itertools import cycle, islice
 import txmq
 from txmq.config.listen import listen_address
 from txmq.model import limits
-from txmq.wire.calls.registry import encode_call
+from txmq.wire.calls.encoding import encode_call
 from txmq.wire.data_requests import Opcode, Read, pack_read
 from txmq.wire.frames import encode_frame
 from txmq.wire.hello import Hello

@@ -20,7 +20,7 @@ from txmq.errors import BadRequest, RemoteProtocolError, UnknownGroup, UnknownTo
 from txmq.model.message import Message
 from txmq.store.log.segment import segment_path
 from txmq.store.tables import LETTER_NOTES
-from txmq.wire.calls.registry import encode_call
+from txmq.wire.calls.encoding import encode_call
 from txmq.wire.data_requests import Fetch, Opcode, pack_fetch
 from txmq.wire.frames import encode_frame
 

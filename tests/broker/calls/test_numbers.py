@@ -15,7 +15,8 @@ from txmq.core.topics.topics import CreateTopic
 from txmq.model.message import Message
 from txmq.wire.calls import registry
 from txmq.wire.calls.arguments import Args
-from txmq.wire.calls.registry import CALLS, decode_call, encode_call
+from txmq.wire.calls.encoding import encode_call
+from txmq.wire.calls.registry import CALLS, decode_call
 from txmq.wire.data_requests import Opcode
 from txmq.wire.frames import encode_frame
 from txmq.wire.json import parse

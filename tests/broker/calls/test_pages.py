@@ -16,7 +16,7 @@ from txmq.core.steps import Steps
 from txmq.core.topics import topics as topic_rules
 from txmq.core.topics.topics import CreateTopic, DeleteTopic, GrowTopic
 from txmq.errors import BadRequest, Throttled
-from txmq.wire.calls.registry import encode_call
+from txmq.wire.calls.encoding import encode_call
 from txmq.wire.data_requests import Opcode
 from txmq.wire.frames import encode_frame
 

@@ -22,7 +22,7 @@ from txmq.core.transactions.decisions import DecideTransaction
 from txmq.model.decider import ByJob
 from txmq.model.message import Decision, Message
 from txmq.model.units import SECOND
-from txmq.wire.calls.registry import encode_call
+from txmq.wire.calls.encoding import encode_call
 from txmq.wire.data_requests import Opcode
 from txmq.wire.frames import encode_frame
 from txmq.wire.json import parse

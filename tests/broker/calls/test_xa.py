@@ -28,7 +28,7 @@ from txmq.wire.bundle import (
     pack_part,
     unpack_bundle_receipt,
 )
-from txmq.wire.calls.registry import encode_call
+from txmq.wire.calls.encoding import encode_call
 from txmq.wire.data_requests import Opcode
 from txmq.wire.frames import encode_frame
 from txmq.wire.hello import Hello

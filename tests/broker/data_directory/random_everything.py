@@ -20,7 +20,7 @@ from txmq.core.transactions.decisions import DecideTransaction
 from txmq.core.transactions.half_storage import BundleBatch, StorePart
 from txmq.model.decider import ByBroker, ByForeign, ByJob, Decider
 from txmq.model.message import Decision, Message
-from txmq.wire.calls.registry import encode_call
+from txmq.wire.calls.encoding import encode_call
 from txmq.wire.chunks import Chunk, unpack_chunks
 from txmq.wire.data_requests import Ack, AckedRange, Fetch, Opcode, pack_ack, pack_fetch
 from txmq.wire.frames import encode_frame

@@ -12,7 +12,8 @@ from txmq.batch import encode
 from txmq.model.decider import ByPostgres
 from txmq.model.message import Message
 from txmq.wire import data_requests
-from txmq.wire.calls.registry import CALLS, encode_call
+from txmq.wire.calls.encoding import encode_call
+from txmq.wire.calls.registry import CALLS
 from txmq.wire.data_requests import Opcode
 from txmq.wire.frames import encode_frame
 from txmq.wire.json import parse

@@ -17,7 +17,7 @@ from txmq.model.decider import ByChecker
 from txmq.model.message import Decision, Message
 from txmq.wire import data_requests
 from txmq.wire.bundle import BundleDescription, BundlePart, PartBatch, bundle_digest, pack_part
-from txmq.wire.calls.registry import encode_call
+from txmq.wire.calls.encoding import encode_call
 from txmq.wire.chunks import unpack_chunks
 from txmq.wire.data_requests import Fetch, Opcode, Read, pack_fetch, pack_read
 from txmq.wire.frames import Frame, encode_frame

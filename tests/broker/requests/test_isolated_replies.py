@@ -22,7 +22,7 @@ from txmq.model.decider import ByChecker
 from txmq.model.message import Message
 from txmq.store.tables import IndexDamaged
 from txmq.wire import data_requests
-from txmq.wire.calls.registry import encode_call
+from txmq.wire.calls.encoding import encode_call
 from txmq.wire.chunks import Chunk, unpack_chunks
 from txmq.wire.data_requests import Fetch, Opcode, pack_fetch
 from txmq.wire.frames import encode_frame

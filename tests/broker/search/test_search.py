@@ -16,7 +16,7 @@ from txmq.broker.search import search
 from txmq.model.message import Message
 from txmq.model.units import SECOND
 from txmq.wire import data_requests
-from txmq.wire.calls.registry import encode_call
+from txmq.wire.calls.encoding import encode_call
 from txmq.wire.data_requests import Opcode
 from txmq.wire.status import to_error
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from txmq.core.events.outcome import Rejected
 from txmq.errors import CorruptRecord, MessagesDamaged
 from txmq.wire.calls import registry as wire
+from txmq.wire.calls.encoding import encode_call
 from txmq.wire.json import dump
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class CallDispatcher:
         `answer` gets a dict or a Rejected. Raises RemoteProtocolError for arguments
         that the call does not have.
         """
-        _name, checked = wire.decode_call(wire.encode_call(name, args))
+        _name, checked = wire.decode_call(encode_call(name, args))
         self._execute(name, CallContext(None, answer), checked)
 
     def _execute(self, name: str, call: CallContext, args: Any) -> None:  # noqa: ANN401  # the call's own model

@@ -31,7 +31,7 @@ from txmq.client.protocol.sender.topics import TopicCache
 from txmq.client.protocol.settings import EXIT_S, ClientSettings
 from txmq.errors import BrokerUnavailable, ConnectionLost, RequestTimeout
 from txmq.wire.batched import POSITIONS
-from txmq.wire.calls.registry import encode_call
+from txmq.wire.calls.encoding import encode_call
 from txmq.wire.data_requests import Opcode
 from txmq.wire.json import parse_result
 

@@ -25,7 +25,7 @@ from txmq.errors import (
 from txmq.model import limits
 from txmq.version import __version__
 from txmq.wire.batched import BatchedReply
-from txmq.wire.calls.registry import encode_call
+from txmq.wire.calls.encoding import encode_call
 from txmq.wire.data_requests import Opcode
 from txmq.wire.frames import Frame, FrameDecoder, frame_buffers
 from txmq.wire.hello import VERSIONS, BrokerLimits, Welcome, hello_payload

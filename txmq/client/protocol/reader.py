@@ -23,7 +23,7 @@ from txmq.client.protocol.sender.topics import parse_description
 from txmq.errors import LocalProtocolError, LogChanged, OffsetOutOfRange, TopicReplaced
 from txmq.model.message import ReceivedMessage, check_name, to_micros
 from txmq.model.topic_partition import PartitionName
-from txmq.wire.calls.registry import encode_call
+from txmq.wire.calls.encoding import encode_call
 from txmq.wire.chunks import Chunk, unpack_chunks
 from txmq.wire.data_requests import Opcode, Read, pack_read
 from txmq.wire.json import parse_result

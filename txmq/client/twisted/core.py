@@ -32,7 +32,7 @@ from txmq.client.twisted.protocols import Reactor
 from txmq.client.twisted.sender import TwistedSender
 from txmq.client.twisted.threads import Threads
 from txmq.errors import ConnectionLost, TxmqError
-from txmq.wire.calls.registry import encode_call
+from txmq.wire.calls.encoding import encode_call
 from txmq.wire.data_requests import Opcode
 from txmq.wire.json import parse_result
 

@@ -22,7 +22,7 @@ from txmq.wire.calls import (
 )
 from txmq.wire.calls.alarms import AlarmsReport
 from txmq.wire.calls.arguments import Args, ClockConfirm, ListArgs, NoArgs, StatsArgs
-from txmq.wire.json import WireModel, dump, parse
+from txmq.wire.json import WireModel, parse
 
 ARGUMENTS = "see docs/FORMATS.md 2.3 for the arguments of calls"
 
@@ -124,11 +124,6 @@ CALLS: dict[str, type[Args]] = {
     "clock.confirm": ClockConfirm,
     "alarms.report": AlarmsReport,
 }
-
-
-def encode_call(name: str, args: dict[str, object]) -> bytes:
-    """Return the payload of a call; the broker checks the arguments."""
-    return dump({"call": name, "args": args})
 
 
 def decode_call(payload: bytes) -> tuple[str, Args]:

@@ -25,7 +25,7 @@ from txmq.errors import (
     RequestTimeout,
     TxmqError,
 )
-from txmq.wire.calls.registry import encode_call
+from txmq.wire.calls.encoding import encode_call
 from txmq.wire.data_requests import Opcode
 from txmq.wire.frames import Frame
 from txmq.wire.hello import BrokerLimits, Welcome

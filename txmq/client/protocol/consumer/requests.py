@@ -11,7 +11,7 @@ from txmq.client.protocol.consumer.membership import Identities, Membership, Par
 from txmq.errors import RequestRejected
 from txmq.model.retry import RetryPolicy
 from txmq.model.topic_partition import PartitionName
-from txmq.wire.calls.registry import encode_call
+from txmq.wire.calls.encoding import encode_call
 from txmq.wire.data_requests import Ack, AckedRange, Fetch, Opcode, pack_ack, pack_fetch
 
 OnReply = Callable[[bytes, float], None]
