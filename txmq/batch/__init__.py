@@ -8,6 +8,7 @@ The producer encodes a batch once; brokers store it and serve it as the same byt
 from txmq.batch.codecs import NO_COMPRESSION, Compression, codec_library
 from txmq.batch.decode import (
     BatchView,
+    edited_row,
     key_hash_at,
     key_hashes,
     largest_body,
@@ -33,6 +34,7 @@ __all__ = [
     "RunView",
     "codec_library",
     "delivery_times",
+    "edited_row",
     "encode",
     "encode_columns",
     "encode_one",

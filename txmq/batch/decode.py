@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Protocol
 
-from txmq.batch.cells import headers_of
+from txmq.batch.cells import body_cell, header_cell, headers_of
 from txmq.batch.codecs import decompress
 from txmq.batch.encode import TIME, pack_row
 from txmq.batch.header import FIELDS, KEY, LENGTH, PREFIX, BatchHeader, read_header
@@ -185,6 +185,34 @@ def key_hash_at(read: Callable[[int, int], bytes], row: int) -> int | None:
     start, end = BOUNDS.unpack(read(LENGTH + 4 * row, BOUNDS.size))
     data = padded(LENGTH + 4 * (count + 1))
     return key_hash(read(data + start, end - start)) if start < end else None
+
+
+def edited_row(
+    buffer: bytes,
+    row: int,
+    *,
+    body: bytes | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> bytes:
+    """Return one row of a verified batch with another body, other headers, or both, as
+    an uncompressed batch of its own. All else is as it was: id, key, tag and times.
+
+    Raises LocalProtocolError and MessageTooLarge for what no batch can hold.
+    """
+    alone = single_row(buffer, row)
+    view = BatchView(alone)
+    layout = locate(alone, view.header)
+    key, tag, pairs = (_cell(alone, one, 0) for one in (layout.key, layout.tag, layout.headers))
+    cells = (
+        key,
+        tag,
+        pairs if headers is None else header_cell(headers),
+        _cell(alone, layout.body, 0) if body is None else body_cell(body),
+    )
+    times = (view.born_at[0], view.deliver_at[0], view.expire_at[0])
+    header = view.header
+    producer = (header.producer_id, header.epoch, header.sequence)
+    return pack_row(cells, times, header.tag_filter, producer)
 
 
 def single_row(buffer: bytes, row: int, view: BatchView | None = None) -> bytes:

@@ -20,6 +20,7 @@ from txmq.broker.calls.clock import ClockCalls
 from txmq.broker.calls.consumers import ConsumerGroupCalls
 from txmq.broker.calls.dispatcher import CallDispatcher
 from txmq.broker.calls.inboxes import InboxCalls
+from txmq.broker.calls.letter_edits import LetterEditCalls
 from txmq.broker.calls.letters import DeadLetterCalls
 from txmq.broker.calls.log import LogCalls
 from txmq.broker.calls.messages import MessageCalls
@@ -116,6 +117,7 @@ class Assembly:
                 engine, self._members, polls, random, settings.consumers, self.turns
             ),
             letters,
+            LetterEditCalls(engine),
             PlanCalls(engine, letters, self._plans),
             RecoverCalls(engine, self.turns),
             InboxCalls(engine),

@@ -5,7 +5,7 @@ power cut loses nothing.
 from __future__ import annotations
 
 import errno
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from random import Random
 from typing import Any
 
@@ -22,7 +22,7 @@ from tests.broker.data_directory.retention_world import (
 )
 from tests.broker.support import BEGAN, HELLO, Client
 from tests.simulation.simulated_broker import recover
-from txmq.batch import encode, verify
+from txmq.batch import BatchView, encode, verify
 from txmq.core.consumers.candidates import FetchLimits
 from txmq.core.consumers.commands import (
     CandidateRead,
@@ -34,6 +34,8 @@ from txmq.core.consumers.commands import (
 from txmq.core.consumers.planning import plan
 from txmq.core.events.outcome import Rejected
 from txmq.core.state import log_pins
+from txmq.core.state.failed_messages import FailedMessage
+from txmq.core.state.state import State
 from txmq.core.topics import delayed
 from txmq.core.topics.delay_rules import PublishDue, Recall, RecallReply
 from txmq.core.topics.topics import AlterTopic, CreateTopic, DeleteTopic
@@ -43,6 +45,7 @@ from txmq.errors import OffsetOutOfRange
 from txmq.model.decider import ByChecker
 from txmq.model.message import Decision, Message
 from txmq.model.retry import FailureReport
+from txmq.store import tables as t
 from txmq.store.log.segment import list_segments
 from txmq.testing.simfs import SimFS, crash_points
 from txmq.wire.data_requests import Opcode, Read, pack_read
@@ -152,6 +155,108 @@ def test_a_letter_outlives_its_segment_again_and_again() -> None:
     assert world.segments()[0] > 10 * LARGE, "the copies did not hold up the log"
     assert letters(world.log.read, world.state) == {1: body(1)}
     recount(world.state)
+
+
+def edit(world: RetentionWorld, edits: int, **changes: Any) -> Any:
+    """Edit the dead letter of group g at offset 1; {} = return to the original."""
+    changes = changes or {"revert": True}
+    place = {"group": "g", "topic": "t", "partition": 0, "offset": 1}
+    return world.ask("dlq.edit", **place, edits=edits, **changes, operator="ada", reason="test")
+
+
+def version(world: RetentionWorld, number: int) -> bytes:
+    place = {"group": "g", "topic": "t", "partition": 0, "offset": 1}
+    return b64decode(world.ask("dlq.show", **place, version=number)["body"])
+
+
+def encoded(data: bytes) -> str:
+    return b64encode(data).decode()
+
+
+def test_all_versions_of_an_edited_letter_outlive_their_segments() -> None:
+    world = made(letters_hours=20.0)
+    fill(world, 6)
+    bury(world, 1)
+    world.turn(2 * HOUR)
+    fill(world, 6, 6)
+    world.retain()  # it is a copy already
+    assert edit(world, 0, body=encoded(body(50))) == {"edits": 1}
+    fill(world, 3, 12)
+    assert edit(world, 1, body=encoded(body(51))) == {"edits": 2}
+    assert edit(world, 2) == {"edits": 3}
+    assert edit(world, 3, headers={"by": "ada"}) == {"edits": 4}
+    wanted = [body(1), body(50), body(51), body(1), body(1)]
+    for day in range(2):
+        world.turn(2 * HOUR)
+        fill(world, 6, 15 + 6 * day)
+        world.retain()
+        world.retain()
+        assert [version(world, number) for number in range(5)] == wanted
+    assert world.segments()[0] > 18 * LARGE, "the versions did not hold up the log"
+    recount(world.state)
+    pins = {pin.position for pin in log_pins.pins_below(world.state, t.SIGN)}
+    assert len(pins) == 4
+    world.ask("dlq.abandon", group="g", letters=[["t", 0, 1]], operator="ada", reason="no")
+    world.turn(20 * HOUR)
+    fill(world, 6, 27)
+    world.retain()
+    world.retain()
+    assert not [*world.state.tables[t.EDITS].range(b"")]
+    assert not [*log_pins.pins_below(world.state, t.SIGN)]
+
+
+def test_no_power_cut_tears_an_edit_from_its_letter() -> None:
+    """What was edited once its operator was told so is edited; otherwise it is the
+    message as it was before, whole.
+    """
+
+    def work(fs: SimFS, told: list[int]) -> None:
+        world = RetentionWorld(fs)
+        world.do(CreateTopic("t", 1))
+        fill(world, 2)
+        bury(world, 1)
+        told.append(0)
+        for number in range(1, 4):
+            changes = {"body": encoded(body(50 + number))} if number < 3 else {}
+            assert edit(world, number - 1, **changes) == {"edits": number}
+            told.append(number)
+
+    wanted, seen = [body(1), body(51), body(52), body(1)], set[int]()
+    for call, (fs, told) in enumerate(crash_points(new_disk(), work, list[int])):
+        for image in (fs.crash(Random(call)), fs.restart()):
+            log, state = recover(image, BEGAN)
+            for row in failed_rows(state):
+                data = log.read(row.position, row.length)
+                verify(data)
+                assert row.edits in {max(told, default=0), max(told, default=0) + 1}
+                assert BatchView(data).bodies[row.row] == wanted[row.edits]
+                seen.add(row.edits)
+            assert told == [] or failed_rows(state)
+            log.close()
+    assert seen == {0, 1, 2, 3}
+
+
+def failed_rows(state: State) -> list[FailedMessage]:
+    return [FailedMessage(*row) for _key, row in state.tables[t.FAILED].range(b"")]
+
+
+def test_a_letter_outlives_a_batch_that_was_pinned_itself() -> None:
+    """A transaction's batch lies far below its neighbours, and its pin goes with it."""
+    world = made()
+    data = encode([Message(body(77))], producer_id=TOKEN, epoch=0, sequence=0, born_at=1)
+    batch = BundleBatch("t", 0, 0, data, verify(data))
+    world.do(StorePart(TOKEN, 0, (batch,), True, False, b"d" * 32, 0, ByChecker("s"), "s", (), 0))
+    fill(world, 1)
+    world.do(DecideTransaction(TOKEN, Decision.COMMIT, "test"))
+    bury(world, 1)
+    assert world.bodies()[1] == body(77)
+    for day in range(2):
+        world.turn(2 * HOUR)
+        fill(world, 6, 2 + 6 * day)
+        world.retain()
+        world.retain()
+    assert world.segments()[0] > 0
+    assert letters(world.log.read, world.state) == {1: body(77)}
 
 
 def test_a_delayed_message_outlives_its_segment_and_comes_in_its_turn() -> None:

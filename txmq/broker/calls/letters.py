@@ -223,7 +223,7 @@ class DeadLetterCalls:
 
     def show(self, call: CallContext, args: wire.DlqShow) -> None:
         letter = letter_views.describe_letter(
-            self.state, args.group, args.topic, args.partition, args.offset
+            self.state, args.group, args.topic, args.partition, args.offset, args.version
         )
         fields = letter if isinstance(letter, Rejected) else self._view(letter, bodies=args.bodies)
         self._engine.answer_when_durable(call.answer, fields)

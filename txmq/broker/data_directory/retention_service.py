@@ -94,7 +94,8 @@ class RetentionService:
             list(self._engine.state.topics_by_id),
             list(self._engine.state.groups.by_id),
         )
-        self._began, self._lowest, self._held_by = self._engine.store.end, SIGN, ""
+        # An edit's version that is not durable yet has no pin: it counts as new.
+        self._began, self._lowest, self._held_by = self._engine.store.durable, SIGN, ""
         self._empty = []
         self._soon(self._visit_topics)
 

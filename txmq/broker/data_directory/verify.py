@@ -15,6 +15,7 @@ from uuid import UUID
 
 from txmq.batch.header import FIELDS, LENGTH, MAGIC, PREFIX
 from txmq.core.state.failed_messages import FailedMessage
+from txmq.core.state.letter_edits import LetterVersion
 from txmq.errors import StoreError
 from txmq.store import tables as t
 from txmq.store.log.decoder import Damage, SegmentDecoder
@@ -120,7 +121,9 @@ class LogFiles:
 
 def verify_index(files: LogFiles, tables: Tables) -> Iterator[MisplacedRow]:
     """Return the rows of the tables whose batches are not where they should be."""
-    for table, key, position, length, count in chain(_entries(tables), _moved(tables)):
+    for table, key, position, length, count in chain(
+        _entries(tables), _moved(tables), _edits(tables)
+    ):
         reason = _mismatch(files, position, length, count)
         if reason:
             yield MisplacedRow(table, key.hex(), position, reason)
@@ -137,6 +140,13 @@ def _moved(tables: Tables) -> Iterator[tuple[str, bytes, int, int, int]]:
     for key, raw in rows:
         row = FailedMessage(*raw)
         yield t.FAILED, key, row.position, row.length, 0
+
+
+def _edits(tables: Tables) -> Iterator[tuple[str, bytes, int, int, int]]:
+    rows: Any = tables[t.EDITS].range(b"")
+    for key, raw in rows:
+        version = LetterVersion(*raw)
+        yield t.EDITS, key, version.position, version.length, 1
 
 
 def _mismatch(files: LogFiles, position: int, length: int, count: int) -> str:

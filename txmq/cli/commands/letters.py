@@ -1,4 +1,4 @@
-"""`txmq dlq`: list, count, replay and abandon dead letters."""
+"""`txmq dlq`: list, count, edit, replay and abandon dead letters."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ import typer
 
 from txmq.cli.command import CommandSession, broker_command
 from txmq.cli.commands import plans
+from txmq.cli.commands.letter_edits import Letter, edit, version_of
+from txmq.cli.letter_diff import diff
 from txmq.cli.letter_selection import Saved, Where, parse_selection, selection_args
 from txmq.cli.options import Group, Operator, Reason, Yes
 from txmq.cli.output import FAILED, body_fields
 from txmq.cli.parsers import MessagePlace, parse_name, parse_place
 
-app = typer.Typer(no_args_is_help=True, help="List, count, replay and abandon dead letters.")
+app = typer.Typer(no_args_is_help=True, help="List, count, edit, replay and abandon dead letters.")
 selections = typer.Typer(no_args_is_help=True, help="Keep selections of dead letters by name.")
 app.add_typer(selections, name="select")
+broker_command(app, "edit")(edit)
 MAX_LETTERS_PER_CALL = 1_000  # the limit of the broker
 COLUMNS = (
     "topic",
@@ -35,12 +38,6 @@ COLUMNS = (
 # in the table `fingerprints`, or too long for a terminal
 ONLY_IN_JSON = ("by_fingerprint", "group", "keys", "most_of_one_key", "replayed")
 
-Letter = Annotated[
-    MessagePlace,
-    typer.Argument(
-        parser=parse_place, metavar="TOPIC/PARTITION/OFFSET", help="Place of the message."
-    ),
-]
 Letters = Annotated[
     list[MessagePlace] | None,
     typer.Argument(
@@ -49,6 +46,10 @@ Letters = Annotated[
 ]
 All = Annotated[bool, typer.Option("--all", help="All open dead letters of the group.")]
 Body = Annotated[bool, typer.Option("--body", "--bodies", help="Show the bodies of messages, too.")]
+Version = Annotated[
+    int | None, typer.Option(min=0, help="Version of the message, 0 = what was published.")
+]
+Diff = Annotated[bool, typer.Option("--diff", help="Show what was changed, bodies included.")]
 SelectionName = Annotated[
     str, typer.Argument(metavar="NAME", parser=parse_name, help="Name of the selection.")
 ]
@@ -95,18 +96,37 @@ def list_(
 
 
 @broker_command(app, "show")
-def show(session: CommandSession, group: Group, letter: Letter, *, body: Body = False) -> None:
-    """Show a dead letter: its message, its last error, and its attempts.
+def show(
+    session: CommandSession,
+    group: Group,
+    letter: Letter,
+    *,
+    body: Body = False,
+    version: Version = None,
+    compare: Diff = False,
+) -> None:
+    """Show a dead letter: its message, its last error, its attempts and its edits.
 
     Of the attempts the first and the last eight are kept.
     """
-    shown = _with_body_text(
-        session.client.call("dlq.show", group=group, **letter._asdict(), bodies=body)
-    )
+    place: dict[str, Any] = {"group": group, **letter._asdict()}
+    chosen = {} if version is None else {"version": version}
+    shown = session.client.call("dlq.show", **place, **chosen, bodies=body or compare)
+    if compare:
+        original = session.client.call("dlq.show", **place, version=0)
+        number = shown["edits"] if version is None else version
+        names = ("what was published", f"version {number}")
+        shown["diff"] = diff(version_of(original), version_of(shown), names)
+    if not body:
+        shown.pop("body", None)
+    shown = _with_body_text(shown)
     if not session.out.as_json:
         for attempt in shown.get("history", ()):
             attempt["error_text"] = _last_line(attempt["error_text"])
+    lines = [] if session.out.as_json else shown.pop("diff", [])
     session.out.show(shown)
+    for line in lines:
+        typer.echo(line)
 
 
 @broker_command(app, "stats")

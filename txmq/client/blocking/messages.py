@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any, Protocol, Unpack
 
+from pydantic import BaseModel
+
+from txmq.client.protocol.letter_edits import BodyCheck, edit_args, revert_args
 from txmq.client.protocol.letters import DeadLetter, LetterOptions, LetterSearch
 from txmq.client.protocol.message_search import FoundMessage, MessageSearch, message_id_of
 from txmq.model.message import Receipt
@@ -70,3 +73,33 @@ class BlockingMessageCalls:
         search = LetterSearch(group, saved, selection, bodies=bodies)
         while (args := search.next_args()) is not None:
             yield from search.read(self.call("dlq.list", **args))
+
+    def edit_letter(  # what an edit is
+        self: ControlCalls,
+        letter: DeadLetter,
+        *,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        model: type[BaseModel] | BodyCheck | None = None,
+        operator: str,
+        reason: str,
+    ) -> int:
+        """Give an open dead letter another body, other headers (all of them), or both,
+        for its group only; return the number of its edits.
+
+        It stays the same message, and an inbox knows it as such. A new body is first
+        checked against `model`: a pydantic model, or a function that raises ValueError.
+        Raises LocalProtocolError where it does not fit, Conflict where the letter is
+        not open any more, or was edited since `letter` was read.
+        """
+        args = edit_args(
+            letter, body=body, headers=headers, model=model, operator=operator, reason=reason
+        )
+        return int(self.call("dlq.edit", **args)["edits"])
+
+    def revert_letter(self: ControlCalls, letter: DeadLetter, *, operator: str, reason: str) -> int:
+        """Give an edited dead letter what was published again; return the number of its
+        edits, this one included.
+        """
+        args = revert_args(letter, operator=operator, reason=reason)
+        return int(self.call("dlq.edit", **args)["edits"])

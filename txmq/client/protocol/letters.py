@@ -41,7 +41,7 @@ class DeadLetter(NamedTuple):
     `state` is "dead", "replaying", "abandoned" or "local". `attempts` are counted from
     the last replay on. `body` is None where bodies were not asked for. Times are
     microseconds. A letter that is `damaged` on the broker's disk has that reason, and
-    no key, id and body.
+    no key, id and body. `edits` is the number of times that its message was edited.
     """
 
     group: str
@@ -64,6 +64,7 @@ class DeadLetter(NamedTuple):
     dead_at: int
     stored_at: int
     damaged: str
+    edits: int = 0
 
 
 class LetterSearch:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from datetime import datetime
 from typing import Any, Protocol, Unpack
 
+from pydantic import BaseModel
 from twisted.internet.defer import Deferred
 
 from txmq.client.blocking.core import core_of
+from txmq.client.protocol.letter_edits import BodyCheck, edit_args, revert_args
 from txmq.client.protocol.letters import DeadLetter, LetterOptions, LetterSearch
 from txmq.client.protocol.message_search import FoundMessage, MessageSearch, message_id_of
 from txmq.client.protocol.sender.rows import Fields
@@ -74,6 +76,34 @@ class TwistedMessageCalls:
         while (args := search.next_args()) is not None:
             for letter in search.read(await self.call("dlq.list", **args)):
                 yield letter
+
+    async def edit_letter(  # what an edit is
+        self: TwistedControlCalls,
+        letter: DeadLetter,
+        *,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        model: type[BaseModel] | BodyCheck | None = None,
+        operator: str,
+        reason: str,
+    ) -> int:
+        """Give an open dead letter another body or other headers.
+
+        Arguments, result and errors are those of the blocking client's `edit_letter`.
+        """
+        args = edit_args(
+            letter, body=body, headers=headers, model=model, operator=operator, reason=reason
+        )
+        return int((await self.call("dlq.edit", **args))["edits"])
+
+    async def revert_letter(
+        self: TwistedControlCalls, letter: DeadLetter, *, operator: str, reason: str
+    ) -> int:
+        """Give an edited dead letter what was published again; see the blocking
+        client's `revert_letter`.
+        """
+        args = revert_args(letter, operator=operator, reason=reason)
+        return int((await self.call("dlq.edit", **args))["edits"])
 
 
 class TwistedHalfCalls:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from txmq.core.consumers import failures
 from txmq.core.consumers.authorization import find_group
 from txmq.core.events.outcome import Rejected
-from txmq.core.state import attempts, failed_messages
+from txmq.core.state import attempts, failed_messages, letter_edits
 from txmq.core.state.failed_messages import FailedKind, FailedMessage
-from txmq.errors import UnknownLetter
+from txmq.errors import BadRequest, UnknownLetter
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
@@ -62,9 +62,12 @@ def _letters(
 
 
 def describe_letter(
-    state: State, name: str, topic: str, partition: int, offset: int
+    state: State, name: str, topic: str, partition: int, offset: int, version: int | None = None
 ) -> LetterView | Rejected:
-    """Describe one dead letter with its history, found by the place of its message."""
+    """Describe one dead letter with its history, found by the place of its message.
+
+    The location is that of one `version` of its message, by default of the newest.
+    """
     group = find_group(state, name)
     if isinstance(group, Rejected):
         return group
@@ -78,7 +81,25 @@ def describe_letter(
     kept = failed.attempts or (attempts.attempt_of(row, row.dead_at),)
     letter.fields["failures"] = failed.failures or 1
     letter.fields["history"] = [attempt._asdict() for attempt in kept]
-    return letter
+    versions = dict(letter_edits.versions(state, (group.group_id, *ref))) if row.edits else {}
+    letter.fields["versions"] = [
+        {
+            "number": number,
+            "at": one.at or row.stored_at,
+            "by": one.by,
+            "reason": one.reason,
+            "reverts": one.reverts,
+        }
+        for number, one in versions.items()
+    ]
+    if version in (None, row.edits):
+        return letter
+    if version not in versions:
+        message = f"the letter has no version {version}: it was edited {row.edits} times"
+        return Rejected(BadRequest, message, "see its versions: txmq dlq show")
+    return letter._replace(
+        position=versions[version].position, length=versions[version].length, row=0
+    )
 
 
 def view_of(state: State, group: ConsumerGroup, ref: MessageRef, row: FailedMessage) -> LetterView:
@@ -106,6 +127,7 @@ def view_of(state: State, group: ConsumerGroup, ref: MessageRef, row: FailedMess
         "parked_behind": 0 if fence is None or fence.offset != offset else fence.parked,
         "reserved_by": row.token.hex() or None,
         "reason": row.reason,
+        "edits": row.edits,
     }
     return LetterView(row.position, row.length, row.row, fields)
 

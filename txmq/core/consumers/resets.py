@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from txmq.core.events.base import RecordContext
     from txmq.core.state.consumer_groups import ConsumerGroup
+    from txmq.core.state.failed_messages import FailedMessage
     from txmq.core.state.state import Topic
 
 MAX_ROWS_COUNTED = 10_000  # of each partition, in the preview
@@ -51,11 +52,13 @@ class ResetPartition(NamedTuple):
 class ResetReply(NamedTuple):
     """Effects of a reset. `pending`: failed messages are restored in steps.
 
-    Until the last step, the partitions deliver nothing.
+    Until the last step, the partitions deliver nothing. Of the failed messages `edited`
+    lose their edits: what was published is delivered.
     """
 
     positions: tuple[ResetPartition, ...]
     pending: bool = False
+    edited: int = 0
 
 
 def decide_reset(state: State, command: ResetPosition, now: int) -> Outcome | Rejected:
@@ -77,7 +80,12 @@ def decide_reset(state: State, command: ResetPosition, now: int) -> Outcome | Re
         for partition, offset in offsets
     )
     large = sum(target.back for target in targets) > STEP_ROWS
-    reply = ResetReply(targets, pending=large)
+    edited = sum(
+        row.edits > 0
+        for partition, offset in offsets
+        for row in _failed(state, group, TopicPartition(topic.topic_id, partition), offset)
+    )
+    reply = ResetReply(targets, pending=large, edited=edited)
     if command.dry_run:
         return Outcome(reply=reply)
     kind = ResetBegun if large else PositionReset
@@ -185,9 +193,19 @@ def _preview(state: State, group: ConsumerGroup, tp: TopicPartition, offset: int
     )
     skipped = pending_below + max(0, offset - position.cursor)
     below_cursor = max(0, position.cursor - offset)
-    back = len(failed_messages.rows_between(state, group, tp, offset, t.SIGN, MAX_ROWS_COUNTED))
+    back = len(_failed(state, group, tp, offset))
     again = below_cursor - (position.unsettled - pending_below if below_cursor else 0) - back
     return ResetPartition(tp[1], position.floor, offset, max(0, again), skipped, back)
+
+
+def _failed(
+    state: State, group: ConsumerGroup, tp: TopicPartition, offset: int
+) -> list[FailedMessage]:
+    """Return the failed messages that return to their places, as far as they are
+    counted.
+    """
+    rows = failed_messages.rows_between(state, group, tp, offset, t.SIGN, MAX_ROWS_COUNTED)
+    return [row for _ref, row in rows]
 
 
 def _initial_position(state: State, tp: TopicPartition) -> GroupPosition:

@@ -13,6 +13,7 @@ from txmq.core.consumers import (
     failures,
     group_settings,
     leases,
+    letter_edits,
     letter_notes,
     membership,
     plan_steps,
@@ -42,6 +43,7 @@ RULES = (
     store_reports,
     store_orders,
     letter_notes,
+    letter_edits,
     plans,
     plan_steps,
 )

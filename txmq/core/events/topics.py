@@ -130,8 +130,10 @@ class RowsRepointed(NamedTuple):
     """Failed messages point at durable copies from now on: (group id, topic id,
     partition, offset, position, length).
 
-    `unpinned` are positions whose log pins are removed.
+    `unpinned` are positions whose log pins are removed. `versions` of edited messages
+    have a new position, too; (…, former position, position, length).
     """
 
     rows: tuple[tuple[int, int, int, int, int, int], ...]
     unpinned: tuple[int, ...] = ()
+    versions: tuple[tuple[int, int, int, int, int, int, int], ...] = ()

@@ -4,6 +4,7 @@ letters.
     CopyMessages ─► MessagesCopied ─► durable ─► RepointMessages ─► RowsRepointed
 
 A copy has a log pin: its position is needed as long as the message's row points at it.
+So has each version of an edited message, and is copied again in the same way.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.events.topics import MessagesCopied, RowsRepointed
-from txmq.core.state import log_pins
+from txmq.core.state import letter_edits, log_pins
 from txmq.core.state.failed_messages import FailedMessage
 from txmq.store import tables as t
 
@@ -84,12 +85,17 @@ def decide_repoint(state: State, command: RepointMessages, now: int) -> Outcome:
         for message, position, length in command.rows
         if _position(state, message[:4]) == message.position
     )
+    versions = tuple(
+        (*message[:5], position, length)
+        for message, position, length in command.rows
+        if letter_edits.at_position(state, message[:4], message.position)
+    )
     gone = tuple(
         pin.position
         for pin in (log_pins.get(state, at) for at in command.stale)
         if pin and is_stale_pin(state, pin)
     )
-    return Outcome((RowsRepointed(rows, gone),) if rows or gone else ())
+    return Outcome((RowsRepointed(rows, gone, versions),) if rows or gone or versions else ())
 
 
 def _position(state: State, key: tuple[int, int, int, int]) -> int | None:
@@ -98,36 +104,58 @@ def _position(state: State, key: tuple[int, int, int, int]) -> int | None:
 
 
 def is_stale_pin(state: State, pin: log_pins.LogPin) -> bool:
-    """Return whether the message of a pin is gone or has another position by now.
+    """Return whether the message of a pin is gone, or has neither its row nor a version
+    there by now.
 
     Pins of batches are removed with their batches.
     """
-    return pin.group_id != log_pins.PUBLISHED_BATCH and _position(state, pin[1:]) != pin.position
+    return (
+        pin.group_id != log_pins.PUBLISHED_BATCH
+        and _position(state, pin[1:]) != pin.position
+        and letter_edits.at_position(state, pin[1:], pin.position) is None
+    )
 
 
 def message_of_pin(state: State, pin: log_pins.LogPin) -> RetainedMessage | None:
-    """Return the message whose copy is pinned, so that it can be copied again."""
+    """Return the message whose copy or version is pinned, so that it can be copied
+    again.
+    """
     row: Any = state.tables[t.FAILED].get(t.FAILED_KEY.pack(*pin[1:]))
     if pin.group_id == log_pins.PUBLISHED_BATCH or row is None:
         return None
     found = FailedMessage(*row)
+    if found.position != pin.position:
+        version = letter_edits.at_position(state, pin[1:], pin.position)
+        assert version is not None, "the pin is not stale"
+        return RetainedMessage(*pin[1:], version.position, version.length, 0)
     return RetainedMessage(*pin[1:], found.position, found.length, found.row)
 
 
 def apply_repointed(state: State, event: RowsRepointed, context: RecordContext) -> None:
     # Only positions change: the indexes of the rows stay as they are.
     del context
+    for group_id, topic_id, partition, offset, former, position, length in event.versions:
+        log_pins.drop(state, former)
+        at = (group_id, topic_id, partition, offset)
+        letter_edits.repoint(state, at, former, position, length)
     for *ref, position, length in event.rows:
         key = t.FAILED_KEY.pack(*ref)
         row: Any = state.tables[t.FAILED].get(key)
         assert row is not None, "the decision has found it"
         before = FailedMessage(*row)
-        log_pins.drop(state, before.position)
+        _drop_own_pin(state, before.position)
         state.tables[t.FAILED].put(
             key, tuple(before._replace(position=position, length=length, row=0))
         )
         log_pins.put(state, position, *ref)
     for position in event.unpinned:
+        log_pins.drop(state, position)
+
+
+def _drop_own_pin(state: State, position: int) -> None:
+    """Apply: remove the pin of a copy, not that of a published batch."""
+    pin = log_pins.get(state, position)
+    if pin is not None and pin.group_id != log_pins.PUBLISHED_BATCH:
         log_pins.drop(state, position)
 
 

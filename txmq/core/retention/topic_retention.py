@@ -170,7 +170,10 @@ class _RetentionPlan:
         """Yield the failed messages that are not copied yet."""
         start = self._topic.start_offsets[tp[1]]
         for offset, row in scan_failed(self._state, group.group_id, tp, start):
-            if row.position >= self._command.oldest and not log_pins.get(self._state, row.position):
+            pin = log_pins.get(self._state, row.position)
+            # the pin of a batch goes with the batch
+            copied = pin is not None and pin.group_id != log_pins.PUBLISHED_BATCH
+            if row.position >= self._command.oldest and not copied:
                 yield RetainedMessage(
                     group.group_id, *tp, offset, row.position, row.length, row.row
                 )

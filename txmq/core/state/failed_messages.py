@@ -15,7 +15,7 @@ from enum import IntEnum
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.core.state import letter_index, local_stores, plan_letters
+from txmq.core.state import letter_edits, letter_index, local_stores, plan_letters
 from txmq.core.state.letter_index import Letter, LetterState
 from txmq.core.state.local_stores import StoredMessage
 from txmq.core.state.positions import UNDELIVERED
@@ -56,7 +56,8 @@ class FailedMessage(NamedTuple):
     are those of its batch. `token` is the undecided transaction that acks or replays
     it. `number` is its number among the group's dead letters. `store` is the id of the
     consumer's store that has it, `plan` that of the replay plan that it belongs to
-    until its outcome.
+    until its outcome. `edits` is the number of times that its letter was edited: then
+    `position` is that of another batch than the published one.
     """
 
     kind: int
@@ -81,6 +82,7 @@ class FailedMessage(NamedTuple):
     reason: str = ""
     store: bytes = b""
     plan: int = 0
+    edits: int = 0
 
 
 class Move(NamedTuple):
@@ -222,14 +224,16 @@ def drop(state: State, group: ConsumerGroup, ref: MessageRef) -> FailedMessage |
 def remove(
     state: State, group: ConsumerGroup, ref: MessageRef, why: str = PROCESSED
 ) -> FailedMessage | None:
-    """Apply: remove the row, its indexes and its history, for good, and tell its plan
-    why.
+    """Apply: remove the row, its indexes, its history and its edits, for good, and tell
+    its plan why.
     """
     row = drop(state, group, ref)
     if row is not None and row.plan:
         plan_letters.ended(state, row.plan, row.visible_at, ref, why)
     if row is not None and (row.first_failed_at or row.dead_at):
         state.tables[t.ATTEMPTS].delete(t.FAILED_KEY.pack(group.group_id, *ref))
+    if row is not None and row.edits:
+        letter_edits.forget(state, (group.group_id, *ref))
     return row
 
 

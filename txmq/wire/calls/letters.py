@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from base64 import b64decode
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field, StringConstraints
@@ -14,6 +15,9 @@ from txmq.wire.calls.consumers import GroupArgs, MessagePlace, Offset, OperatorA
 PLACE_BYTES = 32
 _CURSOR = re.compile(r"[0-9a-f]{96}")
 _NUMBER = 16  # hexadecimal digits
+
+
+BODY_TEXT = -(-limits.MESSAGE // 3) * 4  # characters of the largest body in base64
 
 
 class Cursor(NamedTuple):
@@ -43,6 +47,21 @@ def _cursor(text: str) -> str:
     return text
 
 
+def _base64(text: str) -> str:
+    try:
+        b64decode(text, validate=True)
+    except ValueError as error:
+        raise ValueError("not base64") from error
+    return text
+
+
+Headers = Annotated[
+    dict[
+        Annotated[str, StringConstraints(min_length=1, max_length=1_024)],
+        Annotated[str, StringConstraints(max_length=limits.HEADERS)],
+    ],
+    Field(max_length=limits.HEADER_PAIRS),
+]
 CursorText = Annotated[str, AfterValidator(_cursor)]
 Time = Annotated[int, Field(ge=0, le=limits.TIME)]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
@@ -103,12 +122,15 @@ class DlqList(SelectArgs):
 
 
 class DlqShow(GroupArgs):
-    """One dead letter."""
+    """One dead letter; `version` is the number of one of an edited letter's versions, 0
+    = the original, null = the newest.
+    """
 
     topic: Name
     partition: Partition
     offset: Offset
     bodies: bool = True
+    version: Count | None = None
 
 
 class DlqStats(SelectArgs):
@@ -127,6 +149,24 @@ class DlqReplay(OperatorArgs, SelectArgs):
 class DlqAbandon(DlqReplay):
     """Dead letters to close for good."""
 
+    reason: Reason
+
+
+class DlqEdit(GroupArgs):
+    """Another version of the message of one open dead letter.
+
+    A `body` in base64 or `headers`, null = as they are; or `revert` to what was
+    published. `edits` is the number of edits that the caller has seen.
+    """
+
+    topic: Name
+    partition: Partition
+    offset: Offset
+    edits: Annotated[int, Field(ge=0, lt=2**31)]
+    body: Annotated[str, AfterValidator(_base64), Field(max_length=BODY_TEXT)] | None = None
+    headers: Headers | None = None
+    revert: bool = False
+    operator: Name
     reason: Reason
 
 

@@ -87,6 +87,7 @@ CALLS: dict[str, type[Args]] = {
     "dlq.stats": letters.DlqStats,
     "dlq.replay": letters.DlqReplay,
     "dlq.abandon": letters.DlqAbandon,
+    "dlq.edit": letters.DlqEdit,
     "dlq.note": letters.DlqNote,
     "dlq.save": letters.DlqSave,
     "dlq.saved": letters.DlqSaved,

@@ -1,0 +1,231 @@
+"""Edits of dead letters: another version for one group, and the original stays."""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from typing import Any
+
+import pytest
+
+from tests.broker.calls.test_letter_calls import HOSTILE, Office
+from txmq.batch import BatchView
+from txmq.broker.data_directory.verify import verify_index
+from txmq.core import machine
+from txmq.core.consumers import letter_edits
+from txmq.core.events.outcome import Rejected
+from txmq.core.state import log_pins
+from txmq.errors import BadRequest, Conflict, RemoteProtocolError, UnknownGroup, UnknownLetter
+from txmq.model import limits
+from txmq.store.tables import EDITS, NAMES, SIGN, MemoryTables
+from txmq.wire.chunks import unpack_chunks
+from txmq.wire.data_requests import Fetch, Opcode, pack_fetch
+
+PLACE = {"topic": "t", "partition": 0}
+
+
+class EditOffice(Office):
+    """An office whose operator edits letters of group g; group h has the same ones."""
+
+    def __init__(self, number: int = 4) -> None:
+        super().__init__(number)
+        self.other: Any = self.client.call(
+            "consumer.join", group="h", member="b", instance="b", mode="ordered", topics=["t"]
+        )
+
+    def edit(self, offset: int, *, edits: int = 0, group: str = "g", **changes: Any) -> Any:
+        if isinstance(changes.get("body"), bytes):
+            changes["body"] = b64encode(changes["body"]).decode()
+        named = {"operator": "ada", "reason": "a wrong amount"} | changes
+        return self.call("dlq.edit", group=group, **PLACE, offset=offset, edits=edits, **named)
+
+    def call(self, name: str, **args: object) -> Any:
+        return self.broker.ask(name, **args)
+
+    def show(self, offset: int, **args: object) -> Any:
+        return self.call("dlq.show", group="g", **PLACE, offset=offset, **args)
+
+    def body(self, offset: int, **args: object) -> bytes:
+        return b64decode(self.show(offset, **args)["body"])
+
+    def replay(self, *offsets: int, group: str = "g") -> Any:
+        letters = [["t", 0, offset] for offset in offsets]
+        return self.call("dlq.replay", group=group, letters=letters)
+
+    def fetch(self, group: str = "g", member: str = "a") -> dict[int, tuple[Any, ...]]:
+        """Return what a member gets: id, key, headers, birth and body, by offset."""
+        joined = self.joined if group == "g" else self.other
+        wanted = Fetch(joined["generation"], 0, 1 << 22, 10_000, group, member)
+        reply = self.client.ask(Opcode.FETCH, pack_fetch(wanted))
+        found = {}
+        for chunk in unpack_chunks(reply.payload).chunks:
+            view = BatchView(bytes(chunk.batch))
+            for row in range(chunk.first_row, chunk.first_row + chunk.rows):
+                columns = (view.message_ids, view.keys, view.headers, view.born_at, view.bodies)
+                found[chunk.base_offset + row] = tuple(column[row] for column in columns)
+        return found
+
+    def pins(self) -> int:
+        return len([*log_pins.pins_below(self.broker.engine.state, SIGN)])
+
+    def state_again(self) -> bool:
+        """Return whether a snapshot of the state gives the same state again."""
+        state, tables = self.broker.engine.state, MemoryTables()
+        machine.save(state)
+        for name in NAMES:
+            for key, row in state.tables[name].range(b""):
+                tables[name].put(key, row)
+        again = machine.load(tables)
+        machine.save(again)
+        return all(
+            [*again.tables[name].range(b"")] == [*state.tables[name].range(b"")] for name in NAMES
+        )
+
+
+def test_an_edited_letter_is_the_same_message_for_its_group_alone() -> None:
+    office = EditOffice()
+    for body, headers in ((b"mended", None), (None, {"by": "ada"}), (b"x" * 6_000, {})):
+        edits = office.show(1)["edits"]
+        shown = office.show(1)
+        assert office.edit(1, edits=edits, body=body, headers=headers) == {"edits": edits + 1}
+        wanted = shown["headers"] if headers is None else headers
+        assert office.show(1)["headers"] == wanted
+        assert body is None or office.body(1) == body
+    assert office.replay(1, 2)["done"] == (("t", 0, 1), ("t", 0, 2))
+    got = office.fetch()
+    published = office.fetch("h", "b")  # which begins with the messages of the topic
+    message_id, key, headers, born_at, body = published[1]
+    assert (headers, body) == ({"tenant": "blue"}, b"x" * 10)
+    assert got == {1: (message_id, key, {}, born_at, b"x" * 6_000), 2: published[2]}
+    assert office.state_again()
+
+
+def test_every_version_is_kept_with_its_author_until_the_letter_ends() -> None:
+    office = EditOffice()
+    office.edit(1, body=b"one", operator="ada", reason=HOSTILE)
+    office.edit(1, body=b"two", edits=1, operator="bob")
+    assert office.edit(1, revert=True, edits=2, reason="was right") == {"edits": 3}
+    shown = office.show(1)
+    assert [
+        (one["number"], one["by"], one["reason"], one["reverts"]) for one in shown["versions"]
+    ] == [
+        (0, "", "", False),
+        (1, "ada", HOSTILE, False),
+        (2, "bob", "a wrong amount", False),
+        (3, "ada", "was right", True),
+    ]
+    assert [office.body(1, version=at) for at in range(4)] == [b"x" * 10, b"one", b"two", b"x" * 10]
+    assert shown["headers"] == office.show(1, version=0)["headers"] == {"tenant": "blue"}
+    assert office.show(1, version=4).error is BadRequest
+    assert office.show(2)["versions"] == []
+    assert office.pins() == 3
+    assert not [*verify_index(office.broker.log, office.broker.engine.state.tables)]  # type: ignore[arg-type]
+    # another death of the message is one of the same letter, with its edits
+    office.replay(1)
+    assert office.fetch()[1][-1] == b"x" * 10
+    office.nack(1, {"type": "C", "text": "again", "bases": []})
+    assert (office.show(1)["edits"], office.show(1)["replays"]) == (3, 1)
+    office.edit(1, edits=3, body=b"four")
+    office.replay(1)
+    assert office.fetch()[1][-1] == b"four"
+    place = {"group": "g", "member": "a", "generation": office.joined["generation"]}
+    office.client.call("consumer.return", **place, ranges=[["t", 0, 1, 2]])
+    assert office.fetch()[1][-1] == b"four"
+    office.client.call("consumer.leave", group="g", member="a", instance="a")
+    office.call("group.delete", group="g")
+    office.broker.pass_time(5)
+    assert [*office.broker.engine.state.tables[EDITS].range(b"")] == []
+    assert office.pins() == 0
+
+
+def test_a_reset_gives_the_group_what_was_published_and_says_so() -> None:
+    office = EditOffice()
+    office.edit(1, body=b"mended")
+    office.edit(2, body=b"mended")
+    reset = {"group": "g", "topic": "t", "to": "first"}
+    assert office.call("group.reset", **reset, dry_run=True)["edited"] == 2
+    assert office.call("group.reset", **reset)["edited"] == 2
+    assert [*office.broker.engine.state.tables[EDITS].range(b"")] == []
+    office.joined = office.client.call(
+        "consumer.join", group="g", member="a", instance="a", mode="concurrent", topics=["t"]
+    )
+    assert {one[-1] for one in office.fetch().values()} == {b"x" * 10}
+
+
+def test_only_open_letters_are_edited_and_only_as_they_were_seen() -> None:
+    office = EditOffice(6)
+    office.replay(0)
+    reason = office.call("dlq.abandon", group="g", letters=[["t", 0, 2]], reason="no")
+    assert reason["done"]
+    refused = {
+        0: "cannot be edited: not dead: it is being retried",
+        2: "cannot be edited: abandoned",
+        99: "has no dead letter t/0/99",
+    }
+    for offset, text in refused.items():
+        answer = office.edit(offset, body=b"y")
+        assert answer.error is (UnknownLetter if offset == 99 else Conflict)
+        assert text in answer.message
+    assert office.edit(1, body=b"y", group="nobody").error is UnknownGroup
+    assert office.edit(1, body=b"y", edits=0) == {"edits": 1}
+    seen = office.edit(1, body=b"z", edits=0)
+    assert (seen.error, seen.detail) == (Conflict, {"edits": 1})
+    assert office.body(1) == b"y"
+    wrong: list[dict[str, Any]] = [
+        {},
+        {"revert": True},
+        {"body": b"x" * 10},
+        {"body": b"y", "revert": True},
+        {"body": bytes(limits.MESSAGE + 1)},
+        {"headers": {str(at): "x" * 1_000 for at in range(40)}},
+    ]
+    for changes in wrong:
+        answer = office.edit(3, **changes)
+        assert isinstance(answer, Rejected), changes
+        assert answer.error is BadRequest
+    assert office.show(3)["edits"] == 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"body": "no base64!"},
+        {"body": "=cmd|"},
+        {"body": "A" * (limits.MESSAGE * 2)},
+        {"body": "eQ==", "reason": ""},
+        {"body": "eQ==", "reason": "x" * 5_000},
+        {"body": "eQ==", "operator": "<script>"},
+        {"body": "eQ==", "operator": None},
+        {"body": "eQ==", "edits": -1},
+        {"body": "eQ==", "key": "other"},
+        {"headers": {"": "x"}},
+        {"headers": {"a": 1}},
+        {"headers": {str(at): "" for at in range(limits.HEADER_PAIRS + 1)}},
+    ],
+)
+def test_hostile_arguments_are_refused(changes: dict[str, Any]) -> None:
+    office = EditOffice(2)
+    with pytest.raises(RemoteProtocolError):
+        office.edit(1, **changes)
+    assert office.show(1)["edits"] == 0
+
+
+def test_a_letter_has_so_many_edits_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(letter_edits, "MAX_EDITS", 2)
+    office = EditOffice(2)
+    office.edit(1, body=b"1")
+    office.edit(1, body=b"2", edits=1)
+    assert office.edit(1, body=b"3", edits=2).message == "the letter has 2 edits, the maximum"
+    assert office.edit(1, revert=True, edits=2).error is BadRequest
+
+
+def test_two_operators_cannot_edit_a_letter_over_one_another() -> None:
+    office = EditOffice(2)
+    replies: list[Any] = []
+    named = {"group": "g", **PLACE, "offset": 1, "edits": 0, "operator": "ada", "reason": "r"}
+    for body in (b"one", b"two"):
+        args = named | {"body": b64encode(body).decode()}
+        office.broker.assembly.calls.ask("dlq.edit", args, replies.append)
+    office.broker.pass_time(0)
+    assert replies[0] == {"edits": 1}
+    assert replies[1].error is Conflict
+    assert office.body(1) == b"one"

@@ -1,0 +1,106 @@
+"""The control call that edits a dead letter."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from typing import TYPE_CHECKING, Any
+
+from txmq.batch import edited_row, single_row
+from txmq.broker.calls.dispatcher import CallContext, Handler, then
+from txmq.broker.engine.log_reader import read_batches
+from txmq.core.consumers import letter_edits
+from txmq.core.consumers.letter_edits import EditLetter, LogSpan
+from txmq.core.events.outcome import Rejected
+from txmq.core.events.topics import MessagesCopied
+from txmq.core.retention.relocation import CopyMessages
+from txmq.crashpoints import crashpoint
+from txmq.errors import BadRequest, LocalProtocolError, MessageTooLarge
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from txmq.broker.engine.engine import Engine
+    from txmq.core.consumers.letter_edits import OpenLetter
+    from txmq.core.events.base import RecordContext
+    from txmq.wire.calls import letters as wire
+
+
+class LetterEditCalls:
+    """Edits: the new version is stored; once it is durable, the letter points at it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._copied_to = 0
+        engine.listen(MessagesCopied, self._copied)
+        self.handlers: dict[str, Handler] = {"dlq.edit": self.edit}
+
+    def _copied(self, event: MessagesCopied, place: RecordContext) -> None:
+        del event
+        self._copied_to = place.attachment_position
+
+    def edit(self, call: CallContext, args: wire.DlqEdit) -> None:
+        letter = (args.topic, args.partition, args.offset)
+        found = letter_edits.find_open(self._engine.state, args.group, letter, args.edits)
+        if not isinstance(found, Rejected):
+            found = _mistake(args) or letter_edits.refusal(found, reverts=args.revert) or found
+        if isinstance(found, Rejected):
+            self._engine.answer_when_durable(call.answer, found)
+            return
+        command = EditLetter(args.group, letter, args.edits, None, None, args.operator, args.reason)
+        if args.revert:
+            self._point(call, command)
+            return
+        batches = self._batches(found, args)
+        if isinstance(batches, Rejected):
+            call.answer(batches)
+        else:
+            self._store(call, command, batches)
+
+    def _batches(self, found: OpenLetter, args: wire.DlqEdit) -> tuple[bytes, ...] | Rejected:
+        """Return the batches to store: before the first edit a copy of the original,
+        then the new version.
+        """
+        row = found.row
+        [data] = read_batches(self._engine.store, [(row.position, row.length)])
+        before = single_row(bytes(data), row.row)
+        body = None if args.body is None else b64decode(args.body)
+        try:
+            after = edited_row(before, 0, body=body, headers=args.headers)
+        except (LocalProtocolError, MessageTooLarge) as error:
+            return Rejected(BadRequest, error.message, error.hint)
+        if after == before:
+            message = "the edit changes nothing: the letter has this body and these headers"
+            return Rejected(BadRequest, message, "see the letter: txmq dlq show")
+        return (after,) if row.edits else (before, after)
+
+    def _store(self, call: CallContext, command: EditLetter, batches: Sequence[bytes]) -> None:
+        spans: list[LogSpan] = []
+
+        def stored(reply: object) -> None:
+            if isinstance(reply, Rejected):
+                call.answer(reply)
+                return
+            crashpoint("edit.after_store")
+            original = spans[0] if len(spans) > 1 else None
+            self._point(call, command._replace(version=spans[-1], original=original))
+
+        self._engine.submit(CopyMessages(tuple(batches)), stored)
+        position = self._copied_to  # of the record that was just appended, if one was
+        for batch in batches:
+            spans.append((position, len(batch)))
+            position += len(batch)
+
+    def _point(self, call: CallContext, command: EditLetter) -> None:
+        def edited(reply: Any) -> dict[str, Any]:  # noqa: ANN401  # an EditReply
+            crashpoint("edit.after_edit")
+            return {"edits": reply.edits}
+
+        self._engine.submit(command, then(call.answer, edited))
+
+
+def _mistake(args: wire.DlqEdit) -> Rejected | None:
+    changes = args.body is not None or args.headers is not None
+    if changes != args.revert:
+        return None
+    message = "both a new version and a return to the original" if changes else "no new version"
+    return Rejected(BadRequest, message, "send either body and headers, or revert")

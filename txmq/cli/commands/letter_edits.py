@@ -1,0 +1,182 @@
+"""`txmq dlq edit`: give a dead letter another body or other headers."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from base64 import b64decode, b64encode
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from txmq.cli.command import CommandSession
+from txmq.cli.letter_diff import Version, diff
+from txmq.cli.options import Group, Operator, Reason, Yes
+from txmq.cli.parsers import MessagePlace, NameValue, parse_pair, parse_place
+from txmq.client.protocol.letter_edits import check_body
+from txmq.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+Letter = Annotated[
+    MessagePlace,
+    typer.Argument(
+        parser=parse_place, metavar="TOPIC/PARTITION/OFFSET", help="Place of the message."
+    ),
+]
+Headers = Annotated[
+    list[NameValue] | None,
+    typer.Option(
+        "--header",
+        parser=parse_pair,
+        metavar="NAME=VALUE",
+        help="Header to set; can be repeated.",
+    ),
+]
+Unset = Annotated[
+    list[str] | None,
+    typer.Option("--unset-header", metavar="NAME", help="Header to remove; can be repeated."),
+]
+File = Annotated[
+    str | None,
+    typer.Option("--file", metavar="PATH", help="File with the new body; - is standard input."),
+]
+Text = Annotated[str | None, typer.Option("--body", metavar="TEXT", help="The new body as text.")]
+Editor = Annotated[
+    bool, typer.Option("--editor", help="Edit the body in the program that $EDITOR names.")
+]
+Revert = Annotated[bool, typer.Option("--revert", help="Return to what was published.")]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODULE:CLASS", help="Pydantic model that the body's JSON has to fit, by its path."
+    ),
+]
+
+
+def edit(  # noqa: PLR0913  # its options
+    session: CommandSession,
+    group: Group,
+    letter: Letter,
+    *,
+    file: File = None,
+    body: Text = None,
+    editor: Editor = False,
+    header: Headers = None,
+    unset_header: Unset = None,
+    revert: Revert = False,
+    model: Model = None,
+    operator: Operator,
+    reason: Reason,
+    yes: Yes = False,
+) -> None:
+    """Change the message of an open dead letter, for this group only.
+
+    It stays the same message: its id, key and place do not change, nor does the topic.
+    What was published is kept: `dlq show --diff`, and --revert.
+    """
+    if sum((file is not None, body is not None, editor, revert)) > 1:
+        raise typer.BadParameter("use one of --file, --body, --editor and --revert")
+    if revert and (header or unset_header):
+        raise typer.BadParameter("--revert returns to the headers that were published")
+    checked = None if model is None else import_model(model)
+    place = {"group": group, **letter._asdict()}
+    shown = session.client.call("dlq.show", **place)
+    before = version_of(shown)
+    if revert:
+        after = version_of(session.client.call("dlq.show", **place, version=0))
+    else:
+        new = _new_body(before.body, file, body, editor=editor)
+        after = Version(_changed(before.headers, header or [], unset_header or []), new)
+    if checked is not None:
+        check_body(after.body, checked)
+    number = shown["edits"]
+    lines = diff(before, after, (f"version {number}", f"version {number + 1}"))
+    if not session.out.as_json and not yes:
+        typer.echo("\n".join(lines), err=True)
+    session.out.confirm(f"Edit this letter of group {group}?", yes=yes)
+    changes: dict[str, Any] = {"revert": True}
+    if not revert:
+        changes = {
+            "body": None if after.body == before.body else b64encode(after.body).decode(),
+            "headers": None if after.headers == before.headers else dict(after.headers),
+        }
+    reply = session.client.call(
+        "dlq.edit", **place, edits=number, **changes, operator=operator, reason=reason
+    )
+    session.out.show(reply | {"diff": lines} if session.out.as_json else reply)
+
+
+def version_of(shown: dict[str, Any]) -> Version:
+    """Return what an edit may change, of a letter that was shown with its body."""
+    return Version(shown["headers"], b64decode(shown["body"]))
+
+
+def import_model(path: str) -> type[BaseModel]:
+    """Return the pydantic model at MODULE:CLASS. Raises ConfigError.
+
+    Modules are also found in the working directory, as with `python -m`.
+    """
+    from pydantic import BaseModel
+
+    module, _colon, name = path.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError("--model", f"cannot import {path!r}: {error}", hint=MODEL) from None
+    if not isinstance(found, type) or not issubclass(found, BaseModel):
+        raise ConfigError("--model", f"{path!r} is no pydantic model", hint=MODEL)
+    return found
+
+
+MODEL = "name a subclass of pydantic.BaseModel as package.module:Class"
+
+
+def _changed(
+    headers: Any,  # noqa: ANN401  # of a reply
+    changed: list[NameValue],
+    removed: list[str],
+) -> dict[str, str]:
+    for name in removed:
+        if name not in headers:
+            raise typer.BadParameter(f"the letter has no header {name!r}")
+    kept = {name: value for name, value in headers.items() if name not in removed}
+    return kept | dict(changed)
+
+
+def _new_body(before: bytes, file: str | None, text: str | None, *, editor: bool) -> bytes:
+    if text is not None:
+        return text.encode(errors="surrogateescape")  # the bytes that the shell passed
+    if file == "-":
+        return sys.stdin.buffer.read()
+    if file is not None:
+        try:
+            return Path(file).read_bytes()
+        except OSError as error:
+            raise typer.BadParameter(f"cannot read {file}: {error.strerror}") from None
+    return _edited(before) if editor else before
+
+
+def _edited(before: bytes) -> bytes:
+    program = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
+    with TemporaryDirectory(prefix="txmq-") as directory:  # which nobody else can read
+        path = Path(directory, "body")
+        path.write_bytes(before)
+        try:
+            # the operator's own choice of a program
+            ended = subprocess.run([*shlex.split(program), str(path)], check=False)  # noqa: S603
+        except OSError as error:
+            message = f"cannot run {program!r}: {error.strerror}"
+            raise ConfigError("EDITOR", message, hint="name another editor") from None
+        if ended.returncode:
+            message = f"{program!r} ended with status {ended.returncode}"
+            raise ConfigError("EDITOR", message, hint="nothing was changed")
+        return path.read_bytes()

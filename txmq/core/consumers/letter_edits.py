@@ -1,0 +1,155 @@
+"""Edits of dead letters: another version of the message, for its group alone.
+
+    CopyMessages ─► MessagesCopied ─► durable ─► EditLetter ─► LetterEdited
+
+The versions are stored first, as retention stores copies of messages, so that no row
+ever points at a batch that is not on disk. What was published stays as it is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from txmq.core.consumers import failures
+from txmq.core.consumers.authorization import find_group
+from txmq.core.events.letters import LetterEdited
+from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.state import failed_messages, letter_edits, log_pins
+from txmq.core.state.letter_edits import LetterVersion
+from txmq.errors import BadRequest, Conflict, UnknownLetter
+from txmq.store import tables as t
+
+if TYPE_CHECKING:
+    from txmq.core.consumers.commands import TopicOffset
+    from txmq.core.events.base import RecordContext
+    from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
+    from txmq.core.state.failed_messages import FailedMessage
+    from txmq.core.state.state import State
+
+MAX_EDITS = 100  # of one letter: each is kept
+MAX_REASON_BYTES = 1_024
+
+LogSpan = tuple[int, int]  # position, length
+
+
+class EditLetter(NamedTuple):
+    """Point an open letter at a durable version of its message.
+
+    `expected` is the number of edits that the caller knows of. `row` is where the
+    message was when its versions were made. `version` None = the original again,
+    `original` is the copy of what was published, for the first edit.
+    """
+
+    group: str
+    letter: TopicOffset
+    expected: int
+    version: LogSpan | None
+    original: LogSpan | None
+    by: str
+    reason: str
+
+
+class EditReply(NamedTuple):
+    """The number of the version that the letter has now."""
+
+    edits: int
+
+
+class OpenLetter(NamedTuple):
+    """A letter that may be edited."""
+
+    group: ConsumerGroup
+    ref: MessageRef
+    row: FailedMessage
+
+
+def find_open(state: State, name: str, letter: TopicOffset, expected: int) -> OpenLetter | Rejected:
+    """Return the letter that an edit concerns, or why it cannot be edited."""
+    group = find_group(state, name)
+    if isinstance(group, Rejected):
+        return group
+    ref, row = failures.find_message(state, group, *letter)
+    place = "{}/{}/{}".format(*letter)
+    if ref is None or row is None or failed_messages.letter_state(row) is None:
+        message = f"consumer group {name!r} has no dead letter {place}"
+        return Rejected(UnknownLetter, message, "list the dead letters: txmq dlq list")
+    if reason := failures.closed_reason(row):
+        return Rejected(
+            Conflict,
+            f"dead letter {place} of {name!r} cannot be edited: {reason}",
+            "only an open letter can be edited: txmq dlq show",
+        )
+    if row.edits != expected:
+        return Rejected(
+            Conflict,
+            f"dead letter {place} of {name!r} was edited meanwhile: {row.edits} edits, "
+            f"not {expected}",
+            "look at it again (txmq dlq show), then edit it",
+            {"edits": row.edits},
+        )
+    return OpenLetter(group, ref, row)
+
+
+def refusal(found: OpenLetter, *, reverts: bool) -> Rejected | None:
+    """Return why an open letter can have no further version."""
+    edits = found.row.edits
+    if reverts and not edits:
+        return Rejected(
+            BadRequest, "the letter was never edited", "there is nothing to revert: txmq dlq show"
+        )
+    if edits >= MAX_EDITS:
+        return Rejected(
+            BadRequest,
+            f"the letter has {edits} edits, the maximum",
+            "send its message anew (txmq dlq redrive), and abandon the letter",
+        )
+    return None
+
+
+def decide_edit(state: State, command: EditLetter, now: int) -> Outcome | Rejected:
+    del now
+    found = find_open(state, command.group, command.letter, command.expected)
+    if isinstance(found, Rejected):
+        return found
+    reverts = command.version is None
+    if refused := refusal(found, reverts=reverts):
+        return refused
+    group, ref, row = found
+    assert row.edits or command.original is not None, "the first edit keeps the original"
+    span = command.version
+    if span is None:
+        original = letter_edits.version(state, (group.group_id, *ref), letter_edits.ORIGINAL)
+        assert original is not None, "an edited letter has it"
+        span = original.position, original.length
+    kept = () if row.edits or command.original is None else command.original
+    reason = failures.cut_reason(command.reason)[:MAX_REASON_BYTES]
+    event = LetterEdited(group.group_id, *ref, *span, kept, command.by, reason, reverts)
+    return Outcome((event,), EditReply(row.edits + 1))
+
+
+def apply_edited(state: State, event: LetterEdited, context: RecordContext) -> None:
+    # Only the position changes: the indexes of the row stay as they are.
+    at = (event.group_id, event.topic_id, event.partition, event.offset)
+    group = state.groups.by_id[event.group_id]
+    row = failed_messages.get(state, group, at[1:])
+    assert row is not None, "the decision has found it"
+    if event.original:
+        pin = log_pins.get(state, row.position)
+        if pin is not None and pin.group_id != log_pins.PUBLISHED_BATCH:
+            log_pins.drop(state, row.position)  # of the copy that retention made
+        letter_edits.put(state, at, letter_edits.ORIGINAL, LetterVersion(*event.original))
+    number, span = row.edits + 1, (event.position, event.length)
+    letter_edits.put(
+        state,
+        at,
+        number,
+        LetterVersion(*span, context.stored_at, event.by, event.reason, event.reverts),
+    )
+    state.failed_messages.put(
+        t.FAILED_KEY.pack(*at),
+        tuple(row._replace(position=event.position, length=event.length, row=0, edits=number)),
+    )
+
+
+DECIDERS: Deciders = {EditLetter: decide_edit}
+APPLIERS: Appliers = {LetterEdited: apply_edited}
