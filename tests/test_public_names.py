@@ -40,6 +40,7 @@ THREADED = (
     txmq.twisted.ThreadedHalf,
     txmq.twisted.ThreadedXa,
 )
+OWN = (txmq.Client, txmq.twisted.Client)  # of one broker
 CALLS = {
     (txmq,): {
         "connect": "url service partition_map **Options",
@@ -70,6 +71,10 @@ CALLS = {
         "half_async": "topic body checker partition check_after timeout **Fields",
         "xa_resource": "owner",
         "job": "token",
+    },
+    OWN: {
+        "edit_letter": "letter body headers model operator reason",
+        "revert_letter": "letter operator reason",
     },
     TWISTED: {
         "half": "topic body checker partition check_after **Fields",

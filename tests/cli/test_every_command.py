@@ -26,6 +26,7 @@ COMMANDS = {
     "clock": "",
     "dev": "--data /proc/nowhere",
     "dlq abandon": "billing orders/0/1 --reason x",
+    "dlq edit": "billing orders/0/1 --body x --reason x",
     "dlq list": "billing",
     "dlq note": "billing f-1 seen",
     "dlq replay": "billing orders/0/1",

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 import txmq
 import txmq.twisted
@@ -15,7 +16,7 @@ from tests.client.reactor_thread import InReactor
 from tests.client.real import RealBroker
 from txmq.client.blocking.client import Client
 from txmq.client.protocol.letters import LetterSearch
-from txmq.errors import LocalProtocolError, UnknownGroup, UnknownTopic
+from txmq.errors import Conflict, LocalProtocolError, UnknownGroup, UnknownTopic
 
 Connect = Callable[..., Client]
 
@@ -85,3 +86,49 @@ def test_a_search_goes_on_over_empty_pages_to_the_last_one() -> None:
     assert args["cursor"] == "aa"
     assert search.read({"letters": [], "next": None, "scanned": 1}) == []
     assert search.next_args() is None
+
+
+class Order(BaseModel):
+    """What a service expects of a body."""
+
+    amount: int
+
+
+def test_a_service_edits_a_letter_and_takes_it_back(real: RealBroker, connect: Connect) -> None:
+    client = connect(real.url)
+    make_letters(real, client, "edits-blocking", "edits-g", 1)
+    named: dict[str, Any] = {"operator": "mender", "reason": "amounts were texts"}
+    [letter] = client.letters("edits-g")
+    with pytest.raises(LocalProtocolError, match="no Order: amount"):
+        client.edit_letter(letter, body=b'{"amount": "x"}', model=Order, **named)
+    assert client.edit_letter(letter, body=b'{"amount": 7}', model=Order, **named) == 1
+    with pytest.raises(Conflict):
+        client.edit_letter(letter, headers={}, **named)
+    [letter] = client.letters("edits-g", bodies=True)
+    assert (letter.edits, letter.body, letter.headers) == (1, b'{"amount": 7}', {"n": "0"})
+    assert client.revert_letter(letter, **named) == 2
+    [letter] = client.letters("edits-g", bodies=True)
+    assert (letter.edits, letter.body) == (2, b"0")
+
+
+def test_the_twisted_face_edits_a_letter(
+    real: RealBroker, connect: Connect, in_reactor: InReactor, reactor: Any
+) -> None:
+    make_letters(real, connect(real.url), "edits-twisted", "edits-t", 1)
+
+    def no_text(body: bytes) -> None:
+        raise ValueError(f"{len(body)} bytes")
+
+    async def use() -> tuple[int, int]:
+        client = txmq.twisted.connect(reactor, real.url, service="s")
+        [letter] = [one async for one in client.letters("edits-t")]
+        named: dict[str, Any] = {"operator": "mender", "reason": "test"}
+        with pytest.raises(LocalProtocolError, match="the body is invalid: 1 bytes"):
+            await client.edit_letter(letter, body=b"1", model=no_text, **named)
+        first = await client.edit_letter(letter, headers={"by": "mender"}, **named)
+        [letter] = [one async for one in client.letters("edits-t")]
+        reverted = await client.revert_letter(letter, **named)
+        await client.close()
+        return first, reverted
+
+    assert in_reactor(use) == (1, 2)

@@ -1,0 +1,59 @@
+"""Brokers killed while an operator mends dead letters."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from contextlib import suppress
+from pathlib import Path
+from signal import SIGKILL
+from typing import Any
+
+import txmq
+from tests.cli.peer import Peer, peer
+from tests.reporting import Report
+from tests.system.test_adoption_kills import broker
+from txmq.batch import BatchView
+from txmq.errors import TxmqError
+
+LETTER = {"group": "g", "topic": "t", "partition": 0, "offset": 0}
+
+
+def edit(connection: Peer, edits: int, body: bytes) -> None:
+    """Edit the letter; the broker may die of it."""
+    named = {"operator": "ada", "reason": "wrong amount"}
+    with suppress(TxmqError):
+        connection.call("dlq.edit", **LETTER, edits=edits, body=b64encode(body).decode(), **named)
+
+
+def processed(connection: Peer) -> list[bytes]:
+    """Return the bodies that a member of the group gets."""
+    joined = connection.call(
+        "consumer.join", group="g", member="n", instance="n", topics=["t"], start="first"
+    )
+    chunks = connection.fetch("g", "n", joined["generation"])
+    return [BatchView(bytes(chunk.batch)).bodies[chunk.first_row] for chunk in chunks]
+
+
+def test_a_broker_killed_in_an_edit_has_the_letter_as_it_was_or_as_it_is_told(
+    tmp_path: Path, report: Report
+) -> None:
+    def look(connection: Peer) -> Any:
+        return connection.call("dlq.show", **LETTER)
+
+    with broker(tmp_path, "edit.after_store") as (url, process):
+        with txmq.connect(url) as client, peer(url) as connection:
+            client.call("topic.create", name="t", partitions=1)
+            client.send("t", b"published")
+            connection.dead_letters("g", "t", 1)
+            edit(connection, 0, b"never there")
+        assert process.status() == -SIGKILL
+    with broker(tmp_path, "edit.after_edit") as (url, process):
+        with peer(url) as connection:
+            assert (look(connection)["edits"], look(connection)["versions"]) == (0, [])
+            edit(connection, 0, b"mended")
+        assert process.status() == -SIGKILL
+    with broker(tmp_path) as (url, _process), peer(url) as connection:
+        assert [one["by"] for one in look(connection)["versions"]] == ["", "ada"]
+        connection.call("dlq.replay", group="g", letters=[["t", 0, 0]])
+        assert processed(connection) == [b"mended"]
+    report({"kills": 2})
