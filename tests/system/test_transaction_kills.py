@@ -39,6 +39,7 @@ ROLES = {
     "spool", "local_store",  # producers without a broker, consumers
     "log",  # a broker, at each record
     "adoption",  # a broker that gives a consumer's store to others
+    "edit",  # a broker that changes a dead letter
     "backup", "restore",  # of a log
 }  # fmt: skip
 CRASHPOINTS = {  # True: the transaction is committed there
