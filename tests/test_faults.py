@@ -312,17 +312,17 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_fault_78_a_position_beyond_the_end_is_refused",
     ),
     # dead letters, Spark, retention
-    181: (
+    173: (
         "test_an_edited_letter_is_the_same_message_for_its_group_alone",
         "test_only_open_letters_are_edited_and_only_as_they_were_seen",
         "test_two_operators_cannot_edit_a_letter_over_one_another",
         "test_a_reset_gives_the_group_what_was_published_and_says_so",
     ),
-    182: (
+    174: (
         "test_no_power_cut_tears_an_edit_from_its_letter",
         "test_a_broker_killed_in_an_edit_has_the_letter_as_it_was_or_as_it_is_told",
     ),
-    183: (
+    175: (
         "test_all_versions_of_an_edited_letter_outlive_their_segments",
         "test_a_letter_outlives_a_batch_that_was_pinned_itself",
     ),
