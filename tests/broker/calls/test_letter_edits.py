@@ -38,7 +38,7 @@ class EditOffice(Office):
         named = {"operator": "ada", "reason": "a wrong amount"} | changes
         return self.call("dlq.edit", group=group, **PLACE, offset=offset, edits=edits, **named)
 
-    def call(self, name: str, **args: object) -> Any:
+    def call(self, name: str, /, **args: object) -> Any:
         return self.broker.ask(name, **args)
 
     def show(self, offset: int, **args: object) -> Any:
@@ -229,3 +229,18 @@ def test_two_operators_cannot_edit_a_letter_over_one_another() -> None:
     assert replies[0] == {"edits": 1}
     assert replies[1].error is Conflict
     assert office.body(1) == b"one"
+
+
+def test_a_letter_of_an_unfinished_plan_is_not_edited() -> None:
+    office = EditOffice(4)
+    assert office.edit(1, body=b"mended") == {"edits": 1}
+    office.broker.start()
+    office.call("plan.create", name="p", group="g", select={"key": "k1"}, operator="ada")
+    office.broker.pass_time(1)
+    refused = office.edit(1, edits=1, body=b"again")
+    assert refused.error is Conflict
+    assert "cannot be edited: in plan p" in refused.message
+    assert office.edit(2, body=b"not in it") == {"edits": 1}
+    office.call("plan.cancel", name="p", operator="ada")
+    office.broker.pass_time(1)
+    assert office.edit(1, edits=1, body=b"again") == {"edits": 2}

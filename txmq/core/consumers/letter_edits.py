@@ -73,11 +73,11 @@ def find_open(state: State, name: str, letter: TopicOffset, expected: int) -> Op
     if ref is None or row is None or failed_messages.letter_state(row) is None:
         message = f"consumer group {name!r} has no dead letter {place}"
         return Rejected(UnknownLetter, message, "list the dead letters: txmq dlq list")
-    if reason := failures.closed_reason(row):
+    if reason := failures.closed_reason(row) or failures.held_reason(state, row):
         return Rejected(
             Conflict,
             f"dead letter {place} of {name!r} cannot be edited: {reason}",
-            "only an open letter can be edited: txmq dlq show",
+            "only an open letter that is in no unfinished plan can be edited: txmq dlq show",
         )
     if row.edits != expected:
         return Rejected(
