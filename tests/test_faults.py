@@ -286,6 +286,8 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_lost_report_is_told_again",
     ),
     164: (
+        "test_a_message_that_its_store_has_lost_is_retried_with_its_attempts",
+        "test_an_order_for_a_message_that_is_lost_here_gives_it_back",
         "test_the_brokers_copy_of_a_lost_disk_is_adopted",
         "test_a_message_that_is_elsewhere_is_taken_from_its_handler",
         "test_followers_of_a_message_that_others_have_wait_for_the_broker",
@@ -299,6 +301,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_an_adopted_store_gives_its_messages_to_the_members",
     ),
     171: (
+        "test_what_was_processed_under_another_name_is_settled_while_its_session_lasts",
         "test_a_store_without_what_it_shall_drop_ends_no_delivery",
         "test_flapping_consumers_with_stores_lose_and_double_nothing",
         "test_a_lapsed_session_does_not_double_an_effect",
@@ -306,6 +309,11 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_an_adopted_store_changes_nothing_when_it_comes_back",
         "test_a_store_does_not_overtake_an_earlier_message_of_its_partition",
     ),
+    176: (
+        "test_waits_are_bounded_where_the_clock_was_ahead",
+        "test_a_delay_that_was_asked_for_outlives_a_restart",
+    ),
+    177: ("test_an_exception_of_the_stores_callback_ends_the_consumer",),
     172: ("test_a_broker_killed_in_an_adoption_goes_on_with_it",),
     78: (
         "test_fault_78_messages_with_lost_acks_are_only_redelivered",
@@ -782,6 +790,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_process_that_looks_for_spools_leaves_alone_those_being_made_or_removed",
         "test_a_copied_spool_doubles_nothing",
         "test_a_copy_that_is_drained_first_doubles_nothing_without_receipts",
+        "test_a_copy_that_has_put_a_batch_aside_and_its_original_send_the_same",
         "test_a_spool_without_an_owner_goes_before_the_sends_of_the_next_process",
         "test_the_child_of_a_fork_has_its_own_spool",
         "test_the_child_of_a_fork_is_told_of_its_own_spool",
@@ -792,7 +801,14 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_topic_that_grew_in_the_outage_gets_messages_by_its_new_partitions",
         "test_a_process_that_starts_in_the_outage_routes_or_stores_unrouted",
         "test_what_the_broker_refuses_for_good_is_kept_and_the_rest_goes_on",
+        "test_a_search_that_is_refused_for_good_puts_the_message_aside",
         "test_every_seed_of_a_spool_loses_and_doubles_nothing",
+    ),
+    178: (
+        "test_what_a_process_left_that_died_before_the_identity_is_removed",
+        "test_a_spool_whose_log_is_gone_is_reported_and_stays",
+        "test_a_store_that_was_begun_only_is_not_listed",
+        "test_a_store_whose_log_is_gone_says_so",
     ),
 }
 

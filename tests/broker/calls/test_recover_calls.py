@@ -109,6 +109,7 @@ def test_stores_and_their_messages_are_listed_in_pages() -> None:
             break
     assert [message["offset"] for message in seen] == [0, 1, 2, 3, 4]
     assert (seen[0]["key"], seen[0]["body"], seen[0]["due"]) == ("k", "Ym9keQ==", 5)
+    assert seen[0]["epoch"] == world.joined["first_epoch"]
     shown = world.broker.ask("group.show", group="g")
     assert (shown["at_consumers"], len(shown["store_list"])) == (5, 1)
 
@@ -125,6 +126,50 @@ def test_orders_go_out_with_the_next_reply() -> None:
     assert world.stored((1, "dead"))["verdicts"] == ["settled"]
     [letter] = world.broker.ask("dlq.list", group="g")["letters"]
     assert (letter["state"], letter["reason"]) == ("abandoned", "no use")
+
+
+def test_what_was_processed_under_another_name_is_settled_while_its_session_lasts() -> None:
+    world = World()
+    world.fetch()
+    generation = world.known["generation"]
+    world.join("restarted")
+    told = [
+        ["t", 1, 0, offset, state, 1, 5, None, begun]
+        for offset, state, begun in [
+            (0, "acked", generation),
+            (1, "acked", 0),
+            (2, "acked", generation + 1),
+            (3, "stored", generation),
+            (4, "dead", generation),
+        ]
+    ]
+    reply: Any = world.client.call(
+        "consumer.stored", **world.known, store=STORE, host="h", entries=told
+    )
+    assert reply["verdicts"] == ["settled", *["elsewhere"] * 4]
+    world.known["member"] = "m"
+    world.leave()
+    world.join("restarted")
+    assert world.fetch() == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_message_that_its_store_has_lost_is_retried_with_its_attempts() -> None:
+    world = World()
+    world.fetch()
+    world.stored((0, "stored"))
+    place = {"group": "g", "store": STORE}
+    world.client.call("recover.retry", **place, messages=[["t", 0, 0]])
+    assert world.stored()["orders"] == [["t", 1, 0, 0, "retry"]]
+    lost = [["t", 1, 0, 0, "returned", 0, 0, None]]
+    reply: Any = world.client.call(
+        "consumer.stored", **world.known, store=STORE, host="h", entries=lost
+    )
+    assert (reply["verdicts"], reply["orders"]) == (["settled"], [])
+    assert world.broker.ask("recover.list")["stores"] == []
+    world.broker.pass_time(1)
+    fetch = Fetch(world.known["generation"], 0, 1 << 20, 100, "g", "m")
+    [chunk] = unpack_chunks(world.client.ask(Opcode.FETCH, pack_fetch(fetch)).payload).chunks
+    assert (chunk.base_offset, chunk.attempt) == (0, 2)
 
 
 def test_an_adoption_goes_on_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ DRAINING = (
     "spool.after_split",
     "spool.before_refuse",
     "spool.after_refuse",
-    "spool.after_renew",
+    "spool.after_skip",
     "spool.before_remove",
 )
 # Each child sends without a broker, notes the messages that have receipts, and drains.

@@ -325,6 +325,72 @@ def test_orders_of_operators_are_obeyed(made: Any) -> None:
     assert member.recovery.counters().stored == 1
 
 
+def test_an_order_for_a_message_that_is_lost_here_gives_it_back(made: Any) -> None:
+    member = made().serving().fetched(chunk("m0"))
+    fail(member)
+    member.disk()
+    member.told(orders=[["orders", TOPIC_ID, 0, 7, "retry"]])
+    member.disk()
+    assert (7, "returned", 0) in member.told()
+
+
+def test_waits_are_bounded_where_the_clock_was_ahead(made: Any) -> None:
+    ahead = made()
+    ahead.now += 30 * 86_400
+    ahead.serving().fetched(chunk("m0", "m1"))
+    fail(ahead)
+    ahead.disk()
+    ahead.told()
+    fail(ahead, delay=3_600.0)
+    ahead.disk()
+    ahead.told()
+    behind = made().serving(generation=2)
+    while "consumer.stored" in behind.request_names():
+        behind.told()
+        behind.disk()
+    behind.wait(59)
+    assert behind.receive(5) == []
+    behind.wait(2)
+    [first] = behind.receive(5)
+    behind.operations.ack(first, behind.now)
+    behind.wait(0.1)
+    assert bodies([first, *behind.receive(5)]) == ["m0", "m1"]
+
+
+def test_a_delay_that_was_asked_for_outlives_a_restart(made: Any) -> None:
+    member = made().serving().fetched(chunk("m0"))
+    fail(member, delay=3_600.0)
+    member.disk()
+    member.told()
+    again = made()
+    again.now = member.now
+    again.serving(generation=2)
+    again.wait(3_590)
+    assert again.recovery.stores["orders"].next_due > again.wall_us()
+
+
+@pytest.mark.parametrize("when", ["finished", "tick"])
+def test_an_exception_of_the_stores_callback_ends_the_consumer(
+    made: Any, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    member = made().serving().fetched(chunk("m0"))
+    fail(member)
+    [job] = member.recovery.jobs(member.now + 1)
+    result = member.stores.perform(job)
+
+    def broken(*_args: object) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(type(member.recovery), "_taken", broken)
+    monkeypatch.setattr(member.recovery, "work_added", broken)
+    if when == "finished":
+        member.recovery.finished(result, member.now)
+    else:
+        member.recovery.tick(member.now)
+    with pytest.raises(LocalProtocolError, match="the local store of topic 'orders' has failed"):
+        member.receive()
+
+
 def test_a_handler_that_exceeds_the_consume_timeout_has_failed(made: Any) -> None:
     member = made().serving().fetched(chunk("m0"))
     fail(member, delay=0.0)

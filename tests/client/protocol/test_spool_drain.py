@@ -25,6 +25,8 @@ from txmq.errors import (
     UnknownTopic,
 )
 from txmq.recover.spool import Spool
+from txmq.recover.spool.refused import read_refused
+from txmq.wire.batched import SKIPS
 from txmq.wire.data_requests import SendReceipt, pack_send_receipt, unpack_send
 from txmq.wire.frames import Frame
 from txmq.wire.status import OK, error_reply
@@ -34,7 +36,8 @@ class Scene:
     """A drain of batches of two messages, over a connection without multi-send."""
 
     def __init__(self, batches: int = 3) -> None:
-        self.spool: Spool = directory_on(new_disk()).open_new(None, None, 1)
+        self.fs = new_disk()
+        self.spool: Spool = directory_on(self.fs).open_new(None, None, 1)
         store(self.spool, *(batch(2 * n, b"%d" % n, b"+") for n in range(batches)))
         self.topics = TopicCache(
             lambda _topic: {"topics": [{"partitions": 4, "epoch": 9, "topic_id": 1}]}, None
@@ -92,7 +95,18 @@ def test_after_a_pause_the_same_batches_are_sent_again(error: RequestRejected) -
     assert scene.spool.waiting == 4
 
 
-def test_a_gap_is_closed_by_a_new_session_from_there_on() -> None:
+def test_a_gap_is_skipped() -> None:
+    scene = Scene()
+    scene.connection.features = (SKIPS,)
+    before = scene.sends()
+    scene.answer(None, SequenceGap("g"))
+    assert scene.sends() == []
+    assert scene.drain.to_skip == (SESSION, 0, 2)
+    scene.drain.skipped()
+    assert scene.sends() == before[1:]
+
+
+def test_at_an_older_broker_a_gap_is_closed_by_a_new_session_from_there_on() -> None:
     scene = Scene()
     scene.sends()
     scene.answer(None, SequenceGap("g"))
@@ -101,14 +115,18 @@ def test_a_gap_is_closed_by_a_new_session_from_there_on() -> None:
     assert (one, two) == (0, 2)
 
 
-def test_a_refused_batch_is_kept_and_the_rest_goes_on_in_a_new_session() -> None:
+def test_a_refused_batch_is_kept_and_the_rest_goes_on_in_its_session() -> None:
     scene = Scene()
-    scene.sends()
+    scene.connection.features = (SKIPS,)
+    before = scene.sends()
     scene.answer(UnknownTopic("no"), SequenceGap("g"))
     assert scene.spool.refused == 2
-    (session, sequence, _count), _last = scene.sends()
-    assert session != SESSION
-    assert sequence == 0
+    assert scene.sends() == before[1:]
+    scene.answer(UnknownProducer("not begun"))
+    scene.drain.settle(stored=False)
+    assert scene.drain.to_skip == (SESSION, 0, 2)
+    scene.drain.skipped()
+    assert scene.sends() == before[1:]
     scene.answer(None)
     assert scene.drain.done
     assert waiting(scene.spool) == []
@@ -159,6 +177,35 @@ def test_a_doubtful_batch_of_a_forgotten_session_is_searched(stored: bool) -> No
         [(session, sequence, _count)] = scene.sends()
         assert session != SESSION
         assert sequence == 0
+
+
+def test_a_search_that_is_refused_for_good_puts_the_message_aside() -> None:
+    scene = Scene(2)
+    scene.sends()
+    scene.drain.connection_lost()
+    scene.connection = Connection()
+    assert scene.sends() == []
+    assert scene.drain.in_doubt is not None
+    scene.drain.search_refused(RequestRejected("not for you"))
+    assert scene.drain.in_doubt is None
+    [(_batch, refusal)] = read_refused(scene.fs, scene.spool.path)
+    assert refusal.outcome == "unknown"
+    assert scene.sends() == [(SESSION, 2, 2)]
+
+
+def test_what_a_copy_has_put_aside_is_put_aside_row_by_row() -> None:
+    scene = Scene(1)
+    scene.connection.features = (SKIPS,)
+    scene.sends()
+    scene.answer(UnknownProducer("passed", detail={"last": 7}))
+    scene.drain.settle(stored=False)
+    scene.topics.refresh("orders")
+    for _ in range(2):
+        assert len(scene.sends()) == 2 - scene.spool.refused
+        scene.answer(UnknownProducer("passed", detail={"last": 7}))
+        scene.drain.settle(stored=False)
+    assert scene.spool.refused == 2
+    assert scene.drain.done
 
 
 def test_a_fenced_producer_stops_and_keeps_everything() -> None:

@@ -5,6 +5,7 @@ those before it.
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from hypothesis import given, settings
@@ -16,10 +17,10 @@ from txmq.core import machine
 from txmq.core.events import base
 from txmq.core.events.base import RecordContext
 from txmq.core.events.outcome import Rejected
-from txmq.core.events.topics import BatchesStored, BatchStored
+from txmq.core.events.topics import BatchesStored, BatchStored, SequencesSkipped
 from txmq.core.state.state import State
 from txmq.core.topics import sends
-from txmq.core.topics.sends import StoreBatch, StoreBatches
+from txmq.core.topics.sends import SkipSequences, StoreBatch, StoreBatches
 from txmq.core.topics.topics import AlterTopic, CreateTopic
 from txmq.errors import (
     SequenceGap,
@@ -222,6 +223,38 @@ def test_a_send_to_a_lost_topic_is_left_out_without_its_neighbours(core: Driver)
     [(place, event)] = recorded(core)
     assert not machine.apply_after_loss(state, event, place)
     assert (state.topics["t"].end_offsets, state.lost_log_end) == ([1, 1], place.end)
+
+
+def skip(core: Driver, sequence: int, epoch: int = 0) -> int:
+    before = len(core.log)
+    core.do(SkipSequences(P, epoch, sequence))
+    return len(core.log) - before
+
+
+def test_a_session_skips_what_will_not_come(core: Driver) -> None:
+    core.do(send(0))
+    gap = core.do(send(3))
+    assert isinstance(gap, Rejected)
+    assert gap.error is SequenceGap
+    assert [skip(core, 3), skip(core, 3), skip(core, 1)] == [1, 0, 0]
+    assert core.do(send(3)) == SendReceipt(1, core.now)
+    late = core.do(send(1))
+    assert isinstance(late, Rejected)
+    assert (late.error, late.detail) == (UnknownProducer, {"last": 3})
+    assert core.do(send(0)) == SendReceipt(0, ANY, duplicate=True)
+
+
+def test_a_session_may_begin_with_a_skip(core: Driver) -> None:
+    forgotten = core.do(send(2))
+    assert isinstance(forgotten, Rejected)
+    assert (forgotten.error, forgotten.detail) == (UnknownProducer, {})
+    assert [skip(core, 0), skip(core, 2)] == [0, 1]
+    assert core.do(send(2)) == SendReceipt(0, core.now)
+    core.do(send(0, epoch=5))
+    assert skip(core, 9) == 0, "an older epoch is fenced"
+    [(_place, event)] = [one for one in core.log if isinstance(one[1], SequencesSkipped)]
+    assert base.KINDS[SequencesSkipped] == 122
+    assert base.encode(event).hex() == "93c410" + P.hex() + "0001"
 
 
 def test_the_event_has_the_bytes_of_the_format(core: Driver) -> None:

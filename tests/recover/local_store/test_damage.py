@@ -19,6 +19,7 @@ from tests.recover.local_store.stores import (
     place,
     stored,
 )
+from txmq.client.protocol.consumer.store_jobs import damage_alarm
 from txmq.errors import CorruptRecord, StoreClosed, StoreError, UnsupportedFormat
 from txmq.recover.local_store import LocalStore, State, StoreReport
 from txmq.recover.local_store.records import (
@@ -32,6 +33,20 @@ from txmq.recover.local_store.records import (
 )
 from txmq.store.log.record import encode_start
 from txmq.store.tables import IndexDamaged
+
+
+def test_a_store_whose_log_is_gone_says_so(tmp_path: Path) -> None:
+    path = filled(tmp_path)
+    for folder in ("log", "index"):
+        shutil.rmtree(path / folder)
+    store, report = open_store(tmp_path)
+    store.close()
+    assert report.emptied
+    assert "the log is gone" in report.findings()[0]
+    assert damage_alarm("orders", report) is not None
+    store, report = open_store(tmp_path)
+    store.close()
+    assert not report.emptied
 
 
 def filled(tmp_path: Path, count: int = 9) -> Path:

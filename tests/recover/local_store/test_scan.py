@@ -68,9 +68,21 @@ def test_where_there_is_no_store_an_error_says_so(tmp_path: Path) -> None:
         next(export(str(tmp_path / "missing")))
     with pytest.raises(StoreError, match="give the directory that consumers"):
         stores_below(str(tmp_path / "missing"))
-    (tmp_path / "g" / "t@1").mkdir(parents=True)
-    (summary,) = stores_below(str(tmp_path))
-    assert "there is no local store" in summary.problem
+
+
+def test_a_store_that_was_begun_only_is_not_listed(tmp_path: Path) -> None:
+    begun = tmp_path / "stores" / OWNER.group / f"{OWNER.topic}@{OWNER.log_id}"
+    begun.mkdir(parents=True, mode=0o700)
+    (begun / "lock").touch()
+    (begun / "identity.json.new").write_text("{")
+    assert stores_below(str(tmp_path / "stores")) == []
+    store, report = open_store(tmp_path)
+    assert store.path == str(begun)
+    assert report.findings() == []
+    store.close()
+    (begun / "identity.json").unlink()
+    (summary,) = stores_below(str(tmp_path / "stores"))
+    assert "is missing, and there are records" in summary.problem
 
 
 def exported(tmp_path: Path) -> list[str]:

@@ -22,14 +22,14 @@ from txmq.client.protocol.sender.spool_chain import SpoolChain
 from txmq.client.protocol.sender.spool_drain import SpoolDrain
 from txmq.client.protocol.sender.topics import TopicCache
 from txmq.core.events.outcome import Rejected
-from txmq.core.topics.sends import StoreBatch
+from txmq.core.topics.sends import SkipSequences, StoreBatch
 from txmq.core.topics.topics import CreateTopic, GrowTopic
 from txmq.errors import UnknownTopic
 from txmq.model.keys import partition_of
 from txmq.model.message import message_id
 from txmq.recover.spool import SpoolDirectory
 from txmq.testing.simfs import SimFS
-from txmq.wire.batched import SENDS, BatchedReply, pack_replies, unpack_requests
+from txmq.wire.batched import SENDS, SKIPS, BatchedReply, pack_replies, unpack_requests
 from txmq.wire.data_requests import Opcode, pack_send_receipt, unpack_send
 from txmq.wire.frames import Frame
 from txmq.wire.status import OK, error_reply
@@ -94,7 +94,7 @@ class Connection:
     requests: list[Frame] = field(default_factory=list)
     replies: list[Frame] = field(default_factory=list)
     last: int = 0
-    features: tuple[str, ...] = (SENDS,)  # those of an older broker have none
+    features: tuple[str, ...] = (SENDS, SKIPS)  # those of an older broker have none
 
     @property
     def welcome(self) -> object:
@@ -143,7 +143,9 @@ class Producer:
     def step(self) -> None:
         """Do one step of the drain, as the sender's thread does."""
         if self.connection is None:
-            self.connection = Connection(features=(SENDS,) * (self._world.rng.random() < 0.6))
+            self.connection = Connection(
+                features=(SENDS,) * (self._world.rng.random() < 0.6) + (SKIPS,)
+            )
         if self.drain is None:
             if self.chain.empty:
                 return
@@ -162,6 +164,9 @@ class Producer:
                 drain.topic_refreshed(topic)
         if drain.in_doubt is not None:
             drain.settle(stored=broker.has(drain.in_doubt.message_id))
+        if drain.to_skip is not None:
+            broker.driver.do(SkipSequences(*drain.to_skip))
+            drain.skipped()
         drain.next_writes(cast("Conversation", self.connection))
 
     def exchange(self) -> None:

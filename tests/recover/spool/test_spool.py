@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from random import Random
 from typing import Any, cast
+from uuid import UUID
 
 import pytest
 
@@ -24,6 +25,7 @@ from tests.recover.spool.disks import (
 )
 from txmq.errors import DirectoryInUse, StoreError, UnsupportedFormat
 from txmq.model.message import message_id
+from txmq.model.units import HOUR
 from txmq.recover.spool import (
     Opened,
     Refusal,
@@ -126,9 +128,43 @@ def test_a_refused_batch_is_kept_with_its_error_and_is_not_sent_again() -> None:
         assert bodies(waiting(opened)) == [b"a", b"c"]
         assert opened.refused == 1
         assert opened.refusal_of(SESSION, 1) == "UnknownTopic: there is no such topic"
-        session, sequence = opened.renewals.resolve(SESSION, 2)
-        assert session != SESSION
-        assert sequence == 0
+        assert opened.refused_before(waiting(opened)[1])
+        assert opened.renewals.resolve(SESSION, 2) == (SESSION, 2)
+
+
+def test_what_a_process_left_that_died_before_the_identity_is_removed(tmp_path: Path) -> None:
+    with_draft, empty = (tmp_path / f"{n:032x}" for n in (1, 2))
+    with_draft.mkdir()
+    empty.mkdir()
+    (with_draft / "lock").touch()
+    (with_draft / "identity.json.new").write_text("{")
+    assert spools_below(str(tmp_path)) == []
+    assert list(scan(str(tmp_path))) == []
+    assert SpoolDirectory(str(tmp_path)).open_orphans(HOUR) == []
+    assert len(list(tmp_path.iterdir())) == 2, "another process may be making them"
+    assert SpoolDirectory(str(tmp_path)).open_orphans(2 * HOUR) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_spool_whose_log_is_gone_is_reported_and_stays() -> None:
+    fs = new_disk()
+    spool, unused = a_spool(fs), a_spool(fs)
+    store(spool, batch(0, b"a"))
+    for one in (spool, unused):
+        for name in fs.listdir(f"{one.path}/log"):
+            fs.remove(f"{one.path}/log/{name}")
+    lost, empty = taken(fs.restart())
+    assert "is gone" in str(lost.error)
+    assert lost.spool is None
+    assert empty.spool is not None, "a process died before its first record"
+
+
+def test_the_identity_has_the_incarnation_of_the_log() -> None:
+    fs = new_disk()
+    spool = a_spool(fs)
+    store(spool, batch(0, b"a"))
+    spool.set_log(UUID(int=1), UUID(int=2))
+    assert reopened(fs).identity[2:] == (UUID(int=1), 1, UUID(int=2), True)
 
 
 def test_an_empty_spool_removes_itself_and_one_with_messages_does_not() -> None:

@@ -13,7 +13,9 @@ import pytest
 
 from tests.recover.spool.disks import batch, store
 from tests.recover.spool.spool_world import TOPIC, Producer, SpoolWorld
+from txmq.client.protocol.sender import spool_drain
 from txmq.client.protocol.sender.spool_drain import SpoolDrain
+from txmq.core.topics.topics import CreateTopic
 from txmq.model.keys import partition_of
 from txmq.recover.spool import Spool
 from txmq.store.log import writer
@@ -50,6 +52,37 @@ def test_a_copy_that_is_drained_first_doubles_nothing_without_receipts() -> None
     world.producer = original
     world.drain_all()
     world.check()
+
+
+@pytest.mark.parametrize("refused", [0, 1, 3])
+def test_a_copy_that_has_put_a_batch_aside_and_its_original_send_the_same(refused: int) -> None:
+    world = SpoolWorld(1)
+    world.producer.topics.refresh(TOPIC)
+    for number in range(4):
+        one = batch(number, body := world.next_body("k0"), key="k0")
+        topic = "new" if number == refused else TOPIC
+        store(world.producer.chain.own, one._replace(partition=0, epoch=0, topic=topic))
+        if topic == TOPIC:
+            world.acked(TOPIC, [body])
+    original, copy = world.producer, Producer(world, world.producer.fs.copy())
+    world.producer = copy
+    world.drain_all()
+    assert copy.chain.refused == 1
+    world.broker.driver.do(CreateTopic("new", 1))
+    world.producer = original
+    world.drain_all()
+    world.check()
+    # Behind the last one, nothing has told the broker to skip it.
+    assert original.chain.refused == (refused != 3)
+
+
+def test_without_skips_a_copy_and_its_original_double_messages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A planted bug: behind a refused batch a copy goes on in a session of its own."""
+    monkeypatch.setattr(spool_drain, "supports_skips", lambda _welcome: False)
+    with pytest.raises(AssertionError, match="doubled"):
+        test_a_copy_that_has_put_a_batch_aside_and_its_original_send_the_same(1)
 
 
 def mark_before_sent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from txmq.broker.search.search import SearchQuery, find_by_id, fit_page
 from txmq.core.events.outcome import Rejected
 from txmq.core.topics import delayed, topics
 from txmq.core.topics.delay_rules import Recall
+from txmq.core.topics.sends import SkipSequences
 from txmq.core.topics.topics import check_readable
 from txmq.model.message import message_id
 
@@ -32,6 +33,7 @@ class MessageCalls:
             "message.delayed": self.list_delayed,
             "message.show": self.show,
             "message.find": self.find,
+            "producer.skip": self.skip,
         }
 
     def recall(self, call: CallContext, args: wire.MessageIds) -> None:
@@ -58,6 +60,10 @@ class MessageCalls:
         wanted = SearchQuery(args.key, args.id, args.start, args.end, args.limit, args.bodies)
         page = fit_page(self._catalogues.search(topic, wanted, range(partition, last), offset))
         call.answer({"messages": page.messages, "next": page.following})
+
+    def skip(self, call: CallContext, args: wire.ProducerSkip) -> None:
+        command = SkipSequences(bytes.fromhex(args.producer), args.epoch, args.sequence)
+        self._engine.submit(command, then(call.answer, lambda _none: {}))
 
     def list_delayed(self, call: CallContext, args: wire.DelayedList) -> None:
         """List delayed messages. Where the named topic has few of many, a page may be

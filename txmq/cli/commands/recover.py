@@ -41,7 +41,9 @@ ADOPTION_S = 60.0  # that `adopt` waits for the last step
 POLL_S = 0.05
 STORE_COLUMNS = ("group", "store", "state", "member", "host", "messages", "attempts", "oldest")
 DISK_COLUMNS = ("group", "topic", "store", "messages", "untold", "owner_pid", "path", "problem")
-SPOOL_COLUMNS = ("id", "service", "owned", "messages", "bytes", "oldest_at", "refused", "path")
+SPOOL_COLUMNS = (
+    "id", "service", "owned", "messages", "bytes", "oldest_at", "refused", "path", "problem",
+)  # fmt: skip
 MESSAGE_COLUMNS = (
     "topic", "partition", "offset", "key", "state", "attempts", "due", "error_type",
     "error_text", "order", "body",
@@ -433,6 +435,6 @@ def _export_line(row: dict[str, Any]) -> dict[str, Any]:
         "headers": row["headers"],
         "born_at": row["born_at"],
         "stored_at": row["stored_at"],
-        "epoch": 0,
+        "epoch": row.get("epoch", 0),  # 0 = not known, of an older broker
         "body": row["body"],
     }

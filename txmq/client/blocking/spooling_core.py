@@ -13,7 +13,7 @@ from txmq.client.blocking.sender.spooling import SpoolingSender
 from txmq.client.protocol.conversation import client_closed
 from txmq.client.protocol.message_search import MessageSearch
 from txmq.client.protocol.sender.spool_chain import SpoolChain
-from txmq.client.protocol.sender.spool_drain import InDoubt
+from txmq.client.protocol.sender.spool_drain import InDoubt, Skip
 from txmq.client.protocol.sender.spool_topics import SpoolTopics
 from txmq.client.protocol.settings import no_spool
 from txmq.errors import UnknownTopic
@@ -45,7 +45,9 @@ class SpoolingCore(BlockingCore):
             if settings.spool is None:
                 raise no_spool()
             directory = SpoolDirectory(str(Path(fspath(settings.spool)).absolute()))
-            self._chain = SpoolChain(directory, settings.spool_bytes, settings.service, log_id)
+            self._chain = SpoolChain(
+                directory, settings.spool_bytes, settings.service, log_id, self.incarnation
+            )
             self.topics.use(directory)
         return self._chain
 
@@ -68,7 +70,9 @@ class SpoolingCore(BlockingCore):
 
     def _new_sender(self) -> Sender:
         chain = self._open_chain()
-        sender = SpoolingSender(self._connect, self.topics, chain, self._is_stored, self.settings)
+        sender = SpoolingSender(
+            self._connect, self.topics, chain, self._is_stored, self._skip, self.settings
+        )
         sender.start()
         return sender
 
@@ -82,3 +86,9 @@ class SpoolingCore(BlockingCore):
         except UnknownTopic:
             pass
         return False
+
+    def _skip(self, skip: Skip) -> None:
+        """Tell the broker that nothing before a sequence comes. Raises as a call."""
+        session, epoch, sequence = skip
+        args = {"producer": session.hex(), "epoch": epoch, "sequence": sequence}
+        self.call("producer.skip", args, repeat=True)

@@ -244,7 +244,7 @@ class _Report:
         if position.leased.overlap(offset, end):
             # A store that answers an order to drop a message never had this delivery.
             dropped = entry.state == RETURNED and self._order(ref) is StoreOrder.DROP
-            taken = not dropped and self._is_leased_here(ref, entry)
+            taken = not dropped and self._is_of_lease(ref, entry)
             if taken and self._is_behind_a_refused(entry):
                 self._returned.append(ref)
                 return ELSEWHERE
@@ -280,7 +280,7 @@ class _Report:
         if row.kind == FailedKind.LETTER:
             return SETTLED if entry.state == DEAD else ELSEWHERE
         if ref in self._group.leased_rows:
-            return None if self._is_leased_here(ref, entry) else ELSEWHERE
+            return None if self._is_of_lease(ref, entry) else ELSEWHERE
         if row.token or self._is_old(entry, ref):
             return ELSEWHERE
         return self._judge_waiting(entry, row)
@@ -300,16 +300,21 @@ class _Report:
         same = (entry.attempt, entry.due) == (row.attempt, row.due)
         return KEPT if same and self._with_failure(row, entry) == row else None
 
-    def _is_leased_here(self, ref: MessageRef, entry: StoredEntry) -> bool:
+    def _is_of_lease(self, ref: MessageRef, entry: StoredEntry) -> bool:
         """Return True if the message is leased to this member, in the generation that
         it names or before, and this copy is of that lease or a later one.
+
+        Or it was processed under that lease, by a process that is gone: its session has
+        not ended yet, and this one has its store under another name.
         """
         number = leases.lease_of(self._group, ref)
         lease, command, store = self._group.leases[number], self._command, self._store
+        if command.member and lease.member == command.member:
+            of_lease = lease.generation <= command.generation <= self._group.generation
+        else:
+            of_lease = entry.state == ACKED and lease.generation == entry.generation > 0
         return (
-            bool(command.member)
-            and lease.member == command.member
-            and lease.generation <= command.generation <= self._group.generation
+            of_lease
             and not self._is_from_before_a_reset(entry, ref)
             and (store is None or (number >= store.fence and not store.adopted))
         )
@@ -326,13 +331,8 @@ class _Report:
         tp = TopicPartition(ref[0], ref[1])
         if 0 < entry.generation < self._group.resets.get(tp, 0):
             return True
-        return bool(entry.epoch) and entry.epoch != self._epoch_at(tp, ref[2])
-
-    def _epoch_at(self, tp: TopicPartition, offset: int) -> int:
-        """Return the epoch of a message, as members' inboxes know it."""
-        steps = restores.epoch_steps(self._state, self._group, tp)
-        epochs = (epoch for first, epoch in reversed(steps) if offset >= first)
-        return next(epochs, self._group.first_epoch)
+        known = restores.epoch_at(self._state, self._group, tp, ref[2])
+        return bool(entry.epoch) and entry.epoch != known
 
     def _has_earlier(self, tp: TopicPartition, offset: int) -> bool:
         """Return True if a message before this one may have its key and is still to be
@@ -353,7 +353,9 @@ class _Report:
                 self._changes.processed(ref, row.key_hash)
             return SETTLED
         before = self._first_row(ref, entry) if row is None else row
-        after = self._with_failure(before, entry)._replace(attempt=entry.attempt)
+        # A store that has lost the message does not know its attempts.
+        attempt = entry.attempt or (before.attempt if entry.state == RETURNED else 0)
+        after = self._with_failure(before, entry)._replace(attempt=attempt)
         self._count_failure(entry, ref, row, after)
         fenced = self._changes.is_fenced(ref, after.key_hash)
         if entry.state == DEAD:

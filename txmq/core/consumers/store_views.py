@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.core.consumers.store_reports import find_store
 from txmq.core.events.outcome import Rejected
-from txmq.core.state import failed_messages, local_stores
+from txmq.core.state import failed_messages, local_stores, restores
+from txmq.model.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,6 +98,7 @@ def _message(state: State, group: ConsumerGroup, store_id: bytes, ref: MessageRe
         "topic_id": topic_id,
         "partition": partition,
         "offset": offset,
+        "epoch": restores.epoch_at(state, group, TopicPartition(topic_id, partition), offset),
         "attempts": row.attempt,
         "due": row.due,
         "error_type": row.error_type,

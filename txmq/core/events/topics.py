@@ -52,6 +52,17 @@ class TopicAltered(NamedTuple):
     settings: tuple[Any, ...]
 
 
+@event(122)
+class SequencesSkipped(NamedTuple):
+    """A producer's session continues after the sequence `last`. What is missing before
+    will never come.
+    """
+
+    producer: bytes
+    epoch: int
+    last: int
+
+
 @event(8)
 class BatchStored(NamedTuple):
     """A plain batch was published. Attachment: the batch."""

@@ -33,6 +33,12 @@ def epoch_of(state: State, group: ConsumerGroup, tp: TopicPartition) -> int:
     return steps[-1][1] if steps else group.first_epoch
 
 
+def epoch_at(state: State, group: ConsumerGroup, tp: TopicPartition, offset: int) -> int:
+    """Return the epoch of a message, as the members' inboxes know it."""
+    steps = epoch_steps(state, group, tp)
+    return next((epoch for first, epoch in reversed(steps) if offset >= first), group.first_epoch)
+
+
 def epoch_start(state: State, group: ConsumerGroup, tp: TopicPartition) -> int:
     """Return the offset from which on messages of a partition have that epoch."""
     steps = epoch_steps(state, group, tp)

@@ -14,7 +14,7 @@ from txmq.batch import key_hashes
 from txmq.batch.header import DELIVER_AT
 from txmq.core.events.delays import BatchDelayed
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
-from txmq.core.events.topics import BatchesStored, BatchQueued, BatchStored
+from txmq.core.events.topics import BatchesStored, BatchQueued, BatchStored, SequencesSkipped
 from txmq.core.state.state import ProducerState, State
 from txmq.core.topics import delay_rules, key_order
 from txmq.core.topics.topics import find_writable
@@ -47,6 +47,14 @@ class StoreBatches(NamedTuple):
     """Store batches that `can_share_record`. The reply is a list in their order."""
 
     sends: tuple[StoreBatch, ...]
+
+
+class SkipSequences(NamedTuple):
+    """Have a producer's session go on at `sequence`: nothing before it will come."""
+
+    producer: bytes
+    epoch: int
+    sequence: int
 
 
 def can_share_record(state: State, topic: Topic | None, send: StoreBatch) -> bool:
@@ -147,6 +155,16 @@ class _SharedRecord:
         return producer
 
 
+def decide_skip(state: State, command: SkipSequences, now: int) -> Outcome:
+    del now
+    producer, last = state.producers.get(command.producer), command.sequence - 1
+    if producer is None or command.epoch > producer.epoch:
+        skips = last >= 0
+    else:
+        skips = command.epoch == producer.epoch and last > producer.last
+    return Outcome((SequencesSkipped(*command[:2], last),) if skips else (), None)
+
+
 def _stored_event(topic_id: int, partition: int, base: int, header: BatchHeader) -> BatchStored:
     _checksum, _codec, _columns, count, length, _size, _born_at, tags, producer, epoch, sequence = (
         header
@@ -187,14 +205,15 @@ def _check_sequence(
     for sequence, offset, stored_at in producer.receipts:
         if sequence == header.sequence:
             return Outcome(reply=SendReceipt(offset, stored_at, duplicate=True))
-    return _receipt_forgotten(header)
+    return _receipt_forgotten(header, last=producer.last)
 
 
-def _receipt_forgotten(header: BatchHeader) -> Rejected:
+def _receipt_forgotten(header: BatchHeader, **last: object) -> Rejected:
     return Rejected(
         UnknownProducer,
         f"producer {header.producer_id.hex()} has no receipt of sequence {header.sequence}",
         "it may have been stored: search for the message id before sending again",
+        last,
     )
 
 
@@ -216,6 +235,15 @@ def _record_send(
     state: State, event: BatchStored | BatchQueued | BatchDelayed, offset: int, stored_at: int
 ) -> None:
     _add_receipt(state.producers, event, offset, stored_at)
+    state.dirty_producers.add(event.producer)
+
+
+def apply_skipped(state: State, event: SequencesSkipped, context: RecordContext) -> None:
+    producer = state.producers.get(event.producer)
+    if producer is None or event.epoch > producer.epoch:
+        producer = ProducerState(event.epoch, -1, context.stored_at)
+        state.producers[event.producer] = producer
+    producer.last, producer.seen_at = event.last, context.stored_at
     state.dirty_producers.add(event.producer)
 
 
@@ -275,10 +303,15 @@ def apply_delayed(state: State, event: BatchDelayed, context: RecordContext) -> 
     _record_send(state, event, -1, context.stored_at)
 
 
-DECIDERS: Deciders = {StoreBatch: decide_store_batch, StoreBatches: decide_store_batches}
+DECIDERS: Deciders = {
+    StoreBatch: decide_store_batch,
+    StoreBatches: decide_store_batches,
+    SkipSequences: decide_skip,
+}
 APPLIERS: Appliers = {
     BatchStored: apply_stored,
     BatchesStored: apply_stored_batches,
     BatchQueued: apply_queued,
     BatchDelayed: apply_delayed,
+    SequencesSkipped: apply_skipped,
 }

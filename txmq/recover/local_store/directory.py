@@ -131,7 +131,7 @@ def open_identity(fs: FileSystem, path: str, owner: StoreOwner) -> tuple[StoreId
     _require_owner(path, identity.owner, owner)
     if identity.owner.ordered == owner.ordered:
         return identity, False
-    identity = StoreIdentity(identity.id, owner)
+    identity = identity._replace(owner=owner)
     write_identity(fs, path, identity)
     return identity, True
 
@@ -139,6 +139,7 @@ def open_identity(fs: FileSystem, path: str, owner: StoreOwner) -> tuple[StoreId
 def write_identity(fs: FileSystem, path: str, identity: StoreIdentity) -> None:
     """Write the identity of a store."""
     fields = {"kind": KIND, "version": VERSION, **identity_json(identity)}
+    fields["begun"] = identity.begun
     write_file(fs, path, IDENTITY, json.dumps(fields, indent=1).encode() + b"\n")
 
 
@@ -166,7 +167,7 @@ def parse_identity(fields: dict[str, Any]) -> StoreIdentity:
     )
     if [type(value) for value in owner] != [str, str, int, UUID, bool]:
         raise TypeError("fields of other types")
-    return StoreIdentity(UUID(hex=fields["id"]), owner)
+    return StoreIdentity(UUID(hex=fields["id"]), owner, fields.get("begun") is True)
 
 
 def read_identity(fs: FileSystem, path: str) -> StoreIdentity | None:

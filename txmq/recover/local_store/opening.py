@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.crashpoints import crashpoint
 from txmq.errors import CorruptRecord, DiskFull, StoreError
-from txmq.recover.local_store.directory import open_identity
+from txmq.recover.local_store.directory import open_identity, write_identity
 from txmq.recover.local_store.records import ENTRY, LyingRecord, encode_entry, head_of
 from txmq.recover.local_store.state import StoreState
 from txmq.recover.local_store.values import State, StoreReport
@@ -63,6 +63,7 @@ class Opened:
     state: StoreState
     ballast: Ballast
     report: StoreReport
+    written_at: int  # by the clock of then, as far as it is known
 
 
 def open_parts(
@@ -78,7 +79,10 @@ def open_parts(
     """Open the parts of the store in the directory `path`, whose lock is held."""
     identity, reordered = open_identity(fs, path, owner)
     opener = _Opener(fs, path, identity, lock, open_index, sizes, now())
-    return opener.open("the group keeps its keys' order differently now" if reordered else "")
+    opened = opener.open("the group keeps its keys' order differently now" if reordered else "")
+    if not identity.begun:  # from now on a log that is gone is missed
+        write_identity(fs, path, identity._replace(begun=True))
+    return opened
 
 
 def commit_index(index: Index, state: StoreState, position: int) -> None:
@@ -168,8 +172,10 @@ class _Opener:
             (*(self._repaired or ()), *self._lies),
             tuple(returned),
             tuple(self._unnamed),
+            report.created and self._identity.begun,
         )
-        return Opened(self._identity, log, index, state, ballast, found)
+        written = max(report.stored_at, *(segment.created_at for segment in log.segments()))
+        return Opened(self._identity, log, index, state, ballast, found, written)
 
     def _first_segment(self) -> Segment | None:
         return next(iter(list_segments(self._fs, self._path)), None)

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from txmq.errors import CorruptRecord, StoreError
-from txmq.recover.local_store.directory import QUARANTINE, read_identity
+from txmq.recover.local_store.directory import IDENTITY, QUARANTINE, read_identity
 from txmq.recover.local_store.index import LAYOUT, MAP_SIZE
 from txmq.recover.local_store.opening import Sizes, commit_index
 from txmq.recover.local_store.records import LyingRecord, decode_message
@@ -78,8 +78,15 @@ def stores_below(directory: str) -> list[StoreSummary]:
         summary(str(path))
         for group in _folders(Path(directory))
         for path in _folders(group)
-        if "@" in path.name
+        if "@" in path.name and not _is_blank(path)
     ]
+
+
+def _is_blank(path: Path) -> bool:
+    """Return whether a process died before it had made the store that it began."""
+    with suppress(OSError):
+        return {found.name for found in path.iterdir()} <= {"lock", f"{IDENTITY}.new"}
+    return False
 
 
 def summary(directory: str) -> StoreSummary:

@@ -219,6 +219,15 @@ class StoreState:
         for key, _ in self._due.range(b"", _TIME.pack(now + 1)):
             yield _TIME.unpack_from(key)[0], place_of(key[_TIME.size :])
 
+    def due_after(self, now: int) -> Iterator[Place]:
+        """Yield what may be handed out only later."""
+        for key, _ in self._due.range(_TIME.pack(now + 1)):
+            yield place_of(key[_TIME.size :])
+
+    def came_after(self, now: int) -> bool:
+        """Return whether a message came later than `now`."""
+        return any(True for _ in self._ages.range(_TIME.pack(now + 1)))
+
     def untold(self) -> Iterator[Place]:
         """Yield what the broker does not know, each key in its order."""
         for key, _ in self._untold.range(b""):

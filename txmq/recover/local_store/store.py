@@ -117,6 +117,7 @@ class LocalStore:
         self._frozen: FrozenOverlays | None = None  # to be written to the index
         self._doomed: list[SegmentInfo] = []  # released, and to be removed
         self._damaged = len(opened.report.returned)
+        self._written_at = opened.written_at
         self._closed = self._index_is_damaged = False
 
     @classmethod
@@ -288,6 +289,30 @@ class LocalStore:
         with self._changed:
             self._handed.discard(place)
             self._changed.notify_all()
+
+    def bound_waits(self, longest: int, farthest: int) -> int:
+        """Let no message wait for longer than `longest`, where the clock is behind what
+        it was when something was written here; otherwise for no longer than `farthest`.
+
+        Return the number of those that did.
+        """
+        now, bounded = self._now(), 0
+        while True:
+            with self._locked():
+                self._settle_visible()
+                was_ahead = max(self._written_at, now) > now or self._state.came_after(now)
+                latest = now + (longest if was_ahead else max(longest, farthest))
+                rows = [
+                    (place, self._state.row(place))
+                    for place in islice(self._state.due_after(latest), AT_ONCE)
+                ]
+            changes = [
+                Change(place, State.STORED, row.attempt, latest) for place, row in rows if row
+            ]
+            if not changes:
+                return bounded
+            self.record(changes)
+            bounded += len(changes)
 
     def next_due(self) -> int | None:
         """Return when the next message is due, of those that are not handed out."""

@@ -117,10 +117,11 @@ class StoreLimits(NamedTuple):
 
 
 class StoreIdentity(NamedTuple):
-    """The id of a store, and its owner."""
+    """The id of a store, and its owner. `begun`: its log was made."""
 
     id: UUID
     owner: StoreOwner
+    begun: bool = False
 
 
 class StoreStats(NamedTuple):
@@ -151,7 +152,8 @@ class StoreReport(NamedTuple):
     write that was cut; nothing of it was acknowledged. `damages`: unreadable spans of
     the log, whose bytes are kept beside it. `returned`: messages whose bodies these
     spans had; the broker delivers its copies again. `unnamed`: spans that may have had
-    messages which nothing else names; the broker's copies are theirs.
+    messages which nothing else names; the broker's copies are theirs. `emptied`: the
+    log was gone.
     """
 
     id: UUID
@@ -163,10 +165,16 @@ class StoreReport(NamedTuple):
     damages: tuple[Damage, ...] = ()
     returned: tuple[Place, ...] = ()
     unnamed: tuple[Damage, ...] = ()
+    emptied: bool = False
 
     def findings(self) -> list[str]:
         """Return what an operator should know, a line each; empty if all is well."""
         lines = []
+        if self.emptied:
+            lines.append(
+                f"{self.path}: the log is gone, and this store begins empty; what it had is at"
+                " the broker: order txmq recover retry for its messages, or adopt the store"
+            )
         if self.rebuilt:
             lines.append(f"{self.path}: the index was made anew from the log: {self.rebuilt}")
         if self.torn:

@@ -14,12 +14,23 @@ from typing import NamedTuple
 from uuid import UUID, uuid4
 
 from txmq.errors import DirectoryInUse, StoreError, UnsupportedFormat
-from txmq.recover.spool.files import names_of, read_file, write_file
+from txmq.model.units import HOUR
+from txmq.recover.spool.files import names_of, read_file, remove_tree, write_file
 from txmq.recover.spool.identity import Identity
-from txmq.recover.spool.spool import PREALLOCATE, SEGMENT_SIZE, Spool, SpoolReport, is_blank
+from txmq.recover.spool.refused import FOLDER
+from txmq.recover.spool.spool import (
+    LOCK,
+    PREALLOCATE,
+    SEGMENT_SIZE,
+    Spool,
+    SpoolReport,
+    is_blank,
+)
 from txmq.store.filesystem import FileSystem, RealFileSystem
+from txmq.store.log.log import lock_directory
 
 TOPICS = "topics.json"
+BLANK_US = HOUR  # that another process may need to make its spool
 _HEX = frozenset("0123456789abcdef")
 
 
@@ -55,7 +66,13 @@ class SpoolDirectory:
         self._fs = fs or RealFileSystem()
         self._sizes = (segment_size, preallocate)
 
-    def open_new(self, service: str | None, log_id: UUID | None, now: int) -> Spool:
+    def open_new(
+        self,
+        service: str | None,
+        log_id: UUID | None,
+        now: int,
+        incarnation: UUID | None = None,
+    ) -> Spool:
         """Make a spool for this process."""
         self._fs.makedirs(self.path)
         # After all others, even where the clock was put back: names are in the order of
@@ -63,7 +80,7 @@ class SpoolDirectory:
         latest = max(spool_names(self._fs, self.path), default="0")
         name = f"{max(now, int(latest[:16], 16) + 1):016x}{uuid4().hex[:16]}"
         self._fs.sync_directory(self.path.rpartition("/")[0] or "/")
-        spool, _report = self._open(name, Identity(name, service, log_id, now), now)
+        spool, _report = self._open(name, Identity(name, service, log_id, now, incarnation), now)
         return spool
 
     def open_orphans(self, now: int) -> list[Opened]:
@@ -76,6 +93,8 @@ class SpoolDirectory:
             path = f"{self.path}/{name}"
             try:
                 if is_blank(self._fs, path):
+                    if int(name[:16], 16) < now - BLANK_US:
+                        self._remove_blank(path)
                     continue
                 spool, report = self._open(name, None, now)
             except DirectoryInUse:
@@ -88,6 +107,16 @@ class SpoolDirectory:
             else:
                 opened.append(Opened(path, spool, report))
         return opened
+
+    def _remove_blank(self, path: str) -> None:
+        """Remove what a process left that died before it had made its spool."""
+        with suppress(StoreError):  # another process removes it
+            lock = lock_directory(self._fs, path)
+            try:
+                if is_blank(self._fs, path):
+                    remove_tree(self._fs, path, LOCK, ("log", FOLDER))
+            finally:
+                lock.release()
 
     def _open(self, name: str, new: Identity | None, now: int) -> tuple[Spool, SpoolReport]:
         size, step = self._sizes

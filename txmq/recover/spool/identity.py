@@ -15,12 +15,18 @@ KIND, VERSION = "spool", 1
 
 
 class Identity(NamedTuple):
-    """What a spool is for: a service, and the log of a broker where it is known."""
+    """What a spool is for: a service, and the log of a broker where it is known.
+
+    `incarnation` is that of the log: None where it is the first one. `begun`: there are
+    records, or were.
+    """
 
     id: str
     service: str | None = None
     log_id: UUID | None = None
     created_at: int = 0
+    incarnation: UUID | None = None
+    begun: bool = False
 
 
 def write_identity(fs: FileSystem, path: str, identity: Identity) -> None:
@@ -32,6 +38,8 @@ def write_identity(fs: FileSystem, path: str, identity: Identity) -> None:
         "service": identity.service,
         "log_id": None if identity.log_id is None else str(identity.log_id),
         "created_at": identity.created_at,
+        "incarnation": None if identity.incarnation is None else str(identity.incarnation),
+        "begun": identity.begun,
     }
     write_file(fs, path, NAME, json.dumps(fields, indent=1).encode() + b"\n")
 
@@ -47,18 +55,23 @@ def read_identity(fs: FileSystem, path: str) -> Identity | None:
         fields = json.loads(read_file(fs, f"{path}/{NAME}"))
         kind, version = fields["kind"], fields["version"]
         if kind == KIND and version == VERSION:
-            log_id = fields["log_id"]
             return Identity(
                 str(fields["id"]),
                 fields["service"],
-                None if log_id is None else UUID(log_id),
+                _uuid(fields["log_id"]),
                 int(fields["created_at"]),
+                _uuid(fields.get("incarnation")),
+                bool(fields.get("begun", False)),
             )
     except (KeyError, TypeError, ValueError) as error:
         raise _not_a_spool(path, f"{NAME} cannot be read: {error}") from error
     if kind != KIND:
         raise _not_a_spool(path, f"it is a {kind!r:.40}")
     raise UnsupportedFormat(f"{path}/{NAME}", version, VERSION)
+
+
+def _uuid(text: str | None) -> UUID | None:
+    return None if text is None else UUID(text)
 
 
 def _not_a_spool(path: str, why: str) -> StoreError:

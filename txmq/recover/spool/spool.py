@@ -51,7 +51,7 @@ from txmq.store.log.writer import Flush
 SEGMENT_SIZE = 64 << 20
 PREALLOCATE = 8 << 20
 _BOOT_EPOCH = 1
-_LOCK = "lock"
+LOCK = "lock"
 _RECORD_OVERHEAD = 128  # bytes of a record beside its batch, at most for usual names
 _SPARE = 1 << 20  # bytes that stay free on the disk, for notes
 
@@ -119,9 +119,9 @@ class Spool:
             fs.makedirs(path)
         lost: tuple[Damage, ...] = ()
         # Before the identity: others leave alone what has none.
-        lock = fs.lock(f"{path}/{_LOCK}")
+        lock = fs.lock(f"{path}/{LOCK}")
         try:
-            identity = _identity_of(fs, path, new)
+            identity = identity_of(fs, path, new)
             fs.makedirs(log_directory(path))
             try:
                 log, torn = _open_log(fs, path, lock, now, segment_size, preallocate)
@@ -202,6 +202,8 @@ class Spool:
 
     def flush(self) -> None:
         """Bring everything staged to disk. After DiskFull it may be called again."""
+        if not self.identity.begun:  # so that a log that is gone is missed
+            self._set_identity(self.identity._replace(begun=True))
         crashpoint("spool.before_write")
         self._write(sync=True)
         crashpoint("spool.after_write")
@@ -225,24 +227,27 @@ class Spool:
         self._note(Note(NoteKind.SPLIT, batch.position))
         crashpoint("spool.after_split")
 
-    def renew(self, batch: SpooledBatch, *, after: bool = False) -> None:
-        """Have a batch and all later ones of its session sent in a new session.
-
-        `after`: only the later ones. Durable at return.
+    def renew(self, batch: SpooledBatch) -> None:
+        """Have a batch and all later ones of its session sent in a new session, for a
+        broker that lets no session skip sequences. Durable at return.
         """
-        sequence = batch.sequence + (batch.count if after else 0)
-        note = self.renewals.add(batch.session, sequence)
+        note = self.renewals.add(batch.session, batch.sequence)
         self._append(NOTE, encode_note(note), b"", batch.stored_at)
         self.flush()
-        crashpoint("spool.after_renew")
 
     def refuse(self, batch: SpooledBatch, refusal: Refusal) -> None:
-        """Put a batch aside; the rest of its session continues in a new one."""
+        """Put a batch aside; the rest of its session is sent without it."""
         crashpoint("spool.before_refuse")
         write_refused(self._fs, self.path, batch, refusal)
         crashpoint("spool.after_refuse")
         self._refused.add(name_of(batch))
-        self.renew(batch, after=True)
+
+    def refused_before(self, batch: SpooledBatch) -> bool:
+        """Return whether the messages right before a batch were put aside."""
+        return any(
+            name.session == batch.session and name.sequence + name.count == batch.sequence
+            for name in self._refused
+        )
 
     def retry_refused(self, now: int) -> int:
         """Have the refused batches sent again behind everything, and return the number
@@ -281,9 +286,13 @@ class Spool:
         for segment in self._log.release_before(self.drained):
             self._log.remove(segment)
 
-    def set_log_id(self, log_id: UUID) -> None:
-        """Note the log of the broker, once it is known."""
-        identity = self.identity._replace(log_id=log_id)
+    def set_log(self, log_id: UUID, incarnation: UUID | None) -> None:
+        """Note the log of the broker and its incarnation."""
+        identity = self.identity._replace(log_id=log_id, incarnation=incarnation)
+        if identity != self.identity:
+            self._set_identity(identity)
+
+    def _set_identity(self, identity: Identity) -> None:
         write_identity(self._fs, self.path, identity)
         self.identity = identity
 
@@ -306,8 +315,10 @@ class Spool:
         self._lock.release()
 
     def _remove(self) -> None:
+        if self.identity.begun:  # a log that is gone is as it should be
+            self._set_identity(self.identity._replace(begun=False))
         crashpoint("spool.before_remove")
-        remove_tree(self._fs, self.path, _LOCK, ("log", FOLDER))
+        remove_tree(self._fs, self.path, LOCK, ("log", FOLDER))
 
     def require_space(self, size: int) -> None:
         """Raise DiskFull where the disk has no room for so many bytes."""
@@ -354,10 +365,15 @@ def is_blank(fs: FileSystem, path: str) -> bool:
     return not list_segments(fs, path) and NAME not in fs.listdir(path)
 
 
-def _identity_of(fs: FileSystem, path: str, new: Identity | None) -> Identity:
+def identity_of(fs: FileSystem, path: str, new: Identity | None) -> Identity:
     """Return the identity of a locked spool; write `new` where there is none."""
     identity = read_identity(fs, path)
     if identity is not None:
+        if identity.begun and not list_segments(fs, path):
+            raise StoreError(
+                f"{path}: the log of this spool is gone, and what waited in it",
+                hint="bring the directory 'log' back from a copy, or remove this directory",
+            )
         return identity
     if new is None or list_segments(fs, path):
         raise StoreError(

@@ -10,10 +10,10 @@ from typing import NamedTuple
 from uuid import UUID
 
 from txmq.batch import BatchView
-from txmq.errors import StoreError
+from txmq.errors import StoreError, UnsupportedFormat
 from txmq.model.message import message_id
 from txmq.recover.spool.directory import spool_names
-from txmq.recover.spool.identity import Identity, read_identity
+from txmq.recover.spool.identity import Identity
 from txmq.recover.spool.records import (
     BATCH,
     NOTE,
@@ -30,6 +30,7 @@ from txmq.recover.spool.refused import (
     refused_names,
     remove_refused,
 )
+from txmq.recover.spool.spool import identity_of, is_blank
 from txmq.store.filesystem import FileSystem, RealFileSystem
 from txmq.store.log.decoder import SegmentDecoder
 from txmq.store.log.log import lock_directory
@@ -42,7 +43,7 @@ class SpoolSummary(NamedTuple):
 
     `messages`, `bytes` and `oldest_at` (µs, 0 = none) are of those that wait, `refused`
     counts those that the broker refused for good. `log_id` is that of the broker's log,
-    None where it was never met.
+    None where it was never met. `problem`: why it cannot be drained.
     """
 
     id: str
@@ -54,6 +55,7 @@ class SpoolSummary(NamedTuple):
     bytes: int
     oldest_at: int
     refused: int
+    problem: str = ""
 
 
 class SpooledMessage(NamedTuple):
@@ -79,7 +81,11 @@ class SpooledMessage(NamedTuple):
 def spools_below(directory: str) -> list[SpoolSummary]:
     """Return the spools below a directory, oldest first."""
     fs = RealFileSystem()
-    return [_summary(fs, directory, name) for name in spool_names(fs, directory)]
+    return [
+        _summary(fs, directory, name)
+        for name in spool_names(fs, directory)
+        if not is_blank(fs, f"{directory}/{name}")
+    ]
 
 
 def scan(directory: str) -> Iterator[SpooledMessage]:
@@ -126,10 +132,11 @@ def drop_refused(directory: str, message_ids: Collection[str] | None = None) -> 
 
 def _summary(fs: FileSystem, directory: str, name: str) -> SpoolSummary:
     path = f"{directory}/{name}"
+    identity, problem = Identity(name), ""
     try:
-        identity = read_identity(fs, path) or Identity(name)
-    except StoreError:
-        identity = Identity(name)
+        identity = identity_of(fs, path, None)
+    except (StoreError, UnsupportedFormat) as error:
+        problem = str(error)
     messages = size = oldest = 0
     for batch in _waiting(fs, path):
         messages += batch.count
@@ -145,6 +152,7 @@ def _summary(fs: FileSystem, directory: str, name: str) -> SpoolSummary:
         size,
         oldest,
         sum(refused.count for refused in refused_names(fs, path)),
+        problem,
     )
 
 

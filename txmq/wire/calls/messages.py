@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, StringConstraints
 from txmq.errors import LocalProtocolError
 from txmq.model import limits
 from txmq.model.message import parse_message_id
-from txmq.wire.calls.arguments import Args, Limit, Name
+from txmq.wire.calls.arguments import Args, Limit, Name, Token
 
 
 def _message_id(text: object) -> tuple[bytes, int]:
@@ -55,6 +55,14 @@ class MessageFind(Args):
     after: tuple[Position, Position] | None = None
     limit: Limit = 100
     bodies: bool = False
+
+
+class ProducerSkip(Args):
+    """A producer's session that goes on at `sequence`, whatever is missing before."""
+
+    producer: Token
+    epoch: Annotated[int, Field(ge=0, le=0xFFFF_FFFF)] = 0
+    sequence: Annotated[int, Field(ge=0, le=limits.SEQUENCE)]
 
 
 class DelayedList(Args):

@@ -71,6 +71,7 @@ CALLS: dict[str, type[Args]] = {
     "tx.lease": transactions.TxLease,
     "mark.show": topics.TopicName,
     "producer.register": xa.ProducerRegister,
+    "producer.skip": messages.ProducerSkip,
     "xa.list": xa.XaList,
     "xa.decided": xa.XaDecided,
     "xa.committed": xa.XaCommitted,

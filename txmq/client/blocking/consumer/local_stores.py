@@ -15,11 +15,13 @@ from uuid import UUID
 from weakref import WeakSet
 
 from txmq.client.log import get_logger
+from txmq.client.protocol.consumer.operations import MAX_DELAY_S
 from txmq.client.protocol.consumer.settings import ConsumerSettings
 from txmq.client.protocol.consumer.store_jobs import JobResult, StoreJob, StoreName, Taken
 from txmq.crashpoints import crashpoint
 from txmq.errors import DiskFull, ForeignStore, StoreError, StoreFull, TxmqError
 from txmq.model.retry import FailureReport
+from txmq.model.units import SECOND
 from txmq.recover.local_store import (
     Change,
     LocalStore,
@@ -154,6 +156,12 @@ class LocalStores:
         result.report = report
         for finding in report.findings():
             log.error("local_store.damaged", group=name.group, finding=finding)
+        policy = result.job.policy
+        longest = int(max(policy.delays) * (1 + policy.jitter))
+        with suppress(DiskFull):
+            bounded = store.bound_waits(longest, MAX_DELAY_S * SECOND)
+            if bounded:
+                log.warning("local_store.waits_bounded", topic=name.topic, messages=bounded)
 
     def _write(self, store: LocalStore, result: JobResult) -> None:
         job = result.job
@@ -200,7 +208,9 @@ class LocalStores:
         job, changes = result.job, []
         for place in job.hasten:
             entry = store.entry(place)
-            if entry is not None and entry.state is State.STORED:
+            if entry is None:  # lost here: the broker delivers its copy
+                result.missing.append(place)
+            elif entry.state is State.STORED:
                 changes.append(Change(place, State.STORED, entry.attempt, job.now, KEPT_FAILURE))
         for place in job.return_to_broker:
             entry = store.entry(place)

@@ -25,9 +25,10 @@ from txmq.client.blocking.sender.sender import CHECK_EVERY_S, CONNECT_S, Sender
 from txmq.client.log import get_logger
 from txmq.client.protocol.sender.batcher import SequencedBatch
 from txmq.client.protocol.sender.spool_chain import SpoolChain, spooled_receipts
-from txmq.client.protocol.sender.spool_drain import InDoubt, SpoolDrain
+from txmq.client.protocol.sender.spool_drain import InDoubt, Skip, SpoolDrain
 from txmq.client.protocol.sender.spool_topics import SpoolTopics
 from txmq.client.protocol.settings import ClientSettings
+from txmq.crashpoints import crashpoint
 from txmq.errors import (
     ConnectionLost,
     DiskFull,
@@ -78,7 +79,9 @@ class BrokerProbe:
 
 
 class SpoolingSender(Sender):
-    """A sender with a spool. `is_stored` searches the broker for a message."""
+    """A sender with a spool. `is_stored` searches the broker for a message, `skip`
+    tells it what will not come.
+    """
 
     def __init__(
         self,
@@ -86,6 +89,7 @@ class SpoolingSender(Sender):
         topics: SpoolTopics,
         chain: SpoolChain,
         is_stored: Callable[[InDoubt], bool],
+        skip: Callable[[Skip], None],
         settings: ClientSettings,
     ) -> None:
         super().__init__(
@@ -96,7 +100,8 @@ class SpoolingSender(Sender):
             timeout=settings.timeout,
             delivery_timeout=settings.delivery_timeout,
         )
-        self._spool_topics, self._chain, self._is_stored = topics, chain, is_stored
+        self._spool_topics, self._chain = topics, chain
+        self._is_stored, self._tell_skip = is_stored, skip
         self._refuse_when_full = settings.spool_full == "refuse"
         self._drain: SpoolDrain | None = None
         self._idle_drain = False  # it had nothing to write in this turn
@@ -171,7 +176,7 @@ class SpoolingSender(Sender):
     def _converse(self, connection: NonBlockingConnection) -> None:
         welcome = connection.conversation.welcome
         assert welcome is not None, "the connection is welcomed"
-        self._chain.set_log(welcome.log_id)
+        self._chain.set_log(welcome.log_id, welcome.incarnation)
         self._in_flight.stale_topics |= self._spool_topics.unrouted
         self._spool_topics.unrouted.clear()
         self._choose_drain()
@@ -209,15 +214,22 @@ class SpoolingSender(Sender):
             self._in_flight.fail_waiting(drain.halted)
         elif self._stores_now(drain):
             self._store()
-        if drain.in_doubt is not None:
-            self._search(drain, drain.in_doubt)
+        if drain.may_ask:
+            self._ask(drain)
         if not drain.awaits_replies:
             self._caller_io.last_received = time.monotonic()
         writes = drain.next_writes(connection.conversation)
-        self._idle_drain = not (writes or drain.unknown_topics or drain.in_doubt)
+        self._idle_drain = not (writes or drain.may_ask)
+        connection.write(writes)
+
+    def _ask(self, drain: SpoolDrain) -> None:
+        """Make the calls that the drain needs before it can go on."""
+        if drain.in_doubt is not None:
+            self._search(drain, drain.in_doubt)
+        if drain.to_skip is not None:
+            self._skip(drain, drain.to_skip)
         for topic in sorted(drain.unknown_topics):
             self._refresh_for(drain, topic)
-        connection.write(writes)
 
     def _stores_now(self, drain: SpoolDrain) -> bool:
         """Return whether new messages go to disk: not for the sake of the last receipts
@@ -243,9 +255,25 @@ class SpoolingSender(Sender):
             stored = self._is_stored(message)
         except TxmqError as error:
             log.warning("spool.not_searched", message=message.message_id, error=error.message)
-            drain.pause()
+            if isinstance(error, RequestRejected) and not error.retriable:
+                drain.search_refused(error)
+            else:
+                drain.pause()
         else:
             drain.settle(stored=stored)
+
+    def _skip(self, drain: SpoolDrain, skip: Skip) -> None:
+        try:
+            self._tell_skip(skip)
+        except TxmqError as error:
+            log.warning("spool.not_skipped", spool=self._chain.first.path, error=error.message)
+            if isinstance(error, RequestRejected) and not error.retriable:
+                drain.skipped(error)
+            else:
+                drain.pause()
+        else:
+            crashpoint("spool.after_skip")
+            drain.skipped()
 
     def _receive(self, replies: list[Frame]) -> None:
         if self._drain is not None:

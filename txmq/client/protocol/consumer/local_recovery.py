@@ -326,6 +326,14 @@ class LocalRecovery:
         """End attempts that exceed the consume timeout, and look for due messages. To
         be called now and then.
         """
+        try:
+            self._end_late_attempts(now)
+            self.work_added()
+        except Exception as error:
+            log.exception("local_store.failed")
+            self._member.failed(_has_failed(", ".join(self.stores), error))
+
+    def _end_late_attempts(self, now: float) -> None:
         timeout_s = self._timeout_s
         if timeout_s is not None and now >= self._next_check:
             self._next_check = now + timeout_s / CHECKS
@@ -336,7 +344,6 @@ class LocalRecovery:
                     log.warning("message.timed_out", place=place_name(place), after_s=timeout_s)
                     failure = timeout_failure(timeout_s)
                     self.nack(delivery, PendingNack(place, None, None, failure))
-        self.work_added()
 
     def _deliveries(self) -> list[StoredDelivery]:
         return [one for store in self.stores.values() for one in store.handed_out.values()]
@@ -373,7 +380,7 @@ class LocalRecovery:
     def _job(self, store: TopicStore, now: float) -> StoreJob:
         job, store.job = store.job, StoreJob(store.topic)
         if job.open_as:  # and nothing else, before it is open
-            store.job, job = job, StoreJob(store.topic, job.open_as)
+            store.job, job = job, StoreJob(store.topic, job.open_as, policy=self._policy)
             store.job.open_as = None
             return job
         if now < store.full_until:
@@ -413,7 +420,16 @@ class LocalRecovery:
         )
 
     def finished(self, result: JobResult, now: float) -> None:
-        """Go on with the result of a job."""
+        """Go on with the result of a job. An exception ends the member: nobody else
+        would hear of it.
+        """
+        try:
+            self._finished(result, now)
+        except Exception as error:
+            log.exception("local_store.failed", topic=result.job.topic)
+            self._member.failed(_has_failed(result.job.topic, error))
+
+    def _finished(self, result: JobResult, now: float) -> None:
         job, store = result.job, self.stores[result.job.topic]
         store.busy = False
         if result.error is not None:
@@ -571,6 +587,13 @@ class LocalRecovery:
 
 def _nothing() -> None:
     """Do nothing, before a face drives the stores."""
+
+
+def _has_failed(topic: str, error: Exception) -> TxmqError:
+    return LocalProtocolError(
+        f"the local store of topic {topic!r} has failed: {error!r}",
+        hint="this is a bug of the client; what is stored stays on disk: start the consumer again",
+    )
 
 
 def _no_identities(topic: str) -> TxmqError:

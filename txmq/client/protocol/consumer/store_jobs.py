@@ -102,7 +102,9 @@ class StoreJob:
 
 def damage_alarm(topic: str, report: StoreReport | None) -> AlarmReport | None:
     """Return the alarm of a store that was found damaged when it was opened."""
-    if report is None or not (report.damages or report.returned or report.unnamed):
+    if report is None:
+        return None
+    if not (report.damages or report.returned or report.unnamed or report.emptied):
         return None
     text = f"a consumer's local store of topic {topic} was damaged: {'; '.join(report.findings())}"
     action = (

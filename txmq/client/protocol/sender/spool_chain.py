@@ -32,13 +32,14 @@ class SpoolChain:
         limit: int,
         service: str | None = None,
         log_id: UUID | None = None,
+        incarnation: UUID | None = None,
     ) -> None:
         """`limit` is in bytes, of all spools together.
 
         Raises StoreError where the directory cannot be used.
         """
         now = time.time_ns() // 1_000
-        self.own = directory.open_new(service, log_id, now)
+        self.own = directory.open_new(service, log_id, now, incarnation)
         self.changed = Condition()
         self.closed = False
         self._refused_before = 0  # in spools that are drained
@@ -120,8 +121,10 @@ class SpoolChain:
         with self.changed:
             self.changed.notify_all()
 
-    def set_log(self, log_id: UUID) -> None:
-        """Leave alone the spools of another broker's log than the one that answers."""
+    def set_log(self, log_id: UUID, incarnation: UUID | None = None) -> None:
+        """Leave alone the spools of another broker's log than the one that answers. Say
+        where the log was restored from a backup since.
+        """
         for spool in self._others:
             if spool.identity.log_id not in (None, log_id):
                 log.error(
@@ -133,11 +136,17 @@ class SpoolChain:
                 self._others = [other for other in self._others if other is not spool]
                 spool.abandon()
         for spool in self.spools:
-            if spool.identity.log_id is None:
-                try:
-                    spool.set_log_id(log_id)
-                except DiskFull as error:  # the next connection tries again
-                    log.warning("spool.disk_full", path=spool.path, error=error.message)
+            if spool.identity.log_id is not None and spool.identity.incarnation != incarnation:
+                log.warning(
+                    "spool.log_restored",
+                    path=spool.path,
+                    incarnation=str(incarnation),
+                    hint="what was drained after the backup is lost; what waits is sent",
+                )
+            try:
+                spool.set_log(log_id, incarnation)
+            except DiskFull as error:  # the next connection tries again
+                log.warning("spool.disk_full", path=spool.path, error=error.message)
 
     def locate(self, session: bytes, sequence: int) -> tuple[tuple[bytes, int], str | None]:
         """Return session and sequence under which a message of this client is sent, and

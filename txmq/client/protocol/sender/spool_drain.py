@@ -6,8 +6,11 @@ At most one producer session is in flight: within it the broker refuses whatever
 a batch that is missing. A refusal is handled when all replies are there. Whatever it
 changes is on disk before anything is sent again (`txmq.recover.spool.records`).
 
+A session continues behind a batch that was put aside: the broker is told to skip it.
+So a message keeps its id, and all copies of a spool send the same.
+
 The caller does the I/O: it writes `next_writes`, brings replies to `receive`, refreshes
-`unknown_topics`, and searches for `in_doubt`.
+`unknown_topics`, searches for `in_doubt`, and tells the broker of `to_skip`.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
+from txmq.batch import read_header
 from txmq.client.log import get_logger
 from txmq.client.protocol.conversation import Conversation, Payload, reply_payload
 from txmq.client.protocol.sender.batches import (
@@ -36,6 +40,7 @@ from txmq.errors import (
     MessageTooLarge,
     ProducerFenced,
     RemoteProtocolError,
+    RequestRejected,
     SequenceGap,
     StaleTopic,
     TxmqError,
@@ -44,9 +49,10 @@ from txmq.errors import (
 )
 from txmq.model.message import message_id
 from txmq.recover.spool import UNROUTED, Refusal, Spool, SpooledBatch, ToSend
-from txmq.wire.batched import BatchedReply, pack_requests, unpack_replies
+from txmq.wire.batched import SKIPS, BatchedReply, pack_requests, unpack_replies
 from txmq.wire.data_requests import Opcode, send_header
 from txmq.wire.frames import Frame
+from txmq.wire.hello import Welcome
 from txmq.wire.status import OK
 
 log = get_logger()
@@ -84,13 +90,22 @@ class InDoubt(NamedTuple):
     message_id: str
 
 
+class Skip(NamedTuple):
+    """A session of which nothing before `sequence` will be sent any more."""
+
+    session: bytes
+    epoch: int
+    sequence: int
+
+
 class SpoolDrain:
     """The drain of one spool over one connection at a time. For one thread.
 
     Calls may raise DiskFull: nothing is lost then, and they may be made again.
     `unknown_topics` are to be refreshed before their messages go out. `in_doubt` is a
-    message that is to be searched, and then `settle` called. `halted` is an
-    error that ends the drain for this client.
+    message that is to be searched, and then `settle` or `search_refused` called.
+    `to_skip` is what the broker is to be told, and then `skipped` called. `halted` is
+    an error that ends the drain for this client.
     """
 
     def __init__(self, spool: Spool, topics: TopicCache) -> None:
@@ -107,8 +122,10 @@ class SpoolDrain:
         self._refused_topics: dict[str, TxmqError] = {}
         self._pause = FIRST_PAUSE_S
         self._warned: set[tuple[str, str]] = set()
+        self._skips = False  # the broker takes `to_skip`
         self.unknown_topics: set[str] = set()
         self.in_doubt: InDoubt | None = None
+        self.to_skip: Skip | None = None
         self.halted: TxmqError | None = None
         self.paused_until = 0.0
 
@@ -127,6 +144,12 @@ class SpoolDrain:
         return not self._window and self._read_to >= self._spool.end
 
     @property
+    def may_ask(self) -> bool:
+        """True if calls are to be made now before the drain can go on."""
+        wanted = self.in_doubt or self.to_skip or self.unknown_topics
+        return bool(wanted) and time.monotonic() >= self.paused_until
+
+    @property
     def awaits_replies(self) -> bool:
         """True while any request is in flight."""
         return bool(self._requests)
@@ -135,6 +158,7 @@ class SpoolDrain:
         """Return the bytes to write next, about as many as one write takes."""
         writes: list[bytes] = []
         size = 0
+        self._skips = supports_skips(conversation.welcome)
         while size < WRITE_BYTES and self._can_send() and (entries := self._next(conversation)):
             parts = [self._payload(entry.batch) for entry in entries]
             payload: Payload = parts[0]
@@ -151,8 +175,7 @@ class SpoolDrain:
                 entry.state = _State.SENT
             writes += own
             size += sum(map(len, own))
-        if self._refused and not self._requests:
-            self._handle_refusal()
+        self._handle_refusal_if_any()
         return writes
 
     def _payload(self, batch: SpooledBatch) -> tuple[bytes, bytes]:
@@ -161,7 +184,8 @@ class SpoolDrain:
 
     def _can_send(self) -> bool:
         return (
-            not (self._refused or self.in_doubt or self.halted or self.unknown_topics)
+            not (self._refused or self.in_doubt or self.to_skip)
+            and not (self.halted or self.unknown_topics)
             and self._handed < MAX_BATCHES_IN_FLIGHT
             and time.monotonic() >= self.paused_until
         )
@@ -265,8 +289,7 @@ class SpoolDrain:
             if entries is not None:
                 self._answer(entries, reply)
         self._pop_done()
-        if self._refused and not self._requests:
-            self._handle_refusal()
+        self._handle_refusal_if_any()
 
     def _answer(self, entries: list[_Entry], reply: Frame) -> None:
         try:
@@ -309,6 +332,10 @@ class SpoolDrain:
             messages, self._unmarked, self._unmarked_batches = self._unmarked, 0, 0
             self._spool.mark_drained(self._done_to, messages)
 
+    def _handle_refusal_if_any(self) -> None:
+        if self._refused and not (self._requests or self.in_doubt or self.to_skip):
+            self._handle_refusal()
+
     def _handle_refusal(self) -> None:
         """Handle the first refused batch, once all replies are there. Those behind it
         may have been refused because of it, and are sent again.
@@ -325,10 +352,10 @@ class SpoolDrain:
                 self._reroute(head)
             case UnknownProducer():  # a copy of the spool may have sent it
                 self._doubt(head)
-            case SequenceGap():  # the broker has lost what it had
-                self._warn(head.batch.topic, error, "spool.gap")
-                self._spool.renew(head.batch)
-                self._send_again()
+            case SequenceGap():
+                if not self._spool.refused_before(head.batch):  # the broker has lost it
+                    self._warn(head.batch.topic, error, "spool.gap")
+                self._skip(head)
             case MessageTooLarge() if head.batch.count > 1:
                 self._split(head)
             case BrokerFailed() if head.failures < MAX_FAILURES:
@@ -357,13 +384,58 @@ class SpoolDrain:
         if stored:
             self._refused -= head.state is _State.REFUSED
             head.state = _State.DONE
+        elif head.state is _State.REFUSED and self._is_passed(head):
+            self._pass(head)
         elif head.state is _State.REFUSED:
-            self._spool.renew(head.batch)
-            self._send_again()
+            self._skip(head)
         else:
             head.searched = True
         self.in_doubt = None
         self.receive(())
+
+    def search_refused(self, error: TxmqError) -> None:
+        """Put aside what is `in_doubt`: the broker will never tell whether it is
+        stored.
+        """
+        self.in_doubt = None
+        self._refuse(self._window[0], error, unknown=True)
+        self.receive(())
+
+    def _is_passed(self, head: _Entry) -> bool:
+        """Return whether the session is beyond a message that is not stored."""
+        assert head.error is not None, "a refused batch has its error"
+        last = getattr(head.error, "detail", {}).get("last")
+        _session, sequence = self._spool.renewals.resolve(head.batch.session, head.batch.sequence)
+        return isinstance(last, int) and last >= sequence
+
+    def _pass(self, head: _Entry) -> None:
+        """Put aside what a copy of the spool has put aside."""
+        if head.batch.count > 1:  # the copy may have sent some of its rows
+            self._split(head)
+            return
+        error = RequestRejected(
+            "a copy of this spool has put the message aside, or it was removed by retention",
+            hint="send it again (txmq recover retry --refused) if it is not in its topic",
+        )
+        self._refuse(head, error, unknown=True)
+
+    def _skip(self, head: _Entry) -> None:
+        """Have the session go on with this batch, whatever is missing before it."""
+        batch = head.batch
+        if self._skips:
+            session, sequence = self._spool.renewals.resolve(batch.session, batch.sequence)
+            self.to_skip = Skip(session, read_header(batch.encoded).epoch, sequence)
+        else:
+            self._spool.renew(batch)
+            self._send_again()
+
+    def skipped(self, error: TxmqError | None = None) -> None:
+        """Go on after the broker was told of `to_skip`, or refuses it for good."""
+        self.to_skip = None
+        if error is not None:
+            self._warn(self._window[0].batch.topic, error, "spool.skip_refused")
+            self._spool.renew(self._window[0].batch)
+        self._send_again()
 
     def _reroute(self, head: _Entry) -> None:
         batch = head.batch
@@ -386,9 +458,9 @@ class SpoolDrain:
         self._window.extendleft(reversed(rows))
         self._send_again()
 
-    def _refuse(self, head: _Entry, error: TxmqError) -> None:
+    def _refuse(self, head: _Entry, error: TxmqError, *, unknown: bool = False) -> None:
         """Put a batch aside for good, and have those behind it sent again."""
-        unknown = head.doubtful and not isinstance(error, DEFINITELY_NOT_STORED)
+        unknown |= head.doubtful and not isinstance(error, DEFINITELY_NOT_STORED)
         now = time.time_ns() // 1_000
         refusal = Refusal(
             type(error).__name__, error.message, now, "unknown" if unknown else "not done"
@@ -418,12 +490,17 @@ class SpoolDrain:
         self._requests.clear()
         self._refused_topics.clear()
         self.unknown_topics.clear()
-        self.in_doubt = None
+        self.in_doubt = self.to_skip = None
         for entry in self._window:
             entry.doubtful = entry.doubtful or entry.state is _State.SENT
             entry.searched = False
         self._send_again()
         self.mark()
+
+
+def supports_skips(welcome: Welcome | None) -> bool:
+    """Return whether the broker lets sessions skip sequences."""
+    return welcome is not None and SKIPS in welcome.features
 
 
 def _unpack(payload: bytes, count: int) -> list[BatchedReply]:
