@@ -351,6 +351,23 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_damaged_letter_is_named_and_the_others_are_shown",
         "test_versions_and_queries_are_evidence",
     ),
+    176: (
+        "test_each_message_is_in_one_batch_over_restarts_and_growth",
+        "test_a_planned_batch_outlives_the_broker",
+        "test_spark_goes_on_where_its_checkpoint_ends",
+    ),
+    177: (
+        "test_what_retention_removed_before_it_was_read_is_an_error_or_counted",
+        "test_offsets_that_retention_has_removed_are_an_error_or_left_out",
+        "test_a_topic_made_again_is_not_read_as_the_one_before",
+        "test_a_partition_grown_and_passed_by_retention_before_it_was_seen_is_a_loss",
+    ),
+    178: (
+        "test_what_is_lost_is_an_error_or_said",
+        "test_a_stream_behind_a_restore_has_lost_nothing",
+        "test_the_lowest_end_counts_over_several_restores",
+        "test_another_log_is_refused_or_read_from_its_beginning",
+    ),
     82: ("test_fault_82_a_group_behind_retention_gets_an_alarm_with_what_it_missed",),
     # administration, time
     86: ("test_a_topic_with_undecided_transactions_is_neither_grown_nor_deleted",),

@@ -33,11 +33,12 @@ LETTERS: Final = pa.schema(
         pa.field("deaths", pa.int32()),  # deliveries during which the consumer was lost
         pa.field("parked", pa.int64()),  # later messages of its key that wait behind it
         pa.field("reserved_by", pa.string()),  # the undecided transaction that replays it
+        pa.field("state", pa.string()),  # as selections of letters have it
+        pa.field("damaged", pa.string()),  # why its message cannot be read; null = it can
     ]
 )
 BATCH_LETTERS: Final = 1_000  # letters in a record batch
 BATCH_BODY_BYTES: Final = 16 << 20  # or bytes of bodies
-TASK_LETTERS: Final = 10_000  # letters for one task
 
 Letter = Mapping[str, Any]  # as the broker lists it
 Cell = Callable[[Letter], Any]
@@ -47,16 +48,27 @@ def _field(name: str) -> Cell:
     return lambda letter: letter[name]
 
 
+def letter_state(letter: Letter) -> str:
+    """Return the state of a letter as selections have it: to older clients, a letter
+    that an undecided transaction replays is dead like an open one.
+    """
+    if letter["state"] == "dead":
+        return "replaying" if letter["reserved_by"] else "open"
+    return str(letter["state"])
+
+
 # A letter keeps its place in its topic, so the origin is that place.
 CELLS: Final[dict[str, Cell]] = {
     **{name: _field(name) for name in LETTERS.names},
-    "body": lambda letter: b64decode(letter["body"]),
+    "body": lambda letter: b64decode(letter["body"]) if "body" in letter else None,
     "attempt": _field("attempts"),
     "origin_topic": _field("topic"),
     "origin_partition": _field("partition"),
     "origin_offset": _field("offset"),
     "deaths": lambda letter: letter.get("deaths", 0),
     "parked": _field("parked_behind"),
+    "state": letter_state,
+    "damaged": lambda letter: letter.get("damaged"),
 }
 
 
@@ -68,18 +80,6 @@ def letter_batches(letters: Iterable[Letter], names: Sequence[str]) -> Iterator[
             arrow_column(list(map(CELLS[name], few)), LETTERS.field(name).type) for name in names
         ]
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def task_ranges(numbers: Sequence[int], least: int) -> list[tuple[int, int]]:
-    """Cut the numbers of letters, which are in order, into ranges for tasks.
-
-    A range excludes its first number and includes its second.
-    """
-    if not numbers:
-        return [(0, 0)]
-    size = min(TASK_LETTERS, -(-len(numbers) // least))
-    lasts = [*numbers[size - 1 : -1 : size], numbers[-1]]
-    return list(zip([numbers[0] - 1, *lasts], lasts, strict=False))
 
 
 def _in_batches(letters: Iterable[Letter]) -> Iterator[list[Letter]]:

@@ -1,5 +1,5 @@
-"""Requests of the jobs to a broker: published ends, messages by offset, letters by
-number, and storing a bundle.
+"""Requests of the jobs to a broker: the offsets of topics, messages by offset, letters
+by number or by a selection, and storing a bundle.
 
 All of these requests may be repeated. A lost connection is therefore opened again, and
 the request is sent again.
@@ -8,7 +8,7 @@ the request is sent again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
@@ -17,23 +17,37 @@ from typing import Any, Final, TypeVar
 from txmq.client.blocking.connections.connection import Connection, open_connection
 from txmq.client.protocol.address import parse_url
 from txmq.client.protocol.conversation import Conversation, LogIdentity
+from txmq.client.protocol.reader import offset_at_time
 from txmq.errors import (
     BadRequest,
     BrokerFailed,
     ConnectionLost,
+    LogChanged,
+    OffsetOutOfRange,
     ProtocolError,
     RemoteProtocolError,
     RequestTimeout,
+    UnknownTopic,
 )
 from txmq.wire.bundle import BundlePart, pack_part
 from txmq.wire.chunks import Chunk, Chunks, unpack_chunks
 from txmq.wire.data_requests import Opcode, Read, pack_read
 from txmq_spark.arrow_messages import OffsetRange
+from txmq_spark.offset_ranges import (
+    LogName,
+    Survey,
+    TaskRange,
+    TopicBounds,
+    report_losses,
+    retention_loss,
+)
+from txmq_spark.source_options import ReadOptions
 
 REQUEST_TIMEOUT_S: Final = 30.0  # for one reply, including a new connection
 REQUEST_ATTEMPTS: Final = 3
 # bytes of one reply; two replies are in memory at a time
 READ_BYTES: Final = 4 << 20
+PAGE_NAMES: Final = 1_000  # topics or groups of one reply
 PAGE_LETTERS: Final = 1_000  # letters of one reply
 PAGE_LETTERS_WITH_BODIES: Final = 128  # with bodies; fewer where they do not fit in a frame
 T = TypeVar("T")
@@ -53,6 +67,10 @@ class BrokerLink(AbstractContextManager["BrokerLink"]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection, if there is one."""
         if self._connection is not None:
             self._connection.close()
 
@@ -63,6 +81,12 @@ class BrokerLink(AbstractContextManager["BrokerLink"]):
         Offsets and tokens have a meaning in that log only.
         """
         return str(self._connected().welcome.log_id)
+
+    @property
+    def log_name(self) -> LogName:
+        """The log that the broker writes, with its incarnation."""
+        welcome = self._connected().welcome
+        return LogName(str(welcome.log_id), str(welcome.incarnation or ""))
 
     def call(self, name: str, /, **args: object) -> dict[str, Any]:
         """Return the reply to a control call that changes nothing.
@@ -98,16 +122,93 @@ class BrokerLink(AbstractContextManager["BrokerLink"]):
         reply = self.call("topic.show", name=topic)
         return [int(first) for first in reply["firsts"]], [int(end) for end in reply["ends"]]
 
-    def chunks(self, offsets: OffsetRange) -> Iterator[Chunk]:
-        """Yield the chunks that cover the range, in order.
+    def survey(self, options: ReadOptions, *, missing: bool = False) -> Survey:
+        """Return the topics that a read selects. `missing`: named ones may be absent.
+
+        Raises UnknownTopic.
+        """
+        log_name = self.log_name
+        topics: dict[str, TopicBounds] = {}
+        by_pattern = options.pattern is not None
+        for name in sorted(
+            filter(options.selects, self._topics()) if by_pattern else options.topics
+        ):
+            try:
+                shown = self.call("topic.show", name=name)
+            except UnknownTopic:  # matched by the pattern and deleted since
+                if not (missing or by_pattern):
+                    raise
+                continue
+            topics[name] = TopicBounds(
+                int(shown["topic_id"]),
+                [int(first) for first in shown["firsts"]],
+                [int(end) for end in shown["ends"]],
+                int(shown["bytes"]),
+            )
+        if self.log_name != log_name:
+            raise LogChanged("the broker's log was replaced meanwhile", hint="run the job again")
+        return Survey(log_name, topics)
+
+    def _topics(self) -> Iterator[str]:
+        after: str | None = ""
+        while after is not None:
+            reply = self.call("topic.list", after=after, limit=PAGE_NAMES)
+            yield from (str(topic["name"]) for topic in reply["topics"])
+            after = reply.get("next")
+
+    def offset_at(self, topic: str, partition: int, first: int, end: int, at: int) -> int:
+        """Return the first of these offsets that was stored at that time or later, in
+        microseconds; `end` = none was.
+        """
+        steps = offset_at_time((topic, partition), first, end, at)
+        try:
+            wanted = next(steps)
+            while True:
+                wanted = steps.send(self._request(wanted.opcode, wanted.payload))
+        except StopIteration as found:
+            return int(found.value)
+
+    def range_chunks(self, task: TaskRange, *, fail: bool) -> Iterator[Chunk]:
+        """Yield the chunks that cover the range of a task.
+
+        Raises DataLoss where retention has removed messages meanwhile; if not `fail`,
+        these are left out. Raises LogChanged, TopicReplaced where the broker does not
+        have what was planned.
+        """
+        if self.log_name != task.log:
+            raise LogChanged(
+                f"the broker has log {' '.join(self.log_name)}, and the read was planned in log"
+                f" {' '.join(task.log)}",
+                hint="run the job again",
+            )
+        offsets = task.offsets
+        while offsets.start < offsets.end:
+            try:
+                for chunk in self.chunks(offsets, task.topic_id):
+                    offsets = offsets._replace(
+                        start=chunk.base_offset + chunk.first_row + chunk.rows
+                    )
+                    yield chunk
+                return
+            except OffsetOutOfRange as error:
+                first = error.detail.get("first")
+                if not isinstance(first, int) or first <= offsets.start:
+                    raise
+            first = min(first, offsets.end)
+            loss = retention_loss((offsets.topic, offsets.partition), offsets.start, first)
+            report_losses([loss], fail=fail)
+            offsets = offsets._replace(start=first)
+
+    def chunks(self, offsets: OffsetRange, topic_id: int = 0) -> Iterator[Chunk]:
+        """Yield the chunks that cover the range, in order. `topic_id` 0 = any.
 
         The first and the last may hold more. The next reply is on its way while the
-        caller works on a chunk. Raises OffsetOutOfRange.
+        caller works on a chunk. Raises OffsetOutOfRange, TopicReplaced.
         """
         offset = offsets.start
-        pending = self._request_chunks(offsets, offset)
+        pending = self._request_chunks(offsets, offset, topic_id)
         while True:
-            reply = self._receive_chunks(offsets, offset, pending)
+            reply = self._receive_chunks(offsets, offset, topic_id, pending)
             if reply.next_offset <= offset:
                 raise RemoteProtocolError(
                     f"{offsets.topic}/{offsets.partition} has no messages from offset {offset} on"
@@ -116,8 +217,16 @@ class BrokerLink(AbstractContextManager["BrokerLink"]):
             if offset >= offsets.end:
                 yield from reply.chunks
                 return
-            pending = self._request_chunks(offsets, offset)
+            pending = self._request_chunks(offsets, offset, topic_id)
             yield from reply.chunks
+
+    def groups(self) -> Iterator[str]:
+        """Yield the names of all consumer groups."""
+        after: str | None = ""
+        while after is not None:
+            reply = self.call("group.list", after=after, limit=PAGE_NAMES)
+            yield from (str(group["name"]) for group in reply["groups"])
+            after = reply.get("next")
 
     def letters(
         self, group: str, *, bodies: bool, after: int = 0, last: int | None = None
@@ -147,8 +256,31 @@ class BrokerLink(AbstractContextManager["BrokerLink"]):
                     yield letter
             following = reply["next"]
 
-    def _request_chunks(self, offsets: OffsetRange, offset: int) -> tuple[Connection, int]:
-        payload = pack_read(Read(offsets.partition, offset, 0, READ_BYTES, offsets.topic))
+    def selected_letters(
+        self, group: str, select: Mapping[str, Any], *, bodies: bool, cursor: str | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the letters of a selection, in the order of their deaths, from a cursor
+        on. Letters that died after the cursor was made are left out.
+        """
+        page = PAGE_LETTERS_WITH_BODIES if bodies else PAGE_LETTERS
+        while True:
+            reply = self.call(
+                "dlq.list",
+                group=group,
+                select=dict(select),
+                cursor=cursor,
+                limit=page,
+                bodies=bodies,
+            )
+            yield from reply["letters"]
+            cursor = reply["next"]
+            if cursor is None:
+                return
+
+    def _request_chunks(
+        self, offsets: OffsetRange, offset: int, topic_id: int
+    ) -> tuple[Connection, int]:
+        payload = _read_payload(offsets, offset, topic_id)
 
         def write(connection: Connection) -> tuple[Connection, int]:
             return connection, connection.write(
@@ -158,18 +290,18 @@ class BrokerLink(AbstractContextManager["BrokerLink"]):
         return self._with_retries(write)
 
     def _receive_chunks(
-        self, offsets: OffsetRange, offset: int, pending: tuple[Connection, int]
+        self, offsets: OffsetRange, offset: int, topic_id: int, pending: tuple[Connection, int]
     ) -> Chunks:
         connection, correlation = pending
         try:
             return unpack_chunks(connection.read(correlation, time.monotonic() + REQUEST_TIMEOUT_S))
         except (ConnectionLost, RequestTimeout):
             connection.close()
-        payload = pack_read(Read(offsets.partition, offset, 0, READ_BYTES, offsets.topic))
+        return unpack_chunks(self._request(Opcode.READ, _read_payload(offsets, offset, topic_id)))
+
+    def _request(self, opcode: int, payload: bytes) -> bytes:
         return self._with_retries(
-            lambda fresh: unpack_chunks(
-                fresh.request(Opcode.READ, payload, timeout=REQUEST_TIMEOUT_S)
-            )
+            lambda connection: connection.request(opcode, payload, timeout=REQUEST_TIMEOUT_S)
         )
 
     def _with_retries(self, step: Callable[[Connection], T]) -> T:
@@ -191,3 +323,7 @@ class BrokerLink(AbstractContextManager["BrokerLink"]):
     def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
+
+
+def _read_payload(offsets: OffsetRange, offset: int, topic_id: int) -> bytes:
+    return pack_read(Read(offsets.partition, offset, 0, READ_BYTES, offsets.topic, topic_id))

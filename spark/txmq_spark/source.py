@@ -4,40 +4,51 @@ messages.
     spark.dataSource.register(TxmqDataSource)
     spark.read.format("txmq").option("url", url).option("topic", "orders").load()
     spark.read.format("txmq").option("url", url).option("letters", "billing").load()
+    spark.readStream.format("txmq").option("url", url).option("topic", "orders").load()
     frame.write.format("txmq").option("url", url).option("topic", "orders") \
         .mode("append").save()
 
-`topic` reads messages, `letters` the dead letters of a consumer group. The set of
-messages is fixed when an action is planned: up to the published ends of that moment, or
-up to the offsets of an option. Offsets are JSON, {"orders": {"0": 23}}. A partition
-that is left out is read from its first message to its published end. A schema given
-with `.schema(...)` chooses columns; the others are not decoded.
+`topic` and `topicPattern` read messages, `letters` the dead letters of consumer groups.
+The messages of a batch are fixed when an action is planned: up to the published ends of
+that moment, or up to an offset or a time. Offsets are JSON, {"orders": {"0": 23}}. A
+partition that is left out is read from its first message to its published end. The
+option `columns`, or a schema given with `.schema(...)`, chooses columns; the others are
+not decoded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Mapping
 from typing import Any, Final
 
-import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWriter, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceWriter,
+)
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from txmq.errors import ConfigError
-from txmq_spark.arrow_letters import LETTERS, letter_batches, task_ranges
-from txmq_spark.arrow_messages import MESSAGES, OffsetRange, record_batches
-from txmq_spark.broker_link import BrokerLink
+from txmq_spark.arrow_letters import LETTERS
+from txmq_spark.arrow_messages import MESSAGES
+from txmq_spark.letter_reading import FilteringLetterReader, LetterReader
+from txmq_spark.message_reading import FilteringMessageReader, MessageReader
+from txmq_spark.message_stream import MessageStream
 from txmq_spark.source_options import (
     ReadOptions,
     parse_read_options,
     parse_write_options,
-    plan_ranges,
+    require_batch,
+    require_stream,
 )
 from txmq_spark.writing import JobWriter
 
 MESSAGE_TYPES: Final = from_arrow_schema(MESSAGES)
 LETTER_TYPES: Final = from_arrow_schema(LETTERS)
+FILTER_WORKER: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 class TxmqDataSource(DataSource):
@@ -56,77 +67,40 @@ class TxmqDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = parse_read_options(self.options)
+        require_batch(options)
         names = _chosen(schema, _types(options))
-        return (
-            MessageReader(options, names)
-            if options.letters is None
-            else LetterReader(options, names)
-        )
+        if options.letters:
+            return (FilteringLetterReader if _takes_filters() else LetterReader)(options, names)
+        return (FilteringMessageReader if _takes_filters() else MessageReader)(options, names)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
+        options = parse_read_options(self.options)
+        require_stream(options)
+        return MessageStream(options, _chosen(schema, _types(options)))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001  # Spark's signature
         return JobWriter.for_schema(parse_write_options(self.options), schema, overwrite=overwrite)
 
 
-class TaskRange(InputPartition):
-    """The offsets of a partition that one task reads."""
+def _takes_filters() -> bool:
+    """Return True if Spark is about to hand filters to the reader.
 
-    def __init__(self, offsets: OffsetRange) -> None:
-        super().__init__(offsets)
-
-
-class MessageReader(DataSourceReader):
-    """Reader of topics, made by the driver and used in its tasks."""
-
-    def __init__(self, options: ReadOptions, names: Sequence[str]) -> None:
-        self._options, self._names = options, names
-
-    def partitions(self) -> Sequence[InputPartition]:
-        with BrokerLink(self._options.url) as link:
-            bounds = {topic: link.offset_bounds(topic) for topic in self._options.topics}
-        firsts, ends = ({topic: found[side] for topic, found in bounds.items()} for side in (0, 1))
-        return [TaskRange(offsets) for offsets in plan_ranges(self._options, ends, firsts)] or [
-            TaskRange(EMPTY_RANGE)
-        ]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        offsets: OffsetRange = partition.value
-        if offsets.start == offsets.end:
-            return
-        with BrokerLink(self._options.url) as link:
-            yield from record_batches(link.chunks(offsets), offsets, self._names)
-
-
-# Spark would take an empty list for a source without partitions.
-EMPTY_RANGE: Final = OffsetRange("", 0, 0, 0)
-
-
-class LetterReader(DataSourceReader):
-    """Reader of the open letters of a consumer group.
-
-    It reads letters that existed at planning and are still open.
+    With spark.sql.python.filterPushdown.enabled, Spark runs a worker of its own for
+    that. Without it, Spark 4.3 refuses each reader that could take filters.
     """
-
-    def __init__(self, options: ReadOptions, names: Sequence[str]) -> None:
-        self._options, self._names = options, names
-        self._group = options.letters or ""
-
-    def partitions(self) -> Sequence[InputPartition]:
-        with BrokerLink(self._options.url) as link:
-            numbers = [letter["number"] for letter in link.letters(self._group, bodies=False)]
-        return [
-            InputPartition(between)
-            for between in task_ranges(numbers, self._options.min_partitions)
-        ]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        after, last = partition.value
-        with BrokerLink(self._options.url) as link:
-            found = link.letters(self._group, bodies="body" in self._names, after=after, last=last)
-            yield from letter_batches(found, self._names)
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return FILTER_WORKER in sys.modules or getattr(main, "name", "") == FILTER_WORKER
 
 
 def _types(options: ReadOptions) -> StructType:
-    return MESSAGE_TYPES if options.letters is None else LETTER_TYPES
+    """Return the columns that the options choose. Raises ConfigError."""
+    known = LETTER_TYPES if options.letters else MESSAGE_TYPES
+    unknown = [name for name in options.columns if name not in known.names]
+    if unknown:
+        raise ConfigError(
+            "columns", f"there is no column {unknown[0]!r}", hint=", ".join(known.names)
+        )
+    return StructType([known[name] for name in options.columns or known.names])
 
 
 def _chosen(schema: StructType, known: StructType) -> list[str]:

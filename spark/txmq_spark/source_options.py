@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping
+from datetime import datetime
 from types import MappingProxyType
 from typing import Annotated, Final, NamedTuple
 
@@ -11,34 +13,77 @@ from pydantic import Field, TypeAdapter, ValidationError
 from txmq.errors import ConfigError
 from txmq.model import limits
 from txmq.model.message import check_name
-from txmq_spark.arrow_messages import OffsetRange
+from txmq.model.units import MILLISECOND, SECOND
 
 EARLIEST, LATEST = "earliest", "latest"
-READ_OPTIONS: Final = frozenset(
-    {"url", "topic", "letters", "startingoffsets", "endingoffsets", "minpartitions", "path"}
+READ_NAMES: Final = (
+    "url",
+    "topic",
+    "topicPattern",
+    "letters",
+    "states",
+    "columns",
+    "startingOffsets",
+    "startingTimestamp",
+    "endingOffsets",
+    "endingTimestamp",
+    "minPartitions",
+    "maxPartitionBytes",
+    "maxOffsetsPerTrigger",
+    "failOnDataLoss",
 )
-WRITE_OPTIONS: Final = frozenset({"url", "topic", "idempotency_key", "path"})
+WRITE_NAMES: Final = ("url", "topic", "idempotency_key")
+# Spark passes options of its own, too.
+OF_SPARK: Final = frozenset({"path", "checkpointlocation", "queryname"})
 KEY_HINT: Final = "name the data: a second write with the same key sends nothing"
+LETTER_STATES: Final = ("open", "replaying", "abandoned", "local")
+MAX_PARTITIONS: Final = 100_000
+PARTITION_BYTES: Final = 128 << 20  # as Spark's spark.sql.files.maxPartitionBytes
 
 Offset = Annotated[int, Field(ge=0, le=limits.SEQUENCE)]
 _OFFSETS: Final = TypeAdapter(dict[str, dict[int, Offset]])
 
-Ends = Mapping[str, Sequence[int]]  # by topic, then by partition
 Offsets = Mapping[str, Mapping[int, int]]  # by topic and partition, as given in an option
-ALL_OFFSETS: Final[Offsets] = MappingProxyType({})
+NO_OFFSETS: Final[Offsets] = MappingProxyType({})
+
+
+class Bound(NamedTuple):
+    """Where a read starts or ends: at offsets, or at a time in microseconds.
+
+    `given` has the offsets of some partitions. For the others, the time decides if
+    there is one, else `default`.
+    """
+
+    default: str
+    given: Offsets = NO_OFFSETS
+    time: int | None = None
 
 
 class ReadOptions(NamedTuple):
-    """Options of a read: topics between two sets of offsets, or the letters of a
-    group.
+    """Options of a read: topics between two bounds, or the letters of groups.
+
+    `pattern` matches whole names of topics. `states` () = the open letters, also those
+    that an undecided transaction replays. `max_offsets` 0 = no limit.
     """
 
     url: str
     topics: tuple[str, ...] = ()
-    letters: str | None = None
-    start: Offsets = ALL_OFFSETS
-    end: Offsets = ALL_OFFSETS
+    pattern: str | None = None
+    letters: tuple[str, ...] = ()
+    states: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()  # () = all
+    start: Bound = Bound(EARLIEST)
+    end: Bound = Bound(LATEST)
     min_partitions: int = 1
+    partition_bytes: int = PARTITION_BYTES
+    max_offsets: int = 0
+    fail_on_data_loss: bool = True
+
+    def selects(self, topic: str) -> bool:
+        """Return True if the topic is one of those to read."""
+        if self.pattern is None:
+            return topic in self.topics
+        return re.fullmatch(self.pattern, topic) is not None
 
 
 class WriteOptions(NamedTuple):
@@ -51,29 +96,62 @@ class WriteOptions(NamedTuple):
 
 def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
     """Return the checked options of a read. Raises ConfigError."""
-    _require_known(options, READ_OPTIONS)
+    _require_known(options, READ_NAMES)
     letters, topic = options.get("letters"), options.get("topic")
-    if (letters is None) == (topic is None):
+    pattern = options.get("topicPattern")
+    if sum(given is not None for given in (letters, topic, pattern)) != 1:
         raise ConfigError(
             "topic",
-            "either a topic or letters must be given",
+            "either a topic, a topicPattern or letters must be given",
             hint='option("topic", "orders,payments")',
         )
     return ReadOptions(
         url=_required(options, "url"),
-        topics=()
-        if topic is None
-        else tuple(check_name(name.strip(), "topic") for name in topic.split(",")),
-        letters=None if letters is None else _group_name(letters),
-        start=_offsets(options, "startingOffsets", EARLIEST),
-        end=_offsets(options, "endingOffsets", LATEST),
-        min_partitions=_count(options, "minPartitions"),
+        topics=() if topic is None else tuple(check_name(one, "topic") for one in _list(topic)),
+        pattern=None if pattern is None else _pattern(pattern),
+        letters=() if letters is None else tuple(_group_name(one) for one in _list(letters)),
+        states=_states(options.get("states")),
+        columns=_list(options["columns"]) if options.get("columns") else (),
+        start=_bound(options, "startingOffsets", "startingTimestamp", EARLIEST),
+        end=_bound(options, "endingOffsets", "endingTimestamp", LATEST),
+        min_partitions=_count(options, "minPartitions", 1, MAX_PARTITIONS),
+        partition_bytes=_count(options, "maxPartitionBytes", PARTITION_BYTES, 1 << 60),
+        max_offsets=_count(options, "maxOffsetsPerTrigger", 0, limits.SEQUENCE),
+        fail_on_data_loss=_switch(options, "failOnDataLoss", default=True),
     )
+
+
+def require_batch(options: ReadOptions) -> None:
+    """Raise ConfigError for options that only a stream has."""
+    if options.max_offsets:
+        raise ConfigError(
+            "maxOffsetsPerTrigger", "a batch has no triggers", hint="use it with readStream"
+        )
+    if options.start.default == LATEST:
+        raise ConfigError(
+            "startingOffsets",
+            "a batch from the latest offsets is empty",
+            hint="use readStream, or startingTimestamp",
+        )
+
+
+def require_stream(options: ReadOptions) -> None:
+    """Raise ConfigError for options that a stream cannot have."""
+    if options.letters:
+        raise ConfigError(
+            "letters", "dead letters cannot be read as a stream", hint="use spark.read"
+        )
+    if options.end != Bound(LATEST):
+        raise ConfigError(
+            "endingOffsets",
+            "a stream has no end",
+            hint="use spark.read, or trigger(availableNow=True)",
+        )
 
 
 def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
     """Return the checked options of a write. Raises ConfigError."""
-    _require_known(options, WRITE_OPTIONS)
+    _require_known(options, WRITE_NAMES)
     topic, key = options.get("topic"), options.get("idempotency_key")
     if topic is not None:
         check_name(topic, "topic")
@@ -82,62 +160,48 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
     return WriteOptions(_required(options, "url"), topic, key)
 
 
-def plan_ranges(
-    options: ReadOptions, published: Ends, firsts: Ends | None = None
-) -> list[OffsetRange]:
-    """Return the offset ranges to read, at least `min_partitions` of them if possible.
-
-    A partition without a start is read from its first offset in `firsts`, or from 0.
-    Raises ConfigError for offsets that the topics do not have.
+def parse_time(text: str, name: str) -> int:
+    """Return a time in microseconds: milliseconds since 1970 in digits, as Kafka's
+    options have them, or ISO 8601 with a zone. Raises ConfigError.
     """
-    _require_existing(options, published)
-    kept = {topic: dict(enumerate(offsets)) for topic, offsets in (firsts or {}).items()}
-    starts = {
-        topic: kept.get(topic, {}) | dict(options.start.get(topic, {})) for topic in published
-    }
-    whole = [
-        OffsetRange(
-            topic, partition, starts[topic].get(partition, 0), _end(options, topic, partition, end)
-        )
-        for topic, ends in published.items()
-        for partition, end in enumerate(ends)
-    ]
-    filled = [offsets for offsets in whole if offsets.start < offsets.end]
-    rows = sum(offsets.end - offsets.start for offsets in filled)
-    step = (
-        -(-rows // max(options.min_partitions, 1))
-        if len(filled) < options.min_partitions
-        else limits.SEQUENCE
-    )
-    return [
-        offsets._replace(start=start, end=min(start + step, offsets.end))
-        for offsets in filled
-        for start in range(offsets.start, offsets.end, step)
-    ]
+    hint = f'option("{name}", "2026-01-31T08:00:00Z"), or milliseconds since 1970'
+    if text.isascii() and text.isdigit():
+        micros = int(text) * MILLISECOND
+    else:
+        try:
+            at = datetime.fromisoformat(text)
+        except ValueError:
+            raise ConfigError(name, f"invalid time {text[:80]!r}", hint=hint) from None
+        if at.tzinfo is None:
+            raise ConfigError(name, f"time {text!r} has no zone", hint=hint)
+        micros = int(at.timestamp()) * SECOND + at.microsecond
+    if not 0 <= micros <= limits.TIME:
+        raise ConfigError(name, f"time {text[:80]!r} is out of range", hint=hint)
+    return micros
 
 
-def _end(options: ReadOptions, topic: str, partition: int, published: int) -> int:
-    end = options.end.get(topic, {}).get(partition, published)
-    if end > published:
-        hint = "choose an end up to the published one"
+def _list(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(one.strip() for one in text.split(",")))
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
         raise ConfigError(
-            "endingOffsets", f"{topic}/{partition} ends at {published}, not at {end}", hint=hint
+            "topicPattern", f"invalid pattern {text[:200]!r}: {error}", hint='"orders-.*"'
+        ) from None
+    return text
+
+
+def _states(text: str | None) -> tuple[str, ...]:
+    states = () if text is None else _list(text)
+    unknown = [state for state in states if state not in LETTER_STATES]
+    if unknown:
+        raise ConfigError(
+            "states", f"no such state {unknown[0]!r}", hint=f"use {', '.join(LETTER_STATES)}"
         )
-    return end
-
-
-def _require_existing(options: ReadOptions, published: Ends) -> None:
-    for name, offsets in (("startingOffsets", options.start), ("endingOffsets", options.end)):
-        for topic, partitions in offsets.items():
-            ends = published.get(topic, ())
-            unknown = [f"{topic}/{number}" for number in partitions if not 0 <= number < len(ends)]
-            if not ends or unknown:
-                what = unknown[0] if ends else topic
-                raise ConfigError(
-                    name,
-                    f"{what} is not among the partitions to read",
-                    hint="name existing topics and partitions of this read",
-                )
+    return states
 
 
 def _group_name(name: str) -> str:
@@ -147,14 +211,11 @@ def _group_name(name: str) -> str:
     return name
 
 
-def _require_known(options: Mapping[str, str], names: frozenset[str]) -> None:
-    unknown = sorted(option for option in options if option.lower() not in names)
+def _require_known(options: Mapping[str, str], names: tuple[str, ...]) -> None:
+    known = {name.lower() for name in names} | OF_SPARK
+    unknown = sorted(option for option in options if option.lower() not in known)
     if unknown:
-        raise ConfigError(
-            unknown[0],
-            "no such option",
-            hint=f"use one of {', '.join(sorted(names - {'path'}))}",
-        )
+        raise ConfigError(unknown[0], "no such option", hint=f"use one of {', '.join(names)}")
 
 
 def _required(options: Mapping[str, str], name: str) -> str:
@@ -163,23 +224,36 @@ def _required(options: Mapping[str, str], name: str) -> str:
     return value
 
 
-def _offsets(options: Mapping[str, str], name: str, default: str) -> Offsets:
-    text = options.get(name, default)
-    if text == default:
-        return {}
+def _bound(options: Mapping[str, str], offsets: str, time: str, default: str) -> Bound:
+    text, at = options.get(offsets), options.get(time)
+    if text is not None and at is not None:
+        raise ConfigError(time, f"{offsets} is given, too", hint="give one of the two")
+    if at is not None:
+        return Bound(default, time=parse_time(at, time))
+    if text is None or text == default:
+        return Bound(default)
+    if offsets == "startingOffsets" and text == LATEST:
+        return Bound(LATEST)
     try:
-        return _OFFSETS.validate_json(text)
+        return Bound(default, _OFFSETS.validate_json(text))
     except ValidationError as error:
         hint = f'use "{default}", or JSON such as {{"orders": {{"0": 23, "1": 0}}}}'
         raise ConfigError(
-            name, f"invalid offsets {text[:200]!r}: {error.errors()[0]['msg']}", hint=hint
+            offsets, f"invalid offsets {text[:200]!r}: {error.errors()[0]['msg']}", hint=hint
         ) from None
 
 
-def _count(options: Mapping[str, str], name: str) -> int:
-    text = options.get(name, "1")
-    if not (text.isascii() and text.isdigit() and 0 < int(text) <= 100_000):
-        raise ConfigError(
-            name, f"invalid number of partitions {text[:80]!r}", hint="use 1 to 100000"
-        )
+def _count(options: Mapping[str, str], name: str, default: int, most: int) -> int:
+    text = options.get(name, str(default))
+    if text == str(default):
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and 0 < int(text) <= most):
+        raise ConfigError(name, f"invalid number {text[:80]!r}", hint=f"use 1 to {most}")
     return int(text)
+
+
+def _switch(options: Mapping[str, str], name: str, *, default: bool) -> bool:
+    text = options.get(name, str(default)).lower()
+    if text not in ("true", "false"):
+        raise ConfigError(name, f"invalid value {text[:80]!r}", hint="use true or false")
+    return text == "true"

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from tests.spark.consuming import let_die
 from txmq.errors import BadRequest
-from txmq_spark.arrow_letters import task_ranges
+from txmq_spark.arrow_letters import letter_batches
 from txmq_spark.broker_link import BrokerLink
+from txmq_spark.letter_ranges import number_ranges
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -105,11 +106,19 @@ def test_pages_shrink_until_large_bodies_fit(monkeypatch: pytest.MonkeyPatch) ->
     assert asked == [128, 16, 2, 2, 2]
 
 
-@given(
-    st.lists(st.integers(1, 10**12), min_size=1, max_size=50, unique=True).map(sorted),
-    st.integers(1, 60),
-)
-def test_ranges_of_letters_hold_each_once(numbers: list[int], least: int) -> None:
-    found = task_ranges(numbers, least)
-    assert [n for after, last in found for n in numbers if after < n <= last] == numbers
-    assert len(found) >= min(least, len(numbers)) // 2
+@given(st.integers(0, 50), st.integers(1, 50), st.integers(0, 40_000), st.integers(1, 60))
+def test_ranges_of_letters_hold_each_number_once(
+    after: int, width: int, letters: int, least: int
+) -> None:
+    found = number_ranges(after, after + width, letters, least)
+    held = [n for start, last in found for n in range(start + 1, last + 1)]
+    assert held == list(range(after + 1, after + width + 1))
+    assert len(found) == min(width, max(least, -(-letters // 10_000)))
+
+
+def test_a_damaged_letter_is_a_row_with_its_reason() -> None:
+    letter = {"offset": 3, "key": None, "damaged": "bad checksum", "state": "dead"}
+    [batch] = letter_batches([letter], ["offset", "key", "body", "damaged"])
+    assert batch.to_pylist() == [
+        {"offset": 3, "key": None, "body": None, "damaged": "bad checksum"}
+    ]

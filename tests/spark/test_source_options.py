@@ -2,46 +2,22 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from txmq.errors import ConfigError, LocalProtocolError
-from txmq_spark.arrow_messages import OffsetRange
 from txmq_spark.source_options import (
     ReadOptions,
     parse_read_options,
     parse_write_options,
-    plan_ranges,
+    require_batch,
+    require_stream,
 )
 
 URL = {"url": "txmq://127.0.0.1:7650"}
 TOPIC = URL | {"topic": "orders"}
-
-
-def test_earliest_is_the_first_offset_that_retention_has_left() -> None:
-    wanted = parse_read_options(TOPIC | {"startingOffsets": json.dumps({"orders": {"1": 2}})})
-    assert plan_ranges(wanted, {"orders": [9, 9]}, {"orders": [5, 5]}) == [
-        OffsetRange("orders", 0, 5, 9),
-        OffsetRange("orders", 1, 2, 9),
-    ]
-
-
-def test_all_published_messages_are_read_unless_offsets_are_given() -> None:
-    wanted = parse_read_options(
-        TOPIC | {"startingOffsets": '{"orders": {"1": 4}}', "endingOffsets": '{"orders": {"0": 7}}'}
-    )
-    assert plan_ranges(wanted, {"orders": [9, 10, 0]}) == [
-        OffsetRange("orders", 0, 0, 7),
-        OffsetRange("orders", 1, 4, 10),
-    ]
-    assert plan_ranges(
-        parse_read_options(TOPIC | {"startingOffsets": "earliest", "endingOffsets": "latest"}),
-        {"orders": [3]},
-    ) == [OffsetRange("orders", 0, 0, 3)]
 
 
 def test_several_topics_are_read_together() -> None:
@@ -49,39 +25,34 @@ def test_several_topics_are_read_together() -> None:
     assert wanted.topics == ("orders", "refunds")
 
 
-ENDS = st.dictionaries(
-    st.sampled_from(["a", "b"]), st.lists(st.integers(0, 50), max_size=4), min_size=1
+def test_topics_are_named_or_match_a_pattern_as_a_whole() -> None:
+    by_pattern = parse_read_options(URL | {"topicPattern": "orders(-eu)?"})
+    assert [
+        name for name in ("orders", "orders-eu", "orders-us", "x") if by_pattern.selects(name)
+    ] == ["orders", "orders-eu"]
+    assert parse_read_options(TOPIC).selects("orders")
+    assert not parse_read_options(TOPIC).selects("orders-eu")
+
+
+def test_letters_of_several_groups_and_states_are_read_together() -> None:
+    wanted = parse_read_options(URL | {"letters": "billing, mail@a", "states": "open,abandoned"})
+    assert (wanted.letters, wanted.states) == (("billing", "mail@a"), ("open", "abandoned"))
+
+
+@pytest.mark.parametrize(
+    ("options", "check", "says"),
+    [
+        (TOPIC | {"maxOffsetsPerTrigger": "5"}, require_batch, "no triggers"),
+        (TOPIC | {"startingOffsets": "latest"}, require_batch, "is empty"),
+        (URL | {"letters": "billing"}, require_stream, "as a stream"),
+        (TOPIC | {"endingTimestamp": "5"}, require_stream, "has no end"),
+    ],
 )
-
-
-@given(ENDS, st.integers(1, 20))
-def test_ranges_cover_every_offset_once_in_as_many_tasks_as_requested(
-    ends: dict[str, list[int]], least: int
+def test_batches_and_streams_refuse_each_others_options(
+    options: dict[str, str], check: Callable[[ReadOptions], None], says: str
 ) -> None:
-    found = plan_ranges(ReadOptions("u", tuple(ends), min_partitions=least), ends)
-    covered = [
-        (offsets.topic, offsets.partition, offset)
-        for offsets in found
-        for offset in range(offsets.start, offsets.end)
-    ]
-    every = [
-        (name, number, n)
-        for name, sizes in ends.items()
-        for number, end in enumerate(sizes)
-        for n in range(end)
-    ]
-    assert covered == every
-    assert len(found) <= max(least + sum(map(len, ends.values())), 1)
-
-
-def test_a_large_partition_is_cut_where_more_tasks_are_wanted() -> None:
-    found = plan_ranges(parse_read_options(TOPIC | {"minPartitions": "4"}), {"orders": [100]})
-    assert [(offsets.start, offsets.end) for offsets in found] == [
-        (0, 25),
-        (25, 50),
-        (50, 75),
-        (75, 100),
-    ]
+    with pytest.raises(ConfigError, match=says):
+        check(parse_read_options(options))
 
 
 BAD: list[tuple[dict[str, str], str]] = [
@@ -94,9 +65,19 @@ BAD: list[tuple[dict[str, str], str]] = [
     (TOPIC | {"endingOffsets": '{"orders": 4}'}, "invalid offsets"),
     (TOPIC | {"endingOffsets": '{"orders": {"0": 18446744073709551616}}'}, "invalid offsets"),
     (TOPIC | {"endingOffsets": "[" * 100_000}, "invalid offsets"),
-    (TOPIC | {"minPartitions": "many"}, "invalid number of partitions"),
-    (TOPIC | {"minPartitions": "0"}, "invalid number of partitions"),
-    (TOPIC | {"minPartitions": "²"}, "invalid number of partitions"),
+    (TOPIC | {"minPartitions": "many"}, "invalid number"),
+    (TOPIC | {"minPartitions": "0"}, "invalid number"),
+    (TOPIC | {"minPartitions": "²"}, "invalid number"),
+    (TOPIC | {"minPartitions": "9" * 5_000}, "invalid number"),
+    (TOPIC | {"topicPattern": "x"}, "either a topic"),
+    (URL | {"topicPattern": "("}, "invalid pattern"),
+    (URL | {"letters": "billing", "states": "dead"}, "no such state"),
+    (TOPIC | {"startingTimestamp": "2026-01-01T00:00:00"}, "has no zone"),
+    (TOPIC | {"startingTimestamp": "yesterday"}, "invalid time"),
+    (TOPIC | {"startingTimestamp": "9" * 30}, "out of range"),
+    (TOPIC | {"startingTimestamp": "0001-01-01T00:00:00Z"}, "out of range"),
+    (TOPIC | {"endingTimestamp": "5", "endingOffsets": "latest"}, "is given, too"),
+    (TOPIC | {"failOnDataLoss": "perhaps"}, "invalid value"),
 ]
 
 
@@ -114,20 +95,6 @@ def test_invalid_names_are_refused(name: str) -> None:
         parse_read_options(URL | {"topic": name})
     with pytest.raises((LocalProtocolError, ConfigError)):
         parse_read_options(URL | {"letters": name})
-
-
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"endingOffsets": '{"orders": {"0": 10}}'}, "ends at 9, not at 10"),
-        ({"endingOffsets": '{"orders": {"1": 0}}'}, "orders/1 is not"),
-        ({"startingOffsets": '{"orders": {"-1": 0}}'}, "orders/-1 is not"),
-        ({"startingOffsets": '{"refunds": {"0": 0}}'}, "refunds is not"),
-    ],
-)
-def test_offsets_that_a_topic_does_not_have_are_refused(given: dict[str, str], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        plan_ranges(parse_read_options(TOPIC | given), {"orders": [9]})
 
 
 @pytest.mark.parametrize(

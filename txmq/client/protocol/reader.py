@@ -164,7 +164,7 @@ class ReaderState:
             elif self._start == "last":
                 starts[topic, partition] = end
             else:
-                starts[topic, partition] = yield from _offset_at(
+                starts[topic, partition] = yield from offset_at_time(
                     (topic, partition), first, end, self._start
                 )
         return starts
@@ -282,7 +282,7 @@ def decode_messages(chunk: Chunk, start: int) -> Iterator[ReceivedMessage]:
     )
 
 
-def _offset_at(name: PartitionName, first: int, end: int, at: int) -> RequestSequence[int]:
+def offset_at_time(name: PartitionName, first: int, end: int, at: int) -> RequestSequence[int]:
     """Return the first offset that was stored at that time or later."""
     while first < end:
         middle = (first + end) // 2

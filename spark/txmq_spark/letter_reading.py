@@ -1,0 +1,70 @@
+"""Dead letters of consumer groups as a DataFrame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+
+from txmq_spark.arrow_letters import letter_batches, letter_state
+from txmq_spark.broker_link import BrokerLink
+from txmq_spark.letter_ranges import LetterRange, letter_tasks
+from txmq_spark.pushed_filters import PushedLetters, push_letter_filters
+from txmq_spark.source_options import ReadOptions
+
+
+class LetterReader(DataSourceReader):
+    """Reader of the letters that groups had at planning and that are still there."""
+
+    def __init__(self, options: ReadOptions, names: Sequence[str]) -> None:
+        self._options, self._names = options, names
+        self._pushed = PushedLetters()
+
+    def partitions(self) -> Sequence[InputPartition]:
+        options = self._options
+        with BrokerLink(options.url) as link:
+            tasks = [
+                task
+                for group in options.letters
+                for task in letter_tasks(
+                    link, group, options.states, self._pushed, options.min_partitions
+                )
+            ]
+        # Spark would take an empty list for a source without partitions.
+        return [InputPartition(task) for task in tasks] or [InputPartition(None)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        task: LetterRange | None = partition.value
+        if task is None:
+            return
+        with BrokerLink(self._options.url) as link:
+            letters = (letter for letter in self._letters(link, task) if self._has(letter))
+            yield from letter_batches(letters, self._names)
+
+    def _letters(self, link: BrokerLink, task: LetterRange) -> Iterable[dict[str, Any]]:
+        bodies = "body" in self._names
+        if task.select is None:
+            return link.letters(task.group, bodies=bodies, after=task.after, last=task.last)
+        found = link.selected_letters(task.group, task.select, bodies=bodies, cursor=task.cursor)
+        return (letter for letter in found if letter["number"] <= task.last)
+
+    def _has(self, letter: dict[str, Any]) -> bool:
+        states, pushed = self._options.states, self._pushed
+        if "damaged" in letter and "key" in pushed.select:
+            return False  # a letter whose message is damaged has no key
+        state = letter_state(letter)
+        return (
+            (state in states if states else letter["state"] == "dead")
+            and (pushed.states is None or state in pushed.states)
+            and pushed.has(letter)
+        )
+
+
+class FilteringLetterReader(LetterReader):
+    """Reader of letters that takes filters from Spark."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  # Spark's name
+        self._pushed, rest = push_letter_filters(filters)
+        return rest

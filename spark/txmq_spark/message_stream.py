@@ -1,0 +1,129 @@
+"""Topics as a stream: Spark keeps the progress, and asks for what is new.
+
+The broker keeps nothing for a stream. A batch that Spark has planned is read again
+exactly, as long as the log has its messages.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from txmq_spark.broker_link import BrokerLink
+from txmq_spark.message_reading import read_task
+from txmq_spark.offset_ranges import (
+    Loss,
+    Survey,
+    TopicPartition,
+    bound_offsets,
+    cut_ranges,
+    report_losses,
+)
+from txmq_spark.source_options import ReadOptions
+from txmq_spark.stream_progress import (
+    Progress,
+    first_progress,
+    follow,
+    limit_progress,
+    newest_progress,
+    parse_progress,
+    restored_ends,
+)
+
+
+class MessageStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reader of topics for a query.
+
+    Spark makes one in a process of its own, which plans the query's batches, and
+    others in the tasks, which only `read`.
+    """
+
+    def __init__(self, options: ReadOptions, names: Sequence[str]) -> None:
+        self._options, self._names = options, names
+        self._link: BrokerLink | None = None
+        self._until: dict[TopicPartition, int] | None = None
+        # Skipped messages of a batch that was planned already, for the next progress.
+        self._unsaid: list[Loss] = []
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name
+        survey, link = self._survey(missing=False), self._broker()
+        offsets = bound_offsets(self._options.start, survey, "startingOffsets", link.offset_at)
+        return first_progress(survey, offsets).to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name
+        most = self._options.max_offsets
+        return ReadMaxRows(most) if most else ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
+        self._until = self._survey().ends()
+
+    def latestOffset(  # noqa: N802  # Spark's name
+        self, start: dict[str, Any], limit: ReadLimit
+    ) -> dict[str, Any]:
+        before, survey = parse_progress(start), self._survey()
+        now, losses = self._follow(before, survey)
+        report_losses(losses, fail=self._options.fail_on_data_loss)
+        now = now.skipping([*losses, *self._unsaid])
+        self._unsaid.clear()
+        end = newest_progress(now, survey, self._until)
+        if isinstance(limit, ReadMaxRows):
+            end = limit_progress(now, end, limit.max_rows)
+        return start if end == before else end.to_json()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802  # Spark's name
+        survey = self._survey()
+        return first_progress(survey, survey.ends()).to_json()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        if start == end:
+            return []
+        survey, planned = self._survey(), parse_progress(end)
+        begun, losses = self._follow(parse_progress(start), survey)
+        ended, lost = self._follow(planned, survey)
+        report_losses([*losses, *lost], fail=self._options.fail_on_data_loss)
+        self._unsaid = _unsaid(losses, start, planned)
+        tasks = cut_ranges(ended.ranges_from(begun), survey, self._options)
+        return [InputPartition(task) for task in tasks]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        yield from read_task(self._options, partition.value, self._names)
+
+    def stop(self) -> None:
+        if self._link is not None:
+            self._link.close()
+
+    def _broker(self) -> BrokerLink:
+        if self._link is None:
+            self._link = BrokerLink(self._options.url)
+        return self._link
+
+    def _survey(self, *, missing: bool = True) -> Survey:
+        return self._broker().survey(self._options, missing=missing)
+
+    def _follow(self, progress: Progress, survey: Survey) -> tuple[Progress, list[Loss]]:
+        restored: dict[int, list[int]] | None = {}
+        if progress.log != survey.log:
+            reply = self._broker().call("log.restores")
+            restored = restored_ends(reply, progress.log, survey.log)
+        return follow(progress, survey, self._options.selects, restored)
+
+
+def _unsaid(losses: Sequence[Loss], start: dict[str, Any], planned: Progress) -> list[Loss]:
+    """Return the losses in a batch that its end does not count as skipped yet."""
+    counted = Counter(planned.skipped)
+    counted.subtract(start["skipped"])
+    return [
+        loss._replace(messages=loss.messages - counted[loss.place])
+        for loss in losses
+        if loss.messages is not None and loss.messages > counted[loss.place]
+    ]

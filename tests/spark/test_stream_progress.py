@@ -1,0 +1,170 @@
+"""Progress of a stream: what Spark keeps, and how it follows the broker."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from txmq.errors import ConfigError
+from txmq_spark.arrow_messages import OffsetRange
+from txmq_spark.offset_ranges import DataLoss, LogName, Survey, TopicBounds, report_losses
+from txmq_spark.stream_progress import (
+    Progress,
+    TopicProgress,
+    follow,
+    limit_progress,
+    newest_progress,
+    parse_progress,
+    restored_ends,
+)
+
+LOG = LogName("log", "")
+ID = 7
+
+
+def progress(*offsets: int, log: LogName = LOG, topic_id: int = ID) -> Progress:
+    return Progress(log, {"orders": TopicProgress(topic_id, offsets)}, {})
+
+
+def bounds(ends: list[int], firsts: list[int] | None = None) -> TopicBounds:
+    return TopicBounds(ID, firsts or [0] * len(ends), ends)
+
+
+def survey(ends: list[int], firsts: list[int] | None = None, log: LogName = LOG) -> Survey:
+    return Survey(log, {"orders": bounds(ends, firsts)})
+
+
+def every(_name: str) -> bool:
+    return True
+
+
+def test_progress_is_the_same_text_whenever_it_is_written() -> None:
+    one = Progress(
+        LOG, {"b": TopicProgress(1, (4, 0)), "a": TopicProgress(2, (9,))}, {"b/1": 3, "a/0": 1}
+    )
+    text = json.dumps(one.to_json())
+    assert parse_progress(json.loads(text)) == one
+    assert json.dumps(parse_progress(json.loads(text)).to_json()) == text
+    assert list(json.loads(text)["topics"]) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {},
+        [],
+        {"orders": {"0": 23}},  # Kafka's
+        progress(1).to_json() | {"version": 2},
+        progress(1).to_json() | {"more": 1},
+        progress(1).to_json() | {"topics": {"orders": {"id": 1, "offsets": {"1": 0}}}},
+        progress(1).to_json() | {"topics": {"orders": {"id": 1, "offsets": {"0": -1}}}},
+        progress(1).to_json() | {"topics": {"orders": {"id": 1, "offsets": {"0": 1 << 70}}}},
+    ],
+)
+def test_progress_of_another_source_is_refused(tree: Any) -> None:
+    with pytest.raises(ConfigError, match="not those of a txmq stream"):
+        parse_progress(tree)
+
+
+def test_new_partitions_and_topics_are_read_from_their_beginning() -> None:
+    later = Survey(LOG, {"new": TopicBounds(9, [2], [5]), "orders": bounds([4, 3])})
+    now, losses = follow(progress(4), later, every, {})
+    end = newest_progress(now, later, None)
+    assert not losses
+    assert end.ranges_from(now) == [
+        OffsetRange("new", 0, 2, 5),
+        OffsetRange("orders", 1, 0, 3),
+    ]
+
+
+def test_a_topic_that_is_not_selected_any_more_is_left_out() -> None:
+    now, losses = follow(progress(4), Survey(LOG, {}), lambda _name: False, {})
+    assert (now.topics, losses) == ({}, [])
+
+
+A = LogName("log", "A")
+NONE: dict[int, list[int]] = {}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "restored", "says", "offsets"),
+    [
+        (progress(2), survey([9], [5]), NONE, "orders/0: retention has removed offsets 2 to 4", 5),
+        (progress(2, topic_id=3), survey([9], [1]), NONE, "deleted and made again", 1),
+        (progress(2), Survey(LOG, {}), NONE, "orders: the topic was deleted", None),
+        (progress(7), survey([9], log=A), {ID: [4]}, "restored from a backup: it ended at", 4),
+        (progress(7), survey([5]), NONE, "restored from a backup: it ended at offset 5", 5),
+        (progress(2), survey([9], [1], LogName("other", "")), None, "the broker has log other", 1),
+        (progress(2, log=A), survey([9]), None, "incarnation original, which does not descend", 0),
+    ],
+)
+def test_what_is_lost_is_an_error_or_said(
+    before: Progress,
+    now: Survey,
+    restored: dict[int, list[int]] | None,
+    says: str,
+    offsets: int | None,
+) -> None:
+    found, losses = follow(before, now, every, restored)
+    assert len(losses) == 1
+    with pytest.raises(DataLoss, match=says):
+        report_losses(losses, fail=True)
+    report_losses(losses, fail=False)
+    assert found.log == now.log
+    assert {n for topic in found.topics.values() for n in topic.offsets} == {offsets} - {None}
+
+
+def test_a_stream_behind_a_restore_has_lost_nothing() -> None:
+    found, losses = follow(progress(3), survey([9], log=A), every, {ID: [4]})
+    assert (found, losses) == (progress(3, log=A), [])
+
+
+def test_a_partition_grown_and_passed_by_retention_before_it_was_seen_is_a_loss() -> None:
+    found, losses = follow(progress(3), survey([3, 9], [0, 5]), every, {})
+    assert found.topics["orders"].offsets == (3, 5)
+    assert found.skipping(losses).skipped == {"orders/1": 5}
+
+
+def test_the_lowest_end_counts_over_several_restores() -> None:
+    reply = {
+        "restores": [
+            {"incarnation": name, "epoch": epoch} for name, epoch in (("A", 1), ("B", 2), ("C", 3))
+        ],
+        "topics": [{"topic_id": ID, "ends": [[1, [3]], [2, [9, 2]], [3, [8, 4, 1]]]}],
+    }
+    now = LogName("log", "C")
+    assert restored_ends(reply, A, now) == {ID: [8, 2]}
+    assert restored_ends(reply, LOG, now) == {ID: [3]}
+    assert restored_ends(reply, now, now) == {}
+    assert restored_ends(reply, LogName("log", "lost"), now) is None
+    assert restored_ends(reply, LogName("other", ""), now) is None
+
+
+def test_available_now_leaves_out_what_came_later() -> None:
+    end = newest_progress(progress(1, 0), survey([9, 5]), {("orders", 0): 4})
+    assert end.topics["orders"].offsets == (4, 0)
+    skipped = newest_progress(progress(6), survey([9]), {("orders", 0): 4})
+    assert skipped.topics["orders"].offsets == (6,)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 100), st.integers(0, 100)), min_size=1, max_size=6),
+    st.integers(1, 300),
+)
+def test_a_limit_is_shared_in_proportion_and_starves_nobody(
+    places: list[tuple[int, int]], most: int
+) -> None:
+    begun = progress(*(offset for offset, _lag in places))
+    end = newest_progress(begun, survey([offset + lag for offset, lag in places]), None)
+    found = limit_progress(begun, end, most).ranges_from(begun)
+    waiting = Counter({n: lag for n, (_offset, lag) in enumerate(places) if lag})
+    sizes = {offsets.partition: offsets.end - offsets.start for offsets in found}
+    assert sizes.keys() == waiting.keys()
+    assert all(0 < sizes[n] <= waiting[n] for n in sizes)
+    assert sum(sizes.values()) <= max(most, len(waiting))
+    assert sum(sizes.values()) >= min(most, waiting.total()) - len(waiting)

@@ -1,0 +1,127 @@
+"""Topics as a stream, from a broker process: the reader itself, and by Spark."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadMaxRows
+
+from tests.spark.stream_driver import StreamDriver, texts
+from txmq_spark.pushed_filters import EPOCH
+from txmq_spark.stream_progress import parse_progress
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    import txmq
+
+pytestmark = pytest.mark.timeout(300)  # includes the start of a JVM on a loaded machine
+
+
+@pytest.fixture
+def drivers(broker: str) -> Iterator[Callable[..., StreamDriver]]:
+    """A function that starts a query."""
+    with ExitStack() as stack:
+        yield lambda **options: stack.enter_context(StreamDriver(url=broker, **options))
+
+
+def test_each_message_is_in_one_batch_over_restarts_and_growth(
+    drivers: Callable[..., StreamDriver], topic: str, client: txmq.Client
+) -> None:
+    client.call("topic.create", name=topic, partitions=1)
+    client.send_many(topic, texts(*range(5)))
+    driver = drivers(topicPattern=f"{topic}(-2)?", maxOffsetsPerTrigger="3")
+    assert driver.step() == texts(0, 1, 2)
+    driver.restart()
+    assert driver.step() == texts(3, 4)
+    assert driver.step() == []
+    before = driver.progress
+    assert driver.plan() == before
+    client.call("topic.grow", name=topic, partitions=2)
+    client.call("topic.create", name=f"{topic}-2", partitions=1)
+    client.send_many(topic, texts(5), partition=1)
+    client.send_many(f"{topic}-2", texts(6))
+    assert sorted(driver.step()) == texts(5, 6)
+    for start, end in driver.batches:  # Spark repeats a batch whose end it has planned
+        assert driver.run(start, end) == driver.run(start, end)
+    assert driver.run(driver.batches[0][0], before) == texts(*range(5))
+
+
+def test_available_now_ends_at_the_messages_of_its_beginning(
+    drivers: Callable[..., StreamDriver], topic: str, client: txmq.Client
+) -> None:
+    client.send_many(topic, texts(0, 1))
+    driver = drivers(topic=topic)
+    driver.reader.prepareForTriggerAvailableNow()
+    client.send_many(topic, texts(2))
+    assert sorted(driver.step()) == texts(0, 1)
+    assert driver.plan(all_available=True) == driver.progress
+    driver.restart()
+    assert driver.step() == texts(2)
+
+
+def test_a_stream_starts_where_it_is_told(
+    drivers: Callable[..., StreamDriver], topic: str, client: txmq.Client
+) -> None:
+    client.call("topic.create", name=topic, partitions=1)
+    for text in texts(0, 1, 2):
+        client.send(topic, text)
+    stored = [found["stored_at"] for found in client.call("message.find", topic=topic)["messages"]]
+    at = (EPOCH + timedelta(microseconds=stored[1])).isoformat()
+    latest = drivers(topic=topic, startingOffsets="latest")
+    given = drivers(topic=topic, startingOffsets=json.dumps({topic: {"0": 2}}))
+    timed = drivers(topic=topic, startingTimestamp=at)
+    client.send(topic, b"3")
+    assert latest.step() == texts(3)
+    assert given.step() == texts(2, 3)
+    assert timed.step() == texts(*(n for n in range(3) if stored[n] >= stored[1]), 3)
+
+
+def spark_stream(
+    spark: SparkSession, options: Mapping[str, str], where: Path
+) -> list[dict[str, Any]]:
+    """Run a query over what is there now; return the progress of its batches."""
+    frame = spark.readStream.format("txmq").options(**options).load().select("body")
+    query = (
+        frame.writeStream.format("parquet")
+        .option("checkpointLocation", str(where / "checkpoint"))
+        .trigger(availableNow=True)
+        .start(str(where / "rows"))
+    )
+    query.awaitTermination()
+    return [json.loads(progress.json) for progress in query.recentProgress]
+
+
+def test_spark_goes_on_where_its_checkpoint_ends(
+    spark: SparkSession, broker: str, topic: str, client: txmq.Client, tmp_path: Path
+) -> None:
+    client.call("topic.create", name=topic, partitions=2)
+    client.send_many(topic, texts(*range(50)))
+    options = {"url": broker, "topic": topic, "maxOffsetsPerTrigger": "30"}
+    batches = spark_stream(spark, options, tmp_path)
+    assert [batch["numInputRows"] for batch in batches if batch["numInputRows"]] == [30, 20]
+    client.call("topic.grow", name=topic, partitions=3)
+    client.send_many(topic, texts(*range(50, 60)), partition=2)
+    batches = spark_stream(spark, options, tmp_path)
+    [source] = batches[-1]["sources"]
+    end = source["endOffset"]
+    found = parse_progress(json.loads(end) if isinstance(end, str) else end)
+    assert sum(found.topics[topic].offsets) == 60
+    rows = spark.read.parquet(str(tmp_path / "rows")).collect()
+    assert sorted(int(row.body) for row in rows) == list(range(60))
+
+
+def test_a_limit_is_not_for_all_that_is_available(
+    drivers: Callable[..., StreamDriver], topic: str, client: txmq.Client
+) -> None:
+    client.send_many(topic, texts(*range(5)))
+    driver = drivers(topic=topic, maxOffsetsPerTrigger="2")
+    assert driver.reader.getDefaultReadLimit() == ReadMaxRows(2)
+    end = driver.plan(all_available=True)
+    assert sorted(driver.run(driver.progress, end)) == texts(*range(5))
