@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.simulation.actors import TOPIC, Actor
 from tests.simulation.invariants import check_delivery
+from tests.simulation.letter_mender import check_received
 from tests.simulation.network import RequestLost
 from txmq.client.protocol.consumer.acks import join
 from txmq.client.protocol.consumer.fetched import decode_chunk
@@ -50,11 +51,12 @@ class ConcurrentConsumer(Actor):
             chunks = unpack_chunks(
                 await self.connection.request(Opcode.FETCH, h.pack_fetch(wanted))
             ).chunks
-            for chunk in chunks:
+            bodies = [self._bodies(chunk) for chunk in chunks]
+            for chunk, published in zip(chunks, bodies, strict=True):
                 if self.rng.random() < self.world.trouble * 0.02:
                     self.world.history.counts["consumers killed"] += 1
                     raise RequestLost
-                await self._process(generation, chunk)
+                await self._process(generation, chunk, published)
             if self.rng.random() < 0.4:
                 generation = await self._heartbeat(generation)
 
@@ -64,15 +66,26 @@ class ConcurrentConsumer(Actor):
         )
         return int(beat["generation"])
 
-    async def _process(self, generation: int, chunk: Chunk) -> None:
+    def _bodies(self, chunk: Chunk) -> list[str]:
+        """Return the bodies of a chunk as they were published. Its edits are checked as
+        it comes: later, somebody else may have edited what was delivered again.
+        """
+        view, base, first = decode_chunk(chunk), chunk.base_offset, chunk.first_row
+        return [
+            check_received(
+                self.world, self.group, chunk.partition, base + row, view.bodies[row].decode()
+            )
+            for row in range(first, first + chunk.rows)
+        ]
+
+    async def _process(self, generation: int, chunk: Chunk, bodies: list[str]) -> None:
         """Process a chunk message by message, or acknowledge its successes in one
         request.
         """
-        view, together = decode_chunk(chunk), self.acks_together and self.rng.random() < 0.5
+        together = self.acks_together and self.rng.random() < 0.5
         self.world.history.counts["runs"] += bool(chunk.further)
         done, failed = [], []
-        for row in range(chunk.first_row, chunk.first_row + chunk.rows):
-            offset, body = chunk.base_offset + row, view.bodies[row].decode()
+        for offset, body in enumerate(bodies, chunk.base_offset + chunk.first_row):
             check_delivery(self.world, chunk.partition, offset, body)
             if not together:
                 await self._one(generation, chunk, offset, body)

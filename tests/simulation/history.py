@@ -48,6 +48,10 @@ class SimulationHistory:
     recalled: set[str] = field(default_factory=set)  # bodies with an acknowledged recall
     # as in `handled` → successes before a reset asked for more
     times_before_reset: dict[str, int] = field(default_factory=dict)
+    # group, partition, offset → bodies by the number of the edit, 0 = the published one
+    edits: dict[tuple[str, int, int], list[str]] = field(default_factory=dict)
+    # as in `edits` → number of the newest edit that is known to be there
+    edited: Counter[tuple[str, int, int]] = field(default_factory=Counter)
     counts: Counter[str] = field(default_factory=Counter)
 
     def record_seen(self, partition: int, offset: int, body: str) -> None:

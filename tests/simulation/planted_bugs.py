@@ -19,6 +19,7 @@ from tests.simulation import (
     consumers,
     delayed_producer,
     inbox_consumers,
+    letter_mender,
     machine_clock,
     multi_send,
     operators,
@@ -39,11 +40,19 @@ from txmq.client.protocol.consumer.local_queue import LocalQueue
 from txmq.client.protocol.consumer.membership import Membership
 from txmq.client.protocol.consumer.settlement import Settlement
 from txmq.core import machine, persistence
-from txmq.core.consumers import effects, membership, resets, waiting_times
+from txmq.core.consumers import (
+    effects,
+    letter_edits,
+    membership,
+    resets,
+    waiting_times,
+)
 from txmq.core.events.consumers import PositionReset
+from txmq.core.events.letters import LetterEdited
 from txmq.core.events.outcome import Outcome, Rejected
 from txmq.core.retention import broker_time
-from txmq.core.state import visibility
+from txmq.core.state import failed_messages, visibility
+from txmq.core.state.failed_messages import FailedMessage
 from txmq.core.state.group_registry import GroupRegistry
 from txmq.core.state.positions import EffectsRecord
 from txmq.core.topics import delay_rules, delayed, key_order, sends, topics
@@ -54,6 +63,7 @@ from txmq.model.message import Decision
 from txmq.recover.local_store import Change, State
 from txmq.store.log.writer import Flush
 from txmq.store.snapshot import write_snapshot
+from txmq.store.tables import FAILED_KEY
 from txmq.wire.batched import pack_replies
 from txmq.wire.data_requests import AckedRange, SendReceipt
 
@@ -80,6 +90,10 @@ def _patching(target: object, name: str, replacement: object) -> Callable[[], Pa
 
 def _deciding(command: type, decide: Callable[..., Any]) -> Callable[[], Patches]:
     return lambda: patch.dict(machine.DECIDERS, {command: decide})
+
+
+def _applying(event: type, apply: Callable[..., Any]) -> Callable[[], Patches]:
+    return lambda: patch.dict(machine.APPLIERS, {event: apply})
 
 
 def _in_every_seed(actors: ModuleType, around: Callable[[], Patches]) -> Callable[[], Patches]:
@@ -116,7 +130,25 @@ _scan, _start_pieces = delayed.scan, decisions._start_pieces
 _publish, _decide_job, _save = key_order.publish, jobs.decide_job, persistence.save
 _record_answer = checkback_service.CheckBackService.record_answer
 _begin_reset, _mark_deleted = resets._begin, GroupRegistry.mark_deleted
+_apply_edited = letter_edits.apply_edited
 _delivery, _put = LocalQueue.delivery, store_consumers.ModelStore.put
+
+
+def _edit_in_the_list_only(state: Any, event: LetterEdited, context: Any) -> None:
+    key = FAILED_KEY.pack(*event[:4])
+    position, length, row = FailedMessage(*state.failed_messages.get(key))[4:7]
+    _apply_edited(state, event, context)
+    after = FailedMessage(*state.failed_messages.get(key))
+    state.failed_messages.put(key, tuple(after._replace(position=position, length=length, row=row)))
+
+
+def _edit_in_all_groups(state: Any, event: LetterEdited, context: Any) -> None:
+    _apply_edited(state, event, context)
+    for group in state.groups.by_id.values():
+        row = failed_messages.get(state, group, event[1:4])
+        if row is not None and group.group_id != event.group_id:
+            row = row._replace(position=event.position, length=event.length, row=0)
+            state.failed_messages.put(FAILED_KEY.pack(group.group_id, *event[1:4]), tuple(row))
 
 
 def _delivery_but_no_duplicate(self: Any, place: Any, state: int, lease: int = 0) -> Any:
@@ -556,6 +588,14 @@ BUGS = (
         around=_in_every_seed(
             machine_clock, _patching(waiting_times, "set_back", lambda *_args: None)
         ),
+    ),
+    Bug(
+        "an edit leaves the letter where it was",
+        around=_in_every_seed(letter_mender, _applying(LetterEdited, _edit_in_the_list_only)),
+    ),
+    Bug(
+        "an edit concerns all groups",
+        around=_in_every_seed(letter_mender, _applying(LetterEdited, _edit_in_all_groups)),
     ),
     Bug(
         "a failed message is told of before it is on disk",

@@ -19,6 +19,7 @@ from tests.simulation import (
     consumers,
     delayed_producer,
     inbox_consumers,
+    letter_mender,
     machine_clock,
     multi_send,
     operators,
@@ -91,6 +92,8 @@ class Simulation:
     def _start_actors(self) -> None:
         world, rng = self.world, self.world.rng
         replayer = operators.LetterReplayer(world, "op")
+        if letter_mender.is_at_work(self._seed):
+            replayer = letter_mender.LetterMender(world, "op", self._seed)
 
         async def begin() -> None:
             topic = {"name": actors.TOPIC, "partitions": actors.PARTITIONS}
@@ -241,6 +244,7 @@ class Simulation:
         if world.broker is not None and not any(self._unfinished(world.broker).values()):
             check_everything(world)
             operators.check(world)
+            letter_mender.check(world)
             if self._inbox is not None:
                 self._inbox.check(world.broker.engine.state)
             world.over = True

@@ -53,6 +53,8 @@ LEAST_PER_SEED = {
     "nacks refused": 0.3,
     "topics remade": 0.1,
     "stored retried": 0.05,
+    "edits": 0.2,
+    "edited received": 0.2,
 }  # on average; a count below it means that seeds no longer test this
 
 

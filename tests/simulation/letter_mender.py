@@ -1,0 +1,97 @@
+"""A simulated operator who edits dead letters before they are replayed.
+
+An edited body is the published one with a suffix that names the group and the number of
+the edit. Consumers strip it, and check that it is theirs, and the newest.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from tests.simulation import operators
+from tests.simulation.history import InvariantBroken
+from txmq.errors import RequestRejected
+from txmq.store.tables import EDITS
+
+if TYPE_CHECKING:
+    from tests.simulation.world import SimulatedWorld
+
+SHARE = 0.3  # of the seeds
+GROUPS = ("c", "o")
+MARK = "~"  # before the suffix
+
+
+def is_at_work(seed: int) -> bool:
+    """Return whether the operator edits letters; a reset would take the edits back."""
+    resets = seed // 2 % operators.EVERY == 0
+    return not resets and Random(seed + 0.625).random() < SHARE
+
+
+class LetterMender(operators.LetterReplayer):
+    """Edit some of the letters, then replay all of them."""
+
+    def __init__(self, world: SimulatedWorld, name: str, seed: int) -> None:
+        super().__init__(world, name)
+        self._own = Random(seed + 0.75)  # seeds without edits draw the same numbers
+
+    async def _replay(self, group: str) -> None:
+        if group in GROUPS:
+            letters = (await self.connection.call("dlq.list", group=group))["letters"]
+            for letter in letters:
+                if letter["state"] == "dead" and self._own.random() < 0.6:
+                    await self._edit(letter)
+        await super()._replay(group)
+
+    async def _edit(self, letter: dict[str, Any]) -> None:
+        place = {name: letter[name] for name in ("group", "topic", "partition", "offset")}
+        group, _topic, partition, offset = place.values()
+        published, number = self.world.history.bodies_at.get((partition, offset)), letter["edits"]
+        if published is None:  # its deliveries were lost on their way
+            return
+        edits = self.world.history.edits.setdefault((group, partition, offset), [published])
+        # edits that were made, and whose replies were lost
+        self.world.history.edited[group, partition, offset] = number
+        del edits[number + 1 :]
+        reverts = number > 0 and self._own.random() < 0.3
+        body = published if reverts else f"{published}{MARK}{group}{number + 1}"
+        edits.append(body)
+        changes = {"revert": True} if reverts else {"body": b64encode(body.encode()).decode()}
+        if body == edits[number]:
+            edits.pop()
+            return
+        try:
+            reply = await self.connection.call(
+                "dlq.edit", **place, edits=number, **changes, operator="sim", reason="test"
+            )
+        except RequestRejected:  # it is no open letter any more
+            edits.pop()
+            return
+        self.world.history.edited[group, partition, offset] = reply["edits"]
+        self.world.history.counts["edits"] += 1
+
+
+def check_received(
+    world: SimulatedWorld, group: str, partition: int, offset: int, body: str
+) -> str:
+    """Check that a group gets the newest version of a message that is known to be
+    there, or a later one; return the body that was published.
+    """
+    place = (group, partition, offset)
+    edits, least = world.history.edits.get(place, []), world.history.edited[place]
+    published = body.partition(MARK)[0]
+    if body not in (edits[least:] or [published]):
+        raise InvariantBroken(
+            f"{group} received {body} at {partition}/{offset} after {least} edits of {edits}"
+        )
+    world.history.counts["edited received"] += body != published
+    return published
+
+
+def check(world: SimulatedWorld) -> None:
+    """Check at the end, when all letters are processed, that no version is left."""
+    assert world.broker is not None
+    left = [*world.broker.engine.state.tables[EDITS].range(b"")]
+    if left:
+        raise InvariantBroken(f"versions of letters that are processed: {left}")
