@@ -351,18 +351,18 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_damaged_letter_is_named_and_the_others_are_shown",
         "test_versions_and_queries_are_evidence",
     ),
-    176: (
+    179: (
         "test_each_message_is_in_one_batch_over_restarts_and_growth",
         "test_a_planned_batch_outlives_the_broker",
         "test_spark_goes_on_where_its_checkpoint_ends",
     ),
-    177: (
+    180: (
         "test_what_retention_removed_before_it_was_read_is_an_error_or_counted",
         "test_offsets_that_retention_has_removed_are_an_error_or_left_out",
         "test_a_topic_made_again_is_not_read_as_the_one_before",
         "test_a_partition_grown_and_passed_by_retention_before_it_was_seen_is_a_loss",
     ),
-    178: (
+    181: (
         "test_what_is_lost_is_an_error_or_said",
         "test_a_stream_behind_a_restore_has_lost_nothing",
         "test_the_lowest_end_counts_over_several_restores",
