@@ -827,6 +827,12 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_store_that_was_begun_only_is_not_listed",
         "test_a_store_whose_log_is_gone_says_so",
     ),
+    # operators' commands
+    182: (
+        "test_a_change_and_its_message_are_one_record",
+        "test_what_changes_nothing_leaves_no_message",
+        "test_nobody_else_changes_or_writes_what_is_the_brokers",
+    ),
 }
 
 # Each bug with the names under which it is planted, or the test that must find it.

@@ -57,15 +57,17 @@ class CommandSession:
         """
         self.out.show(self.client.call(call, **args), columns=columns)
 
-    def show_list(self, call: str, field: str, *, columns: Sequence[str] = ()) -> None:
+    def show_list(
+        self, call: str, field: str, *, columns: Sequence[str] = (), **args: object
+    ) -> None:
         """Print the list `field` of the replies to a call, page by page."""
         try:
-            shown = dict(self.client.call(call, limit=PAGE))
+            shown = dict(self.client.call(call, limit=PAGE, **args))
         except BadRequest:  # a broker of an older version lists everything at once
-            shown = dict(self.client.call(call))
+            shown = dict(self.client.call(call, **args))
         following = shown.pop("next", None)
         while following is not None:
-            page = self.client.call(call, limit=PAGE, after=following)
+            page = self.client.call(call, limit=PAGE, after=following, **args)
             shown[field] = [*shown[field], *page[field]]
             following = page["next"]
         self.out.show(shown, columns=columns)

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from txmq.core import persistence
+from txmq.core import audit, persistence
+from txmq.core.audit import Audited, decide_audited
 from txmq.core.consumers import rules as consumer_rules
+from txmq.core.events.audit import OperatorActed, parts_in
 from txmq.core.events.base import Booted, Event, RecordContext
 from txmq.core.retention import rules as retention_rules
 from txmq.core.state import visibility
@@ -40,8 +42,20 @@ def apply_booted(state: State, event: Booted, context: RecordContext) -> None:
     consumer_rules.apply_booted(state, event, context)
 
 
-DECIDERS: Deciders = {}
-APPLIERS: Appliers = {Booted: apply_booted}
+def decide_with_audit(state: State, command: Audited, now: int) -> Outcome | Rejected:
+    return decide_audited(state, command, now, decide)
+
+
+def apply_acted(state: State, event: OperatorActed, context: RecordContext) -> None:
+    """Apply: each part in its order. A change of the time holds for what comes behind
+    the record.
+    """
+    for one, its_context in parts_in(event, context):
+        APPLIERS[type(one)](state, one, its_context)
+
+
+DECIDERS: Deciders = {Audited: decide_with_audit}
+APPLIERS: Appliers = {Booted: apply_booted, OperatorActed: apply_acted, **audit.APPLIERS}
 for _module in RULES:
     DECIDERS.update(_module.DECIDERS)
     APPLIERS.update(_module.APPLIERS)

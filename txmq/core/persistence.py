@@ -108,7 +108,7 @@ def load(tables: t.Tables) -> State:
         state.topics_by_id[topic_id] = topic
         if not topic.deleted:
             state.topics[topic.name] = topic
-            state.partitions += len(topic.end_offsets)
+            state.partitions += topic.counted_partitions
     for name, row in _rows(tables, t.PRODUCERS):
         receipts = deque((tuple(receipt) for receipt in row[3]), maxlen=MAX_RECEIPTS)
         state.producers[name] = ProducerState(row[0], row[1], row[2], receipts)

@@ -15,6 +15,8 @@ from txmq.core.retention.broker_time import CONFIRMED_S, TOLERATED_US, NoteTime
 from txmq.model.units import SECOND
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from txmq.broker.checkback.resolver_service import Resolvers
     from txmq.broker.engine.engine import Engine
     from txmq.broker.reactor.interfaces import Clock
@@ -93,23 +95,33 @@ class ClockService:
             # they may be clocks of the same machine: what cannot be undone still waits
             self._follow(seen, doubted, by=", ".join(seen.databases))
 
-    def confirm(self, operator: str) -> None:
-        """Follow the wall clock, by an operator's word. Nothing is in doubt then."""
+    def confirm(self, operator: str, act: Callable[[object], object] | None = None) -> None:
+        """Follow the wall clock, by an operator's word. Nothing is in doubt then. `act`
+        makes an operator's command of what is submitted.
+        """
         seen = self.status()
-        self._follow(seen, -seen.wall_ahead, by=f"operator {operator}")
+        self._follow(seen, -seen.wall_ahead, by=f"operator {operator}", act=act)
 
-    def _follow(self, seen: ClockStatus, doubted: int, *, by: str) -> None:
+    def _follow(
+        self,
+        seen: ClockStatus,
+        doubted: int,
+        *,
+        by: str,
+        act: Callable[[object], object] | None = None,
+    ) -> None:
         """Follow the wall clock. In doubt is then as much as it is ahead, and
         `doubted`.
         """
         log.warning("clock.followed", by=by, ahead_s=round(seen.wall_ahead / SECOND, 3))
         back = 0 if seen.is_believed else -seen.wall_ahead
         self._follows = True
-        self._note(NoteTime(max(0, doubted + seen.wall_ahead), back))
+        note = NoteTime(max(0, doubted + seen.wall_ahead), back)
+        self._note(note if act is None else act(note))
         self._follows = False
         self._steady_since = self._agreed_since = None
 
-    def _note(self, command: NoteTime) -> None:
+    def _note(self, command: object) -> None:
         def noted(reply: object) -> None:
             if isinstance(reply, Rejected):  # no space: the next tick tries again
                 log.error("clock.not_noted", reason=reply.message)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from txmq.broker.background.clock_service import contradicting
+from txmq.broker.calls.operators import audited
 from txmq.core.events.outcome import Rejected
 from txmq.errors import BadRequest
 
@@ -35,7 +37,7 @@ class ClockCalls:
             call.answer(_contradiction(others))
             return
         log.warning("clock.confirmed", operator=args.operator, reason=args.reason)
-        self._clock.confirm(args.operator)
+        self._clock.confirm(args.operator, partial(audited, "clock.confirm", "clock", args))
         call.answer(_view(self._clock.status()))
 
 

@@ -6,20 +6,23 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from txmq.batch import key_hash_at
+from txmq.broker.calls import operators
 from txmq.broker.calls.dispatcher import Answer, CallContext, Handler, then
-from txmq.broker.calls.operators import operator_note
+from txmq.broker.calls.operators import audited, operator_note
 from txmq.broker.calls.pages import page_of
 from txmq.broker.engine.log_reader import offset_at_time
+from txmq.broker.search import message_view
 from txmq.core.consumers import commands as core
 from txmq.core.consumers import group_views
 from txmq.core.consumers.failures import key_source
 from txmq.core.consumers.stall_reasons import StallContext
 from txmq.core.events.outcome import Rejected
+from txmq.errors import CorruptRecord
 from txmq.model.retry import FailureReport
 from txmq.model.units import MILLISECOND, SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from random import Random
 
     from txmq.broker.delivery.long_polls import LongPolls
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
     from txmq.core.steps import Steps
     from txmq.wire.calls import consumers as wire
     from txmq.wire.calls.arguments import ListArgs
+
+KEYS_READ_BYTES = 16 << 20  # of messages, to name the keys of a group's fences
 
 
 class ConsumerGroupCalls:
@@ -58,9 +63,7 @@ class ConsumerGroupCalls:
             "group.list": self.list_groups,
             "group.show": self.show,
             "group.alter": self.alter,
-            "group.delete": lambda call, args: self._submit(
-                core.DeleteGroup(args.group, operator_note(args)), call.answer
-            ),
+            "group.delete": self.delete,
             "group.reset": self.reset,
             "group.clone": self.clone,
             "group.pause": lambda call, args: self._pause(call, args, paused=True),
@@ -70,15 +73,30 @@ class ConsumerGroupCalls:
     def _submit(self, command: object, answer: Answer) -> None:
         self._engine.submit(command, then(answer, lambda _reply: {}))
 
+    def _act(
+        self,
+        call: CallContext,
+        name: str,
+        args: wire.OperatorArgs,
+        command: object,
+        make: Callable[[Any], dict[str, Any]],
+    ) -> None:
+        """Submit a command of an operator about a group."""
+        acted = audited(name, operators.group(args.group), args, command)
+        self._engine.submit(acted, then(call.answer, make))
+
+    def delete(self, call: CallContext, args: wire.OperatorArgs) -> None:
+        command = core.DeleteGroup(args.group, operator_note(args))
+        self._act(call, "group.delete", args, command, lambda _reply: {})
+
     def clone(self, call: CallContext, args: wire.GroupClone) -> None:
         command = core.CloneGroup(args.group, args.to, operator_note(args))
-        self._engine.submit(command, then(call.answer, lambda reply: reply._asdict()))
+        self._act(call, "group.clone", args, command, lambda reply: reply._asdict())
 
     def _pause(self, call: CallContext, args: wire.GroupPause, *, paused: bool) -> None:
-        self._submit(
-            core.PauseGroup(args.group, paused, operator_note(args), args.topic or ""),
-            call.answer,
-        )
+        command = core.PauseGroup(args.group, paused, operator_note(args), args.topic or "")
+        name = "group.pause" if paused else "group.resume"
+        self._act(call, name, args, command, lambda _reply: {})
 
     def list_groups(self, call: CallContext, args: ListArgs) -> None:
         self._turns.run(call.caller, self._list(args), call.answer)
@@ -100,8 +118,34 @@ class ConsumerGroupCalls:
     def show(self, call: CallContext, args: wire.GroupArgs) -> None:
         engine, paused = self._engine, self._members.paused_topics(args.group)
         seen = StallContext(engine.store.durable, engine.now(), engine.store.quarantined, paused)
-        steps = group_views.describe_group(engine.state, args.group, seen)
-        self._turns.run(call.caller, steps, call.answer)
+        self._turns.run(call.caller, self._describe(args.group, seen), call.answer)
+
+    def _describe(self, name: str, seen: StallContext) -> Steps[dict[str, Any] | Rejected]:
+        """Describe a group, with the keys of its fences as far as `KEYS_READ_BYTES` of
+        their messages tell them.
+        """
+        described = yield from group_views.describe_group(self._engine.state, name, seen)
+        if isinstance(described, Rejected):
+            return described
+        left = KEYS_READ_BYTES
+        for fence in described["fence_list"]:
+            head = group_views.fence_head(
+                self._engine.state, name, fence["topic"], fence["key_hash"]
+            )
+            fence["key"] = None
+            if head is not None and head.length <= left:
+                left -= head.length
+                fence["key"] = self._key_at(head)
+            yield
+        return described
+
+    def _key_at(self, place: group_views.LogRow) -> str | None:
+        """Return the key of a message in the log; None = its batch is damaged."""
+        try:
+            view = message_view.read_view(self._engine.store, place.position, place.length)
+        except CorruptRecord:
+            return None
+        return view.keys[place.row]
 
     def join(self, call: CallContext, args: wire.Join) -> None:
         named = args.member is not None
@@ -226,10 +270,8 @@ class ConsumerGroupCalls:
         def altered(settings: GroupSettings) -> dict[str, Any]:
             return {"settings": group_views.describe_settings(settings)}
 
-        self._engine.submit(
-            core.AlterGroup(args.group, _settings_of(args), operator_note(args)),
-            then(call.answer, altered),
-        )
+        command = core.AlterGroup(args.group, _settings_of(args), operator_note(args))
+        self._act(call, "group.alter", args, command, altered)
 
     def reset(self, call: CallContext, args: wire.GroupReset) -> None:
         to, offsets = "", tuple[tuple[int, int], ...]()
@@ -245,7 +287,7 @@ class ConsumerGroupCalls:
         command = core.ResetPosition(
             args.group, args.topic, to, offsets, args.reprocess, args.dry_run, operator_note(args)
         )
-        self._engine.submit(command, then(call.answer, lambda reply: reply._asdict()))
+        self._act(call, "group.reset", args, command, lambda reply: reply._asdict())
 
 
 def _settings_of(args: wire.GroupSettingsArgs) -> core.RequestedSettings:

@@ -12,8 +12,9 @@ from base64 import b64encode
 from typing import TYPE_CHECKING, Any
 
 from txmq.batch import BatchView, single_row
+from txmq.broker.calls import operators
 from txmq.broker.calls.dispatcher import Answer, CallContext, Handler, then
-from txmq.broker.calls.operators import operator_note
+from txmq.broker.calls.operators import audited, operator_note
 from txmq.broker.calls.pages import page_of
 from txmq.broker.engine.log_reader import read_batches
 from txmq.broker.search import message_view
@@ -285,12 +286,28 @@ class DeadLetterCalls:
 
     def replay(self, call: CallContext, args: wire.DlqReplay) -> None:
         note = operator_note(args)
-        self._change(call, args, lambda letters: core.ReplayLetters(args.group, letters, note))
+        self._change(
+            call,
+            args,
+            lambda letters: audited(
+                "dlq.replay",
+                operators.group(args.group),
+                args,
+                core.ReplayLetters(args.group, letters, note),
+            ),
+        )
 
     def abandon(self, call: CallContext, args: wire.DlqAbandon) -> None:
         by, reason = args.operator or "", args.reason
         self._change(
-            call, args, lambda letters: core.AbandonLetters(args.group, letters, reason, by)
+            call,
+            args,
+            lambda letters: audited(
+                "dlq.abandon",
+                operators.group(args.group),
+                args,
+                core.AbandonLetters(args.group, letters, reason, by),
+            ),
         )
 
     def _change(
@@ -351,13 +368,13 @@ class DeadLetterCalls:
 
     def note(self, call: CallContext, args: wire.DlqNote) -> None:
         by = operator_note(args)
-        self._submit(
-            letter_notes.NoteFingerprint(args.group, args.fingerprint, args.text, by), call.answer
-        )
+        command = letter_notes.NoteFingerprint(args.group, args.fingerprint, args.text, by)
+        self._submit(audited("dlq.note", operators.group(args.group), args, command), call.answer)
 
     def save(self, call: CallContext, args: wire.DlqSave) -> None:
         text = "" if args.select is None else args.select.model_dump_json(exclude_defaults=True)
-        self._submit(letter_notes.SaveSelection(args.name, text, operator_note(args)), call.answer)
+        command = letter_notes.SaveSelection(args.name, text, operator_note(args))
+        self._submit(audited("dlq.save", f"selection:{args.name}", args, command), call.answer)
 
     def saved(self, call: CallContext, args: wire.DlqSaved) -> None:
         known = dict(letter_notes.selections(self.state))

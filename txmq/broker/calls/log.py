@@ -8,6 +8,7 @@ from uuid import UUID
 import structlog
 
 from txmq.broker.calls.dispatcher import CallContext, Handler, then
+from txmq.broker.calls.operators import audited
 from txmq.broker.data_directory.log_holds import HOLD_S
 from txmq.core.events.outcome import Rejected
 from txmq.core.state import restores
@@ -82,7 +83,8 @@ class LogCalls:
     def accept(self, call: CallContext, args: wire.RestoreAccept) -> None:
         log.warning("restore.accepted", operator=args.operator, reason=args.reason)
         command = AcceptRestore(args.operator, args.reason)
-        self._engine.submit(command, then(call.answer, lambda _reply: {}))
+        acted = audited("log.accept", "log", args, command)
+        self._engine.submit(acted, then(call.answer, lambda _reply: {}))
 
 
 def _view(restore: Restore) -> dict[str, Any]:

@@ -7,7 +7,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from txmq.batch import key_hash_at
+from txmq.broker.calls import operators
 from txmq.broker.calls.dispatcher import Answer, CallContext, Handler, then
+from txmq.broker.calls.operators import audited, operator_note
 from txmq.broker.search import message_view
 from txmq.core.consumers import commands as core
 from txmq.core.consumers import store_reports, store_views
@@ -204,24 +206,27 @@ class RecoverCalls:
 
     def retry(self, call: CallContext, args: wire.RecoverRetry) -> None:
         store = bytes.fromhex(args.store)
-        command = core.RetryStored(args.group, store, args.messages, _operator_note(args))
-        self._engine.submit(command, then(call.answer, lambda reply: reply._asdict()))
+        command = core.RetryStored(args.group, store, args.messages, operator_note(args))
+        acted = audited("recover.retry", operators.group(args.group), args, command)
+        self._engine.submit(acted, then(call.answer, lambda reply: reply._asdict()))
 
     def drop(self, call: CallContext, args: wire.RecoverDrop) -> None:
         store, by = bytes.fromhex(args.store), args.operator or ""
         command = core.DropStored(args.group, store, args.messages, args.reason, by)
-        self._engine.submit(command, then(call.answer, lambda reply: reply._asdict()))
+        acted = audited("recover.drop", operators.group(args.group), args, command)
+        self._engine.submit(acted, then(call.answer, lambda reply: reply._asdict()))
 
     def adopt(self, call: CallContext, args: wire.RecoverAdopt) -> None:
         store = bytes.fromhex(args.store)
-        command = core.AdoptStore(args.group, store, args.force, _operator_note(args))
+        command = core.AdoptStore(args.group, store, args.force, operator_note(args))
+        acted = audited("recover.adopt", operators.group(args.group), args, command)
 
         def fenced(reply: AdoptReply) -> dict[str, Any]:
             crashpoint("adoption.after_fence")
             return reply._asdict()
 
         crashpoint("adoption.before_fence")
-        self._engine.submit(command, then(call.answer, fenced))
+        self._engine.submit(acted, then(call.answer, fenced))
 
 
 def _entry(row: wire.Entry) -> core.StoredEntry:
@@ -234,8 +239,3 @@ def _entry(row: wire.Entry) -> core.StoredEntry:
 
 def _place(view: dict[str, Any]) -> MessageRef:
     return view["topic_id"], view["partition"], view["offset"]
-
-
-def _operator_note(args: wire.RecoverRetry | wire.RecoverAdopt) -> str:
-    """Return the operator and the reason, for the log."""
-    return ": ".join(filter(None, (args.operator, args.reason)))

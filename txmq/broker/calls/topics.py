@@ -6,7 +6,9 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from txmq.broker.calls import operators
 from txmq.broker.calls.dispatcher import CallContext, Handler, then
+from txmq.broker.calls.operators import audited
 from txmq.broker.calls.pages import page_of
 from txmq.broker.engine.log_reader import visible_end
 from txmq.core.events.outcome import Rejected
@@ -14,6 +16,7 @@ from txmq.core.state import restores
 from txmq.core.state.state import TopicSettings
 from txmq.core.topics import topics as rules
 from txmq.errors import Conflict
+from txmq.model.own_topics import is_own
 
 if TYPE_CHECKING:
     from txmq.broker.engine.engine import Engine
@@ -22,11 +25,12 @@ if TYPE_CHECKING:
     from txmq.broker.monitoring.statistics import Statistics
     from txmq.broker.reactor.interfaces import Clock
     from txmq.config.broker import SettingsFile
+    from txmq.core.audit import Audited
     from txmq.core.state.state import Topic
     from txmq.core.steps import Steps
     from txmq.wire.calls import topics
     from txmq.wire.calls.alarms import AlarmsReport
-    from txmq.wire.calls.arguments import ListArgs, NoArgs, StatsArgs
+    from txmq.wire.calls.arguments import NoArgs, StatsArgs
 
 ENDS_PER_STEP = 64  # partitions, between two looks at the clock
 GROW_S, GROW_RETRY_S = 5.0, 0.01  # to wait until no transaction holds keys
@@ -67,15 +71,14 @@ class TopicCalls:
             then(call.answer, _topic_view),
         )
 
-    def grow(self, call: CallContext, args: topics.TopicShape) -> None:
+    def grow(self, call: CallContext, args: topics.TopicGrow) -> None:
         """Add partitions. Retry for a while if transactions are in the way: nearly all
         are decided within milliseconds.
         """
-        self._grow(
-            call, rules.GrowTopic(args.name, args.partitions), self._clock.seconds() + GROW_S
-        )
+        command = _audited("topic.grow", args, rules.GrowTopic(args.name, args.partitions))
+        self._grow(call, command, self._clock.seconds() + GROW_S)
 
-    def _grow(self, call: CallContext, command: rules.GrowTopic, until: float) -> None:
+    def _grow(self, call: CallContext, command: Audited, until: float) -> None:
         def grown(reply: rules.TopicView | Rejected) -> None:
             if (
                 isinstance(reply, Rejected)
@@ -93,12 +96,12 @@ class TopicCalls:
         def altered(reply: rules.AlteredTopic) -> dict[str, Any]:
             return _topic_view(reply.view) | {"settings": _settings_view(reply.settings)}
 
-        self._engine.submit(rules.AlterTopic(args.name, args.changes()), then(call.answer, altered))
+        command = _audited("topic.alter", args, rules.AlterTopic(args.name, args.changes()))
+        self._engine.submit(command, then(call.answer, altered))
 
-    def delete(self, call: CallContext, args: topics.TopicName) -> None:
-        self._engine.submit(
-            rules.DeleteTopic(args.name), then(call.answer, lambda view: {"name": view.name})
-        )
+    def delete(self, call: CallContext, args: topics.TopicDelete) -> None:
+        command = _audited("topic.delete", args, rules.DeleteTopic(args.name))
+        self._engine.submit(command, then(call.answer, lambda view: {"name": view.name}))
 
     def describe(self, call: CallContext, args: topics.TopicNames) -> None:
         """Describe topics, and create missing ones if the call asks for it and the
@@ -127,17 +130,18 @@ class TopicCalls:
         views = [_topic_view(rules.topic_view(known[name])) for name in args.names]
         self._engine.answer_when_durable(call.answer, {"topics": views})
 
-    def list_topics(self, call: CallContext, args: ListArgs) -> None:
+    def list_topics(self, call: CallContext, args: topics.TopicList) -> None:
         self._turns.run(call.caller, self._list(args), call.answer)
 
-    def _list(self, args: ListArgs) -> Steps[dict[str, Any] | Rejected]:
-        known = self._engine.state.topics
+    def _list(self, args: topics.TopicList) -> Steps[dict[str, Any] | Rejected]:
+        every = self._engine.state.topics
+        known = every if args.own else {name: every[name] for name in every if not is_own(name)}
         page = page_of(known, args, "topics")
         if isinstance(page, Rejected):
             return page
         found: list[dict[str, Any]] = []
         for name in page.names:
-            topic = known.get(name)
+            topic = every.get(name)
             if topic is not None:  # it may have been deleted meanwhile
                 messages = sum((yield from self._ends(topic))) - sum(topic.start_offsets)
                 found.append(_topic_view(rules.topic_view(topic)) | {"messages": messages})
@@ -205,7 +209,7 @@ class TopicCalls:
                 "disk": None
                 if self._engine.disk.space is None
                 else self._engine.disk.space._asdict(),
-                "topics": len(state.topics),
+                "topics": sum(1 for name in state.topics if not is_own(name)),
                 "groups": len(state.groups.by_name),
                 "undecided": state.undecided,
                 "delayed": state.delayed_count,
@@ -213,6 +217,10 @@ class TopicCalls:
                 "resolvers": [resolver.name for resolver in self._settings.resolver],
             }
         )
+
+
+def _audited(call: str, args: topics.TopicActs, command: object) -> Audited:
+    return audited(call, operators.topic(args.name), args, command)
 
 
 def _first_refusal(replies: list[object]) -> Rejected:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from txmq.batch import single_row
 from txmq.broker.calls import transaction_views as views
 from txmq.broker.calls.dispatcher import CallContext, Handler, then
+from txmq.broker.calls.operators import audited, transaction
 from txmq.broker.checkback.checkers import CheckerProcess
 from txmq.broker.engine.log_reader import read_before_damage
 from txmq.core.events.outcome import Rejected
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from txmq.broker.delivery.long_polls import LongPolls
     from txmq.broker.engine.engine import Engine
     from txmq.broker.engine.turn_work import TurnWork
+    from txmq.core.audit import Audited
     from txmq.core.steps import Steps
     from txmq.core.topics.key_order import UnplacedBatch
     from txmq.wire.calls import topics
@@ -159,7 +161,11 @@ class TransactionCalls:
         token, log_id = bytes.fromhex(args.token), self._engine.store.log_id.bytes
         command = DecideByHand(token, Decision[args.outcome], args.operator, args.reason, log_id)
         answer = then(call.answer, lambda r: {"state": r.state.name, "repeated": r.repeated})
-        self._checks.decide_by_hand(command, answer, force=args.force)
+
+        def act(made: object) -> Audited:
+            return audited("tx.decide", transaction(args.token), args, made)
+
+        self._checks.decide_by_hand(command, act, answer, force=args.force)
 
     def check(self, call: CallContext, args: calls.TxCheck) -> None:
         token = None if args.token is None else bytes.fromhex(args.token)

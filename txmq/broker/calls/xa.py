@@ -8,6 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from txmq.broker.calls.dispatcher import CallContext, Handler, then
+from txmq.broker.calls.operators import audited, transaction
 from txmq.broker.calls.transaction_views import json_fields, summary
 from txmq.core.events.outcome import Rejected
 from txmq.core.transactions import branches
@@ -178,11 +179,13 @@ class XaCalls:
     def heuristic(self, call: CallContext, args: wire.XaHeuristicArgs) -> None:
         token, decided = bytes.fromhex(args.token), Decision[args.decided]
         command = NoteHeuristic(token, args.branch, decided, args.found, args.operator, args.reason)
-        self._engine.submit(command, then(call.answer, lambda dealt: {"dealt": dealt}))
+        acted = audited("xa.heuristic", transaction(args.token), args, command)
+        self._engine.submit(acted, then(call.answer, lambda dealt: {"dealt": dealt}))
 
     def forget(self, call: CallContext, args: wire.XaForget) -> None:
         command = ForgetHeuristics(bytes.fromhex(args.token), args.operator, args.reason)
-        self._engine.submit(command, then(call.answer, _nothing))
+        acted = audited("xa.forget", transaction(args.token), args, command)
+        self._engine.submit(acted, then(call.answer, _nothing))
 
 
 def _state_view(state: BundleState | None) -> dict[str, Any]:

@@ -78,6 +78,7 @@ class _ByHand(NamedTuple):
     """An operator's decision that waits for the database's answer."""
 
     command: DecideByHand
+    act: Callable[[object], object]
     deliver: Callable[[Any], None]
     force: bool
 
@@ -321,7 +322,7 @@ class CheckBackService:
         by_hand = self._by_hand.pop(token, ())
         for request in by_hand:
             if request.command.outcome is answer:  # it is the operator's decision then
-                self._engine.submit(request.command, request.deliver)
+                self._engine.submit(request.act(request.command), request.deliver)
         if answer is Decision.UNKNOWN:
             self._record_unknown(token, by, reason, deliver, due=due)
         elif indexes.is_listed(self._engine.state, ListKind.UNVERIFIED, token):
@@ -351,18 +352,24 @@ class CheckBackService:
             self._engine.answer_when_durable(deliver, None)
 
     def decide_by_hand(
-        self, command: DecideByHand, deliver: Callable[[Any], None], *, force: bool
+        self,
+        command: DecideByHand,
+        act: Callable[[object], object],
+        deliver: Callable[[Any], None],
+        *,
+        force: bool,
     ) -> None:
         """Let an operator decide. If a database is the decider, it is asked first: it
         fences a token without a row, so that the transaction can no longer commit.
 
-        `force`: decide although the database does not know, and ask it later.
+        `act` makes an operator's command of what is submitted. `force`: decide although
+        the database does not know, and ask it later.
         """
         token, row = command.token, get(self._engine.state, command.token)
         if row is None or row.state in DECIDED or not isinstance(row.decider, ByPostgres):
-            self._engine.submit(command, deliver)
+            self._engine.submit(act(command), deliver)
             return
-        self._by_hand.setdefault(token, []).append(_ByHand(command, deliver, force))
+        self._by_hand.setdefault(token, []).append(_ByHand(command, act, deliver, force))
         if token not in self._asked:
             self._asked[token] = False
             self._resolvers.resolve(token, row, self.record_answer)
@@ -370,9 +377,9 @@ class CheckBackService:
     def _answer_by_hand(self, request: _ByHand, answer: Decision, reason: str) -> None:
         """Answer an operator whom the database did not confirm."""
         if answer is not Decision.UNKNOWN:  # the broker refuses it now, and says why
-            self._engine.submit(request.command, request.deliver)
+            self._engine.submit(request.act(request.command), request.deliver)
         elif request.force:
-            self._engine.submit(ForceDecision(request.command), request.deliver)
+            self._engine.submit(request.act(ForceDecision(request.command)), request.deliver)
         else:
             refused = Rejected(
                 Conflict,

@@ -10,6 +10,7 @@ import msgpack
 
 from txmq.core import machine
 from txmq.core.events import base
+from txmq.core.events.audit import OperatorActed
 from txmq.core.events.base import EVENTS
 from txmq.core.events.topics import BatchesStored, BatchStored, TopicCreated
 from txmq.core.events.transactions import GroupsStored, PartStored, UnpublishedBatch
@@ -106,7 +107,13 @@ def _fields(event: Any, names: dict[int, str]) -> dict[str, Any]:  # noqa: ANN40
     fields = {name: _readable(value) for name, value in event._asdict().items()}
     if TOPIC_FIELD in fields:
         fields["topic"] = names.get(event.topic_id, "")
-    if (several := NESTED.get(type(event))) is not None:
+    if isinstance(event, OperatorActed):
+        fields["parts"] = [
+            {"kind": EVENTS[kind].__name__, **_fields(EVENTS[kind](*part), names)}
+            for kind, part, _length in event.parts
+        ]
+        fields["topics"] = sorted({part["topic"] for part in fields["parts"] if "topic" in part})
+    elif (several := NESTED.get(type(event))) is not None:
         name, kind = several
         fields[name] = parts = [_fields(kind(*part), names) for part in getattr(event, name)]
         fields["topics"] = sorted(
@@ -123,9 +130,10 @@ def _kind(record: Record) -> str:
 
 
 def _matches(view: dict[str, Any], record: Record, wanted: RecordFilter) -> bool:
-    if wanted.kinds and view["kind"] not in wanted.kinds:
-        return False
     fields = view.get("event", {})
+    acted = fields.get("parts", ()) if view["kind"] == OperatorActed.__name__ else ()
+    if wanted.kinds and {view["kind"], *(part["kind"] for part in acted)}.isdisjoint(wanted.kinds):
+        return False
     if wanted.topic and wanted.topic not in (
         fields.get("topic"),
         fields.get("name"),

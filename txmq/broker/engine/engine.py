@@ -29,7 +29,8 @@ from twisted.python.failure import Failure
 from txmq.broker.engine.disk_space import Disk
 from txmq.broker.engine.faults import Faults
 from txmq.broker.engine.flush_schedule import NEVER, FlushSchedule
-from txmq.core import machine
+from txmq.core import audit, machine
+from txmq.core.events.audit import OperatorActed
 from txmq.core.events.base import KINDS, Booted, Event, RecordContext, TimeNoted, encode
 from txmq.core.events.outcome import Outcome, Rejected
 from txmq.core.retention import broker_time
@@ -136,7 +137,10 @@ class Engine:
         """
         self.state.boot_epoch += 1
         now = self.now()
-        events: tuple[Event, ...] = (Booted(self.state.boot_epoch, name),)
+        events: tuple[Event, ...] = (
+            Booted(self.state.boot_epoch, name),
+            *audit.topic_events(self.state),
+        )
         if wall is not None:
             doubted = broker_time.doubt_at_start(self.state, wall, now)
             events += (TimeNoted(doubted),) if doubted != self.state.doubted else ()
@@ -263,7 +267,9 @@ class Engine:
             except Exception:
                 self.fail(Failure())  # the record is not written, so a restart is without it
                 raise
-            if (member := batched.MEMBER_EVENTS.get(kind)) is None:
+            if kind is OperatorActed:
+                self._call_for_parts(event, context)
+            elif (member := batched.MEMBER_EVENTS.get(kind)) is None:
                 for listener in self._listeners.get(kind, ()):
                     self._call(listener, event, context)
             elif listeners := self._listeners.get(member):
@@ -274,6 +280,12 @@ class Engine:
             self._new_entries.append((end, self.state.topics_with_new_entries.copy()))
             self.state.topics_with_new_entries.clear()
         return end
+
+    def _call_for_parts(self, event: Event, context: RecordContext) -> None:
+        """Call the listeners of each part of an operator's change."""
+        for one, its_context in batched.events_in(event, context):
+            for listener in self._listeners.get(type(one), ()):
+                self._call(listener, one, its_context)
 
     def _call(self, listener: Callable[..., object], *args: object) -> None:
         """Call a listener; an exception in it ends nothing else."""

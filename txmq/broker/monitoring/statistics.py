@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from txmq.core.consumers import group_views
 from txmq.core.state.state import Topic
+from txmq.model.own_topics import is_own
 from txmq.store.log.latency import BOUNDS_US
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ class Statistics:
         """
         store = self._engine.store
         topics, groups = (
-            self._engine.state.topics.values(),
+            [topic for name, topic in self._engine.state.topics.items() if not is_own(name)],
             self._engine.state.groups.by_id.values(),
         )
         bytes_per_s, flushes_per_s = self._log.per_s

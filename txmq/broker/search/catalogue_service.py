@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING
 import structlog
 from twisted.python.failure import Failure
 
-from txmq.broker.search.search import Search, SearchPage, SearchQuery
+from txmq.broker.search.search import (
+    PAGE_BATCHES,
+    PAGE_READ_BYTES,
+    Search,
+    SearchPage,
+    SearchQuery,
+)
 from txmq.errors import StoreError
 from txmq.model.units import MIB
 from txmq.store.catalogue.catalogue import discard, open_catalogues
@@ -155,7 +161,14 @@ class CatalogueService:
         )
 
     def search(
-        self, topic: Topic, wanted: SearchQuery, partitions: range, offset: int
+        self,
+        topic: Topic,
+        wanted: SearchQuery,
+        partitions: range,
+        offset: int,
+        *,
+        batches: int = PAGE_BATCHES,
+        size: int = PAGE_READ_BYTES,
     ) -> SearchPage:
         """Return a page of a topic. A damaged catalogue is discarded and built
         again.
@@ -163,9 +176,16 @@ class CatalogueService:
         while True:
             try:
                 engine = self._engine
-                return Search(engine.store, engine.state, topic, wanted, self.catalogues).page(
-                    partitions, offset
+                search = Search(
+                    engine.store,
+                    engine.state,
+                    topic,
+                    wanted,
+                    self.catalogues,
+                    batches=batches,
+                    size=size,
                 )
+                return search.page(partitions, offset)
             except DamagedPage as error:
                 log.warning("catalogue.damaged", path=error.path)
                 self.catalogues = [one for one in self.catalogues if one.path != error.path]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from txmq.batch import BatchView
 from txmq.broker.search.message_view import describe_message
 from txmq.broker.search.search import SearchQuery
+from txmq.core.events.audit import AuditStored
 from txmq.core.events.base import EVENTS, RecordContext, decode
 from txmq.core.events.delays import (
     BatchDelayed,
@@ -130,6 +131,9 @@ class OfflineSearch:
                 event.base_offset,
                 bytes(attached[: event.length]),
             )
+        elif isinstance(event, AuditStored):
+            data = bytes(attached[: event.length])
+            yield _RecordedBatch(TopicPartition(event.topic_id, 0), event.base_offset, data)
         elif isinstance(event, BatchQueued):
             data, ticket = bytes(attached[: event.length]), ("ticket", at.position)
             yield _RecordedBatch(

@@ -65,11 +65,15 @@ class Search:
         topic: Topic,
         query: SearchQuery,
         catalogues: Sequence[Catalogue] = (),
+        *,
+        batches: int = PAGE_BATCHES,
+        size: int = PAGE_READ_BYTES,
     ) -> None:
+        """At most so many batches, of about this size in all, are scanned."""
         self._store, self._state, self._topic, self._query = store, state, topic, query
         where = VisibleTopic(state, topic.topic_id, store.durable)
         self._candidates = CandidateBatches(where, catalogues, query.key, query.message)
-        self._batches, self._bytes = PAGE_BATCHES, PAGE_READ_BYTES
+        self._batches, self._bytes, self._most = batches, size, batches
         self._messages: list[dict[str, Any]] = []
 
     def page(self, partitions: range, offset: int) -> SearchPage:
@@ -101,7 +105,7 @@ class Search:
             try:
                 rows = self._rows(partition, place, at)
             except CorruptRecord:
-                if self._batches < PAGE_BATCHES:
+                if self._batches < self._most:
                     return at  # the next page begins with the damage, and reports it
                 raise
             self._batches -= 1

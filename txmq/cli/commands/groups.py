@@ -36,6 +36,7 @@ COLUMNS = (
 )
 LISTS = ("settings", "member_list", "positions", "store_list", "fence_list")
 STORE_COLUMNS = ("store", "state", "member", "messages")
+WINDOW_COLUMNS = ("window", "unprocessed_share", "processed_share", "head")
 POSITION_COLUMNS = ("partition", "floor", "end", "lag", "owners")
 # columns that are shown where any row has a value above 0
 OPTIONAL_COLUMNS = (
@@ -397,15 +398,27 @@ def readable_group(reply: Mapping[str, Any]) -> dict[str, Any]:
             for row in positions
             if row["reason"]
         ],
+        "windows": [
+            {"partition": _partition_text(row)} | {name: row[name] for name in WINDOW_COLUMNS}
+            for row in positions
+            if row.get("window")
+        ],
         "store_list": [
             {name: row[name] for name in STORE_COLUMNS} for row in reply.get("store_list", ())
         ],
         "fence_list": [
-            {"partition": _partition_text(row)} | _without(row, "topic", "partition")
+            {"partition": _partition_text(row)} | _fence_fields(row)
             for row in reply.get("fence_list", ())
         ],
     }
     return single | {name: rows for name, rows in tables.items() if rows}
+
+
+def _fence_fields(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a fence with its key, or with the hash where the key is not known."""
+    key = row.get("key")
+    named = {"key_hash": row["key_hash"]} if key is None else {"key": key}
+    return named | _without(row, "topic", "partition", "key", "key_hash")
 
 
 def _position_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

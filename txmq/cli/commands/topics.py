@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from txmq.cli.command import CommandSession, broker_command
-from txmq.cli.options import Topic, Yes
+from txmq.cli.options import Operator, Reason, Topic, Yes
 from txmq.cli.parsers import (
     parse_flush,
     parse_policy,
@@ -68,15 +68,29 @@ def create(
 
 
 @broker_command(app, "alter")
-def alter(session: CommandSession, topic: Topic, *, settings: Settings = None) -> None:
+def alter(
+    session: CommandSession,
+    topic: Topic,
+    *,
+    settings: Settings = None,
+    operator: Operator,
+    reason: Reason = "",
+) -> None:
     """Change settings of a topic while it is in use. Other settings stay."""
-    session.show("topic.alter", name=topic, **parse_settings(settings))
+    changes = parse_settings(settings)
+    session.show("topic.alter", name=topic, operator=operator, reason=reason, **changes)
 
 
 @broker_command(app, "list")
-def list_(session: CommandSession) -> None:
+def list_(
+    session: CommandSession,
+    *,
+    own: Annotated[bool, typer.Option("--own", help="Also the broker's own topics.")] = False,
+) -> None:
     """List all topics."""
-    session.show_list("topic.list", "topics")
+    # brokers of earlier versions do not know it
+    more: dict[str, Any] = {"own": True} if own else {}
+    session.show_list("topic.list", "topics", **more)
 
 
 @broker_command(app, "show")
@@ -86,13 +100,27 @@ def show(session: CommandSession, topic: Topic) -> None:
 
 
 @broker_command(app, "set")
-def set_(session: CommandSession, topic: Topic, partitions: Partitions) -> None:
+def set_(
+    session: CommandSession,
+    topic: Topic,
+    partitions: Partitions,
+    *,
+    operator: Operator,
+    reason: Reason = "",
+) -> None:
     """Add partitions to a topic."""
-    session.show("topic.grow", name=topic, partitions=partitions)
+    session.show("topic.grow", name=topic, partitions=partitions, operator=operator, reason=reason)
 
 
 @broker_command(app, "delete")
-def delete(session: CommandSession, topic: Topic, *, yes: Yes = False) -> None:
+def delete(
+    session: CommandSession,
+    topic: Topic,
+    *,
+    operator: Operator,
+    reason: Reason = "",
+    yes: Yes = False,
+) -> None:
     """Delete a topic and its messages."""
     session.out.confirm(f"Delete topic {topic} and all of its messages?", yes=yes)
-    session.show("topic.delete", name=topic)
+    session.show("topic.delete", name=topic, operator=operator, reason=reason)

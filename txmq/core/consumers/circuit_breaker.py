@@ -12,12 +12,16 @@ While the breaker is closed, failures are counted as long as they outnumber the 
 the same time. An open breaker keeps messages where they are: the group delivers one at
 a time, as a probe, and no failure counts. An open breaker survives a restart; the
 counts of a closed one do not. Operators see the state "guarded" and the word "flood".
+
+A message that fails again while most of those behind it go through is poison
+(`head_of_line`). It is retried for its key alone, and does not count.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from txmq.core.consumers import head_of_line
 from txmq.core.state.consumer_groups import FailingUnit, OpenBreaker
 from txmq.model.units import MINUTE, SECOND
 
@@ -40,7 +44,9 @@ def failing_unit(ref: MessageRef, row: FailedMessage) -> FailingUnit:
 
 def trips(group: ConsumerGroup, ref: MessageRef, row: FailedMessage, now: int) -> bool:
     """Return True if this failure opens the breaker."""
-    return would_trip(group, row.fingerprint, {failing_unit(ref, row)}, now)
+    return not head_of_line.is_poison(group, ref, row) and would_trip(
+        group, row.fingerprint, {failing_unit(ref, row)}, now
+    )
 
 
 def would_trip(group: ConsumerGroup, fingerprint: str, failing: set[FailingUnit], now: int) -> bool:
@@ -54,9 +60,11 @@ def would_trip(group: ConsumerGroup, fingerprint: str, failing: set[FailingUnit]
 
 
 def record_failure(group: ConsumerGroup, ref: MessageRef, row: FailedMessage, now: int) -> None:
-    """Apply: count a failed message."""
+    """Apply: count a failed message, unless it is the poison of its key alone."""
     window = group.failure_window
     if group.breaker is not None or not row.fingerprint:
+        return
+    if head_of_line.is_poison(group, ref, row):
         return
     if now - window.since >= WINDOW:
         window.clear()

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from heapq import nlargest
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.core.consumers import stall_reasons, store_views
+from txmq.core.consumers import head_of_line, stall_reasons, store_views
 from txmq.core.consumers.authorization import find_group, find_member
 from txmq.core.consumers.membership import identities
 from txmq.core.consumers.stall_reasons import StallContext
 from txmq.core.events.outcome import Rejected
-from txmq.core.state import local_stores, visibility
+from txmq.core.state import failed_messages, local_stores, visibility
 from txmq.core.state.consumer_groups import FenceState
 from txmq.core.state.restores import all_epochs, epoch_of
 from txmq.core.state.state import State
 from txmq.core.steps import run_to_end
+from txmq.core.topics import topics
 from txmq.errors import UnknownMember
 from txmq.store import tables as t
 
@@ -35,6 +36,14 @@ MAX_STORES_LISTED = 100
 # Partitions of each group whose oldest message is read for a list of all groups.
 TIMED_PARTITIONS = 16
 PARTITIONS_PER_STEP = 64  # between two looks at the clock
+
+
+class LogRow(NamedTuple):
+    """Where the log has a message: a batch, and its row there."""
+
+    position: int
+    length: int
+    row: int
 
 
 def list_groups(state: State, now: int | None = None) -> list[dict[str, Any]]:
@@ -195,6 +204,7 @@ def _position(
 ) -> dict[str, Any]:
     position = group.positions[tp]
     reason = stall_reasons.stall_reason(state, group, tp, context)
+    window = head_of_line.window_of(state, group, tp, context.now)
     topic = state.topics_by_id[tp[0]]
     holders = sorted({group.leases[held.value.lease].member for held in position.leased})
     owners = [member.name for member in group.members.values() if tp in member.partitions]
@@ -219,6 +229,10 @@ def _position(
         "lag_ms": _age_ms(state, group, tp, context.now),
         "why": "" if reason is None else reason.text,
         "reason": "" if reason is None else reason.code,
+        "window": window.size,
+        "unprocessed_share": round(window.unprocessed_share, 3),
+        "processed_share": round(window.processed_share, 3),
+        "head": window.word,
     }
 
 
@@ -237,6 +251,25 @@ def _fence(state: State, topic_id: int, key_hash: int, fence: KeyFence) -> dict[
         "parked": fence.parked,
         "since": fence.since,
     }
+
+
+def fence_head(state: State, name: str, topic: str, key_hash: int) -> LogRow | None:
+    """Return where the log has a message of a fenced key: the head of its fence, or the
+    next one behind it. None = it is not there any more.
+    """
+    group, found = state.groups.by_name.get(name), state.topics.get(topic)
+    fence = None if group is None or found is None else group.fence(found.topic_id, key_hash)
+    if group is None or found is None or fence is None:
+        return None
+    row = failed_messages.get(state, group, (found.topic_id, fence.partition, fence.offset))
+    if row is None:
+        parked = failed_messages.first_parked(state, group, found.topic_id, key_hash)
+        row = None if parked is None else parked[1]
+    if row is not None:
+        return LogRow(row.position, row.length, row.row)
+    for base, entry in topics.entry_at(state, found.topic_id, fence.partition, fence.offset):
+        return LogRow(entry.position, entry.length, fence.offset - base)
+    return None
 
 
 def describe_membership(

@@ -132,6 +132,13 @@ def view_of(state: State, group: ConsumerGroup, ref: MessageRef, row: FailedMess
     return LetterView(row.position, row.length, row.row, fields)
 
 
+def row_state(row: FailedMessage) -> str:
+    """Return the state of any failed message in words."""
+    if row.kind == FailedKind.LETTER or failed_messages.letter_state(row) is not None:
+        return _state(row)
+    return "parked behind its key" if row.kind == FailedKind.PARKED else "waits for a retry"
+
+
 def _state(row: FailedMessage) -> str:
     """Return the state of a letter in a reply. A dead one stays "dead" while an
     undecided transaction replays it, as older clients know it.

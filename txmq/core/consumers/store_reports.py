@@ -19,7 +19,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from txmq.core.consumers import circuit_breaker, failures, key_fences, leases
+from txmq.core.consumers import circuit_breaker, failures, head_of_line, key_fences, leases
 from txmq.core.consumers.authorization import find_group, find_member
 from txmq.core.consumers.commands import KeySource, ReportStored, StoredEntry
 from txmq.core.consumers.key_fences import FailureChanges
@@ -412,6 +412,8 @@ class _Report:
         if entry.state != DEAD and (entry.state == RETURNED or not failed):
             return
         self._failed.append(ref)
+        if head_of_line.is_poison(self._group, ref, after):
+            return
         unit = circuit_breaker.failing_unit(ref, after)
         self._units.setdefault((after.fingerprint, after.error_type), set()).add(unit)
 

@@ -312,6 +312,22 @@ def rows_between(
     ]
 
 
+def last_rows_before(
+    state: State, group: ConsumerGroup, tp: TopicPartition, start: int, end: int, most: int
+) -> list[tuple[MessageRef, FailedMessage]]:
+    """Return the last failed messages of a partition with start <= offset < end, in
+    order, and `most` of them at most.
+    """
+    low, high = (
+        t.FAILED_KEY.pack(group.group_id, *tp, min(offset, t.SIGN)) for offset in (start, end)
+    )
+    rows: Any = state.failed_messages.range(low, high, reverse=True)
+    found = [
+        ((*tp, t.FAILED_KEY.unpack(key)[3]), FailedMessage(*row)) for key, row in islice(rows, most)
+    ]
+    return found[::-1]
+
+
 def messages_of_group(
     state: State, group: ConsumerGroup, most: int | None, start: MessageRef = (0, 0, 0)
 ) -> list[MessageRef]:

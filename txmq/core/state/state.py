@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from txmq.model.decider import DatabaseId
     from txmq.model.topic_partition import TopicPartition
 
+# Topics of the broker itself. Their ids are above all that count up, those after a
+# restore of the log included.
+FIRST_OWN_ID = (1 << 31) - 1_024
 MAX_RECEIPTS = 256  # sends that a client may have in flight on one connection
 
 
@@ -69,6 +72,11 @@ class Topic:
 
     def __post_init__(self) -> None:
         self.grow(len(self.end_offsets))
+
+    @property
+    def counted_partitions(self) -> int:
+        """The number of partitions that count against the limit of all topics."""
+        return len(self.end_offsets) if self.topic_id < FIRST_OWN_ID else 0
 
     def grow(self, partitions: int) -> None:
         """Add empty partitions up to this number."""

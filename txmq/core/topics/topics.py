@@ -16,7 +16,13 @@ from txmq.core.events.topics import (
     TopicsEmptied,
 )
 from txmq.core.state import visibility
-from txmq.core.state.state import DEFAULT_SETTINGS, State, Topic, TopicSettings
+from txmq.core.state.state import (
+    DEFAULT_SETTINGS,
+    FIRST_OWN_ID,
+    State,
+    Topic,
+    TopicSettings,
+)
 from txmq.errors import (
     BadRequest,
     Conflict,
@@ -29,6 +35,7 @@ from txmq.errors import (
     UnknownPartition,
     UnknownTopic,
 )
+from txmq.model.own_topics import PREFIX, is_own
 from txmq.model.topic_partition import TopicPartition
 from txmq.store import tables as t
 
@@ -136,6 +143,11 @@ def find_topic(state: State, name: str, partition: int = 0, epoch: int = 0) -> T
     return topic
 
 
+def _find_changeable(state: State, name: str) -> Topic | Rejected:
+    """Return the topic that a call changes, if it is not the broker's own."""
+    return _check_not_own(name) or find_topic(state, name)
+
+
 def find_writable(
     state: State, name: str, partition: int, epoch: int, header: BatchHeader, batch: bytes
 ) -> Topic | Rejected:
@@ -145,7 +157,7 @@ def find_writable(
         return topic
     settings = topic.settings
     if not settings.writable:
-        return Rejected(
+        return _check_not_own(name) or Rejected(
             TopicClosed,
             f"topic {name!r} is closed for writing",
             "open it: txmq topic alter --set writable=yes",
@@ -230,6 +242,17 @@ def _is_settled(group: ConsumerGroup, topic_id: int, ends: tuple[int, ...]) -> b
     return True
 
 
+def _check_not_own(name: str) -> Rejected | None:
+    """Reject changes of a topic whose name is reserved for the broker."""
+    if not is_own(name):
+        return None
+    return Rejected(
+        BadRequest,
+        f"topic {name!r} is the broker's own: names that begin with {PREFIX!r} are reserved",
+        "choose another name; everybody may read it",
+    )
+
+
 def _check_partitions(partitions: int) -> Rejected | None:
     if 1 <= partitions <= MAX_PARTITIONS:
         return None
@@ -253,7 +276,7 @@ def _check_all_partitions(state: State, more: int) -> Rejected | None:
 
 def decide_create(state: State, command: CreateTopic, now: int) -> Outcome | Rejected:
     del now
-    if bad := _check_partitions(command.partitions):
+    if bad := _check_not_own(command.name) or _check_partitions(command.partitions):
         return bad
     topic = state.topics.get(command.name)
     if topic is None:
@@ -287,7 +310,7 @@ def _created(state: State, command: CreateTopic) -> Outcome:
 
 def decide_alter(state: State, command: AlterTopic, now: int) -> Outcome | Rejected:
     del now
-    topic = find_topic(state, command.name)
+    topic = _find_changeable(state, command.name)
     if isinstance(topic, Rejected):
         return topic
     settings = topic.settings._replace(**command.changes)
@@ -297,7 +320,7 @@ def decide_alter(state: State, command: AlterTopic, now: int) -> Outcome | Rejec
 
 def decide_grow(state: State, command: GrowTopic, now: int) -> Outcome | Rejected:
     del now
-    topic = find_topic(state, command.name)
+    topic = _find_changeable(state, command.name)
     if isinstance(topic, Rejected):
         return topic
     if bad := _check_partitions(command.partitions):
@@ -322,7 +345,7 @@ def decide_grow(state: State, command: GrowTopic, now: int) -> Outcome | Rejecte
 
 def decide_delete(state: State, command: DeleteTopic, now: int) -> Outcome | Rejected:
     del now
-    topic = find_topic(state, command.name)
+    topic = _find_changeable(state, command.name)
     if isinstance(topic, Rejected):
         return topic
     if held := _check_no_held_keys(state, topic):
@@ -362,8 +385,9 @@ def apply_created(state: State, event: TopicCreated, context: RecordContext) -> 
     topic = Topic(event.topic_id, event.name, [0] * event.partitions, made_at=context.stored_at)
     topic.epoch = event.epoch
     state.topics[event.name] = state.topics_by_id[event.topic_id] = topic
-    state.partitions += event.partitions
-    state.next_topic_id = max(state.next_topic_id, event.topic_id + 1)
+    state.partitions += topic.counted_partitions
+    if event.topic_id < FIRST_OWN_ID:
+        state.next_topic_id = max(state.next_topic_id, event.topic_id + 1)
     state.dirty_topics.add(event.topic_id)
 
 

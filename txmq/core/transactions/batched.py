@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from txmq.core.events.audit import OperatorActed, parts_in
 from txmq.core.events.base import RecordContext
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.events.topics import BatchesStored, BatchStored
@@ -155,6 +156,8 @@ class _BatchedDecisions:
 
 def events_in(event: Event, context: RecordContext) -> Iterator[tuple[Event, RecordContext]]:
     """Yield the events of a batched event with their contexts, or the event itself."""
+    if isinstance(event, OperatorActed):
+        return (inner for one, its in parts_in(event, context) for inner in events_in(one, its))
     if isinstance(event, GroupsStored):
         return _bundles(event, context)
     if isinstance(event, GroupsDecided):

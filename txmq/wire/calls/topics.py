@@ -11,7 +11,7 @@ from pydantic import Field
 
 from txmq.model import limits
 from txmq.model.units import DAY, MILLISECOND
-from txmq.wire.calls.arguments import Args, Name
+from txmq.wire.calls.arguments import Args, ListArgs, Name, Text
 
 Default = Literal["default"]
 Milliseconds = Annotated[
@@ -67,6 +67,23 @@ class TopicName(Args):
     name: Name
 
 
+class TopicList(ListArgs):
+    """A page of the list of topics; with `own` also the broker's own."""
+
+    own: bool = False
+
+
+class TopicActs(TopicName):
+    """An operator's change of a topic; operator and reason are stored in the log."""
+
+    operator: Name | None = None
+    reason: Text = ""
+
+
+class TopicDelete(TopicActs):
+    """A topic to delete."""
+
+
 class TopicShape(TopicName):
     """A topic and its number of partitions."""
 
@@ -77,7 +94,11 @@ class TopicCreate(TopicShape, TopicSettingsArgs):
     """A new topic, with settings of its own."""
 
 
-class TopicAlter(TopicName, TopicSettingsArgs):
+class TopicGrow(TopicShape, TopicActs):
+    """A topic that is to have so many partitions."""
+
+
+class TopicAlter(TopicActs, TopicSettingsArgs):
     """Changed settings of a topic; null ones stay as they are."""
 
 

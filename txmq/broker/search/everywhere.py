@@ -1,0 +1,238 @@
+"""Search for the messages of a key or an id in all topics, in bounded steps.
+
+A reply goes through a bounded number of topics and batches, and says where the next one
+goes on. Besides published messages, it finds those of undecided transactions that hold
+the key, delayed ones, and failed ones whose batches retention has removed.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from txmq.broker.search.message_view import describe_message, read_view, weight_of
+from txmq.broker.search.search import SearchQuery, find_by_id
+from txmq.core.state import failed_messages, letter_index
+from txmq.core.state.letter_index import PLACE, PREFIX, Dimension, LetterState
+from txmq.core.topics import delayed, key_order, topics
+from txmq.core.transactions.model import every_batch, get
+from txmq.errors import CorruptRecord
+from txmq.model.keys import key_hash
+from txmq.model.topic_partition import TopicPartition
+from txmq.store import tables as t
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from txmq.batch import BatchView
+    from txmq.broker.engine.engine import Engine
+    from txmq.broker.search.candidate_batches import MessageId
+    from txmq.broker.search.catalogue_service import CatalogueService
+    from txmq.core.state.failed_messages import FailedMessage
+    from txmq.core.state.state import State, Topic
+    from txmq.core.steps import Steps
+
+PARTITIONS_PER_STEP = 64
+STEP_BATCHES, STEP_BYTES = 64, 256 << 10  # scanned without a catalogue
+STEPS = 256  # of one reply
+REPLY_BYTES = 1 << 20
+MAX_DELAYED = 10_000  # rows of delayed messages that are looked through for a key
+MAX_HOLDERS = 100  # undecided transactions of one key in one partition
+MAX_LETTERS = 1_000  # of one key, in all groups
+BATCHES_OF_TRANSACTION = 1_000
+
+Place = tuple[int, int, int]  # topic id, partition, offset
+FIRST: Place = (0, 0, 0)
+
+
+class Wanted(NamedTuple):
+    """The messages looked for: of a key, or the one with an id."""
+
+    key: str | None
+    message: MessageId | None
+    limit: int
+    bodies: bool
+
+
+class SearchEverywhere:
+    """One reply. All methods belong to the reactor's thread."""
+
+    def __init__(
+        self, engine: Engine, catalogues: CatalogueService, wanted: Wanted, start: Place | None
+    ) -> None:
+        self._engine, self._catalogues, self._wanted = engine, catalogues, wanted
+        self._start = start
+        self._found: list[dict[str, Any]] = []
+        self._damaged: list[tuple[str, int, int]] = []
+        self._size = 0
+        self._steps = STEPS
+        self._hash = None if wanted.key is None else key_hash(wanted.key)
+
+    @property
+    def _state(self) -> State:
+        return self._engine.state
+
+    def reply(self) -> Steps[dict[str, Any]]:
+        """Return the reply, in steps."""
+        following: Place | None = None
+        if self._start is not None or not self._find_one():
+            if self._start is None:
+                yield from self._unpublished()
+            following = yield from self._topics(self._start or FIRST)
+        ids = self._state.topics_by_id
+        return {
+            "messages": self._found,
+            "damaged": self._damaged,
+            "next": None if following is None else list(following),
+            "at": None if following is None else ids[following[0]].name,
+            "topics": len(self._state.topics),
+        }
+
+    def _add(self, message: dict[str, Any]) -> None:
+        self._found.append(message)
+        self._size += weight_of(message)
+
+    @property
+    def _full(self) -> bool:
+        return len(self._found) >= self._wanted.limit or self._size >= REPLY_BYTES
+
+    def _find_one(self) -> bool:
+        """Find a message by its id alone. True = there is nothing else to find."""
+        wanted = self._wanted
+        if wanted.message is None:
+            return False
+        found = find_by_id(self._engine.store, self._state, wanted.message, bodies=wanted.bodies)
+        if found is None or (found.get("offset") is None and found["state"] == "published"):
+            return False
+        self._add(found)
+        return True
+
+    def _topics(self, start: Place) -> Steps[Place | None]:
+        """Search the topics from a place on; return where the next reply begins."""
+        for topic_id in sorted(one for one in self._topic_ids() if one >= start[0]):
+            topic = self._state.topics_by_id[topic_id]
+            partition, offset = start[1:] if topic_id == start[0] else (0, 0)
+            while partition < len(topic.end_offsets):
+                if self._steps <= 0 or self._full:
+                    return topic_id, partition, offset
+                self._steps -= 1
+                partition, offset = self._step(topic, partition, offset)
+                yield
+        return None
+
+    def _topic_ids(self) -> list[int]:
+        return [topic.topic_id for topic in self._state.topics.values()]
+
+    def _step(self, topic: Topic, partition: int, offset: int) -> tuple[int, int]:
+        """Search some partitions; return where the next step goes on."""
+        wanted = self._wanted
+        last = min(partition + PARTITIONS_PER_STEP, len(topic.end_offsets))
+        if self._hash is not None and not offset:
+            for number in range(partition, last):
+                self._held(TopicPartition(topic.topic_id, number), self._hash)
+        query = SearchQuery(wanted.key, wanted.message, limit=wanted.limit, bodies=wanted.bodies)
+        try:
+            page = self._catalogues.search(
+                topic, query, range(partition, last), offset, batches=STEP_BATCHES, size=STEP_BYTES
+            )
+        except CorruptRecord as error:
+            return self._behind_damage(topic, error, partition, last, offset)
+        for message in page.messages:
+            self._add({"state": "published"} | message)
+        if page.following is not None:
+            return page.following
+        return last, 0
+
+    def _behind_damage(
+        self, topic: Topic, error: CorruptRecord, partition: int, last: int, offset: int
+    ) -> tuple[int, int]:
+        """Note a damaged batch, and go on behind it."""
+        for number in range(partition, last):
+            tp = TopicPartition(topic.topic_id, number)
+            low = offset if number == partition else topic.start_offsets[number]
+            for base, entry in topics.scan_entries(self._state, tp, low):
+                if entry.position <= error.position < entry.position + entry.length:
+                    self._damaged.append((topic.name, number, base))
+                    return number, base + entry.count
+        return last, 0  # the damage is in no batch that can be told
+
+    def _held(self, tp: TopicPartition, hashed: int) -> None:
+        """Find the key in transactions that hold it."""
+        if not self._state.held_keys[tp]:
+            return
+        holders = key_order.holders(self._state, (*tp, hashed))
+        for _ticket, token in islice(holders, MAX_HOLDERS):
+            row = None if token is None else get(self._state, token)
+            if token is None or row is None:
+                continue
+            for batch, base in islice(every_batch(self._state, token, row), BATCHES_OF_TRANSACTION):
+                if (batch.topic_id, batch.partition) == tp and base is None:
+                    fields = {"state": row.state.name.lower(), "token": token.hex()}
+                    self._in_batch(batch.position, batch.length, fields | self._name(tp))
+
+    def _name(self, tp: TopicPartition) -> dict[str, Any]:
+        name = self._state.topics_by_id[tp[0]].name
+        return {"topic": name, "partition": tp[1], "offset": None}
+
+    def _in_batch(self, position: int, length: int, fields: dict[str, Any]) -> None:
+        view = self._view(position, length)
+        for row, key in enumerate(view.keys if view is not None else ()):
+            if view is not None and key == self._wanted.key:
+                self._add(fields | describe_message(view, row, bodies=self._wanted.bodies))
+
+    def _view(self, position: int, length: int) -> BatchView | None:
+        """Return a batch that is durable and undamaged."""
+        if position + length > self._engine.store.durable:
+            return None
+        try:
+            return read_view(self._engine.store, position, length)
+        except CorruptRecord:
+            return None
+
+    def _unpublished(self) -> Steps[None]:
+        """Find delayed messages, and failed ones of which only their rows are left."""
+        if self._hash is None:
+            return
+        for number, waiting in enumerate(islice(delayed.scan(self._state), MAX_DELAYED)):
+            shape = waiting.message
+            if shape.key_hash == self._hash:
+                place = self._name(TopicPartition(shape.topic_id, shape.partition))
+                fields = {"state": "delayed", "due_at": waiting.due}
+                self._in_batch(waiting.log_position, shape.length, fields | place)
+            if not number % STEP_BATCHES:
+                yield
+        for ref, failed in islice(self._letters(self._hash), MAX_LETTERS):
+            fields = self._name(TopicPartition(*ref[:2])) | {
+                "state": "removed by retention",
+                "offset": ref[2],
+                "stored_at": failed.stored_at,
+            }
+            self._add_row(failed, fields)
+            yield
+
+    def _letters(self, hashed: int) -> Iterator[tuple[Place, FailedMessage]]:
+        """Yield the letters of the key whose batches are in no topic any more."""
+        seen: set[Place] = set()
+        for group in list(self._state.groups.by_name.values()):
+            for state in (LetterState.OPEN, LetterState.ABANDONED):
+                prefix = letter_index.prefix(group.group_id, state, Dimension.KEY, hashed + t.SIGN)
+                rows = self._state.tables[t.LETTER_INDEX].range(
+                    prefix, prefix + b"\xff" * (PLACE.size + 1)
+                )
+                for key, _row in islice(rows, MAX_LETTERS):
+                    ref: Place = PLACE.unpack(key[PREFIX.size :])[2:]
+                    topic = self._state.topics_by_id[ref[0]]
+                    row = failed_messages.get(self._state, group, ref)
+                    if row is None or ref in seen or self._is_retained(topic, ref):
+                        continue
+                    seen.add(ref)
+                    yield ref, row
+
+    def _is_retained(self, topic: Topic, ref: Place) -> bool:
+        starts = topic.start_offsets
+        return not topic.deleted and ref[1] < len(starts) and ref[2] >= starts[ref[1]]
+
+    def _add_row(self, failed: FailedMessage, fields: dict[str, Any]) -> None:
+        view = self._view(failed.position, failed.length)
+        if view is not None and view.keys[failed.row] == self._wanted.key:
+            self._add(fields | describe_message(view, failed.row, bodies=self._wanted.bodies))

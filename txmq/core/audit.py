@@ -1,0 +1,166 @@
+"""The audit topic: a message for each change that an operator made.
+
+The change and its message are one record, so that neither can be without the other. A
+command that changes nothing, or is refused, leaves no message.
+"""
+
+from __future__ import annotations
+
+import json
+from enum import Enum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from txmq.batch import encode_one
+from txmq.core.events.audit import AuditStored, OperatorActed
+from txmq.core.events.base import KINDS
+from txmq.core.events.outcome import Appliers, Outcome, Rejected
+from txmq.core.events.topics import TopicAltered, TopicCreated
+from txmq.core.state.state import FIRST_OWN_ID, TopicSettings
+from txmq.model import limits
+from txmq.model.message import Message
+from txmq.model.own_topics import AUDIT
+from txmq.model.units import DAY
+from txmq.store import tables as t
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from txmq.core.events.base import Event, RecordContext
+    from txmq.core.state.state import State
+
+AUDIT_TOPIC_ID = FIRST_OWN_ID
+RETENTION = 365 * DAY
+SETTINGS = TopicSettings(retention_us=RETENTION, retention_bytes=0, flush="sync", writable=False)
+MAX_PLACES = 1_000  # messages that are named in an entry
+MAX_BODY = 128 << 10  # bytes of an entry; its arguments are left out beyond
+PRODUCER = b"txmqaudt"  # of message ids, with the time when the topic was made
+
+
+class AuditEntry(NamedTuple):
+    """Who calls what, about what, and why. `about` is the key of the message.
+
+    `arguments` are those of the call, without contents of messages.
+    """
+
+    operator: str
+    call: str
+    about: str
+    reason: str
+    arguments: dict[str, Any]
+
+
+class Audited(NamedTuple):
+    """A command of an operator. Its changes are recorded with a message of the audit
+    topic.
+    """
+
+    command: Any
+    entry: AuditEntry
+
+
+def topic_events(state: State) -> tuple[Event, ...]:
+    """Return the events that make the audit topic, if there is none."""
+    topic = state.topics.get(AUDIT)
+    if topic is None:
+        return (
+            TopicCreated(AUDIT_TOPIC_ID, AUDIT, 1),
+            TopicAltered(AUDIT_TOPIC_ID, SETTINGS),
+        )
+    if topic.settings.writable:  # a topic of an older version had the name by chance
+        return (TopicAltered(topic.topic_id, SETTINGS),)
+    return ()
+
+
+def decide_audited(
+    state: State,
+    audited: Audited,
+    now: int,
+    decide: Callable[[State, Any, int], Outcome | Rejected],
+) -> Outcome | Rejected:
+    """Decide a command, and add the audit message to what it changes."""
+    made = decide(state, audited.command, now)
+    if isinstance(made, Rejected) or not made.events:
+        return made
+    before = topic_events(state)
+    topic = state.topics.get(AUDIT)
+    topic_id, offset = (
+        (AUDIT_TOPIC_ID, 0) if topic is None else (topic.topic_id, topic.end_offsets[0])
+    )
+    batch = _batch(audited.entry, made.reply, offset, now if topic is None else topic.made_at, now)
+    parts: list[tuple[int, tuple[Any, ...], int]] = []
+    attached = len(made.attachment)
+    for one in made.events:
+        parts.append((KINDS[type(one)], tuple(one), attached))
+        attached = 0
+    parts += [(KINDS[type(one)], tuple(one), 0) for one in before]
+    stored = AuditStored(topic_id, offset, len(batch))
+    parts.append((KINDS[AuditStored], tuple(stored), len(batch)))
+    return made._replace(
+        events=(OperatorActed(tuple(parts)),), attachment=made.attachment + batch, early=False
+    )
+
+
+def _batch(entry: AuditEntry, reply: object, offset: int, made_at: int, now: int) -> bytes:
+    body: dict[str, Any] = {
+        "at": now,
+        "operator": entry.operator,
+        "call": entry.call,
+        "about": entry.about,
+        "reason": entry.reason,
+        "arguments": entry.arguments,
+        "result": numbers_of(reply),
+    }
+    places = _places(reply)
+    if places:
+        body["messages"] = places[:MAX_PLACES]
+    data = json.dumps(body).encode()
+    if len(data) > MAX_BODY:
+        data = json.dumps(body | {"arguments": {"left_out": "they are too large"}}).encode()
+    key = entry.about.encode(errors="replace")[: limits.KEY].decode(errors="ignore")
+    return encode_one(
+        Message(data, key),
+        producer_id=PRODUCER + made_at.to_bytes(8, "big"),
+        epoch=0,
+        sequence=offset,
+        born_at=now,
+    )
+
+
+def numbers_of(reply: object) -> dict[str, Any]:
+    """Return a reply in numbers and words: of lists their length, of nested values
+    nothing.
+    """
+    fields = reply._asdict() if isinstance(reply, tuple) and hasattr(reply, "_asdict") else {}
+    found: dict[str, Any] = {}
+    for name, value in fields.items():
+        if isinstance(value, Enum):
+            found[name] = value.name
+        elif isinstance(value, bool | int):
+            found[name] = value
+        elif isinstance(value, tuple | list) and not hasattr(value, "_asdict"):
+            found[name] = len(value)
+    return found
+
+
+def _places(reply: object) -> list[Any]:
+    """Return the places of the messages that a reply says were changed."""
+    done = getattr(reply, "done", ())
+    return list(done) if isinstance(done, tuple | list) else []
+
+
+def apply_stored(state: State, event: AuditStored, context: RecordContext) -> None:
+    topic = state.topics_by_id[event.topic_id]
+    topic.end_offsets[0] = event.base_offset + 1
+    topic.partition_bytes[0] += event.length
+    topic.published_bytes += event.length
+    state.dirty_topics.add(event.topic_id)
+    state.topics_with_new_entries.add(event.topic_id)
+    state.entries.put(
+        t.ENTRY_KEY.pack(event.topic_id, 0, event.base_offset),
+        t.BatchEntry(
+            context.attachment_position, event.length, 1, context.stored_at, 0, context.end
+        ),
+    )
+
+
+APPLIERS: Appliers = {AuditStored: apply_stored}

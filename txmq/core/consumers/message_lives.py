@@ -1,0 +1,133 @@
+"""The life of one message: what each consumer group has done with it, and when.
+
+Times are known where something was written down for an operator: leases, failures,
+deaths, stays at a consumer. That a message was processed is known; when it was, is not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from txmq.core.consumers.letter_views import row_state
+from txmq.core.state import attempts, failed_messages
+from txmq.core.state.consumer_groups import FenceState
+from txmq.core.state.failed_messages import FailedKind
+from txmq.core.state.restores import all_epochs
+from txmq.model.topic_partition import TopicPartition
+
+if TYPE_CHECKING:
+    from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
+    from txmq.core.state.failed_messages import FailedMessage
+    from txmq.core.state.state import State
+    from txmq.core.steps import Steps
+
+GROUPS_PER_STEP = 64
+MAX_GROUPS = 1_000  # that are described of one message
+
+
+def groups_of(state: State, ref: MessageRef, key_hash: int | None) -> Steps[list[dict[str, Any]]]:
+    """Describe a message in each group that reads its partition, in steps. The state
+    may change between them.
+    """
+    found: list[dict[str, Any]] = []
+    for number, group in enumerate(sorted(state.groups.by_name.values(), key=_name)):
+        if TopicPartition(ref[0], ref[1]) in group.positions and not group.deleted:
+            found.append(in_group(state, group, ref, key_hash))
+        if len(found) == MAX_GROUPS:
+            break
+        if number % GROUPS_PER_STEP == GROUPS_PER_STEP - 1:
+            yield
+    return found
+
+
+def _name(group: ConsumerGroup) -> str:
+    return group.name
+
+
+def in_group(
+    state: State, group: ConsumerGroup, ref: MessageRef, key_hash: int | None
+) -> dict[str, Any]:
+    """Describe a message in one group."""
+    row = failed_messages.get(state, group, ref)
+    fields = _in_partition(group, ref) if row is None else _failed(state, group, ref, row)
+    tp = TopicPartition(ref[0], ref[1])
+    life: dict[str, Any] = {
+        "group": group.name,
+        "epoch": [epoch for start, epoch in all_epochs(state, group, tp) if start <= ref[2]][-1],
+        "paused": group.is_stopped(tp),
+        **fields,
+    }
+    fence = group.fence(ref[0], key_hash)
+    if fence is not None and (row is None or row.kind != FailedKind.ABANDONED):
+        life["fence"] = {
+            "state": FenceState(fence.state).name.lower(),
+            "since": fence.since,
+            "partition": fence.partition,
+            "offset": fence.offset,
+            "parked": fence.parked,
+        }
+    return life
+
+
+def _in_partition(group: ConsumerGroup, ref: MessageRef) -> dict[str, Any]:
+    """Describe a message that has no row: it has never failed there, or it is over."""
+    offset, position = ref[2], group.positions[TopicPartition(ref[0], ref[1])]
+    if offset >= position.cursor:
+        return {"state": "not delivered yet"}
+    for held in position.leased.overlap(offset, offset + 1):
+        return {"state": "leased", "attempt": held.value.attempt} | _lease(group, held.value.lease)
+    for back in position.redeliver.overlap(offset, offset + 1):
+        return {"state": "to be delivered again", "attempt": back.value.attempt}
+    for reserved in position.reserved.overlap(offset, offset + 1):
+        return {
+            "state": "acked by an undecided transaction",
+            "attempt": reserved.value.attempt,
+            "consumer": reserved.value.member,
+            "reserved_by": reserved.value.token.hex(),
+        }
+    return {"state": "processed or skipped"}
+
+
+def _lease(group: ConsumerGroup, number: int) -> dict[str, Any]:
+    lease = group.leases.get(number)
+    if lease is None:
+        return {}
+    return {
+        "consumer": lease.member,
+        "leased_at": lease.granted_at,
+        "deadline": lease.deadline,
+    }
+
+
+def _failed(
+    state: State, group: ConsumerGroup, ref: MessageRef, row: FailedMessage
+) -> dict[str, Any]:
+    """Describe a message that has failed: a retry, a letter, at a consumer."""
+    history = attempts.get(state, group, ref)
+    kept = history.attempts
+    if not kept and (row.first_failed_at or row.dead_at):
+        kept = (attempts.attempt_of(row, row.dead_at or row.first_failed_at),)
+    fields: dict[str, Any] = {
+        "state": row_state(row),
+        "attempt": row.attempt,
+        "replays": row.replays,
+        "due": row.due or None,
+        "first_failed_at": row.first_failed_at or None,
+        "dead_at": row.dead_at or None,
+        "number": row.number or None,
+        "reason": row.reason,
+        "reserved_by": row.token.hex() or None,
+        "failures": history.failures or len(kept),
+        "history": [attempt._asdict() for attempt in kept],
+    }
+    lease = group.leased_rows.get(ref)
+    if lease is not None:
+        fields |= {"state": "leased"} | _lease(group, lease)
+    if row.store:
+        store = group.stores.get(row.store)
+        fields |= {
+            "store": row.store.hex(),
+            "consumer": row.consumer if store is None else store.member,
+            "host": "" if store is None else store.host,
+        }
+    return fields
