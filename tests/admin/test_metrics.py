@@ -15,6 +15,10 @@ from txmq.broker.monitoring.alarm_rules import ALARM_RULES
 from txmq.broker.monitoring.liveness import Liveness
 from txmq.broker.service import BrokerParts
 from txmq.config.broker import SettingsFile
+from txmq.core.consumers.commands import JoinGroup
+from txmq.core.consumers.plans import CancelPlan, CreatePlan
+from txmq.core.state.plans import LetterOutcome
+from txmq.core.topics.topics import CreateTopic
 from txmq.core.transactions.decisions import DecideTransaction
 from txmq.core.transactions.jobs import DecideJob
 from txmq.core.transactions.xa import DecideByHand
@@ -71,6 +75,19 @@ class MetricsBroker:
 @pytest.fixture
 def desk() -> MetricsBroker:
     return MetricsBroker()
+
+
+def test_unfinished_plans_tell_their_progress(desk: MetricsBroker) -> None:
+    desk.broker.do(CreateTopic("t", 1))
+    desk.broker.do(JoinGroup("g", "m", "i", "concurrent", ("t",)))
+    desk.broker.do(CreatePlan("p", "g"))
+    plan = desk.broker.engine.state.plans.by_name["p"]
+    plan.counts[LetterOutcome.PROCESSED] = 3
+    labels = {"plan": "p", "group": "g"}
+    assert desk.value("txmq_plan_letters", **labels, outcome="processed") == 3
+    assert desk.value("txmq_plan_paused", **labels) == 0
+    desk.broker.do(CancelPlan("p"))
+    assert desk.value("txmq_plan_letters", **labels, outcome="processed") == 0
 
 
 def test_transactions_are_counted_by_how_they_stand(desk: MetricsBroker) -> None:

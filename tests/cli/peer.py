@@ -26,7 +26,7 @@ from txmq.wire.bundle import (
     pack_part,
 )
 from txmq.wire.chunks import Chunk, unpack_chunks
-from txmq.wire.data_requests import Fetch, Opcode, pack_fetch
+from txmq.wire.data_requests import Ack, AckedRange, Fetch, Opcode, pack_ack, pack_fetch
 
 PATIENCE_S = 30.0
 
@@ -104,6 +104,11 @@ class Peer:
         return unpack_chunks(
             self._connection.request(Opcode.FETCH, request, timeout=PATIENCE_S)
         ).chunks
+
+    def ack(self, group: str, member: str, generation: int, *ranges: AckedRange) -> None:
+        """Acknowledge messages; wait until that is durable."""
+        request = pack_ack(Ack(generation, group, member, ranges))
+        self._connection.request(Opcode.ACK, request, timeout=PATIENCE_S)
 
 
 @contextmanager

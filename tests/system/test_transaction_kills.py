@@ -38,6 +38,7 @@ ROLES = {
     "checker", "resolver", "outbox", "recovery",  # those that find the outcome
     "spool", "local_store",  # producers without a broker, consumers
     "log",  # a broker, at each record
+    "plan",  # a broker that replays dead letters, and the operator's command
     "adoption",  # a broker that gives a consumer's store to others
     "edit",  # a broker that changes a dead letter
     "backup", "restore",  # of a log

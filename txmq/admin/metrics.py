@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 from txmq.admin.transactions import DecisionCounters, TransactionGauges
 from txmq.core.consumers.group_views import summarize
 from txmq.core.state import visibility
+from txmq.core.state.plans import LetterOutcome, PlanState
 from txmq.core.steps import Steps, run_to_end
 from txmq.model.units import SECOND
 from txmq.store.log.latency import BOUNDS_US
@@ -98,6 +99,26 @@ class _StateCollector(Collector):
         yield from self._broker()
         yield from self._topics()
         yield from self._groups()
+        yield from self._plans()
+
+    def _plans(self) -> Iterator[Metric]:
+        """Yield the progress of unfinished plans, whose number is bounded."""
+        letters = GaugeMetricFamily(
+            "txmq_plan_letters",
+            "Letters of an unfinished replay plan, by outcome",
+            labels=("plan", "group", "outcome"),
+        )
+        paused = GaugeMetricFamily(
+            "txmq_plan_paused", "1 while a replay plan is paused", labels=("plan", "group")
+        )
+        for plan in self._engine.state.plans.active.values():
+            if not plan.unfinished:
+                continue
+            for outcome in LetterOutcome:
+                names = (plan.name, plan.group, outcome.name.lower())
+                letters.add_metric(names, plan.count(outcome))
+            paused.add_metric((plan.name, plan.group), int(plan.state is PlanState.PAUSED))
+        yield from (letters, paused)
 
     def _broker(self) -> Iterator[Metric]:
         store = self._engine.store

@@ -104,5 +104,8 @@ class Handler:
         }
         self._client.call("dlq.abandon", **args)
 
+    def plan(self, what: str, **args: Any) -> None:
+        self._client.call(f"plan.{what}", **{"name": "p", "operator": "ada"} | args)
+
     def resume(self) -> None:
         self._client.call("group.resume", group="billing", operator="ada")

@@ -186,6 +186,27 @@ def flood(desk: AlarmBroker) -> Iterator[str]:
     handler.resume()
 
 
+def paused_plan(desk: AlarmBroker) -> Iterator[str]:
+    handler = Handler(desk)
+    handler.fail(dead=True)
+    handler.plan("create", group="billing", select={}, settings={"start": True})
+    desk.broker.pass_time(1)
+    yield ""
+    handler.plan("pause")
+    yield "1 replay plans are paused, as p of group billing for 0:00:00: by an operator"
+    handler.plan("cancel")
+
+
+def waiting_plan(desk: AlarmBroker) -> Iterator[str]:
+    handler = Handler(desk)
+    handler.fail(dead=True)
+    yield ""
+    handler.plan("create", group="billing", select={}, settings={"second_approver": True})
+    desk.broker.pass_time(1)
+    yield "as p of group billing for 0:00:00: 1 letters, made by ada"
+    handler.plan("approve", operator="bob")
+
+
 def old_fence(desk: AlarmBroker) -> Iterator[str]:
     handler = Handler(desk)
     handler.fail(dead=True)
@@ -386,6 +407,8 @@ STORIES = {
     "group.guarded": flood,
     "group.slow": slow,
     "fence.old": old_fence,
+    "plan.paused": paused_plan,
+    "plan.waiting": waiting_plan,
     "store.old": old_store,
     "store.no_owner": lost_store,
     "token.cleanup_stuck": cleanup,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from tests.core.consumers.letters_world import LettersWorld, Place
+from tests.core.consumers.plan_invariants import check_plans
 from txmq.core.consumers.plan_steps import (
     AddPlanLetters,
     AdvancePlan,
@@ -85,28 +85,7 @@ class PlansWorld(LettersWorld):
         return [place for place in self.open_places() if place not in before]
 
     def check_plans(self) -> None:
-        """Check what holds of plans at any time."""
-        for plan in self.state.plans.by_id.values():
-            found = [
-                placed.letter.outcome
-                for placed in plan_letters.letters_of(self.state, plan.plan_id)
-            ]
-            if plan.state is not PlanState.DELETED:
-                assert Counter(found) == Counter(plan.counts), plan
-            assert (plan.plan_id in self.state.plans.active) == (
-                plan.unfinished or plan.state is PlanState.DELETED
-            )
-            if plan.state is PlanState.DONE:
-                assert not {LetterOutcome.PLANNED, LetterOutcome.DELIVERED} & {*found}
-        for ref, row in self.rows().items():
-            holder = plan_letters.holder(self.state, row.plan)
-            if holder is not None:
-                key = plan_letters.key_of(holder.plan_id, row.visible_at, ref)
-                letter = plan_letters.get(self.state, key)
-                assert letter is not None
-                is_open = row.kind == FailedKind.LETTER
-                wanted = LetterOutcome.PLANNED if is_open else LetterOutcome.DELIVERED
-                assert letter.outcome == wanted, (ref, row, letter)
+        check_plans(self.state)
 
 
 def counted(plan: Plan) -> dict[str, int]:

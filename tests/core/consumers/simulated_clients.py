@@ -59,6 +59,8 @@ POSTGRES = ByPostgres(1, 1, 5, 7)
 class Clients(ConsumersWorld):
     """The consumers of a simulation, and what they may expect."""
 
+    fates = (8, 1, 1)  # weights: a message fails, is dead at once, or is postponed
+
     def __init__(self, seed: int) -> None:
         super().__init__(**PARTITIONS)
         self.random = Random(seed)
@@ -341,7 +343,7 @@ class Clients(ConsumersWorld):
     def fail(self, consumer: ConsumerProcess, message: Message) -> None:
         topic, key = self.topic_names[message[0]], self.key_of(message)
         delay = self.random.choice((None, None, 0))
-        how = self.random.choices(("failed", "dead", "postpone"), (8, 1, 1))[0]
+        how = self.random.choices(("failed", "dead", "postpone"), self.fates)[0]
         why = FailureReport(
             "E", "text", "away" if self.outage else self.random.choice(("", "one", "two"))
         )

@@ -117,7 +117,7 @@ class PlanService:
 
     def _begin(self, plan: Plan) -> None:
         if plan.state is PlanState.DELETED:
-            self._submit(plan, TidyPlan(plan.plan_id), self._advanced)
+            self._submit(plan, TidyPlan(plan.plan_id), self._tidied)
         elif plan.state is PlanState.BUILDING and plan.complete:
             self._run(plan, plan_steps.manifest_digest(self._engine.state, plan), self._counted)
         elif plan.state is PlanState.BUILDING and plan.selection:
@@ -134,7 +134,8 @@ class PlanService:
             most <= 0 or plan_steps.room(plan) <= 0
         ):
             return
-        self._submit(plan, AdvancePlan(plan.plan_id, most), self._advanced)
+        then = partial(self._advanced, before=plan.state)
+        self._submit(plan, AdvancePlan(plan.plan_id, most), then)
 
     def _submit(self, plan: Plan, command: object, then: Callable[[Plan, Any], None]) -> None:
         self._busy.add(plan.plan_id)
@@ -172,15 +173,25 @@ class PlanService:
         del plan, reply
         crashpoint("plan.after_freeze")
 
-    def _advanced(self, plan: Plan, reply: object) -> None:
+    def _advanced(self, plan: Plan, reply: object, before: PlanState) -> None:
         """Go on at once where the rate allows it; requests come in between."""
         if not isinstance(reply, AdvanceReply):
             return
         pace = self._paces.get(plan.plan_id)
         if pace is not None:
             pace.take(reply.letters)
-        crashpoint(f"plan.{plan.state.name.lower()}")
+        if reply.letters:
+            crashpoint("plan.after_step")
+        if before is PlanState.CANARY and plan.state is PlanState.RAMPING:
+            crashpoint("plan.after_canary")
+        if plan.state is PlanState.DONE:
+            crashpoint("plan.after_end")
         if reply.more and plan.plan_id in self._plans.active:
+            self._begin(plan)
+
+    def _tidied(self, plan: Plan, reply: object) -> None:
+        crashpoint("plan.after_tidy")
+        if isinstance(reply, AdvanceReply) and plan.plan_id in self._plans.active:
             self._begin(plan)
 
 

@@ -10,6 +10,7 @@ from txmq.broker.monitoring.liveness import SILENT_S
 from txmq.broker.reactor.steady_clock import BELIEVED_US
 from txmq.core.consumers.key_fences import is_stopped
 from txmq.core.state import local_stores
+from txmq.core.state.plans import PlanState
 from txmq.core.transactions import indexes
 from txmq.core.transactions.indexes import ListKind
 from txmq.core.transactions.model import get
@@ -326,6 +327,32 @@ def _group_guarded(seen: Conditions) -> str:
     )
 
 
+def _plan_paused(seen: Conditions) -> str:
+    paused = [plan for plan in seen.state.plans.active.values() if plan.state is PlanState.PAUSED]
+    if not paused:
+        return ""
+    plan = min(paused, key=lambda one: one.changed_at)
+    return (
+        f"{len(paused)} replay plans are paused, as {plan.name} of group {plan.group} "
+        f"for {seen.age(plan.changed_at)}: {plan.why}"
+    )
+
+
+def _plan_waiting(seen: Conditions) -> str:
+    waiting = [
+        plan
+        for plan in seen.state.plans.active.values()
+        if plan.state is PlanState.PLANNED and plan.waits_for_approval
+    ]
+    if not waiting:
+        return ""
+    plan = min(waiting, key=lambda one: one.changed_at)
+    return (
+        f"{len(waiting)} replay plans wait for an approval, as {plan.name} of group {plan.group} "
+        f"for {seen.age(plan.changed_at)}: {plan.letters} letters, made by {plan.by}"
+    )
+
+
 def _clock_jumped(seen: Conditions) -> str:
     clock = seen.clock
     if clock.is_believed:
@@ -543,6 +570,18 @@ ALARM_RULES = (
     ),
     AlarmRule(
         "fence.old", "warning", _fence_old, "txmq dlq list GROUP; replay or abandon the letter"
+    ),
+    AlarmRule(
+        "plan.paused",
+        "warning",
+        _plan_paused,
+        "txmq plan show PLAN; mend the cause, then txmq plan resume or cancel",
+    ),
+    AlarmRule(
+        "plan.waiting",
+        "warning",
+        _plan_waiting,
+        "somebody else than its author: txmq plan show, then txmq plan approve or cancel",
     ),
     AlarmRule(
         "outbox.stuck",

@@ -18,6 +18,7 @@ from txmq.cli.command import CommandSession, broker_command
 from txmq.cli.letter_selection import Saved, Where, selection_args
 from txmq.cli.options import Group, Operator, Reason, Yes
 from txmq.cli.parsers import MessagePlace, parse_name, parse_place, parse_span
+from txmq.crashpoints import crashpoint
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -248,6 +249,7 @@ def replay_all(session: CommandSession, group: str, operator: str, reason: str) 
         "plan.create", name=name, group=group, select={}, settings=AT_ONCE, operator=operator,
         reason=reason,
     )  # fmt: skip
+    crashpoint("plan.after_create")
     ended = wait_while(session, name, _puts_back)
     done: list[Any] = []
     refused: list[Any] = []

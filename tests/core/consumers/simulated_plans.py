@@ -1,0 +1,176 @@
+"""Simulated operators with replay plans, and a broker whose power is cut meanwhile."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from tests.core.consumers.plan_invariants import check_plans
+from tests.core.consumers.simulator import STEPS, Sim
+from txmq.core.consumers.plan_steps import (
+    AddPlanLetters,
+    AdvancePlan,
+    FreezePlan,
+    TidyPlan,
+    manifest_digest,
+)
+from txmq.core.consumers.plans import (
+    CancelPlan,
+    CreatePlan,
+    DeletePlan,
+    PausePlan,
+    ResumePlan,
+    StartPlan,
+)
+from txmq.core.events.plans import PlanAdvanced, PlanFrozen, PlanLettersAdded, PlanMoved
+from txmq.core.state import failed_messages, plan_letters
+from txmq.core.state.plans import FINISHED, LetterOutcome, Plan, PlanSettings, PlanState
+from txmq.core.steps import run_to_end
+
+if TYPE_CHECKING:
+    from tests.core.consumers.simulated_processes import Message
+    from txmq.core.state.failed_messages import FailedMessage
+
+PLANNING = STEPS | {
+    "act": 150, "make_plan": 2, "build": 12, "go_on": 25, "order_plan": 6, "tidy_plans": 1,
+    "produce": 20, "operate": 0.4, "crash": 0.3, "reset": 0.7,
+}  # fmt: skip
+
+
+class PlanningSim(Sim):
+    """A run with plans. Nobody waits for the broker's own steps, so that a power cut
+    may take them back.
+    """
+
+    fates = (1, 8, 1)
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed, PLANNING)
+        self.plans_made = 0
+        self.seen: dict[tuple[int, Message], int] = {}  # outcomes that were looked at
+
+    def do(self, command: object) -> Any:
+        since = len(self.log)
+        reply = super().do(command)
+        for event in self.events(since):
+            if isinstance(event, PlanAdvanced):
+                name = self.state.groups.by_id[event.group_id].name
+                for topic_id, partition, offset, _row in event.moves:
+                    self.ledgers[name].replayed((topic_id, partition, offset))
+        return reply
+
+    def do_unseen(self, command: object) -> Any:
+        """Do a step of the broker's own, which is lost if the power is cut at once."""
+        before = self.safe
+        reply = self.do(command)
+        if self.random.random() < 0.1:
+            self.safe = before
+            self.crash()
+        return reply
+
+    def letters(self, group: str) -> list[Message]:
+        """Return the letters that operators may replay without a plan."""
+        found = super().letters(group)
+        if not found:
+            return found
+        return [ref for ref in found if self._holder(group, ref) is None]
+
+    def _row(self, group: str, ref: Message) -> FailedMessage:
+        row = failed_messages.get(self.state, self.group(group), ref)
+        assert row is not None
+        return row
+
+    def _holder(self, group: str, ref: Message) -> Plan | None:
+        return plan_letters.holder(self.state, self._row(group, ref).plan)
+
+    def some_plan(self, *states: PlanState) -> Plan | None:
+        found = [plan for plan in self.state.plans.by_name.values() if plan.state in states]
+        return self.random.choice(found) if found else None
+
+    def make_plan(self) -> None:
+        """Let an operator begin a plan, also of letters that others have."""
+        group = self.random.choice(self.names_of_groups())
+        letters = super().letters(group)
+        if not letters:
+            return
+        choice = self.random.choice
+        settings = PlanSettings(
+            0, 0, choice((0, 1, 2)), choice((False, True)), 0.5, choice((0, 1, 2)),
+            choice((0, 1, 3)), start=choice((False, True)),
+        )  # fmt: skip
+        self.plans_made += 1
+        self.do(CreatePlan(f"p{self.plans_made}", group, settings))
+
+    def build(self) -> None:
+        """Add letters to a plan that is being built, or freeze it."""
+        plan = self.some_plan(PlanState.BUILDING)
+        if plan is None:
+            return
+        if plan.complete:
+            digest = run_to_end(manifest_digest(self.state, plan))
+            self.do_unseen(FreezePlan(plan.plan_id, digest))
+            return
+        letters = super().letters(plan.group)
+        some = self.random.sample(letters, min(len(letters), 3))
+        places = tuple((self.topic_names[ref[0]], *ref[1:]) for ref in some)
+        complete = self.random.random() < 0.5
+        self.do_unseen(AddPlanLetters(plan.name, places, complete=complete))
+
+    def go_on(self) -> None:
+        """Let the broker's timer make a step of a plan, which may come too late."""
+        late = (PlanState.PAUSED, PlanState.CANCELLED) if self.random.random() < 0.2 else ()
+        plan = self.some_plan(PlanState.CANARY, PlanState.RAMPING, *late)
+        if plan is not None:
+            self.do_unseen(AdvancePlan(plan.plan_id, self.random.randint(1, 4)))
+
+    def order_plan(self) -> None:
+        """Let an operator order something, sensible or not."""
+        plan = self.some_plan(*PlanState)
+        orders = (StartPlan, StartPlan, PausePlan, ResumePlan, ResumePlan, CancelPlan, DeletePlan)
+        if plan is not None:
+            self.do(self.random.choice(orders)(plan.name, "ada"))
+
+    def tidy_plans(self) -> None:
+        for plan in list(self.state.plans.active.values()):
+            if plan.state is PlanState.DELETED:
+                self.do_unseen(TidyPlan(plan.plan_id))
+
+    def check(self) -> None:
+        super().check()
+        check_plans(self.state)
+        for plan in self.state.plans.by_name.values():
+            group = self.state.groups.by_id.get(plan.group_id)
+            for placed in plan_letters.letters_of(self.state, plan.plan_id):
+                known, outcome = (plan.plan_id, placed.ref), placed.letter.outcome
+                if self.seen.get(known) == outcome or group is None:
+                    continue
+                self.seen[known] = outcome
+                if outcome == LetterOutcome.PROCESSED:
+                    assert placed.ref in self.ledgers[group.name].done, "it was not processed"
+                if outcome == LetterOutcome.DIED_AGAIN:
+                    assert placed.letter.died_as > placed.letter.number
+                    assert placed.ref in self.ledgers[group.name].was_letter
+
+    def drain(self) -> None:
+        for plan in list(self.state.plans.active.values()):
+            self.do(CancelPlan(plan.name))
+        super().drain()
+        self.check_histories()
+
+    def check_histories(self) -> None:
+        """Check from the log alone: no plan has put a letter back twice, or after its
+        end, and none has changed its letters after they were frozen.
+        """
+        put_back = Counter[tuple[int, Any]]()
+        over, frozen = set[int](), set[int]()
+        for event in self.events():
+            if isinstance(event, PlanAdvanced):
+                assert event.plan_id not in over, "it put letters back after its end"
+                put_back.update((event.plan_id, tuple(move[:3])) for move in event.moves)
+            elif isinstance(event, PlanMoved) and event.state in (*FINISHED, PlanState.DELETED):
+                over.add(event.plan_id)
+            elif isinstance(event, PlanFrozen):
+                frozen.add(event.plan_id)
+            elif isinstance(event, PlanLettersAdded):
+                assert event.plan_id not in frozen, "letters were added to a frozen plan"
+        assert not put_back or max(put_back.values()) == 1, "a letter was put back twice"

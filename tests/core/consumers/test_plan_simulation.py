@@ -1,0 +1,141 @@
+"""Simulation of replay plans among consumers that fail: many seeds, and planted bugs
+that the checks have to find.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.core.consumers.simulated_plans import PlanningSim
+from tests.core.consumers.simulator import replayed_equals
+from txmq.core import machine
+from txmq.core.consumers import circuit_breaker, failures, plan_steps, poison
+from txmq.core.events.plans import PlanAdvanced
+from txmq.core.state import failed_messages, plan_letters
+from txmq.core.state.plans import RUNNING, PlanState
+from txmq.model.units import SECOND
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+STEPS = 800
+SEEDS = 8
+BUG_SEEDS = 40
+
+
+def run(seed: int) -> PlanningSim:
+    sim = PlanningSim(seed)
+    for number in range(STEPS):
+        try:
+            sim.step()
+            sim.check()
+        except AssertionError as wrong:
+            raise AssertionError(f"seed {seed}, step {number}: {wrong}") from wrong
+    replayed_equals(sim)
+    assert sim.replayed().plans == sim.state.plans
+    assert machine.load(sim.state.tables).plans == sim.state.plans
+    sim.drain()
+    sim.check()
+    return sim
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten pauses and poison isolation to the time of a run."""
+    monkeypatch.setattr(poison, "BATCH_LIMITS", (0, 2))
+    monkeypatch.setattr(failed_messages, "ISOLATED_AFTER", 2)
+    monkeypatch.setattr(circuit_breaker, "MIN_PAUSE", SECOND // 2)
+    monkeypatch.setattr(circuit_breaker, "MAX_PAUSE", 2 * SECOND)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_each_letter_of_a_plan_is_in_one_place_and_has_one_outcome(seed: int) -> None:
+    run(seed)
+
+
+def an_ack_tells_no_plan(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(plan_letters, "ended", lambda *_: None)
+
+
+def a_second_death_keeps_the_plan(patch: pytest.MonkeyPatch) -> None:
+    died = plan_letters.died
+    patch.setattr(plan_letters, "died", lambda *args: died(*args) and False)
+
+
+def plans_share_letters(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(failures, "held_reason", lambda *_: "")
+
+
+def a_cancelled_plan_goes_on(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(plan_steps, "RUNNING", (*RUNNING, PlanState.CANCELLED))
+
+
+def the_canary_has_no_end(patch: pytest.MonkeyPatch) -> None:
+    room = plan_steps.room
+
+    def wide(plan: Any) -> int:
+        return room(plan) if plan.state is not PlanState.CANARY else plan.counts.get(1, 0)
+
+    patch.setattr(plan_steps, "room", wide)
+
+
+def a_letter_is_put_back_again(patch: pytest.MonkeyPatch) -> None:
+    """What was put back and died again is planned once more."""
+
+    def died(state: Any, plan_id: int, visible_at: int, ref: Any, *_: Any) -> bool:
+        plan = state.plans.by_id.get(plan_id)
+        key = plan_letters.key_of(plan_id, visible_at, ref)
+        letter = plan_letters.get(state, key)
+        if plan is None or letter is None or letter.outcome != 2:
+            return False
+        row = letter._replace(outcome=1)
+        plan_letters.change(state, plan, key, row)
+        plan.cursor = b""
+        return False
+
+    patch.setattr(plan_letters, "died", died)
+    patch.setattr(plan_steps, "reason_to_skip", lambda *_: "")
+
+
+def a_replay_leaves_the_plan_of_a_letter(patch: pytest.MonkeyPatch) -> None:
+    replayed = failures.replayed_row
+    patch.setattr(failures, "replayed_row", lambda row: replayed(row)._replace(plan=row.plan))
+    advanced = plan_steps.apply_advanced
+
+    def forgetful(state: Any, event: Any, context: Any) -> None:
+        moves = tuple((*move[:3], (*move[3][:-1], 0)) for move in event.moves)
+        advanced(state, event._replace(moves=moves), context)
+
+    patch.setitem(machine.APPLIERS, PlanAdvanced, forgetful)
+
+
+def a_reset_tells_that_it_processed(patch: pytest.MonkeyPatch) -> None:
+    remove = failed_messages.remove
+    patch.setattr(failed_messages, "remove", lambda *args: remove(*args[:3]))
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [
+        an_ack_tells_no_plan,
+        a_second_death_keeps_the_plan,
+        plans_share_letters,
+        a_cancelled_plan_goes_on,
+        the_canary_has_no_end,
+        a_letter_is_put_back_again,
+        a_replay_leaves_the_plan_of_a_letter,
+        a_reset_tells_that_it_processed,
+    ],
+)
+def test_a_planted_bug_of_plans_is_found(
+    bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bug(monkeypatch)
+    for seed in range(BUG_SEEDS):
+        try:
+            run(seed)
+        except AssertionError:
+            return
+    pytest.fail("the simulation is blind to this bug")
