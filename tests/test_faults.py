@@ -320,6 +320,26 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_fault_78_a_position_beyond_the_end_is_refused",
     ),
     # dead letters, Spark, retention
+    183: (
+        "test_a_letter_is_in_one_unfinished_plan_and_only_that_one_replays_it",
+        "test_each_letter_of_a_plan_is_in_one_place_and_has_one_outcome",
+    ),
+    184: (
+        "test_a_plan_outlives_kills_of_the_broker_at_each_step",
+        "test_a_replay_goes_on_without_the_command_that_began_it",
+        "test_each_letter_of_a_plan_is_in_one_place_and_has_one_outcome",
+    ),
+    185: (
+        "test_a_plan_stops_where_its_letters_die_with_the_same_fingerprint",
+        "test_an_open_circuit_breaker_pauses_a_plan",
+        "test_an_alarm_is_raised_and_cleared",
+    ),
+    186: (
+        "test_letters_that_change_meanwhile_are_skipped_with_the_reason",
+        "test_a_reset_ends_letters_that_are_on_their_way",
+        "test_a_deleted_group_ends_its_plans",
+        "test_each_letter_of_a_plan_is_in_one_place_and_has_one_outcome",
+    ),
     173: (
         "test_an_edited_letter_is_the_same_message_for_its_group_alone",
         "test_only_open_letters_are_edited_and_only_as_they_were_seen",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.core.consumers.letters_world import LettersWorld, Place
 from tests.core.consumers.plan_invariants import check_plans
+from txmq.core.consumers.commands import NackMessage
 from txmq.core.consumers.plan_steps import (
     AddPlanLetters,
     AdvancePlan,
@@ -19,6 +20,7 @@ from txmq.core.state.failed_messages import FailedKind
 from txmq.core.state.plan_letters import PlanLetter
 from txmq.core.state.plans import LetterOutcome, Plan, PlanSettings, PlanState
 from txmq.core.steps import run_to_end
+from txmq.model.retry import FailureReport
 
 if TYPE_CHECKING:
     from txmq.core.state.consumer_groups import MessageRef
@@ -83,6 +85,12 @@ class PlansWorld(LettersWorld):
         for got in self.fetch("m"):
             self.fail(got.topic, got.partition, got.offset, dead=True)
         return [place for place in self.open_places() if place not in before]
+
+    def fail_as(self, offset: int, fingerprint: str, *, dead: bool = True) -> None:
+        """Let a message of topic a fail with this fingerprint."""
+        failure = FailureReport("E", "text", fingerprint)
+        key = self.keys[1, 0, offset]
+        self.do(NackMessage("g", "m", self.generation(), "a", 0, offset, key, None, failure, dead))
 
     def check_plans(self) -> None:
         check_plans(self.state)

@@ -14,6 +14,7 @@ from txmq.core import machine
 from txmq.core.consumers import circuit_breaker, failures, plan_steps, poison
 from txmq.core.events.plans import PlanAdvanced
 from txmq.core.state import failed_messages, plan_letters
+from txmq.core.state.failed_messages import FailedMessage
 from txmq.core.state.plans import RUNNING, PlanState
 from txmq.model.units import SECOND
 
@@ -105,7 +106,7 @@ def a_replay_leaves_the_plan_of_a_letter(patch: pytest.MonkeyPatch) -> None:
     advanced = plan_steps.apply_advanced
 
     def forgetful(state: Any, event: Any, context: Any) -> None:
-        moves = tuple((*move[:3], (*move[3][:-1], 0)) for move in event.moves)
+        moves = tuple((*move[:3], FailedMessage(*move[3])._replace(plan=0)) for move in event.moves)
         advanced(state, event._replace(moves=moves), context)
 
     patch.setitem(machine.APPLIERS, PlanAdvanced, forgetful)

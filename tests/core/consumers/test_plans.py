@@ -198,14 +198,32 @@ def test_a_plan_that_holds_waits_behind_its_canary(world: PlansWorld) -> None:
 def test_a_plan_stops_where_its_letters_die_with_the_same_fingerprint(world: PlansWorld) -> None:
     world.create("p", *world.letters(0, 5, 1, None), settings=WATCHED)
     world.run_plan("p")
-    world.random.seed(3)
-    process(world, dies=True)
+    for one in world.fetch("m"):
+        world.fail_as(one.offset, "f1")
     world.run_plan("p")
     plan = world.plan_of("p")
-    assert plan.state in (PlanState.PAUSED, PlanState.RAMPING)
-    same = len(set(plan.recent)) == 1
-    assert (plan.state is PlanState.PAUSED) == same
+    assert (plan.state, plan.why) == (PlanState.PAUSED, "2 of the last 2 died again: f1")
+    world.do(plans.ResumePlan("p"))
+    world.run_plan("p")
+    for one, fingerprint in zip(world.fetch("m"), ("f1", "f2"), strict=True):
+        world.fail_as(one.offset, fingerprint)
+    world.run_plan("p")
+    assert plan.state is PlanState.DONE
+    assert world.outcomes("p") == {"died_again": 4}
     world.check_plans()
+
+
+def test_an_open_circuit_breaker_pauses_a_plan(world: PlansWorld) -> None:
+    world.create("p", *world.letters(*range(30)), settings=AT_ONCE._replace(in_flight=20))
+    world.run_plan("p")
+    for one in world.fetch("m"):
+        world.fail_as(one.offset, "away", dead=False)
+    plan = world.plan_of("p")
+    world.run_plan("p")
+    assert (plan.state, plan.why) == (
+        PlanState.PAUSED,
+        "the group's circuit breaker opened: away",
+    )
 
 
 def test_an_approval_is_given_by_somebody_else(world: PlansWorld) -> None:
