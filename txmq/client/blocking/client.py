@@ -14,7 +14,7 @@ from txmq.client.blocking.core import BlockingCore
 from txmq.client.blocking.messages import BlockingMessageCalls
 from txmq.client.blocking.reader import Reader, open_reader
 from txmq.client.blocking.sender.producer import BlockingProducer
-from txmq.client.blocking.transaction.begin import begin, begin_xa
+from txmq.client.blocking.transaction.begin import begin, begin_xa, enlist
 from txmq.client.blocking.transaction.checkers import Checker, Checkers
 from txmq.client.blocking.transaction.foreign_branch import ForeignBranch
 from txmq.client.blocking.transaction.half import HalfTransaction
@@ -40,6 +40,7 @@ from txmq.wire.data_requests import Opcode
 
 if TYPE_CHECKING:  # psycopg2 is for those who have a database, the spool for others
     from txmq.client.blocking.spool import ClientSpool
+    from txmq.client.blocking.transaction.enlisted import EnlistedTransaction
     from txmq.client.blocking.transaction.xa import XaTransaction
     from txmq.tx.postgres.session import Connection
 
@@ -242,6 +243,20 @@ class Client(BlockingProducer, BlockingMessageCalls):
         describes the options.
         """
         return begin(self._core, connection, checker, options)
+
+    def enlist(
+        self, connection: Connection, **options: Unpack[TransactionOptions]
+    ) -> EnlistedTransaction:
+        """Return the messages of a transaction that somebody else will commit.
+
+        It is the transaction that is open on the psycopg2 `connection`, or that the
+        next statement begins. Sends and acks take effect together with its rows. With
+        `txmq.postgres.EnlistConnection` that is all: its `commit()` takes them along.
+        On other connections the caller's hooks call `before_commit()`, and
+        `after_commit()` or `after_rollback()`; see EnlistedTransaction. The options are
+        those of `transaction`. A second call in the same transaction returns the same.
+        """
+        return enlist([self._core], connection, options)
 
     def xa(self, *connections: Connection, **options: Unpack[XaOptions]) -> XaTransaction:
         """Return a `with` block over several databases, committed in two phases.

@@ -17,7 +17,7 @@ from txmq.client.blocking.concurrently import run_concurrently
 from txmq.client.blocking.consumer.consumer import Consumers, consume_cluster
 from txmq.client.blocking.core import BlockingCore
 from txmq.client.blocking.reader import Readers, open_reader
-from txmq.client.blocking.transaction.begin import begin, begin_xa
+from txmq.client.blocking.transaction.begin import begin, begin_xa, enlist
 from txmq.client.blocking.transaction.checkers import Checker
 from txmq.client.blocking.transaction.half import HalfTransaction
 from txmq.client.blocking.transaction.transaction import Transaction
@@ -46,6 +46,7 @@ from txmq.errors import TxmqError, UnknownGroup, UnknownTopic
 from txmq.model.message import Message, Receipt
 
 if TYPE_CHECKING:  # psycopg2 is for programs that have a database
+    from txmq.client.blocking.transaction.enlisted import EnlistedTransaction
     from txmq.client.blocking.transaction.xa import XaTransaction
     from txmq.tx.postgres.session import Connection
 
@@ -316,6 +317,16 @@ class Cluster:
         transaction = begin(self._cores[0], connection, checker, options)
         transaction._spread(self._cores, self._routing)  # noqa: SLF001  # not the user's call
         return transaction
+
+    def enlist(
+        self, connection: Connection, **options: Unpack[TransactionOptions]
+    ) -> EnlistedTransaction:
+        """Return the messages of a transaction that somebody else will commit.
+
+        Each message goes to its broker, as for `transaction`, when the transaction
+        commits. The rest is as for `Client.enlist`.
+        """
+        return enlist(self._cores, connection, options, self._routing)
 
     def xa(self, *connections: Connection, **options: Unpack[XaOptions]) -> XaTransaction:
         """Return a `with` block over several databases, committed in two phases.

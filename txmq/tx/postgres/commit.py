@@ -48,8 +48,40 @@ class CommitOutcome(NamedTuple):
     replicated: bool
 
 
-def guarded_commit(connection: Connection, token: UUID) -> CommitOutcome:
-    """Commit the open transaction; return only if it is committed.
+def send_commit(connection: Connection) -> None:
+    """Send COMMIT and wait for its answer. Raises psycopg2.Error."""
+    block = block_of(connection)
+    if block is not None and block.begun:
+        try:
+            connection.tpc_commit()
+        except psycopg2.ProgrammingError as error:
+            if error.pgcode is not None:
+                raise
+            raise block.ended() from None  # psycopg2 has another open; nothing was sent
+        return
+    if connection.status == extensions.STATUS_BEGIN:
+        try:
+            connection.commit()
+        except psycopg2.ProgrammingError as error:
+            if error.pgcode is not None:
+                raise
+            connection.tpc_commit()  # begun by tpc_begin, which forbids commit(); nothing was sent
+        return
+    # A BEGIN that psycopg2 does not know of: its commit() would do nothing.
+    with plain_cursor(connection) as cursor:
+        cursor.execute("COMMIT")
+        tag = cursor.statusmessage
+    _end_open_transaction(connection)
+    if tag != "COMMIT":
+        raise TransactionAborted(
+            f"the server answered {tag} to COMMIT: a statement of the transaction had failed"
+        )
+
+
+def guarded_commit(
+    connection: Connection, token: UUID, commit: Callable[[Connection], None] = send_commit
+) -> CommitOutcome:
+    """Commit the open transaction by `commit`; return only if it is committed.
 
     Raises TransactionAborted or DatabaseConflict where it certainly is not, and
     TransactionEnded where it is not the caller's block's any more. Raises InDoubt with
@@ -59,7 +91,7 @@ def guarded_commit(connection: Connection, token: UUID) -> CommitOutcome:
     _require_healthy(connection, token)
     try:
         with noted(connection) as notices:
-            _commit(connection)
+            commit(connection)
     except psycopg2.Error as error:
         raise _failure(connection, error, token) from None
     if connection.get_transaction_status() != extensions.TRANSACTION_STATUS_IDLE:
@@ -93,35 +125,6 @@ def commit_and(connection: Connection, token: UUID, begin_next: Callable[[Cursor
     if connection.get_transaction_status() != extensions.TRANSACTION_STATUS_INTRANS:
         raise InDoubt("COMMIT was sent, but no transaction is open after it", token=str(token))
     return result
-
-
-def _commit(connection: Connection) -> None:
-    block = block_of(connection)
-    if block is not None and block.begun:
-        try:
-            connection.tpc_commit()
-        except psycopg2.ProgrammingError as error:
-            if error.pgcode is not None:
-                raise
-            raise block.ended() from None  # psycopg2 has another open; nothing was sent
-        return
-    if connection.status == extensions.STATUS_BEGIN:
-        try:
-            connection.commit()
-        except psycopg2.ProgrammingError as error:
-            if error.pgcode is not None:
-                raise
-            connection.tpc_commit()  # begun by tpc_begin, which forbids commit(); nothing was sent
-        return
-    # A BEGIN that psycopg2 does not know of: its commit() would do nothing.
-    with plain_cursor(connection) as cursor:
-        cursor.execute("COMMIT")
-        tag = cursor.statusmessage
-    _end_open_transaction(connection)
-    if tag != "COMMIT":
-        raise TransactionAborted(
-            f"the server answered {tag} to COMMIT: a statement of the transaction had failed"
-        )
 
 
 @contextmanager

@@ -72,7 +72,8 @@ def plain_cursor(connection: Connection) -> Cursor:
     factory = connection.cursor_factory
     if isinstance(factory, type) and issubclass(factory, OwnCursor):
         return connection.cursor()
-    return connection.cursor(cursor_factory=extensions.cursor)
+    # Not the method of a caller's class, which may have cursors of its own.
+    return extensions.connection.cursor(connection, cursor_factory=extensions.cursor)
 
 
 @contextmanager

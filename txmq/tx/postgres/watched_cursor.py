@@ -85,7 +85,7 @@ class CursorWatch:
     def start(self) -> None:
         """Watch the cursors that are opened from now on."""
         self._factory = self.connection.cursor_factory
-        self.connection.cursor_factory = _watched(_cursor_class(self.connection))
+        self.connection.cursor_factory = watched(_cursor_class(self.connection))
 
     def end(self) -> None:
         """Refuse statements of watched cursors: the block is ending."""
@@ -124,22 +124,28 @@ class CursorWatch:
         if found["verb"].lower() in ("savepoint", "release"):
             return found
         if found["to"] is None:
-            raise LocalProtocolError(
-                f"{statement.strip()[:_SHOWN]!r} would end transaction {self.name}, "
-                "whose block is open",
-                hint=ADVICE,
-            )
-        if self._index(_name(found)) is None:
+            raise self._refusal(statement, ADVICE)
+        self._require_known(found, statement)
+        return found
+
+    def _refusal(self, statement: str, hint: str) -> LocalProtocolError:
+        return LocalProtocolError(
+            f"{statement.strip()[:_SHOWN]!r} would end transaction {self.name}, whose block is "
+            "open",
+            hint=hint,
+        )
+
+    def _require_known(self, found: re.Match[str], statement: str) -> None:
+        if self._index(savepoint_name(found)) is None:
             raise LocalProtocolError(
                 f"{statement.strip()[:_SHOWN]!r}: the block of transaction {self.name} "
                 "knows no such savepoint",
                 hint="use tx.savepoint(), or a cursor that was opened in the block",
             )
-        return found
 
     def follow(self, done: re.Match[str]) -> None:
         """Do to the sends what a statement has done to the rows."""
-        name = _name(done)
+        name = savepoint_name(done)
         if done["verb"].lower() == "savepoint":
             self._savepoints.append(_Savepoint(name, self._sends.mark()))
             return
@@ -172,7 +178,8 @@ class _Watched(extensions.cursor):
 
 
 @lru_cache
-def _watched(base: Any) -> Any:  # noqa: ANN401  # mypy takes no cursor for hashable
+def watched(base: Any) -> Any:  # noqa: ANN401  # mypy takes no cursor for hashable
+    """Return the class of watched cursors of a class of cursors."""
     if issubclass(base, _Watched):
         return base
     return type(f"Watched{base.__name__}", (_Watched, base), {})
@@ -193,12 +200,18 @@ def watch_of(connection: Connection) -> CursorWatch | None:
     return None if found is None else found()
 
 
+def control_in(statement: str) -> re.Match[str] | None:
+    """Return the match of a statement about savepoints or the transaction's end."""
+    return _CONTROL.match(statement) if statement[:1] in _MAY_CONTROL else None
+
+
 def _text(query: object, cursor: extensions.cursor) -> str:
     if isinstance(query, sql.Composable):
         return query.as_string(cursor)
     return bytes(query[:256]).decode(errors="replace") if isinstance(query, bytes) else str(query)
 
 
-def _name(found: re.Match[str]) -> str:
+def savepoint_name(found: re.Match[str]) -> str:
+    """Return the name of the savepoint that a statement is about."""
     name = found["name"] or ""
     return name[1:-1].replace('""', '"') if name.startswith('"') else name.lower()

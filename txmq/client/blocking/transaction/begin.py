@@ -20,10 +20,12 @@ from txmq.errors import ConfigError, LocalProtocolError
 from txmq.tx.xid import node_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from txmq.client.blocking.transaction.enlisted import EnlistedTransaction
     from txmq.client.blocking.transaction.postgres import PostgresTransaction
     from txmq.client.blocking.transaction.xa import XaTransaction
+    from txmq.client.protocol.sender.routing import Routing
     from txmq.tx.postgres.session import Connection
 
 DEFAULT_NODE = "txmq"  # the node of clients without a service
@@ -34,8 +36,9 @@ def begin(
     connection: Connection | None,
     checker: str | None,
     options: TransactionOptions,
+    kind: Callable[[], type[PostgresTransaction]] | None = None,
 ) -> Transaction:
-    """Return a transaction that is not entered yet.
+    """Return a transaction that is not entered yet; with a database, of that `kind`.
 
     Raises ConfigError or LocalProtocolError.
     """
@@ -68,7 +71,7 @@ def begin(
         return HalfTransaction(core, checker, timeout=timeout, check_after=check_after)
     if connection is None:
         return LocalTransaction(core, timeout=timeout)
-    return _postgres_transaction()(
+    return (kind or _postgres_transaction)()(
         core,
         connection,
         timeout=timeout,
@@ -76,6 +79,36 @@ def begin(
         allow_weak_commit=options.get("allow_weak_commit", False),
         outbox=policy == "outbox",
     )
+
+
+def enlist(
+    cores: Sequence[BlockingCore],
+    connection: Connection,
+    options: TransactionOptions,
+    routing: Routing | None = None,
+) -> EnlistedTransaction:
+    """Return the messages of a connection's open transaction: new ones, or those that
+    the same client has begun.
+
+    `routing` is that of a cluster, whose cores these are. Raises ConfigError,
+    LocalProtocolError, or as `require_usable`.
+    """
+    # Programs without a database need not load psycopg2.
+    from txmq.client.blocking.transaction.enlisted import (  # noqa: PLC0415
+        EnlistedTransaction,
+        enlisted_in,
+    )
+
+    known = enlisted_in(connection)
+    if known is not None:
+        known.require_joinable(cores[0], options)
+        return known
+    transaction = begin(cores[0], connection, None, options, lambda: EnlistedTransaction)
+    assert isinstance(transaction, EnlistedTransaction), "of that kind"
+    if routing is not None:
+        transaction._spread(cores, routing)  # noqa: SLF001  # not the user's call
+    transaction.join(options)
+    return transaction
 
 
 @cache

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future
+from contextlib import suppress
 from uuid import UUID
 
 from txmq.client.blocking.core import BlockingCore
 from txmq.client.blocking.decision_pipeline import PendingDecision
 from txmq.client.protocol.transaction.decision import decide_request
-from txmq.errors import TxmqError, UnknownTransaction
+from txmq.errors import ClientClosed, TxmqError, UnknownTransaction
 from txmq.model.bundle import BundleState, DecideReceipt
 from txmq.model.message import Decision
+from txmq.wire.calls.registry import encode_call
 from txmq.wire.data_requests import Opcode, unpack_decide_receipt
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.005, 0.2  # between polls of a bundle's state
@@ -40,6 +42,15 @@ def send_decision(core: BlockingCore, token: UUID, outcome: Decision) -> Pending
     """
     request = decide_request(token, outcome, core.settings.service)
     return core.decision_pipeline.send(token, outcome, request)
+
+
+def request_check(core: BlockingCore, token: UUID) -> None:
+    """Have the broker ask a bundle's decider now, without waiting for it.
+
+    If the request is lost, the broker asks at its time.
+    """
+    with suppress(ClientClosed):
+        core.sender.request(Opcode.CALL, encode_call("tx.check", {"token": token.hex}))
 
 
 def state_of(core: BlockingCore, token: UUID, timeout: float) -> BundleState | None:

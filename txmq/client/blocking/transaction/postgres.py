@@ -38,7 +38,7 @@ from txmq.model.message import COMMIT, ROLLBACK, Decision
 from txmq.tx.postgres.brokers import may_have_reported
 from txmq.tx.postgres.caller import require_healthy, savepoint
 from txmq.tx.postgres.caller_block import CallerBlock
-from txmq.tx.postgres.commit import guarded_commit
+from txmq.tx.postgres.commit import CommitOutcome, guarded_commit
 from txmq.tx.postgres.identity import (
     NamedServer,
     Server,
@@ -93,6 +93,9 @@ class PostgresTransaction(CallerTransaction):
             self._commit_alone()
             return
         self._store_bundles(bundles)
+        self._commit_stored(bundles)
+
+    def _commit_stored(self, bundles: list[BrokerBundle]) -> None:
         sent = self._fallback.sent_directly(bundles)
         replicated = self._commit_rows(sent)
         crashpoint("tx.after_commit")
@@ -221,7 +224,7 @@ class PostgresTransaction(CallerTransaction):
         The resolver decides once one has.
         """
         try:
-            outcome = guarded_commit(self._connection, self.token)
+            outcome = self._guarded_commit()
         except InDoubt as doubt:
             self._block.close()
             self._resolve_doubt(bundles, doubt)
@@ -236,6 +239,9 @@ class PostgresTransaction(CallerTransaction):
         elif self._inserted is not None:
             note_server(self._connection, self._inserted.server)
         return outcome.replicated
+
+    def _guarded_commit(self) -> CommitOutcome:
+        return guarded_commit(self._connection, self.token)
 
     def _resolve_doubt(self, bundles: list[BrokerBundle], doubt: InDoubt) -> None:
         """Find out by the brokers' resolvers whether an unanswered COMMIT succeeded.

@@ -222,12 +222,7 @@ class Transaction(TransactionOperations):
     ) -> None:
         if self._is_of_parent():
             if error is None:
-                raise LocalProtocolError(
-                    f"The block of transaction {self.token} is that of process {self._pid}, from "
-                    "which this one was forked: nothing was done",
-                    hint="leave the child by os._exit(), or begin transactions in the child, on "
-                    "connections of its own",
-                )
+                raise self._of_parent()
             return
         committed: bool | None = None  # None = unknown
         try:
@@ -249,15 +244,27 @@ class Transaction(TransactionOperations):
                 )
         except TxmqError as failure:
             committed = None if failure.outcome == "unknown" else False
-            if self._unrouted is not None:
-                self._unrouted.avoid_after(failure)
-            if isinstance(failure, BrokerUnavailable) and self._core.settings.spool is not None:
-                raise BrokerUnavailable(failure.message, hint=NO_SPOOL) from failure
+            self._note_failure(failure)
             raise
         finally:
             self._stage = Stage.OVER
             for bundle in self._bundles:
                 bundle.finish(committed=committed)
+
+    def _note_failure(self, failure: TxmqError) -> None:
+        """Leave a broker alone that is away; name the outbox to those with a spool."""
+        if self._unrouted is not None:
+            self._unrouted.avoid_after(failure)
+        if isinstance(failure, BrokerUnavailable) and self._core.settings.spool is not None:
+            raise BrokerUnavailable(failure.message, hint=NO_SPOOL) from failure
+
+    def _of_parent(self) -> LocalProtocolError:
+        return LocalProtocolError(
+            f"The block of transaction {self.token} is that of process {self._pid}, from "
+            "which this one was forked: nothing was done",
+            hint="leave the child by os._exit(), or begin transactions in the child, on "
+            "connections of its own",
+        )
 
     def _is_of_parent(self) -> bool:
         """Return whether this is a copy of the block, in the child of a fork: an error
