@@ -13,7 +13,7 @@ from txmq.client.protocol.transaction.decision import decide_request
 from txmq.errors import ClientClosed, TxmqError, UnknownTransaction
 from txmq.model.bundle import BundleState, DecideReceipt
 from txmq.model.message import Decision
-from txmq.wire.calls.registry import encode_call
+from txmq.wire.calls.encoding import encode_call
 from txmq.wire.data_requests import Opcode, unpack_decide_receipt
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.005, 0.2  # between polls of a bundle's state
