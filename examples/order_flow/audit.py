@@ -23,6 +23,8 @@ from examples.order_flow.data import read_orders
 from examples.order_flow.deployment import Deployment
 from examples.order_flow.fleet import ROOT
 from examples.order_flow.order_placed import ORDER_PLACED, OrderPlaced
+from examples.order_flow.services import tracking
+from txmq.recover.spool import spools_below
 from txmq.testing.processes import ProcessEnded
 
 SHOWN: Final = 3  # examples per claim
@@ -36,6 +38,8 @@ CREATE TEMPORARY TABLE found (
 );
 CREATE TEMPORARY TABLE letters (grp text, partition int4, "offset" int8, state text, reason text);
 CREATE TEMPORARY TABLE undecided (token text, state text);
+CREATE TEMPORARY TABLE scans (scanner text, number int8);
+CREATE TEMPORARY TABLE scanned (scanner text, number int8, partition int4, "offset" int8);
 CREATE TEMPORARY TABLE unsettled (grp text, what text, count int8);
 """
 
@@ -109,7 +113,18 @@ CLAIMS: Final = {
         UNION ALL
         SELECT partition, "offset" FROM letters WHERE state <> 'abandoned'""",
     "every consumer group is done: no lag, lease, retry, fence or parked message": """
-        SELECT * FROM unsettled""",
+        SELECT * FROM unsettled WHERE what NOT IN ('at_consumers', 'spooled')""",
+    "nothing is left on the disks of consumers and producers": """
+        SELECT * FROM unsettled WHERE what IN ('at_consumers', 'spooled')""",
+    "each scan with a receipt is in its topic exactly once": """
+        SELECT k.scanner, k.number FROM scans k LEFT JOIN scanned s USING (scanner, number)
+        GROUP BY 1, 2 HAVING count(s.scanner) <> 1""",
+    "each scanner's scans are in their order, and none is there twice": """
+        SELECT scanner, number FROM (
+            SELECT *, lag(number) OVER (
+                PARTITION BY scanner ORDER BY partition, "offset"
+            ) AS before FROM scanned
+        ) placed WHERE number <= before""",
     "no transaction is undecided, in doubt or contradictory": """
         SELECT token, state FROM undecided
         UNION ALL
@@ -159,7 +174,10 @@ def _fill(cursor: Cursor, deployment: Deployment) -> None:
     _copy(
         cursor, "input", ((o.order_id, o.customer_id, len(o.lines), o.total_cents) for o in orders)
     )
-    _copy(cursor, "found", read_back(deployment.url))
+    _copy(cursor, "found", map(_found, read_back(deployment.url, ORDER_PLACED)))
+    _copy(cursor, "scanned", map(_scanned, read_back(deployment.url, tracking.TOPIC)))
+    kept = deployment.local.glob(f"*/{tracking.KEPT}")
+    _copy(cursor, "scans", (scan for path in kept for scan in tracking.read_scans(path)))
     with deployment.client() as client:
         _copy(cursor, "letters", letters(client, "payment", "shipping"))
         states = ("undecided", "waiting", "in-doubt", "conflicts")
@@ -167,23 +185,36 @@ def _fill(cursor: Cursor, deployment: Deployment) -> None:
         _copy(
             cursor, "undecided", ((row["token"], state) for state, rows in listed for row in rows)
         )
-        names = ("lag", "leased", "retrying", "parked", "fences", "letters")
+        names = ("lag", "leased", "retrying", "at_consumers", "parked", "fences", "letters")
         groups = client.call("group.list")["groups"]
-        _copy(
-            cursor,
-            "unsettled",
-            ((row["group"], name, row[name]) for row in groups for name in names if row[name]),
-        )
+        left = [(row["group"], name, row[name]) for row in groups for name in names if row[name]]
+    left += [
+        (spool.service, "spooled", spool.messages + spool.refused)
+        for directory in deployment.local.glob(f"*/{tracking.SPOOLS}")
+        for spool in spools_below(str(directory))
+        if spool.messages or spool.refused
+    ]
+    _copy(cursor, "unsettled", left)
 
 
-def read_back(url: str) -> Iterator[tuple[Any, ...]]:
-    """Yield all messages of the topic, as the command line reads them."""
+def _found(message: dict[str, Any]) -> tuple[Any, ...]:
+    order = OrderPlaced.decode(message["body"].encode())
+    place = (message["partition"], message["offset"], message["message_id"], message["key"])
+    return *place, order.order_id, order.customer_id, order.version, order.total_cents
+
+
+def _scanned(message: dict[str, Any]) -> tuple[Any, ...]:
+    return message["key"], int(message["body"]), message["partition"], message["offset"]
+
+
+def read_back(url: str, topic: str) -> Iterator[dict[str, Any]]:
+    """Yield all messages of a topic, as the command line reads them."""
     command = [
         sys.executable,
         "-m",
         "txmq",
         "tail",
-        ORDER_PLACED,
+        topic,
         "--no-follow",
         "--json",
         "--broker",
@@ -192,10 +223,7 @@ def read_back(url: str) -> Iterator[tuple[Any, ...]]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout is not None, "stdout is a pipe"
         for line in process.stdout:
-            message = json.loads(line)
-            order = OrderPlaced.decode(message["body"].encode())
-            place = (message["partition"], message["offset"], message["message_id"], message["key"])
-            yield *place, order.order_id, order.customer_id, order.version, order.total_cents
+            yield json.loads(line)
     if process.returncode:
         raise ProcessEnded(f"txmq tail ended with status {process.returncode}")
 

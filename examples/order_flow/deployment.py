@@ -60,13 +60,18 @@ class Deployment:
         self.console = ""
         self.dsn = ""
         self.server: PostgresServer | None = None
-        for place in (self.data, self.fleet.logs, self.journals):
+        for place in (self.data, self.fleet.logs, self.journals, self.local):
             place.mkdir(parents=True)
 
     @property
     def journals(self) -> Path:
         """The directory of the journals of the services."""
         return self.directory / "journals"
+
+    @property
+    def local(self) -> Path:
+        """The directory of what services keep on local disk, one for each process."""
+        return self.directory / "local"
 
     def start_postgres(self) -> str:
         """Create a database with the tables of txmq; return a description of the
@@ -132,7 +137,10 @@ class Deployment:
     def start_service(self, name: str, crash_points: Sequence[str], *, of: int = 1) -> Process:
         """Start a process of a service: "orders-1" is the second one of `of`."""
         service, _, instance = name.partition("-")
+        local = self.local / name
+        local.mkdir(exist_ok=True)
         places = [f"--data={self.data}", f"--journal={self.journals / name}.journal"]
+        places.append(f"--local={local}")
         numbers = [f"--instance={instance}", f"--instances={of}"]
         return self.fleet.start(
             name, ["-m", "examples.order_flow.services", service, *places, *numbers], crash_points
@@ -159,7 +167,7 @@ class Deployment:
 
     def leave_running(self) -> str:
         """Stop the services only; return the command that ends broker and server."""
-        self.fleet.stop("analytics", "shipping", "payment", "orders")
+        self.fleet.stop("tracking", "analytics", "shipping", "payment", "orders")
         broker = self.fleet.processes["broker"].pid
         release(broker)
         ends = [f"kill {broker}"]
@@ -182,4 +190,4 @@ class Deployment:
     def data_directories(self) -> list[Path]:
         """Return the directories with data."""
         postgres = [self.server.directory] if isinstance(self.server, OwnServer) else []
-        return [self.directory / "broker", self.data, *postgres]
+        return [self.directory / "broker", self.data, self.local, *postgres]

@@ -22,6 +22,7 @@ CRASHES_OF_ORDERS: Final = 3  # of each process
 AFTER_GROUP, AFTER_COMMIT = "tx.after_group", "tx.after_commit"
 MID_CHARGE, MID_SHIPMENT = "order_flow.charging", "order_flow.shipping"
 BEFORE_ACK = "inbox.after_commit"
+SPOOLED = "spool.after_write"  # only while the broker is away
 
 
 class Fault(StrEnum):
@@ -85,6 +86,7 @@ def _crash_points(random: Random, orders: int) -> dict[str, list[str]]:
     batches = max(8, orders // BATCH_MESSAGES)
     points["payment-0"] = [_crash_point(random, MID_CHARGE, batches // 8, batches // 4)]
     points["payment-1"] = [_crash_point(random, BEFORE_ACK, batches // 8, batches // 4)]
+    points["tracking-0"] = [_crash_point(random, SPOOLED, 2, 4)]
     points["shipping-0"] = [_crash_point(random, MID_SHIPMENT, batches // 8, batches // 4)]
     return points
 

@@ -20,8 +20,16 @@ from examples.order_flow.faults import FaultPlan
 from examples.order_flow.journal import totals
 from examples.order_flow.order_placed import ORDER_PLACED
 from examples.order_flow.screen import Screen
+from examples.order_flow.services import tracking
 from examples.order_flow.summary import claims_table, counts_table, groups_table
-from examples.order_flow.traffic import CONSUMERS, PAUSE_S, Traffic, restart_crashed, run_until
+from examples.order_flow.traffic import (
+    CONSUMERS,
+    PAUSE_S,
+    TRACKING,
+    Traffic,
+    restart_crashed,
+    run_until,
+)
 
 PARTITIONS: Final = 8
 COUNTS: Final = """
@@ -92,7 +100,7 @@ def _run_phases(deployment: Deployment, screen: Screen, *, scale: float, seed: i
         letters = _recover(deployment, screen)
     with screen.phase("Drain"):
         run_until(deployment, screen, facts.orders, lambda now: now.drained)
-        deployment.fleet.stop(*CONSUMERS)
+        deployment.fleet.stop(TRACKING, *CONSUMERS)
     with screen.phase("Audit"):
         results = audit(deployment)
         screen.show(claims_table(results))
@@ -118,6 +126,7 @@ def _prepare(
     )
     with deployment.client() as client:
         client.call("topic.create", name=ORDER_PLACED, partitions=PARTITIONS)
+        client.call("topic.create", name=tracking.TOPIC, partitions=PARTITIONS)
     screen.event(
         f"{facts.orders:,} orders with {facts.lines:,} lines of {len(facts.customers):,} customers"
     )
@@ -165,6 +174,8 @@ def _counts(deployment: Deployment, letters: Mapping[str, int]) -> dict[str, int
         "checked back, rolled back": fenced,
         "delivered": noted["deliveries"],
         "retried": noted["retries"],
+        "stored": noted["stored"],
+        "spooled": noted["spooled"],
         **letters,
         "duplicates": noted["duplicates"],
         "charges": charges,

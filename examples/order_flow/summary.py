@@ -9,7 +9,9 @@ from rich.table import Table
 
 from examples.order_flow.audit import ClaimResult
 
-GROUP_COLUMNS: Final = ("lag", "leased", "retrying", "letters", "fences", "parked")
+GROUP_COLUMNS: Final = (
+    "lag", "leased", "retrying", "at_consumers", "letters", "fences", "parked",
+)  # fmt: skip
 MEANINGS: Final = {
     "attempted": "transactions that the orders service began",
     "killed": "processes killed with SIGKILL",
@@ -18,6 +20,8 @@ MEANINGS: Final = {
     "checked back, rolled back": "no decision came; the broker found no row and fenced the token",
     "delivered": "messages delivered to payment and shipping, and again after a rollback",
     "retried": "of these, after a failure or a crash",
+    "stored": "failures that shipping kept on its own disk, and tried again from there",
+    "spooled": "scans of parcels that waited on the disk of their producer",
     "dead": "messages that became dead letters",
     "replayed": "of these, delivered again after the fix",
     "abandoned": "of these, closed with a reason",

@@ -14,6 +14,7 @@ from examples.order_flow.screen import Screen
 from txmq.errors import TxmqError
 
 CONSUMERS: Final = {"payment": 2, "shipping": 2, "analytics": 1}  # processes
+TRACKING: Final = "tracking"
 OUTAGE_S: Final = 2.5  # shorter than all retries
 STALL_LIMIT_S: Final = 60.0
 PAUSE_S: Final = 0.3
@@ -23,7 +24,7 @@ COUNTS: Final = """
 SELECT (SELECT count(*) FROM orders), (SELECT count(*) FROM charges),
        (SELECT count(*) FROM shipments), (SELECT coalesce(sum(orders), 0)::int8 FROM sales)
 """
-UNSETTLED_COUNTS: Final = ("lag", "leased", "retrying")
+UNSETTLED_COUNTS: Final = ("lag", "leased", "retrying", "at_consumers")
 FAILURE_COUNTS: Final = ("parked", "fences", "letters")
 OPEN_STATES: Final = ("undecided", "waiting", "in-doubt")
 
@@ -87,7 +88,8 @@ class Traffic:
         self._outage_ends: float | None = None
 
     def start(self) -> None:
-        for service, processes in {**CONSUMERS, "orders": ORDERS_PROCESSES}.items():
+        services = {**CONSUMERS, "orders": ORDERS_PROCESSES, TRACKING: 1}
+        for service, processes in services.items():
             for number in range(processes):
                 name = f"{service}-{number}"
                 self._deployment.start_service(

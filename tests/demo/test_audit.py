@@ -33,6 +33,8 @@ SELECT 0, order_id, lpad(order_id::text, 32, 'f') || '-0', customer_id, order_id
 FROM orders;
 INSERT INTO sales SELECT ordered_on, 1, total_cents FROM orders;
 INSERT INTO letters VALUES ('payment', 0, 13, 'abandoned', 'blocked');
+INSERT INTO scans VALUES ('s', 1), ('s', 2);  -- a third one was sent, and its producer killed
+INSERT INTO scanned VALUES ('s', 1, 4, 0), ('s', 2, 4, 1), ('s', 3, 4, 2);
 """
 
 PLANTED = [  # a statement, and the beginning of the claim that it breaks
@@ -69,6 +71,15 @@ PLANTED = [  # a statement, and the beginning of the claim that it breaks
         "no message is in two places",
     ),
     ("INSERT INTO unsettled VALUES ('shipping', 'fences', 1)", "every consumer group"),
+    (
+        "INSERT INTO unsettled VALUES ('shipping', 'at_consumers', 1)",
+        "nothing is left on the disks",
+    ),
+    ("INSERT INTO unsettled VALUES ('tracking', 'spooled', 1)", "nothing is left on the disks"),
+    ("DELETE FROM scanned WHERE number = 2", "each scan with a receipt"),
+    ("INSERT INTO scanned VALUES ('s', 1, 4, 3)", "each scan with a receipt"),
+    ("INSERT INTO scanned VALUES ('s', 4, 4, 3), ('s', 4, 4, 4)", "each scanner's scans"),
+    ('UPDATE scanned SET "offset" = 9 WHERE number = 1', "each scanner's scans"),
     ("INSERT INTO undecided VALUES ('ab', 'undecided')", "no transaction"),
     (
         "DELETE FROM txmq_token WHERE tok IN (SELECT tok FROM txmq_token LIMIT 1)",

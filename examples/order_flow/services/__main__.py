@@ -14,7 +14,7 @@ from pathlib import Path
 from examples.order_flow.journal import Journal
 from examples.order_flow.services.context import ServiceContext
 
-SERVICES = ("orders", "payment", "shipping", "analytics")
+SERVICES = ("orders", "payment", "shipping", "analytics", "tracking")
 
 
 def main() -> None:
@@ -32,6 +32,13 @@ def main() -> None:
         metavar="FILE",
         help="file for the counts of this process",
     )
+    parser.add_argument(
+        "--local",
+        required=True,
+        type=Path,
+        metavar="DIR",
+        help="directory for what this process keeps on local disk",
+    )
     parser.add_argument("--instance", type=int, default=0)
     parser.add_argument("--instances", type=int, default=1)
     options = parser.parse_args()
@@ -42,6 +49,7 @@ def main() -> None:
         dsn=os.environ["TXMQ_DSN"],
         data=options.data,
         journal=Journal(options.journal),
+        local=options.local,
         instance=options.instance,
         instances=options.instances,
     )

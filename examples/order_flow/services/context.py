@@ -29,13 +29,15 @@ RETRY = RetryPolicy.table(0.1, 0.3, 1, 3)
 class ServiceContext:
     """Addresses of broker and database, and the input.
 
-    `instance` numbers the processes of one service.
+    `instance` numbers the processes of one service. `local` is the directory for what
+    this process keeps on the disk of its machine; its next life finds it there.
     """
 
     broker: str
     dsn: str
     data: Path
     journal: Journal
+    local: Path
     instance: int
     instances: int
 
@@ -52,12 +54,15 @@ class ServiceContext:
                     raise
                 time.sleep(PAUSE_S)
 
-    def handler(self, function: Handler, consumer: Consumer) -> Callable[[Batch, Connection], None]:
+    def handler(
+        self, function: Handler, consumer: Consumer, *, refused: str = "refused"
+    ) -> Callable[[Batch, Connection], None]:
         """Return the handler for the consumer, which counts the calls before they
-        begin.
+        begin, and as `refused` what it nacks.
         """
 
         def refuse(message: ReceivedMessage, error: Exception) -> None:
+            self.journal.count(refused)
             consumer.nack(message, error=error)
 
         def handle(messages: Batch, connection: Connection) -> None:

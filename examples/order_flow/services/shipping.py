@@ -1,7 +1,8 @@
 """Shipments of orders, in the order in which each customer placed them.
 
 When an order cannot be shipped, the later ones of its customer wait behind it; those of
-other customers continue.
+other customers continue. What failed is kept on local disk, and tried again from there:
+an outage of a carrier costs the broker nothing, and it may be away meanwhile.
 """
 
 from __future__ import annotations
@@ -78,8 +79,10 @@ def run(context: ServiceContext) -> None:
             on_exhausted="park",
             start="first",
             retry=RETRY,
+            on_failure="local",
+            local_store=context.local,
         )
         on_term(consumer.close)
-        handler = context.handler(ship, consumer)
+        handler = context.handler(ship, consumer, refused="stored")
         consumer.run(handler, inbox=context.connect, batch=BATCH_MESSAGES, batch_wait=BATCH_WAIT_S)
         context.journal.count("duplicates", consumer.stats.duplicates)
