@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import hypothesis
@@ -30,9 +31,31 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def no_unhandled_failure() -> Iterator[None]:
-    """Fail a test that dropped a Deferred with an unhandled failure.
+    """Fail a test that dropped a Deferred with an unhandled failure."""
+    aged = _aging_collections()
+    with _no_unhandled_failure():
+        yield
+        # What the test has made is young, unless the interpreter has collected since.
+        gc.collect(1 if _aging_collections() == aged else 2)
 
-    Twisted reports the failure when the Deferred is collected.
+
+@pytest.fixture(autouse=True, scope="module")
+def no_unhandled_failure_of_the_module() -> Iterator[None]:
+    """Fail the last test of a module where older objects dropped such a Deferred."""
+    with _no_unhandled_failure():
+        yield
+        gc.collect()
+
+
+def _aging_collections() -> tuple[int, ...]:
+    """Return the numbers of collections after which survivors are old."""
+    return tuple(generation["collections"] for generation in gc.get_stats()[1:])
+
+
+@contextmanager
+def _no_unhandled_failure() -> Iterator[None]:
+    """Fail where Twisted reports an unhandled failure, as it does when it collects a
+    Deferred.
     """
     if "twisted.internet.defer" not in sys.modules:
         yield
@@ -50,7 +73,6 @@ def no_unhandled_failure() -> Iterator[None]:
     globalLogPublisher.addObserver(observer)
     try:
         yield
-        gc.collect()
     finally:
         globalLogPublisher.removeObserver(observer)
     if failures:

@@ -9,18 +9,35 @@ from tests import conftest
 
 ROOT = Path(conftest.__file__).parents[1]
 FORGOTTEN = """
+import gc
 from twisted.internet.defer import Deferred, fail
+
+kept = []
+
+def in_a_cycle(error):
+    deferred = Deferred()
+    deferred.itself = deferred
+    deferred.errback(error)
+    return deferred
 
 def test_forgets_a_failure():
     fail(ValueError("unhandled"))
 
 def test_forgets_a_failure_held_by_a_cycle():
-    deferred = Deferred()
-    deferred.itself = deferred
-    deferred.errback(KeyError("in a cycle"))
+    in_a_cycle(KeyError("in a cycle"))
+
+def test_forgets_a_failure_that_was_old_by_then():
+    deferred = in_a_cycle(KeyError("old"))
+    gc.collect(1)
 
 def test_handles_its_failure():
     fail(ValueError("handled")).addErrback(lambda failure: failure.trap(ValueError))
+
+def test_keeps_a_failure():
+    kept.append(in_a_cycle(KeyError("kept")))
+
+def test_forgets_the_failure_of_another_test():
+    kept.clear()
 """
 
 RANDOM = """
@@ -65,9 +82,11 @@ def run_pytest(directory: Path, test: str, **environ: str) -> str:
 
 def test_an_unhandled_failure_fails_the_test_that_dropped_it(tmp_path: Path) -> None:
     output = run_pytest(tmp_path, FORGOTTEN)
-    assert "3 passed, 2 errors" in output
+    assert "6 passed, 4 errors" in output
     assert "ERROR test_it.py::test_forgets_a_failure" in output
     assert "ERROR test_it.py::test_forgets_a_failure_held_by_a_cycle" in output
+    assert "ERROR test_it.py::test_forgets_a_failure_that_was_old_by_then" in output
+    assert "ERROR test_it.py::test_forgets_the_failure_of_another_test" in output
     assert "a Deferred failed and no code handled the failure" in output
     assert "ValueError: unhandled" in output
 
