@@ -374,7 +374,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
     179: (
         "test_each_message_is_in_one_batch_over_restarts_and_growth",
         "test_a_planned_batch_outlives_the_broker",
-        "test_spark_goes_on_where_its_checkpoint_ends",
+        "test_spark_copies_a_topic_once_over_failed_tasks_a_dead_driver_and_growth",
     ),
     180: (
         "test_what_retention_removed_before_it_was_read_is_an_error_or_counted",
@@ -387,6 +387,12 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_stream_behind_a_restore_has_lost_nothing",
         "test_the_lowest_end_counts_over_several_restores",
         "test_another_log_is_refused_or_read_from_its_beginning",
+    ),
+    187: (
+        "test_a_batch_is_published_once_however_often_and_in_whatever_order_it_is_run",
+        "test_a_batch_that_failed_is_run_again",
+        "test_of_two_runs_of_one_batch_at_once_the_loser_raises_an_error",
+        "test_spark_copies_a_topic_once_over_failed_tasks_a_dead_driver_and_growth",
     ),
     82: ("test_fault_82_a_group_behind_retention_gets_an_alarm_with_what_it_missed",),
     # administration, time

@@ -26,6 +26,7 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
+    DataSourceStreamWriter,
     DataSourceWriter,
 )
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -44,6 +45,7 @@ from txmq_spark.source_options import (
     require_batch,
     require_stream,
 )
+from txmq_spark.stream_writing import EpochWriter
 from txmq_spark.writing import JobWriter
 
 MESSAGE_TYPES: Final = from_arrow_schema(MESSAGES)
@@ -80,6 +82,14 @@ class TxmqDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001  # Spark's signature
         return JobWriter.for_schema(parse_write_options(self.options), schema, overwrite=overwrite)
+
+    def streamWriter(  # noqa: N802  # Spark's name
+        self,
+        schema: StructType,
+        overwrite: bool,  # noqa: FBT001  # Spark's signature
+    ) -> DataSourceStreamWriter:
+        options = parse_write_options(self.options)
+        return EpochWriter.for_schema(options, schema, overwrite=overwrite)
 
 
 def _takes_filters() -> bool:

@@ -10,7 +10,7 @@ So repeated tasks, speculative copies and a driver that dies send nothing twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 from uuid import UUID
@@ -73,8 +73,7 @@ class JobWriter(DataSourceArrowWriter):
 
         Raises ConfigError where the rows are not messages, BrokerUnavailable.
         """
-        if overwrite:
-            raise ConfigError("mode", "a topic cannot be overwritten", hint='mode("append")')
+        require_append(overwrite=overwrite)
         check_columns(schema, options.topic)
         if options.idempotency_key is None:
             return cls(options, NamedJob(new_token(), committed=False))
@@ -92,9 +91,8 @@ class JobWriter(DataSourceArrowWriter):
         if self._job.committed:
             return StoredBundle(None, 0)
         with task_client(self._options.url) as client:
-            group = client.job(self._job.token, expire_after=EXPIRE_S).group()
-            messages = sum(_add(group, batch, self._options.topic) for batch in iterator)
-            return StoredBundle(group.store().hex if messages else None, messages)
+            token, messages = store_rows(client, self._job.token, iterator, self._options.topic)
+        return StoredBundle(token, messages)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Publish all winning bundles.
@@ -109,16 +107,7 @@ class JobWriter(DataSourceArrowWriter):
             if isinstance(message, StoredBundle) and message.token
         ]
         with task_client(self._options.url) as client:
-            job = client.job(self._job.token)
-            decided = job.decide(winners)
-            if decided.outcome is COMMIT and not decided.repeated:
-                job.wait_published(winners, PUBLISH_TIMEOUT_S)
-        if decided.outcome is not COMMIT:
-            hint = "nothing was sent; run it again"
-            raise TransactionAborted(
-                f"job {self._job.token} was rolled back by another run or by its time-out",
-                hint=hint,
-            )
+            publish(client, self._job.token, winners)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Drop all bundles. A commit of another run stays."""
@@ -129,6 +118,40 @@ class JobWriter(DataSourceArrowWriter):
 def task_client(url: str) -> txmq.Client:
     """Return a client for a task or the driver."""
     return txmq.connect(url, service=SERVICE, timeout=TIMEOUT_S)
+
+
+def store_rows(
+    client: txmq.Client, job: UUID, batches: Iterable[pa.RecordBatch], topic: str | None
+) -> tuple[str | None, int]:
+    """Store rows as one bundle of a job; return its token and the number of messages.
+
+    The token is None where there are no rows. Raises the errors of `client.send`.
+    """
+    group = client.job(job, expire_after=EXPIRE_S).group()
+    messages = sum(_add(group, batch, topic) for batch in batches)
+    return (group.store().hex if messages else None), messages
+
+
+def publish(client: txmq.Client, token: UUID, winners: Sequence[UUID]) -> None:
+    """Decide a job for these bundles, and wait until consumers can see them.
+
+    Raises TransactionAborted where the job was rolled back.
+    """
+    job = client.job(token)
+    decided = job.decide(winners)
+    if decided.outcome is not COMMIT:
+        raise TransactionAborted(
+            f"job {token} was rolled back by another run or by its time-out",
+            hint="nothing was sent; run it again",
+        )
+    if not decided.repeated:
+        job.wait_published(winners, PUBLISH_TIMEOUT_S)
+
+
+def require_append(*, overwrite: bool) -> None:
+    """Raise ConfigError for a write that replaces what is there."""
+    if overwrite:
+        raise ConfigError("mode", "a topic cannot be overwritten", hint='mode("append")')
 
 
 def check_columns(schema: StructType, topic: str | None) -> None:

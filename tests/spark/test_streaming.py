@@ -1,27 +1,21 @@
-"""Topics as a stream, from a broker process: the reader itself, and by Spark."""
+"""Topics as a stream, from a broker process, as Spark drives the reader."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import timedelta
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from tests.spark.stream_driver import StreamDriver, texts
 from txmq_spark.pushed_filters import EPOCH
-from txmq_spark.stream_progress import parse_progress
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     import txmq
-
-pytestmark = pytest.mark.timeout(300)  # includes the start of a JVM on a loaded machine
 
 
 @pytest.fixture
@@ -81,40 +75,6 @@ def test_a_stream_starts_where_it_is_told(
     assert latest.step() == texts(3)
     assert given.step() == texts(2, 3)
     assert timed.step() == texts(*(n for n in range(3) if stored[n] >= stored[1]), 3)
-
-
-def spark_stream(
-    spark: SparkSession, options: Mapping[str, str], where: Path
-) -> list[dict[str, Any]]:
-    """Run a query over what is there now; return the progress of its batches."""
-    frame = spark.readStream.format("txmq").options(**options).load().select("body")
-    query = (
-        frame.writeStream.format("parquet")
-        .option("checkpointLocation", str(where / "checkpoint"))
-        .trigger(availableNow=True)
-        .start(str(where / "rows"))
-    )
-    query.awaitTermination()
-    return [json.loads(progress.json) for progress in query.recentProgress]
-
-
-def test_spark_goes_on_where_its_checkpoint_ends(
-    spark: SparkSession, broker: str, topic: str, client: txmq.Client, tmp_path: Path
-) -> None:
-    client.call("topic.create", name=topic, partitions=2)
-    client.send_many(topic, texts(*range(50)))
-    options = {"url": broker, "topic": topic, "maxOffsetsPerTrigger": "30"}
-    batches = spark_stream(spark, options, tmp_path)
-    assert [batch["numInputRows"] for batch in batches if batch["numInputRows"]] == [30, 20]
-    client.call("topic.grow", name=topic, partitions=3)
-    client.send_many(topic, texts(*range(50, 60)), partition=2)
-    batches = spark_stream(spark, options, tmp_path)
-    [source] = batches[-1]["sources"]
-    end = source["endOffset"]
-    found = parse_progress(json.loads(end) if isinstance(end, str) else end)
-    assert sum(found.topics[topic].offsets) == 60
-    rows = spark.read.parquet(str(tmp_path / "rows")).collect()
-    assert sorted(int(row.body) for row in rows) == list(range(60))
 
 
 def test_a_limit_is_not_for_all_that_is_available(
