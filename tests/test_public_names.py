@@ -68,6 +68,7 @@ CALLS = {
         "register_checker": "name checker",
         "find": "topic message_id key partition offset start end",
         "letters": "group saved bodies **LetterOptions",
+        "plan": "name",
         "recall": "message",
         "call": "name **args",
         "close": "",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from txmq.broker.background.plan_service import progress
 from txmq.broker.calls.dispatcher import Answer, CallContext, Handler, then
-from txmq.broker.calls.operators import operator_note
+from txmq.broker.calls.operators import audited, operator_note
 from txmq.broker.calls.pages import page_of
 from txmq.core.consumers import plan_steps, plan_views
 from txmq.core.consumers import plans as core
@@ -44,12 +44,12 @@ class PlanCalls:
             "plan.show": self.show,
             "plan.letters": self.letters,
             "plan.check": self.check,
-            "plan.approve": self._order(core.ApprovePlan),
-            "plan.start": self._order(core.StartPlan),
-            "plan.pause": self._order(core.PausePlan),
-            "plan.resume": self._order(core.ResumePlan),
-            "plan.cancel": self._order(core.CancelPlan),
-            "plan.delete": self._order(core.DeletePlan),
+            "plan.approve": self._order("plan.approve", core.ApprovePlan),
+            "plan.start": self._order("plan.start", core.StartPlan),
+            "plan.pause": self._order("plan.pause", core.PausePlan),
+            "plan.resume": self._order("plan.resume", core.ResumePlan),
+            "plan.cancel": self._order("plan.cancel", core.CancelPlan),
+            "plan.delete": self._order("plan.delete", core.DeletePlan),
         }
 
     def create(self, call: CallContext, args: wire.PlanCreate) -> None:
@@ -64,13 +64,15 @@ class PlanCalls:
         selection = "" if chosen is None else _text(chosen)
         settings = PlanSettings(**args.settings.model_dump())
         note = operator_note(args)
-        self._submit(core.CreatePlan(args.name, args.group, settings, selection, note), call.answer)
+        command = core.CreatePlan(args.name, args.group, settings, selection, note)
+        self._submit(audited("plan.create", _about(args.name), args, command), call.answer)
 
     def add(self, call: CallContext, args: wire.PlanAdd) -> None:
         self._submit(plan_steps.AddPlanLetters(args.name, args.letters), call.answer)
 
     def freeze(self, call: CallContext, args: wire.PlanOrder) -> None:
-        self._submit(plan_steps.AddPlanLetters(args.name, (), complete=True), call.answer)
+        command = plan_steps.AddPlanLetters(args.name, (), complete=True)
+        self._submit(audited("plan.freeze", _about(args.name), args, command), call.answer)
 
     def list_plans(self, call: CallContext, args: wire.PlanList) -> None:
         known = self._state.plans.by_name
@@ -137,15 +139,20 @@ class PlanCalls:
         return self._letters.damage_of(group, placed.ref, row)
 
     def _order(
-        self, command: Callable[[str, str], object]
+        self, name: str, command: Callable[[str, str], object]
     ) -> Callable[[CallContext, wire.PlanOrder], None]:
         def submit(call: CallContext, args: wire.PlanOrder) -> None:
-            self._submit(command(args.name, operator_note(args)), call.answer)
+            order = command(args.name, operator_note(args))
+            self._submit(audited(name, _about(args.name), args, order), call.answer)
 
         return submit
 
     def _submit(self, command: object, answer: Answer) -> None:
         self._engine.submit(command, then(answer, lambda reply: reply._asdict()))
+
+
+def _about(name: str) -> str:
+    return f"plan:{name}"
 
 
 def _text(chosen: SelectionArgs) -> str:

@@ -16,6 +16,7 @@ from txmq.client.blocking.client import Client
 from txmq.client.blocking.concurrently import run_concurrently
 from txmq.client.blocking.consumer.consumer import Consumers, consume_cluster
 from txmq.client.blocking.core import BlockingCore
+from txmq.client.blocking.plans import ReplayPlan
 from txmq.client.blocking.reader import Readers, open_reader
 from txmq.client.blocking.transaction.begin import begin, begin_xa, enlist
 from txmq.client.blocking.transaction.checkers import Checker
@@ -406,6 +407,12 @@ class Cluster:
                 unknown.append(error)
         if len(unknown) == len(self.clients):
             raise unknown[0]
+
+    def plan(self, name: str, broker: int = 0) -> ReplayPlan:
+        """Return a replay plan of one of the brokers, by its number in the URLs: each
+        has plans of its own letters.
+        """
+        return self.clients[broker].plan(name)
 
     def find(
         self,

@@ -8,6 +8,7 @@ from typing import Any, Protocol, Unpack
 
 from pydantic import BaseModel
 
+from txmq.client.blocking.plans import ReplayPlan
 from txmq.client.protocol.letter_edits import BodyCheck, edit_args, revert_args
 from txmq.client.protocol.letters import DeadLetter, LetterOptions, LetterSearch
 from txmq.client.protocol.message_search import FoundMessage, MessageSearch, message_id_of
@@ -73,6 +74,12 @@ class BlockingMessageCalls:
         search = LetterSearch(group, saved, selection, bodies=bodies)
         while (args := search.next_args()) is not None:
             yield from search.read(self.call("dlq.list", **args))
+
+    def plan(self: ControlCalls, name: str) -> ReplayPlan:
+        """Return the replay plan of this name, to create it, to look at it, or to order
+        what the broker shall do with it.
+        """
+        return ReplayPlan(self, name)
 
     def edit_letter(  # what an edit is
         self: ControlCalls,

@@ -67,6 +67,22 @@ class DeadLetter(NamedTuple):
     edits: int = 0
 
 
+def selection_args(saved: str | None, options: LetterOptions) -> dict[str, object]:
+    """Return the arguments of a call that select letters. Raises LocalProtocolError
+    where a selection is both named and given.
+    """
+    if saved is not None and options:
+        raise LocalProtocolError(
+            f"both the saved selection {saved!r} and {', '.join(options)}",
+            hint="give either the name or the properties",
+        )
+    select: dict[str, object] = dict(options)
+    for name in ("died_from", "died_before"):
+        if name in select:
+            select[name] = to_micros(select[name])  # type: ignore[arg-type]  # its own type
+    return {"saved": saved} if saved is not None else {"select": select}
+
+
 class LetterSearch:
     """The pages of a selection: while `next_args` has the arguments of a call, `read`
     gets its reply.
@@ -76,16 +92,7 @@ class LetterSearch:
         self, group: str, saved: str | None, options: LetterOptions, *, bodies: bool
     ) -> None:
         """Raises LocalProtocolError where a selection is both named and given."""
-        if saved is not None and options:
-            raise LocalProtocolError(
-                f"both the saved selection {saved!r} and {', '.join(options)}",
-                hint="give either the name or the properties",
-            )
-        select: dict[str, object] = dict(options)
-        for name in ("died_from", "died_before"):
-            if name in select:
-                select[name] = to_micros(select[name])  # type: ignore[arg-type]  # its own type
-        chosen = {"saved": saved} if saved is not None else {"select": select}
+        chosen = selection_args(saved, options)
         self._args: dict[str, object] = {"group": group, "limit": PAGE, "bodies": bodies, **chosen}
         self._over = False
 

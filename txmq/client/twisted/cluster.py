@@ -36,6 +36,7 @@ from txmq.client.protocol.transaction.options import CHECK_AFTER_S, TransactionO
 from txmq.client.twisted.client import Client, Found, log_dropped
 from txmq.client.twisted.consumer.consumer import Consumers, join_group
 from txmq.client.twisted.core import TwistedCore
+from txmq.client.twisted.plans import ReplayPlan
 from txmq.client.twisted.protocols import AsyncCloseable, Reactor
 from txmq.client.twisted.reader import Readers, open_reader
 from txmq.client.twisted.threaded_transaction import (
@@ -401,6 +402,12 @@ class Cluster(AsyncCloseable):
                 unknown.append(error)
         if len(unknown) == len(self.clients):
             raise unknown[0]
+
+    def plan(self, name: str, broker: int = 0) -> ReplayPlan:
+        """Return a replay plan of one of the brokers, by its number in the URLs: each
+        has plans of its own letters.
+        """
+        return self.clients[broker].plan(name)
 
     async def find(
         self,

@@ -8,6 +8,7 @@ from typing import Any, Protocol, Unpack
 
 from pydantic import BaseModel
 from twisted.internet.defer import Deferred
+from twisted.internet.task import deferLater
 
 from txmq.client.blocking.core import core_of
 from txmq.client.protocol.letter_edits import BodyCheck, edit_args, revert_args
@@ -18,6 +19,7 @@ from txmq.client.protocol.transaction.decision import is_published
 from txmq.client.protocol.transaction.half_message import HalfBundle, HalfMessage
 from txmq.client.protocol.transaction.options import CHECK_AFTER_S
 from txmq.client.twisted.core import TwistedCore
+from txmq.client.twisted.plans import ReplayPlan
 from txmq.model.message import Decision, Message, Receipt
 from txmq.wire.data_requests import Opcode
 
@@ -26,6 +28,12 @@ class TwistedControlCalls(Protocol):
     """A client that makes control calls."""
 
     def call(self, name: str, /, **args: object) -> Deferred[dict[str, Any]]: ...
+
+
+class PlanningClient(TwistedControlCalls, Protocol):
+    """A client with a reactor."""
+
+    _core: TwistedCore
 
 
 class TwistedMessageCalls:
@@ -76,6 +84,11 @@ class TwistedMessageCalls:
         while (args := search.next_args()) is not None:
             for letter in search.read(await self.call("dlq.list", **args)):
                 yield letter
+
+    def plan(self: PlanningClient, name: str) -> ReplayPlan:
+        """Return the replay plan of this name. Its methods are coroutines."""
+        reactor = self._core.reactor
+        return ReplayPlan(self, lambda seconds: deferLater(reactor, seconds), name)
 
     async def edit_letter(  # what an edit is
         self: TwistedControlCalls,
