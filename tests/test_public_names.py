@@ -17,6 +17,7 @@ import pytest
 from twisted.internet.task import Clock
 
 import txmq
+import txmq.django
 import txmq.sqlalchemy
 import txmq.twisted
 from txmq.client.protocol.consumer.settings import ConsumerOptions
@@ -85,6 +86,11 @@ CALLS = {
         "commit_with": "commit",
         "after_commit": "",
         "after_rollback": "",
+    },
+    (txmq.django,): {
+        "client": "",
+        "enlist": "using **TransactionOptions",
+        "send": "topic body using partition **Fields",
     },
     (txmq.sqlalchemy,): {
         "install": "engine",

@@ -12,11 +12,15 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, ClassVar
 
 import psycopg2
+from django.db import transaction
 from psycopg2.extensions import parse_dsn
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import Session
 
+import txmq.django
 import txmq.sqlalchemy
+from tests.client import django_project
+from tests.client.django_project import OWN
 from tests.client.world import World
 from txmq.client.blocking.transaction.transaction import Transaction
 from txmq.postgres import EnlistConnection
@@ -192,4 +196,37 @@ class TwoPhases(OfSession):
     two_phase = True
 
 
-FRAMEWORKS: tuple[type[Framework], ...] = (Block, Bare, Hooks, OfSession, TwoPhases)
+class Atomic(Framework):
+    """Django's `atomic()`."""
+
+    name = "Django"
+
+    def __init__(self, world: World, stack: ExitStack) -> None:
+        super().__init__(world, stack)
+        stack.enter_context(django_project.sender(world.client))
+        self._wrapper = stack.enter_context(django_project.database(OWN, world.dsn))
+
+    @contextmanager
+    def transaction(self, isolation: str = "") -> Iterator[Work]:
+        wrapper = self._wrapper
+        wrapper.ensure_connection()
+        if isolation:
+            wrapper.connection.isolation_level = isolation
+
+        def execute(statement: str) -> None:
+            with wrapper.cursor() as cursor:
+                cursor.execute(statement)
+
+        with transaction.atomic(using=OWN):
+            yield Work(
+                execute,
+                lambda: txmq.django.enlist(OWN),
+                lambda: transaction.atomic(using=OWN),
+                wrapper.connection,
+            )
+
+    def autocommit(self) -> None:
+        txmq.django.send(self.world.topic, b"o-1", using=OWN)
+
+
+FRAMEWORKS: tuple[type[Framework], ...] = (Block, Bare, Hooks, OfSession, TwoPhases, Atomic)

@@ -8,9 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import django
 import pytest
-from django.conf import settings
 from django.db import transaction
 from django.db.backends.postgresql.base import DatabaseWrapper
 from psycopg2.extensions import parse_dsn
@@ -18,6 +16,8 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
+from tests.client import django_project
+from tests.client.django_project import PLAIN
 from tests.client.world import ApplicationError, World, fail
 from txmq.client.blocking.transaction.transaction import Transaction
 from txmq.errors import LocalProtocolError, TransactionEnded
@@ -57,26 +57,10 @@ def session(world: World) -> Iterator[Session]:
 
 
 @pytest.fixture
-def database(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[DatabaseWrapper]:
+def database(world: World) -> Iterator[DatabaseWrapper]:
     """Django's connection of this thread."""
-    place = parse_dsn(world.dsn)
-    names = {
-        "NAME": "dbname",
-        "USER": "user",
-        "PASSWORD": "password",
-        "HOST": "host",
-        "PORT": "port",
-    }
-    own = {django: place.get(ours, "") for django, ours in names.items()}
-    if not settings.configured:
-        settings.configure(
-            DATABASES={"default": {"ENGINE": "django.db.backends.postgresql"}}, LOGGING_CONFIG=None
-        )
-        django.setup()
-    wrapper = transaction.connections["default"]
-    monkeypatch.setattr(wrapper, "settings_dict", wrapper.settings_dict | own)
-    yield wrapper
-    wrapper.close()
+    with django_project.database(PLAIN, world.dsn) as wrapper:
+        yield wrapper
 
 
 def test_what_a_session_adds_and_messages_exist_together(world: World, session: Session) -> None:

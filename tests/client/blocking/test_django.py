@@ -1,0 +1,242 @@
+"""Messages in Django's transactions, with the backend `txmq.django.backend`."""
+
+from __future__ import annotations
+
+import unittest
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+import pytest
+from django.core import checks
+from django.core.management import call_command
+from django.db import Error, IntegrityError, connections, transaction
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory, TestCase
+
+import txmq.django
+from tests.client.django_project import OTHER, OWN, PLAIN, configure, database, sender
+from tests.client.world import ApplicationError, World, fail
+from txmq.django import send
+from txmq.errors import BrokerUnavailable, ConfigError, LocalProtocolError, TransactionAborted
+from txmq.model.message import ReceivedMessage
+from txmq.testing.postgres_server import PostgresServer
+from txmq.testing.wait import wait_until
+from txmq.tx.postgres.schema import check
+from txmq.tx.postgres.session import connect
+
+configure()
+DEADLINE_S = 20.0
+ATOMIC = transaction.atomic(using=OWN)
+_handled: list[Any] = []  # topic, and what the handler shall do
+
+
+@pytest.fixture
+def own(world: World) -> Iterator[Any]:
+    with database(OWN, world.dsn) as wrapper, sender(world.client):
+        yield wrapper
+
+
+@contextmanager
+def raising(kind: type[Exception]) -> Iterator[None]:
+    """Require that a whole block raises."""
+    with pytest.raises(kind):
+        yield
+
+
+def both(world: World, order: str, using: str = OWN) -> None:
+    world.insert(order, connections[using])
+    send(world.topic, order.encode(), using=using)
+
+
+def agreed(world: World) -> set[str]:
+    wait_until(world.settled, DEADLINE_S)
+    assert world.orders() == world.messages()
+    return world.orders()
+
+
+def test_messages_go_with_the_outermost_block_and_its_savepoints(world: World, own: Any) -> None:
+    with transaction.atomic(using=OWN, durable=True):
+        both(world, "o-1")
+        with suppress(ApplicationError), ATOMIC:
+            both(world, "o-2")
+            with ATOMIC:
+                both(world, "o-3")
+            fail()
+        with ATOMIC:
+            both(world, "o-4")
+    with suppress(ApplicationError), ATOMIC:
+        both(world, "o-5")
+        fail()
+    with ATOMIC:  # nothing to send
+        world.insert("o-6", own)
+    with ATOMIC:
+        send(world.topic, b"o-6", using=OWN)
+    assert agreed(world) == {"o-1", "o-4", "o-6"}
+
+
+def test_an_error_without_a_savepoint_takes_the_whole_block_back(world: World, own: Any) -> None:
+    with ATOMIC:
+        both(world, "o-1")
+        with suppress(ApplicationError), transaction.atomic(using=OWN, savepoint=False):
+            both(world, "o-2")
+            fail()
+    with ATOMIC:
+        both(world, "o-3")
+    assert agreed(world) == {"o-3"}
+
+
+def test_a_commit_that_takes_nothing_along_calls_no_hook(world: World, own: Any) -> None:
+    called: list[str] = []
+    with raising(TransactionAborted), ATOMIC:
+        both(world, "o-1")
+        transaction.on_commit(lambda: called.append("o-1"), using=OWN)
+        with suppress(Error), own.cursor() as cursor:
+            cursor.execute("SELECT 1 / 0")
+    with raising(IntegrityError), ATOMIC:
+        both(world, "o-2")
+        transaction.on_commit(lambda: called.append("o-2"), using=OWN)
+        with own.cursor() as cursor:
+            cursor.execute("INSERT INTO lines VALUES (1, 'nobody')")  # deferred to COMMIT
+    with ATOMIC:
+        both(world, "o-3")
+        transaction.on_commit(lambda: called.append("o-3"), using=OWN)
+    assert own.connection.autocommit
+    assert called == ["o-3"]
+    assert agreed(world) == {"o-3"}
+
+
+def test_without_the_broker_the_block_is_rolled_back(world: World, own: Any, connect: Any) -> None:
+    called: list[str] = []
+    away = connect("txmq://127.0.0.1:1", timeout=0.2)
+    with sender(away), raising(BrokerUnavailable), ATOMIC:
+        txmq.django.enlist(OWN, timeout=0.2)
+        both(world, "o-1")
+        transaction.on_commit(lambda: called.append("o-1"), using=OWN)
+    with ATOMIC:
+        both(world, "o-2")
+    assert called == []
+    assert agreed(world) == {"o-2"}
+
+
+def test_each_database_has_messages_of_its_own(world: World, own: Any) -> None:
+    with database(OTHER, world.dsn):
+        with suppress(ApplicationError), ATOMIC:
+            with transaction.atomic(using=OTHER):
+                both(world, "o-1", OTHER)
+            both(world, "o-2")
+            fail()
+        assert agreed(world) == {"o-1"}
+
+
+def test_a_request_is_one_transaction(
+    world: World, own: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from django.core.handlers.base import BaseHandler
+
+    def view(request: HttpRequest) -> HttpResponse:
+        both(world, request.path[1:])
+        if request.path == "/o-2":
+            fail()
+        return HttpResponse()
+
+    monkeypatch.setitem(connections.settings[OWN], "ATOMIC_REQUESTS", True)
+    monkeypatch.setitem(own.settings_dict, "ATOMIC_REQUESTS", True)
+    for path in ("/o-1", "/o-2"):
+        with suppress(ApplicationError):
+            BaseHandler().make_view_atomic(view)(RequestFactory().get(path))
+    assert agreed(world) == {"o-1"}
+
+
+def test_what_takes_no_messages_along_says_what_to_do(world: World, own: Any) -> None:
+    with pytest.raises(LocalProtocolError, match="block is open on"):
+        send(world.topic, b"o-1", using=OWN)
+    with (
+        database(PLAIN, world.dsn),
+        transaction.atomic(),
+        pytest.raises(LocalProtocolError, match="take no messages along"),
+    ):
+        send(world.topic, b"o-1")
+
+
+def test_the_settings_are_checked(settings_of_txmq: Any) -> None:
+    settings_of_txmq({"SERVICE": "shop"})
+    with pytest.raises(ConfigError, match="no 'URL'"):
+        txmq.django.client()
+    assert [found.id for found in checks.run_checks()] == ["txmq.W001"]
+    settings_of_txmq({"URL": "txmq://127.0.0.1:1", "SERVICE": "shop", "OPTIONS": {"timeout": 1.0}})
+    assert checks.run_checks() == []
+    assert txmq.django.client() is txmq.django.client()
+    assert txmq.django.client().service == "shop"
+    txmq.django.client().close()
+
+
+@pytest.fixture
+def settings_of_txmq() -> Iterator[Any]:
+    from django.test.utils import override_settings
+
+    with ExitStack() as stack:
+        yield lambda given: stack.enter_context(override_settings(TXMQ=given))
+
+
+def test_migrate_makes_the_tables(postgres: PostgresServer) -> None:
+    name = postgres.create_database()
+    with database(OTHER, postgres.dsn(name)):
+        for _ in range(2):
+            call_command("migrate", database=OTHER, verbosity=0)
+        connection = connect(postgres.dsn(name), application_name="test")
+        assert check(connection) == []
+        connection.close()
+        call_command("migrate", "txmq", "zero", database=OTHER, verbosity=0)
+    postgres.drop_database(name)
+
+
+def test_a_test_case_commits_nothing(world: World, own: Any) -> None:
+    class Case(TestCase):  # type: ignore[misc]  # Django has no types
+        databases = frozenset({OWN})
+
+        def test_order(self) -> None:
+            with ATOMIC:
+                both(world, "o-1")
+
+    result = unittest.TestResult()
+    unittest.TestSuite([Case("test_order")]).run(result)
+    assert (result.testsRun, result.wasSuccessful()) == (1, True)
+    with ATOMIC:
+        both(world, "o-2")
+    assert agreed(world) == {"o-2"}
+
+
+def charge(message: ReceivedMessage) -> None:
+    """Write a row and send a message; fail at the first attempt of some."""
+    topic, fails = _handled[0]
+    order = message.body.decode()
+    with connections[OWN].cursor() as cursor:
+        cursor.execute("INSERT INTO orders (id) VALUES (%s)", (order,))
+    send(topic, order.encode(), using=OWN)
+    if order in fails:
+        fails.remove(order)
+        fail()
+
+
+def test_a_consumer_s_rows_messages_and_acks_are_one_decision(world: World, own: Any) -> None:
+    incoming = f"{world.topic}-in"
+    for order in ("o-1", "o-2", "o-3"):
+        world.client.send(incoming, order.encode())
+    with world.client.consumer("django", [incoming], retry=txmq.RetryPolicy.table(0.01)):
+        pass  # the group, with quick retries
+    _handled[:] = [(world.topic, ["o-2"])]
+    call_command(
+        "txmq_consume",
+        "django",
+        incoming,
+        "--handler",
+        f"{__name__}.charge",
+        "--database",
+        OWN,
+        "--idle-exit",
+        "1",
+    )
+    assert agreed(world) == {"o-1", "o-2", "o-3"}
+    shown = world.client.call("group.show", group="django")
+    assert shown["lag"] == 0

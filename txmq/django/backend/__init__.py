@@ -1,0 +1,1 @@
+"""The database backend: PostgreSQL's, whose COMMIT takes messages along."""

@@ -1,0 +1,71 @@
+"""`manage.py txmq_consume GROUP TOPIC... --handler shop.orders.charge`: a consumer."""
+
+from __future__ import annotations
+
+import signal
+from argparse import ArgumentParser
+from collections.abc import Callable
+from threading import Event
+from typing import Any, Literal, get_args
+
+from django.core.management.base import BaseCommand
+from django.db import close_old_connections, transaction
+from django.utils.module_loading import import_string
+
+import txmq.django
+from txmq.model.message import ReceivedMessage
+
+Mode = Literal["concurrent", "ordered"]
+
+
+class Command(BaseCommand):  # type: ignore[misc]  # Django has no types
+    """Each message is handled in `atomic()`. The rows that the handler writes, what it
+    sends by `txmq.django.send`, and the ack of the message are one decision.
+    """
+
+    help = (
+        "Call a function for each message of the topics. The rows that it writes, what it sends "
+        "by txmq.django.send, and the ack of the message are one decision."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("group", help="the consumer group")
+        parser.add_argument("topics", nargs="+", metavar="topic")
+        parser.add_argument(
+            "--handler", required=True, help="dotted name of a function of one message"
+        )
+        parser.add_argument("--mode", choices=get_args(Mode), default="concurrent")
+        parser.add_argument("--database", default=txmq.django.DEFAULT, help="alias of DATABASES")
+        parser.add_argument("--threads", type=int, default=1)
+        parser.add_argument(
+            "--idle-exit", type=float, metavar="SECONDS", help="end after so long without a message"
+        )
+
+    def handle(self, **options: Any) -> None:  # noqa: ANN401  # Django's
+        """Run until SIGTERM or SIGINT."""
+        stop = Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: stop.set())
+        with txmq.django.client().consumer(
+            options["group"], options["topics"], mode=options["mode"]
+        ) as consumer:
+            consumer.run(
+                in_transaction(import_string(options["handler"]), options["database"]),
+                threads=options["threads"],
+                idle_exit=options["idle_exit"],
+                stop=stop,
+            )
+
+
+def in_transaction(
+    handler: Callable[[ReceivedMessage], object], using: str
+) -> Callable[[ReceivedMessage], None]:
+    """Return a handler whose rows, messages and ack are one decision."""
+
+    def handle(message: ReceivedMessage) -> None:
+        close_old_connections()
+        with transaction.atomic(using=using, durable=True):
+            txmq.django.enlist(using).ack(message)
+            handler(message)
+
+    return handle

@@ -1,0 +1,1 @@
+"""Migrations: each version of txmq's tables has one."""
