@@ -271,6 +271,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_the_brokers_copy_of_a_lost_disk_is_adopted",
     ),
     162: (
+        "test_an_attempt_that_no_handler_has_begun_does_not_count",
         "test_each_message_has_one_effect_wherever_its_process_dies",
         "test_the_outcome_of_an_attempt_that_killed_its_process_is_counted",
         "test_the_next_process_goes_on_with_what_is_stored",

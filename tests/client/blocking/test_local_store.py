@@ -300,6 +300,27 @@ with txmq.connect(url, service="forking", timeout=20) as client:
 """
 
 
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_of_a_handler_ends_the_run_and_its_message_comes_again(
+    client: Client, tmp_path: Path, interrupt: type[BaseException]
+) -> None:
+    topic, group, attempts = fresh("t"), fresh("g"), list[int]()
+    send(client, topic, 1)
+
+    def handle(message: ReceivedMessage) -> None:
+        attempts.append(message.attempt)
+        if message.attempt < 3:
+            raise KeyError("k") if message.attempt == 1 else interrupt
+
+    with consumer_of(client, group, topic, tmp_path) as consumer, pytest.raises(interrupt):
+        consumer.run(handle, threads=2, idle_exit=WAIT_S)
+    with consumer_of(client, group, topic, tmp_path) as consumer:
+        consumer.run(handle, idle_exit=IDLE_S)
+        assert consumer.stats.stored == 0
+    assert attempts == [1, 2, 3]
+    assert unprocessed(client, group) == 0
+
+
 def test_a_store_is_not_kept_by_the_child_of_a_fork(
     client: Client, shared_broker: RealBroker, tmp_path: Path
 ) -> None:

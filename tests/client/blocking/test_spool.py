@@ -403,6 +403,31 @@ def test_times_of_messages_count_from_the_send(
     assert client.call("message.delayed", topic=topic)["delayed"] == 1
 
 
+def test_an_interrupt_of_a_send_loses_and_doubles_nothing(
+    own_broker: RealBroker, connect: Connect, spools: Path
+) -> None:
+    topic = topic_of(own_broker, connect, "interrupted")
+    interrupts: list[type[BaseException]] = [KeyboardInterrupt, SystemExit]
+
+    def partitioner(_topic: str, key: str | None, _partitions: int) -> int:
+        if key == "stop" and interrupts:
+            raise interrupts.pop(0)
+        return 0
+
+    client = connect(own_broker.url, spool=spools, partitioner=partitioner)
+    client.send(topic, b"0", key="k")
+    own_broker.kill()
+    batch = [txmq.Message(b"1", "k"), txmq.Message(b"2", "stop"), txmq.Message(b"3", "k")]
+    with pytest.raises(KeyboardInterrupt):
+        client.send_batch(topic, batch)
+    with pytest.raises(SystemExit):
+        client.send_batch(topic, batch[1:])
+    assert client.send(topic, b"4", key="stop").spooled
+    own_broker.start()
+    client.spool.wait(DEADLINE_S)
+    assert bodies(own_broker, topic) == ["0", "1", "4"]
+
+
 def test_the_child_of_a_fork_has_its_own_spool(
     own_broker: RealBroker, connect: Connect, spools: Path
 ) -> None:

@@ -15,7 +15,7 @@ from tests.client.scripted_store import TOPIC_ID, StoredMember
 from tests.recover.local_store.harness import PATH, SIZES, SimIndex, new_disk
 from txmq.errors import LocalProtocolError, NotLeased
 from txmq.model.retry import RetryPolicy
-from txmq.recover.local_store import LocalStore
+from txmq.recover.local_store import LocalStore, handed_out
 
 RETRY = RetryPolicy.table(5, 60, attempts=2, dead=["ValueError"], postpone=["OSError"])
 
@@ -180,6 +180,38 @@ def test_the_outcome_of_an_attempt_that_killed_its_process_is_counted(made: Any)
         told += member.told()
         member.disk()
     assert told[-1] == (0, "dead", 3)
+
+
+@pytest.mark.parametrize(
+    ("begun", "boot", "attempts"), [(0, "", [1, 1]), (1, "", [2, 1]), (0, "0f" * 16, [2, 2])]
+)
+def test_an_attempt_that_no_handler_has_begun_does_not_count(
+    made: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    begun: int,
+    boot: str,
+    attempts: list[int],
+) -> None:
+    member = made().serving().fetched(chunk("m0", "m1"))
+    member.recovery.capacity = 2
+    fail(member)
+    fail(member)
+    member.disk()
+    member.told()
+    member.wait(5.1)
+    assert len(member.recovery.ready) == 2
+    assert len(member.receive(begun) if begun else []) == begun
+    if boot:
+        monkeypatch.setattr(handed_out, "_BOOT_ID", tmp_path / "boot")
+        (tmp_path / "boot").write_text(boot)
+    now = member.now
+    member = made()
+    member.now = now
+    member.joined(generation=2)
+    member.disk()
+    told = member.told()
+    assert [attempt for _offset, _state, attempt in told] == attempts
 
 
 def test_while_connected_only_what_the_broker_keeps_goes_to_handlers(made: Any) -> None:

@@ -19,6 +19,7 @@ from txmq.errors import (
     CorruptRecord,
     ForeignStore,
     LocalProtocolError,
+    StoreClosed,
     StoreError,
     UnsupportedFormat,
 )
@@ -71,6 +72,7 @@ def test_the_identity_is_written_before_the_first_record(directory: Path) -> Non
         "topic_id": 7,
         "log_id": str(UUID(int=5)),
         "ordered": True,
+        "begun": True,
     }
 
 
@@ -275,3 +277,14 @@ def test_a_copy_is_a_store_of_its_own_owner(directory: Path, tmp_path: Path) -> 
     for one in (copy, store):
         assert isinstance(one, LocalStore)
         one.close()
+
+
+def test_the_child_of_a_fork_is_refused_whatever_its_parent_was_doing(tmp_path: Path) -> None:
+    store, _ = open_store(tmp_path)
+    store.put([stored(1)])
+    with store._changed:  # as of a thread that the child does not have
+        store.leave_to_parent()
+        for use in (lambda: store.put([stored(2)]), lambda: store.due(9, 1), store.stats):
+            with pytest.raises(StoreClosed, match="forked"):
+                use()
+        store.close()

@@ -118,7 +118,7 @@ class LocalStore:
         self._doomed: list[SegmentInfo] = []  # released, and to be removed
         self._damaged = len(opened.report.returned)
         self._written_at = opened.written_at
-        self._closed = self._index_is_damaged = False
+        self._closed = self._index_is_damaged = self._is_the_parents = False
 
     @classmethod
     def open(
@@ -374,6 +374,8 @@ class LocalStore:
 
     def close(self) -> None:
         """Close the store; other calls then raise StoreClosed. Idempotent."""
+        if self._is_the_parents:
+            return
         with self._changed:
             while self._maintaining:
                 self._changed.wait()
@@ -393,6 +395,12 @@ class LocalStore:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Hold the lock. A damaged index closes the store."""
+        if self._is_the_parents:  # where a thread that is not here may hold the lock
+            raise StoreClosed(
+                f"{self.path}: the store belongs to the process that opened it, and this one was"
+                " forked from it",
+                hint="make a consumer in this process",
+            )
         with self._changed:
             try:
                 yield
@@ -408,6 +416,7 @@ class LocalStore:
         """Let go of the lock in the child of a fork, so that it ends with the parent,
         whose store this is.
         """
+        self._is_the_parents = True
         self._file_lock.release()
 
     def _close_files(self, *, sound: bool) -> None:

@@ -7,7 +7,7 @@ the other and posts their results back to where the state machine lives.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -30,6 +30,7 @@ from txmq.recover.local_store import (
     StoreLimits,
     StoreOwner,
 )
+from txmq.recover.local_store.handed_out import Attempt, HandedOut
 from txmq.recover.local_store.replaced import move_aside
 
 TICK_S = 0.1  # between two looks at the clock, for due messages and timeouts
@@ -89,6 +90,7 @@ class LocalStores:
     ) -> None:
         self._settings, self._log_id, self._now = settings, log_id, now
         self._stores: dict[str, LocalStore] = {}
+        self._handed: dict[str, HandedOut] = {}
         _open.add(self)
 
     def leave_to_parent(self) -> None:
@@ -98,10 +100,14 @@ class LocalStores:
 
     def close(self) -> None:
         """Close all stores. What is in them stays."""
-        for store in self._stores.values():
-            with suppress(TxmqError, OSError):
-                store.close()
-        self._stores.clear()
+        for topic in list(self._stores):
+            self._close(topic)
+
+    def _close(self, topic: str) -> None:
+        for opened in (self._handed.pop(topic, None), self._stores.pop(topic, None)):
+            if opened is not None:
+                with suppress(TxmqError, OSError):
+                    opened.close()
 
     def perform(self, job: StoreJob) -> JobResult:
         """Do a job. Errors are in the result."""
@@ -133,9 +139,7 @@ class LocalStores:
         directory = self._settings.local_store
         assert directory is not None, "only consumers with a store make jobs"
         assert log_id is not None, "it was connected"
-        before = self._stores.pop(name.topic, None)
-        if before is not None:
-            before.close()
+        self._close(name.topic)
         settings = self._settings
         owner = StoreOwner(*name, log_id, settings.ordered)
         limits = StoreLimits(settings.local_store_bytes, settings.local_store_messages)
@@ -153,15 +157,29 @@ class LocalStores:
             )
             store, report = LocalStore.open(directory, owner, limits, now=self._now)
         self._stores[name.topic] = store
+        self._handed[name.topic] = HandedOut(store.path)
         result.report = report
         for finding in report.findings():
             log.error("local_store.damaged", group=name.group, finding=finding)
         policy = result.job.policy
         longest = int(max(policy.delays) * (1 + policy.jitter))
         with suppress(DiskFull):
+            self._uncount(store, self._handed[name.topic].not_begun)
             bounded = store.bound_waits(longest, MAX_DELAY_S * SECOND)
             if bounded:
                 log.warning("local_store.waits_bounded", topic=name.topic, messages=bounded)
+
+    def _uncount(self, store: LocalStore, attempts: Sequence[Attempt]) -> None:
+        """Take back the attempts that no handler had begun when the process before
+        died.
+        """
+        changes = []
+        for place, attempt in attempts:
+            entry = store.entry(place)
+            if entry is not None and (entry.state, entry.attempt) == (State.STORED, attempt):
+                changes.append(Change(place, State.STORED, attempt - 1, self._now(), KEPT_FAILURE))
+        if changes:
+            store.record(changes)
 
     def _write(self, store: LocalStore, result: JobResult) -> None:
         job = result.job
@@ -179,6 +197,9 @@ class LocalStores:
             store.told(job.told)
         with suppress(DiskFull):
             store.forget(job.forget)
+        handed = self._handed[job.topic]
+        for place in (*(change.place for change in changes), *job.forget):
+            handed.end(place)
 
     def _quarantine(self, store: LocalStore, job: StoreJob) -> None:
         if job.unknown:
@@ -234,6 +255,7 @@ class LocalStores:
         a message that kills its process counts, too.
         """
         job, counted = result.job, list[Change]()
+        handed = self._handed[job.topic]
         for message in store.due(
             job.now, job.take + min(len(job.skip) + len(job.skip_keys), MOST_SKIPPED)
         ):
@@ -244,7 +266,8 @@ class LocalStores:
             change = self._count(message, job)
             counted.append(change)
             if change.state is State.STORED:
-                result.taken.append(Taken(message, change.attempt))
+                mark = handed.hand_out(message.place, change.attempt)
+                result.taken.append(Taken(message, change.attempt, mark.begin))
             else:
                 result.exhausted = True
         if not counted:

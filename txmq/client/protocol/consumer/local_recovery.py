@@ -275,6 +275,7 @@ class LocalRecovery:
         self.ready = [one for one in self.ready if one not in chosen]
         for delivery in chosen:
             delivery.status, delivery.timed_from = OUTSTANDING, now
+            delivery.begin()
         self._member.stats.delivered += len(chosen)
         return [delivery.deliver() for delivery in chosen]
 
@@ -461,10 +462,10 @@ class LocalRecovery:
 
     def _taken(self, store: TopicStore, result: JobResult, now: float) -> None:
         """Make due messages ready for handlers."""
-        for message, attempt in result.taken:
+        for message, attempt, begin in result.taken:
             if self._is_another(store, message):
                 continue
-            delivery = StoredDelivery(message, store.topic, self._member.owner, attempt)
+            delivery = StoredDelivery(message, store.topic, self._member.owner, attempt, begin)
             store.handed_out[message.place] = delivery
             self.ready.append(delivery)
             self.attempts += 1

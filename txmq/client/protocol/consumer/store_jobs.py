@@ -12,7 +12,7 @@ from txmq.client.protocol.alarm_reports import MAX_TEXT, AlarmReport
 from txmq.model.retry import RetryPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
     from uuid import UUID
 
     from txmq.errors import TxmqError
@@ -44,10 +44,13 @@ class StoredPut(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """A message handed out; the store has counted this `attempt`."""
+    """A message handed out; the store has counted this `attempt`. `begin` is called
+    when its handler begins; until then a crash does not count.
+    """
 
     message: StoredMessage
     attempt: int
+    begin: Callable[[], None]
 
 
 @dataclass(slots=True)

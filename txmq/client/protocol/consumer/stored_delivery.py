@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from txmq.client.protocol.consumer.fetched import READY, DeliveredMessage
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from txmq.recover.local_store import StoredMessage
 
 
@@ -14,13 +16,22 @@ class StoredDelivery:
     """One message of the local store, from its hand-out to its outcome.
 
     It takes the place of the `FetchedBatch` of a `DeliveredMessage`. `attempt` is the
-    number of this attempt, which the store has counted. `status` is a state of
+    number of this attempt, which the store has counted; `begin` notes that the handler
+    has it. `status` is a state of
     `fetched`: NACKED and SETTLED end what its handler may do.
     """
 
     moved, epoch_at = True, None
 
-    def __init__(self, message: StoredMessage, topic: str, owner: object, attempt: int) -> None:
+    def __init__(
+        self,
+        message: StoredMessage,
+        topic: str,
+        owner: object,
+        attempt: int,
+        begin: Callable[[], None],
+    ) -> None:
+        self.begin = begin
         self.message, self.topic, self.owner, self.attempt = message, topic, owner, attempt
         self.place = message.place
         self.partition, self.topic_id = message.place.partition, message.place.topic_id

@@ -257,7 +257,7 @@ class SpoolDrain:
         if metadata is not None:
             try:
                 partition = self._topics.choose_partition(metadata, entry.batch.key())
-            except Exception as error:  # noqa: BLE001  # a partitioner is the user's code
+            except BaseException as error:  # noqa: BLE001  # of the user's partitioner: no exit here
                 refusal = LocalProtocolError(
                     f"the partitioner raised {type(error).__name__}",
                     hint="mend the partitioner, then send again what was refused",
