@@ -15,8 +15,9 @@ README = Path(__file__).parents[2] / "README.md"
 
 
 def block(language: str) -> str:
-    """The first block of code in that language."""
-    found = re.search(rf"```{language}\n(.*?)```", README.read_text(), re.DOTALL)
+    """The first block of code in that language, in the first transaction's section."""
+    section = README.read_text().partition("## A first transaction\n")[2]
+    found = re.search(rf"```{language}\n(.*?)```", section, re.DOTALL)
     assert found is not None
     return found[1]
 
