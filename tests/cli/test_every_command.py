@@ -29,6 +29,7 @@ COMMANDS = {
     "dlq edit": "billing orders/0/1 --body x --reason x",
     "dlq list": "billing",
     "dlq note": "billing f-1 seen",
+    "dlq redrive": "billing orders/0/1 --to spare --reason x",
     "dlq replay": "billing orders/0/1",
     "dlq select delete": "mine",
     "dlq select list": "",

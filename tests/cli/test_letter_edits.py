@@ -187,3 +187,34 @@ def test_bodies_that_are_no_text_are_compared_by_their_digests() -> None:
     assert spaces[-2:] == ['-{"a":1}', '+{"a": 1}'], "the same JSON, but other bytes"
     deep = Version({}, b"[" * 100_000)
     assert diff(deep, Version({}, b"[]"), names)[-1] == "+[]"
+
+
+def test_copies_are_made_until_none_is_left(client: ScriptedClient) -> None:
+    redrive = (
+        "dlq",
+        "redrive",
+        "billing",
+        "--to",
+        "spare",
+        "--operator",
+        "ada",
+        "--reason",
+        "typo",
+    )
+    args = {"group": "billing", "to": "spare", "abandon": True, "again": False} | AS_ADA
+    first, second = ["orders", 0, 1], ["orders", 0, 2]
+    client.replies = [
+        {"done": [[*first, 1, 7]], "refused": [], "left": [second]},
+        {"done": [], "refused": [[*second, "abandoned"]], "left": []},
+    ]
+    result = run(*redrive, "orders/0/1", "orders/0/2", "--abandon", "--json")
+    asked = [("dlq.redrive", args | {"letters": one}) for one in ([first, second], [second])]
+    assert json.loads(json.dumps(client.calls)) == [list(one) for one in asked]
+    refused = {"topic": "orders", "partition": 0, "offset": 2, "why": "abandoned"}
+    assert json.loads(result.stdout) == {"done": [[*first, 1, 7]], "refused": [refused]}
+    assert result.exit_code == 1
+    client.replies = [{"done": [[*first, 1, 7]], "refused": [], "next": "aa"}] * 2
+    client.replies.append({"done": [], "refused": [], "next": None})
+    assert run(*redrive, "--all", "--again", "--yes").stdout.split() == ["done", "2"]
+    assert client.calls[-1][1]["cursor"] == "aa"
+    assert run(*redrive).exit_code == 2

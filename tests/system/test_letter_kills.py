@@ -57,3 +57,24 @@ def test_a_broker_killed_in_an_edit_has_the_letter_as_it_was_or_as_it_is_told(
         connection.call("dlq.replay", group="g", letters=[["t", 0, 0]])
         assert processed(connection) == [b"mended"]
     report({"kills": 2})
+
+
+def test_a_broker_killed_in_a_redrive_has_each_copy_once_with_its_letter_closed(
+    tmp_path: Path, report: Report
+) -> None:
+    args = {"group": "g", "to": "other", "operator": "ada", "reason": "r", "abandon": True}
+    with broker(tmp_path, "redrive.after_publish") as (url, process):
+        with txmq.connect(url) as client, peer(url) as connection:
+            for name in ("t", "other"):
+                client.call("topic.create", name=name, partitions=1)
+            for number in range(3):
+                client.send("t", b"%d" % number)
+            connection.dead_letters("g", "t", 3)
+            with suppress(TxmqError):
+                connection.call("dlq.redrive", **args, letters=[["t", 0, 0], ["t", 0, 1]])
+        assert process.status() == -SIGKILL
+    with broker(tmp_path) as (url, _process), txmq.connect(url) as client:
+        again = client.call("dlq.redrive", **args, select={"states": ["open", "abandoned"]})
+        assert (len(again["done"]), len(again["refused"])) == (1, 2)
+        assert [found.headers["txmq-origin-offset"] for found in client.find("other")] == [*"012"]
+    report({"kills": 1})

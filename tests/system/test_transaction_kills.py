@@ -40,7 +40,7 @@ ROLES = {
     "log",  # a broker, at each record
     "plan",  # a broker that replays dead letters, and the operator's command
     "adoption",  # a broker that gives a consumer's store to others
-    "edit",  # a broker that changes a dead letter
+    "edit", "redrive",  # a broker that changes or copies dead letters
     "backup", "restore",  # of a log
 }  # fmt: skip
 CRASHPOINTS = {  # True: the transaction is committed there

@@ -193,9 +193,11 @@ def edited_row(
     *,
     body: bytes | None = None,
     headers: Mapping[str, str] | None = None,
+    now: bool = False,
 ) -> bytes:
     """Return one row of a verified batch with another body, other headers, or both, as
     an uncompressed batch of its own. All else is as it was: id, key, tag and times.
+    With `now` it has no times of delivery and expiry.
 
     Raises LocalProtocolError and MessageTooLarge for what no batch can hold.
     """
@@ -209,7 +211,7 @@ def edited_row(
         pairs if headers is None else header_cell(headers),
         _cell(alone, layout.body, 0) if body is None else body_cell(body),
     )
-    times = (view.born_at[0], view.deliver_at[0], view.expire_at[0])
+    times = (view.born_at[0], *((0, 0) if now else (view.deliver_at[0], view.expire_at[0])))
     header = view.header
     producer = (header.producer_id, header.epoch, header.sequence)
     return pack_row(cells, times, header.tag_filter, producer)

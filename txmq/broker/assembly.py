@@ -21,6 +21,7 @@ from txmq.broker.calls.consumers import ConsumerGroupCalls
 from txmq.broker.calls.dispatcher import CallDispatcher
 from txmq.broker.calls.inboxes import InboxCalls
 from txmq.broker.calls.letter_edits import LetterEditCalls
+from txmq.broker.calls.letter_redrives import RedriveCalls
 from txmq.broker.calls.letters import DeadLetterCalls
 from txmq.broker.calls.log import LogCalls
 from txmq.broker.calls.messages import MessageCalls
@@ -118,6 +119,7 @@ class Assembly:
             ),
             letters,
             LetterEditCalls(engine),
+            RedriveCalls(engine, letters, self.turns),
             PlanCalls(engine, letters, self._plans),
             RecoverCalls(engine, self.turns),
             InboxCalls(engine),

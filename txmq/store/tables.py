@@ -52,6 +52,7 @@ FAILED, PARKED, LETTERS = "moved", "parked", "letters"
 RETRIES, RETRIES_BY_TIME = "retries", "wakes"
 ATTEMPTS = "attempts"  # key: that of `moved`
 EDITS = "edits"  # versions of edited messages, key: that of `moved`, number
+COPIES = "copies"  # of letters in other topics, key: that of `moved`, number
 LETTER_NOTES = "letter_notes"  # key: group id, fingerprint
 SELECTIONS = "selections"  # key: name
 LETTER_INDEX, LETTER_CELLS = "letter_index", "letter_cells"  # core/state/letter_index.py
@@ -68,7 +69,7 @@ NAMES = (
     POSITIONS, FENCES, FAILED, PARKED, LETTERS, RETRIES, RETRIES_BY_TIME, XA, XIDS, INSTANCES,
     LOG_PINS, MISSED, DELAYED, DELAYED_IDS, DELAYED_AT, RECALLED, META, HANDLED_HEURISTICS,
     ATTEMPTS, LETTER_INDEX, LETTER_CELLS, LOCAL, LETTER_NOTES, SELECTIONS, PLANS,
-    PLAN_LETTERS, EDITS,
+    PLAN_LETTERS, EDITS, COPIES,
 )  # fmt: skip
 
 # thousands of rows are put before the first scan of a range
@@ -88,7 +89,8 @@ GROUP_KEY = Struct(">I")  # group id; 0 = the row of counters
 POSITION_KEY = Struct(">III")  # group id, topic id, partition
 FENCE_KEY = Struct(">IIQ")  # group id, topic id, key hash + SIGN
 FAILED_KEY = Struct(">IIIQ")  # group id, topic id, partition, offset
-EDIT_KEY = Struct(">IIIQI")  # group id, topic id, partition, offset, number of the version
+# group id, topic id, partition, offset, number of the version or copy
+EDIT_KEY = Struct(">IIIQI")
 # group id, topic id, key hash + SIGN, visible_at of the batch, partition, offset
 PARKED_KEY = Struct(">IIQQIQ")
 LETTER_KEY = Struct(">IQ")  # group id, number of the dead letter in the group
@@ -110,7 +112,7 @@ DUE_CHECK = 1  # kind of a DUE row: the check-back of a transaction; row = (toke
 # Added to signed 64-bit key hashes, so that they sort as unsigned bytes. Also an upper
 # bound of offsets and positions.
 SIGN = 1 << 63
-MAX_EDIT = (1 << 32) - 1  # above the numbers of versions
+MAX_EDIT = (1 << 32) - 1  # above the numbers of versions and copies
 
 
 class BatchEntry(NamedTuple):

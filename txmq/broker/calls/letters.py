@@ -60,7 +60,7 @@ READ_PER_STEP = 256 << 10
 REPEAT = "repeat `next` of the page before, with the same selection"
 
 
-class _Selected:
+class SelectedLetters:
     """The letters of a selection, from a position on, with their messages where those
     are asked for.
     """
@@ -174,7 +174,7 @@ class DeadLetterCalls:
         self._engine.answer_when_durable(call.answer, {"letters": shown, "next": following})
 
     def _select(self, args: wire.DlqList) -> Steps[dict[str, Any] | Rejected]:
-        selected = self._selected(args, args.cursor)
+        selected = self.selected(args, args.cursor)
         if isinstance(selected, Rejected):
             return selected
         shown: list[dict[str, Any]] = []
@@ -196,7 +196,7 @@ class DeadLetterCalls:
             "scanned": selected.scan.examined,
         }
 
-    def _selected(self, args: wire.SelectArgs, cursor: str | None) -> _Selected | Rejected:
+    def selected(self, args: wire.SelectArgs, cursor: str | None) -> SelectedLetters | Rejected:
         """Return the letters that a call selects, or why it cannot."""
         group = find_group(self.state, args.group)
         if isinstance(group, Rejected):
@@ -207,7 +207,7 @@ class DeadLetterCalls:
         if chosen.topic is not None and chosen.topic not in self.state.topics:
             message = f"topic {chosen.topic!r} does not exist"
             return Rejected(UnknownTopic, message, "see the topics: txmq topic list")
-        return _Selected(self, group, chosen, cursor)
+        return SelectedLetters(self, group, chosen, cursor)
 
     def selection(self, args: wire.SelectArgs) -> SelectionArgs | Rejected:
         """Return the selection that a call gives or names."""
@@ -233,7 +233,7 @@ class DeadLetterCalls:
         self._turns.run(call.caller, self._count(args), call.answer)
 
     def _count(self, args: wire.DlqStats) -> Steps[dict[str, Any] | Rejected]:
-        selected = self._selected(args, None)
+        selected = self.selected(args, None)
         if isinstance(selected, Rejected):
             return selected
         group, judge = selected.group, selected.judge()
@@ -343,7 +343,7 @@ class DeadLetterCalls:
         """Return the places of the next letters of a selection, and of the damaged
         ones.
         """
-        selected = self._selected(args, args.cursor)
+        selected = self.selected(args, args.cursor)
         if isinstance(selected, Rejected):
             return selected
         places: list[core.TopicOffset] = []

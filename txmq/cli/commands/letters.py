@@ -21,6 +21,7 @@ selections = typer.Typer(no_args_is_help=True, help="Keep selections of dead let
 app.add_typer(selections, name="select")
 broker_command(app, "edit")(edit)
 MAX_LETTERS_PER_CALL = 1_000  # the limit of the broker
+COPIES_PER_CALL = 500
 COLUMNS = (
     "topic",
     "partition",
@@ -209,6 +210,41 @@ def abandon(  # noqa: PLR0913  # its options
     _change(session, "dlq.abandon", chosen, group=group, operator=operator, reason=reason)
 
 
+@broker_command(app, "redrive")
+def redrive(  # noqa: PLR0913  # its options
+    session: CommandSession,
+    group: Group,
+    letter: Letters = None,
+    *,
+    to: Annotated[
+        str, typer.Option(parser=parse_name, metavar="TOPIC", help="Topic of the copies.")
+    ],
+    close: Annotated[
+        bool, typer.Option("--abandon", help="Close the letters that were copied for good.")
+    ] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Copy also what this topic has a copy of.")
+    ] = False,
+    everything: All = False,
+    where: Where = None,
+    select: Saved = None,
+    operator: Operator,
+    reason: Reason,
+    yes: Yes = False,
+) -> None:
+    """Copy dead letters to another topic, each once, with headers of their origin.
+
+    The copies are new messages; the letters stay, or are abandoned in the same record.
+    """
+    chosen = _chosen(letter, where, select, everything=everything)
+    if not letter:
+        _confirm(session, f"Copy to {to}", group, chosen, yes=yes)
+    named = {"group": group, "operator": operator, "reason": reason}
+    _change(
+        session, "dlq.redrive", chosen, COPIES_PER_CALL, to=to, abandon=close, again=again, **named
+    )
+
+
 @broker_command(selections, "save")
 def save(
     session: CommandSession,
@@ -268,22 +304,31 @@ def _confirm(
     session.out.confirm(f"{what} {number} letters of group {group}?", yes=yes)
 
 
-def _change(session: CommandSession, call: str, chosen: dict[str, Any], **args: object) -> None:
-    """Replay or abandon letters, and show the result.
+def _change(
+    session: CommandSession,
+    call: str,
+    chosen: dict[str, Any],
+    most: int = MAX_LETTERS_PER_CALL,
+    **args: object,
+) -> None:
+    """Replay, abandon or copy letters, and show the result.
 
     Of a selection those are changed that were there when the first call began. Exit
     status 1: the broker refused some of them.
     """
     done: list[Any] = []
     refused: list[Any] = []
-    for more in _portions(chosen):
+    for more in _portions(chosen, most):
         while True:
             reply = session.client.call(call, **more, **args)
             done += reply["done"]
             refused += reply["refused"]
-            if reply.get("next") is None:
+            if reply.get("left"):  # there was no room for them
+                more |= {"letters": reply["left"]}
+            elif reply.get("next") is not None:
+                more |= {"cursor": reply["next"]}
+            else:
                 break
-            more |= {"cursor": reply["next"]}
     rows = [
         {"topic": topic, "partition": at, "offset": offset, "why": why}
         for topic, at, offset, why in refused
@@ -301,14 +346,11 @@ def _show_changes(session: CommandSession, found: dict[str, Any]) -> None:
         raise typer.Exit(FAILED)
 
 
-def _portions(chosen: dict[str, Any]) -> list[dict[str, Any]]:
+def _portions(chosen: dict[str, Any], most: int) -> list[dict[str, Any]]:
     letters = chosen.get("letters")
     if letters is None:
         return [dict(chosen)]
-    return [
-        {"letters": letters[start : start + MAX_LETTERS_PER_CALL]}
-        for start in range(0, len(letters), MAX_LETTERS_PER_CALL)
-    ]
+    return [{"letters": letters[start : start + most]} for start in range(0, len(letters), most)]
 
 
 def _last_line(text: str) -> str:

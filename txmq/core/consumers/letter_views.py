@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from txmq.core.consumers import failures
 from txmq.core.consumers.authorization import find_group
 from txmq.core.events.outcome import Rejected
-from txmq.core.state import attempts, failed_messages, letter_edits
+from txmq.core.state import attempts, failed_messages, letter_copies, letter_edits
 from txmq.core.state.failed_messages import FailedKind, FailedMessage
 from txmq.errors import BadRequest, UnknownLetter
 from txmq.store import tables as t
@@ -92,6 +92,10 @@ def describe_letter(
         }
         for number, one in versions.items()
     ]
+    copied = letter_copies.copies(state, (group.group_id, *ref)) if row.copies else ()
+    letter.fields["copies"] = [
+        one._asdict() | {"topic": _name_of(state, one.topic_id)} for one in copied
+    ]
     if version in (None, row.edits):
         return letter
     if version not in versions:
@@ -100,6 +104,11 @@ def describe_letter(
     return letter._replace(
         position=versions[version].position, length=versions[version].length, row=0
     )
+
+
+def _name_of(state: State, topic_id: int) -> str:
+    topic = state.topics_by_id.get(topic_id)
+    return "" if topic is None else topic.name
 
 
 def view_of(state: State, group: ConsumerGroup, ref: MessageRef, row: FailedMessage) -> LetterView:

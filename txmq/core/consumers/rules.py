@@ -15,6 +15,7 @@ from txmq.core.consumers import (
     leases,
     letter_edits,
     letter_notes,
+    letter_redrives,
     membership,
     plan_steps,
     plans,
@@ -44,6 +45,7 @@ RULES = (
     store_orders,
     letter_notes,
     letter_edits,
+    letter_redrives,
     plans,
     plan_steps,
 )

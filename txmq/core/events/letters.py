@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.core.events.base import event
+
+if TYPE_CHECKING:
+    from txmq.core.events.consumers import FenceChange
+    from txmq.core.state.failed_messages import Move
 
 
 @event(140)
@@ -26,3 +30,21 @@ class LetterEdited(NamedTuple):
     by: str
     reason: str
     reverts: bool = False
+
+
+@event(141)
+class LettersRedriven(NamedTuple):
+    """Copies of dead letters were published in the topic `to`, by a BatchesStored in
+    the same record.
+
+    `copies` are (topic id, partition, offset) of the letter, then partition and offset
+    of its copy. `moves` and `fences` are those of letters that are abandoned with it.
+    """
+
+    group_id: int
+    to: int
+    copies: tuple[tuple[int, int, int, int, int], ...]
+    moves: tuple[Move, ...]
+    fences: tuple[FenceChange, ...]
+    by: str
+    reason: str

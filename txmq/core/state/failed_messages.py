@@ -15,7 +15,13 @@ from enum import IntEnum
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.core.state import letter_edits, letter_index, local_stores, plan_letters
+from txmq.core.state import (
+    letter_copies,
+    letter_edits,
+    letter_index,
+    local_stores,
+    plan_letters,
+)
 from txmq.core.state.letter_index import Letter, LetterState
 from txmq.core.state.local_stores import StoredMessage
 from txmq.core.state.positions import UNDELIVERED
@@ -57,7 +63,8 @@ class FailedMessage(NamedTuple):
     it. `number` is its number among the group's dead letters. `store` is the id of the
     consumer's store that has it, `plan` that of the replay plan that it belongs to
     until its outcome. `edits` is the number of times that its letter was edited: then
-    `position` is that of another batch than the published one.
+    `position` is that of another batch than the published one. `copies` is the number
+    of its copies in other topics.
     """
 
     kind: int
@@ -83,6 +90,7 @@ class FailedMessage(NamedTuple):
     store: bytes = b""
     plan: int = 0
     edits: int = 0
+    copies: int = 0
 
 
 class Move(NamedTuple):
@@ -234,6 +242,8 @@ def remove(
         state.tables[t.ATTEMPTS].delete(t.FAILED_KEY.pack(group.group_id, *ref))
     if row is not None and row.edits:
         letter_edits.forget(state, (group.group_id, *ref))
+    if row is not None and row.copies:
+        letter_copies.forget(state, (group.group_id, *ref))
     return row
 
 

@@ -170,6 +170,21 @@ class DlqEdit(GroupArgs):
     reason: Reason
 
 
+class DlqRedrive(DlqReplay):
+    """Dead letters to copy to another topic: by their places, or the next ones of a
+    selection.
+
+    `abandon` closes them in the same record. `again`: also those that have a copy
+    there.
+    """
+
+    to: Name
+    abandon: bool = False
+    again: bool = False
+    operator: Name
+    reason: Reason
+
+
 class DlqNote(OperatorArgs):
     """A note on a fingerprint; "" removes it."""
 

@@ -89,6 +89,7 @@ CALLS: dict[str, type[Args]] = {
     "dlq.replay": letters.DlqReplay,
     "dlq.abandon": letters.DlqAbandon,
     "dlq.edit": letters.DlqEdit,
+    "dlq.redrive": letters.DlqRedrive,
     "dlq.note": letters.DlqNote,
     "dlq.save": letters.DlqSave,
     "dlq.saved": letters.DlqSaved,

@@ -1,0 +1,176 @@
+"""Redrives of dead letters to another topic: copies, each once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.broker.calls.test_letter_edits import EditOffice
+from txmq.broker.calls import letter_redrives
+from txmq.core.events.outcome import Rejected
+from txmq.core.topics.topics import AlterTopic, CreateTopic
+from txmq.core.transactions.decisions import DecideTransaction
+from txmq.errors import BadRequest, RemoteProtocolError, UnknownTopic
+from txmq.model.message import Decision, Message
+from txmq.model.origin import MAX_REDRIVES, REDRIVES, origin_headers
+from txmq.store.tables import COPIES
+
+WHY = {"operator": "ada", "reason": "to the other shop"}
+
+
+class RedriveOffice(EditOffice):
+    """An office beside a topic `other` of two partitions."""
+
+    def __init__(self, number: int = 6) -> None:
+        super().__init__(number)
+        self.broker.do(CreateTopic("other", 2))
+
+    def redrive(self, *offsets: int, **args: Any) -> Any:
+        letters = {"letters": [["t", 0, offset] for offset in offsets]} if offsets else {}
+        return self.call("dlq.redrive", group="g", **{"to": "other", **letters, **WHY, **args})
+
+    def copies(self, topic: str = "other") -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.call(
+            "message.find", topic=topic, limit=100, bodies=True
+        )["messages"]
+        return found
+
+
+def test_a_copy_is_a_new_message_that_says_where_its_original_is() -> None:
+    office = RedriveOffice()
+    office.edit(1, body=b"mended")
+    reply = office.redrive(3, 1)
+    assert [one[:3] for one in reply["done"]] == [("t", 0, 1), ("t", 0, 3)]
+    by_origin = {one["headers"]["txmq-origin-offset"]: one for one in office.copies()}
+    assert by_origin.keys() == {"1", "3"}
+    copy, letter = by_origin["1"], office.show(1)
+    assert copy["key"] == letter["key"] == "k1"
+    assert copy["message_id"] != letter["message_id"]
+    assert copy["size"] == len(b"mended")
+    assert copy["headers"] == letter["headers"] | {
+        "txmq-origin-topic": "t",
+        "txmq-origin-partition": "0",
+        "txmq-origin-offset": "1",
+        "txmq-origin-group": "g",
+        "txmq-origin-id": letter["message_id"],
+        "txmq-redriven-by": "ada",
+        "txmq-redrives": "1",
+    }
+    [noted] = letter["copies"]
+    assert (noted["topic"], noted["partition"], noted["offset"]) == (
+        "other",
+        copy["partition"],
+        copy["offset"],
+    )
+    assert (noted["by"], noted["reason"]) == ("ada", "to the other shop")
+    assert letter["state"] == "dead"
+    assert office.state_again()
+
+
+def test_a_letter_is_copied_once_unless_it_dies_again_or_again_is_said() -> None:
+    office = RedriveOffice()
+    everything: dict[str, Any] = {"select": {}}
+    assert len(office.redrive(**everything)["done"]) == 6
+    repeated = office.redrive(**everything)
+    assert (repeated["done"], len(repeated["refused"]), repeated["next"]) == ((), 6, None)
+    assert repeated["refused"][0][3].startswith("it has a copy already: other/")
+    assert len(office.copies()) == 6
+    assert len(office.redrive(0, again=True)["done"]) == 1
+    office.broker.do(CreateTopic("third", 1))
+    assert len(office.redrive(0, to="third")["done"]) == 1
+    office.replay(2)
+    office.fetch()
+    assert office.redrive(2)["refused"] == (("t", 0, 2, "not dead: it is being retried"),)
+    office.nack(2, {"type": "C", "text": "again", "bases": []})
+    assert len(office.redrive(2)["done"]) == 1
+    assert [one["number"] for one in office.show(2)["copies"]] == [3, 7]
+    assert len(office.copies()) == 8
+
+
+def test_abandoned_letters_end_in_the_record_of_their_copies() -> None:
+    office = RedriveOffice()
+    before = office.broker.log.end
+    assert len(office.redrive(0, 1, abandon=True)["done"]) == 2
+    shown = office.show(0)
+    assert (shown["state"], shown["reason"]) == ("abandoned", "to the other shop")
+    assert len(shown["copies"]) == 1
+    assert len([*office.broker.log.scan(before)]) == 1
+    assert office.redrive(0)["refused"] == (("t", 0, 0, "abandoned"),)
+    office.client.call("consumer.leave", group="g", member="a", instance="a")
+    office.call("group.delete", group="g")
+    office.broker.pass_time(5)
+    assert [*office.broker.engine.state.tables[COPIES].range(b"")] == []
+    assert len(office.copies()) == 2
+
+
+def test_pages_of_copies_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(letter_redrives, "MAX_COPIES", 4)
+    office = RedriveOffice(10)
+    done: list[int] = []
+    cursor: dict[str, Any] = {}
+    for _ in range(3):
+        page = office.redrive(select={}, **cursor)
+        done.append(len(page["done"]))
+        cursor = {"cursor": page["next"]}
+    assert (done, cursor) == ([4, 4, 2], {"cursor": None})
+    assert office.redrive(*range(5)).error is BadRequest
+    assert office.redrive(0, select={}).error is BadRequest
+    assert office.redrive().error is BadRequest
+    assert office.redrive(0, to="nowhere").error is UnknownTopic
+    monkeypatch.setattr(letter_redrives, "MAX_BYTES", 1)
+    one = office.redrive(0, 1, again=True)
+    assert (len(one["done"]), one["left"]) == (1, [("t", 0, 1)])
+
+
+def test_a_letter_that_cannot_be_copied_is_refused_alone() -> None:
+    office = RedriveOffice()
+    office.edit(1, headers={REDRIVES: str(MAX_REDRIVES)})
+    office.edit(2, headers={str(at): "" for at in range(60)})
+    office.edit(3, headers={REDRIVES: "forged \u0661"})
+    reply = office.redrive(1, 2, 3, 99)
+    assert [one[2] for one in reply["done"]] == [3]
+    reasons = {one[2]: one[3] for one in reply["refused"]}
+    assert reasons[1].startswith("it is the copy of a copy, 16 times over")
+    assert reasons[2].startswith("invalid headers")
+    assert reasons[99] == "no such letter"
+    [copy] = office.copies()
+    assert copy["headers"][REDRIVES] == "1"
+    office.broker.do(AlterTopic("other", {"writable": False}))
+    assert "is closed for writing" in office.redrive(4)["refused"][0][3]
+
+
+def test_a_copy_does_not_overtake_a_transaction_that_holds_its_key() -> None:
+    office = RedriveOffice()
+    token = office.broker.half(1, Message(b"first", "k1"))
+    refused = office.redrive(1, to="t")
+    assert refused["refused"][0][3].startswith("an undecided transaction holds its key")
+    assert len(office.redrive(2, to="t")["done"]) == 1
+    office.broker.do(DecideTransaction(bytes.fromhex(token), Decision.ROLLBACK, "test"))
+    assert len(office.redrive(1, to="t")["done"]) == 1
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"reason": ""},
+        {"operator": "<script>"},
+        {"to": "../x"},
+        {"to": "_txmq.audit"},
+        {"cursor": "x"},
+    ],
+)
+def test_hostile_arguments_are_refused(args: dict[str, Any]) -> None:
+    office = RedriveOffice(2)
+    try:
+        reply = office.redrive(1, **args)
+    except RemoteProtocolError:
+        return
+    assert isinstance(reply, Rejected) or not reply["done"], reply
+
+
+def test_a_forged_count_of_redrives_is_no_count() -> None:
+    at = {"topic": "t", "partition": 0, "offset": 1, "group": "g", "message_id": "i", "by": "ada"}
+    for forged in ("-1", "1e9", " 3", "9999", "\u0663", ""):
+        assert origin_headers({REDRIVES: forged}, **at)[REDRIVES] == "1"  # type: ignore[arg-type]
+    assert origin_headers({REDRIVES: "3", "a": "b"}, **at)["a"] == "b"  # type: ignore[arg-type]

@@ -1,0 +1,196 @@
+"""The control call that copies dead letters to a topic."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from txmq.batch import BatchView, edited_row, single_row
+from txmq.broker.calls import operators
+from txmq.broker.calls.dispatcher import CallContext, Handler, then
+from txmq.broker.calls.operators import audited
+from txmq.broker.engine.log_reader import read_batches
+from txmq.core.consumers.authorization import find_group
+from txmq.core.consumers.failures import closed_reason, find_message
+from txmq.core.consumers.letter_redrives import RedriveLetters, WantedCopy
+from txmq.core.events.outcome import Rejected
+from txmq.core.topics.topics import find_topic
+from txmq.crashpoints import crashpoint
+from txmq.errors import BadRequest, CorruptRecord, LocalProtocolError
+from txmq.model.keys import partition_of
+from txmq.model.origin import origin_headers
+
+if TYPE_CHECKING:
+    from txmq.broker.calls.letters import DeadLetterCalls
+    from txmq.broker.engine.engine import Engine
+    from txmq.broker.engine.turn_work import TurnWork
+    from txmq.core.consumers.commands import TopicOffset
+    from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
+    from txmq.core.state.failed_messages import FailedMessage
+    from txmq.core.state.state import Topic
+    from txmq.core.steps import Steps
+    from txmq.wire.calls import letters as wire
+
+MAX_COPIES = 500  # of one call
+MAX_BYTES = 4 << 20  # of their batches, or one that is larger: they are one record
+
+
+class _Page(NamedTuple):
+    copies: tuple[WantedCopy, ...]
+    epoch: int
+    refused: tuple[tuple[str, int, int, str], ...]
+    # what the reply says of a selection
+    rest: dict[str, Any]
+
+
+class _Source(NamedTuple):
+    """Where copies come from and go to."""
+
+    group: ConsumerGroup
+    to: Topic
+    by: str
+
+
+class RedriveCalls:
+    """Copies of letters: they are read in steps, then published in one record."""
+
+    def __init__(self, engine: Engine, letters: DeadLetterCalls, turns: TurnWork) -> None:
+        self._engine, self._letters, self._turns = engine, letters, turns
+        self._state = engine.state
+        self.handlers: dict[str, Handler] = {"dlq.redrive": self.redrive}
+
+    def redrive(self, call: CallContext, args: wire.DlqRedrive) -> None:
+        def read(page: _Page | Rejected) -> None:
+            if isinstance(page, Rejected):
+                call.answer(page)
+            else:
+                self._publish(call, args, page)
+
+        self._turns.run(call.caller, self._read(args), read)
+
+    def _publish(self, call: CallContext, args: wire.DlqRedrive, page: _Page) -> None:
+        store, epoch = self._engine.store, self._state.boot_epoch
+        # no other record begins there in this life of the broker
+        producer = b"copy" + epoch.to_bytes(4, "big") + store.end.to_bytes(8, "big")
+        command = RedriveLetters(
+            args.group,
+            args.to,
+            page.epoch,
+            page.copies,
+            producer,
+            args.abandon,
+            args.again,
+            args.operator,
+            args.reason,
+        )
+
+        def published(reply: Any) -> dict[str, Any]:  # noqa: ANN401  # a RedriveReply
+            crashpoint("redrive.after_publish")
+            return {"done": reply.done, "refused": (*reply.refused, *page.refused), **page.rest}
+
+        acted = audited("dlq.redrive", operators.group(args.group), args, command)
+        self._engine.submit(acted, then(call.answer, published))
+
+    def _read(self, args: wire.DlqRedrive) -> Steps[_Page | Rejected]:
+        group, to = find_group(self._state, args.group), find_topic(self._state, args.to)
+        if isinstance(group, Rejected):
+            return group
+        if isinstance(to, Rejected):
+            return to
+        if bool(args.letters) == args.selects or len(args.letters) > MAX_COPIES:
+            message = f"{len(args.letters)} letters{' and a selection' if args.selects else ''}"
+            hint = f"send either a selection, or 1 to {MAX_COPIES} letters"
+            return Rejected(BadRequest, message, hint)
+        pages = _Copies(_Source(group, to, args.operator))
+        read = self._read_named if args.letters else self._read_selected
+        rest = yield from read(args, pages)
+        if isinstance(rest, Rejected):
+            return rest
+        return _Page(tuple(pages.copies), to.epoch, tuple(pages.refused), rest)
+
+    def _read_named(self, args: wire.DlqRedrive, pages: _Copies) -> Steps[dict[str, Any]]:
+        left: list[TopicOffset] = []
+        for letter in dict.fromkeys(args.letters):
+            ref, row = find_message(self._state, pages.source.group, *letter)
+            if ref is None or row is None or closed_reason(row):
+                pages.refused.append((*letter, closed_reason(row)))
+            elif pages.is_full(row):
+                left.append(letter)
+            else:
+                self._add(pages, letter, ref, row)
+            yield
+        return {"left": left}
+
+    def _read_selected(
+        self, args: wire.DlqRedrive, pages: _Copies
+    ) -> Steps[dict[str, Any] | Rejected]:
+        selected = self._letters.selected(args, args.cursor)
+        if isinstance(selected, Rejected):
+            return selected
+        full = False
+        while not (full or selected.scan.ended or selected.exhausted):
+            for found, fields in selected.step(bodies=None):
+                topic_id, partition, offset = found.ref
+                letter = (self._state.topics_by_id[topic_id].name, partition, offset)
+                if "damaged" in fields:
+                    pages.refused.append((*letter, fields["damaged"]))
+                    continue
+                if full := pages.is_full(found.row):
+                    selected.scan.step_back()
+                    break
+                self._add(pages, letter, found.ref, found.row)
+            yield
+        return {"next": selected.following, "scanned": selected.scan.examined}
+
+    def _add(
+        self, pages: _Copies, letter: TopicOffset, ref: MessageRef, row: FailedMessage
+    ) -> None:
+        try:
+            copy = self._copy(pages.source, letter, ref, row)
+        except (CorruptRecord, LocalProtocolError) as error:
+            pages.refused.append((*letter, error.message))
+        except ValueError as error:
+            pages.refused.append((*letter, str(error)))
+        else:
+            pages.add(copy)
+
+    def _copy(
+        self, source: _Source, letter: TopicOffset, ref: MessageRef, row: FailedMessage
+    ) -> WantedCopy:
+        """Return the copy of a letter; raises ValueError and errors of txmq."""
+        [data] = read_batches(self._engine.store, [(row.position, row.length)])
+        view = BatchView(single_row(bytes(data), row.row))
+        topic, partition, offset = letter
+        headers = origin_headers(
+            view.headers[0],
+            topic=topic,
+            partition=partition,
+            offset=offset,
+            group=source.group.name,
+            message_id=view.message_ids[0],
+            by=source.by,
+        )
+        batch = edited_row(view.buffer, 0, headers=headers, now=True)
+        key, partitions = view.keys[0], len(source.to.end_offsets)
+        place = ref[1] % partitions if key is None else partition_of(key, partitions)
+        return WantedCopy(letter, row.number, row.edits, place, batch)
+
+
+class _Copies:
+    """The copies of one call, and the letters that get none."""
+
+    def __init__(self, source: _Source) -> None:
+        self.source = source
+        self.copies: list[WantedCopy] = []
+        self.refused: list[tuple[str, int, int, str]] = []
+        self._bytes = 0
+
+    def is_full(self, row: FailedMessage) -> bool:
+        """Return True if the letter of this row does not fit any more."""
+        if not self.copies:
+            return False
+        return len(self.copies) >= MAX_COPIES or self._bytes + row.length > MAX_BYTES
+
+    def add(self, copy: WantedCopy) -> None:
+        """Add a copy."""
+        self.copies.append(copy)
+        self._bytes += len(copy.batch)

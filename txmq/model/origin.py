@@ -1,0 +1,41 @@
+"""Headers of the copy of a dead letter: where its original is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+TOPIC, PARTITION, OFFSET = "txmq-origin-topic", "txmq-origin-partition", "txmq-origin-offset"
+GROUP, MESSAGE_ID = "txmq-origin-group", "txmq-origin-id"
+REDRIVEN_BY, REDRIVES = "txmq-redriven-by", "txmq-redrives"
+MAX_REDRIVES = 16  # of a copy of a copy: a loop of topics has an end
+
+
+def origin_headers(  # the headers
+    headers: Mapping[str, str],
+    *,
+    topic: str,
+    partition: int,
+    offset: int,
+    group: str,
+    message_id: str,
+    by: str,
+) -> dict[str, str]:
+    """Return the headers of a message's copy.
+
+    Those of a copy that died in its turn are replaced, and counted. Raises ValueError
+    for the copy that is one too many.
+    """
+    before = headers.get(REDRIVES, "0")
+    count = int(before) if before.isascii() and before.isdigit() and len(before) < 4 else 0
+    if count >= MAX_REDRIVES:
+        raise ValueError(f"it is the copy of a copy, {count} times over: header {REDRIVES!r}")
+    return {
+        **headers,
+        TOPIC: topic,
+        PARTITION: str(partition),
+        OFFSET: str(offset),
+        GROUP: group,
+        MESSAGE_ID: message_id,
+        REDRIVEN_BY: by,
+        REDRIVES: str(count + 1),
+    }
