@@ -355,6 +355,12 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_all_versions_of_an_edited_letter_outlive_their_segments",
         "test_a_letter_outlives_a_batch_that_was_pinned_itself",
     ),
+    188: (
+        "test_a_letter_is_copied_once_unless_it_dies_again_or_again_is_said",
+        "test_abandoned_letters_end_in_the_record_of_their_copies",
+        "test_a_broker_killed_in_a_redrive_has_each_copy_once_with_its_letter_closed",
+        "test_a_letter_that_cannot_be_copied_is_refused_alone",
+    ),
     79: (
         "test_every_message_is_in_one_place_and_keys_stay_in_order",
         "test_every_invariant_holds_for_every_seed",
