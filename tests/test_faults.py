@@ -866,6 +866,12 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_what_changes_nothing_leaves_no_message",
         "test_nobody_else_changes_or_writes_what_is_the_brokers",
     ),
+    189: (
+        "test_a_key_is_followed_through_all_topics",
+        "test_a_search_in_small_steps_finds_the_same",
+        "test_the_page_is_one_file_and_no_text_becomes_markup",
+        "test_on_a_terminal_no_text_is_a_control_sequence",
+    ),
 }
 
 # Each bug with the names under which it is planted, or the test that must find it.

@@ -98,7 +98,7 @@ def test_a_search_goes_on_until_it_has_what_it_may_and_shows_text_as_text(
 
 
 def test_an_unknown_message_is_status_1(client: ScriptedClient) -> None:
-    client.replies = [{"message": None}]
+    client.replies = [{"message": None}, {"messages": [], "next": None}]
     assert run("message", "show", "a-1", "--json").exit_code == 1
 
 
@@ -230,12 +230,14 @@ def test_all_letters_are_not_abandoned_without_a_yes(client: ScriptedClient) -> 
     assert [call for call, _args in client.calls] == ["dlq.stats"]
 
 
-def test_a_message_that_is_published_is_said_to_be_found_otherwise(client: ScriptedClient) -> None:
-    client.replies = [{"message": None}]
+def test_a_message_that_is_only_in_a_topic_is_looked_for_in_all(client: ScriptedClient) -> None:
+    page = {"messages": [], "next": [7, 0, 4_096], "at": "orders"}
+    last: dict[str, object] = {"messages": [], "next": None}
+    client.replies = [{"message": None}, page, last]
     ended = run("message", "show", "a-1")
     assert ended.exit_code == 1
-    assert "no delayed message and no message of a transaction has the id a-1" in ended.stdout
-    assert "txmq message find" in ended.stdout
+    assert "no message has the id a-1" in ended.stdout
+    assert [args.get("after") for _call, args in client.calls] == [None, None, [7, 0, 4_096]]
 
 
 def test_a_letter_is_shown_with_its_attempts_one_line_each(client: ScriptedClient) -> None:

@@ -22,6 +22,7 @@ NO_FILE, NO_DIR = "/nowhere/txmq.toml", "/nowhere/data"
 # each with its required arguments; no broker or database answers, and no file exists
 COMMANDS = {
     "alarms": "",
+    "audit": "",
     "broker": f"--config {NO_FILE}",
     "clock": "",
     "dev": "--data /proc/nowhere",
@@ -104,6 +105,7 @@ COMMANDS = {
     "tx commit": f"{TOKEN} --reason x",
     "tx list": "",
     "tx rollback": f"{TOKEN} --reason x",
+    "trace": "--key k",
     "tx show": TOKEN,
     "xa doctor": f"--config {NO_FILE}",
     "xa forget": f"{TOKEN} --reason x",

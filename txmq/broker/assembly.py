@@ -16,6 +16,7 @@ from txmq.broker.background.group_work_service import GroupWorkService
 from txmq.broker.background.outcome_expiry_service import OutcomeExpiryService
 from txmq.broker.background.plan_service import PlanService
 from txmq.broker.background.publication_service import PublicationService
+from txmq.broker.calls.audit import AuditCalls
 from txmq.broker.calls.clock import ClockCalls
 from txmq.broker.calls.consumers import ConsumerGroupCalls
 from txmq.broker.calls.dispatcher import CallDispatcher
@@ -23,6 +24,7 @@ from txmq.broker.calls.inboxes import InboxCalls
 from txmq.broker.calls.letter_edits import LetterEditCalls
 from txmq.broker.calls.letter_redrives import RedriveCalls
 from txmq.broker.calls.letters import DeadLetterCalls
+from txmq.broker.calls.lives import MessageLifeCalls
 from txmq.broker.calls.log import LogCalls
 from txmq.broker.calls.messages import MessageCalls
 from txmq.broker.calls.plans import PlanCalls
@@ -126,6 +128,8 @@ class Assembly:
             TransactionCalls(engine, checks, polls, resolvers, self.turns),
             XaCalls(engine, listeners),
             MessageCalls(engine, self.catalogues),
+            MessageLifeCalls(engine, self.catalogues, self.turns),
+            AuditCalls(engine, self.turns),
         )
         self.calls = CallDispatcher(
             {name: handler for part in parts for name, handler in part.handlers.items()}

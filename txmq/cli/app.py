@@ -18,6 +18,7 @@ import typer
 
 from txmq.cli.commands import (
     alarms,
+    audit,
     broker,
     clock,
     dev,
@@ -37,6 +38,7 @@ from txmq.cli.commands import (
     stats,
     tail,
     topics,
+    trace,
     transactions,
     xa,
 )
@@ -76,6 +78,8 @@ app.add_typer(messages.app, name="message")
 app.add_typer(groups.app, name="group")
 app.add_typer(transactions.app, name="tx")
 app.add_typer(xa.app, name="xa")
+trace.add_to(app)
+audit.add_to(app)
 alarms.add_to(app)
 clock.add_to(app)
 stats.add_to(app)

@@ -128,8 +128,10 @@ def _batch(entry: AuditEntry, reply: object, offset: int, made_at: int, now: int
 
 def numbers_of(reply: object) -> dict[str, Any]:
     """Return a reply in numbers and words: of lists their length, of nested values
-    nothing.
+    nothing. A refusal that was recorded, such as a conflict, is named.
     """
+    if isinstance(reply, Rejected):
+        return {"refused": reply.error.__name__}
     fields = reply._asdict() if isinstance(reply, tuple) and hasattr(reply, "_asdict") else {}
     found: dict[str, Any] = {}
     for name, value in fields.items():

@@ -18,6 +18,7 @@ from txmq.broker.calls.operators import audited, operator_note
 from txmq.broker.calls.pages import page_of
 from txmq.broker.engine.log_reader import read_batches
 from txmq.broker.search import message_view
+from txmq.broker.search.audit_log import with_operations
 from txmq.core.consumers import commands as core
 from txmq.core.consumers import letter_notes, letter_stats, letter_views
 from txmq.core.consumers.authorization import find_group
@@ -32,6 +33,7 @@ from txmq.core.events.outcome import Rejected
 from txmq.core.state.letter_index import LetterState
 from txmq.errors import BadRequest, CorruptRecord, UnknownTopic
 from txmq.model.keys import key_hash
+from txmq.wire.calls.audit import AuditList
 from txmq.wire.calls.letters import Cursor, SelectionArgs, parse_cursor
 
 if TYPE_CHECKING:
@@ -226,8 +228,14 @@ class DeadLetterCalls:
         letter = letter_views.describe_letter(
             self.state, args.group, args.topic, args.partition, args.offset, args.version
         )
-        fields = letter if isinstance(letter, Rejected) else self._view(letter, bodies=args.bodies)
-        self._engine.answer_when_durable(call.answer, fields)
+        if isinstance(letter, Rejected):
+            self._engine.answer_when_durable(call.answer, letter)
+            return
+        fields = self._view(letter, bodies=args.bodies)
+        place = (args.topic, args.partition, args.offset)
+        wanted = AuditList(about=operators.group(args.group), message=place)
+        shown = with_operations(self._engine, fields, wanted)
+        self._turns.run(call.caller, shown, call.answer)
 
     def stats(self, call: CallContext, args: wire.DlqStats) -> None:
         self._turns.run(call.caller, self._count(args), call.answer)

@@ -13,6 +13,7 @@ from txmq.broker.calls.dispatcher import CallContext, Handler, then
 from txmq.broker.calls.operators import audited, transaction
 from txmq.broker.checkback.checkers import CheckerProcess
 from txmq.broker.engine.log_reader import read_before_damage
+from txmq.broker.search.audit_log import with_operations
 from txmq.core.events.outcome import Rejected
 from txmq.core.transactions import indexes, watermarks
 from txmq.core.transactions.jobs import DecideJob, undecided_bundles
@@ -22,6 +23,7 @@ from txmq.model.decider import DatabaseId
 from txmq.model.message import Decision
 from txmq.model.topic_partition import TopicPartition
 from txmq.store import tables as t
+from txmq.wire.calls.audit import AuditList
 from txmq.wire.json import dump
 
 if TYPE_CHECKING:
@@ -155,6 +157,10 @@ class TransactionCalls:
                 views.order(state, token, row)
                 | views.page(self._engine.store, state, token, row, wanted)._asdict()
             )
+            about = AuditList(about=transaction(args.token))
+            shown = with_operations(self._engine, view, about)
+            self._turns.run(call.caller, shown, call.answer)
+            return
         self._engine.answer_when_durable(call.answer, view)
 
     def decide(self, call: CallContext, args: calls.TxDecide) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from txmq.cli.command import CommandSession, broker_command
+from txmq.cli.commands.trace import find_by_id
 from txmq.cli.options import (
     KeyFilter,
     MessageIdFilter,
@@ -58,17 +59,17 @@ def recall(session: CommandSession, message: Ids) -> None:
 
 @broker_command(app, "show")
 def show(session: CommandSession, message: Id) -> None:
-    """Show a delayed message, or a message of a transaction. Find other messages with
-    `txmq message find TOPIC --id ID`.
-    """
+    """Show a message by its id: delayed, of a transaction, or in any topic."""
     reply = session.client.call("message.show", id=message, bodies=True)["message"]
+    if reply is None or (reply["state"] == "published" and reply.get("offset") is None):
+        reply = find_by_id(session, message) or reply
     if reply is None:
         if session.out.as_json:
             session.out.show({"message": None})
         else:
             print(
-                f"no delayed message and no message of a transaction has the id "
-                f"{escape_controls(message)}; others: txmq message find TOPIC --id ID"
+                f"no message has the id {escape_controls(message)}: it was not sent, or "
+                "retention has removed it"
             )
         raise typer.Exit(FAILED)
     session.out.show(with_body_text(reply))

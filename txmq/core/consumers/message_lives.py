@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from txmq.core.consumers.letter_views import row_state
-from txmq.core.state import attempts, failed_messages
+from txmq.core.state import attempts, failed_messages, letter_edits, plan_letters
 from txmq.core.state.consumer_groups import FenceState
 from txmq.core.state.failed_messages import FailedKind
+from txmq.core.state.plans import LetterOutcome
 from txmq.core.state.restores import all_epochs
 from txmq.model.topic_partition import TopicPartition
 
@@ -120,6 +121,14 @@ def _failed(
         "failures": history.failures or len(kept),
         "history": [attempt._asdict() for attempt in kept],
     }
+    if row.edits:
+        fields["edits"] = [
+            {"number": number, "at": one.at, "by": one.by, "reason": one.reason}
+            for number, one in letter_edits.versions(state, (group.group_id, *ref))
+            if number != letter_edits.ORIGINAL
+        ]
+    if row.plan:
+        fields["plan"] = _in_plan(state, ref, row)
     lease = group.leased_rows.get(ref)
     if lease is not None:
         fields |= {"state": "leased"} | _lease(group, lease)
@@ -131,3 +140,19 @@ def _failed(
             "host": "" if store is None else store.host,
         }
     return fields
+
+
+def _in_plan(state: State, ref: MessageRef, row: FailedMessage) -> dict[str, Any] | None:
+    """Describe what became of a message in the last replay plan that had it."""
+    plan = state.plans.by_id.get(row.plan)
+    letter = plan_letters.get(state, plan_letters.key_of(row.plan, row.visible_at, ref))
+    if plan is None or letter is None:
+        return None
+    return {
+        "plan": plan.name,
+        "state": plan.state.name.lower(),
+        "by": plan.by,
+        "started_at": plan.started_at or None,
+        "outcome": LetterOutcome(letter.outcome).name.lower(),
+        "why": letter.why,
+    }

@@ -21,6 +21,8 @@ def _message_id(text: object) -> tuple[bytes, int]:
 
 MessageId = Annotated[tuple[bytes, int], BeforeValidator(_message_id)]
 Time = Annotated[int, Field(ge=0, le=limits.TIME)]
+PartitionNumber = Annotated[int, Field(ge=0, le=4_095)]
+TopicId = Annotated[int, Field(ge=0, lt=1 << 32)]
 Position = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]
 
 
@@ -63,6 +65,27 @@ class ProducerSkip(Args):
     producer: Token
     epoch: Annotated[int, Field(ge=0, le=0xFFFF_FFFF)] = 0
     sequence: Annotated[int, Field(ge=0, le=limits.SEQUENCE)]
+
+
+class MessageSearch(Args):
+    """A page of the messages of a key, or of an id, in all topics.
+
+    `after` is `next` of the page before: the place where the search goes on.
+    """
+
+    key: Annotated[str, StringConstraints(min_length=1, max_length=limits.KEY)] | None = None
+    id: MessageId | None = None
+    after: tuple[TopicId, PartitionNumber, Position] | None = None
+    limit: Limit = 100
+    bodies: bool = False
+
+
+class MessageLife(Args):
+    """One message by its place."""
+
+    topic: Name
+    partition: PartitionNumber
+    offset: Position
 
 
 class DelayedList(Args):

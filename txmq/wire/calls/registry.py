@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from txmq.errors import RemoteProtocolError
 from txmq.errors.validation import first_mistake
 from txmq.wire.calls import (
+    audit,
     consumers,
     letters,
     logs,
@@ -116,6 +117,9 @@ CALLS: dict[str, type[Args]] = {
     "message.delayed": messages.DelayedList,
     "message.show": messages.MessageShow,
     "message.find": messages.MessageFind,
+    "message.search": messages.MessageSearch,
+    "message.life": messages.MessageLife,
+    "audit.list": audit.AuditList,
     "log.hold": logs.LogHold,
     "log.release": logs.LogRelease,
     "log.restores": logs.LogRestores,

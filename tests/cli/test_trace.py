@@ -1,0 +1,215 @@
+"""`txmq trace`, `txmq audit` and what shows their parts, against a broker in memory."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.broker.calls.test_letter_calls import Office
+from tests.cli.support import run
+from txmq.batch import encode, verify
+from txmq.broker.calls import audit as audit_calls
+from txmq.broker.search import everywhere
+from txmq.core.audit import Audited, AuditEntry
+from txmq.core.events.outcome import Rejected
+from txmq.core.topics.sends import StoreBatch
+from txmq.core.topics.topics import CreateTopic
+from txmq.core.transactions.xa import DecideByHand
+from txmq.model.message import Decision, Message, message_id
+from txmq.store.log.segment import segment_path
+
+HOSTILE = "\"'><img src=x onerror=1></script>\x1b[2J\u202e\r\nforged\x00 $title ${rows}"
+BY = {"operator": "kim", "reason": HOSTILE}
+
+
+TAGS = {"html", "head", "meta", "title", "style", "body", "h1", "p", "svg", "text", "line"}
+TAGS |= {"circle", "table", "thead", "tr", "th", "tbody", "td"}
+
+
+class InProcessClient:
+    """A client whose broker is in this process."""
+
+    def __init__(self, office: Office) -> None:
+        self.office = office
+        self.calls: list[str] = []
+
+    def call(self, name: str, /, **args: object) -> dict[str, Any]:
+        self.calls.append(name)
+        given = {key: value for key, value in args.items() if value is not None}
+        reply = self.office.broker.ask(name, **given)
+        if isinstance(reply, Rejected):
+            raise reply.error(reply.message, hint=reply.hint)
+        assert isinstance(reply, dict)
+        return reply
+
+    def send(self, *_args: object, **_options: object) -> Any:
+        raise AssertionError("no command here sends")
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def office(monkeypatch: pytest.MonkeyPatch) -> Office:
+    """A broker with ten dead letters; message 3 has the key k3 and was replayed. A
+    transaction with the key k3 is undecided, and one was decided by hand.
+    """
+    office = Office(10)
+    client = InProcessClient(office)
+    monkeypatch.setattr("txmq.cli.command.connect", lambda _url: client)
+    office.client.call("dlq.replay", group="g", letters=[["t", 0, 3]], **BY)
+    broker = office.broker
+    broker.do(CreateTopic("elsewhere", 2))
+    data = encode([Message(b"x", "k3")], producer_id=b"q" * 16, epoch=0, sequence=0, born_at=1)
+    broker.do(StoreBatch("elsewhere", 0, 1, data, verify(data)))
+    broker.half(1, Message(b"undecided", "k3"))
+    token = bytes.fromhex(broker.half(2, Message(b"decided", "other")))
+    entry = AuditEntry("kim", "tx.decide", f"tx:{token.hex()}", HOSTILE, {})
+    log_id = broker.log.log_id.bytes
+    broker.do(Audited(DecideByHand(token, Decision.ROLLBACK, "kim", HOSTILE, log_id), entry))
+    return office
+
+
+def output(*arguments: str, status: int = 0) -> Any:
+    result = run(*arguments, "--json")
+    assert result.exit_code == status, result.output
+    return json.loads(result.stdout)
+
+
+def test_a_key_is_followed_through_all_topics(office: Office) -> None:
+    del office
+    told = output("trace", "--key", "k3")
+    places = [(m["topic"], m["partition"], m["offset"], m["state"]) for m in told["messages"]]
+    assert places == [
+        ("t", 0, None, "undecided"),
+        ("t", 0, 3, "published"),
+        ("elsewhere", 1, 0, "published"),
+    ]
+    assert told["more"] is False
+    replayed = told["messages"][1]
+    [group] = replayed["life"]["groups"]
+    assert (group["group"], group["failures"], group["replays"]) == ("g", 1, 1)
+    assert [attempt["error_text"] for attempt in group["history"]] == ["no 3 here"]
+    [entry] = replayed["audit"]
+    assert (entry["call"], entry["operator"], entry["reason"]) == ("dlq.replay", "kim", HOSTILE)
+    words = [event["what"] for event in told["events"] if event["message"] == "t/0/3"]
+    assert words == ["sent", "published", "failed", "dead letter", "dlq.replay", "state"]
+    times = [event["at"] for event in told["events"] if event["at"] is not None]
+    assert times == sorted(times)
+
+
+def test_a_message_is_found_by_its_id_in_any_topic(office: Office) -> None:
+    del office
+    plain = message_id(b"q" * 16, 0)
+    [message] = output("trace", "--id", plain)["messages"]
+    assert (message["topic"], message["offset"]) == ("elsewhere", 0)
+    assert output("message", "show", plain)["topic"] == "elsewhere"
+    nobody = message_id(b"z" * 16, 0)
+    assert output("trace", "--id", nobody, status=1)["messages"] == []
+    assert output("message", "show", nobody, status=1) == {"message": None}
+
+
+def test_a_search_in_small_steps_finds_the_same(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del office
+    whole = output("trace", "--key", "k3")["messages"]
+    for name in ("STEPS", "STEP_BATCHES", "PARTITIONS_PER_STEP"):
+        monkeypatch.setattr(everywhere, name, 1)
+    assert output("trace", "--key", "k3")["messages"] == whole
+
+
+def test_a_limit_says_that_there_is_more(office: Office) -> None:
+    del office
+    told = output("trace", "--key", "k3", "--limit", "2")
+    assert (len(told["messages"]), told["more"]) == (2, True)
+
+
+class Page(HTMLParser):
+    """The tags of a page, and what it refers to."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.references: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.references += [name for name, _value in attributes if name in ("src", "href")]
+
+
+def test_the_page_is_one_file_and_no_text_becomes_markup(office: Office, tmp_path: Path) -> None:
+    for at, text in enumerate((HOSTILE, "\x00", "]]>")):
+        office.send(Message(b"x", text))
+        file = tmp_path / f"{at}.html"
+        run("trace", "--key", text, "--html", str(file))
+        seen = file.read_text(encoding="utf-8")
+        page = Page(seen)
+        assert page.tags <= TAGS
+        assert not page.references
+        assert "default-src 'none'" in seen
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\u202e]|<script|<img", seen)
+
+
+def test_on_a_terminal_no_text_is_a_control_sequence(office: Office) -> None:
+    office.send(Message(b"x", HOSTILE))
+    for arguments in (["trace", "--key", HOSTILE], ["audit"], ["dlq", "show", "g", "t/0/3"]):
+        shown = run(*arguments).stdout
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\u202e]", shown)
+
+
+@pytest.mark.parametrize("arguments", [[], ["--key", "k", "--id", message_id(b"z" * 16, 0)]])
+def test_a_trace_needs_a_key_or_an_id(office: Office, arguments: list[str]) -> None:
+    del office
+    assert run("trace", *arguments).exit_code == 2
+
+
+def test_what_operators_did_is_listed_and_chosen(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_calls, "MAX_SCANNED", 32)
+    for number in range(40):
+        office.client.call("group.pause", group="g", operator="ada", reason=f"{number}")
+        office.client.call("group.resume", group="g", operator="bob", reason="")
+    listed = output("audit", "--limit", "5")["entries"]
+    assert [(one["operator"], one["call"]) for one in listed][-2:] == [
+        ("ada", "group.pause"),
+        ("bob", "group.resume"),
+    ]
+    assert [one["offset"] for one in listed] == sorted(one["offset"] for one in listed)
+    assert len(output("audit", "--operator", "ada")["entries"]) == 40
+    assert [one["call"] for one in output("audit", "--call", "dlq.")["entries"]] == ["dlq.replay"]
+    [decided] = output("audit", "--call", "tx.decide")["entries"]
+    assert decided["result"] == {"state": "ROLLED_BACK", "repeated": False}
+    assert output("audit", "--about", decided["about"])["entries"] == [decided]
+    assert len(output("audit", "--group", "g")["entries"]) == 81
+    assert [one["call"] for one in output("audit", "--topic", "t")["entries"]] == ["dlq.replay"]
+    assert output("audit", "--operator", "nobody")["entries"] == []
+    first = output("audit", "--to", "2023-11-14T22:13:20Z")["entries"]
+    assert first == []
+
+
+def test_a_letter_and_a_transaction_show_what_operators_did(office: Office) -> None:
+    office.client.call("dlq.abandon", group="g", letters=[["t", 0, 5]], **BY)
+    shown = output("dlq", "show", "g", "t/0/5")
+    assert [entry["call"] for entry in shown["operations"]] == ["dlq.abandon"]
+    assert output("dlq", "show", "g", "t/0/6")["operations"] == []
+    token = output("audit", "--call", "tx.decide")["entries"][0]["about"].removeprefix("tx:")
+    assert [one["operator"] for one in output("tx", "show", token)["operations"]] == ["kim"]
+
+
+def test_damage_in_the_audit_topic_hides_only_itself(office: Office) -> None:
+    topic_id = office.broker.engine.state.topics["_txmq.audit"].topic_id
+    rows: Any = office.broker.engine.state.entries.range(topic_id.to_bytes(4, "big"))
+    position = next(iter(rows))[1][0]
+    file = office.broker.fs.open(segment_path("/data", 0), write=True)
+    (byte,) = file.pread(1, position + 84)
+    file.pwrite([bytes([byte ^ 16])], position + 84)
+    entries = office.broker.ask("audit.list")["entries"]
+    assert ["damaged" in entry for entry in entries] == [True, False]

@@ -1,0 +1,117 @@
+"""Control calls of the lives of messages: find them in all topics, and tell what became
+of each in the transactions, the topic and the consumer groups.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from txmq.batch import BatchView
+from txmq.broker.calls import transaction_views
+from txmq.broker.calls.dispatcher import CallContext, Handler
+from txmq.broker.search.everywhere import SearchEverywhere, Wanted
+from txmq.broker.search.message_view import describe_message, read_view
+from txmq.core.consumers import message_lives
+from txmq.core.events.outcome import Rejected
+from txmq.core.state import failed_messages
+from txmq.core.topics import topics
+from txmq.core.transactions.model import get
+from txmq.errors import BadRequest, CorruptRecord, OffsetOutOfRange
+from txmq.model.keys import key_hash
+
+if TYPE_CHECKING:
+    from txmq.broker.engine.engine import Engine
+    from txmq.broker.engine.turn_work import TurnWork
+    from txmq.broker.search.catalogue_service import CatalogueService
+    from txmq.core.state.consumer_groups import MessageRef
+    from txmq.core.steps import Steps
+    from txmq.wire.calls import messages as wire
+
+
+class MessageLifeCalls:
+    """Calls that follow single messages and keys."""
+
+    def __init__(self, engine: Engine, catalogues: CatalogueService, turns: TurnWork) -> None:
+        self._engine, self._catalogues, self._turns = engine, catalogues, turns
+        self.handlers: dict[str, Handler] = {
+            "message.search": self.search,
+            "message.life": self.life,
+        }
+
+    def search(self, call: CallContext, args: wire.MessageSearch) -> None:
+        if (args.key is None) == (args.id is None):
+            hint = "send either a key or an id"
+            call.answer(Rejected(BadRequest, "a search for neither or both", hint))
+            return
+        wanted = Wanted(args.key, args.id, args.limit, args.bodies)
+        search = SearchEverywhere(self._engine, self._catalogues, wanted, args.after)
+        self._turns.run(call.caller, search.reply(), call.answer)
+
+    def life(self, call: CallContext, args: wire.MessageLife) -> None:
+        self._turns.run(call.caller, self._life(args), call.answer)
+
+    def _life(self, args: wire.MessageLife) -> Steps[dict[str, Any] | Rejected]:
+        state = self._engine.state
+        topic = topics.find_topic(state, args.topic, args.partition)
+        if isinstance(topic, Rejected):
+            return topic
+        ref = (topic.topic_id, args.partition, args.offset)
+        seen = yield from self._message(ref)
+        if seen is None:
+            place = f"{args.topic}/{args.partition}/{args.offset}"
+            return Rejected(
+                OffsetOutOfRange,
+                f"message {place} is not there: not published, or removed by retention",
+                "find messages: txmq trace --key KEY, or --id ID",
+            )
+        message, key = seen
+        groups = yield from message_lives.groups_of(
+            state, ref, None if key is None else key_hash(key)
+        )
+        return {
+            "topic": topic.name,
+            "topic_id": topic.topic_id,
+            "partition": args.partition,
+            "offset": args.offset,
+            "message": message,
+            "transaction": self._transaction(message),
+            "groups": groups,
+        }
+
+    def _message(self, ref: MessageRef) -> Steps[tuple[dict[str, Any], str | None] | None]:
+        """Return the fields of a message, and its key: from its topic, or from where a
+        group keeps it though retention has removed it there.
+        """
+        state, store = self._engine.state, self._engine.store
+        for base, entry in topics.entry_at(state, *ref):
+            if entry.visible_at > store.durable:
+                return None
+            fields = {"stored_at": entry.stored_at, "position": entry.position}
+            return self._fields(entry.position, entry.length, ref[2] - base, fields)
+        for number, group in enumerate(list(state.groups.by_id.values())):
+            row = failed_messages.get(state, group, ref)
+            if row is not None:
+                fields = {"stored_at": row.stored_at, "position": row.position, "removed": True}
+                return self._fields(row.position, row.length, row.row, fields)
+            if not number % message_lives.GROUPS_PER_STEP:
+                yield
+        return None
+
+    def _fields(
+        self, position: int, length: int, row: int, fields: dict[str, Any]
+    ) -> tuple[dict[str, Any], str | None]:
+        try:
+            view: BatchView = read_view(self._engine.store, position, length)
+        except CorruptRecord as error:
+            return fields | {"damaged": error.message}, None
+        return fields | describe_message(view, row, bodies=False) | {
+            "producer": view.header.producer_id.hex()
+        }, view.keys[row]
+
+    def _transaction(self, message: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the transaction that a message came with, as far as it is known."""
+        if "producer" not in message:
+            return None
+        token = bytes.fromhex(message["producer"])
+        row = get(self._engine.state, token)
+        return None if row is None else transaction_views.summary(token, row)

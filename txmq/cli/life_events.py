@@ -1,0 +1,108 @@
+"""The life of messages in the order of time, from the parts that a broker tells.
+
+What has no time of its own, such as that a group has processed a message, comes last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+Fields = Mapping[str, Any]
+
+
+class LifeEvent(NamedTuple):
+    """Something that happened to a message; `at` None = before now."""
+
+    at: int | None
+    message: str
+    what: str
+    who: str = ""
+    text: str = ""
+
+
+def events_of(traced: Sequence[Fields]) -> list[LifeEvent]:
+    """Return the events of all messages, merged by time."""
+    found = [event for message in traced for event in _of_message(message)]
+    return sorted(found, key=lambda event: (event.at is None, event.at or 0))
+
+
+def name_of(message: Fields) -> str:
+    """Return how a message is called: its place, or its id where it has none."""
+    if message.get("offset") is None:
+        return str(message["message_id"])
+    return f"{message['topic']}/{message['partition']}/{message['offset']}"
+
+
+def _of_message(message: Fields) -> Iterator[LifeEvent]:
+    name, life = name_of(message), message.get("life") or {}
+    transaction = message.get("transaction") or life.get("transaction")
+    if message.get("born_at"):
+        yield LifeEvent(message["born_at"], name, "sent", "", f"id {message['message_id']}")
+    if transaction:
+        yield from _of_transaction(name, transaction)
+    if message.get("due_at"):
+        yield LifeEvent(message["due_at"], name, "due")
+    if message.get("stored_at") and message.get("offset") is not None:
+        yield LifeEvent(message["stored_at"], name, "published", "", name)
+    elif message["state"] not in ("published", "undecided"):
+        yield LifeEvent(None, name, str(message["state"]))
+    for group in life.get("groups", ()):
+        yield from _of_group(name, group)
+    for entry in message.get("audit", ()):
+        yield _of_operator(name, entry)
+    for row in message.get("inbox", ()):
+        applied = {True: "applied", False: "not applied", None: "unknown"}[row["applied"]]
+        text = f"effect of epoch {row['epoch']}: {applied}"
+        yield LifeEvent(None, name, "inbox", row["group"], text)
+
+
+def _of_transaction(name: str, row: Fields) -> Iterator[LifeEvent]:
+    token, service = row["token"], row["service"]
+    if row["stored_at"]:
+        yield LifeEvent(row["stored_at"], name, "half stored", service, f"transaction {token}")
+    if row["decided_at"]:
+        reason = f": {row['reason']}" if row["reason"] else ""
+        yield LifeEvent(
+            row["decided_at"], name, row["state"].lower(), row["by"], f"{token}{reason}"
+        )
+    else:
+        yield LifeEvent(None, name, row["state"].lower(), "", f"transaction {token}")
+
+
+def _of_group(name: str, group: Fields) -> Iterator[LifeEvent]:
+    who = str(group["group"])
+    for attempt in group.get("history", ()):
+        error = attempt["error_type"] or "no error was given"
+        last = str(attempt["error_text"]).strip().splitlines()[-1:]
+        text = ": ".join([f"attempt {attempt['attempt']}", error, *last])
+        by = f"{who}, {attempt['consumer']}" if attempt["consumer"] else who
+        yield LifeEvent(attempt["at"], name, "failed", by, text)
+    if group.get("leased_at"):
+        by = f"{who}, {group['consumer']}"
+        yield LifeEvent(group["leased_at"], name, "delivered", by, f"attempt {group['attempt']}")
+    if group.get("dead_at"):
+        yield LifeEvent(group["dead_at"], name, "dead letter", who, f"number {group['number']}")
+    fence = group.get("fence")
+    if fence:
+        place = f"{fence['partition']}/{fence['offset']}"
+        text = f"{fence['state']} behind {place}, {fence['parked']} parked"
+        yield LifeEvent(fence["since"], name, "key fenced", who, text)
+    if group.get("store"):
+        at = f"{group['consumer']} on {group['host']}" if group["host"] else group["consumer"]
+        text = f"store {group['store']}, attempt {group['attempt']}"
+        yield LifeEvent(group["first_failed_at"], name, "at a consumer", f"{who}, {at}", text)
+    plan = group.get("plan")
+    if plan:
+        text = f"plan {plan['plan']}: {plan['outcome']} {plan['why']}".rstrip()
+        yield LifeEvent(plan["started_at"], name, "in a plan", who, text)
+    for edit in group.get("edits", ()):
+        text = f"version {edit['number']}: {edit['reason']}"
+        yield LifeEvent(edit["at"], name, "edited", edit["by"], text)
+    reason = f": {group['reason']}" if group.get("reason") else ""
+    yield LifeEvent(None, name, "state", who, f"{group['state']}{reason}")
+
+
+def _of_operator(name: str, entry: Fields) -> LifeEvent:
+    text = ": ".join(filter(None, (str(entry["about"]), str(entry["reason"]))))
+    return LifeEvent(entry["at"], name, str(entry["call"]), str(entry["operator"]), text)
