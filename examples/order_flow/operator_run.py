@@ -23,8 +23,8 @@ from rich.console import Console
 
 import txmq
 from examples.order_flow.services import payment, shipping
-from txmq.testing.spark import local_session
 from txmq_spark.database_tables import BusinessTable
+from txmq_spark.local_session import local_session
 from txmq_spark.plan import SAFE, LetterClass, PlanRules
 from txmq_spark.reconcile import ReconcileOptions, Reconciliation, reconcile
 from txmq_spark.replay import replay

@@ -1,4 +1,4 @@
-"""Command lines of the jobs.
+"""The command `txmq-spark` and its jobs.
 
 The exit status is 0 for success, 1 for an error of txmq, 2 for wrong usage.
 """
@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import os
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from rich.console import Console
 
 from txmq.errors import ConfigError, TxmqError
 from txmq_spark.database_tables import BusinessTable
+from txmq_spark.landing import DATE_COLUMNS, LandOptions, land
 from txmq_spark.plan import SAFE, LetterClass, PlanRules
 from txmq_spark.plan_file import read_plan
 from txmq_spark.reconcile import ReconcileOptions, reconcile
@@ -27,16 +28,38 @@ from txmq_spark.spark_session import job_session
 URL: Final = "txmq://127.0.0.1:7650"
 
 
+class Job(NamedTuple):
+    """A job of the command: its help, its options, and the function that runs it."""
+
+    help: str
+    add_options: Callable[[ArgumentParser], None]
+    run: Callable[[Namespace], None]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `txmq-spark JOB`."""
+    parser = ArgumentParser("txmq-spark", description="Jobs of txmq in Spark.")
+    jobs = parser.add_subparsers(metavar="JOB", required=True, dest="job")
+    for name, job in JOBS.items():
+        below = jobs.add_parser(name, help=job.help, description=job.help)
+        _common(below)
+        job.add_options(below)
+    options = parser.parse_args(arguments)
+    return _exit_status(lambda: JOBS[options.job].run(options))
+
+
 def reconcile_main(arguments: Sequence[str] | None = None) -> int:
     """Run `spark-submit spark/reconcile.py`: write the plan and the report."""
-    options = _reconcile_parser().parse_args(arguments)
-    return _exit_status(lambda: _reconcile(options))
+    return _main_of("reconcile", arguments)
 
 
 def replay_main(arguments: Sequence[str] | None = None) -> int:
     """Run `spark-submit spark/replay.py`: carry out a plan."""
-    options = _replay_parser().parse_args(arguments)
-    return _exit_status(lambda: _replay(options))
+    return _main_of("replay", arguments)
+
+
+def _main_of(job: str, arguments: Sequence[str] | None) -> int:
+    return main([job, *(sys.argv[1:] if arguments is None else arguments)])
 
 
 def _reconcile(options: Namespace) -> None:
@@ -90,6 +113,25 @@ def _replay(options: Namespace) -> None:
     print(_summary(done))
 
 
+def _land(options: Namespace) -> None:
+    with job_session() as spark:
+        progress = land(
+            spark,
+            LandOptions(
+                url=options.url,
+                topics=tuple(options.topic),
+                pattern=options.topic_pattern,
+                path=options.path,
+                checkpoint=options.checkpoint or f"{options.path.rstrip('/')}/_checkpoint",
+                date_from=options.date_from,
+                every_s=options.every,
+                max_messages=options.max_messages,
+                fail_on_data_loss=not options.skip_lost,
+            ),
+        )
+    print(f"landed: {progress.messages} messages, skipped {progress.skipped}")
+
+
 def _summary(done: ReplayResult) -> str:
     counts = Counter(one.outcome for one in done.outcomes)
     what = (
@@ -109,12 +151,7 @@ def _exit_status(run: Callable[[], None]) -> int:
     return 0
 
 
-def _reconcile_parser() -> ArgumentParser:
-    parser = ArgumentParser(
-        "reconcile",
-        description="Classify the dead letters of a consumer group and plan a replay.",
-    )
-    _common(parser)
+def _reconcile_options(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("--group", required=True, help="the consumer group")
     add(
@@ -198,12 +235,9 @@ def _reconcile_parser() -> ArgumentParser:
         default=PlanRules().chunk,
         help="letters that a task replays (default: %(default)s)",
     )
-    return parser
 
 
-def _replay_parser() -> ArgumentParser:
-    parser = ArgumentParser("replay", description="Replay the letters of a plan, once.")
-    _common(parser)
+def _replay_options(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("--plan", type=Path, required=True, help="the file that reconcile wrote")
     add("--outcomes", type=Path, help="file for the outcome of each letter, as JSON lines")
@@ -218,7 +252,32 @@ def _replay_parser() -> ArgumentParser:
         metavar="N",
         help="replay only the first N letters; run without this option for the rest",
     )
-    return parser
+
+
+def _land_options(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--topic", action="append", default=[], help="a topic to land; repeatable")
+    add("--topic-pattern", metavar="REGEX", help="land all topics whose names match")
+    add("--path", required=True, help="directory for the Parquet files, of any kind Spark knows")
+    add("--checkpoint", help="directory for the progress (default: PATH/_checkpoint)")
+    add(
+        "--date-from",
+        choices=DATE_COLUMNS,
+        default=DATE_COLUMNS[0],
+        help="the time whose date, in UTC, names the directory (default: %(default)s)",
+    )
+    add(
+        "--every",
+        type=_positive,
+        metavar="SECONDS",
+        help="go on until stopped, with a batch so often (default: land what is there, and end)",
+    )
+    add("--max-messages", type=_positive, metavar="N", help="messages of one batch, about")
+    add(
+        "--skip-lost",
+        action="store_true",
+        help="go on where retention has removed messages, and count them",
+    )
 
 
 def _common(parser: ArgumentParser) -> None:
@@ -231,5 +290,16 @@ def _common(parser: ArgumentParser) -> None:
 
 def _positive(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text)):
-        raise ValueError(text)
+        raise ArgumentTypeError(f"{text!r} is not a number from 1 on")
     return int(text)
+
+
+JOBS: Final = {
+    "reconcile": Job(
+        "Classify the dead letters of a consumer group and plan a replay.",
+        _reconcile_options,
+        _reconcile,
+    ),
+    "replay": Job("Replay the letters of a plan, once.", _replay_options, _replay),
+    "land": Job("Write topics as Parquet files by date, each message once.", _land_options, _land),
+}

@@ -12,7 +12,7 @@ import pytest
 
 import txmq
 from txmq.testing.own_broker import OwnBroker
-from txmq.testing.spark import local_session
+from txmq_spark.local_session import local_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,5 +1,5 @@
-"""A Spark session in this process, for tests, the demo and jobs without
-spark-submit.
+"""A Spark session in this process, for jobs without spark-submit, tests and the
+demonstration.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
 
 import txmq
-from txmq.testing.java import java_home
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+import txmq_spark
+from txmq_spark.java import java_home
+from txmq_spark.source import TxmqDataSource
 
 MASTER: Final = "local[2]"
 # The JVM shares a small machine with a broker, a database and tests.
@@ -54,10 +56,6 @@ def local_session(
 
     Raises ConfigError where the machine has no Java.
     """
-    from pyspark.sql import SparkSession  # noqa: PLC0415  # optional
-
-    from txmq_spark import TxmqDataSource  # noqa: PLC0415
-
     with (
         tempfile.TemporaryDirectory(prefix="txmq-spark-") as name,
         _environment(jvm_environment(Path(name))),
@@ -77,8 +75,6 @@ def jvm_environment(directory: Path) -> dict[str, str]:
     """Return the environment for a JVM and its Python workers: Java, Python,
     packages.
     """
-    import txmq_spark  # noqa: PLC0415  # optional, and not needed by most callers
-
     roots = [str(Path(package.__file__ or "").parents[1]) for package in (txmq, txmq_spark)]
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return {
@@ -116,8 +112,6 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 
 def _stop_jvm(session: SparkSession) -> None:
-    from pyspark import SparkContext  # noqa: PLC0415
-
     session.stop()
     gateway = SparkContext._gateway  # noqa: SLF001
     if gateway is not None:

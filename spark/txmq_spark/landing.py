@@ -1,0 +1,94 @@
+"""Topics as Parquet files, partitioned by topic and date, each message once.
+
+The progress of the stream and Spark's list of the files of each batch make it once: a
+batch that is run again replaces the files of its first run. Whoever reads the directory
+with Spark sees that list (`_spark_metadata`); others also see files of runs that died.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from txmq.errors import ConfigError
+from txmq_spark.query_errors import query_failure
+from txmq_spark.stream_progress import parse_progress
+
+DATE_COLUMNS: Final = ("stored_at", "born_at")
+KEPT_PROGRESS: Final = "spark.sql.streaming.numRecentProgressUpdates"
+BATCHES: Final = 10_000  # whose messages are counted, at most
+
+
+class LandOptions(NamedTuple):
+    """Options of a landing: topics by name or by a pattern, and where to.
+
+    `every_s` None = land what is there, and end. `max_messages` None = no limit.
+    """
+
+    url: str
+    path: str
+    checkpoint: str
+    topics: tuple[str, ...] = ()
+    pattern: str | None = None
+    date_from: str = DATE_COLUMNS[0]
+    every_s: int | None = None
+    max_messages: int | None = None
+    fail_on_data_loss: bool = True
+
+
+class Landed(NamedTuple):
+    """The messages of this run, and those that had to be skipped since the first."""
+
+    messages: int
+    skipped: int
+
+
+def land(spark: SparkSession, options: LandOptions) -> Landed:
+    """Land topics until there is nothing more, or until the query is stopped.
+
+    Raises ConfigError, QueryFailed.
+    """
+    rows = _rows(spark, options)
+    spark.conf.set(KEPT_PROGRESS, BATCHES)
+    writer = rows.writeStream.format("parquet").partitionBy("topic", "date")
+    writer = writer.option("path", options.path).option("checkpointLocation", options.checkpoint)
+    if options.every_s is None:
+        query = writer.trigger(availableNow=True).start()
+    else:
+        query = writer.trigger(processingTime=f"{options.every_s} seconds").start()
+    try:
+        query.awaitTermination()
+    except StreamingQueryException as error:
+        raise query_failure(error) from error
+    finally:
+        query.stop()
+    return _landed([json.loads(progress.json) for progress in query.recentProgress])
+
+
+def _rows(spark: SparkSession, options: LandOptions) -> DataFrame:
+    if bool(options.topics) == (options.pattern is not None):
+        raise ConfigError(
+            "--topic", "either topics or a pattern must be given", hint="--topic orders"
+        )
+    source = {"url": options.url, "failOnDataLoss": str(options.fail_on_data_loss).lower()}
+    if options.pattern is None:
+        source["topic"] = ",".join(options.topics)
+    else:
+        source["topicPattern"] = options.pattern
+    if options.max_messages is not None:
+        source["maxOffsetsPerTrigger"] = str(options.max_messages)
+    rows = spark.readStream.format("txmq").options(**source).load()
+    in_utc = f.to_utc_timestamp(f.col(options.date_from), f.current_timezone())
+    return rows.withColumn("date", f.to_date(in_utc))
+
+
+def _landed(batches: list[Mapping[str, Any]]) -> Landed:
+    """Sum up the progress of a query's last batches."""
+    messages = sum(int(batch["numInputRows"]) for batch in batches)
+    ends = [source["endOffset"] for batch in batches[-1:] for source in batch["sources"]]
+    return Landed(messages, sum(sum(parse_progress(end).skipped.values()) for end in ends))

@@ -1,0 +1,26 @@
+"""Errors of queries, of which Spark tells the text only."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from pyspark.errors import PySparkException
+
+from txmq.errors import TxmqError
+
+# The last line of a Python traceback that ends with an error of ours.
+OURS: Final = re.compile(r"^txmq[\w.]*\.(\w+: .+)$", re.MULTILINE)
+
+
+class QueryFailed(TxmqError):
+    """A query of a job has ended with an error; its progress is in its checkpoint."""
+
+    advice = "mend the cause and run the job again: it goes on where it was"
+
+
+def query_failure(error: PySparkException) -> QueryFailed:
+    """Return the error of a query, with the error of txmq that caused it if one did."""
+    text = str(error)
+    ours = OURS.findall(text)
+    return QueryFailed(ours[-1] if ours else text.partition("\n")[0])

@@ -1,0 +1,59 @@
+"""Topics as Parquet by date, by the command, over a batch that is run again."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.spark.stream_driver import texts
+from txmq_spark import command_line
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    import txmq
+
+pytestmark = pytest.mark.timeout(300)  # includes the start of a JVM on a loaded machine
+
+
+def test_each_message_lands_once_though_a_batch_is_run_again(
+    spark: SparkSession,
+    broker: str,
+    topic: str,
+    client: txmq.Client,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(command_line, "job_session", lambda: nullcontext(spark))
+    client.send_many(topic, texts(*range(30)))
+    path = tmp_path / "lake"
+    arguments = ["land", "--url", broker, "--topic", topic, "--path", str(path)]
+    assert command_line.main(arguments) == 0
+    assert capsys.readouterr().out == "landed: 30 messages, skipped 0\n"
+    client.send_many(topic, texts(*range(30, 40)))
+    # The first run died after it had written its files and before it had said so.
+    for commit in (path / "_checkpoint" / "commits").glob("*0*"):
+        commit.unlink()
+    assert command_line.main(arguments) == 0
+    rows = spark.read.parquet(str(path))
+    assert sorted(int(row.body) for row in rows.select("body").collect()) == list(range(40))
+    client.call("topic.delete", name=topic)
+    assert command_line.main(arguments) == 1
+    assert "the topic was deleted (find out what was lost" in capsys.readouterr().err
+    [date] = (path / f"topic={topic}").glob("date=20??-??-??")
+    assert list(date.glob("*.parquet"))
+
+
+def test_a_landing_needs_topics(
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(command_line, "job_session", lambda: nullcontext(spark))
+    assert command_line.main(["land", "--path", str(tmp_path)]) == 1
+    assert "either topics or a pattern" in capsys.readouterr().err
