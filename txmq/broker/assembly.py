@@ -15,6 +15,7 @@ from txmq.broker.background.delay_service import LOOK_AHEAD_S, DelayService
 from txmq.broker.background.group_work_service import GroupWorkService
 from txmq.broker.background.outcome_expiry_service import OutcomeExpiryService
 from txmq.broker.background.plan_service import PlanService
+from txmq.broker.background.policy_service import PolicyService
 from txmq.broker.background.publication_service import PublicationService
 from txmq.broker.calls.audit import AuditCalls
 from txmq.broker.calls.clock import ClockCalls
@@ -70,6 +71,7 @@ TICK_S = 0.05  # how late a retry, a check-back or a lost lease may be noticed
 CLOCK_S = 0.05  # how late a wall clock that was set may be noticed
 EXPIRY_S = 600.0
 ALARMS_S = 1.0
+POLICIES_S = 5.0
 COMPARE_S = 5.0  # between questions to databases about forced decisions
 FRAMES_S = 1.0
 
@@ -112,12 +114,19 @@ class Assembly:
         self.holds = LogHolds(clock.seconds)
         letters = DeadLetterCalls(engine, self.turns)
         self._plans = PlanService(engine, self.turns, clock, letters.next_places)
+        self._policies = PolicyService(engine, self.turns, letters.next_places)
         parts = (
             ClockCalls(self.clock),
             LogCalls(engine, self.holds, settings.broker.data),
             TopicCalls(engine, settings, self.alarms, clock, self.statistics, self.turns),
             ConsumerGroupCalls(
-                engine, self._members, polls, random, settings.consumers, self.turns
+                engine,
+                self._members,
+                polls,
+                random,
+                settings.consumers,
+                self.turns,
+                self._policies.member_joined,
             ),
             letters,
             LetterEditCalls(engine),
@@ -167,6 +176,7 @@ class Assembly:
             (TICK_S, self._group_work.tick),
             (TICK_S, self._plans.tick),
             (EXPIRY_S, self._plans.forget_old),
+            (POLICIES_S, self._policies.tick),
             (LOOK_AHEAD_S, self._delays.tick),
             (EXPIRY_S, self._delays.forget_recalls),
             (EXPIRY_S, self._outcomes.tick),

@@ -30,6 +30,7 @@ from txmq.cli.commands import (
     messages,
     outbox,
     plans,
+    policies,
     recover,
     relay,
     resolver,
@@ -85,6 +86,7 @@ clock.add_to(app)
 stats.add_to(app)
 app.add_typer(letters.app, name="dlq")
 app.add_typer(plans.app, name="plan")
+app.add_typer(policies.app, name="policy")
 app.add_typer(recover.app, name="recover")
 resolver.add_to(app)
 app.add_typer(relay.app, name="relay")

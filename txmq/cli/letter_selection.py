@@ -21,6 +21,7 @@ Where = Annotated[
         metavar="NAME=VALUE",
         help="Only letters with this property; can be repeated. Names: topic, key, error, "
         "fingerprint, text, header (NAME or NAME=VALUE), attempts (3, 3.. or 3..5), "
+        "replays (at most so many), "
         "from and to (time of death, or how long ago: 2h), "
         "state (open, replaying, abandoned, local; by default open).",
     ),
@@ -78,6 +79,12 @@ def _attempts(text: str) -> dict[str, Any]:
     }
 
 
+def _count(text: str) -> int:
+    if not is_number(text):
+        raise typer.BadParameter(f"invalid number {text!r}: use 0, 1, 2, …")
+    return int(text)
+
+
 def _header(text: str) -> list[str | None]:
     name, equals, value = text.partition("=")
     if not name:
@@ -99,6 +106,7 @@ PROPERTIES: dict[str, Callable[[str], dict[str, Any]]] = {
     "text": _field("text"),
     "header": _field("header", _header),
     "attempts": _attempts,
+    "replays": _field("max_replays", _count),
     "from": _field("died_from", parse_moment),
     "to": _field("died_before", parse_moment),
     "state": _field("states", _state),

@@ -154,10 +154,13 @@ class PlanService:
         if isinstance(page, Rejected):  # its topic was deleted meanwhile
             page = {"letters": (), "damaged": (), "next": None}
         crashpoint("plan.before_add")
+        letters = page["letters"]
         complete = page["next"] is None
-        command = AddPlanLetters(
-            plan.name, page["letters"], tuple(page["damaged"]), page["next"] or "", complete
-        )
+        if plan.settings.most:
+            letters = letters[: max(plan.settings.most - plan.letters, 0)]
+            complete = complete or len(letters) < len(page["letters"])
+        scan = "" if complete else page["next"]
+        command = AddPlanLetters(plan.name, letters, tuple(page["damaged"]), scan, complete)
         self._submit(plan, command, self._added)
 
     def _added(self, plan: Plan, reply: object) -> None:

@@ -50,9 +50,12 @@ class ConsumerGroupCalls:
         random: Random,
         defaults: ConsumerDefaults,
         turns: TurnWork,
+        version_joined: Callable[[str, str], None],
     ) -> None:
+        """`version_joined` hears of group and version of each member that joins."""
         self._engine, self._members, self._polls, self._random = engine, members, polls, random
         self._defaults, self._turns = defaults, turns
+        self._version_joined = version_joined
         self.handlers: dict[str, Handler] = {
             "consumer.join": self.join,
             "consumer.heartbeat": self.heartbeat,
@@ -172,6 +175,7 @@ class ConsumerGroupCalls:
 
         def joined(reply: JoinReply) -> dict[str, Any]:
             settings = reply.settings
+            self._version_joined(reply.group, args.version)
             self._polls.end_fetches(reply.group, member)
             self._members.member_joined(
                 call.session,

@@ -413,6 +413,7 @@ def core_selection(args: SelectionArgs) -> LetterSelection:
         args.min_attempts or 0,
         args.max_attempts,
         args.text,
+        args.max_replays,
     )
 
 

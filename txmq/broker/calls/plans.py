@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from txmq.broker.background.plan_service import progress
+from txmq.broker.calls import operators
 from txmq.broker.calls.dispatcher import Answer, CallContext, Handler, then
 from txmq.broker.calls.operators import audited, operator_note
 from txmq.broker.calls.pages import page_of
 from txmq.core.consumers import plan_steps, plan_views
 from txmq.core.consumers import plans as core
+from txmq.core.consumers.policies import ReplayPolicy, SetPolicy, policies
 from txmq.core.events.outcome import Rejected
 from txmq.core.state import failed_messages, plan_letters
 from txmq.core.state.plans import LetterOutcome, Plan, PlanSettings
 from txmq.errors import BadRequest
+from txmq.model.units import SECOND
 from txmq.wire.calls.letters import SelectionArgs
 
 if TYPE_CHECKING:
@@ -50,6 +54,8 @@ class PlanCalls:
             "plan.resume": self._order("plan.resume", core.ResumePlan),
             "plan.cancel": self._order("plan.cancel", core.CancelPlan),
             "plan.delete": self._order("plan.delete", core.DeletePlan),
+            "policy.set": self.set_policy,
+            "policy.list": self.list_policies,
         }
 
     def create(self, call: CallContext, args: wire.PlanCreate) -> None:
@@ -66,6 +72,52 @@ class PlanCalls:
         note = operator_note(args)
         command = core.CreatePlan(args.name, args.group, settings, selection, note)
         self._submit(audited("plan.create", _about(args.name), args, command), call.answer)
+
+    def set_policy(self, call: CallContext, args: wire.PolicySet) -> None:
+        chosen = self._letters.selection(args)
+        if isinstance(chosen, Rejected):
+            call.answer(chosen)
+            return
+        if chosen.states != ("open",):
+            message = f"a policy of letters that are {', '.join(chosen.states)}"
+            call.answer(Rejected(BadRequest, message, "only open letters can be replayed"))
+            return
+        policy = None
+        if args.after_s is not None or args.on_version:
+            policy = ReplayPolicy(
+                _text(chosen),
+                round((args.after_s or 0) * SECOND),
+                args.on_version,
+                args.max_replays,
+                PlanSettings(**args.settings.model_dump()),
+            )
+        command = SetPolicy(args.group, policy, operator_note(args))
+        acted = audited("policy.set", operators.group(args.group), args, command)
+        self._engine.submit(acted, then(call.answer, lambda _reply: {}))
+
+    def list_policies(self, call: CallContext, args: wire.PolicyList) -> None:
+        known = {group.name: policy for group, policy in policies(self._state)}
+        page = page_of(known, args, "policies")
+        if isinstance(page, Rejected):
+            call.answer(page)
+            return
+        found = [{"group": name, **self._describe_policy(known[name])} for name in page.names]
+        self._engine.answer_when_durable(call.answer, {"policies": found, "next": page.following})
+
+    def _describe_policy(self, policy: ReplayPolicy) -> dict[str, Any]:
+        plan = self._state.plans.by_id.get(policy.plan_id)
+        return {
+            "after_s": policy.after_us / SECOND if policy.after_us else None,
+            "on_version": policy.on_version,
+            "max_replays": policy.max_replays,
+            "select": json.loads(policy.selection),
+            "settings": policy.settings._asdict(),
+            "versions": policy.versions,
+            "fired_at": policy.fired_at,
+            "plan": None if plan is None else plan.name,
+            "by": policy.by,
+            "set_at": policy.set_at,
+        }
 
     def add(self, call: CallContext, args: wire.PlanAdd) -> None:
         self._submit(plan_steps.AddPlanLetters(args.name, args.letters), call.answer)

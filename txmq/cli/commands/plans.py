@@ -86,6 +86,7 @@ def create(  # noqa: PLR0913  # its options
     second_approver: Annotated[
         bool, typer.Option("--second-approver", help="Somebody else has to approve it first.")
     ] = False,
+    most: Annotated[int, typer.Option(min=0, help="Most letters; 0 = any number.")] = 0,
     start: Annotated[bool, typer.Option("--start", help="Start it as soon as it may.")] = False,
     operator: Operator,
     reason: Reason = "",
@@ -99,7 +100,7 @@ def create(  # noqa: PLR0913  # its options
     settings = {
         "rate": rate, "ramp_s": ramp, "canary": canary, "hold": hold, "stop_share": stop_share,
         "stop_after": stop_after, "in_flight": in_flight, "second_approver": second_approver,
-        "start": start,
+        "start": start, "most": most,
     }  # fmt: skip
     chosen = {} if letter else selection_args(where, select)
     by = {"operator": operator, "reason": reason}

@@ -31,6 +31,7 @@ class LetterOptions(TypedDict, total=False):
     header: tuple[str, str | None]
     min_attempts: int
     max_attempts: int
+    max_replays: int
     died_from: datetime | int
     died_before: datetime | int
 

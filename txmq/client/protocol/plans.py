@@ -29,6 +29,7 @@ class PlanOptions(TypedDict, total=False):
     in_flight: int
     second_approver: bool
     start: bool
+    most: int
 
 
 class PlanStatus(NamedTuple):

@@ -150,6 +150,7 @@ def _delete_step(state: State, group: ConsumerGroup, most: int) -> None:
         for tp in group.positions:
             state.tables[t.MISSED].delete(t.POSITION_KEY.pack(group.group_id, *tp))
         letter_notes.forget_notes(state, group)
+        state.tables[t.POLICIES].delete(t.GROUP_KEY.pack(group.group_id))
         state.groups.remove(group)
 
 

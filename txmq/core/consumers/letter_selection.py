@@ -48,6 +48,7 @@ class LetterSelection(NamedTuple):
     min_attempts: int = 0
     max_attempts: int | None = None
     text: str | None = None
+    max_replays: int | None = None
 
 
 class ScanPosition(NamedTuple):
@@ -84,6 +85,7 @@ def matches(selection: LetterSelection, name: str, row: FailedMessage) -> bool:
         and wanted.fingerprint in (None, row.fingerprint)
         and wanted.min_attempts <= row.attempt
         and (wanted.max_attempts is None or row.attempt <= wanted.max_attempts)
+        and (wanted.max_replays is None or row.replays <= wanted.max_replays)
         and (text is None or _has_text(row, text.lower()))
     )
 

@@ -19,6 +19,7 @@ from txmq.core.consumers import (
     membership,
     plan_steps,
     plans,
+    policies,
     resets,
     store_orders,
     store_reports,
@@ -48,6 +49,7 @@ RULES = (
     letter_redrives,
     plans,
     plan_steps,
+    policies,
 )
 
 

@@ -6,7 +6,7 @@ back follows from the events of consumers: `apply` of those records it.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from txmq.core.events.base import event
 from txmq.core.events.consumers import FenceChange
@@ -85,6 +85,26 @@ class PlanAdvanced(NamedTuple):
     fences: tuple[FenceChange, ...]
     skipped: tuple[SkippedLetter, ...]
     cursor: bytes
+
+
+@event(135)
+class PolicySet(NamedTuple):
+    """An operator set the replay policy of a group; () = it has none any more."""
+
+    group_id: int
+    policy: tuple[Any, ...]
+    by: str
+
+
+@event(136)
+class PolicyFired(NamedTuple):
+    """A policy made a plan, 0 = none, or has seen another version of a member's
+    program.
+    """
+
+    group_id: int
+    plan_id: int
+    version: str
 
 
 @event(134)

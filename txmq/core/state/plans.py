@@ -68,7 +68,7 @@ class PlanSettings(NamedTuple):
     last `stop_after` outcomes (0 = no rule) died again with one fingerprint. At most
     `in_flight` letters (0 = any number) are put back without an outcome.
     `second_approver`: somebody else than the author has to approve it. `start`: it
-    starts as soon as it may.
+    starts as soon as it may. `most` bounds the letters of its manifest (0 = no bound).
     """
 
     rate: float = 100.0
@@ -80,6 +80,7 @@ class PlanSettings(NamedTuple):
     in_flight: int = 1_000
     second_approver: bool = False
     start: bool = False
+    most: int = 0
 
 
 @dataclass(slots=True)

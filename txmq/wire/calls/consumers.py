@@ -88,6 +88,7 @@ class Join(GroupSettingsArgs):
     start: Literal["first", "last"] | int | None = None
     strategy: Literal["average", "circular", "consistent", "sticky"] | None = None
     static: bool = False  # keeps its partitions as long as its session lasts
+    version: Annotated[str, StringConstraints(max_length=128)] = ""  # of its program
     held: (
         Annotated[tuple[tuple[Name, Partition, Offset, Offset], ...], Field(max_length=10_000)]
         | None

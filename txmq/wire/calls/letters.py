@@ -94,6 +94,7 @@ class SelectionArgs(Args):
         | None
     ) = None
     text: Annotated[str, StringConstraints(min_length=1, max_length=256)] | None = None
+    max_replays: Count | None = None
 
 
 class SelectArgs(GroupArgs):

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from txmq.wire.calls.arguments import Args, Limit, ListArgs, Name, Text
-from txmq.wire.calls.consumers import MessagePlace
+from txmq.wire.calls.consumers import MessagePlace, OperatorArgs
 from txmq.wire.calls.letters import Count, SelectArgs
 
 _CURSOR = re.compile(r"([0-9a-f]{2}){1,48}")  # a place, which need not be of this plan
@@ -37,6 +37,7 @@ class PlanSettingsArgs(Args):
     in_flight: Count = 1_000
     second_approver: bool = False
     start: bool = False
+    most: Count = 0
 
 
 class PlanCreate(SelectArgs):
@@ -48,6 +49,22 @@ class PlanCreate(SelectArgs):
     settings: PlanSettingsArgs = Field(default_factory=PlanSettingsArgs)
     operator: Name | None = None
     reason: Text = ""
+
+
+class PolicySet(OperatorArgs, SelectArgs):
+    """The replay policy of a group. A plan begins by itself when letters have been dead
+    for `after_s` seconds, or when a member joins with a version that is new to the
+    policy. With neither the policy is removed.
+    """
+
+    after_s: Annotated[float, Field(ge=1, le=86_400 * 365, allow_inf_nan=False)] | None = None
+    on_version: bool = False
+    max_replays: Annotated[int, Field(ge=1, le=1_000)] = 1
+    settings: PlanSettingsArgs = Field(default_factory=PlanSettingsArgs)
+
+
+class PolicyList(ListArgs):
+    """The replay policies by group."""
 
 
 class PlanName(Args):

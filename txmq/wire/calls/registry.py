@@ -107,6 +107,8 @@ CALLS: dict[str, type[Args]] = {
     "plan.resume": plans.PlanOrder,
     "plan.cancel": plans.PlanOrder,
     "plan.delete": plans.PlanOrder,
+    "policy.set": plans.PolicySet,
+    "policy.list": plans.PolicyList,
     "recover.list": recover.RecoverList,
     "recover.show": recover.RecoverShow,
     "recover.retry": recover.RecoverRetry,

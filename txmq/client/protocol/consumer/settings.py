@@ -60,6 +60,7 @@ class ConsumerOptions(TypedDict, total=False):
 
     `static`: the named `member` keeps its partitions while it is away, for as long as
     its session. Within that time neither `close` nor a restart causes a rebalance.
+    `version`: of the program; a new one may begin a replay (`txmq policy`).
     `strategy`: how partitions are assigned. `lease_s`: how long a message stays with a
     consumer that gives no sign of life, 60 s. `session_s`: how long a member may be
     silent, 30 s. `prefetch_messages` and `prefetch_bytes`: limits of the local queue; a
@@ -84,6 +85,7 @@ class ConsumerOptions(TypedDict, total=False):
     retry: RetryPolicy | None
     member: str | None
     static: bool
+    version: str | None
     strategy: Strategy | None
     max_parked: int | None
     flood_keys: int | None
@@ -116,6 +118,7 @@ class ConsumerSettings:
     local_store_messages: int = 1_000_000
     member: str | None = None
     static: bool = False
+    version: str | None = None
     strategy: Strategy | None = None
     max_parked: int | None = None
     flood_keys: int | None = None
@@ -149,6 +152,8 @@ class ConsumerSettings:
             "flood_keys": self.flood_keys,
             "span": self.span,
             "static": self.static,
+            # brokers of older versions refuse what they do not know
+            **({} if self.version is None else {"version": self.version}),
         }
 
 

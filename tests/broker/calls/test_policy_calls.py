@@ -1,0 +1,89 @@
+"""Replay policies: plans that begin by themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.broker.calls.test_plan_calls import Desk
+from txmq.core.events.outcome import Rejected
+from txmq.errors import BadRequest
+
+QUICK = {"rate": 0, "ramp_s": 0, "stop_after": 0}
+
+
+class PolicyDesk(Desk):
+    """An operator who sets policies."""
+
+    def policy(self, **args: Any) -> Any:
+        return self.ask("policy.set", group="g", **{"settings": QUICK, "operator": "ada"} | args)
+
+    def plans(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.ask("plan.list")["plans"]
+        return found
+
+    def die_again(self) -> int:
+        """Let all that the group gets die; return the number."""
+        self.joined = self.client.call(
+            "consumer.join", group="g", member="a", instance="a", topics=["t"]
+        )  # it was silent for too long
+        self.consume()
+        leased = self.broker.engine.state.groups.by_name["g"].leased_rows
+        offsets = [ref[2] for ref in leased]
+        for offset in offsets:
+            self.nack(offset, {"type": "E", "text": "", "fingerprint": f"f{offset}"})
+        return len(offsets)
+
+    def join(self, version: str) -> None:
+        self.client.call(
+            "consumer.join", group="g", member="b", instance="b", topics=["t"], version=version
+        )
+        self.client.call("consumer.leave", group="g", member="b", instance="b")
+        self.broker.pass_time(6)
+
+
+@pytest.fixture
+def desk() -> PolicyDesk:
+    return PolicyDesk()
+
+
+def test_letters_are_replayed_after_a_time_and_not_for_ever(desk: PolicyDesk) -> None:
+    desk.policy(after_s=5_000, max_replays=2, select={"error_type": "B"})
+    desk.broker.pass_time(10)
+    assert desk.plans() == []  # the oldest has been dead for 2,400 s
+    desk.broker.pass_time(1)
+    desk.policy(after_s=1, max_replays=2, select={"error_type": "B"})
+    for count in (1, 2):
+        desk.broker.pass_time(10)
+        *_old, plan = sorted(desk.plans(), key=lambda plan: plan["made_at"])
+        assert (len(desk.plans()), plan["by"], plan["state"]) == (count, "policy", "ramping")
+        assert plan["delivered"] == 8
+        [policy] = desk.ask("policy.list")["policies"]
+        assert policy["plan"] == plan["name"]
+        desk.policy(after_s=5_000, max_replays=2, select={"error_type": "E"})
+        assert desk.die_again() == 8
+        desk.policy(after_s=1, max_replays=2, select={"error_type": "E"})
+    desk.broker.pass_time(100)
+    assert len(desk.plans()) == 2
+    desk.policy(select={})
+    assert desk.ask("policy.list")["policies"] == []
+
+
+def test_a_new_version_of_the_consumers_begins_a_replay(desk: PolicyDesk) -> None:
+    desk.policy(on_version=True, settings=QUICK | {"most": 7})
+    desk.join("4.1")
+    desk.join("4.1")
+    assert desk.plans() == []
+    desk.join("4.2")
+    [plan] = desk.plans()
+    assert (plan["letters"], plan["delivered"]) == (7, 7)
+    desk.join("4.1")
+    assert len(desk.plans()) == 1
+
+
+def test_a_policy_that_makes_no_sense_is_refused(desk: PolicyDesk) -> None:
+    for args in ({"select": {"states": ["abandoned"]}, "after_s": 9}, {}):
+        refused = desk.policy(**args)
+        assert isinstance(refused, Rejected)
+        assert refused.error is BadRequest

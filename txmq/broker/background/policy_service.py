@@ -1,0 +1,94 @@
+"""Replay policies: letters that are old enough, and members with a new version of their
+program, begin plans.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from txmq.core.consumers.policies import FirePolicy, ReplayPolicy, is_busy, policies, policy_of
+from txmq.core.events.outcome import Rejected
+from txmq.wire.calls.letters import DlqReplay, SelectionArgs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from txmq.broker.engine.engine import Engine
+    from txmq.broker.engine.turn_work import TurnWork
+    from txmq.core.state.consumer_groups import ConsumerGroup
+    from txmq.core.steps import Steps
+
+
+class PolicyService:
+    """Begins the plans of policies. All methods belong to the reactor's thread."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        turns: TurnWork,
+        next_places: Callable[[DlqReplay], Steps[dict[str, Any] | Rejected]],
+    ) -> None:
+        """`next_places` finds the next letters of a selection, as for `dlq.replay`."""
+        self._engine, self._turns, self._next_places = engine, turns, next_places
+        self._looking: set[str] = set()  # groups whose letters are being searched
+        self._cursors: dict[str, str] = {}  # where a long search goes on, by group
+        self._joined: dict[str, str] = {}  # new version of a group's members
+
+    def member_joined(self, group: str, version: str) -> None:
+        """Note the version of a member's program."""
+        if version:
+            self._joined[group] = version
+
+    def tick(self) -> None:
+        """Timer: look for work of each policy that has no unfinished plan."""
+        state = self._engine.state
+        for group, policy in list(policies(state)):
+            if is_busy(state, policy) or group.name in self._looking:
+                continue
+            version = self._joined.get(group.name, "")
+            if policy.on_version and version and version not in policy.versions:
+                selection = self._selection(policy, died_before=self._engine.now())
+                self._engine.submit(
+                    FirePolicy(group.name, selection.model_dump_json(), version), _ignore
+                )
+            elif policy.after_us and group.letters:
+                self._look(group, policy)
+        self._joined = {
+            name: version for name, version in self._joined.items() if self._is_new(name, version)
+        }
+
+    def _is_new(self, name: str, version: str) -> bool:
+        group = self._engine.state.groups.by_name.get(name)
+        policy = None if group is None else policy_of(self._engine.state, group)
+        return policy is not None and policy.on_version and version not in policy.versions
+
+    def _look(self, group: ConsumerGroup, policy: ReplayPolicy) -> None:
+        """Begin a plan if the group has letters for it. Each tick searches a part."""
+        died_before = self._engine.certain() - policy.after_us
+        select = self._selection(policy, died_before=max(died_before, 0))
+        self._looking.add(group.name)
+        cursor = self._cursors.pop(group.name, None)
+        args = DlqReplay(group=group.name, select=select, cursor=cursor)
+        then = partial(self._found, group.name, select)
+        self._turns.run(self, self._next_places(args), then)
+
+    def _found(self, group: str, select: SelectionArgs, page: dict[str, Any] | Rejected) -> None:
+        self._looking.discard(group)
+        if isinstance(page, Rejected):  # its topic or the group was deleted meanwhile
+            return
+        if page["letters"]:
+            self._engine.submit(FirePolicy(group, select.model_dump_json()), _ignore)
+        elif page["next"] is not None:
+            self._cursors[group] = page["next"]
+
+    def _selection(self, policy: ReplayPolicy, *, died_before: int) -> SelectionArgs:
+        chosen = SelectionArgs.model_validate_json(policy.selection)
+        limit = died_before if chosen.died_before is None else min(died_before, chosen.died_before)
+        return chosen.model_copy(
+            update={"died_before": limit, "max_replays": policy.max_replays - 1}
+        )
+
+
+def _ignore(reply: object) -> None:
+    """The state says what a timer's command has changed."""

@@ -1,0 +1,85 @@
+"""`txmq policy`: replays of dead letters that begin by themselves."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from txmq.cli.command import CommandSession, broker_command
+from txmq.cli.letter_selection import Saved, Where, selection_args
+from txmq.cli.options import Group, Operator, Reason
+from txmq.cli.parsers import parse_span
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Replay dead letters by themselves: after a time, or when a new version joins.",
+)
+COLUMNS = ("group", "after_s", "on_version", "max_replays", "fired_at", "plan", "by")
+
+
+@broker_command(app, "set")
+def set_(  # noqa: PLR0913  # its options
+    session: CommandSession,
+    group: Group,
+    *,
+    after: Annotated[
+        float | None,
+        typer.Option(
+            parser=parse_span, metavar="SPAN", help="Replay what has been dead for so long, as 1h."
+        ),
+    ] = None,
+    on_version: Annotated[
+        bool,
+        typer.Option("--on-version", help="Replay when a member joins with a new version."),
+    ] = False,
+    max_replays: Annotated[
+        int, typer.Option(min=1, max=1_000, help="Most replays of a letter.")
+    ] = 1,
+    where: Where = None,
+    select: Saved = None,
+    rate: Annotated[float, typer.Option(min=0, help="Letters per second; 0 = any.")] = 10.0,
+    most: Annotated[int, typer.Option(min=0, help="Most letters of a plan; 0 = any.")] = 10_000,
+    canary: Annotated[
+        int, typer.Option(min=0, help="So many letters are put back and watched first.")
+    ] = 5,
+    stop_share: Annotated[
+        float,
+        typer.Option(
+            min=0, max=1, help="Pause if more than this share dies again with one fingerprint."
+        ),
+    ] = 0.5,
+    stop_after: Annotated[
+        int, typer.Option(min=0, max=100, help="Outcomes that are judged; 0 = never pause.")
+    ] = 20,
+    in_flight: Annotated[
+        int, typer.Option(min=0, help="Most letters without an outcome; 0 = any number.")
+    ] = 1_000,
+    operator: Operator,
+    reason: Reason = "",
+) -> None:
+    """Set the replay policy of a group. Its plans are those of `txmq plan`."""
+    if after is None and not on_version:
+        raise typer.BadParameter("say when: use --after SPAN, --on-version, or both")
+    settings = {
+        "rate": rate, "canary": canary, "stop_share": stop_share, "stop_after": stop_after,
+        "in_flight": in_flight, "most": most,
+    }  # fmt: skip
+    session.show(
+        "policy.set", group=group, after_s=after, on_version=on_version, max_replays=max_replays,
+        settings=settings, operator=operator, reason=reason, **selection_args(where, select),
+    )  # fmt: skip
+
+
+@broker_command(app, "list")
+def list_(session: CommandSession) -> None:
+    """List the replay policies, with the last plan of each."""
+    session.show_list("policy.list", "policies", columns=COLUMNS)
+
+
+@broker_command(app, "delete")
+def delete(
+    session: CommandSession, group: Group, *, operator: Operator, reason: Reason = ""
+) -> None:
+    """Remove the replay policy of a group. Its plans go on."""
+    session.show("policy.set", group=group, operator=operator, reason=reason)

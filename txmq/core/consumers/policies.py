@@ -1,0 +1,167 @@
+"""Replay policies: plans of a group that begin by themselves.
+
+A group has one at most. Its plans select letters, as those of operators do, and have
+the policy's settings. A letter is replayed by policies so often at most: its replays
+are counted in its row. The policy waits while one of its plans is unfinished, so that a
+plan that has paused by itself is the last one until an operator has dealt with it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from txmq.core.consumers.authorization import find_group
+from txmq.core.consumers.plans import CreatePlan, decide_create
+from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.events.plans import PlanCreated, PolicyFired, PolicySet
+from txmq.core.state.plans import PlanSettings
+from txmq.errors import BadRequest
+from txmq.store import tables as t
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from txmq.core.events.base import RecordContext
+    from txmq.core.state.consumer_groups import ConsumerGroup
+    from txmq.core.state.state import State
+
+KEPT_VERSIONS = 100  # of programs, that a policy remembers
+AUTHOR = "policy"
+
+
+class ReplayPolicy(NamedTuple):
+    """A row of table `policies`.
+
+    `selection` is JSON that the broker has checked. `after_us`: letters are replayed
+    that have been dead for so long; 0 = at a new version only. `versions` are those of
+    members' programs that the policy has seen, `plan_id` is its last plan.
+    """
+
+    selection: str
+    after_us: int
+    on_version: bool
+    max_replays: int
+    settings: PlanSettings
+    by: str = ""
+    set_at: int = 0
+    fired_at: int = 0
+    plan_id: int = 0
+    versions: tuple[str, ...] = ()
+
+
+class SetPolicy(NamedTuple):
+    """Set the policy of a group; None removes it."""
+
+    group: str
+    policy: ReplayPolicy | None
+    by: str = ""
+
+
+class FirePolicy(NamedTuple):
+    """Make a plan of the policy's letters. `selection` is the policy's, as of now.
+
+    `version`: a member has joined with it. The first one is only noted.
+    """
+
+    group: str
+    selection: str
+    version: str = ""
+
+
+def policy_of(state: State, group: ConsumerGroup) -> ReplayPolicy | None:
+    """Return the policy of a group."""
+    row: Any = state.tables[t.POLICIES].get(t.GROUP_KEY.pack(group.group_id))
+    return None if row is None else _decode(row)
+
+
+def policies(state: State) -> Iterator[tuple[ConsumerGroup, ReplayPolicy]]:
+    """Yield the policies of all groups."""
+    rows: Any = state.tables[t.POLICIES].range(b"")
+    for key, row in rows:
+        group = state.groups.by_id.get(t.GROUP_KEY.unpack(key)[0])
+        if group is not None:
+            yield group, _decode(row)
+
+
+def _decode(row: Any) -> ReplayPolicy:  # noqa: ANN401  # rows are untyped
+    policy = ReplayPolicy(*row)
+    return policy._replace(settings=PlanSettings(*policy.settings))
+
+
+def is_busy(state: State, policy: ReplayPolicy) -> bool:
+    """Return True while the policy's last plan is unfinished."""
+    plan = state.plans.by_id.get(policy.plan_id)
+    return plan is not None and plan.unfinished
+
+
+def decide_set(state: State, command: SetPolicy, now: int) -> Outcome | Rejected:
+    del now
+    group = find_group(state, command.group)
+    if isinstance(group, Rejected):
+        return group
+    if group.parent or group.settings.mode == "broadcast":
+        message = f"{group.name!r} is a broadcast group"
+        return Rejected(BadRequest, message, "a policy is for a group whose members share messages")
+    before = policy_of(state, group)
+    if command.policy is None and before is None:
+        message = f"group {group.name!r} has no replay policy"
+        return Rejected(BadRequest, message, "see the policies: txmq policy list")
+    row = () if command.policy is None else tuple(command.policy)
+    return Outcome((PolicySet(group.group_id, row, command.by),))
+
+
+def decide_fire(state: State, command: FirePolicy, now: int) -> Outcome | Rejected:
+    group = find_group(state, command.group)
+    if isinstance(group, Rejected):
+        return group
+    policy = policy_of(state, group)
+    if policy is None or is_busy(state, policy) or command.version in policy.versions:
+        return Outcome()
+    if command.version and not policy.versions:
+        return Outcome((PolicyFired(group.group_id, 0, command.version),))
+    plan_id = state.plans.next_id
+    settings = policy.settings._replace(start=True)
+    name = f"{group.name[:100]}-auto-{plan_id}"
+    created = decide_create(
+        state, CreatePlan(name, group.name, settings, command.selection, AUTHOR), now
+    )
+    if isinstance(created, Rejected) or not created.events:
+        return created
+    assert isinstance(created.events[0], PlanCreated)
+    return Outcome((*created.events, PolicyFired(group.group_id, plan_id, command.version)))
+
+
+def apply_set(state: State, event: PolicySet, context: RecordContext) -> None:
+    key, table = t.GROUP_KEY.pack(event.group_id), state.tables[t.POLICIES]
+    if not event.policy:
+        table.delete(key)
+        return
+    policy = _decode(event.policy)
+    row: Any = table.get(key)
+    if row is not None:
+        before = _decode(row)
+        policy = policy._replace(
+            versions=before.versions, plan_id=before.plan_id, fired_at=before.fired_at
+        )
+    table.put(key, _row(policy._replace(by=event.by, set_at=context.stored_at)))
+
+
+def apply_fired(state: State, event: PolicyFired, context: RecordContext) -> None:
+    key, table = t.GROUP_KEY.pack(event.group_id), state.tables[t.POLICIES]
+    row: Any = table.get(key)
+    assert row is not None, "it fired"
+    policy = _decode(row)
+    if event.version:
+        versions = (*policy.versions, event.version)[-KEPT_VERSIONS:]
+        policy = policy._replace(versions=versions)
+    if event.plan_id:
+        policy = policy._replace(plan_id=event.plan_id, fired_at=context.stored_at)
+    table.put(key, _row(policy))
+
+
+def _row(policy: ReplayPolicy) -> tuple[Any, ...]:
+    return tuple(policy._replace(settings=tuple(policy.settings)))  # type: ignore[arg-type]  # on disk
+
+
+DECIDERS: Deciders = {SetPolicy: decide_set, FirePolicy: decide_fire}
+APPLIERS: Appliers = {PolicySet: apply_set, PolicyFired: apply_fired}
