@@ -50,7 +50,7 @@ def test_what_was_sent_is_what_the_row_holds_and_keys_stay_together(
         buffer.add(topic, Message(b"body", key), 1, partition)
     entries, count = outbox_entries(buffer.items, TOPICS, new_token())
     assert count == len(sent)
-    assert unpack_entries(pack_entries(entries)) == entries
+    assert unpack_entries(pack_entries(entries), TOKEN) == entries
     groups = group_in(entries)
     assert sum(size for _topic, _partition, size in groups) == len(sent)
     ways = {
@@ -83,6 +83,9 @@ def test_a_message_without_a_key_goes_the_same_way_each_time() -> None:
     "content",
     [
         b"x",
+        b"{",
+        b"{}",
+        b'{"topic": "t", "key": null, "body": "?", "headers": {}, "born_at": "now"}',
         msgpack.packb(7),
         msgpack.packb([["orders", None, None]]),
         msgpack.packb([["orders", -1, None, b""]]),
@@ -93,4 +96,4 @@ def test_a_message_without_a_key_goes_the_same_way_each_time() -> None:
 )
 def test_a_damaged_row_is_refused(content: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="outbox"):
-        unpack_entries(content)
+        unpack_entries(content, TOKEN)

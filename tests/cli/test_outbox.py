@@ -114,7 +114,7 @@ def test_a_row_older_than_outcomes_are_kept_gets_a_token_that_can_be_published(
     [(token, content)] = found
     assert (renewed["replaced"], renewed["token"]) == (old.hex, UUID(str(token)).hex)
     assert UUID(str(token)) > old
-    [entry] = unpack_entries(bytes(content))
+    [entry] = unpack_entries(bytes(content), token)
     assert verify(entry.batch).producer_id == UUID(str(token)).bytes
     assert list(BatchView(entry.batch).bodies) == [b"one", b"\xff"]
     states: Any = rows(database, "SELECT tok::text, state FROM txmq_token")

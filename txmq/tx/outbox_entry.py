@@ -4,24 +4,32 @@ A row holds the messages of a transaction for a broker that was away. Their prod
 encoded them: one batch for the messages of one key, or without a key, or for a named
 partition, whatever the number of partitions of their topic. The partition of the others
 is chosen once the broker is there and says how many partitions the topic has.
+
+A row that the SQL function `txmq.send` has written has one message, as JSON: the
+database cannot encode batches.
 """
 
 from __future__ import annotations
 
+import json
+from base64 import b64decode
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 from uuid import UUID
 
 import msgpack
 
-from txmq.errors import RemoteProtocolError
+from txmq.batch import encode_one
+from txmq.errors import RemoteProtocolError, TxmqError
 from txmq.model.decider import ByBroker
 from txmq.model.keys import partition_of
+from txmq.model.message import Message
 from txmq.wire.bundle import NO_DIGEST, BundleDescription, BundlePart, PartBatch, bundle_digest
 
 # The limits of one transaction: what one part of a bundle carries.
 BYTES: Final = 8 << 20
 MESSAGES: Final = 4_096
+BY_SQL: Final = b"{"  # the first byte of a row by `txmq.send`; no MessagePack array's
 STAYS: Final = "it stays where it is: see `txmq outbox show` and `txmq outbox drop`"
 
 
@@ -48,8 +56,10 @@ def pack_entries(entries: Sequence[OutboxEntry]) -> bytes:
     return bytes(msgpack.packb(entries))
 
 
-def unpack_entries(content: bytes) -> list[OutboxEntry]:
-    """Return the entries of a row. Raises RemoteProtocolError."""
+def unpack_entries(content: bytes, token: UUID) -> list[OutboxEntry]:
+    """Return the entries of a row, whose token this is. Raises RemoteProtocolError."""
+    if content.startswith(BY_SQL):
+        return [_entry_by_sql(content, token)]
     try:
         entries = [OutboxEntry(*fields) for fields in msgpack.unpackb(content, max_ext_len=0)]
     except (TypeError, ValueError) as error:
@@ -57,6 +67,23 @@ def unpack_entries(content: bytes) -> list[OutboxEntry]:
     if not all(map(_is_entry, entries)):
         raise RemoteProtocolError("a row of the outbox has other fields", hint=STAYS)
     return entries
+
+
+def _entry_by_sql(content: bytes, token: UUID) -> OutboxEntry:
+    """Return the entry of a row that `txmq.send` of the database has written."""
+    try:
+        row = json.loads(content)
+        topic, key, body = str(row["topic"]), row["key"], b64decode(row["body"])
+        batch = encode_one(
+            Message(body, key=key, headers=row["headers"]),
+            producer_id=token.bytes,
+            epoch=0,
+            sequence=0,
+            born_at=row["born_at"],
+        )
+    except (KeyError, TypeError, ValueError, TxmqError) as error:
+        raise RemoteProtocolError(f"a row of the outbox is damaged: {error}", hint=STAYS) from error
+    return OutboxEntry(topic, None, key, batch)
 
 
 def outbox_part(

@@ -69,7 +69,9 @@ class OutboxPublisher:
     def _publish(self, row: OutboxRow) -> None:
         if get(self._engine.state, row.token.bytes) is not None:
             return
-        part = outbox_part(row.token, row.service, unpack_entries(row.content), self._shape)
+        part = outbox_part(
+            row.token, row.service, unpack_entries(row.content, row.token), self._shape
+        )
         command = store_command(part)
         refused: list[Rejected] = []
         self._engine.submit(

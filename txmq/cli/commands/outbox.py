@@ -66,7 +66,7 @@ def show(
         row, content = _find_row(connection, seq)
     messages = [
         message
-        for entry in unpack_entries(content)
+        for entry in unpack_entries(content, row.token)
         for message in _message_rows(entry, bodies=bodies)
     ]
     out.show(_row_fields(row) | {"rows": messages})

@@ -95,7 +95,7 @@ def renew(connection: Connection, row: ListedRow, token: UUID) -> bool:
         return False
     entries = [
         entry._replace(batch=with_producer(entry.batch, token.bytes))
-        for entry in unpack_entries(content)
+        for entry in unpack_entries(content, row.token)
     ]
     values = {"old": str(row.token), "new": str(token), "log_id": str(row.log_id)}
     with translated("renewing a row of the outbox"), transaction(connection) as cursor:

@@ -32,6 +32,7 @@ _FUNCTIONS: Final = (
     "public.txmq_outbox_settle(uuid)",
     "public.txmq_system_id()",
     "public.txmq_token_insert(uuid, uuid)",
+    "public.txmq_send(text, text, bytea, jsonb, uuid)",
 )
 
 

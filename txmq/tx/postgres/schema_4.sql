@@ -254,6 +254,69 @@ END $$;
 CREATE TRIGGER txmq_outbox_number BEFORE INSERT ON public.txmq_outbox
     FOR EACH ROW EXECUTE FUNCTION public.txmq_outbox_number();
 
+-- Messages by SQL.
+
+-- Sends a message if the transaction commits, by way of the outbox, and returns the token of its bundle. For triggers
+-- and psql. It runs with the caller's rights. A row that no broker can publish would hold up all rows behind it, so
+-- what can be judged here is. Where several brokers work on the database, log_id names one.
+-- A crash may not take back a row that a broker has seen: the commit is made synchronous.
+CREATE FUNCTION public.txmq_send(topic text, key text, body bytea, headers jsonb DEFAULT NULL, log_id uuid DEFAULT NULL)
+RETURNS uuid LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    logs uuid[] := ARRAY(SELECT broker.log_id FROM public.txmq_broker broker
+        WHERE broker.forgotten_at IS NULL AND broker.log_id = coalesce($5, broker.log_id));
+    born timestamptz := clock_timestamp();
+    token uuid := overlay(overlay(replace(gen_random_uuid()::text, '-', '')
+        PLACING lpad(to_hex((extract(epoch FROM born) * 1000)::int8), 12, '0') FROM 1) PLACING '7' FROM 13)::uuid;
+BEGIN
+    IF $1 IS NULL OR $1 !~ '^[A-Za-z0-9_-][A-Za-z0-9._-]{0,126}$' THEN
+        RAISE EXCEPTION 'txmq.send: invalid topic name %', quote_nullable(left($1, 127)) USING ERRCODE = '22023',
+            HINT = 'use 1 to 127 characters of A-Z a-z 0-9 . _ -, not beginning with a dot';
+    END IF;
+    IF octet_length($2) > 1024 THEN
+        RAISE EXCEPTION 'txmq.send: a key of % bytes exceeds the limit of 1024', octet_length($2)
+            USING ERRCODE = '22023';
+    END IF;
+    IF $3 IS NULL OR octet_length($3) > 4194304 THEN
+        RAISE EXCEPTION 'txmq.send: a body of % bytes is not accepted', coalesce(octet_length($3)::text, 'NULL')
+            USING ERRCODE = '22023', HINT = 'give up to 4194304 bytes';
+    END IF;
+    IF jsonb_typeof($4) <> 'object' OR octet_length($4::text) > 32768
+        OR EXISTS (SELECT FROM jsonb_each(CASE jsonb_typeof($4) WHEN 'object' THEN $4 END) header
+            WHERE jsonb_typeof(header.value) <> 'string')
+        OR (SELECT count(*) > 64 FROM jsonb_each(CASE jsonb_typeof($4) WHEN 'object' THEN $4 END)) THEN
+        RAISE EXCEPTION 'txmq.send: invalid headers' USING ERRCODE = '22023',
+            HINT = 'give an object of up to 64 strings, up to 32768 bytes in all';
+    END IF;
+    IF cardinality(logs) <> 1 THEN
+        RAISE EXCEPTION 'txmq.send: % brokers work on this database%', cardinality(logs),
+            CASE WHEN $5 IS NULL THEN '' ELSE format(' for log %s', $5) END
+            USING ERRCODE = '55000', HINT = CASE WHEN cardinality(logs) > 1
+                THEN 'name the log: txmq.send(topic, key, body, headers, log_id); see txmq schema brokers DSN'
+                ELSE 'name this database under [[resolver]] in the broker''s settings' END;
+    END IF;
+    IF current_setting('synchronous_commit') IN ('off', 'local', 'remote_write') THEN
+        PERFORM set_config('synchronous_commit', 'on', true);
+    END IF;
+    INSERT INTO public.txmq_token (tok, log_id) VALUES (token, logs[1]);
+    INSERT INTO public.txmq_outbox (log_id, tok, service, messages, content)
+    VALUES (logs[1], token, 'sql', 1, convert_to(jsonb_build_object(
+        'topic', $1, 'key', nullif($2, ''), 'headers', coalesce($4, '{}'), 'body', encode($3, 'base64'),
+        'born_at', (extract(epoch FROM born) * 1000000)::int8)::text, 'UTF8'));
+    RETURN token;
+END $$;
+-- The same as txmq.send, with a body of bytes or of text, where the installing role may make a schema.
+DO $$ BEGIN
+    IF has_database_privilege(current_database(), 'CREATE') THEN
+        CREATE SCHEMA IF NOT EXISTS txmq;
+        GRANT USAGE ON SCHEMA txmq TO PUBLIC;
+        CREATE FUNCTION txmq.send(topic text, key text, body bytea, headers jsonb DEFAULT NULL, log_id uuid DEFAULT NULL)
+        RETURNS uuid LANGUAGE sql VOLATILE AS 'SELECT public.txmq_send($1, $2, $3, $4, $5)';
+        CREATE FUNCTION txmq.send(topic text, key text, body text, headers jsonb DEFAULT NULL, log_id uuid DEFAULT NULL)
+        RETURNS uuid LANGUAGE sql VOLATILE AS 'SELECT public.txmq_send($1, $2, convert_to($3, ''UTF8''), $4, $5)';
+    END IF;
+END $$;
+
 -- The token.
 
 -- The system identifier. A backend serves one cluster for as long as it lives, and plans live no longer: IMMUTABLE lets

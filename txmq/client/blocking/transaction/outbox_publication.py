@@ -16,7 +16,7 @@ def publish_row(core: BlockingCore, row: OutboxRow) -> None:
 
     Repeating it is harmless. Raises as a call does.
     """
-    entries = unpack_entries(row.content)
+    entries = unpack_entries(row.content, row.token)
 
     def shape(topic: str) -> TopicPartitions:
         known = core.topics.get(topic)
