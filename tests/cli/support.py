@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -18,6 +19,24 @@ NOBODY = "txmq://127.0.0.1:1"
 TOKEN = "019a0000000070008000000000000001"
 BY_ADA = {"operator": "ada", "reason": ""}
 WHY = ("--reason", "lost on 3 May")
+
+
+@dataclass
+class ScriptedTransaction:
+    """The sends of one transaction."""
+
+    sent: list[tuple[str, Message, int | None]] = field(default_factory=list)
+
+    def send(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        key: str | None = None,
+        tag: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self.sent.append((topic, Message(body, key, tag, headers), None))
 
 
 @dataclass
@@ -55,6 +74,13 @@ class ScriptedClient:
             (topic, Message(body, key, tag, headers, deliver_at, delay=delay), partition)
         )
         return Receipt("ab" * 16 + "-7", topic, partition or 0, 42, duplicate=False)
+
+    @contextmanager
+    def transaction(self) -> Iterator[ScriptedTransaction]:
+        """Record the sends of the block, if it ends."""
+        tx = ScriptedTransaction()
+        yield tx
+        self.sent += tx.sent
 
     def close(self) -> None:
         self.closed = True

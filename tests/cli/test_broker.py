@@ -338,3 +338,32 @@ def test_an_address_that_others_reach_is_warned_of(listen: str, events: int) -> 
         warn_if_exposed(listen)
     assert [event["event"] for event in logged] == ["broker.exposed"] * events
     assert all(event["log_level"] == "warning" and event["hint"] for event in logged)
+
+
+def test_letters_are_exported_mended_and_sent_elsewhere(broker: str, tmp_path: Path) -> None:
+    for number in range(3):
+        reply("send", "crates", f"crate {number}", "--partition", "1", broker=broker)
+    reply("topic", "create", "spare", "--partitions", "1", broker=broker)
+    with peer(broker) as shipping:
+        places = [
+            "/".join(map(str, place)) for place in shipping.dead_letters("crating", "crates", 3)
+        ]
+    why = ("--reason", "a wrong number")
+    reply("dlq", "edit", "crating", places[0], "--body", "crate zero", *why, broker=broker)
+    shown = reply("dlq", "show", "crating", places[0], "--diff", broker=broker)
+    assert shown["diff"][-2:] == ["-crate 0", "+crate zero"]
+    path = str(tmp_path / "letters")
+    assert reply("dlq", "export", "crating", "--file", path, "--mark", broker=broker)["marked"] == 3
+    assert reply("dlq", "show", "crating", places[0], broker=broker)["exported_at"] > 0
+    assert reply("dlq", "import", path, "--to", "spare", broker=broker)["messages"] == 3
+    copied = reply("dlq", "redrive", "crating", "--all", "--to", "spare", *why, broker=broker)
+    assert len(copied["done"]) == 3
+    found = reply("message", "find", "spare", "--body", broker=broker)["messages"]
+    bodies = ["crate zero", "crate 1", "crate 2"]
+    assert [one["body"] for one in found] == bodies + bodies
+    assert {one["headers"]["txmq-origin-topic"] for one in found} == {"crates"}
+    abandoned = run(
+        "dlq", "edit", "crating", "crates/1/99", "--body", "x", *why, "--broker", broker
+    )
+    assert abandoned.exit_code == 1
+    assert "has no dead letter" in abandoned.stderr

@@ -124,6 +124,8 @@ NOTHING: dict[str, object] = {
                 "consume_timeout_ms": 60_000,
             },
         ),
+        ("--keep-until-exported", {"keep_until_exported": True}),
+        ("--expire-unexported", {"keep_until_exported": False}),
         ("--max-parked 5 --flood-keys 0 --span 9", {"max_parked": 5, "flood_keys": 0, "span": 9}),
         (
             "--table 1,2.5",

@@ -28,6 +28,8 @@ COMMANDS = {
     "dev": "--data /proc/nowhere",
     "dlq abandon": "billing orders/0/1 --reason x",
     "dlq edit": "billing orders/0/1 --body x --reason x",
+    "dlq export": "billing",
+    "dlq import": "/nowhere/letters --to spare",
     "dlq list": "billing",
     "dlq note": "billing f-1 seen",
     "dlq redrive": "billing orders/0/1 --to spare --reason x",

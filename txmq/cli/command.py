@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Concatenate, ParamSpec, Protocol, get_type_hints
@@ -19,6 +19,20 @@ from txmq.model.message import Receipt
 P = ParamSpec("P")
 PAGE = 1_000  # entries of a list that a command reads at once
 SHARED_DEFAULTS = {"broker": DEFAULT_BROKER, "as_json": False}
+
+
+class CommandTransaction(Protocol):
+    """The sends of a transaction that commands use."""
+
+    def send(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        key: str | None = None,
+        tag: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None: ...
 
 
 class CommandClient(Protocol):
@@ -38,6 +52,8 @@ class CommandClient(Protocol):
         deliver_at: int | datetime | None = None,
         delay: float | timedelta | None = None,
     ) -> Receipt: ...
+
+    def transaction(self) -> AbstractContextManager[CommandTransaction]: ...
 
     def close(self) -> None: ...
 

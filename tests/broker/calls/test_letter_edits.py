@@ -244,3 +244,35 @@ def test_a_letter_of_an_unfinished_plan_is_not_edited() -> None:
     office.call("plan.cancel", name="p", operator="ada")
     office.broker.pass_time(1)
     assert office.edit(1, edits=1, body=b"again") == {"edits": 2}
+
+
+def exported(office: EditOffice, *letters: tuple[int, int, int]) -> Any:
+    """Note letters as exported: offset, number of the death, number of edits."""
+    named = [["t", 0, *letter] for letter in letters]
+    return office.call("dlq.exported", group="g", letters=named, operator="ada", reason="x")
+
+
+def test_only_what_is_in_the_file_is_noted_as_exported() -> None:
+    office = EditOffice(4)
+    office.replay(0)
+    office.edit(1, body=b"mended")
+    reply = exported(office, (0, 1, 0), (1, 2, 0), (2, 3, 0), (3, 9, 0), (9, 1, 0))
+    assert reply["done"] == (("t", 0, 2),)
+    changed = "it has died again or was edited meanwhile"
+    assert [(at, why) for _topic, _partition, at, why in reply["refused"]] == [
+        (0, "not dead: it is being retried"),
+        (1, changed),
+        (3, changed),
+        (9, "no such letter"),
+    ]
+    assert office.show(2)["exported_at"] > 0
+    office.edit(2, body=b"mended")
+    assert office.show(2)["exported_at"] == 0, "the file has another version"
+    exported(office, (2, 3, 1))
+    office.replay(2)
+    office.fetch()
+    office.nack(2, {"type": "C", "text": "again", "bases": []})
+    assert office.show(2)["exported_at"] == 0, "it is another death"
+    for letters in ([], [(1, -1, 0)], [(1, 2)], [(1, 2, 0)] * 1_001):
+        with pytest.raises(RemoteProtocolError):
+            exported(office, *letters)

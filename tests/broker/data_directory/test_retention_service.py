@@ -205,6 +205,22 @@ def test_all_versions_of_an_edited_letter_outlive_their_segments() -> None:
     assert not [*log_pins.pins_below(world.state, t.SIGN)]
 
 
+def test_a_group_keeps_its_letters_until_they_are_exported() -> None:
+    world = made(letters_hours=2.0)
+    fill(world, 3)
+    bury(world, 1)
+    altered = world.ask("group.alter", group="g", keep_until_exported=True, operator="ada")
+    assert altered["settings"]["keep_until_exported"] is True
+    world.ask("dlq.abandon", group="g", letters=[["t", 0, 1]], operator="ada", reason="no")
+    world.turn(9 * HOUR)
+    world.retain()
+    place = {"group": "g", "topic": "t", "partition": 0, "offset": 1}
+    assert world.ask("dlq.show", **place)["state"] == "abandoned"
+    world.ask("dlq.exported", group="g", letters=[["t", 0, 1, 1, 0]], operator="ada")
+    world.retain()
+    assert isinstance(world.ask("dlq.show", **place), Rejected)
+
+
 def test_no_power_cut_tears_an_edit_from_its_letter() -> None:
     """What was edited once its operator was told so is edited; otherwise it is the
     message as it was before, whole.

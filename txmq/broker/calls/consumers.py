@@ -306,4 +306,5 @@ def _settings_of(args: wire.GroupSettingsArgs) -> core.RequestedSettings:
         consume_timeout_us=None
         if args.consume_timeout_ms is None
         else args.consume_timeout_ms * MILLISECOND,
+        keep_until_exported=getattr(args, "keep_until_exported", None),  # an operator's only
     )

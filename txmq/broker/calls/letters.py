@@ -23,6 +23,7 @@ from txmq.core.consumers import commands as core
 from txmq.core.consumers import letter_notes, letter_stats, letter_views
 from txmq.core.consumers.authorization import find_group
 from txmq.core.consumers.failures import MAX_LETTERS
+from txmq.core.consumers.letter_exports import NoteExported
 from txmq.core.consumers.letter_selection import (
     FoundLetter,
     LetterScan,
@@ -150,6 +151,7 @@ class DeadLetterCalls:
             "dlq.stats": self.stats,
             "dlq.replay": self.replay,
             "dlq.abandon": self.abandon,
+            "dlq.exported": self.note_exported,
             "dlq.note": self.note,
             "dlq.save": self.save,
             "dlq.saved": self.saved,
@@ -373,6 +375,11 @@ class DeadLetterCalls:
             "next": selected.following,
             "scanned": selected.scan.examined,
         }
+
+    def note_exported(self, call: CallContext, args: wire.DlqExported) -> None:
+        command = NoteExported(args.group, args.letters, operator_note(args))
+        acted = audited("dlq.exported", operators.group(args.group), args, command)
+        self._engine.submit(acted, then(call.answer, lambda reply: reply._asdict()))
 
     def note(self, call: CallContext, args: wire.DlqNote) -> None:
         by = operator_note(args)

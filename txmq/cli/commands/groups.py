@@ -225,6 +225,13 @@ def alter(  # noqa: PLR0913  # its options
         int | None,
         typer.Option(min=0, help="Number of keys with the same error that guards the group."),
     ] = None,
+    keep_until_exported: Annotated[
+        bool | None,
+        typer.Option(
+            "--keep-until-exported/--expire-unexported",
+            help="Delete no dead letter before `dlq export --mark`, whatever its age.",
+        ),
+    ] = None,
     operator: Operator,
     reason: Reason = "",
 ) -> None:
@@ -239,11 +246,14 @@ def alter(  # noqa: PLR0913  # its options
     if changes:
         retry = session.client.call("group.show", group=group)["settings"]["retry"] | changes
     policy = None if on_exhausted is None else on_exhausted.value
+    keep: dict[str, Any] = (
+        {} if keep_until_exported is None else {"keep_until_exported": keep_until_exported}
+    )
     session.show(
         "group.alter", group=group, on_exhausted=policy, retry=retry, max_parked=max_parked,
         lease_ms=_to_milliseconds(lease), session_ms=_to_milliseconds(session_s),
         consume_timeout_ms=_to_milliseconds(consume_timeout), flood_keys=flood_keys, span=span,
-        operator=operator, reason=reason,
+        **keep, operator=operator, reason=reason,
     )  # fmt: skip
 
 

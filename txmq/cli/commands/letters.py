@@ -10,6 +10,7 @@ import typer
 from txmq.cli.command import CommandSession, broker_command
 from txmq.cli.commands import plans
 from txmq.cli.commands.letter_edits import Letter, edit, version_of
+from txmq.cli.commands.letter_files import export, import_
 from txmq.cli.letter_diff import diff
 from txmq.cli.letter_selection import Saved, Where, parse_selection, selection_args
 from txmq.cli.options import Group, Operator, Reason, Yes
@@ -20,6 +21,8 @@ app = typer.Typer(no_args_is_help=True, help="List, count, edit, replay and aban
 selections = typer.Typer(no_args_is_help=True, help="Keep selections of dead letters by name.")
 app.add_typer(selections, name="select")
 broker_command(app, "edit")(edit)
+broker_command(app, "export")(export)
+broker_command(app, "import")(import_)
 MAX_LETTERS_PER_CALL = 1_000  # the limit of the broker
 COPIES_PER_CALL = 500
 COLUMNS = (

@@ -32,6 +32,7 @@ class RequestedSettings(NamedTuple):
     flood_keys: int | None = None
     span: int | None = None
     consume_timeout_us: int | None = None
+    keep_until_exported: bool | None = None
 
 
 class JoinGroup(NamedTuple):

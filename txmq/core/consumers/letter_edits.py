@@ -147,7 +147,11 @@ def apply_edited(state: State, event: LetterEdited, context: RecordContext) -> N
     )
     state.failed_messages.put(
         t.FAILED_KEY.pack(*at),
-        tuple(row._replace(position=event.position, length=event.length, row=0, edits=number)),
+        tuple(
+            row._replace(
+                position=event.position, length=event.length, row=0, edits=number, exported=0
+            )
+        ),
     )
 
 

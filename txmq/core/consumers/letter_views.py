@@ -137,6 +137,7 @@ def view_of(state: State, group: ConsumerGroup, ref: MessageRef, row: FailedMess
         "reserved_by": row.token.hex() or None,
         "reason": row.reason,
         "edits": row.edits,
+        "exported_at": row.exported,
     }
     return LetterView(row.position, row.length, row.row, fields)
 

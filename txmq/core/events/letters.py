@@ -8,6 +8,7 @@ from txmq.core.events.base import event
 
 if TYPE_CHECKING:
     from txmq.core.events.consumers import FenceChange
+    from txmq.core.state.consumer_groups import MessageRef
     from txmq.core.state.failed_messages import Move
 
 
@@ -48,3 +49,12 @@ class LettersRedriven(NamedTuple):
     fences: tuple[FenceChange, ...]
     by: str
     reason: str
+
+
+@event(142)
+class LettersExported(NamedTuple):
+    """An operator has these dead letters in a file: retention may delete them."""
+
+    group_id: int
+    rows: tuple[MessageRef, ...]
+    by: str

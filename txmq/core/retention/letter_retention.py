@@ -45,9 +45,11 @@ def decide_expire(state: State, command: ExpireLetters, now: int) -> Outcome:
     letters = list(islice(_scan_letters(state, group, command.after), STEP_LETTERS))
     changes = FailureChanges(state, group, now)
     expired: list[MessageRef] = []
+    keeps = group.settings.keep_until_exported
     for _number, ref, row in letters:
         retention = _retention_of(state, ref, command.default)
-        if retention and row.dead_at < state.certain(now) - retention and not row.token:
+        old = retention and row.dead_at < state.certain(now) - retention
+        if old and not row.token and (row.exported or not keeps):
             expired.append(ref)
             if row.kind == FailedKind.LETTER:
                 changes.processed(ref, row.key_hash)

@@ -60,6 +60,7 @@ class GroupSettings(NamedTuple):
     # one; 0 = no limit
     span: int = 0
     consume_timeout_us: int = 15 * MINUTE  # for a handler; enforced by the members
+    keep_until_exported: bool = False  # dead letters, whatever their retention
 
     @property
     def policy(self) -> RetryPolicy:

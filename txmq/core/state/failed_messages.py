@@ -64,7 +64,8 @@ class FailedMessage(NamedTuple):
     consumer's store that has it, `plan` that of the replay plan that it belongs to
     until its outcome. `edits` is the number of times that its letter was edited: then
     `position` is that of another batch than the published one. `copies` is the number
-    of its copies in other topics.
+    of its copies in other topics. `exported` is the time of the export that has this
+    death of this version.
     """
 
     kind: int
@@ -91,6 +92,7 @@ class FailedMessage(NamedTuple):
     plan: int = 0
     edits: int = 0
     copies: int = 0
+    exported: int = 0
 
 
 class Move(NamedTuple):

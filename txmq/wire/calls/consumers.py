@@ -186,6 +186,9 @@ class GroupClone(OperatorArgs):
 class GroupAlter(OperatorArgs, GroupSettingsArgs):
     """Change the settings of a group."""
 
+    # dead letters, whatever their retention
+    keep_until_exported: bool | None = None
+
 
 class InboxArgs(GroupArgs):
     """A partition of a topic, as the inbox of a member knows it."""

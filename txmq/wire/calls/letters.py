@@ -186,6 +186,18 @@ class DlqRedrive(DlqReplay):
     reason: Reason
 
 
+class DlqExported(OperatorArgs):
+    """Dead letters that an export has: places, numbers of their deaths and of their
+    edits.
+    """
+
+    letters: Annotated[
+        tuple[tuple[Name, Partition, Offset, Count, Count], ...],
+        Field(min_length=1, max_length=1_000),
+    ]
+    operator: Name
+
+
 class DlqNote(OperatorArgs):
     """A note on a fingerprint; "" removes it."""
 

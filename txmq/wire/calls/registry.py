@@ -91,6 +91,7 @@ CALLS: dict[str, type[Args]] = {
     "dlq.abandon": letters.DlqAbandon,
     "dlq.edit": letters.DlqEdit,
     "dlq.redrive": letters.DlqRedrive,
+    "dlq.exported": letters.DlqExported,
     "dlq.note": letters.DlqNote,
     "dlq.save": letters.DlqSave,
     "dlq.saved": letters.DlqSaved,

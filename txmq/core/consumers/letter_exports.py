@@ -1,0 +1,73 @@
+"""Exports: an operator has dead letters in a file, as they are now.
+
+A group with the setting `keep_until_exported` keeps its letters until then.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from txmq.core.consumers import failures
+from txmq.core.consumers.authorization import find_group
+from txmq.core.consumers.failures import LettersReply
+from txmq.core.events.letters import LettersExported
+from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.state import failed_messages
+from txmq.core.state.failed_messages import FailedKind
+from txmq.store import tables as t
+
+if TYPE_CHECKING:
+    from txmq.core.consumers.commands import TopicOffset
+    from txmq.core.events.base import RecordContext
+    from txmq.core.state.consumer_groups import MessageRef
+    from txmq.core.state.failed_messages import FailedMessage
+    from txmq.core.state.state import State
+
+KINDS = (FailedKind.LETTER, FailedKind.ABANDONED)
+
+
+class NoteExported(NamedTuple):
+    """Note that these letters are in a file: topic, partition, offset, number of the
+    death, number of edits.
+    """
+
+    group: str
+    letters: tuple[tuple[str, int, int, int, int], ...]
+    by: str
+
+
+def decide_exported(state: State, command: NoteExported, now: int) -> Outcome | Rejected:
+    del now
+    group = find_group(state, command.group)
+    if isinstance(group, Rejected):
+        return group
+    found: dict[MessageRef, TopicOffset] = {}
+    refused: list[tuple[str, int, int, str]] = []
+    for topic, partition, offset, *version in command.letters:
+        ref, row = failures.find_message(state, group, topic, partition, offset)
+        if reason := _refusal(row, version):
+            refused.append((topic, partition, offset, reason))
+        elif ref is not None:
+            found[ref] = (topic, partition, offset)
+    event = LettersExported(group.group_id, tuple(found), command.by)
+    return Outcome((event,) if found else (), LettersReply(tuple(found.values()), tuple(refused)))
+
+
+def _refusal(row: FailedMessage | None, version: list[int]) -> str:
+    if row is None or row.kind not in KINDS:
+        return failures.closed_reason(row)
+    return "" if [row.number, row.edits] == version else "it has died again or was edited meanwhile"
+
+
+def apply_exported(state: State, event: LettersExported, context: RecordContext) -> None:
+    group = state.groups.by_id[event.group_id]
+    for topic_id, partition, offset in event.rows:
+        ref = (topic_id, partition, offset)
+        row = failed_messages.get(state, group, ref)
+        assert row is not None, "the decision has found it"
+        noted = row._replace(exported=context.stored_at)  # which no index has
+        state.failed_messages.put(t.FAILED_KEY.pack(group.group_id, *ref), tuple(noted))
+
+
+DECIDERS: Deciders = {NoteExported: decide_exported}
+APPLIERS: Appliers = {LettersExported: apply_exported}
