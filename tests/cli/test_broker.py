@@ -342,28 +342,26 @@ def test_an_address_that_others_reach_is_warned_of(listen: str, events: int) -> 
 
 def test_letters_are_exported_mended_and_sent_elsewhere(broker: str, tmp_path: Path) -> None:
     for number in range(3):
-        reply("send", "crates", f"crate {number}", "--partition", "1", broker=broker)
+        reply("send", "cases", f"crate {number}", "--partition", "1", broker=broker)
     reply("topic", "create", "spare", "--partitions", "1", broker=broker)
     with peer(broker) as shipping:
         places = [
-            "/".join(map(str, place)) for place in shipping.dead_letters("crating", "crates", 3)
+            "/".join(map(str, place)) for place in shipping.dead_letters("casing", "cases", 3)
         ]
     why = ("--reason", "a wrong number")
-    reply("dlq", "edit", "crating", places[0], "--body", "crate zero", *why, broker=broker)
-    shown = reply("dlq", "show", "crating", places[0], "--diff", broker=broker)
+    reply("dlq", "edit", "casing", places[0], "--body", "crate zero", *why, broker=broker)
+    shown = reply("dlq", "show", "casing", places[0], "--diff", broker=broker)
     assert shown["diff"][-2:] == ["-crate 0", "+crate zero"]
     path = str(tmp_path / "letters")
-    assert reply("dlq", "export", "crating", "--file", path, "--mark", broker=broker)["marked"] == 3
-    assert reply("dlq", "show", "crating", places[0], broker=broker)["exported_at"] > 0
+    assert reply("dlq", "export", "casing", "--file", path, "--mark", broker=broker)["marked"] == 3
+    assert reply("dlq", "show", "casing", places[0], broker=broker)["exported_at"] > 0
     assert reply("dlq", "import", path, "--to", "spare", broker=broker)["messages"] == 3
-    copied = reply("dlq", "redrive", "crating", "--all", "--to", "spare", *why, broker=broker)
+    copied = reply("dlq", "redrive", "casing", "--all", "--to", "spare", *why, broker=broker)
     assert len(copied["done"]) == 3
     found = reply("tail", "spare", "--no-follow", broker=broker)
     bodies = ["crate zero", "crate 1", "crate 2"]
     assert [one["body"] for one in found] == bodies + bodies
-    assert {one["headers"]["txmq-origin-topic"] for one in found} == {"crates"}
-    abandoned = run(
-        "dlq", "edit", "crating", "crates/1/99", "--body", "x", *why, "--broker", broker
-    )
+    assert {one["headers"]["txmq-origin-topic"] for one in found} == {"cases"}
+    abandoned = run("dlq", "edit", "casing", "cases/1/99", "--body", "x", *why, "--broker", broker)
     assert abandoned.exit_code == 1
     assert "has no dead letter" in abandoned.stderr
