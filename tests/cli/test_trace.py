@@ -12,6 +12,7 @@ import pytest
 
 from tests.broker.calls.test_letter_calls import Office
 from tests.cli.support import run
+from tests.tx.postgres.support import rows
 from txmq.batch import encode, verify
 from txmq.broker.calls import audit as audit_calls
 from txmq.broker.search import everywhere
@@ -128,6 +129,24 @@ def test_a_limit_says_that_there_is_more(office: Office) -> None:
     del office
     told = output("trace", "--key", "k3", "--limit", "2")
     assert (len(told["messages"]), told["more"]) == (2, True)
+
+
+def test_the_inbox_tells_what_has_an_effect(office: Office, database: str) -> None:
+    group = output("trace", "--key", "k3")["messages"][1]["life"]
+    log_id, topic_id = office.broker.log.log_id, group["topic_id"]
+    rows(
+        database,
+        "INSERT INTO txmq_inbox (grp, log_id, topic_id, partition, epoch, applied)"
+        " VALUES ('g', %s, %s, 0, 1, '{[2,4)}')",
+        str(log_id),
+        topic_id,
+    )
+    told = output("trace", "--key", "k3", "--dsn", database)
+    applied = [message.get("inbox") for message in told["messages"]]
+    assert applied == [None, [{"group": "g", "epoch": 1, "applied": True}], []]
+    assert ("inbox", "g", "effect of epoch 1: applied") in [
+        (event["what"], event["who"], event["text"]) for event in told["events"]
+    ]
 
 
 class Page(HTMLParser):

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from txmq.wire.calls.arguments import ListArgs
 
 KEYS_READ_BYTES = 16 << 20  # of messages, to name the keys of a group's fences
+KEY_READ_BYTES = 2 << 20  # of one batch: it is read in one step
 
 
 class ConsumerGroupCalls:
@@ -136,7 +137,7 @@ class ConsumerGroupCalls:
                 self._engine.state, name, fence["topic"], fence["key_hash"]
             )
             fence["key"] = None
-            if head is not None and head.length <= left:
+            if head is not None and head.length <= min(left, KEY_READ_BYTES):
                 left -= head.length
                 fence["key"] = self._key_at(head)
             yield

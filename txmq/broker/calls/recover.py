@@ -4,6 +4,7 @@ operators.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from txmq.batch import key_hash_at
@@ -20,7 +21,7 @@ from txmq.errors import CorruptRecord
 from txmq.model.retry import FailureReport
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from txmq.broker.engine.engine import Engine
     from txmq.broker.engine.turn_work import TurnWork
@@ -72,18 +73,35 @@ class RecoverCalls:
         """Take the report of an operator who has a copy of a store."""
         store = bytes.fromhex(args.store)
         command = core.ReportStored(args.group, "", 0, store, "", force=args.force)
-        self._report(call, command, args.entries)
+        act = partial(audited, "recover.tell", operators.group(args.group), args)
+        self._report(call, command, args.entries, act)
 
     def _report(
-        self, call: CallContext, command: core.ReportStored, entries: Sequence[wire.Entry]
+        self,
+        call: CallContext,
+        command: core.ReportStored,
+        entries: Sequence[wire.Entry],
+        act: Callable[[core.ReportStored], object] | None = None,
     ) -> None:
         replies: list[StoreReply | Rejected] = []
-        steps = self._submitted(command, list(map(_entry, entries)), replies.append)
+        submit = partial(self._submit, act, replies.append)
+        steps = self._submitted(command, list(map(_entry, entries)), submit)
         # The replies are there by then: all rest on the same records or earlier ones.
         self._turns.run(call.caller, steps, lambda _none: call.answer(self._answer(replies)))
 
+    def _submit(
+        self,
+        act: Callable[[core.ReportStored], object] | None,
+        deliver: Answer,
+        command: core.ReportStored,
+    ) -> None:
+        self._engine.submit(command if act is None else act(command), deliver)
+
     def _submitted(
-        self, command: core.ReportStored, entries: list[core.StoredEntry], deliver: Answer
+        self,
+        command: core.ReportStored,
+        entries: list[core.StoredEntry],
+        submit: Callable[[core.ReportStored], None],
     ) -> Steps[None]:
         """Submit a report as commands whose entries can be judged at once."""
         part: list[core.StoredEntry] = []
@@ -92,7 +110,7 @@ class RecoverCalls:
         for entry in entries:
             read, units = self._with_key(command.group, entry)
             if not seen.isdisjoint(units) or len(part) >= store_reports.STEP_ENTRIES:
-                self._engine.submit(command._replace(entries=tuple(part)), deliver)
+                submit(command._replace(entries=tuple(part)))
                 part, seen = [], set()
                 yield
                 read, units = self._with_key(command.group, entry)
@@ -100,7 +118,7 @@ class RecoverCalls:
             part.append(read._replace(behind=last_of.get(units[-1])))
             if read.state != store_reports.ACKED:
                 last_of[units[-1]] = units[0]
-        self._engine.submit(command._replace(entries=tuple(part)), deliver)
+        submit(command._replace(entries=tuple(part)))
 
     def _with_key(
         self, group_name: str, entry: core.StoredEntry
