@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from txmq.client.blocking.cluster import Cluster
     from txmq.client.blocking.connect import connect
     from txmq.client.blocking.consumer.consumer import Consumer, Consumers
+    from txmq.client.blocking.plans import ReplayPlan
     from txmq.client.blocking.reader import Reader, Readers
     from txmq.client.blocking.transaction.checkers import Half
     from txmq.client.blocking.transaction.enlisted import EnlistedTransaction
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from txmq.client.protocol.letters import DeadLetter
     from txmq.client.protocol.message_search import FoundMessage
     from txmq.client.protocol.offsets import FileOffsets, OffsetStore
+    from txmq.client.protocol.plans import PlannedLetter, PlanStatus
     from txmq.client.protocol.sender.batches import StoredBatch
     from txmq.client.protocol.transaction.half_message import HalfMessage
     from txmq.tx.postgres.emit import emit
@@ -62,11 +64,14 @@ __all__ = [
     "Job",
     "Message",
     "OffsetStore",
+    "PlanStatus",
+    "PlannedLetter",
     "Reader",
     "Readers",
     "Receipt",
     "ReceivedBatch",
     "ReceivedMessage",
+    "ReplayPlan",
     "RetryPolicy",
     "StoredBatch",
     "Transaction",
@@ -93,9 +98,12 @@ _LAZY = {
     "HalfTransaction": "txmq.client.blocking.transaction.half",
     "Job": "txmq.client.blocking.transaction.jobs",
     "OffsetStore": "txmq.client.protocol.offsets",
+    "PlanStatus": "txmq.client.protocol.plans",
+    "PlannedLetter": "txmq.client.protocol.plans",
     "Reader": "txmq.client.blocking.reader",
     "Readers": "txmq.client.blocking.reader",
     "ReceivedBatch": "txmq.client.protocol.consumer.fetched",
+    "ReplayPlan": "txmq.client.blocking.plans",
     "StoredBatch": "txmq.client.protocol.sender.batches",
     "Transaction": "txmq.client.blocking.transaction.transaction",
     "XaResource": "txmq.client.blocking.transaction.xa_resource",

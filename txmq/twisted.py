@@ -31,6 +31,7 @@ from txmq.client.blocking.transaction.checkers import Half
 from txmq.client.protocol.consumer.fetched import ReceivedBatch
 from txmq.client.protocol.letters import DeadLetter
 from txmq.client.protocol.message_search import FoundMessage
+from txmq.client.protocol.plans import PlannedLetter, PlanStatus
 from txmq.client.protocol.sender.batches import StoredBatch
 from txmq.client.protocol.settings import ClientSettings, Options, refuse_spool
 from txmq.client.protocol.transaction.half_message import HalfMessage
@@ -38,6 +39,7 @@ from txmq.client.twisted.client import Client, Found
 from txmq.client.twisted.cluster import Cluster
 from txmq.client.twisted.consumer.consumer import Consumer, Consumers
 from txmq.client.twisted.core import TwistedCore
+from txmq.client.twisted.plans import ReplayPlan
 from txmq.client.twisted.protocols import Reactor
 from txmq.client.twisted.reader import Reader, Readers
 from txmq.client.twisted.threaded_transaction import (
@@ -58,9 +60,12 @@ __all__ = [
     "FoundMessage",
     "Half",
     "HalfMessage",
+    "PlanStatus",
+    "PlannedLetter",
     "Reader",
     "Readers",
     "ReceivedBatch",
+    "ReplayPlan",
     "StoredBatch",
     "ThreadedHalf",
     "ThreadedTransaction",

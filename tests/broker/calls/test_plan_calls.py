@@ -84,7 +84,7 @@ def test_a_client_adds_the_letters_itself(desk: Desk) -> None:
     desk.broker.pass_time(0.2)
     assert desk.show()["state"] == "planned"
     assert desk.ask("plan.check", name="p") == {
-        "checked": 2, "would_replay": 2, "would_skip": {}, "next": None,
+        "checked": 2, "edited": 0, "would_replay": 2, "would_skip": {}, "next": None,
     }  # fmt: skip
     desk.ask("dlq.abandon", group="g", letters=[["t", 0, 3]], reason="x")
     assert desk.ask("plan.check", name="p")["would_skip"] == {"abandoned": 1}

@@ -58,6 +58,7 @@ class Everything(Work):
             self.change_topics,
             self.operate,
             self.treat_letters,
+            self.plan_replays,
             self.branch,
             self.job,
             self.move_mark,
@@ -214,6 +215,27 @@ class Everything(Work):
             print_ = listed["letters"][0]["fingerprint"]
             self._call("dlq.note", group=group, fingerprint=print_, text=how, **WHO)
             self._call("dlq.save", name=how, select={"fingerprint": print_}, **WHO)
+
+    def plan_replays(self) -> None:
+        """Begin a plan or a policy, or order something about plans that are there."""
+        group, name = self._rng.choice([*MODES]), f"p{self._rng.randrange(4)}"
+        settings = {
+            "rate": 0, "ramp_s": 0, "canary": self._rng.randrange(2), "start": True,
+            "in_flight": self._rng.randrange(3),
+        }  # fmt: skip
+        self._call(
+            "plan.create", name=name, group=group, select={}, settings=settings, operator="ada"
+        )
+        order = self._rng.choice(["pause", "resume", "resume", "cancel", "delete"])
+        self._call(f"plan.{order}", name=f"p{self._rng.randrange(4)}", **WHO)
+        after_s = self._rng.choice([None, 1, 600])
+        self._call(
+            "policy.set", group=group, after_s=after_s, settings=settings, max_replays=5, **WHO
+        )
+        for _ in range(3):
+            self.world.assembly._plans.tick()
+            self.world.assembly._policies.tick()
+            self.world.turn()
 
     def branch(self) -> None:
         """Store a branch of a foreign manager: decided by the manager, by hand, or not

@@ -35,10 +35,15 @@ class PlansWorld(LettersWorld):
         return self.state.plans.by_name[name]
 
     def create(
-        self, name: str, *places: Place, settings: PlanSettings = AT_ONCE, by: str = "ada"
+        self,
+        name: str,
+        *places: Place,
+        settings: PlanSettings = AT_ONCE,
+        by: str = "ada",
+        group: str = "g",
     ) -> Any:
         """Create a plan of these letters, and freeze it."""
-        reply = self.do(CreatePlan(name, "g", settings, by=by))
+        reply = self.do(CreatePlan(name, group, settings, by=by))
         self.do(AddPlanLetters(name, places))
         self.do(AddPlanLetters(name, (), complete=True))
         self.freeze(name)

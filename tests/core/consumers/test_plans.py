@@ -16,6 +16,7 @@ from txmq.core.consumers.commands import (
     AdvanceGroupWork,
     DeleteGroup,
     LeaveGroup,
+    NackMessage,
     ReplayLetters,
     ResetPosition,
 )
@@ -25,6 +26,7 @@ from txmq.core.retention.letter_retention import ExpireLetters
 from txmq.core.state.plans import PlanSettings, PlanState
 from txmq.core.topics.topics import DeleteTopic
 from txmq.errors import BadRequest, Conflict, UnknownGroup, UnknownPlan
+from txmq.model.retry import FailureReport
 from txmq.model.units import DAY, SECOND
 
 
@@ -267,3 +269,57 @@ def test_recovery_and_the_tables_know_the_same_plans(world: PlansWorld) -> None:
     assert rows(again) == rows(world.state)
     machine.save(world.state)
     assert machine.load(world.state.tables).plans == world.state.plans
+
+
+def skipping_world() -> PlansWorld:
+    """An ordered group whose letters hold nothing up, and another group."""
+    world = PlansWorld(1)
+    world.join("m", "a", group="o", mode="ordered", on_exhausted="skip")
+    world.join("m", "a", group="h")
+    return world
+
+
+def letters_in_order(world: PlansWorld, *keys: int) -> list[tuple[str, int, int]]:
+    world.publish("a", *keys)
+    for _ in keys:
+        for one in world.fetch("m", "o"):
+            failure = FailureReport("E", "text", "f")
+            world.do(
+                NackMessage(
+                    "o", "m", world.generation("o"), "a", 0, one.offset,
+                    world.keys[1, 0, one.offset], None, failure, dead=True,
+                )
+            )  # fmt: skip
+    got = [one.offset for one in world.fetch("m", "h")]
+    world.ack("m", *((at, at + 1) for at in got), topic="a", group="h")
+    return [("a", 0, at) for at in range(len(keys))]
+
+
+def test_only_the_group_of_a_plan_gets_its_letters_and_keys_stay_in_order() -> None:
+    world = skipping_world()
+    places = letters_in_order(world, 5, 5, 6)
+    world.create("p", *reversed(places), group="o")
+    world.run_plan("p")
+    world.publish("a", 5)
+    assert [one.offset for one in world.fetch("m", "o")] == [0, 2]
+    assert [one.offset for one in world.fetch("m", "h")] == [3]
+    world.ack("m", (0, 1), (2, 3), topic="a", group="o")
+    assert [one.offset for one in world.fetch("m", "o")] == [1]
+    world.ack("m", (1, 2), topic="a", group="o")
+    assert [one.offset for one in world.fetch("m", "o")] == [3]
+    assert world.outcomes("p") == {"processed": 3}
+
+
+def test_a_cancel_within_a_chain_leaves_the_fence_to_what_was_put_back() -> None:
+    world = skipping_world()
+    places = letters_in_order(world, 5, 5, 5)
+    world.create("p", *places, group="o", settings=AT_ONCE._replace(in_flight=2))
+    world.run_plan("p")
+    world.do(plans.CancelPlan("p"))
+    for offset in (0, 1):
+        assert [one.offset for one in world.fetch("m", "o")] == [offset]
+        world.ack("m", (offset, offset + 1), topic="a", group="o")
+    assert world.fetch("m", "o") == []
+    assert not world.group("o").fences
+    assert world.outcomes("p") == {"planned": 1, "processed": 2}
+    assert len(world.do(ReplayLetters("o", tuple(places[2:]))).done) == 1

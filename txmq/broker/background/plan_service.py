@@ -37,6 +37,7 @@ FIRST_SHARE = 0.1  # of the rate, with which a ramp begins
 BURST_S = 0.25  # a plan may put back what it has missed for so long
 KEEP_FINISHED = 30 * DAY
 MAX_FINISHED = 1_000
+ADDED_AT_ONCE = 250  # letters, so that no record takes long
 FAST = 1 << 30  # letters per step of a plan without a rate
 
 
@@ -77,9 +78,9 @@ class PlanService:
         engine: Engine,
         turns: TurnWork,
         clock: Clock,
-        next_places: Callable[[DlqReplay], Steps[dict[str, Any] | Rejected]],
+        next_places: Callable[[DlqReplay, int], Steps[dict[str, Any] | Rejected]],
     ) -> None:
-        """`next_places` finds the next letters of a selection, as for `dlq.replay`."""
+        """`next_places` finds the next letters of a selection, at most so many."""
         self._engine, self._turns, self._clock = engine, turns, clock
         self._next_places = next_places
         self._plans = engine.state.plans
@@ -121,7 +122,7 @@ class PlanService:
         elif plan.state is PlanState.BUILDING and plan.complete:
             self._run(plan, plan_steps.manifest_digest(self._engine.state, plan), self._counted)
         elif plan.state is PlanState.BUILDING and plan.selection:
-            self._run(plan, self._next_places(_search(plan)), self._found)
+            self._run(plan, self._next_places(_search(plan), ADDED_AT_ONCE), self._found)
         elif plan.state in RUNNING:
             self._advance(plan)
 

@@ -27,9 +27,9 @@ class PolicyService:
         self,
         engine: Engine,
         turns: TurnWork,
-        next_places: Callable[[DlqReplay], Steps[dict[str, Any] | Rejected]],
+        next_places: Callable[[DlqReplay, int], Steps[dict[str, Any] | Rejected]],
     ) -> None:
-        """`next_places` finds the next letters of a selection, as for `dlq.replay`."""
+        """`next_places` finds the next letters of a selection, at most so many."""
         self._engine, self._turns, self._next_places = engine, turns, next_places
         self._looking: set[str] = set()  # groups whose letters are being searched
         self._cursors: dict[str, str] = {}  # where a long search goes on, by group
@@ -44,7 +44,7 @@ class PolicyService:
         """Timer: look for work of each policy that has no unfinished plan."""
         state = self._engine.state
         for group, policy in list(policies(state)):
-            if is_busy(state, policy) or group.name in self._looking:
+            if is_busy(state, group) or group.name in self._looking:
                 continue
             version = self._joined.get(group.name, "")
             if policy.on_version and version and version not in policy.versions:
@@ -71,7 +71,7 @@ class PolicyService:
         cursor = self._cursors.pop(group.name, None)
         args = DlqReplay(group=group.name, select=select, cursor=cursor)
         then = partial(self._found, group.name, select)
-        self._turns.run(self, self._next_places(args), then)
+        self._turns.run(self, self._next_places(args, 1), then)
 
     def _found(self, group: str, select: SelectionArgs, page: dict[str, Any] | Rejected) -> None:
         self._looking.discard(group)

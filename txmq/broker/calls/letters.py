@@ -347,9 +347,9 @@ class DeadLetterCalls:
 
             self._engine.submit(command(letters), then(call.answer, changed))
 
-        self._turns.run(call.caller, self.next_places(args), found)
+        self._turns.run(call.caller, self.next_places(args, MAX_LETTERS), found)
 
-    def next_places(self, args: wire.DlqReplay) -> Steps[dict[str, Any] | Rejected]:
+    def next_places(self, args: wire.DlqReplay, most: int) -> Steps[dict[str, Any] | Rejected]:
         """Return the places of the next letters of a selection, and of the damaged
         ones.
         """
@@ -358,7 +358,7 @@ class DeadLetterCalls:
             return selected
         places: list[core.TopicOffset] = []
         damage: list[tuple[str, int, int, str]] = []
-        while not (selected.scan.ended or selected.exhausted or len(places) == MAX_LETTERS):
+        while not (selected.scan.ended or selected.exhausted or len(places) == most):
             for found, fields in selected.step(bodies=None):
                 topic_id, partition, offset = found.ref
                 place = (self.state.topics_by_id[topic_id].name, partition, offset)
@@ -366,7 +366,7 @@ class DeadLetterCalls:
                     damage.append((*place, fields["damaged"]))
                 else:
                     places.append(place)
-                if len(places) == MAX_LETTERS:
+                if len(places) == most:
                     break
             yield
         return {

@@ -168,13 +168,20 @@ class PlanCalls:
         reasons = Counter(filter(None, (self._why_not(plan, placed) for placed in found)))
         planned = sum(placed.letter.outcome == LetterOutcome.PLANNED for placed in found)
         skipped = sum(placed.letter.outcome == LetterOutcome.SKIPPED for placed in found)
+        edited = sum(self._is_edited(plan, placed) for placed in found)
         reply = {
             "checked": planned + skipped,
+            "edited": edited,
             "would_replay": planned + skipped - reasons.total(),
             "would_skip": dict(reasons),
             "next": found[-1].key.hex() if len(found) == CHECKED else None,
         }
         self._engine.answer_when_durable(call.answer, reply)
+
+    def _is_edited(self, plan: Plan, placed: PlacedLetter) -> bool:
+        group = self._state.groups.by_id.get(plan.group_id)
+        row = None if group is None else failed_messages.get(self._state, group, placed.ref)
+        return row is not None and row.plan == plan.plan_id and row.edits > 0
 
     def _why_not(self, plan: Plan, placed: PlacedLetter) -> str:
         if placed.letter.outcome == LetterOutcome.SKIPPED:

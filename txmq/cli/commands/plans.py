@@ -178,12 +178,13 @@ def check(
     ] = None,
 ) -> None:
     """Tell what a plan would do now, without doing it: a dry run."""
-    found: dict[str, Any] = {"plan": plan, "checked": 0, "would_replay": 0}
+    found: dict[str, Any] = {"plan": plan, "checked": 0, "edited": 0, "would_replay": 0}
     reasons = Counter[str]()
     more: dict[str, Any] = {}
     while True:
         page = session.client.call("plan.check", name=plan, **more)
         found["checked"] += page["checked"]
+        found["edited"] += page["edited"]
         found["would_replay"] += page["would_replay"]
         reasons.update(page["would_skip"])
         if page["next"] is None:

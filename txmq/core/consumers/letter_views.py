@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from txmq.core.consumers import failures
 from txmq.core.consumers.authorization import find_group
 from txmq.core.events.outcome import Rejected
-from txmq.core.state import attempts, failed_messages, letter_copies, letter_edits
+from txmq.core.state import (
+    attempts,
+    failed_messages,
+    letter_copies,
+    letter_edits,
+    plan_letters,
+)
 from txmq.core.state.failed_messages import FailedKind, FailedMessage
 from txmq.errors import BadRequest, UnknownLetter
 from txmq.store import tables as t
@@ -115,6 +121,7 @@ def view_of(state: State, group: ConsumerGroup, ref: MessageRef, row: FailedMess
     """Describe a letter of a group."""
     topic_id, partition, offset = ref
     fence = group.fence(topic_id, row.key_hash)
+    plan = plan_letters.holder(state, row.plan)
     fields = {
         "group": group.name,
         "topic": state.topics_by_id[topic_id].name,
@@ -138,6 +145,7 @@ def view_of(state: State, group: ConsumerGroup, ref: MessageRef, row: FailedMess
         "reason": row.reason,
         "edits": row.edits,
         "exported_at": row.exported,
+        "plan": None if plan is None else plan.name,
     }
     return LetterView(row.position, row.length, row.row, fields)
 

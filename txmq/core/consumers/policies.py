@@ -88,10 +88,9 @@ def _decode(row: Any) -> ReplayPolicy:  # noqa: ANN401  # rows are untyped
     return policy._replace(settings=PlanSettings(*policy.settings))
 
 
-def is_busy(state: State, policy: ReplayPolicy) -> bool:
-    """Return True while the policy's last plan is unfinished."""
-    plan = state.plans.by_id.get(policy.plan_id)
-    return plan is not None and plan.unfinished
+def is_busy(state: State, group: ConsumerGroup) -> bool:
+    """Return True while a plan of the group's policy is unfinished."""
+    return any(plan.by == AUTHOR for plan in state.plans.of_group(group.group_id))
 
 
 def decide_set(state: State, command: SetPolicy, now: int) -> Outcome | Rejected:
@@ -115,7 +114,7 @@ def decide_fire(state: State, command: FirePolicy, now: int) -> Outcome | Reject
     if isinstance(group, Rejected):
         return group
     policy = policy_of(state, group)
-    if policy is None or is_busy(state, policy) or command.version in policy.versions:
+    if policy is None or is_busy(state, group) or command.version in policy.versions:
         return Outcome()
     if command.version and not policy.versions:
         return Outcome((PolicyFired(group.group_id, 0, command.version),))
