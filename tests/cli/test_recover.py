@@ -8,6 +8,7 @@ import time
 from base64 import b64decode
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,9 @@ import pytest
 import txmq
 from tests.cli.peer import Peer, peer
 from tests.cli.support import NOBODY, reply, run
+from txmq.cli.commands import recover
+from txmq.cli.parsers import MessagePlace
+from txmq.errors import Conflict
 from txmq.model.retry import FailureReport
 from txmq.recover.local_store import (
     Change,
@@ -263,3 +267,25 @@ def test_a_command_without_a_store_is_told_what_to_name(shop: Shop) -> None:
     for command in ("show", "retry", "adopt", "export"):
         result = run("recover", command, "--broker", shop.url)
         assert (result.exit_code, "--dir" in result.stderr) == (2, True)
+
+
+def test_what_was_done_is_shown_where_another_operator_takes_the_store(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(recover, "PER_CALL", 2)
+    shown: list[Any] = []
+    answers = iter([{"done": [["t", 0, 0], ["t", 0, 1]], "refused": []}])
+
+    def call(_name: str, **_args: object) -> dict[str, Any]:
+        answer = next(answers, None)
+        if answer is None:
+            raise Conflict("store 55 is being adopted")
+        return answer
+
+    session: Any = SimpleNamespace(
+        client=SimpleNamespace(call=call),
+        out=SimpleNamespace(as_json=True, show=shown.append),
+    )
+    with pytest.raises(Conflict, match="is being adopted"):
+        recover._send(session, "recover.drop", [MessagePlace("t", 0, n) for n in range(5)])
+    assert shown == [{"done": [["t", 0, 0], ["t", 0, 1]], "refused": []}]

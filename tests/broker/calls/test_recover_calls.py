@@ -196,6 +196,37 @@ def test_an_adoption_goes_on_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert world.fetch() == [0, 2, 4, 6]
 
 
+def test_two_operators_at_one_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("txmq.core.consumers.background_work.STEP_ROWS", 2)
+    world = World()
+    world.fetch()
+    world.stored(*((offset, "stored") for offset in range(MESSAGES)))
+    place: Any = {"group": "g", "store": STORE}
+    for _operator in range(2):
+        world.client.call("recover.retry", **place, messages=[["t", 0, 0], ["t", 0, 1]])
+    dropped: list[Any] = [
+        world.client.call("recover.drop", **place, messages=[["t", 0, 1]], reason="no use")
+        for _operator in range(2)
+    ]
+    assert [reply["done"] for reply in dropped] == [[["t", 0, 1]], []]
+    assert dropped[1]["refused"] == [["t", 0, 1, "at no consumer"]]
+    late: Any = world.client.call("recover.retry", **place, messages=[["t", 0, 1]])
+    assert late["refused"] == [["t", 0, 1, "at no consumer"]]
+    assert world.stored()["orders"] == [["t", 1, 0, 0, "retry"], ["t", 1, 0, 1, "drop"]]
+    world.leave()
+    adopted: list[Any] = [world.client.call("recover.adopt", **place) for _operator in range(2)]
+    assert [reply["messages"] for reply in adopted] == [6, 6]
+    refused: Any = world.client.call("recover.drop", **place, messages=[["t", 0, 2]], reason="x")
+    assert "is being adopted" in refused["message"]
+    world.broker.pass_time(1)
+    again: Any = world.client.call("recover.adopt", **place)
+    assert again["messages"] == 0
+    shown = world.broker.ask("group.show", group="g")
+    assert (shown["retrying"], shown["at_consumers"]) == (6, 0)
+    world.join("n")
+    assert sorted(world.fetch()) == [0, 2, 3, 4, 5, 6]
+
+
 def test_wrong_arguments_are_refused() -> None:
     world = World()
     wrong: list[Any] = [[["t", 1, 0, 0, "gone", 1, 5, None]], [["t", 1, 0, 0]], [[]] * 1_001]

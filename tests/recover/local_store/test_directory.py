@@ -24,6 +24,7 @@ from txmq.errors import (
     UnsupportedFormat,
 )
 from txmq.recover.local_store import LocalStore, store_path
+from txmq.recover.local_store.directory import check_contents
 from txmq.store.filesystem import RealFileSystem
 
 
@@ -288,3 +289,18 @@ def test_the_child_of_a_fork_is_refused_whatever_its_parent_was_doing(tmp_path: 
             with pytest.raises(StoreClosed, match="forked"):
                 use()
         store.close()
+
+
+def test_files_that_a_live_owner_removes_meanwhile_are_no_error(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seal, lstat = directory / "index" / "seal", Path.lstat
+
+    def late(path: Path) -> os.stat_result:
+        if path == seal:
+            seal.unlink()  # as an owner does that opens the store
+        return lstat(path)
+
+    monkeypatch.setattr(Path, "lstat", late)
+    check_contents(str(directory))
+    assert not seal.exists()

@@ -58,7 +58,24 @@ def test_damage_is_passed_over(tmp_path: Path) -> None:
     data = bytearray(segment.read_bytes())
     data[data.index(b"2-" * 100) + 7] ^= 1
     segment.write_bytes(data)
+    found = {one.entry.place.offset: one.message is not None for one in scan(store.path)}
+    assert found == {0: True, 1: True, 2: False, 3: True}, "by the index, which is sealed"
+    (Path(store.path) / "index" / "seal").unlink()
     assert [one.entry.place.offset for one in scan(store.path)] == [0, 1, 3]
+
+
+def test_a_sealed_index_without_its_log_tells_what_was_there(tmp_path: Path) -> None:
+    store, _ = open_store(tmp_path)
+    store.put([stored(n) for n in range(3)])
+    store.record(acked(1))
+    store.close()
+    shutil.rmtree(f"{store.path}/log")
+    found = list(scan(store.path))
+    assert [(one.entry.state, one.message) for one in found] == [
+        (State.STORED, None),
+        (State.ACKED, None),
+        (State.STORED, None),
+    ]
 
 
 def test_where_there_is_no_store_an_error_says_so(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 from random import Random
+from threading import Thread
 from typing import Any, cast
 from uuid import UUID
 
@@ -212,6 +213,26 @@ def test_a_process_that_looks_for_spools_leaves_alone_those_being_made_or_remove
     spool.close()
     assert watched.seen == []
     assert fs.listdir(ROOT) == []
+
+
+def test_spools_are_listed_beside_processes_that_come_and_go(tmp_path: Path) -> None:
+    directory = SpoolDirectory(str(tmp_path), segment_size=4096, preallocate=1024)
+
+    def come_and_go() -> None:
+        for now in range(1, 30):
+            spool = directory.open_new(None, None, now)
+            store(spool, batch(0, b"a"))
+            spool.mark_drained(spool.end, 1)
+            spool.close()
+
+    process = Thread(target=come_and_go)
+    process.start()
+    problems = set[str]()
+    while process.is_alive():
+        problems |= {found.problem for found in spools_below(str(tmp_path))}
+    process.join()
+    assert problems <= {""}
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_damage_is_put_aside_with_a_report_and_the_rest_comes() -> None:

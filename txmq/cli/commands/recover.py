@@ -298,12 +298,20 @@ def _selected(
 def _send(session: CommandSession, call: str, places: list[MessagePlace], **args: object) -> None:
     """Order something about messages, and show the result.
 
-    Exit status 1: the broker refused some of them.
+    Exit status 1: the broker refused some of them. If another operator takes the whole
+    store meanwhile, what was done before is shown with the error.
     """
     done: list[Any] = []
     refused: list[Any] = []
+    taken: Conflict | None = None
     for start in range(0, len(places), PER_CALL):
-        reply = session.client.call(call, messages=places[start : start + PER_CALL], **args)
+        try:
+            reply = session.client.call(call, messages=places[start : start + PER_CALL], **args)
+        except Conflict as error:
+            if not done:
+                raise
+            taken = error
+            break
         done += reply["done"]
         refused += reply["refused"]
     rows = [
@@ -313,6 +321,8 @@ def _send(session: CommandSession, call: str, places: list[MessagePlace], **args
     session.out.show(
         {"done": done, "refused": rows} if session.out.as_json or refused else {"done": len(done)}
     )
+    if taken is not None:
+        raise taken
     if refused:
         raise typer.Exit(FAILED)
 

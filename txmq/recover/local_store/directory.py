@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
@@ -103,16 +104,23 @@ def check_contents(path: str) -> None:
             continue
         if folder != folders[0]:
             check_folder(folder)
-        for found in sorted(folder.iterdir()):
-            mode = found.lstat().st_mode
-            wanted = folder == folders[0] and found.name in _FOLDERS
-            if stat.S_ISDIR(mode) if wanted else stat.S_ISREG(mode):
-                continue
-            raise StoreError(
-                f"{found}: {_kind(mode)} in place of a"
-                f" {'directory' if wanted else 'regular file'} of the local store",
-                hint="move it away; links are not followed",
-            )
+        with suppress(FileNotFoundError):  # a live owner removes what it does not need
+            for found in sorted(folder.iterdir()):
+                _check_file(found, as_folder=folder == folders[0] and found.name in _FOLDERS)
+
+
+def _check_file(found: Path, *, as_folder: bool) -> None:
+    try:
+        mode = found.lstat().st_mode
+    except FileNotFoundError:  # removed meanwhile
+        return
+    if stat.S_ISDIR(mode) if as_folder else stat.S_ISREG(mode):
+        return
+    raise StoreError(
+        f"{found}: {_kind(mode)} in place of a"
+        f" {'directory' if as_folder else 'regular file'} of the local store",
+        hint="move it away; links are not followed",
+    )
 
 
 def open_identity(fs: FileSystem, path: str, owner: StoreOwner) -> tuple[StoreIdentity, bool]:

@@ -9,6 +9,7 @@ store is closed, and shows whether the file is still what was closed.
 
 from __future__ import annotations
 
+import shutil
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -27,6 +28,7 @@ from txmq.store.log.decoder import CHUNK
 if TYPE_CHECKING:
     from uuid import UUID
 
+    from txmq.store.filesystem import FileSystem
     from txmq.store.index.lmdb_tables import FrozenOverlays
     from txmq.store.tables import Table
 
@@ -102,8 +104,23 @@ class LmdbIndex:
             self._fs.sync_directory(str(self._path))
 
     def _hash(self) -> bytes:
-        hashed = xxh3_128()
-        with closing(self._fs.open(f"{self._path}/{DATA}")) as file:
-            for offset in range(0, file.size(), CHUNK):
-                hashed.update(file.pread(CHUNK, offset))
-        return hashed.hexdigest().encode() + b"\n"
+        return _hash(self._fs, self._path)
+
+
+def copy_sealed(index: Path, to: Path) -> None:
+    """Copy an index that nobody has open; if it is not sealed, do nothing."""
+    with suppress(OSError, StoreError):
+        fs = RealFileSystem()
+        seal = read_file(fs, f"{index}/{SEAL}")
+        to.mkdir()
+        shutil.copyfile(index / DATA, to / DATA)
+        if _hash(fs, to) != seal:
+            (to / DATA).unlink()
+
+
+def _hash(fs: FileSystem, index: Path) -> bytes:
+    hashed = xxh3_128()
+    with closing(fs.open(f"{index}/{DATA}")) as file:
+        for offset in range(0, file.size(), CHUNK):
+            hashed.update(file.pread(CHUNK, offset))
+    return hashed.hexdigest().encode() + b"\n"

@@ -96,6 +96,7 @@ class StoredHead(NamedTuple):
 
 
 _ENTRY_FIELDS = 13
+_LISTS = (StoredHead._fields.index("failure"), StoredHead._fields.index("headers"))
 _numbers = attrgetter(
     "topic_id", "partition", "offset", "run", "attempt", "due", "first_at", "generation",
     "epoch", "stored_at",
@@ -191,7 +192,10 @@ def decode_stored(record: Record) -> StoredHead:
     expected = _ENTRY_FIELDS if record.kind == ENTRY else len(StoredHead._fields)
     if type(fields) is not list or len(fields) != expected:
         raise LyingRecord("a head of other fields")
-    head = StoredHead(*(_as_tuple(field) for field in fields))
+    for at in _LISTS:
+        if at < expected:
+            fields[at] = _as_tuple(fields[at])
+    head = StoredHead(*fields)
     check_head(head)
     return head
 

@@ -2,7 +2,8 @@
 
 They take no lock and write nothing below the store: they work beside a live owner, on
 a copy, and on a disk that is mounted read-only. What they need to know of a store is
-folded from its log into an index in a temporary directory.
+folded from its log into an index in a temporary directory. It begins as a copy of the
+store's own index, where that was closed as it should be.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from txmq.errors import CorruptRecord, StoreError
 from txmq.recover.local_store.directory import IDENTITY, QUARANTINE, read_identity
-from txmq.recover.local_store.index import LAYOUT, MAP_SIZE
+from txmq.recover.local_store.index import LAYOUT, MAP_SIZE, copy_sealed
 from txmq.recover.local_store.opening import Sizes, commit_index
 from txmq.recover.local_store.records import LyingRecord, decode_message
 from txmq.recover.local_store.state import StoreState, entry_of
@@ -60,15 +62,16 @@ def scan(directory: str) -> Iterator[Scanned]:
     for attempt in range(TRIES):
         with TemporaryDirectory(prefix="txmq-scan-") as temporary:
             path = Path(temporary) / "index"
+            copy_sealed(Path(directory) / "index", path)
             tables = LmdbTables.open(path, log_id=identity.id, map_size=MAP_SIZE, layout=LAYOUT)
             with closing(tables):
                 try:
-                    reader, state = _fold(directory, identity, tables)
+                    reader, state, first = _fold(directory, identity, tables)
                 except (FileNotFoundError, StoreError) as error:
                     if attempt < TRIES - 1 and _is_missing(error):
                         continue
                     raise
-                yield from _messages(reader, state)
+                yield from _messages(reader, state, first)
                 return
 
 
@@ -108,31 +111,34 @@ def summary(directory: str) -> StoreSummary:
 
 def _fold(
     directory: str, identity: StoreIdentity, tables: LmdbTables
-) -> tuple[LogReader, StoreState]:
+) -> tuple[LogReader, StoreState, float]:
+    """Return the log, what is known of its messages, and where it begins."""
     fs = RealFileSystem()
     segments = list_segments(fs, directory)
     reader = LogReader(fs, directory, [segment.first for segment in segments])
     owner = identity.owner
     state = StoreState(tables, reader.segment_of, owner.topic_id, ordered=owner.ordered)
-    for record in _records(reader, segments):
+    for record in _records(reader, segments, tables.position):
         with suppress(LyingRecord):
             state.apply(record)
         if tables.overlay_rows >= Sizes().rows:
             commit_index(tables, state, record.end)
-    return reader, state
+    return reader, state, segments[0].first if segments else inf
 
 
-def _records(reader: LogReader, segments: list[Segment]) -> Iterator[Record]:
+def _records(reader: LogReader, segments: list[Segment], start: int) -> Iterator[Record]:
     for segment in segments:
-        for item in reader.decoder(segment.first).scan(segment.first, segment.end):
-            if isinstance(item, Record):
-                yield item
+        first = max(start, segment.first)
+        if first < segment.end:
+            for item in reader.decoder(segment.first).scan(first, segment.end):
+                if isinstance(item, Record):
+                    yield item
 
 
-def _messages(reader: LogReader, state: StoreState) -> Iterator[Scanned]:
+def _messages(reader: LogReader, state: StoreState, first: float) -> Iterator[Scanned]:
     for place, row in state.rows():
         message = None
-        if row.whole:
+        if row.whole and row.position >= first:
             with suppress(CorruptRecord, LyingRecord):
                 message = decode_message(reader.record_at(row.position))
             if message is not None:

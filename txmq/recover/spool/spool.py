@@ -362,20 +362,25 @@ def is_blank(fs: FileSystem, path: str) -> bool:
     """Return whether a directory has no spool yet, or no longer: another process makes
     or removes it, or died when it did.
     """
-    return not list_segments(fs, path) and NAME not in fs.listdir(path)
+    return not _has_log(fs, path) and NAME not in fs.listdir(path)
+
+
+def _has_log(fs: FileSystem, path: str) -> bool:
+    names = fs.listdir(log_directory(path))
+    return any(position_of_segment(name) is not None for name in names)
 
 
 def identity_of(fs: FileSystem, path: str, new: Identity | None) -> Identity:
     """Return the identity of a locked spool; write `new` where there is none."""
     identity = read_identity(fs, path)
     if identity is not None:
-        if identity.begun and not list_segments(fs, path):
+        if identity.begun and not _has_log(fs, path):
             raise StoreError(
                 f"{path}: the log of this spool is gone, and what waited in it",
                 hint="bring the directory 'log' back from a copy, or remove this directory",
             )
         return identity
-    if new is None or list_segments(fs, path):
+    if new is None or _has_log(fs, path):
         raise StoreError(
             f"{path}: a log without its spool's identity",
             hint="move this directory away, or restore its identity.json",

@@ -81,11 +81,8 @@ class SpooledMessage(NamedTuple):
 def spools_below(directory: str) -> list[SpoolSummary]:
     """Return the spools below a directory, oldest first."""
     fs = RealFileSystem()
-    return [
-        _summary(fs, directory, name)
-        for name in spool_names(fs, directory)
-        if not is_blank(fs, f"{directory}/{name}")
-    ]
+    summaries = [_summary(fs, directory, name) for name in spool_names(fs, directory)]
+    return [found for found in summaries if found is not None]
 
 
 def scan(directory: str) -> Iterator[SpooledMessage]:
@@ -130,13 +127,18 @@ def drop_refused(directory: str, message_ids: Collection[str] | None = None) -> 
     return dropped
 
 
-def _summary(fs: FileSystem, directory: str, name: str) -> SpoolSummary:
+def _summary(fs: FileSystem, directory: str, name: str) -> SpoolSummary | None:
     path = f"{directory}/{name}"
+    if is_blank(fs, path):  # being made, or its process died in that
+        return None
     identity, problem = Identity(name), ""
-    try:
-        identity = identity_of(fs, path, None)
-    except (StoreError, UnsupportedFormat) as error:
-        problem = str(error)
+    for _ in range(2):  # what changes meanwhile is no problem
+        try:
+            identity, problem = identity_of(fs, path, None), ""
+        except (StoreError, UnsupportedFormat) as error:
+            problem = str(error)
+    if problem and is_blank(fs, path):  # removed by now
+        return None
     messages = size = oldest = 0
     for batch in _waiting(fs, path):
         messages += batch.count
