@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 from rich.console import Console
 
 from txmq.errors import ConfigError, TxmqError
+from txmq.model.units import DAY, SECOND
 from txmq_spark.database_tables import BusinessTable
 from txmq_spark.landing import DATE_COLUMNS, LandOptions, land
 from txmq_spark.plan import SAFE, LetterClass, PlanRules
@@ -24,6 +25,8 @@ from txmq_spark.reconcile import ReconcileOptions, reconcile
 from txmq_spark.replay import ReplayResult, replay
 from txmq_spark.report import html_page, terminal_summary
 from txmq_spark.spark_session import job_session
+from txmq_spark.watch_rules import WatchRules
+from txmq_spark.watching import WatchOptions, watch
 
 URL: Final = "txmq://127.0.0.1:7650"
 
@@ -130,6 +133,21 @@ def _land(options: Namespace) -> None:
             ),
         )
     print(f"landed: {progress.messages} messages, skipped {progress.skipped}")
+
+
+def _watch(options: Namespace) -> None:
+    rules = WatchRules(options.flood, options.window * SECOND, options.memory_days * DAY)
+    watched = WatchOptions(
+        url=options.url,
+        groups=tuple(options.group),
+        topic=options.alerts,
+        checkpoint=options.checkpoint,
+        every_s=options.every,
+        from_now=options.from_now,
+        rules=rules,
+    )
+    with job_session() as spark:
+        watch(spark, watched)
 
 
 def _summary(done: ReplayResult) -> str:
@@ -280,6 +298,41 @@ def _land_options(parser: ArgumentParser) -> None:
     )
 
 
+def _watch_options(parser: ArgumentParser) -> None:
+    add, rules = parser.add_argument, WatchRules()
+    add("--group", action="append", required=True, help="a consumer group; repeatable")
+    add("--alerts", metavar="TOPIC", required=True, help="the topic that alerts are sent to")
+    add("--checkpoint", required=True, help="directory for progress and memory")
+    add(
+        "--every",
+        type=_positive,
+        metavar="SECONDS",
+        help="go on until stopped, with a batch so often (default: judge what is there, and end)",
+    )
+    add("--from-now", action="store_true", help="begin with the next letter, not with the first")
+    add(
+        "--flood",
+        type=_positive,
+        default=rules.flood,
+        metavar="N",
+        help="letters of one window that are a flood (default: %(default)s)",
+    )
+    add(
+        "--window",
+        type=_positive,
+        default=rules.window // SECOND,
+        metavar="SECONDS",
+        help="length of a window (default: %(default)s)",
+    )
+    add(
+        "--memory-days",
+        type=_positive,
+        default=rules.memory // DAY,
+        metavar="DAYS",
+        help="an error is new again after so long (default: %(default)s)",
+    )
+
+
 def _common(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--url",
@@ -302,4 +355,9 @@ JOBS: Final = {
     ),
     "replay": Job("Replay the letters of a plan, once.", _replay_options, _replay),
     "land": Job("Write topics as Parquet files by date, each message once.", _land_options, _land),
+    "watch": Job(
+        "Send alerts about dead letters to a topic: new errors and floods.",
+        _watch_options,
+        _watch,
+    ),
 }

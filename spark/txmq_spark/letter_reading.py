@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
@@ -13,6 +13,8 @@ from txmq_spark.broker_link import BrokerLink
 from txmq_spark.letter_ranges import LetterRange, letter_tasks
 from txmq_spark.pushed_filters import PushedLetters, push_letter_filters
 from txmq_spark.source_options import ReadOptions
+
+NOTHING_PUSHED: Final = PushedLetters()
 
 
 class LetterReader(DataSourceReader):
@@ -39,27 +41,7 @@ class LetterReader(DataSourceReader):
         task: LetterRange | None = partition.value
         if task is None:
             return
-        with BrokerLink(self._options.url) as link:
-            letters = (letter for letter in self._letters(link, task) if self._has(letter))
-            yield from letter_batches(letters, self._names)
-
-    def _letters(self, link: BrokerLink, task: LetterRange) -> Iterable[dict[str, Any]]:
-        bodies = "body" in self._names
-        if task.select is None:
-            return link.letters(task.group, bodies=bodies, after=task.after, last=task.last)
-        found = link.selected_letters(task.group, task.select, bodies=bodies, cursor=task.cursor)
-        return (letter for letter in found if letter["number"] <= task.last)
-
-    def _has(self, letter: dict[str, Any]) -> bool:
-        states, pushed = self._options.states, self._pushed
-        if "damaged" in letter and "key" in pushed.select:
-            return False  # a letter whose message is damaged has no key
-        state = letter_state(letter)
-        return (
-            (state in states if states else letter["state"] == "dead")
-            and (pushed.states is None or state in pushed.states)
-            and pushed.has(letter)
-        )
+        yield from read_letters(self._options, task, self._names, self._pushed)
 
 
 class FilteringLetterReader(LetterReader):
@@ -68,3 +50,33 @@ class FilteringLetterReader(LetterReader):
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  # Spark's name
         self._pushed, rest = push_letter_filters(filters)
         return rest
+
+
+def read_letters(
+    options: ReadOptions,
+    task: LetterRange,
+    names: Sequence[str],
+    pushed: PushedLetters = NOTHING_PUSHED,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the letters of a task."""
+
+    def has(letter: dict[str, Any]) -> bool:
+        if "damaged" in letter and "key" in pushed.select:
+            return False  # a letter whose message is damaged has no key
+        state = letter_state(letter)
+        return (
+            (state in options.states if options.states else letter["state"] == "dead")
+            and (pushed.states is None or state in pushed.states)
+            and pushed.has(letter)
+        )
+
+    with BrokerLink(options.url) as link:
+        found = _listed(link, task, bodies="body" in names)
+        yield from letter_batches((letter for letter in found if has(letter)), names)
+
+
+def _listed(link: BrokerLink, task: LetterRange, *, bodies: bool) -> Iterable[dict[str, Any]]:
+    if task.select is None:
+        return link.letters(task.group, bodies=bodies, after=task.after, last=task.last)
+    found = link.selected_letters(task.group, task.select, bodies=bodies, cursor=task.cursor)
+    return (letter for letter in found if letter["number"] <= task.last)

@@ -1,13 +1,16 @@
-"""Topics as a stream: Spark keeps the progress, and asks for what is new.
+"""Topics, and letters of groups, as a stream: Spark keeps the progress, and asks for
+what is new.
 
 The broker keeps nothing for a stream. A batch that Spark has planned is read again
-exactly, as long as the log has its messages.
+exactly, as long as the log has its messages. Of letters, those that were closed
+meanwhile are left out.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -19,11 +22,16 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from txmq.errors import UnknownGroup
+from txmq_spark.arrow_messages import OffsetRange
 from txmq_spark.broker_link import BrokerLink
+from txmq_spark.letter_ranges import LetterRange, number_ranges
+from txmq_spark.letter_reading import read_letters
 from txmq_spark.message_reading import read_task
 from txmq_spark.offset_ranges import (
     Loss,
     Survey,
+    TopicBounds,
     TopicPartition,
     bound_offsets,
     cut_ranges,
@@ -41,8 +49,8 @@ from txmq_spark.stream_progress import (
 )
 
 
-class MessageStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reader of topics for a query.
+class BrokerStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reader for a query.
 
     Spark makes one in a process of its own, which plans the query's batches, and
     others in the tasks, which only `read`.
@@ -54,6 +62,26 @@ class MessageStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._until: dict[TopicPartition, int] | None = None
         # Skipped messages of a batch that was planned already, for the next progress.
         self._unsaid: list[Loss] = []
+
+    @abstractmethod
+    def _survey(self, *, missing: bool = True) -> Survey:
+        """Return what the broker has to read. `missing`: some of it may be gone."""
+
+    @abstractmethod
+    def _tasks(self, ranges: Sequence[OffsetRange], survey: Survey) -> Sequence[object]:
+        """Cut ranges into those of tasks, for `read`."""
+
+    @abstractmethod
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield what a task reads."""
+
+    @abstractmethod
+    def _restored(self, progress: Progress, survey: Survey) -> dict[int, list[int]] | None:
+        """Return the ends at restores since the progress, as `restored_ends` does."""
+
+    @property
+    def _selects(self) -> Callable[[str], bool]:
+        return self._options.selects
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name
         survey, link = self._survey(missing=False), self._broker()
@@ -92,11 +120,8 @@ class MessageStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ended, lost = self._follow(planned, survey)
         report_losses([*losses, *lost], fail=self._options.fail_on_data_loss)
         self._unsaid = _unsaid(losses, start, planned)
-        tasks = cut_ranges(ended.ranges_from(begun), survey, self._options)
+        tasks = self._tasks(ended.ranges_from(begun), survey)
         return [InputPartition(task) for task in tasks]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        yield from read_task(self._options, partition.value, self._names)
 
     def stop(self) -> None:
         if self._link is not None:
@@ -107,15 +132,61 @@ class MessageStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._link = BrokerLink(self._options.url)
         return self._link
 
+    def _follow(self, progress: Progress, survey: Survey) -> tuple[Progress, list[Loss]]:
+        same = progress.log == survey.log
+        restored = {} if same else self._restored(progress, survey)
+        return follow(progress, survey, self._selects, restored)
+
+
+class MessageStream(BrokerStream):
+    """Reader of topics."""
+
     def _survey(self, *, missing: bool = True) -> Survey:
         return self._broker().survey(self._options, missing=missing)
 
-    def _follow(self, progress: Progress, survey: Survey) -> tuple[Progress, list[Loss]]:
-        restored: dict[int, list[int]] | None = {}
-        if progress.log != survey.log:
-            reply = self._broker().call("log.restores")
-            restored = restored_ends(reply, progress.log, survey.log)
-        return follow(progress, survey, self._options.selects, restored)
+    def _tasks(self, ranges: Sequence[OffsetRange], survey: Survey) -> Sequence[object]:
+        return cut_ranges(ranges, survey, self._options)
+
+    def _restored(self, progress: Progress, survey: Survey) -> dict[int, list[int]] | None:
+        reply = self._broker().call("log.restores")
+        return restored_ends(reply, progress.log, survey.log)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        yield from read_task(self._options, partition.value, self._names)
+
+
+class LetterStream(BrokerStream):
+    """Reader of the letters of groups, in the order of their deaths."""
+
+    def _survey(self, *, missing: bool = True) -> Survey:
+        link, groups = self._broker(), dict[str, TopicBounds]()
+        for group in sorted(self._options.letters):
+            try:
+                shown = link.call("group.show", group=group)
+            except UnknownGroup:
+                if not missing:
+                    raise
+                continue
+            groups[group] = TopicBounds(shown["group_id"], [1], [shown["next_letter"]])
+        return Survey(link.log_name, groups)
+
+    def _tasks(self, ranges: Sequence[OffsetRange], survey: Survey) -> Sequence[object]:
+        least = self._options.min_partitions
+        return [
+            LetterRange(one.topic, *numbers)
+            for one in ranges
+            for numbers in number_ranges(one.start - 1, one.end - 1, one.end - one.start, least)
+        ]
+
+    def _restored(self, progress: Progress, survey: Survey) -> None:
+        """Return None: the log does not tell the numbers of letters at a restore."""
+
+    @property
+    def _selects(self) -> Callable[[str], bool]:
+        return self._options.letters.__contains__
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        yield from read_letters(self._options, partition.value, self._names)
 
 
 def _unsaid(losses: Sequence[Loss], start: dict[str, Any], planned: Progress) -> list[Loss]:

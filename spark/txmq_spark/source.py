@@ -37,7 +37,7 @@ from txmq_spark.arrow_letters import LETTERS
 from txmq_spark.arrow_messages import MESSAGES
 from txmq_spark.letter_reading import FilteringLetterReader, LetterReader
 from txmq_spark.message_reading import FilteringMessageReader, MessageReader
-from txmq_spark.message_stream import MessageStream
+from txmq_spark.message_stream import LetterStream, MessageStream
 from txmq_spark.source_options import (
     ReadOptions,
     parse_read_options,
@@ -78,7 +78,8 @@ class TxmqDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
         options = parse_read_options(self.options)
         require_stream(options)
-        return MessageStream(options, _chosen(schema, _types(options)))
+        names = _chosen(schema, _types(options))
+        return (LetterStream if options.letters else MessageStream)(options, names)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001  # Spark's signature
         return JobWriter.for_schema(parse_write_options(self.options), schema, overwrite=overwrite)

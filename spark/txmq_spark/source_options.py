@@ -137,9 +137,17 @@ def require_batch(options: ReadOptions) -> None:
 
 def require_stream(options: ReadOptions) -> None:
     """Raise ConfigError for options that a stream cannot have."""
-    if options.letters:
+    if options.letters and options.states:
         raise ConfigError(
-            "letters", "dead letters cannot be read as a stream", hint="use spark.read"
+            "states",
+            "a stream has each letter once, when it dies",
+            hint="leave it out, or use spark.read",
+        )
+    if options.letters and (options.start.given or options.start.time is not None):
+        raise ConfigError(
+            "startingOffsets",
+            "letters have no offsets",
+            hint='use "earliest" (all that are there) or "latest"',
         )
     if options.end != Bound(LATEST):
         raise ConfigError(

@@ -1,6 +1,9 @@
 """Progress of a stream: the offsets that Spark keeps in its checkpoint, and how they
 follow what the broker has. Pure arithmetic.
 
+Letters of groups are streams like topics: a group is a topic of one partition, and the
+numbers of its letters are the offsets.
+
 Progress names the log, its incarnation and the ids of the topics: offsets have a
 meaning in those only. It also counts the messages that the stream has had to skip, so
 that `failOnDataLoss` false leaves a trace in the query's progress.
@@ -147,11 +150,11 @@ def follow(
         if not selects(name):
             continue
         if bounds is None:
-            losses.append(Loss(name, "the topic was deleted"))
+            losses.append(Loss(name, "it was deleted"))
         elif restored is None:
             losses.append(Loss(name, _other_log(progress.log, survey.log)))
         elif bounds.topic_id != topic.topic_id:
-            losses.append(Loss(name, "the topic was deleted and made again"))
+            losses.append(Loss(name, "it was deleted and made again"))
         else:
             offsets, lost = _follow_topic(name, topic, bounds, restored.get(topic.topic_id))
             topics[name] = topic._replace(offsets=offsets)
@@ -270,6 +273,6 @@ def _other_log(before: LogName, now: LogName) -> str:
     if before.log_id != now.log_id:
         return f"the broker has log {now.log_id}, and the stream has read log {before.log_id}"
     return (
-        f"the log has incarnation {now.incarnation or 'original'}, which does not descend from"
-        f" {before.incarnation or 'the original'}, which the stream has read"
+        f"the log has incarnation {now.incarnation or 'original'}, and the stream has read"
+        f" {before.incarnation or 'the original'}"
     )

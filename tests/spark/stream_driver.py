@@ -9,8 +9,7 @@ from typing import Self
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from txmq_spark import TxmqDataSource
-from txmq_spark.message_stream import MessageStream
-from txmq_spark.source import MESSAGE_TYPES
+from txmq_spark.message_stream import BrokerStream
 
 
 class StreamDriver:
@@ -18,13 +17,17 @@ class StreamDriver:
 
     def __init__(self, **options: str) -> None:
         self.batches: list[tuple[str, str]] = []
-        self._reader: MessageStream | None = None
+        self._reader: BrokerStream | None = None
         self._options = options
         self.restart(**options)
-        self.progress = json.dumps(self.reader.initialOffset())
+        try:
+            self.progress = json.dumps(self.reader.initialOffset())
+        except BaseException:
+            self.close()
+            raise
 
     @property
-    def reader(self) -> MessageStream:
+    def reader(self) -> BrokerStream:
         """The reader of the present run."""
         assert self._reader is not None, "before the first run"
         return self._reader
@@ -33,8 +36,9 @@ class StreamDriver:
         """Go on with a new reader, and perhaps other options, at the checkpoint."""
         self.close()
         self._options = options or self._options
-        reader = TxmqDataSource(self._options).streamReader(MESSAGE_TYPES)
-        assert isinstance(reader, MessageStream)
+        source = TxmqDataSource(self._options)
+        reader = source.streamReader(source.schema())
+        assert isinstance(reader, BrokerStream)
         self._reader = reader
 
     def plan(self, *, all_available: bool = False) -> str:

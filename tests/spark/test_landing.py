@@ -43,7 +43,7 @@ def test_each_message_lands_once_though_a_batch_is_run_again(
     assert sorted(int(row.body) for row in rows.select("body").collect()) == list(range(40))
     client.call("topic.delete", name=topic)
     assert command_line.main(arguments) == 1
-    assert "the topic was deleted (find out what was lost" in capsys.readouterr().err
+    assert "it was deleted (find out what was lost" in capsys.readouterr().err
     [date] = (path / f"topic={topic}").glob("date=20??-??-??")
     assert list(date.glob("*.parquet"))
 

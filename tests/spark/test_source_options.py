@@ -44,7 +44,8 @@ def test_letters_of_several_groups_and_states_are_read_together() -> None:
     [
         (TOPIC | {"maxOffsetsPerTrigger": "5"}, require_batch, "no triggers"),
         (TOPIC | {"startingOffsets": "latest"}, require_batch, "is empty"),
-        (URL | {"letters": "billing"}, require_stream, "as a stream"),
+        (URL | {"letters": "billing", "states": "open"}, require_stream, "when it dies"),
+        (URL | {"letters": "g", "startingTimestamp": "5"}, require_stream, "have no offsets"),
         (TOPIC | {"endingTimestamp": "5"}, require_stream, "has no end"),
     ],
 )

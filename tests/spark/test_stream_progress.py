@@ -96,11 +96,11 @@ NONE: dict[int, list[int]] = {}
     [
         (progress(2), survey([9], [5]), NONE, "orders/0: retention has removed offsets 2 to 4", 5),
         (progress(2, topic_id=3), survey([9], [1]), NONE, "deleted and made again", 1),
-        (progress(2), Survey(LOG, {}), NONE, "orders: the topic was deleted", None),
+        (progress(2), Survey(LOG, {}), NONE, "orders: it was deleted", None),
         (progress(7), survey([9], log=A), {ID: [4]}, "restored from a backup: it ended at", 4),
         (progress(7), survey([5]), NONE, "restored from a backup: it ended at offset 5", 5),
         (progress(2), survey([9], [1], LogName("other", "")), None, "the broker has log other", 1),
-        (progress(2, log=A), survey([9]), None, "incarnation original, which does not descend", 0),
+        (progress(2, log=A), survey([9]), None, "incarnation original, and the stream", 0),
     ],
 )
 def test_what_is_lost_is_an_error_or_said(

@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
+from tests.spark.consuming import let_die
 from tests.spark.stream_driver import StreamDriver, texts
+from txmq.errors import UnknownGroup
+from txmq_spark.offset_ranges import DataLoss
 from txmq_spark.pushed_filters import EPOCH
 
 if TYPE_CHECKING:
@@ -75,6 +78,28 @@ def test_a_stream_starts_where_it_is_told(
     assert latest.step() == texts(3)
     assert given.step() == texts(2, 3)
     assert timed.step() == texts(*(n for n in range(3) if stored[n] >= stored[1]), 3)
+
+
+def test_letters_are_a_stream_in_the_order_of_their_deaths(
+    drivers: Callable[..., StreamDriver], topic: str, client: txmq.Client
+) -> None:
+    client.call("topic.create", name=topic, partitions=1)
+    client.send_many(topic, texts(0, 1, 2))
+    let_die(client, topic, topic, texts(0, 1, 2), "concurrent")
+    driver = drivers(letters=topic, maxOffsetsPerTrigger="2")
+    latest = drivers(letters=topic, startingOffsets="latest")
+    assert (driver.step(), driver.step(), driver.step()) == (texts(0, 1), texts(2), [])
+    client.call("dlq.abandon", group=topic, letters=[[topic, 0, 1]], reason="a test")
+    client.send_many(topic, texts(3))
+    let_die(client, topic, topic, texts(3), "concurrent")
+    driver.restart()
+    assert driver.step() == latest.step() == texts(3)
+    assert driver.run(*driver.batches[0]) == texts(0)  # closed letters are left out
+    client.call("group.delete", group=topic, operator="tests", reason="a test")
+    with pytest.raises(DataLoss, match="was deleted"):
+        driver.plan()
+    with pytest.raises(UnknownGroup):
+        drivers(letters="nobody")
 
 
 def test_a_limit_is_not_for_all_that_is_available(

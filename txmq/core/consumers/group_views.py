@@ -159,6 +159,8 @@ def describe_group(
     return summary | {
         "settings": describe_settings(group.settings),
         "flood": None if group.breaker is None else group.breaker._asdict(),
+        "group_id": group.group_id,
+        "next_letter": group.next_letter,
         "member_list": [
             _member(state, group, member, context) for member in group.members.values()
         ],
