@@ -177,6 +177,7 @@ class Assembly:
             (TICK_S, self._plans.tick),
             (EXPIRY_S, self._plans.forget_old),
             (POLICIES_S, self._policies.tick),
+            (POLICIES_S, self._plans.end_lost),
             (LOOK_AHEAD_S, self._delays.tick),
             (EXPIRY_S, self._delays.forget_recalls),
             (EXPIRY_S, self._outcomes.tick),

@@ -22,6 +22,7 @@ from txmq.core.consumers.plans import (
     ResumePlan,
     StartPlan,
 )
+from txmq.core.consumers.policies import AUTHOR, FirePolicy, ReplayPolicy, SetPolicy, policies
 from txmq.core.events.plans import PlanAdvanced, PlanFrozen, PlanLettersAdded, PlanMoved
 from txmq.core.state import failed_messages, plan_letters
 from txmq.core.state.plans import FINISHED, LetterOutcome, Plan, PlanSettings, PlanState
@@ -32,9 +33,13 @@ if TYPE_CHECKING:
     from txmq.core.state.failed_messages import FailedMessage
 
 PLANNING = STEPS | {
-    "act": 150, "make_plan": 2, "build": 12, "go_on": 25, "order_plan": 6, "tidy_plans": 1,
-    "produce": 20, "operate": 0.4, "crash": 0.3, "reset": 0.7,
+    "act": 150, "make_plan": 2, "set_policy": 0.5, "fire": 1, "build": 12, "go_on": 25,
+    "order_plan": 6, "tidy_plans": 1, "produce": 20, "operate": 0.4, "crash": 0.3, "reset": 0.7,
 }  # fmt: skip
+
+
+def is_auto(plan: Plan) -> bool:
+    return plan.unfinished and plan.by == AUTHOR
 
 
 class PlanningSim(Sim):
@@ -130,6 +135,19 @@ class PlanningSim(Sim):
         if plan is not None:
             self.do(self.random.choice(orders)(plan.name, "ada"))
 
+    def set_policy(self) -> None:
+        """Let an operator set a policy, or remove it."""
+        settings = PlanSettings(0, 0, 1, stop_after=2, in_flight=2)
+        policy = ReplayPolicy("{}", 1, on_version=True, max_replays=1, settings=settings)
+        group = self.random.choice(self.names_of_groups())
+        self.do(SetPolicy(group, policy if self.random.random() < 0.8 else None, "ada"))
+
+    def fire(self) -> None:
+        """Let the policies' timer find letters, or a member with another version."""
+        version = self.random.choice(("", "", "1", "2", "3"))
+        for group, _policy in list(policies(self.state)):
+            self.do_unseen(FirePolicy(group.name, "{}", version))
+
     def tidy_plans(self) -> None:
         for plan in list(self.state.plans.active.values()):
             if plan.state is PlanState.DELETED:
@@ -138,6 +156,8 @@ class PlanningSim(Sim):
     def check(self) -> None:
         super().check()
         check_plans(self.state)
+        own = Counter(plan.group_id for plan in self.state.plans.active.values() if is_auto(plan))
+        assert not own or max(own.values()) == 1, "a policy has two unfinished plans"
         for plan in self.state.plans.by_name.values():
             group = self.state.groups.by_id.get(plan.group_id)
             for placed in plan_letters.letters_of(self.state, plan.plan_id):

@@ -11,7 +11,7 @@ import pytest
 from tests.core.consumers.simulated_plans import PlanningSim
 from tests.core.consumers.simulator import replayed_equals
 from txmq.core import machine
-from txmq.core.consumers import circuit_breaker, failures, plan_steps, poison
+from txmq.core.consumers import circuit_breaker, failures, plan_steps, poison, policies
 from txmq.core.events.plans import PlanAdvanced
 from txmq.core.state import failed_messages, plan_letters
 from txmq.core.state.failed_messages import FailedMessage
@@ -117,9 +117,14 @@ def a_reset_tells_that_it_processed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(failed_messages, "remove", lambda *args: remove(*args[:3]))
 
 
+def a_policy_does_not_wait(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(policies, "is_busy", lambda *_: False)
+
+
 @pytest.mark.parametrize(
     "bug",
     [
+        a_policy_does_not_wait,
         an_ack_tells_no_plan,
         a_second_death_keeps_the_plan,
         plans_share_letters,

@@ -20,7 +20,7 @@ from txmq.core.consumers.commands import (
     ReplayLetters,
     ResetPosition,
 )
-from txmq.core.consumers.plan_steps import AddPlanLetters, AdvancePlan
+from txmq.core.consumers.plan_steps import AddPlanLetters, AdvancePlan, EndLostLetters
 from txmq.core.events.outcome import Rejected
 from txmq.core.retention.letter_retention import ExpireLetters
 from txmq.core.state.plans import PlanSettings, PlanState
@@ -147,6 +147,18 @@ def test_a_reset_ends_letters_that_are_on_their_way(world: PlansWorld) -> None:
     assert world.outcomes("p") == {"ended": 2}
     world.run_plan("p")
     assert world.plan_of("p").state is PlanState.DONE
+
+
+def test_letters_on_their_way_end_with_their_topic(world: PlansWorld) -> None:
+    world.create("p", *world.letters(0, 5), *world.letters(1, topic="b"))
+    world.run_plan("p")
+    world.do(DeleteTopic("a"))
+    assert world.do(EndLostLetters(world.plan_of("p").plan_id)).following is None
+    assert world.outcomes("p") == {"delivered": 1, "ended": 2}
+    process(world)
+    world.run_plan("p")
+    assert world.plan_of("p").state is PlanState.DONE
+    world.check_plans()
 
 
 def test_a_deleted_group_ends_its_plans(world: PlansWorld) -> None:

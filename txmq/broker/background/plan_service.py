@@ -15,7 +15,9 @@ from txmq.core.consumers.plan_steps import (
     AddPlanLetters,
     AdvancePlan,
     AdvanceReply,
+    EndLostLetters,
     FreezePlan,
+    LostReply,
     TidyPlan,
 )
 from txmq.core.consumers.plans import DeletePlan
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from txmq.core.steps import Steps
 
 FIRST_SHARE = 0.1  # of the rate, with which a ramp begins
+REST_S = 1.0  # after a step that was refused
 BURST_S = 0.25  # a plan may put back what it has missed for so long
 KEEP_FINISHED = 30 * DAY
 MAX_FINISHED = 1_000
@@ -86,11 +89,12 @@ class PlanService:
         self._plans = engine.state.plans
         self._busy: set[int] = set()  # plans with a step under way
         self._paces: dict[int, Pace] = {}
+        self._resting_until = 0.0
 
     def tick(self) -> None:
         """Timer: begin a step of each plan that has something to do."""
         for plan in list(self._plans.active.values()):
-            if plan.plan_id not in self._busy:
+            if plan.plan_id not in self._busy and self._now() >= self._resting_until:
                 self._begin(plan)
         running = {plan.plan_id for plan in self._plans.active.values() if plan.state in RUNNING}
         for plan_id in self._paces.keys() - running:
@@ -100,6 +104,18 @@ class PlanService:
         """Return the letters per second at which a plan goes on now."""
         pace = self._paces.get(plan.plan_id)
         return 0.0 if pace is None or plan.state not in RUNNING else pace.rate(self._now())
+
+    def end_lost(self) -> None:
+        """Timer: end letters that were put back and lost their topics."""
+        for plan in list(self._plans.active.values()):
+            if plan.plan_id not in self._busy and plan_steps.may_have_lost(
+                self._engine.state, plan
+            ):
+                self._submit(plan, EndLostLetters(plan.plan_id), self._ended_lost)
+
+    def _ended_lost(self, plan: Plan, reply: object) -> None:
+        if isinstance(reply, LostReply) and reply.following is not None:
+            self._submit(plan, EndLostLetters(plan.plan_id, reply.following), self._ended_lost)
 
     def forget_old(self) -> None:
         """Timer: delete plans that ended long ago, and the oldest where there are too
@@ -148,6 +164,8 @@ class PlanService:
 
     def _done(self, plan: Plan, then: Callable[[Plan, Any], None], reply: object) -> None:
         self._busy.discard(plan.plan_id)
+        if isinstance(reply, Rejected):  # the disk is full, for example
+            self._resting_until = self._now() + REST_S
         then(plan, reply)
 
     def _found(self, plan: Plan, page: dict[str, Any] | Rejected) -> None:

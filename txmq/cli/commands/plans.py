@@ -97,6 +97,8 @@ def create(  # noqa: PLR0913  # its options
         raise typer.BadParameter(
             "select the letters: use either TOPIC/PARTITION/OFFSET, --all, --where or --select"
         )
+    if hold and not canary:
+        raise typer.BadParameter("--hold waits behind a canary: use --canary N, too")
     settings = {
         "rate": rate, "ramp_s": ramp, "canary": canary, "hold": hold, "stop_share": stop_share,
         "stop_after": stop_after, "in_flight": in_flight, "second_approver": second_approver,

@@ -22,6 +22,7 @@ from txmq.core.events.plans import (
     PlanAdvanced,
     PlanFrozen,
     PlanLettersAdded,
+    PlanLettersLost,
     PlanMoved,
     PlanTidied,
     SkippedLetter,
@@ -35,7 +36,7 @@ from txmq.store import tables as t
 if TYPE_CHECKING:
     from txmq.core.consumers.commands import TopicOffset
     from txmq.core.events.base import RecordContext
-    from txmq.core.state.consumer_groups import MessageRef
+    from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
     from txmq.core.state.failed_messages import FailedMessage
     from txmq.core.state.plan_letters import PlacedLetter
     from txmq.core.state.state import State
@@ -89,6 +90,21 @@ class AdvanceReply(NamedTuple):
 
     letters: int
     more: bool = False
+
+
+class EndLostLetters(NamedTuple):
+    """End letters of a plan that were put back, and whose topics were deleted since:
+    nobody will get them. `after` is the key of the letter to go on behind.
+    """
+
+    plan_id: int
+    after: bytes = b""
+
+
+class LostReply(NamedTuple):
+    """The key to go on behind; None = all letters were looked at."""
+
+    following: bytes | None = None
 
 
 class TidyPlan(NamedTuple):
@@ -254,6 +270,33 @@ def reason_to_skip(
     return ""
 
 
+def may_have_lost(state: State, plan: Plan) -> bool:
+    """Return True if letters that are put back may be of topics that were deleted."""
+    group = state.groups.by_id.get(plan.group_id)
+    return (
+        group is not None
+        and plan.count(LetterOutcome.DELIVERED) > 0
+        and any(state.topics_by_id[topic_id].deleted for topic_id, _ in group.positions)
+    )
+
+
+def decide_end_lost(state: State, command: EndLostLetters, now: int) -> Outcome:
+    del now
+    plan = state.plans.by_id.get(command.plan_id)
+    if plan is None or not may_have_lost(state, plan):
+        return Outcome(reply=LostReply())
+    found = list(islice(plan_letters.letters_of(state, plan.plan_id, command.after), STEP_ROWS))
+    lost = tuple(
+        (*placed.ref, placed.visible_at, "its topic was deleted")
+        for placed in found
+        if placed.letter.outcome == LetterOutcome.DELIVERED
+        and state.topics_by_id[placed.ref[0]].deleted
+    )
+    reply = LostReply(found[-1].key if len(found) == STEP_ROWS else None)
+    event = PlanLettersLost(plan.plan_id, plan.group_id, lost)
+    return Outcome((event,) if lost else (), reply)
+
+
 def decide_tidy(state: State, command: TidyPlan, now: int) -> Outcome:
     del now
     plan = state.plans.by_id.get(command.plan_id)
@@ -287,17 +330,34 @@ def apply_frozen(state: State, event: PlanFrozen, context: RecordContext) -> Non
 
 def apply_advanced(state: State, event: PlanAdvanced, context: RecordContext) -> None:
     plan, group = state.plans.by_id[event.plan_id], state.groups.by_id[event.group_id]
-    for topic_id, partition, offset, visible_at, why in event.skipped:
-        ref = (topic_id, partition, offset)
-        row = failed_messages.get(state, group, ref)
-        if row is not None and row.plan == plan.plan_id:
-            failed_messages.set_plan(state, group, ref, 0)
-        _set(state, plan, visible_at, ref, LetterOutcome.SKIPPED, why)
+    _leave(state, plan, group, event.skipped, LetterOutcome.SKIPPED)
     for move in event.moves:
         topic_id, partition, offset, row = failed_messages.decode_move(move)
         _set(state, plan, row.visible_at, (topic_id, partition, offset), LetterOutcome.DELIVERED)
     plan.cursor = event.cursor
     key_fences.apply_changes(state, group, event.moves, event.fences, context.stored_at)
+
+
+def apply_lost(state: State, event: PlanLettersLost, context: RecordContext) -> None:
+    del context
+    plan, group = state.plans.by_id[event.plan_id], state.groups.by_id[event.group_id]
+    _leave(state, plan, group, event.letters, LetterOutcome.ENDED)
+
+
+def _leave(
+    state: State,
+    plan: Plan,
+    group: ConsumerGroup,
+    letters: tuple[SkippedLetter, ...],
+    outcome: LetterOutcome,
+) -> None:
+    """Apply: letters belong to a plan no more, for the reasons that they have."""
+    for topic_id, partition, offset, visible_at, why in letters:
+        ref = (topic_id, partition, offset)
+        row = failed_messages.get(state, group, ref)
+        if row is not None and row.plan == plan.plan_id:
+            failed_messages.set_plan(state, group, ref, 0)
+        _set(state, plan, visible_at, ref, outcome, why)
 
 
 def _set(
@@ -330,11 +390,13 @@ DECIDERS: Deciders = {
     AddPlanLetters: decide_add,
     FreezePlan: decide_freeze,
     AdvancePlan: decide_advance,
+    EndLostLetters: decide_end_lost,
     TidyPlan: decide_tidy,
 }
 APPLIERS: Appliers = {
     PlanLettersAdded: apply_added,
     PlanFrozen: apply_frozen,
     PlanAdvanced: apply_advanced,
+    PlanLettersLost: apply_lost,
     PlanTidied: apply_tidied,
 }

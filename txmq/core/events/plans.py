@@ -107,6 +107,15 @@ class PolicyFired(NamedTuple):
     version: str
 
 
+@event(137)
+class PlanLettersLost(NamedTuple):
+    """Letters that a plan had put back ended, because their topics were deleted."""
+
+    plan_id: int
+    group_id: int
+    letters: tuple[SkippedLetter, ...]
+
+
 @event(134)
 class PlanTidied(NamedTuple):
     """At most `most` more letters of a deleted plan were removed; the plan goes with
