@@ -10,6 +10,7 @@ from typing import Any
 import psycopg2
 from psycopg2.extensions import connection as Connection  # noqa: N812  # a class, whatever its name
 
+from tests.client.kept_sessions import asked
 from tests.client.real import RealBroker
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.transaction.xa import XaTransaction
@@ -28,11 +29,14 @@ _topics = count(1)
 
 
 class Ledgers:
-    """Databases with a connection each, the home broker, and its client."""
+    """Databases with a connection each, the home broker, and its client.
+
+    `connect` opens the connections, and so does `reset`.
+    """
 
     def __init__(self, dsns: Sequence[str], broker: RealBroker, client: Client) -> None:
         self.dsns, self.broker, self.client = dsns, broker, client
-        self.connections: list[Connection] = [psycopg2.connect(dsn) for dsn in dsns]
+        self.connections: list[Connection] = []
         self.topic = f"ledger-{next(_topics)}"
 
     @property
@@ -128,6 +132,9 @@ class Ledgers:
             ):
                 asked(dsn, f"ROLLBACK PREPARED '{gid}'")
             asked(dsn, TABLES)
+        self.connect()
+
+    def connect(self) -> None:
         self.connections = [psycopg2.connect(dsn) for dsn in self.dsns]
 
     def close(self) -> None:
@@ -138,13 +145,3 @@ class Ledgers:
 def run(connection: Connection, statement: str) -> None:
     with connection.cursor() as cursor:
         cursor.execute(statement)
-
-
-def asked(dsn: str, statement: str) -> list[tuple[Any, ...]]:
-    """Return the rows of a statement on a new connection."""
-    with (
-        closing(connect_to(dsn, application_name="test")) as connection,
-        connection.cursor() as cursor,
-    ):
-        cursor.execute(statement)
-        return [] if cursor.description is None else cursor.fetchall()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from itertools import count
 from typing import Any
 
 import psycopg2
 
+from tests.client.kept_sessions import asked
 from tests.client.real import Found, RealBroker
 from txmq.client.blocking.client import Client
 from txmq.errors import ConnectionLost
@@ -41,9 +41,7 @@ class World:
             cursor.execute("INSERT INTO orders (id) VALUES (%s)", (order,))
 
     def orders(self) -> set[str]:
-        with closing(psycopg2.connect(self.dsn)) as connection, connection.cursor() as cursor:
-            cursor.execute("SELECT id FROM orders")
-            return {order for (order,) in cursor.fetchall()}
+        return {order for (order,) in asked(self.dsn, "SELECT id FROM orders")}
 
     def messages(self) -> set[str]:
         """Return the published messages; they agree with the rows once all is
@@ -69,5 +67,4 @@ class World:
 
 def make_tables(dsn: str) -> None:
     """Create the tables anew, empty."""
-    with closing(psycopg2.connect(dsn)) as connection, connection, connection.cursor() as cursor:
-        cursor.execute(TABLES)
+    asked(dsn, TABLES)

@@ -44,7 +44,7 @@ from txmq.wire.calls.encoding import encode_call
 from txmq.wire.data_requests import Opcode
 
 FAULTS_S = 0.7  # no fault is injected after this time,
-SETTLE_S = 60.0  # and within this time everything must come to its end
+SETTLE_S = 20.0  # and within this time everything must come to its end
 STEPS = 200_000
 CLOCK_SHARE = 0.25  # of the seeds put the clock of the broker's machine back
 XA_SHARE = 0.4  # of the seeds have XA transactions and producer instances

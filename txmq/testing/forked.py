@@ -22,6 +22,7 @@ BROKERS: Final = [
     "txmq.cli.logs",
     "txmq.cli.commands.xa_thread",
     "txmq.broker.service",
+    "txmq.broker.reactor.epoll_reactor",
     "txmq.admin.edge",
 ]
 CLIENTS: Final = [

@@ -14,7 +14,8 @@ import psycopg2
 import pytest
 from psycopg2.extensions import parse_dsn
 
-from tests.client.ledgers import DEADLINE_S, TABLES, Ledgers, asked
+from tests.client.kept_sessions import asked
+from tests.client.ledgers import DEADLINE_S, TABLES, Ledgers
 from tests.client.real import RealBroker
 from tests.client.scripted_member import fresh
 from tests.client.world import ApplicationError, World, make_tables
@@ -131,6 +132,7 @@ def test_transactions_over_two_databases(
         for name in names:
             asked(postgres.dsn(name), TABLES)
         ledgers = Ledgers([pooler.dsn for pooler in pools], real, connect(real.url))
+        ledgers.connect()
         ledgers.topic = fresh("pooled")
         for number in range(6):
             ledgers.begin(f"o-{number}").__exit__(None, None, None)

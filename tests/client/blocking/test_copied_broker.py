@@ -13,7 +13,8 @@ import pytest
 from psycopg2.extensions import parse_dsn
 
 from tests.cli.peer import peer
-from tests.client.ledgers import DEADLINE_S, asked
+from tests.client.kept_sessions import asked
+from tests.client.ledgers import DEADLINE_S
 from tests.client.real import RealBroker
 from tests.client.world import World, make_tables
 from tests.fixtures_postgres import copied

@@ -19,7 +19,8 @@ from tests.client.blocking.test_copied_broker import refusals, reported
 from tests.client.blocking.test_inbox_identity import IDLE_S, WAIT_S, Connect, make
 from tests.client.blocking.test_inbox_resets import run, send
 from tests.client.effects import effects, with_effects
-from tests.client.ledgers import DEADLINE_S, asked
+from tests.client.kept_sessions import asked
+from tests.client.ledgers import DEADLINE_S
 from tests.client.real import RealBroker, bodies
 from tests.client.scripted_member import fresh
 from tests.client.world import World, make_tables

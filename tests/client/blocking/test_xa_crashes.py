@@ -15,7 +15,8 @@ import psycopg2
 import pytest
 
 from tests.client import killed_coordinators
-from tests.client.ledgers import Ledgers, asked
+from tests.client.kept_sessions import asked
+from tests.client.ledgers import Ledgers
 from tests.client.real import RealBroker
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.transaction import database_branch, home_broker, xa

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.client.ledgers import DEADLINE_S, Ledgers, asked, run
+from tests.client.kept_sessions import asked
+from tests.client.ledgers import DEADLINE_S, Ledgers, run
 from tests.client.proxy import Proxy
 from tests.client.real import RealBroker
 from tests.client.scripted_broker import FakeBroker
