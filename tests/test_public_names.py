@@ -82,6 +82,7 @@ CALLS = {
         "enlist": "connection **TransactionOptions",
     },
     (txmq.EnlistedTransaction,): {
+        "pending": "",
         "before_commit": "",
         "commit_with": "commit",
         "after_commit": "",

@@ -84,7 +84,8 @@ def enlist(
             f"The engine's connections are {type(own).__module__}.{type(own).__name__}, which "
             "take no messages along",
             hint="call txmq.sqlalchemy.install(engine) once, with an engine "
-            "postgresql+psycopg2://, before its sessions are used",
+            "postgresql+psycopg2://, before its sessions are used; a creator of your own gives "
+            "psycopg2 connection_factory=txmq.postgres.EnlistConnection",
         )
     transaction = sender.enlist(own, **options)
     if isinstance(own_session, Session):

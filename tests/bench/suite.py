@@ -51,6 +51,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     resolver.checkback,
     resolver.resolving,
     xa.two_databases,
+    transactions.joined,
     transactions.relay,
     rebalance.rebalance,
     inbox.inbox,

@@ -160,6 +160,35 @@ def outbox(run: Run) -> Iterator[Row]:
             )
 
 
+@benchmark("tx.joined", "what a message costs a business transaction")
+def joined(run: Run) -> Iterator[Row]:
+    with transactional(run) as program:
+        found = measured(
+            python(f"{CLIENTS}.joined", program.address, run.database.dsn(), run.count(2_000))
+        )
+    plain, outbox = found["plain"], found["outbox"]
+    for way, call in (("transaction", "client.transaction"), ("enlist", "client.enlist")):
+        ours = found[way]
+        yield row(
+            f"tx.joined_{way}_trips",
+            f"round trips to PostgreSQL that a message adds to a transaction, by {call}",
+            "round trips",
+            ours["trips"] - plain["trips"],
+            goal=at_most(1.0),
+        )
+        yield row(
+            f"tx.joined_{way}_wal",
+            f"what a message adds to PostgreSQL's log, by {call}, beside an outbox with DELETE",
+            "bytes",
+            ours["wal_bytes"] - plain["wal_bytes"],
+            yardstick=outbox["wal_bytes"] - plain["wal_bytes"],
+            goal=at_most(0.6),
+        )
+    what = "row and message by client.enlist, 1 client, beside client.transaction"
+    rate, yardstick = found["enlist"]["per_s"], found["transaction"]["per_s"]
+    yield row("tx.joined_enlist_rate", what, "tx/s", rate, yardstick=yardstick)
+
+
 @contextmanager
 def relayed(run: Run) -> Iterator[Program]:
     """Run a broker, and a relay of the messages that the database emits."""

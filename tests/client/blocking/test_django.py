@@ -198,6 +198,7 @@ def test_a_test_case_commits_nothing(world: World, own: Any) -> None:
         def test_order(self) -> None:
             with ATOMIC:
                 both(world, "o-1")
+                assert [sent.topic for sent in txmq.django.enlist(OWN).pending()] == [world.topic]
 
     result = unittest.TestResult()
     unittest.TestSuite([Case("test_order")]).run(result)

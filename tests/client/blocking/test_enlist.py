@@ -20,11 +20,13 @@ from tests.client.world import ApplicationError, World, fail
 from txmq.client.blocking.client import Client
 from txmq.errors import (
     BrokerUnavailable,
+    ClientClosed,
     InDoubt,
     LocalProtocolError,
     TransactionAborted,
     TransactionEnded,
 )
+from txmq.model.message import Message
 from txmq.postgres import EnlistConnection
 from txmq.testing.processes import run_script
 from txmq.testing.wait import wait_until
@@ -270,6 +272,9 @@ def test_all_cursors_of_an_enlist_connection_are_watched(
         assert len(tx._bundle.buffer.items) == n + 1
         with pytest.raises(LocalProtocolError, match="would end"):
             cursor.execute("COMMIT")
+    with connection.cursor("named", scrollable=True) as named:
+        named.execute("SELECT generate_series(1, 3)")
+        assert named.fetchmany(2) == [(1,), (2,)]
     connection.rollback()
 
 
@@ -288,6 +293,98 @@ def test_a_savepoint_from_before_the_first_send_takes_all_of_them_back(
     connection.commit()
     tx.wait_published()
     assert world.messages() == {"kept"}
+
+
+def test_an_error_before_anything_is_stored_rolls_back_too(
+    world: World, connection: EnlistConnection
+) -> None:
+    with txmq.connect([world.broker.url, "txmq://127.0.0.1:1"], timeout=0.2) as cluster:
+        world.insert("o-1", connection)
+        cluster.enlist(connection).send(world.topic, b"o-1", key="k")
+        with pytest.raises(BrokerUnavailable):  # whose partitions are unknown
+            connection.commit()
+    connection.commit()
+    assert agreed(world) == set()
+
+
+def test_nobody_goes_back_behind_the_token_row(world: World) -> None:
+    tx = world.client.enlist(world.connection)
+    world.insert("o-1")
+    run(world.connection, "SAVEPOINT s")
+    tx.send(world.topic, b"o-1")
+    tx.before_commit()
+    with pytest.raises(LocalProtocolError, match="would"):
+        run(world.connection, "ROLLBACK TO s")
+    run(world.connection, "COMMIT")
+    tx.after_commit()
+    tx.wait_published()
+    assert agreed(world) == {"o-1"}
+
+
+def test_a_transaction_tells_what_it_will_send(world: World, connection: EnlistConnection) -> None:
+    tx = world.client.enlist(connection)
+    tx.send(world.topic, b"one", key="k", headers={"a": "b"})
+    tx.send_many(world.topic, [b"two", b"three"], tags=["t", None])
+    assert tx.pending() == [
+        (world.topic, Message(b"one", "k", None, {"a": "b"})),
+        (world.topic, Message(b"two", tag="t")),
+        (world.topic, Message(b"three")),
+    ]
+    connection.rollback()
+
+
+def test_a_connection_that_became_autocommit_sends_nothing(
+    world: World, connection: EnlistConnection
+) -> None:
+    tx = world.client.enlist(connection)
+    tx.send(world.topic, b"m")
+    connection.autocommit = True
+    with pytest.raises(TransactionEnded):
+        connection.commit()
+    assert world.messages() == set()
+
+
+def test_a_key_keeps_the_order_of_its_rows_whoever_is_confirmed_first(
+    world: World, connection: EnlistConnection
+) -> None:
+    first = world.client.enlist(world.connection, check_after=60.0)
+    world.insert("o-1")
+    first.send(world.topic, b"o-1", key="k")
+    first.before_commit()
+    world.connection.commit()
+    second = world.client.enlist(connection)
+    world.insert("o-2", connection)
+    second.send(world.topic, b"o-2", key="k")
+    connection.commit()
+    assert world.state(second.token) == "COMMITTED"  # it waits for the first
+    first.after_commit()
+    second.wait_published()
+    assert [found.body for found in world.stored()] == [b"o-1", b"o-2"]
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_prepared_branch_decides_when_it_is_ended_elsewhere(
+    world: World, connection: EnlistConnection, *, committed: bool
+) -> None:
+    connection.tpc_begin(f"enlist-{world.topic}")
+    tx = world.client.enlist(connection, check_after=0.1)
+    world.insert("o-1", connection)
+    tx.send(world.topic, b"o-1")
+    connection.tpc_prepare()
+    connection.reset()  # as if this process had died: the branch stays
+    assert world.state(tx.token) == "UNDECIDED"
+    end = connection.tpc_commit if committed else connection.tpc_rollback
+    end(f"enlist-{world.topic}")
+    assert agreed(world) == ({"o-1"} if committed else set())
+
+
+def test_a_transaction_that_is_over_takes_nothing_more(
+    world: World, connection: EnlistConnection
+) -> None:
+    tx = world.client.enlist(connection)
+    connection.commit()
+    with pytest.raises(ClientClosed, match="enlist"):
+        tx.send(world.topic, b"late")
 
 
 def test_a_child_process_leaves_the_transaction_to_its_parent(

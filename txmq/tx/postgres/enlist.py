@@ -25,7 +25,7 @@ from txmq.errors import LocalProtocolError, TransactionEnded
 from txmq.tx.postgres.caller import is_idle, require_healthy, require_usable, roll_back
 from txmq.tx.postgres.caller_block import CallerBlock, require_free
 from txmq.tx.postgres.session import Connection, plain_cursor
-from txmq.tx.postgres.watched_cursor import Sends, control_in, savepoint_name, watched
+from txmq.tx.postgres.watched_cursor import CursorWatch, Sends, control_in, savepoint_name, watched
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -145,6 +145,7 @@ class EnlistedBlock(CallerBlock):
         self._proved = True  # nothing marks the transaction
         self._opened = False  # the transaction was seen open
         self._lost = False  # and then it was gone
+        self._stored = False  # its token row is written
         self._before_all = sends.mark()
 
     def join(self, enlisted: Enlisted) -> None:
@@ -185,7 +186,7 @@ class EnlistedBlock(CallerBlock):
         Raises TransactionEnded, or TransactionAborted where a statement has failed.
         """
         require_healthy(self.connection)
-        if self._was_ended():
+        if self._was_ended() or self.connection.autocommit:
             raise self.ended()
 
     def require_allowed(self, statement: str) -> re.Match[str] | None:
@@ -194,13 +195,15 @@ class EnlistedBlock(CallerBlock):
         Raises LocalProtocolError for one that would end the transaction without its
         messages, and TransactionEnded behind the end of the transaction.
         """
-        if self._ending:
+        found = control_in(statement)
+        if self._stored:
+            if found is not None and found["to"] is not None:
+                raise self._refusal(statement, "call before_commit() before the last COMMIT only")
             return None
         if self._was_ended():
             self.close()
             raise self.ended()
         self._opened = True
-        found = control_in(statement)
         if found is None or found["verb"].lower() in ("savepoint", "release"):
             return found
         if found["to"] is None:
@@ -216,6 +219,12 @@ class EnlistedBlock(CallerBlock):
             self._savepoints.clear()
         else:
             super().follow(done)
+
+    def end(self) -> None:
+        """Refuse to go back behind the token row: it would be gone, and rows would
+        stay.
+        """
+        self._stored = True
 
     def ended(self) -> TransactionEnded:
         """Return the error of a transaction that ended without its messages."""
@@ -240,6 +249,7 @@ class EnlistedBlock(CallerBlock):
 
     def close(self) -> None:
         """Let the connection alone."""
+        CursorWatch.end(self)
         super().close()
         if isinstance(self.connection, EnlistConnection):
             self.connection.enlisted = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Never
+from typing import Any, NamedTuple, Never
 
 from txmq.client.blocking.core import BlockingCore
 from txmq.client.blocking.transaction.broker_bundle import BrokerBundle
@@ -17,10 +17,17 @@ from txmq.client.blocking.transaction.postgres import PostgresTransaction
 from txmq.client.protocol.transaction.lifecycle import Stage, wrong_stage
 from txmq.client.protocol.transaction.options import TransactionOptions
 from txmq.errors import InDoubt, LocalProtocolError, TransactionAborted, TxmqError
-from txmq.model.message import ROLLBACK
+from txmq.model.message import ROLLBACK, Message
 from txmq.tx.postgres.commit import CommitOutcome, guarded_commit
 from txmq.tx.postgres.enlist import EnlistConnection, EnlistedBlock
 from txmq.tx.postgres.session import Connection
+
+
+class PendingMessage(NamedTuple):
+    """A message of an open transaction."""
+
+    topic: str
+    message: Message
 
 
 class EnlistedTransaction(PostgresTransaction):
@@ -78,6 +85,17 @@ class EnlistedTransaction(PostgresTransaction):
             "`with client.transaction(connection) as tx`",
         )
 
+    def pending(self) -> list[PendingMessage]:
+        """Return what is to be sent with the COMMIT, in order, as tests want to know
+        it.
+        """
+        return [
+            PendingMessage(item.topic, message)
+            for bundle in self._bundles
+            for item in bundle.buffer.items
+            for message in item.messages()
+        ]
+
     def before_commit(self) -> None:
         """Store the messages and write the token row, in the moment before COMMIT.
 
@@ -88,7 +106,7 @@ class EnlistedTransaction(PostgresTransaction):
             raise wrong_stage(self.token, self._stage)
         if self._is_of_parent():
             raise self._of_parent()
-        with self._ending_with_an_error():
+        with self._ending_with_an_error(), self._rolling_back():
             self._require_commit()
             if any(not bundle.empty for bundle in self._bundles):
                 self._block.require_open()
@@ -159,6 +177,15 @@ class EnlistedTransaction(PostgresTransaction):
             f"The transaction was marked to be rolled back: {self._rollback_only}",
             hint="nothing of it exists, as tx.set_rollback_only() has asked for",
         )
+
+    @contextmanager
+    def _rolling_back(self) -> Iterator[None]:
+        """Roll back after any error: whoever swallows it must not commit the rows."""
+        try:
+            yield
+        except BaseException:
+            self._block.roll_back()
+            raise
 
     @contextmanager
     def _ending_with_an_error(self) -> Iterator[None]:

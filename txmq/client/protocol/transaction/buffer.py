@@ -28,6 +28,14 @@ class BufferedSend(NamedTuple):
         """The number of its messages: one, or the rows of its columns."""
         return 1 if isinstance(self.content, Message) else len(self.content)
 
+    def messages(self) -> list[Message]:
+        """Return its messages, one by one."""
+        rows = self.content
+        if isinstance(rows, Message):
+            return [rows]
+        keys, tags = rows.keys or [None] * len(rows), rows.tags or [None] * len(rows)
+        return list(map(Message, rows.bodies, keys, tags))
+
 
 class BufferPosition(NamedTuple):
     """The length of a buffer at a savepoint."""

@@ -21,7 +21,8 @@ def wrong_stage(token: UUID, stage: Stage) -> ClientClosed | LocalProtocolError:
     """Return the error of a call for which the transaction is in the wrong stage."""
     if stage is Stage.OVER:
         return ClientClosed(
-            f"Transaction {token} is over", hint="begin another one with client.transaction"
+            f"Transaction {token} is over",
+            hint="begin another one with client.transaction or client.enlist",
         )
     return LocalProtocolError(
         f"Transaction {token} {stage.value}", hint="use it inside its `with` block"
