@@ -65,6 +65,7 @@ class ModelDisk:
     durable: dict[Place, StoredRow] = field(default_factory=dict)
     rows: dict[Place, StoredRow] = field(default_factory=dict)
     begun: dict[Place, int] = field(default_factory=dict)
+    marks: dict[Place, tuple[int, bool]] = field(default_factory=dict)  # attempt, begun
     changes_left: int = 1 << 30
 
     def crash(self) -> None:
@@ -175,6 +176,36 @@ class ModelStore:
     def close(self) -> None: ...
 
 
+class ModelMarks:
+    """The model of `HandedOut`: what a process has written outlives it."""
+
+    def __init__(self, disk: ModelDisk) -> None:
+        self._disk = disk
+        self.not_begun = tuple(
+            (place, attempt) for place, (attempt, begun) in disk.marks.items() if not begun
+        )
+        disk.marks.clear()
+
+    def hand_out(self, place: Place, attempt: int) -> ModelMark:
+        self._disk.marks[place] = (attempt, False)
+        return ModelMark(self._disk, place)
+
+    def end(self, place: Place) -> None:
+        self._disk.marks.pop(place, None)
+
+
+@dataclass
+class ModelMark:
+    """The mark of one attempt."""
+
+    disk: ModelDisk
+    place: Place
+
+    def begin(self) -> None:
+        attempt, _begun = self.disk.marks[self.place]
+        self.disk.marks[self.place] = (attempt, True)
+
+
 class ModelStores(LocalStores):
     """The stores of a member on a model of its disk."""
 
@@ -184,7 +215,8 @@ class ModelStores(LocalStores):
 
     def _open(self, name: StoreName, result: JobResult) -> None:
         del result
-        self._stores[name.topic] = ModelStore(self._disk)  # type: ignore[assignment]  # a model
+        store, marks = ModelStore(self._disk), ModelMarks(self._disk)
+        self._serve(name.topic, store, marks)  # type: ignore[arg-type]  # models
 
 
 @dataclass

@@ -7,7 +7,7 @@ the other and posts their results back to where the state machine lives.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -30,7 +30,7 @@ from txmq.recover.local_store import (
     StoreLimits,
     StoreOwner,
 )
-from txmq.recover.local_store.handed_out import Attempt, HandedOut
+from txmq.recover.local_store.handed_out import HandedOut
 from txmq.recover.local_store.replaced import move_aside
 
 TICK_S = 0.1  # between two looks at the clock, for due messages and timeouts
@@ -156,30 +156,30 @@ class LocalStores:
                 hint="its messages were of a topic that was deleted: see txmq recover export",
             )
             store, report = LocalStore.open(directory, owner, limits, now=self._now)
-        self._stores[name.topic] = store
-        self._handed[name.topic] = HandedOut(store.path)
+        self._serve(name.topic, store, HandedOut(store.path))
         result.report = report
         for finding in report.findings():
             log.error("local_store.damaged", group=name.group, finding=finding)
         policy = result.job.policy
         longest = int(max(policy.delays) * (1 + policy.jitter))
         with suppress(DiskFull):
-            self._uncount(store, self._handed[name.topic].not_begun)
             bounded = store.bound_waits(longest, MAX_DELAY_S * SECOND)
             if bounded:
                 log.warning("local_store.waits_bounded", topic=name.topic, messages=bounded)
 
-    def _uncount(self, store: LocalStore, attempts: Sequence[Attempt]) -> None:
-        """Take back the attempts that no handler had begun when the process before
-        died.
+    def _serve(self, topic: str, store: LocalStore, marks: HandedOut) -> None:
+        """Begin with an open store: take back the attempts that no handler had begun
+        when the process before died.
         """
+        self._stores[topic], self._handed[topic] = store, marks
         changes = []
-        for place, attempt in attempts:
+        for place, attempt in marks.not_begun:
             entry = store.entry(place)
             if entry is not None and (entry.state, entry.attempt) == (State.STORED, attempt):
                 changes.append(Change(place, State.STORED, attempt - 1, self._now(), KEPT_FAILURE))
         if changes:
-            store.record(changes)
+            with suppress(DiskFull):
+                store.record(changes)
 
     def _write(self, store: LocalStore, result: JobResult) -> None:
         job = result.job
