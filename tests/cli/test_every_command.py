@@ -39,6 +39,7 @@ COMMANDS = {
     "dlq select save": "mine --where text=order",
     "dlq show": "billing orders/0/1",
     "dlq stats": "billing",
+    "dlq try": "billing orders/0/1 --member m-1",
     "group alter": "billing --lease 5",
     "group clone": "billing again",
     "group delete": "billing --yes",

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from tests.cli.support import ScriptedClient, client, run
+from txmq.cli.commands import letter_edits
 from txmq.cli.letter_diff import MAX_COMPARED, Version, diff
+from txmq.errors import UnknownLetter
 
 __all__ = ["client"]
 
@@ -218,3 +220,39 @@ def test_copies_are_made_until_none_is_left(client: ScriptedClient) -> None:
     assert run(*redrive, "--all", "--again", "--yes").stdout.split() == ["done", "2"]
     assert client.calls[-1][1]["cursor"] == "aa"
     assert run(*redrive).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("reply", "wanted", "status"),
+    [
+        (UnknownLetter("no such letter"), {"outcome": "processed"}, 0),
+        (
+            {"state": "dead", "number": 8, "consumer": "m-1", "error_type": "E", "error_text": "t",
+             "dead_at": 9, "key": "k"},
+            {"outcome": "died again", "consumer": "m-1", "error_type": "E", "error_text": "t",
+             "dead_at": 9},
+            1,
+        ),
+        ({"state": "local", "number": 7}, {"outcome": "at a consumer"}, 1),
+        ({"state": "abandoned", "number": 7}, {"outcome": "abandoned"}, 1),
+    ],
+)  # fmt: skip
+def test_a_trial_shows_its_outcome(
+    client: ScriptedClient,
+    monkeypatch: pytest.MonkeyPatch,
+    reply: Any,
+    wanted: dict[str, Any],
+    status: int,
+) -> None:
+    monkeypatch.setattr(letter_edits, "LOOK_S", 0)
+    attempt = ("dlq", "try", "billing", "orders/3/17", "--member", "m-1", "--operator", "ada")
+    client.replies = [{"number": 7}, {"state": "replaying", "number": 7}, reply]
+    result = run(*attempt, "--json")
+    assert (json.loads(result.stdout), result.exit_code) == (wanted, status)
+    assert client.calls[0] == (
+        "dlq.try",
+        PLACE | {"member": "m-1", "operator": "ada", "reason": ""},
+    )
+    client.replies = [{"number": 7}, {"state": "replaying", "number": 7}]
+    late = run(*attempt, "--timeout", "0", "--json")
+    assert (json.loads(late.stdout), late.exit_code) == ({"outcome": "no answer yet"}, 1)

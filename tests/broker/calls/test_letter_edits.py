@@ -14,11 +14,19 @@ from txmq.core import machine
 from txmq.core.consumers import letter_edits
 from txmq.core.events.outcome import Rejected
 from txmq.core.state import log_pins
-from txmq.errors import BadRequest, Conflict, RemoteProtocolError, UnknownGroup, UnknownLetter
+from txmq.errors import (
+    BadRequest,
+    Conflict,
+    RemoteProtocolError,
+    UnknownGroup,
+    UnknownLetter,
+    UnknownMember,
+)
 from txmq.model import limits
 from txmq.store.tables import EDITS, NAMES, SIGN, MemoryTables
 from txmq.wire.chunks import unpack_chunks
 from txmq.wire.data_requests import Fetch, Opcode, pack_fetch
+from txmq.wire.frames import encode_frame
 
 PLACE = {"topic": "t", "partition": 0}
 
@@ -276,3 +284,24 @@ def test_only_what_is_in_the_file_is_noted_as_exported() -> None:
     for letters in ([], [(1, -1, 0)], [(1, 2)], [(1, 2, 0)] * 1_001):
         with pytest.raises(RemoteProtocolError):
             exported(office, *letters)
+
+
+def test_a_letter_is_tried_by_one_member_that_waits_for_messages() -> None:
+    office = EditOffice(4)
+    office.edit(1, body=b"mended")
+    waiting = Fetch(office.joined["generation"], 5_000, 1 << 22, 10, "g", "a")
+    office.client.send(encode_frame(Opcode.FETCH, 9, pack_fetch(waiting)))
+    assert office.client.replies() == []
+    tried = {"group": "g", **PLACE, "offset": 1, "operator": "ada"}
+    assert office.call("dlq.try", **tried, member="b").error is UnknownMember
+    assert office.call("dlq.try", **tried, member="a") == {"number": 2}
+    office.broker.pass_time(0)
+    [reply] = office.client.replies()
+    [chunk] = unpack_chunks(reply.payload).chunks
+    assert BatchView(bytes(chunk.batch)).bodies == [b"mended"]
+    shown = office.show(1)
+    assert (shown["state"], shown["trial_by"]) == ("replaying", "a")
+    office.nack(1, {"type": "C", "text": "again", "bases": []})
+    shown = office.show(1)
+    assert (shown["state"], shown["number"], shown["error_type"]) == ("dead", 5, "C")
+    assert office.state_again()

@@ -30,6 +30,7 @@ from txmq.core.consumers.letter_selection import (
     LetterSelection,
     ScanPosition,
 )
+from txmq.core.consumers.letter_trials import TryLetter
 from txmq.core.events.outcome import Rejected
 from txmq.core.state.letter_index import LetterState
 from txmq.errors import BadRequest, CorruptRecord, UnknownTopic
@@ -152,6 +153,7 @@ class DeadLetterCalls:
             "dlq.replay": self.replay,
             "dlq.abandon": self.abandon,
             "dlq.exported": self.note_exported,
+            "dlq.try": self.try_one,
             "dlq.note": self.note,
             "dlq.save": self.save,
             "dlq.saved": self.saved,
@@ -379,6 +381,12 @@ class DeadLetterCalls:
     def note_exported(self, call: CallContext, args: wire.DlqExported) -> None:
         command = NoteExported(args.group, args.letters, operator_note(args))
         acted = audited("dlq.exported", operators.group(args.group), args, command)
+        self._engine.submit(acted, then(call.answer, lambda reply: reply._asdict()))
+
+    def try_one(self, call: CallContext, args: wire.DlqTry) -> None:
+        letter = (args.topic, args.partition, args.offset)
+        command = TryLetter(args.group, letter, args.member, operator_note(args))
+        acted = audited("dlq.try", operators.group(args.group), args, command)
         self._engine.submit(acted, then(call.answer, lambda reply: reply._asdict()))
 
     def note(self, call: CallContext, args: wire.DlqNote) -> None:

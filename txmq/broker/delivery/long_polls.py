@@ -16,6 +16,7 @@ from txmq.core.events.consumers import (
     Replayed,
     Returned,
 )
+from txmq.core.events.letters import LetterTried
 from txmq.core.events.topics import TopicDeleted
 
 if TYPE_CHECKING:
@@ -25,10 +26,20 @@ if TYPE_CHECKING:
     from txmq.broker.reactor.interfaces import Clock, Timer
     from txmq.broker.reactor.protocol import ClientSession
 
-    FreeingEvent = Returned | Rebalanced | MemberLeft | LeasesExpired | Replayed | PositionReset
+    FreeingEvent = (
+        Returned | Rebalanced | MemberLeft | LeasesExpired | Replayed | LetterTried | PositionReset
+    )
 
 # Events after which messages may be deliverable that were not before, without new ones.
-FREEING_EVENTS = (Returned, Rebalanced, MemberLeft, LeasesExpired, Replayed, PositionReset)
+FREEING_EVENTS = (
+    Returned,
+    Rebalanced,
+    MemberLeft,
+    LeasesExpired,
+    Replayed,
+    LetterTried,
+    PositionReset,
+)
 MAX_WAIT_MS = 60_000
 MAX_WAITING = 1_024  # requests of one connection
 TURN_S = 0.002  # of a turn of the reactor, for waiters that are retried

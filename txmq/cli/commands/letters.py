@@ -9,7 +9,7 @@ import typer
 
 from txmq.cli.command import CommandSession, broker_command
 from txmq.cli.commands import plans
-from txmq.cli.commands.letter_edits import Letter, edit, version_of
+from txmq.cli.commands.letter_edits import Letter, edit, try_, version_of
 from txmq.cli.commands.letter_files import export, import_
 from txmq.cli.letter_diff import diff
 from txmq.cli.letter_selection import Saved, Where, parse_selection, selection_args
@@ -23,6 +23,7 @@ app.add_typer(selections, name="select")
 broker_command(app, "edit")(edit)
 broker_command(app, "export")(export)
 broker_command(app, "import")(import_)
+broker_command(app, "try")(try_)
 MAX_LETTERS_PER_CALL = 1_000  # the limit of the broker
 COPIES_PER_CALL = 500
 COLUMNS = (

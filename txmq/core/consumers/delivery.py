@@ -249,6 +249,7 @@ class _DeliveryBuilder:
             or row.token
             or row.due > self._now
             or ref in group.leased_rows
+            or planning.is_for_others(group, self._member, tp, row)
         ):
             return
         decided = (
@@ -261,7 +262,7 @@ class _DeliveryBuilder:
         if read.expired:
             self._expired_rows.append(ref)
             self.changes.processed(ref, row.key_hash)
-        elif planning.is_exhausted(group, row):
+        elif planning.is_exhausted(group, tp, row):
             self.changes.dead_letter(ref, poison.dead_letter_row(row))
         elif row.deaths == read.candidate.deaths and self._fits_deaths(row.deaths):
             self._rows.append(ref)

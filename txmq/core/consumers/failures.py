@@ -169,7 +169,7 @@ def _fail(
         changes.retry(ref, row._replace(attempt=row.attempt - 1), now + pause)
     else:
         delay = group.settings.redelivery_delay(row.attempt, command.chance)
-        if action is FailureAction.DEAD or delay is None:
+        if action is FailureAction.DEAD or delay is None or row.trial_by:
             changes.dead_letter(ref, row)
         else:
             changes.retry(ref, row, now + (delay if command.delay is None else command.delay))

@@ -251,7 +251,9 @@ class FailureChanges:
         """Return the row as one that is a dead letter from now on."""
         number = self._letter_number
         self._letter_number += 1
-        return row._replace(due=0, dead_at=self._now, number=number, store=b"", exported=0)
+        return row._replace(
+            due=0, dead_at=self._now, number=number, store=b"", exported=0, trial_by=""
+        )
 
     def processed(self, ref: MessageRef, key_hash: int | None) -> None:
         """Advance the fence of the key if this message is its head."""

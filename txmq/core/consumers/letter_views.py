@@ -145,6 +145,7 @@ def view_of(state: State, group: ConsumerGroup, ref: MessageRef, row: FailedMess
         "reason": row.reason,
         "edits": row.edits,
         "exported_at": row.exported,
+        "trial_by": row.trial_by,
         "plan": None if plan is None else plan.name,
     }
     return LetterView(row.position, row.length, row.row, fields)

@@ -127,11 +127,29 @@ def may_deliver_row(group: ConsumerGroup, member: GroupMember, tp: TopicPartitio
     return tp in member.partitions and not held_by_others(group, member, tp)
 
 
-def is_exhausted(group: ConsumerGroup, row: FailedMessage) -> bool:
+def may_try(group: ConsumerGroup, name: str, tp: TopicPartition) -> bool:
+    """Return True if a member gets failed messages of this partition."""
+    member = group.members.get(name)
+    if member is None:
+        return False
+    return tp in member.partitions if group.ordered else tp[0] in member.topics
+
+
+def is_for_others(
+    group: ConsumerGroup, member: GroupMember, tp: TopicPartition, row: FailedMessage
+) -> bool:
+    """Return True if another member is to try the message."""
+    return row.trial_by not in ("", member.name) and not is_exhausted(group, tp, row)
+
+
+def is_exhausted(group: ConsumerGroup, tp: TopicPartition, row: FailedMessage) -> bool:
     """Return True if a failed message has had its last attempt.
 
-    That attempt got no answer: a nack would have made it a dead letter.
+    That attempt got no answer: a nack would have made it a dead letter. A trial is one
+    attempt, by one member.
     """
+    if row.trial_by and (row.attempt or row.deaths or not may_try(group, row.trial_by, tp)):
+        return True
     return group.max_attempts is not None and row.attempt >= group.max_attempts
 
 
@@ -188,7 +206,7 @@ class _Planner:
             if due <= self._now and self._may_redeliver(TopicPartition(ref[0], ref[1])):
                 row = failed_messages.get(self._state, group, ref)
                 assert row is not None, "it waits, so it is there"
-                if not is_exhausted(group, row):
+                if not is_exhausted(group, TopicPartition(ref[0], ref[1]), row):
                     if ready:
                         self._add_row(ref, row)
                     return True
@@ -235,8 +253,10 @@ class _Planner:
             for ref, row in failed_messages.due_rows(self._state, self._group, tp, self._now):
                 if most <= 0 or self._full(self._size(row)):
                     return
+                if row.trial_by and is_for_others(self._group, self._member, tp, row):
+                    continue
                 if self._fits_deaths(
-                    row.deaths if row.deaths and not is_exhausted(self._group, row) else 0
+                    row.deaths if row.deaths and not is_exhausted(self._group, tp, row) else 0
                 ):
                     most -= 1
                     self._add_row(ref, row)
@@ -247,7 +267,8 @@ class _Planner:
         batch = t.BatchEntry(row.position, row.length, 0, row.stored_at, 0, row.visible_at)
         topic_id, partition, offset = ref
         place = (topic_id, partition, offset - row.row, row.row, 1)
-        deaths = 0 if row.deaths and is_exhausted(self._group, row) else row.deaths
+        tp = TopicPartition(topic_id, partition)
+        deaths = 0 if row.deaths and is_exhausted(self._group, tp, row) else row.deaths
         self._messages -= 1
         self._bytes -= self._size(row)
         if row.length > SINGLE_ROW_BYTES:

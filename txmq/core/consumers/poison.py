@@ -80,6 +80,8 @@ def dead_letter_row(row: FailedMessage) -> FailedMessage:
 
 
 def _death_text(row: FailedMessage) -> str:
+    if not row.deaths:
+        return "its last delivery had no outcome: the consumer left, or gave no answer"
     return (
         f"{row.deaths} consumers died, or fell silent, with this message; "
         "it was alone with the last of them"

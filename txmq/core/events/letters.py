@@ -58,3 +58,13 @@ class LettersExported(NamedTuple):
     group_id: int
     rows: tuple[MessageRef, ...]
     by: str
+
+
+@event(143)
+class LetterTried(NamedTuple):
+    """A dead letter is delivered once, to the member that the new row names."""
+
+    group_id: int
+    moves: tuple[Move, ...]
+    fences: tuple[FenceChange, ...]
+    by: str

@@ -65,7 +65,8 @@ class FailedMessage(NamedTuple):
     until its outcome. `edits` is the number of times that its letter was edited: then
     `position` is that of another batch than the published one. `copies` is the number
     of its copies in other topics. `exported` is the time of the export that has this
-    death of this version.
+    death of this version. `trial_by` is the member that alone gets the message, for one
+    delivery.
     """
 
     kind: int
@@ -93,6 +94,7 @@ class FailedMessage(NamedTuple):
     edits: int = 0
     copies: int = 0
     exported: int = 0
+    trial_by: str = ""
 
 
 class Move(NamedTuple):

@@ -198,6 +198,16 @@ class DlqExported(OperatorArgs):
     operator: Name
 
 
+class DlqTry(OperatorArgs):
+    """One open dead letter to deliver once, to one member."""
+
+    topic: Name
+    partition: Partition
+    offset: Offset
+    member: Name
+    operator: Name
+
+
 class DlqNote(OperatorArgs):
     """A note on a fingerprint; "" removes it."""
 

@@ -92,6 +92,7 @@ CALLS: dict[str, type[Args]] = {
     "dlq.edit": letters.DlqEdit,
     "dlq.redrive": letters.DlqRedrive,
     "dlq.exported": letters.DlqExported,
+    "dlq.try": letters.DlqTry,
     "dlq.note": letters.DlqNote,
     "dlq.save": letters.DlqSave,
     "dlq.saved": letters.DlqSaved,

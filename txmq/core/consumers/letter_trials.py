@@ -1,0 +1,86 @@
+"""Trials: one delivery of a dead letter to one member. An operator awaits the outcome.
+
+If the member fails it, leaves or gives no answer, it is a dead letter again at once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from txmq.core.consumers import failures, key_fences, planning
+from txmq.core.consumers.authorization import find_member
+from txmq.core.consumers.key_fences import FailureChanges
+from txmq.core.events.letters import LetterTried
+from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.errors import Conflict, UnknownLetter
+from txmq.model.topic_partition import TopicPartition
+
+if TYPE_CHECKING:
+    from txmq.core.consumers.commands import TopicOffset
+    from txmq.core.events.base import RecordContext
+    from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
+    from txmq.core.state.failed_messages import FailedMessage
+    from txmq.core.state.state import State
+
+
+class TryLetter(NamedTuple):
+    """Deliver an open letter to this member, once."""
+
+    group: str
+    letter: TopicOffset
+    member: str
+    by: str
+
+
+class TrialReply(NamedTuple):
+    """The number of the letter's last death: it has another one if it dies again."""
+
+    number: int
+
+
+def decide_try(state: State, command: TryLetter, now: int) -> Outcome | Rejected:
+    found = find_member(state, command.group, command.member)
+    if isinstance(found, Rejected):
+        return found._replace(hint="see the members: txmq group show")
+    group, _member = found
+    ref, row = failures.find_message(state, group, *command.letter)
+    place = "{}/{}/{}".format(*command.letter)
+    if ref is None or row is None:
+        message = f"consumer group {command.group!r} has no dead letter {place}"
+        return Rejected(UnknownLetter, message, "list the dead letters: txmq dlq list")
+    changes = FailureChanges(state, group, now)
+    reason = failures.closed_reason(row) or failures.held_reason(state, row)
+    if reason := reason or _obstacle(group, ref, row, changes, command.member):
+        message = f"dead letter {place} of {command.group!r} cannot be tried: {reason}"
+        return Rejected(Conflict, message, "see txmq dlq show and txmq group show")
+    changes.retry(ref, failures.replayed_row(row)._replace(trial_by=command.member), now)
+    event = LetterTried(group.group_id, *changes.parts(), command.by)
+    return Outcome((event,), TrialReply(row.number))
+
+
+def _obstacle(
+    group: ConsumerGroup,
+    ref: MessageRef,
+    row: FailedMessage,
+    changes: FailureChanges,
+    member: str,
+) -> str:
+    """Return why the member would not get it now; "" = it would."""
+    tp = TopicPartition(ref[0], ref[1])
+    if not planning.may_try(group, member, tp):
+        what = "has not this partition" if group.ordered else "does not read this topic"
+        return f"{member!r} {what}"
+    if changes.is_fenced(ref, row.key_hash):
+        return "an earlier message of its key has failed, too"
+    if group.is_stopped(tp):
+        return "the group is paused, or being reset or cloned"
+    return "" if group.breaker is None else "the group's circuit breaker is open"
+
+
+def apply_tried(state: State, event: LetterTried, context: RecordContext) -> None:
+    group = state.groups.by_id[event.group_id]
+    key_fences.apply_changes(state, group, event.moves, event.fences, context.stored_at)
+
+
+DECIDERS: Deciders = {TryLetter: decide_try}
+APPLIERS: Appliers = {LetterTried: apply_tried}
