@@ -361,6 +361,17 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_broker_killed_in_a_redrive_has_each_copy_once_with_its_letter_closed",
         "test_a_letter_that_cannot_be_copied_is_refused_alone",
     ),
+    193: (
+        "test_what_is_no_whole_export_is_refused",
+        "test_an_export_that_is_not_finished_leaves_nothing",
+        "test_only_what_is_in_the_file_is_noted_as_exported",
+        "test_a_group_keeps_its_letters_until_they_are_exported",
+    ),
+    194: (
+        "test_a_failed_trial_is_a_dead_letter_again_without_retries",
+        "test_a_trial_without_an_answer_is_a_dead_letter_again",
+        "test_only_the_chosen_member_gets_the_letter_and_may_process_it",
+    ),
     79: (
         "test_every_message_is_in_one_place_and_keys_stay_in_order",
         "test_every_invariant_holds_for_every_seed",
