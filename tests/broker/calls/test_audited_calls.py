@@ -37,6 +37,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "dlq.abandon": LETTERS,
     "dlq.edit": GROUP | PLACE | {"edits": 0, "body": "eA=="},
     "dlq.redrive": LETTERS | {"to": "t"},
+    "dlq.try": GROUP | PLACE | {"member": "a"},
     "dlq.exported": GROUP | {"letters": [["t", 0, 1, 2, 0]]},
     "dlq.note": GROUP | {"fingerprint": "f1", "text": "seen"},
     "dlq.save": {"name": "mine", "select": {}},
