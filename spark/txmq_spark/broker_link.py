@@ -23,6 +23,7 @@ from txmq.errors import (
     BrokerFailed,
     ConnectionLost,
     LogChanged,
+    MessagesDamaged,
     OffsetOutOfRange,
     ProtocolError,
     RemoteProtocolError,
@@ -233,7 +234,8 @@ class BrokerLink(AbstractContextManager["BrokerLink"]):
     ) -> Iterator[dict[str, Any]]:
         """Yield the open letters of a consumer group, in the order of their numbers.
 
-        The numbers are greater than `after`, and at most `last`.
+        The numbers are greater than `after`, and at most `last`. A letter whose message
+        is damaged has no body.
         """
         page = PAGE_LETTERS_WITH_BODIES if bodies else PAGE_LETTERS
         following: int | None = after
@@ -249,6 +251,10 @@ class BrokerLink(AbstractContextManager["BrokerLink"]):
                     raise
                 page = max(1, page // 8)
                 continue
+            except MessagesDamaged:  # that of the next letter, which has to be a body's
+                reply = self.call("dlq.list", group=group, after=following, limit=1, bodies=False)
+                if not (bodies and any("damaged" in letter for letter in reply["letters"])):
+                    raise
             for letter in reply["letters"]:
                 if last is not None and letter["number"] > last:
                     return

@@ -8,10 +8,11 @@ meanwhile are left out.
 
 from __future__ import annotations
 
+import time
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -48,6 +49,16 @@ from txmq_spark.stream_progress import (
     restored_ends,
 )
 
+REST: Final = 4  # between two surveys, as a multiple of the time that one takes
+
+
+class _Taken(NamedTuple):
+    """A survey, when it was taken, and how many seconds that took."""
+
+    survey: Survey
+    at: float
+    cost: float
+
 
 class BrokerStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reader for a query.
@@ -60,6 +71,8 @@ class BrokerStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options, self._names = options, names
         self._link: BrokerLink | None = None
         self._until: dict[TopicPartition, int] | None = None
+        self._last: _Taken | None = None
+        self._rest = REST
         # Skipped messages of a batch that was planned already, for the next progress.
         self._unsaid: list[Loss] = []
 
@@ -98,7 +111,7 @@ class BrokerStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(  # noqa: N802  # Spark's name
         self, start: dict[str, Any], limit: ReadLimit
     ) -> dict[str, Any]:
-        before, survey = parse_progress(start), self._survey()
+        before, survey = parse_progress(start), self._recent()
         now, losses = self._follow(before, survey)
         report_losses(losses, fail=self._options.fail_on_data_loss)
         now = now.skipping([*losses, *self._unsaid])
@@ -109,7 +122,7 @@ class BrokerStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return start if end == before else end.to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802  # Spark's name
-        survey = self._survey()
+        survey = self._survey() if self._last is None else self._last.survey
         return first_progress(survey, survey.ends()).to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -131,6 +144,18 @@ class BrokerStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._link is None:
             self._link = BrokerLink(self._options.url)
         return self._link
+
+    def _recent(self) -> Survey:
+        """Return a survey of now, or the last one if Spark asks too often: it may ask a
+        hundred times a second, and there may be thousands of topics.
+        """
+        began, last = time.monotonic(), self._last
+        if last is not None and began - last.at < self._rest * last.cost:
+            return last.survey
+        survey = self._survey()
+        at = time.monotonic()
+        self._last = _Taken(survey, at, at - began)
+        return survey
 
     def _follow(self, progress: Progress, survey: Survey) -> tuple[Progress, list[Loss]]:
         same = progress.log == survey.log

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,10 +11,14 @@ from pathlib import Path
 import pytest
 
 import txmq
+from tests.client.blocking.test_restored_log import Site
+from tests.spark.consuming import let_die
 from tests.spark.stream_driver import StreamDriver, texts
+from txmq.client.protocol import conversation
 from txmq.errors import LogChanged, TopicReplaced
 from txmq.testing.own_broker import OwnBroker
 from txmq.testing.wait import wait_until
+from txmq_spark.broker_link import BrokerLink
 from txmq_spark.offset_ranges import DataLoss
 
 pytestmark = pytest.mark.timeout(300)  # where the machine is busy
@@ -133,3 +138,55 @@ def test_another_log_is_refused_or_read_from_its_beginning(tmp_path: Path, topic
             driver.restart(url=own.url, topic=topic, failOnDataLoss="false")
             assert driver.step() == texts(5)
             assert driver.step() == []
+
+
+def test_a_restored_log_is_read_on_by_a_stream_that_was_behind_it(
+    tmp_path: Path, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site(tmp_path)
+    url = site.broker.url
+    with txmq.connect(url, timeout=PATIENCE_S) as client:
+        client.call("topic.create", name=topic, partitions=1)
+        client.send_many(topic, texts(0, 1))
+        site.back_up()
+        client.send_many(topic, texts(2, 3))
+    limited = {"url": url, "topic": topic, "maxOffsetsPerTrigger": "1"}
+    with StreamDriver(**limited) as behind, StreamDriver(url=url, topic=topic) as ahead:
+        assert behind.step() == texts(0)
+        assert ahead.step() == texts(0, 1, 2, 3)
+        planned = (behind.progress, behind.plan())
+        site.restore()
+        for name in ("_newest_epochs", "_incarnations"):  # the application starts again
+            monkeypatch.setattr(conversation, name, {})
+        behind.restart()
+        ahead.restart()
+        with txmq.connect(url, timeout=PATIENCE_S) as client:
+            client.send_many(topic, texts(7, 8, 9))
+        assert behind.run(*planned) == texts(1)
+        assert [behind.step() for _ in range(4)] == [texts(n) for n in (1, 7, 8, 9)]
+        lost = "restored from a backup: it ended at offset 2, and the stream had read up to 4"
+        with pytest.raises(DataLoss, match=lost):
+            ahead.plan()
+        ahead.restart(url=url, topic=topic, failOnDataLoss="false")
+        assert ahead.step() == texts(7, 8, 9)
+        assert ahead.step() == []
+    site.broker.stop()
+
+
+def test_a_letter_whose_message_is_damaged_is_read_without_its_body(
+    own: OwnBroker, topic: str
+) -> None:
+    create(own, topic)
+    bodies = [b"first", b"rotten-" + topic.encode(), b"last"]
+    with txmq.connect(own.url, timeout=PATIENCE_S) as client:
+        for body in bodies:
+            client.send(topic, body)
+        let_die(client, topic, topic, bodies, "concurrent")
+    for path in (own.data / "log").iterdir():
+        with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as segment:
+            if (at := segment.find(bodies[1])) >= 0:
+                segment[at] ^= 1
+    with BrokerLink(own.url) as link:
+        found = list(link.letters(topic, bodies=True))
+    assert ["body" in letter for letter in found] == [True, False, True]
+    assert "damaged" in found[1]

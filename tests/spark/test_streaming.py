@@ -80,6 +80,19 @@ def test_a_stream_starts_where_it_is_told(
     assert timed.step() == texts(*(n for n in range(3) if stored[n] >= stored[1]), 3)
 
 
+def test_a_survey_that_takes_long_is_used_for_a_while(
+    drivers: Callable[..., StreamDriver], topic: str, client: txmq.Client
+) -> None:
+    client.send_many(topic, texts(0))
+    driver = drivers(topic=topic)
+    driver.reader._rest = 1 << 40
+    assert driver.step() == texts(0)
+    client.send_many(topic, texts(1))
+    assert driver.plan() == driver.progress
+    driver.reader._rest = 0
+    assert driver.step() == texts(1)
+
+
 def test_letters_are_a_stream_in_the_order_of_their_deaths(
     drivers: Callable[..., StreamDriver], topic: str, client: txmq.Client
 ) -> None:
