@@ -524,7 +524,7 @@ def test_views_of_a_store(world: StoreWorld) -> None:
             test_a_reset_takes_messages_back_and_the_store_hears_of_it,
         ),
         ("_is_old", False, test_an_adopted_store_changes_nothing_when_it_comes_back),
-        ("_is_leased_here", True, test_what_somebody_else_has_is_elsewhere),
+        ("_is_of_lease", True, test_what_somebody_else_has_is_elsewhere),
         ("_obeys", False, test_a_retry_order_comes_until_the_store_obeys),
     ],
 )
