@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from psycopg2.extensions import parse_dsn
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session
 from sqlalchemy.orm import sessionmaker as SessionMaker  # noqa: N812  # it is a class
@@ -115,6 +115,24 @@ def test_a_nested_session_takes_its_messages_back(
                 fail()
         session.commit()
     assert agreed(world) == {"o-2"}
+
+
+@pytest.mark.parametrize("moment", ["before_flush", "after_flush", "before_commit"])
+def test_a_session_s_own_events_may_send(
+    world: World, sessions: SessionMaker[Session], moment: str
+) -> None:
+    """As services do that collect the events of their objects."""
+
+    def announce(session: Session, *_: object) -> None:
+        for row in session.new:
+            enlist(session).send(world.topic, row.id.encode())
+
+    with sessions() as session:
+        event.listen(session, moment, announce)
+        for order in ("o-1", "o-2"):
+            session.add(Order(id=order))
+            session.commit()
+    assert agreed(world) == {"o-1", "o-2"}
 
 
 def test_a_session_of_two_engines_has_messages_with_either(

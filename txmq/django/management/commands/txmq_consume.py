@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 from argparse import ArgumentParser
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from threading import Event
 from typing import Any, Literal, get_args
 
@@ -44,17 +45,28 @@ class Command(BaseCommand):  # type: ignore[misc]  # Django has no types
     def handle(self, **options: Any) -> None:  # noqa: ANN401  # Django's
         """Run until SIGTERM or SIGINT."""
         stop = Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: stop.set())
-        with txmq.django.client().consumer(
+        consumer = txmq.django.client().consumer(
             options["group"], options["topics"], mode=options["mode"]
-        ) as consumer:
+        )
+        with set_by_signals(stop), consumer:
             consumer.run(
                 in_transaction(import_string(options["handler"]), options["database"]),
                 threads=options["threads"],
                 idle_exit=options["idle_exit"],
                 stop=stop,
             )
+
+
+@contextmanager
+def set_by_signals(stop: Event) -> Iterator[None]:
+    """Let SIGTERM and SIGINT set an event during the block."""
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def in_transaction(
