@@ -98,6 +98,10 @@ from pydantic import BaseModel
 class Order(BaseModel):
     amount: int
 not_a_model = 7
+def check(body):
+    import json
+    if "amount" not in json.loads(body):
+        raise KeyError("amount")
 """
 
 
@@ -116,6 +120,11 @@ def test_a_body_that_the_model_does_not_have_is_not_sent(
         assert (refused.exit_code, error["error"]) == (1, "LocalProtocolError")
         assert error["message"].startswith(f"the body is no Order: {reason}")
         assert len(client.calls) == 1
+    for body, reason in (("{}", "KeyError: 'amount'"), ("{", "JSONDecodeError: ")):
+        client.replies = [shown()]
+        refused = run(*EDIT, "--body", body, "--model", "shop_of_edits:check", "--json")
+        message = json.loads(refused.stderr)["message"]
+        assert message.startswith(f"the body is invalid: {reason}")
     for path in ("shop_of_edits:Nobody", "nowhere:Order", "shop_of_edits:not_a_model", "os", ""):
         client.calls = []
         wrong = run(*EDIT, "--body", "x", "--model", path, "--json")

@@ -123,7 +123,7 @@ def test_the_twisted_face_edits_a_letter(
         client = txmq.twisted.connect(reactor, real.url, service="s")
         [letter] = [one async for one in client.letters("edits-t")]
         named: dict[str, Any] = {"operator": "mender", "reason": "test"}
-        with pytest.raises(LocalProtocolError, match="the body is invalid: 1 bytes"):
+        with pytest.raises(LocalProtocolError, match="the body is invalid: ValueError: 1 bytes"):
             await client.edit_letter(letter, body=b"1", model=no_text, **named)
         first = await client.edit_letter(letter, headers={"by": "mender"}, **named)
         [letter] = [one async for one in client.letters("edits-t")]

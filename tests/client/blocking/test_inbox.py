@@ -319,6 +319,34 @@ def test_a_dead_letter_takes_no_effect_until_it_is_replayed(
     assert effects(connect) == bodies
 
 
+def test_an_edited_letter_is_the_same_message_to_the_inbox(
+    client: Client, connect: Callable[[], Connection]
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    bodies = send(client, topic, 2)
+
+    def handle(message: ReceivedMessage, connection: Connection) -> None:
+        take_effect(message, connection)
+        if message.body == bodies[1].encode():
+            consumer.dead_letter(message, "poison")
+
+    with consumer_of(client, group, topic) as consumer:
+        consumer.run(handle, inbox=connect, idle_exit=IDLE_S)
+    [letter] = client.letters(group)
+    client.edit_letter(letter, body=b"mended", operator="ada", reason="poison")
+    place = [letter.topic, letter.partition, letter.offset]
+    client.call("dlq.replay", group=group, letters=[place])
+    with consumer_of(client, group, topic) as consumer:
+        consumer.run(handle, inbox=connect, idle_exit=IDLE_S)
+    assert effects(connect) == [bodies[0], "mended"]
+    # what was published comes again, and the inbox has that message
+    client.call("group.reset", group=group, topic=topic, to="first")
+    with consumer_of(client, group, topic) as consumer:
+        consumer.run(handle, inbox=connect, idle_exit=IDLE_S)
+        assert consumer.stats.delivered == 2
+    assert effects(connect) == [bodies[0], "mended"]
+
+
 @pytest.mark.parametrize(
     "options",
     [{"batch": 0}, {"threads": 0}, {"batch_wait": 1.0}, {"batch": 5, "batch_wait": -1.0}],

@@ -22,7 +22,7 @@ from txmq.cli.letter_diff import Version, diff
 from txmq.cli.options import Group, Operator, Reason, Yes
 from txmq.cli.output import FAILED
 from txmq.cli.parsers import MessagePlace, NameValue, parse_name, parse_pair, parse_place
-from txmq.client.protocol.letter_edits import check_body
+from txmq.client.protocol.letter_edits import BodyCheck, check_body
 from txmq.errors import ConfigError, UnknownLetter
 
 if TYPE_CHECKING:
@@ -59,7 +59,9 @@ Revert = Annotated[bool, typer.Option("--revert", help="Return to what was publi
 Model = Annotated[
     str | None,
     typer.Option(
-        metavar="MODULE:CLASS", help="Pydantic model that the body's JSON has to fit, by its path."
+        metavar="MODULE:NAME",
+        help="Pydantic model that the body's JSON has to fit, or a function of the body that "
+        "raises an exception, by its path.",
     ),
 ]
 
@@ -122,13 +124,11 @@ def version_of(shown: dict[str, Any]) -> Version:
     return Version(shown["headers"], b64decode(shown["body"]))
 
 
-def import_model(path: str) -> type[BaseModel]:
-    """Return the pydantic model at MODULE:CLASS. Raises ConfigError.
+def import_model(path: str) -> type[BaseModel] | BodyCheck:
+    """Return the model or the function at MODULE:NAME. Raises ConfigError.
 
     Modules are also found in the working directory, as with `python -m`.
     """
-    from pydantic import BaseModel
-
     module, _colon, name = path.partition(":")
     if "" not in sys.path:
         sys.path.insert(0, "")
@@ -136,12 +136,14 @@ def import_model(path: str) -> type[BaseModel]:
         found = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError("--model", f"cannot import {path!r}: {error}", hint=MODEL) from None
-    if not isinstance(found, type) or not issubclass(found, BaseModel):
-        raise ConfigError("--model", f"{path!r} is no pydantic model", hint=MODEL)
-    return found
+    is_model = isinstance(found, type) and hasattr(found, "model_validate_json")
+    if not is_model and (isinstance(found, type) or not callable(found)):
+        raise ConfigError("--model", f"{path!r} is no pydantic model and no function", hint=MODEL)
+    checked: type[BaseModel] | BodyCheck = found
+    return checked
 
 
-MODEL = "name a subclass of pydantic.BaseModel as package.module:Class"
+MODEL = "name a subclass of pydantic.BaseModel, or a function, as package.module:name"
 
 
 def _changed(

@@ -95,7 +95,8 @@ class BlockingMessageCalls:
         for its group only; return the number of its edits.
 
         It stays the same message, and an inbox knows it as such. A new body is first
-        checked against `model`: a pydantic model, or a function that raises ValueError.
+        checked against `model`: a pydantic model, or a function that raises an
+        exception.
         Raises LocalProtocolError where it does not fit, Conflict where the letter is
         not open any more, or was edited since `letter` was read.
         """

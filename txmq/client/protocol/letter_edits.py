@@ -14,9 +14,13 @@ from txmq.errors.validation import first_mistake
 if TYPE_CHECKING:
     from txmq.client.protocol.letters import DeadLetter
 
+MAX_REASON = 1_000  # characters: some validators repeat all that they have seen
+
 
 class BodyCheck(Protocol):
-    """Raises ValueError for a body that consumers would not understand."""
+    """Raises an exception for a body that consumers would not understand, such as a
+    validator of a JSON Schema does.
+    """
 
     def __call__(self, body: bytes) -> object: ...
 
@@ -35,10 +39,9 @@ def check_body(body: bytes, model: type[BaseModel] | BodyCheck) -> None:
         where, reason = first_mistake(error, unit="field")
         message = f"the body is no {error.title}: {'.'.join(where) or 'the whole'}: {reason}"
         raise LocalProtocolError(message, hint="nothing was sent: mend the body") from None
-    except ValueError as error:
-        raise LocalProtocolError(
-            f"the body is invalid: {error}", hint="nothing was sent: mend the body"
-        ) from error
+    except Exception as error:
+        message = f"the body is invalid: {type(error).__name__}: {str(error)[:MAX_REASON]}"
+        raise LocalProtocolError(message, hint="nothing was sent: mend the body") from error
 
 
 def edit_args(  # what an edit is
