@@ -125,6 +125,52 @@ def test_a_search_in_small_steps_finds_the_same(
     assert output("trace", "--key", "k3")["messages"] == whole
 
 
+def test_damage_is_named_and_hides_only_itself(office: Office) -> None:
+    state, topic = office.broker.engine.state, office.broker.engine.state.topics["t"]
+    rows_of_topic: Any = state.entries.range(topic.topic_id.to_bytes(4, "big"))
+    position = list(rows_of_topic)[2][1][0]
+    damage(office, position)
+    page = office.broker.ask("message.search", key="k3")
+    assert [message["offset"] for message in page["messages"]] == [None, 3, 0]
+    assert [list(place) for place in page["damaged"]] == [["t", 0, 2]]
+
+
+def damage(office: Office, position: int) -> None:
+    """Change a bit in the body of the batch at a position."""
+    file = office.broker.fs.open(segment_path("/data", 0), write=True)
+    (byte,) = file.pread(1, position + 84)
+    file.pwrite([bytes([byte ^ 16])], position + 84)
+
+
+def test_a_letter_outlives_its_topics_batch(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    office.broker.engine.state.topics["t"].start_offsets[0] = 10
+    monkeypatch.setattr(everywhere, "PARTITIONS_PER_STEP", 1)
+    found = [(one["offset"], one["state"]) for one in output("trace", "--key", "k4")["messages"]]
+    assert (4, "removed by retention") in found
+
+
+def test_new_entries_are_printed_as_they_come(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = iter(range(3))
+
+    def wait(_seconds: float) -> None:
+        if next(looks, None) is None:
+            raise KeyboardInterrupt
+        office.client.call("group.pause", group="g", operator="ada", reason="late")
+        office.client.call("group.resume", group="g", operator="ada")
+
+    monkeypatch.setattr("txmq.cli.commands.audit.time.sleep", wait)
+    lines = run("audit", "--follow", "--limit", "1", "--json").stdout.splitlines()
+    assert [json.loads(line)["call"] for line in lines] == [
+        "tx.decide",
+        *["group.pause", "group.resume"] * 3,
+    ]
+    assert "ada group.pause group:g late" in run("audit", "-f").stdout
+
+
 def test_a_limit_says_that_there_is_more(office: Office) -> None:
     del office
     told = output("trace", "--key", "k3", "--limit", "2")
@@ -227,8 +273,6 @@ def test_damage_in_the_audit_topic_hides_only_itself(office: Office) -> None:
     topic_id = office.broker.engine.state.topics["_txmq.audit"].topic_id
     rows: Any = office.broker.engine.state.entries.range(topic_id.to_bytes(4, "big"))
     position = next(iter(rows))[1][0]
-    file = office.broker.fs.open(segment_path("/data", 0), write=True)
-    (byte,) = file.pread(1, position + 84)
-    file.pwrite([bytes([byte ^ 16])], position + 84)
+    damage(office, position)
     entries = office.broker.ask("audit.list")["entries"]
     assert ["damaged" in entry for entry in entries] == [True, False]

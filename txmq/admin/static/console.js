@@ -78,12 +78,13 @@ const STALLED = [
   count("Lag", "lag"),
   text("Oldest", (row) => (row.lag_ms ? `${Math.round(row.lag_ms / 1000)} s` : "")),
   text("Members", (row) => row.owners.join(", "), "short"),
+  text("Head", (row) => row.head, "short"),
   text("Why", (row) => row.why, "long"),
 ];
 
 async function stalledPartitions(group) {
   const { value } = await get(`groups/${encodeURIComponent(group)}`);
-  const rows = value.positions.filter((row) => row.why);
+  const rows = value.positions.filter((row) => row.why || row.head);
   return rows.slice(0, STALLED_PER_GROUP).map((row) => ({ ...row, group }));
 }
 
