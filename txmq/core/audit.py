@@ -15,6 +15,7 @@ from txmq.core.events.audit import AuditStored, OperatorActed
 from txmq.core.events.base import KINDS
 from txmq.core.events.outcome import Appliers, Outcome, Rejected
 from txmq.core.events.topics import TopicAltered, TopicCreated
+from txmq.core.state import log_pins
 from txmq.core.state.state import FIRST_OWN_ID, TopicSettings
 from txmq.model import limits
 from txmq.model.message import Message
@@ -162,6 +163,15 @@ def apply_stored(state: State, event: AuditStored, context: RecordContext) -> No
         t.BatchEntry(
             context.attachment_position, event.length, 1, context.stored_at, 0, context.end
         ),
+    )
+    # it outlives the segments around it
+    log_pins.put(
+        state,
+        context.attachment_position,
+        log_pins.PUBLISHED_BATCH,
+        event.topic_id,
+        0,
+        event.base_offset,
     )
 
 

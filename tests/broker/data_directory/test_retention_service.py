@@ -5,6 +5,7 @@ power cut loses nothing.
 from __future__ import annotations
 
 import errno
+import json
 from base64 import b64decode, b64encode
 from random import Random
 from typing import Any
@@ -23,6 +24,7 @@ from tests.broker.data_directory.retention_world import (
 from tests.broker.support import BEGAN, HELLO, Client
 from tests.simulation.simulated_broker import recover
 from txmq.batch import BatchView, encode, verify
+from txmq.core.audit import AUDIT_TOPIC_ID, Audited, AuditEntry
 from txmq.core.consumers.candidates import FetchLimits
 from txmq.core.consumers.commands import (
     CandidateRead,
@@ -44,6 +46,7 @@ from txmq.core.transactions.half_storage import BundleBatch, StorePart
 from txmq.errors import OffsetOutOfRange
 from txmq.model.decider import ByChecker
 from txmq.model.message import Decision, Message
+from txmq.model.own_topics import AUDIT
 from txmq.model.retry import FailureReport
 from txmq.store import tables as t
 from txmq.store.log.segment import list_segments
@@ -83,10 +86,10 @@ def fill(world: RetentionWorld, count: int, begin: int = 0) -> None:
         world.send(body(number))
 
 
-def bury(world: RetentionWorld, offset: int) -> None:
+def bury(world: RetentionWorld, offset: int, topic: str = "t") -> None:
     """Make the message a dead letter of group g."""
     reply = world.do(
-        JoinGroup("g", "a", "a", "concurrent", topics=("t",), wanted=RequestedSettings())
+        JoinGroup("g", "a", "a", "concurrent", topics=(topic,), wanted=RequestedSettings())
     )
     generation = reply.generation
     found: Any = plan(
@@ -102,7 +105,7 @@ def bury(world: RetentionWorld, offset: int) -> None:
     )
     world.do(
         NackMessage(
-            "g", "a", generation, "t", 0, offset, None, None, FailureReport("E", "no", "f"), True
+            "g", "a", generation, topic, 0, offset, None, None, FailureReport("E", "no", "f"), True
         )
     )
 
@@ -173,6 +176,15 @@ def encoded(data: bytes) -> str:
     return b64encode(data).decode()
 
 
+def pins_of_messages(world: RetentionWorld) -> list[int]:
+    """Return the pinned positions, without those of the audit topic."""
+    return [
+        pin.position
+        for pin in log_pins.pins_below(world.state, t.SIGN)
+        if pin.topic_id != AUDIT_TOPIC_ID
+    ]
+
+
 def test_all_versions_of_an_edited_letter_outlive_their_segments() -> None:
     world = made(letters_hours=20.0)
     fill(world, 6)
@@ -194,7 +206,7 @@ def test_all_versions_of_an_edited_letter_outlive_their_segments() -> None:
         assert [version(world, number) for number in range(5)] == wanted
     assert world.segments()[0] > 18 * LARGE, "the versions did not hold up the log"
     recount(world.state)
-    pins = {pin.position for pin in log_pins.pins_below(world.state, t.SIGN)}
+    pins = set(pins_of_messages(world))
     assert len(pins) == 4
     world.ask("dlq.abandon", group="g", letters=[["t", 0, 1]], operator="ada", reason="no")
     world.turn(20 * HOUR)
@@ -202,7 +214,7 @@ def test_all_versions_of_an_edited_letter_outlive_their_segments() -> None:
     world.retain()
     world.retain()
     assert not [*world.state.tables[t.EDITS].range(b"")]
-    assert not [*log_pins.pins_below(world.state, t.SIGN)]
+    assert not pins_of_messages(world)
 
 
 def test_a_group_keeps_its_letters_until_they_are_exported() -> None:
@@ -292,6 +304,65 @@ def test_a_delayed_message_outlives_its_segment_and_comes_in_its_turn() -> None:
     world.turn(4 * HOUR)
     world.do(PublishDue())
     assert [data for _offset, data in sorted(world.bodies().items())][-2:] == [body(100), body(102)]
+    recount(world.state)
+
+
+def act(world: RetentionWorld, reason: str) -> None:
+    """Change the topic as an operator, which leaves an entry in the audit topic."""
+    wide = world.state.topics["t"].settings.message_bytes < 0
+    command = AlterTopic("t", {"message_bytes": 100_000 if wide else -1})
+    world.do(Audited(command, AuditEntry("ada", "topic.alter", "topic:t", reason, {})))
+
+
+def reasons(read: Any, state: State) -> list[str]:
+    """Return the reasons in the audit topic, in the order of offsets."""
+    found = bodies(read, state, AUDIT) if AUDIT in state.topics else {}
+    return [json.loads(found[offset])["reason"] for offset in sorted(found)]
+
+
+def test_audit_entries_outlive_their_segments_and_hold_up_nothing() -> None:
+    world = made()
+    told: list[str] = []
+    for day in range(4):
+        for number in range(3):
+            told.append(f"{day}/{number}")
+            act(world, told[-1])
+        world.turn(2 * HOUR)
+        fill(world, 6, 6 * day)
+        world.retain()
+        world.retain()
+        assert reasons(world.log.read, world.state) == told
+        listed = world.ask("audit.list")["entries"]
+        assert [(entry["offset"], entry["reason"]) for entry in listed] == list(enumerate(told))
+        recount(world.state)
+    assert world.segments()[0] > 14 * LARGE, "the entries did not hold up the log"
+    assert world.assembly.retention.free.held_by != f"topic {AUDIT}"
+    world.turn(366 * 24 * HOUR)
+    world.retain()
+    world.retain()
+    assert reasons(world.log.read, world.state) == [], "their own time is over"
+    assert not list(log_pins.pins_below(world.state, t.SIGN))
+    recount(world.state)
+
+
+def test_a_failed_audit_entry_of_a_group_goes_with_its_copies() -> None:
+    world = made()
+    for number in range(3):
+        act(world, str(number))
+    bury(world, 1, topic=AUDIT)
+    for day in range(3):
+        world.turn(2 * HOUR)
+        fill(world, 6, 6 * day)
+        world.retain()
+        world.retain()
+        [data] = letters(world.log.read, world.state).values()
+        assert json.loads(data)["reason"] == "1"
+    assert world.segments()[0] > 10 * LARGE
+    world.turn(366 * 24 * HOUR)
+    world.retain()
+    world.retain()
+    [data] = letters(world.log.read, world.state).values()
+    assert json.loads(data)["reason"] == "1", "a letter outlives its entry"
     recount(world.state)
 
 
@@ -485,6 +556,7 @@ class Told:
         self.sent: dict[int, bytes] = {}
         self.first = 0
         self.letter = self.delayed = False
+        self.acts: list[str] = []
 
 
 def life(fs: SimFS, told: Told) -> None:
@@ -495,6 +567,8 @@ def life(fs: SimFS, told: Told) -> None:
         for number in range(5):
             assert world.send(body(5 * turn + number)).offset == 5 * turn + number
             told.sent[5 * turn + number] = body(5 * turn + number)
+        act(world, str(turn))
+        told.acts.append(str(turn))
         if not turn:
             bury(world, 1)
             told.letter = True
@@ -507,7 +581,7 @@ def life(fs: SimFS, told: Told) -> None:
 
 
 def test_no_power_cut_in_retention_loses_kept_messages() -> None:
-    dropped = archived = letter = 0
+    dropped = archived = letter = moved = 0
     for call, (fs, told) in enumerate(crash_points(new_disk(), life, Told)):
         for image in (fs.crash(Random(call)), fs.restart()):
             log, state = recover(image, BEGAN)
@@ -525,6 +599,10 @@ def test_no_power_cut_in_retention_loses_kept_messages() -> None:
             assert kept == {1: body(1)} if told.letter else kept in ({}, {1: body(1)})
             late = waiting(log.read, state)
             assert late == [body(99)] if told.delayed else late in ([], [body(99)])
+            acts = reasons(log.read, state)
+            assert acts[: len(told.acts)] == told.acts, "what operators did is lost"
+            assert len(acts) <= len(told.acts) + 1
+            moved += bool(acts) and log.first > 0
             segments = [s.first for s in list_segments(image, ARCHIVE)]
             whole = sorted({*segments, *(s.first for s in list_segments(image, DATA))})
             assert whole[0] == 0, "a segment is in the log until it is in the archive"
@@ -532,4 +610,4 @@ def test_no_power_cut_in_retention_loses_kept_messages() -> None:
             archived += bool(segments)
             letter += bool(kept) and first > 1
             log.close()
-    assert min(dropped, archived, letter) > 5, (dropped, archived, letter)
+    assert min(dropped, archived, letter, moved) > 5, (dropped, archived, letter, moved)

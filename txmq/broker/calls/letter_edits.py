@@ -6,7 +6,9 @@ from base64 import b64decode
 from typing import TYPE_CHECKING, Any
 
 from txmq.batch import edited_row, single_row
+from txmq.broker.calls import operators
 from txmq.broker.calls.dispatcher import CallContext, Handler, then
+from txmq.broker.calls.operators import audited
 from txmq.broker.engine.log_reader import read_batches
 from txmq.core.consumers import letter_edits
 from txmq.core.consumers.letter_edits import EditLetter, LogSpan
@@ -48,13 +50,13 @@ class LetterEditCalls:
             return
         command = EditLetter(args.group, letter, args.edits, None, None, args.operator, args.reason)
         if args.revert:
-            self._point(call, command)
+            self._point(call, args, command)
             return
         batches = self._batches(found, args)
         if isinstance(batches, Rejected):
             call.answer(batches)
         else:
-            self._store(call, command, batches)
+            self._store(call, args, command, batches)
 
     def _batches(self, found: OpenLetter, args: wire.DlqEdit) -> tuple[bytes, ...] | Rejected:
         """Return the batches to store: before the first edit a copy of the original,
@@ -73,7 +75,13 @@ class LetterEditCalls:
             return Rejected(BadRequest, message, "see the letter: txmq dlq show")
         return (after,) if row.edits else (before, after)
 
-    def _store(self, call: CallContext, command: EditLetter, batches: Sequence[bytes]) -> None:
+    def _store(
+        self,
+        call: CallContext,
+        args: wire.DlqEdit,
+        command: EditLetter,
+        batches: Sequence[bytes],
+    ) -> None:
         spans: list[LogSpan] = []
 
         def stored(reply: object) -> None:
@@ -82,7 +90,7 @@ class LetterEditCalls:
                 return
             crashpoint("edit.after_store")
             original = spans[0] if len(spans) > 1 else None
-            self._point(call, command._replace(version=spans[-1], original=original))
+            self._point(call, args, command._replace(version=spans[-1], original=original))
 
         self._engine.submit(CopyMessages(tuple(batches)), stored)
         position = self._copied_to  # of the record that was just appended, if one was
@@ -90,12 +98,13 @@ class LetterEditCalls:
             spans.append((position, len(batch)))
             position += len(batch)
 
-    def _point(self, call: CallContext, command: EditLetter) -> None:
+    def _point(self, call: CallContext, args: wire.DlqEdit, command: EditLetter) -> None:
         def edited(reply: Any) -> dict[str, Any]:  # noqa: ANN401  # an EditReply
             crashpoint("edit.after_edit")
             return {"edits": reply.edits}
 
-        self._engine.submit(command, then(call.answer, edited))
+        acted = audited("dlq.edit", operators.group(args.group), args, command)
+        self._engine.submit(acted, then(call.answer, edited))
 
 
 def _mistake(args: wire.DlqEdit) -> Rejected | None:

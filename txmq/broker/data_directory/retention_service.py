@@ -17,7 +17,8 @@ from txmq.batch import single_row
 from txmq.broker.engine.log_reader import read_batches
 from txmq.core.events.outcome import Rejected
 from txmq.core.events.topics import FirstsMoved, MessagesCopied, TopicDeleted, TopicsEmptied
-from txmq.core.retention import log_floor, relocation, topic_retention
+from txmq.core.retention import audit_entries, log_floor, relocation, topic_retention
+from txmq.core.retention.audit_entries import MoveEntries
 from txmq.core.retention.letter_retention import ExpireLetters
 from txmq.core.retention.relocation import CopyMessages, RepointMessages, RetainedMessage
 from txmq.core.retention.topic_retention import ApplyRetention, RetentionLimits, limits_of
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from txmq.broker.reactor.interfaces import Clock
     from txmq.config.broker import RetentionSettings
     from txmq.core.events.base import RecordContext
+    from txmq.core.retention.audit_entries import AuditEntryAt
     from txmq.core.state.state import Topic
 
 PARTITIONS_PER_STEP = 256  # in one turn of the reactor: about 2 ms
@@ -273,9 +275,14 @@ class RetentionService:
             return
         self._need(log_floor.state_floor(state), "messages that wait for their time")
         stale, again = list[int](), list[RetainedMessage]()
+        entries: list[AuditEntryAt] = []
         for pin in log_pins.pins_below(state, whole):
-            if len(stale) + len(again) >= relocation.STEP_COPIES:
+            if len(stale) + len(again) + len(entries) >= relocation.STEP_COPIES:
                 break
+            entry = audit_entries.entry_of_pin(state, pin)
+            if entry is not None:
+                entries.append(entry)
+                continue
             if relocation.is_stale_pin(state, pin):
                 stale.append(pin.position)
                 continue
@@ -285,8 +292,31 @@ class RetentionService:
             again.append(row)
         if stale:
             self._submit(RepointMessages((), tuple(stale)), self._visit_pins)
-        elif not again or not self._copy_out(again, self._visit_pins):
+        elif not (entries and self._move_entries(entries)) and not (
+            again and self._copy_out(again, self._visit_pins)
+        ):
             self._end_round()
+
+    def _move_entries(self, entries: Sequence[AuditEntryAt]) -> bool:
+        """Copy messages of the audit topic that hold a segment alone. False = they
+        cannot be read, and stay where they are.
+        """
+        spans = [(one.pin.position, one.length) for one in entries]
+        try:
+            batches = tuple(map(bytes, read_batches(self._engine.store, spans)))
+        except CorruptRecord as error:
+            log.exception("retention.unreadable", path=error.path, position=error.position)
+            return False
+
+        def move() -> None:
+            position, moved = self._copied_to, []
+            for one, batch in zip(entries, batches, strict=True):
+                moved.append((one.pin, position))
+                position += len(batch)
+            self._submit(MoveEntries(tuple(moved)), self._visit_pins)
+
+        self._submit(CopyMessages(batches), move)
+        return True
 
     def _move_delayed(self, whole: int) -> bool:
         """Store delayed messages again that hold a segment alone. False = there are

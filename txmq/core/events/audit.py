@@ -35,6 +35,16 @@ class AuditStored(NamedTuple):
     length: int
 
 
+@event(152)
+class AuditMoved(NamedTuple):
+    """Messages of the audit topic were copied, because they held a segment alone:
+    (offset, position before, position of the durable copy).
+    """
+
+    topic_id: int
+    messages: tuple[tuple[int, int, int], ...]
+
+
 def parts_in(acted: OperatorActed, context: RecordContext) -> Iterator[tuple[Event, RecordContext]]:
     """Yield the events of a record with their contexts."""
     at = context.attachment_position

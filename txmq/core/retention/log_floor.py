@@ -9,6 +9,7 @@ from txmq.core.state import log_pins
 from txmq.core.topics import delayed, key_order
 from txmq.core.transactions import indexes
 from txmq.core.transactions.model import every_batch, get
+from txmq.model.own_topics import is_own
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
@@ -23,12 +24,17 @@ MAX_SCANNED = 10_000
 def topic_floor(state: State, topic: Topic) -> int:
     """Return a lower bound of the positions of a topic's published batches, without
     pinned ones.
+
+    Each message of the broker's own topics has a pin, and can be copied.
     """
     lowest = t.SIGN
+    own = is_own(topic.name)
     for partition, first in enumerate(topic.start_offsets):
         row = state.entries.get(t.ENTRY_KEY.pack(topic.topic_id, partition, first))
         if row is not None:
             entry = t.BatchEntry._make(row)
+            if own and log_pins.get(state, entry.position) is not None:
+                continue
             lowest = min(lowest, entry.position, max(0, entry.visible_at - log_pins.SLACK_BYTES))
     return lowest
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from txmq.core.retention import (
+    audit_entries,
     broker_time,
     letter_retention,
     outcome_expiry,
@@ -10,4 +11,4 @@ from txmq.core.retention import (
     topic_retention,
 )
 
-RULES = (broker_time, outcome_expiry, topic_retention, relocation, letter_retention)
+RULES = (audit_entries, broker_time, outcome_expiry, topic_retention, relocation, letter_retention)
