@@ -32,6 +32,10 @@ from txmq.recover.local_store import (
 from txmq.testing.processes import Running, running
 
 MESSAGES = 6
+LOST_LOG = json.dumps(
+    {"kind": "spool", "version": 1, "id": "1", "service": None, "log_id": None, "created_at": 1}
+    | {"begun": True}
+)
 BODY = b"\xff\x00body"
 FAILURE = FailureReport("KeyError", "no such order", "f-1")
 
@@ -201,6 +205,7 @@ def test_an_export_has_exact_bodies_and_can_be_adopted(shop: Shop, tmp_path: Pat
         assert {message.body for message in messages if message is not None} == {BODY}
     rows = [json.loads(line) for line in from_broker.splitlines()[1:-1]]
     assert [b64decode(row["body"]) for row in rows] == [BODY] * 3
+    assert all(row["epoch"] for row in rows)
     shop.leave()
     file = tmp_path / "export"
     file.write_text(from_disk)
@@ -224,6 +229,13 @@ def test_a_spool_without_an_owner_is_shown_and_sent(
     [refused] = reply("recover", "show", "--dir", str(spool), broker=NOBODY)["list"]
     assert refused["refusal"]["error"] == "UnknownTopic"
     reply("topic", "create", "spooled", "--partitions", "1", broker=served[1])
+    lost = spool / f"{1:032x}"
+    lost.mkdir()
+    (lost / "identity.json").write_text(LOST_LOG)
+    failed = run(*retry, "--json", "--broker", served[1])
+    assert failed.exit_code == 1
+    assert "is gone" in json.loads(failed.stdout)["problems"][0]
+    shutil.rmtree(lost)
     sent = reply(*retry, "--refused", broker=served[1])
     assert (sent["sent"], sent["left"]) == (1, 0)
     tailed = reply("tail", "spooled", "--no-follow", broker=served[1])

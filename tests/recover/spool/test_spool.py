@@ -24,6 +24,7 @@ from tests.recover.spool.disks import (
     taken,
     waiting,
 )
+from txmq.client.protocol.sender.spool_chain import SpoolChain
 from txmq.errors import DirectoryInUse, StoreError, UnsupportedFormat
 from txmq.model.message import message_id
 from txmq.model.units import HOUR
@@ -166,6 +167,23 @@ def test_the_identity_has_the_incarnation_of_the_log() -> None:
     store(spool, batch(0, b"a"))
     spool.set_log(UUID(int=1), UUID(int=2))
     assert reopened(fs).identity[2:] == (UUID(int=1), 1, UUID(int=2), True)
+
+
+def test_a_spool_of_a_restored_log_is_drained_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fs, log_id = new_disk(), UUID(int=1)
+    spool = a_spool(fs)
+    store(spool, batch(0, b"a"))
+    spool.set_log(log_id, None)
+    chain = SpoolChain(directory_on(fs.restart()), 1 << 30)
+    for _connection in range(2):
+        chain.set_log(log_id, UUID(int=2))
+        assert caplog.text.count("spool.log_restored") == 1
+        assert chain.waiting == 1
+        assert {one.identity.incarnation for one in chain.spools} == {UUID(int=2)}
+    chain.set_log(UUID(int=9), None)
+    assert chain.waiting == 0, "the spool of another log is left alone"
 
 
 def test_an_empty_spool_removes_itself_and_one_with_messages_does_not() -> None:

@@ -336,8 +336,9 @@ def _drain(out: Output, directory: Path, broker: str, wait: float, *, refused: b
             f"{directory}: there is no spool", hint="give the directory that producers were given"
         )
     result = drain_spools(broker, str(directory), timeout=wait, refused=refused)
-    out.show(result._asdict())
-    if result.left:
+    problems = [found.problem for found in spools_below(str(directory)) if found.problem]
+    out.show(result._asdict() | ({"problems": problems} if problems else {}))
+    if result.left or problems:
         raise typer.Exit(FAILED)
 
 

@@ -59,9 +59,9 @@ class HandedOut:
 
     def __init__(self, directory: str) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._file = os.open(f"{directory}/{NAME}", flags, 0o600)
-        boot = _boot_id()
-        with suppress(OSError):
+        boot, self._file = _boot_id(), -1
+        with suppress(OSError):  # without marks, each attempt counts
+            self._file = os.open(f"{directory}/{NAME}", flags, 0o600)
             size = os.fstat(self._file).st_size
             self.not_begun = _not_begun(os.pread(self._file, size, 0), boot)
             os.ftruncate(self._file, 0)
