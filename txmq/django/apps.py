@@ -14,11 +14,12 @@ from txmq.errors import ConfigError
 
 
 class TxmqConfig(AppConfig):  # type: ignore[misc]  # Django has no types
-    """The app. It has no models: its migrations make txmq's tables."""
+    """The app. Its migrations make txmq's tables, which no model knows."""
 
     name = "txmq.django"
     label = "txmq"
     verbose_name = "txmq"
+    default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
         checks.register(check_settings)

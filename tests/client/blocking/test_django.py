@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from django.core import checks
+from django.core.exceptions import PermissionDenied
 from django.core.management import call_command
 from django.db import Error, IntegrityError, connections, transaction
 from django.http import HttpRequest, HttpResponse
@@ -179,14 +180,80 @@ def settings_of_txmq() -> Iterator[Any]:
         yield lambda given: stack.enter_context(override_settings(TXMQ=given))
 
 
+class Operator:
+    """A user of the admin, with its rights."""
+
+    is_active = is_staff = is_authenticated = True
+
+    def __init__(self, *rights: str) -> None:
+        self.rights = rights
+
+    def has_perm(self, right: str, obj: object = None) -> bool:
+        return right in self.rights
+
+    def has_module_perms(self, app: str) -> bool:
+        return bool(self.rights)
+
+    def has_usable_password(self) -> bool:
+        return False
+
+    def get_username(self) -> str:
+        return "operator"
+
+
+def registered() -> Any:
+    """Return the page of the admin."""
+    from django.contrib import admin
+
+    from txmq.django.models import Broker
+
+    admin.autodiscover()
+    return admin.site._registry[Broker]
+
+
+def page(path: str, *rights: str) -> str:
+    """Return what an operator sees in the admin."""
+    request = RequestFactory().get(path)
+    request.user = Operator(*rights)
+    response = registered().changelist_view(request)
+    return str(response.render().content.decode())
+
+
+def test_the_admin_shows_undecided_transactions_and_letters(world: World, own: Any) -> None:
+    tx = world.client.enlist(world.connection, check_after=60.0)
+    tx.send(world.topic, b"m")
+    tx.before_commit()
+    group = f"admin-{world.topic}"
+    world.client.send(f"{world.topic}-in", b"m", key="<k>")
+    with world.client.consumer(group, [f"{world.topic}-in"]) as consumer:
+        message = consumer.receive(DEADLINE_S)
+        assert message is not None
+        consumer.dead_letter(message, reason="<script>")
+    with pytest.raises(PermissionDenied):
+        page("/")
+    seen = page(f"/?group={group}", "txmq.view_broker")
+    for text in (tx.token.hex, "orders", group, "&lt;k&gt;", "&lt;script&gt;"):
+        assert text in seen
+    assert "<script>" not in seen.replace('<script src="', "")
+    assert not registered().has_change_permission(RequestFactory().get("/"))
+    world.connection.rollback()
+    tx.after_rollback()
+
+
+def test_the_admin_says_that_the_broker_is_away(connect: Any) -> None:
+    with sender(connect("txmq://127.0.0.1:1", timeout=0.2)):
+        assert "errornote" in page("/", "txmq.view_broker")
+
+
 def test_migrate_makes_the_tables(postgres: PostgresServer) -> None:
     name = postgres.create_database()
     with database(OTHER, postgres.dsn(name)):
         for _ in range(2):
-            call_command("migrate", database=OTHER, verbosity=0)
+            call_command("migrate", "txmq", database=OTHER, verbosity=0)
         connection = connect(postgres.dsn(name), application_name="test")
         assert check(connection) == []
         connection.close()
+        call_command("makemigrations", "txmq", check=True, dry_run=True, verbosity=0)
         call_command("migrate", "txmq", "zero", database=OTHER, verbosity=0)
     postgres.drop_database(name)
 

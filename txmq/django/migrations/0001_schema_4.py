@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from django.db import migrations
+from django.db import migrations, models
 
 from txmq.tx.postgres.schema import install
 
@@ -20,4 +20,16 @@ class Migration(migrations.Migration):  # type: ignore[misc]  # Django has no ty
     """The tables stay where the migration is taken back: they are evidence."""
 
     atomic = False  # the installation has a transaction and a lock of its own
-    operations: ClassVar = [migrations.RunPython(make_tables, migrations.RunPython.noop)]
+    operations: ClassVar = [
+        migrations.RunPython(make_tables, migrations.RunPython.noop),
+        migrations.CreateModel(
+            name="Broker",
+            fields=[("id", models.BigAutoField(primary_key=True))],
+            options={
+                "managed": False,
+                "default_permissions": ("view",),
+                "verbose_name": "broker",
+                "verbose_name_plural": "transactions and dead letters",
+            },
+        ),
+    ]
