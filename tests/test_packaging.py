@@ -52,7 +52,10 @@ def test_wheel_brings_the_command_and_the_licence(wheel: zipfile.ZipFile) -> Non
     [info] = {name.partition("/")[0] for name in wheel.namelist() if ".dist-info/" in name}
     scripts = configparser.ConfigParser()
     scripts.read_string(wheel.read(f"{info}/entry_points.txt").decode())
-    assert dict(scripts["console_scripts"]) == {"txmq": "txmq.cli.app:main"}
+    assert dict(scripts["console_scripts"]) == {
+        "txmq": "txmq.cli.app:main",
+        "txmq-spark": "txmq_spark.command_line:main",
+    }
     metadata = wheel.read(f"{info}/METADATA").decode()
     assert "License-Expression: Apache-2.0" in metadata
     assert wheel.read(f"{info}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
