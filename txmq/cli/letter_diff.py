@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from txmq.cli.output import escape_controls
 
-MAX_COMPARED = 256 << 10  # bytes; comparing takes time with the square of the lines
+MAX_COMPARED = 256 << 10  # bytes
+MAX_LINES = 2_000  # comparing takes time with the square of their number
 
 
 class Version(NamedTuple):
@@ -43,7 +44,7 @@ def _bodies(*bodies: bytes) -> list[list[str]]:
                 found = [lines(body) for body in bodies]
             except (ValueError, RecursionError):
                 continue
-            if found[0] != found[-1]:
+            if found[0] != found[-1] and max(map(len, found)) <= MAX_LINES:
                 return found
     return [[f"({len(body)} bytes, SHA-256 {sha256(body).hexdigest()})"] for body in bodies]
 
