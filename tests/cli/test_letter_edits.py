@@ -194,10 +194,10 @@ def test_bodies_that_are_no_text_are_compared_by_their_digests() -> None:
     assert new.startswith("+(2 bytes, SHA-256 ")
     large = Version({}, b"x" * (MAX_COMPARED + 1))
     assert len(diff(large, Version({}, b"y"), names)) == 5
-    many = [Version({}, json.dumps([at] * 50_000).encode()) for at in (1, 2)]
-    assert len(diff(*many, names)) == 5, "as text it is one line"
-    lines = [Version({}, b"%d\n" % at * 50_000) for at in (1, 2)]
-    assert diff(*lines, names)[-1].startswith("+(100000 bytes, SHA-256 ")
+    one, two = (Version({}, json.dumps([at] * 50_000).encode()) for at in (1, 2))
+    assert len(diff(one, two, names)) == 5, "as text it is one line"
+    one, two = (Version({}, b"%d\n" % at * 50_000) for at in (1, 2))
+    assert diff(one, two, names)[-1].startswith("+(100000 bytes, SHA-256 ")
     spaces = diff(Version({}, b'{"a":1}'), Version({}, b'{"a": 1}'), names)
     assert spaces[-2:] == ['-{"a":1}', '+{"a": 1}'], "the same JSON, but other bytes"
     deep = Version({}, b"[" * 100_000)
