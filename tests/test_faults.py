@@ -931,6 +931,18 @@ BUGS = {
         "a session is sent before the receipts of the one before",
         "a message is sent past the spool",
     ),
+    "replay plans": (
+        "an_ack_tells_no_plan",
+        "a_second_death_keeps_the_plan",
+        "plans_share_letters",
+        "a_cancelled_plan_goes_on",
+        "the_canary_has_no_end",
+        "a_letter_is_put_back_again",
+        "a_replay_leaves_the_plan_of_a_letter",
+        "a_reset_tells_that_it_processed",
+        "a_policy_does_not_wait",
+        "an ack tells no plan",
+    ),
     "selections of dead letters": (
         "a letter that was replayed stays counted",
         "a scan finds letters that died after it began",

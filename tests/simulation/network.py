@@ -160,7 +160,7 @@ class ClientConnection:
             raise to_error(frame.status, frame.payload)
         return frame.payload
 
-    async def call(self, name: str, **args: Any) -> Any:
+    async def call(self, name: str, /, **args: Any) -> Any:
         return json.loads(await self.request(Opcode.CALL, encode_call(name, args)))
 
     def _too_late(self, number: int) -> None:

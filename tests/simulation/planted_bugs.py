@@ -23,6 +23,7 @@ from tests.simulation import (
     machine_clock,
     multi_send,
     operators,
+    plan_operator,
     remade_topic,
     simulated_broker,
     store_consumers,
@@ -51,7 +52,7 @@ from txmq.core.events.consumers import PositionReset
 from txmq.core.events.letters import LetterEdited
 from txmq.core.events.outcome import Outcome, Rejected
 from txmq.core.retention import broker_time
-from txmq.core.state import failed_messages, visibility
+from txmq.core.state import failed_messages, plan_letters, visibility
 from txmq.core.state.failed_messages import FailedMessage
 from txmq.core.state.group_registry import GroupRegistry
 from txmq.core.state.positions import EffectsRecord
@@ -345,6 +346,10 @@ def _join_over_gaps(ranges: list[AckedRange]) -> list[AckedRange]:
     return [ranges[0]._replace(end=ranges[-1].end)]
 
 
+def _tell_nobody(*_args: object) -> None:
+    """Do nothing."""
+
+
 @contextmanager
 def _read_grown_partitions_at_once() -> Iterator[None]:
     with (
@@ -596,6 +601,10 @@ BUGS = (
     Bug(
         "an edit concerns all groups",
         around=_in_every_seed(letter_mender, _applying(LetterEdited, _edit_in_all_groups)),
+    ),
+    Bug(
+        "an ack tells no plan",
+        around=_in_every_seed(plan_operator, _patching(plan_letters, "ended", _tell_nobody)),
     ),
     Bug(
         "a failed message is told of before it is on disk",

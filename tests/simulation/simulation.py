@@ -23,6 +23,7 @@ from tests.simulation import (
     machine_clock,
     multi_send,
     operators,
+    plan_operator,
     remade_topic,
     services,
     store_consumers,
@@ -94,6 +95,8 @@ class Simulation:
         replayer = operators.LetterReplayer(world, "op")
         if letter_mender.is_at_work(self._seed):
             replayer = letter_mender.LetterMender(world, "op", self._seed)
+        elif plan_operator.is_at_work(self._seed):
+            replayer = plan_operator.PlanOperator(world, "op", self._seed)
 
         async def begin() -> None:
             topic = {"name": actors.TOPIC, "partitions": actors.PARTITIONS}
@@ -245,6 +248,7 @@ class Simulation:
             check_everything(world)
             operators.check(world)
             letter_mender.check(world)
+            plan_operator.check(world)
             if self._inbox is not None:
                 self._inbox.check(world.broker.engine.state)
             world.over = True

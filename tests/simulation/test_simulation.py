@@ -54,6 +54,8 @@ LEAST_PER_SEED = {
     "topics remade": 0.1,
     "stored retried": 0.05,
     "edits": 0.2,
+    "plans": 0.3,
+    "planned processed": 0.2,
     "edited received": 0.2,
 }  # on average; a count below it means that seeds no longer test this
 

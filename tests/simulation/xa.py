@@ -39,7 +39,7 @@ class XaActor(Service):
         history = self.world.history
         (history.committed if outcome is COMMIT else history.rolled_back).add(token)
 
-    async def call(self, name: str, **args: object) -> Any:
+    async def call(self, name: str, /, **args: object) -> Any:
         """Return the result of a call that may be repeated."""
         while True:
             try:

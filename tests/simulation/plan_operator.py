@@ -1,0 +1,87 @@
+"""A simulated operator who replays dead letters by plans, which the broker carries out
+over power cuts.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from tests.core.consumers.plan_invariants import check_plans
+from tests.simulation import letter_mender, operators
+from tests.simulation.history import InvariantBroken
+from txmq.core.state.plans import LetterOutcome
+from txmq.errors import Conflict, UnknownGroup, UnknownPlan
+
+if TYPE_CHECKING:
+    from tests.simulation.world import SimulatedWorld
+
+SHARE = 0.3  # of the seeds in which nobody edits letters
+ORDERS = ("pause", "resume", "resume", "cancel", "start")
+NOT_NOW = (Conflict, UnknownGroup, UnknownPlan)
+
+
+def is_at_work(seed: int) -> bool:
+    """Return whether letters are replayed by plans."""
+    return not letter_mender.is_at_work(seed) and Random(seed + 0.8125).random() < SHARE
+
+
+class PlanOperator(operators.LetterReplayer):
+    """Make plans, one after the other, and order this and that while they run."""
+
+    def __init__(self, world: SimulatedWorld, name: str, seed: int) -> None:
+        super().__init__(world, name)
+        self._own = Random(seed + 0.875)  # seeds without plans draw the same numbers
+        self._made = 0
+
+    async def _replay(self, group: str) -> None:
+        found = (await self.connection.call("plan.list"))["plans"]
+        mine = [plan for plan in found if plan["group"] == group]
+        running = [plan for plan in mine if plan["state"] not in ("done", "cancelled")]
+        try:
+            for plan in running:
+                await self._order(plan)
+            if not running or self._own.random() < 0.1:  # two may select the same letters
+                await self._make(group)
+        except NOT_NOW:
+            return  # it went to another state, or its group was deleted meanwhile
+
+    async def _make(self, group: str) -> None:
+        letters = (await self.connection.call("dlq.list", group=group))["letters"]
+        count = sum(letter["state"] == "dead" for letter in letters)
+        if not count:
+            return
+        choice = self._own.choice
+        settings: dict[str, Any] = {
+            "rate": choice((0, 50)), "ramp_s": 0.2, "canary": choice((0, 1)),
+            "in_flight": choice((0, 2)), "stop_after": choice((0, 2)), "start": True,
+        }  # fmt: skip
+        # a repetition after a lost reply has the same name, and is another plan's then
+        self._made += 1
+        name = f"plan-{self._made}"
+        await self.connection.call(
+            "plan.create", name=name, group=group, select={}, settings=settings, operator="sim"
+        )
+        self.world.history.counts["letters"] += count
+        self.world.history.counts["plans"] += 1
+
+    async def _order(self, plan: dict[str, Any]) -> None:
+        what = self._own.choice(ORDERS) if self._own.random() < 0.2 else ""
+        if plan["state"] == "paused" and self._own.random() < 0.5:
+            what = "resume"
+        if what:
+            await self.connection.call(f"plan.{what}", name=plan["name"], operator="sim")
+
+
+def check(world: SimulatedWorld) -> None:
+    """Check at the end, when all letters are processed, that each of a plan has its
+    outcome.
+    """
+    assert world.broker is not None
+    state = world.broker.engine.state
+    check_plans(state)
+    for plan in state.plans.by_name.values():
+        world.history.counts["planned processed"] += plan.count(LetterOutcome.PROCESSED)
+        world.history.counts["planned died again"] += plan.count(LetterOutcome.DIED_AGAIN)
+        if plan.count(LetterOutcome.DELIVERED):
+            raise InvariantBroken(f"letters of a plan have no outcome: {plan}")
