@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import psycopg2
@@ -228,9 +228,13 @@ def cut_off(primary: OwnServer, standby: OwnServer) -> None:
 
 
 @pytest.fixture
-def crashable_database(crashable_postgres: OwnServer) -> str:
+def crashable_database(crashable_postgres: OwnServer) -> Iterator[str]:
     """The DSN of a new database with txmq's tables on a server that may be killed."""
-    return crashable_postgres.dsn(create_database(crashable_postgres))
+    name = create_database(crashable_postgres)
+    yield crashable_postgres.dsn(name)
+    # Copies of the server are the smaller. One with prepared transactions stays.
+    with suppress(psycopg2.Error):
+        crashable_postgres.drop_database(name)
 
 
 def create_database(server: PostgresServer) -> str:

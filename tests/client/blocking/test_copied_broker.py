@@ -19,9 +19,10 @@ from tests.client.real import RealBroker
 from tests.client.world import World, make_tables
 from tests.fixtures_postgres import copied
 from tests.tx.postgres.support import identity_of, new_token, producer
+from txmq.broker.data_directory.stored_reports import StoredReports
 from txmq.client.blocking.client import Client
 from txmq.errors import LogChanged, NoResolver
-from txmq.model.decider import ByPostgres
+from txmq.model.decider import ByPostgres, DatabaseId
 from txmq.model.message import Message
 from txmq.testing.postgres_server import OwnServer
 from txmq.testing.wait import wait_until
@@ -111,7 +112,7 @@ def test_a_copy_that_takes_the_originals_place_while_the_broker_is_down_decides_
     crashable_postgres: OwnServer, crashable_database: str, tmp_path: Path, connect: Connect
 ) -> None:
     original = crashable_database
-    broker = RealBroker(tmp_path / "broker", [original])
+    broker, data = RealBroker(tmp_path / "broker", [original]), tmp_path / "broker" / "data"
     client = connect(broker.url)
     client.call("topic.create", name="orders", partitions=1)
     wait_until(lambda: reported(original, 1), DEADLINE_S, what="the broker has reported")
@@ -123,10 +124,12 @@ def test_a_copy_that_takes_the_originals_place_while_the_broker_is_down_decides_
             insert_token(connection, token, [client.log_id])
             decider = ByPostgres(*identity_of(original), xid=None)
             half.half("orders", b"paid", decider, token)
+            found = identity_of(original)
+            known_as = DatabaseId(found.system_id, found.database_oid)
             wait_until(
-                lambda: asked(original, REPORTS)[0][0] > before,
+                lambda: StoredReports(data).get(known_as).stored > before,
                 DEADLINE_S,
-                what="the broker reports as a bundle has come",
+                what="the broker remembers a report as a bundle has come",
             )
             broker.kill()
             connection.commit()

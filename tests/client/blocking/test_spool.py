@@ -97,7 +97,7 @@ def test_batches_in_flight_when_the_broker_dies_are_stored_once(
     client.send(topic, b"first", key="k")
     futures = [client.send_async(topic, b"%d" % n, key="k") for n in range(3_000)]
     receipts = [future.result(DEADLINE_S) for future in futures]
-    assert own_broker.died()
+    wait_until(own_broker.died, DEADLINE_S, what="the broker has died")
     assert receipts[-1].spooled
     own_broker.start()
     client.spool.wait(DEADLINE_S)
