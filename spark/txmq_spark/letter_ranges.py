@@ -70,10 +70,9 @@ def _by_number(link: BrokerLink, group: str, least: int) -> list[LetterRange]:
     first = link.call("dlq.list", group=group, limit=1, bodies=False)["letters"]
     if not first:
         return []
-    newest = _cursor(link, group, {"states": list(LETTER_STATES)})
-    after, count = int(first[0]["number"]) - 1, int(link.call("group.show", group=group)["letters"])
-    last = after + 1 if newest is None else newest.below - 1
-    return [LetterRange(group, *one) for one in number_ranges(after, last, count, least)]
+    after, shown = int(first[0]["number"]) - 1, link.call("group.show", group=group)
+    numbers = number_ranges(after, int(shown["next_letter"]) - 1, int(shown["letters"]), least)
+    return [LetterRange(group, *one) for one in numbers]
 
 
 def _by_selection(

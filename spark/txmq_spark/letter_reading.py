@@ -22,7 +22,7 @@ class LetterReader(DataSourceReader):
 
     def __init__(self, options: ReadOptions, names: Sequence[str]) -> None:
         self._options, self._names = options, names
-        self._pushed = PushedLetters()
+        self._pushed = PushedLetters(options.select)
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
@@ -48,7 +48,7 @@ class FilteringLetterReader(LetterReader):
     """Reader of letters that takes filters from Spark."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  # Spark's name
-        self._pushed, rest = push_letter_filters(filters)
+        self._pushed, rest = push_letter_filters(filters, self._options.select)
         return rest
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from pyspark.sql.datasource import (
@@ -27,6 +26,7 @@ from pyspark.sql.datasource import (
 
 from txmq.model import limits
 from txmq_spark.arrow_messages import OffsetRange
+from txmq_spark.source_options import NO_SELECTION
 
 MESSAGE_COLUMNS: Final = frozenset({"topic", "partition", "offset", "message_id", "body"})
 EPOCH: Final = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
@@ -88,7 +88,7 @@ class PushedLetters(NamedTuple):
     the states to read. `rows` has the fields that no selection has, with their values.
     """
 
-    select: Mapping[str, Any] = MappingProxyType({})
+    select: Mapping[str, Any] = NO_SELECTION
     states: frozenset[str] | None = None
     rows: tuple[tuple[str, Values], ...] = ()
 
@@ -139,10 +139,14 @@ JUDGED: Final = {  # columns of letters and fields of the broker's list
 }
 
 
-def push_letter_filters(filters: Iterable[Filter]) -> tuple[PushedLetters, list[Filter]]:
-    """Return what filters leave of the letters, and those that Spark has to apply."""
+def push_letter_filters(
+    filters: Iterable[Filter], chosen: Mapping[str, Any] = NO_SELECTION
+) -> tuple[PushedLetters, list[Filter]]:
+    """Return what filters leave of the letters that are `chosen` by an option, and the
+    filters that Spark has to apply.
+    """
     pushed, rest, died = PushedLetters(), [], ALL
-    select: dict[str, Any] = {}
+    select = dict(chosen)
     for one in filters:
         column, text = _column(one), _text(one)
         argument, longest = SELECTED.get(column, ("", 0))
@@ -159,7 +163,7 @@ def push_letter_filters(filters: Iterable[Filter]) -> tuple[PushedLetters, list[
             if column == "dead_at" and (time := _span(one, datetime)) is not None:
                 died = died.meet(time)
             rest.append(one)
-    if died != ALL:
+    if died != ALL and not select.keys() & {"died_from", "died_before"}:
         select |= {"died_from": min(died.start, limits.TIME)}
         select |= {"died_before": min(max(died.end, died.start), limits.TIME)}
     return pushed._replace(select=select), rest

@@ -72,8 +72,11 @@ class TxmqDataSource(DataSource):
         require_batch(options)
         names = _chosen(schema, _types(options))
         if options.letters:
-            return (FilteringLetterReader if _takes_filters() else LetterReader)(options, names)
-        return (FilteringMessageReader if _takes_filters() else MessageReader)(options, names)
+            letters = FilteringLetterReader if _takes_filters(options) else LetterReader
+            return letters(options, names)
+        return (FilteringMessageReader if _takes_filters(options) else MessageReader)(
+            options, names
+        )
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
         options = parse_read_options(self.options)
@@ -93,12 +96,17 @@ class TxmqDataSource(DataSource):
         return EpochWriter.for_schema(options, schema, overwrite=overwrite)
 
 
-def _takes_filters() -> bool:
-    """Return True if Spark is about to hand filters to the reader.
+def _takes_filters(options: ReadOptions) -> bool:
+    """Return True if Spark is about to hand filters to the reader, and may.
 
     With spark.sql.python.filterPushdown.enabled, Spark runs a worker of its own for
     that. Without it, Spark 4.3 refuses each reader that could take filters.
+
+    It reads all later queries of a frame with the filters of the one that it planned
+    last (tried with 4.3.0, 2026-11-22; docs/decisions/0099). So a frame has to ask.
     """
+    if not options.push_filters:
+        return False
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     return FILTER_WORKER in sys.modules or getattr(main, "name", "") == FILTER_WORKER
 

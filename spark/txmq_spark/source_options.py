@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from datetime import datetime
 from types import MappingProxyType
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -14,6 +14,7 @@ from txmq.errors import ConfigError
 from txmq.model import limits
 from txmq.model.message import check_name
 from txmq.model.units import MILLISECOND, SECOND
+from txmq.wire.calls.letters import SelectionArgs
 
 EARLIEST, LATEST = "earliest", "latest"
 READ_NAMES: Final = (
@@ -22,7 +23,9 @@ READ_NAMES: Final = (
     "topicPattern",
     "letters",
     "states",
+    "select",
     "columns",
+    "pushFilters",
     "startingOffsets",
     "startingTimestamp",
     "endingOffsets",
@@ -45,6 +48,7 @@ _OFFSETS: Final = TypeAdapter(dict[str, dict[int, Offset]])
 
 Offsets = Mapping[str, Mapping[int, int]]  # by topic and partition, as given in an option
 NO_OFFSETS: Final[Offsets] = MappingProxyType({})
+NO_SELECTION: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class Bound(NamedTuple):
@@ -63,7 +67,8 @@ class ReadOptions(NamedTuple):
     """Options of a read: topics between two bounds, or the letters of groups.
 
     `pattern` matches whole names of topics. `states` () = the open letters, also those
-    that an undecided transaction replays. `max_offsets` 0 = no limit.
+    that an undecided transaction replays. `select` has other arguments of a selection
+    of the broker. `max_offsets` 0 = no limit.
     """
 
     url: str
@@ -71,6 +76,8 @@ class ReadOptions(NamedTuple):
     pattern: str | None = None
     letters: tuple[str, ...] = ()
     states: tuple[str, ...] = ()
+    select: Mapping[str, Any] = NO_SELECTION
+    push_filters: bool = False
     columns: tuple[str, ...] = ()  # () = all
     start: Bound = Bound(EARLIEST)
     end: Bound = Bound(LATEST)
@@ -111,6 +118,8 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
         pattern=None if pattern is None else _pattern(pattern),
         letters=() if letters is None else tuple(_group_name(one) for one in _list(letters)),
         states=_states(options.get("states")),
+        select=_selection(options),
+        push_filters=_switch(options, "pushFilters", default=False),
         columns=_list(options["columns"]) if options.get("columns") else (),
         start=_bound(options, "startingOffsets", "startingTimestamp", EARLIEST),
         end=_bound(options, "endingOffsets", "endingTimestamp", LATEST),
@@ -137,9 +146,9 @@ def require_batch(options: ReadOptions) -> None:
 
 def require_stream(options: ReadOptions) -> None:
     """Raise ConfigError for options that a stream cannot have."""
-    if options.letters and options.states:
+    if options.letters and (options.states or options.select):
         raise ConfigError(
-            "states",
+            "states" if options.states else "select",
             "a stream has each letter once, when it dies",
             hint="leave it out, or use spark.read",
         )
@@ -210,6 +219,23 @@ def _states(text: str | None) -> tuple[str, ...]:
             "states", f"no such state {unknown[0]!r}", hint=f"use {', '.join(LETTER_STATES)}"
         )
     return states
+
+
+def _selection(options: Mapping[str, str]) -> Mapping[str, Any]:
+    text = options.get("select")
+    if text is None:
+        return NO_SELECTION
+    hint = 'use JSON such as {"error_type": "shop.BadOrder", "died_from": 1767225600000000}'
+    try:
+        chosen = SelectionArgs.model_validate_json(text).model_dump(exclude_unset=True)
+    except ValidationError as error:
+        raise ConfigError(
+            "select", f"invalid selection {text[:200]!r}: {error.errors()[0]['msg']}", hint=hint
+        ) from None
+    if "states" in chosen or "letters" not in options:
+        what = "states are an option of their own" if "states" in chosen else "there are no letters"
+        raise ConfigError("select", what, hint='option("letters", ...).option("states", ...)')
+    return chosen
 
 
 def _group_name(name: str) -> str:

@@ -5,15 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
 
 from pyspark.sql import SparkSession
 
 from txmq_spark.local_session import local_session
 from txmq_spark.source import TxmqDataSource
-
-# Lets the data source apply filters; Spark does not ask it to unless told.
-PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
 
 
 @contextmanager
@@ -23,11 +19,10 @@ def job_session() -> Iterator[SparkSession]:
     Under spark-submit it is the submitted one, else a local one on all cores.
     """
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
-        with local_session("local[*]", {PUSHDOWN: "true"}) as own:
+        with local_session("local[*]") as own:
             yield own
         return
     spark = SparkSession.builder.appName("txmq").getOrCreate()
-    spark.conf.set(PUSHDOWN, "true")
     spark.dataSource.register(TxmqDataSource)
     try:
         yield spark

@@ -24,7 +24,7 @@ from pyspark.sql.datasource import (
 
 from tests.spark.consuming import let_die
 from txmq_spark.arrow_messages import OffsetRange
-from txmq_spark.letter_reading import FilteringLetterReader
+from txmq_spark.letter_reading import FilteringLetterReader, LetterReader
 from txmq_spark.message_reading import FilteringMessageReader
 from txmq_spark.pushed_filters import EPOCH, Span, push_letter_filters, push_message_filters
 from txmq_spark.source import LETTER_TYPES, MESSAGE_TYPES
@@ -130,6 +130,14 @@ def test_properties_of_letters_are_a_selection_of_the_broker() -> None:
     assert not push_letter_filters(filters[6:8])[0].has({"partition": 2, "tag": None})
 
 
+def test_a_selection_by_an_option_is_narrowed_by_other_properties_only() -> None:
+    filters: list[Filter] = [EqualTo(("key",), "other"), EqualTo(("topic",), "t")]
+    filters.append(LessThan(("dead_at",), NOON))
+    pushed, rest = push_letter_filters(filters, {"key": "k", "died_from": 5})
+    assert pushed.select == {"key": "k", "died_from": 5, "topic": "t"}
+    assert rest == [filters[0], filters[2]]
+
+
 # With a broker, and by Spark.
 
 
@@ -147,7 +155,7 @@ def dead(client: txmq.Client, topic: str) -> str:
     return topic
 
 
-def found(reader: FilteringLetterReader) -> list[int]:
+def found(reader: LetterReader) -> list[int]:
     return sorted(
         int(row["body"])
         for task in reader.partitions()
@@ -177,11 +185,14 @@ def test_a_reader_finds_the_letters_that_filters_leave(broker: str, dead: str) -
         reader = FilteringLetterReader(parse_read_options(options), LETTER_TYPES.names)
         reader.pushFilters(filters)
         assert found(reader) == sorted(expected), filters
+    options = {"url": broker, "letters": dead, "select": '{"key": "k1", "min_attempts": 1}'}
+    assert found(LetterReader(parse_read_options(options), LETTER_TYPES.names)) == [1, 4, 7, 10]
 
 
 def letters(spark: SparkSession, broker: str, group: str, condition: str) -> DataFrame:
     reader = spark.read.format("txmq").option("url", broker).option("letters", group)
-    return reader.option("states", "open,abandoned").load().where(condition)
+    reader = reader.option("states", "open,abandoned").option("pushFilters", "true")
+    return reader.load().where(condition)
 
 
 @pytest.fixture
@@ -191,18 +202,23 @@ def pushing(spark: SparkSession) -> Iterator[SparkSession]:
     spark.conf.set(PUSHDOWN, "false")
 
 
-def test_spark_hands_filters_to_both_readers_where_it_is_allowed_to(
+def test_spark_hands_filters_to_both_readers_where_a_frame_asks_for_it(
     pushing: SparkSession, broker: str, dead: str
 ) -> None:
     condition = "dead_at > timestamp'2020-01-01 00:00:00' and key <=> 'k0' and tag = 'even'"
     rows = letters(pushing, broker, dead, condition).select("body").collect()
     assert sorted(int(row.body) for row in rows) == [0, 6]
     by_key = letters(pushing, broker, dead, "key <=> 'k1'")
-    frame = pushing.read.format("txmq").option("url", broker).option("topic", dead).load()
+    reader = pushing.read.format("txmq").option("url", broker).option("topic", dead)
+    frame = reader.option("pushFilters", "true").load()
     for chosen in (by_key, frame.where("partition = 1 and offset > 1")):
         plan = chosen._jdf.queryExecution().executedPlan().toString()
         assert "BatchScan" in plan
         assert "Filter (" not in plan
+    # Spark would read both sides with the filters of one of them.
+    plain = reader.option("pushFilters", "false").load()
+    both = plain.where("partition = 0").unionAll(plain.where("partition = 1"))
+    assert both.count() == plain.where("partition < 2").count() < plain.count()
 
 
 def test_a_large_number_of_letters_is_read_by_several_tasks(

@@ -79,6 +79,9 @@ BAD: list[tuple[dict[str, str], str]] = [
     (TOPIC | {"startingTimestamp": "0001-01-01T00:00:00Z"}, "out of range"),
     (TOPIC | {"endingTimestamp": "5", "endingOffsets": "latest"}, "is given, too"),
     (TOPIC | {"failOnDataLoss": "perhaps"}, "invalid value"),
+    (URL | {"letters": "g", "select": '{"colour": "red"}'}, "invalid selection"),
+    (URL | {"letters": "g", "select": '{"states": ["open"]}'}, "an option of their own"),
+    (TOPIC | {"select": "{}"}, "no letters"),
 ]
 
 
