@@ -148,6 +148,15 @@ def test_options_that_contradict_each_other_are_refused(
     assert client.calls == []
 
 
+@pytest.mark.parametrize("options", [(), ("--header", "a=1"), ("--body", '{"amount": 1}')])
+def test_an_edit_that_changes_nothing_is_not_sent(
+    client: ScriptedClient, options: tuple[str, ...]
+) -> None:
+    client.replies = [shown()]
+    assert run(*EDIT, *options).exit_code == 2
+    assert len(client.calls) == 1
+
+
 def test_a_header_that_is_not_there_cannot_be_removed(client: ScriptedClient) -> None:
     client.replies = [shown()]
     assert run(*EDIT, "--unset-header", "c").exit_code == 2

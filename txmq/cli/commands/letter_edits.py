@@ -100,6 +100,8 @@ def edit(  # noqa: PLR0913  # its options
     else:
         new = _new_body(before.body, file, body, editor=editor)
         after = Version(_changed(before.headers, header or [], unset_header or []), new)
+    if after == before:
+        raise typer.BadParameter("the letter has this body and these headers already")
     if checked is not None:
         check_body(after.body, checked)
     number = shown["edits"]
