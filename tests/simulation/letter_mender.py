@@ -42,6 +42,8 @@ class LetterMender(operators.LetterReplayer):
             for letter in letters:
                 if letter["state"] == "dead" and self._own.random() < 0.6:
                     await self._edit(letter)
+                if letter["state"] == "dead" and self._own.random() < 0.3:
+                    await self._try(letter)
         await super()._replay(group)
 
     async def _edit(self, letter: dict[str, Any]) -> None:
@@ -70,6 +72,17 @@ class LetterMender(operators.LetterReplayer):
             return
         self.world.history.edited[group, partition, offset] = reply["edits"]
         self.world.history.counts["edits"] += 1
+
+    async def _try(self, letter: dict[str, Any]) -> None:
+        """Have a member try a letter. What it does not process dies again."""
+        place = {name: letter[name] for name in ("group", "topic", "partition", "offset")}
+        try:
+            await self.connection.call(
+                "dlq.try", **place, member=self._own.choice(("m0", "m1")), operator="sim"
+            )
+        except RequestRejected:  # there is no such member, or it does not own the partition
+            return
+        self.world.history.counts["trials"] += 1
 
 
 def check_received(

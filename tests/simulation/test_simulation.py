@@ -57,6 +57,7 @@ LEAST_PER_SEED = {
     "plans": 0.3,
     "planned processed": 0.2,
     "edited received": 0.2,
+    "trials": 0.03,
 }  # on average; a count below it means that seeds no longer test this
 
 
