@@ -919,6 +919,7 @@ BUGS = {
         "a_head_is_forgotten_by_a_store",
         "drop_makes_no_letter",
     ),
+    "what operators do": ("an operator's change leaves no audit message",),
     "edits of letters": (
         "an edit leaves the letter where it was",
         "an edit concerns all groups",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Coroutine, Iterator
 from itertools import count
 from typing import Any, TypeAlias
@@ -12,8 +13,11 @@ from tests.simulation.actors import PARTITIONS, TOPIC, Actor, partition_for
 from tests.simulation.history import InvariantBroken
 from tests.simulation.network import RequestLost
 from tests.simulation.world import SimulatedWorld
+from txmq.batch import BatchView
+from txmq.broker.engine.log_reader import published_batches
 from txmq.errors import Conflict, OffsetOutOfRange, RequestRejected, UnknownGroup, UnknownTopic
 from txmq.model.keys import partition_of
+from txmq.model.own_topics import AUDIT
 from txmq.wire import data_requests as h
 from txmq.wire.calls.encoding import encode_call
 from txmq.wire.data_requests import Opcode
@@ -41,10 +45,19 @@ def work_of_seed(world: SimulatedWorld, seed: int) -> Iterator[Work]:
 
 
 def check(world: SimulatedWorld) -> None:
-    """Check at the end that messages came again after a reset, and that a grown topic
-    keeps the order of its keys.
+    """Check at the end that messages came again after a reset, that a grown topic keeps
+    the order of its keys, and that the audit topic has each replay that was made.
     """
     history = world.history
+    found = audited_reasons(world)
+    if len(found) != len(set(found)):
+        raise InvariantBroken("the audit topic has an operator's call twice")
+    made = {name for name, done in history.operations.items() if done}
+    if made - set(found):
+        raise InvariantBroken(f"the audit topic lacks {sorted(made - set(found))}")
+    if set(found) - set(history.operations):
+        raise InvariantBroken("the audit topic has what nobody has done")
+    history.counts["audited"] += len(found)
     for name, times in history.times_before_reset.items():
         if history.handled[name] <= times:
             raise InvariantBroken(
@@ -56,6 +69,21 @@ def check(world: SimulatedWorld) -> None:
         raise InvariantBroken(
             f"only the versions {processed} of the moved key {MOVING_KEY} were processed"
         )
+
+
+def audited_reasons(world: SimulatedWorld) -> list[str]:
+    """Return the reasons of the replays in the audit topic."""
+    assert world.broker is not None
+    engine = world.broker.engine
+    topic = engine.state.topics[AUDIT]
+    entries = [
+        json.loads(body)
+        for _base, entry in published_batches(
+            engine.state, topic.topic_id, 0, 0, engine.store.durable
+        )
+        for body in BatchView(engine.store.read(entry.position, entry.length)).bodies
+    ]
+    return [entry["reason"] for entry in entries if entry["call"] == "dlq.replay"]
 
 
 class TopicGrower(Actor):
@@ -151,4 +179,13 @@ class LetterReplayer(Actor):
         places = [[letter["topic"], letter["partition"], letter["offset"]] for letter in letters]
         if places:
             self.world.history.counts["letters"] += len(places)
-            await self.connection.call("dlq.replay", group=group, letters=places)
+            operations = self.world.history.operations
+            name = f"replay {len(operations)}"
+            operations[name] = False  # its reply may be lost
+            reply = await self.connection.call(
+                "dlq.replay", group=group, letters=places, operator="sim", reason=name
+            )
+            if reply["done"]:
+                operations[name] = True
+            else:
+                operations[name + " of nothing"] = operations.pop(name)

@@ -156,6 +156,10 @@ def _delivery_but_no_duplicate(self: Any, place: Any, state: int, lease: int = 0
     return None if state == DUPLICATE else _delivery(self, place, state, lease)
 
 
+def _change_without_message(state: Any, audited: Any, now: int, decide: Any) -> Any:
+    return decide(state, audited.command, now)
+
+
 def _put_without_sync(self: Any, messages: Any) -> None:
     disk = self._disk
     with patch.object(disk, "sync", lambda: None):
@@ -593,6 +597,10 @@ BUGS = (
         around=_in_every_seed(
             machine_clock, _patching(waiting_times, "set_back", lambda *_args: None)
         ),
+    ),
+    Bug(
+        "an operator's change leaves no audit message",
+        around=_patching(machine, "decide_audited", _change_without_message),
     ),
     Bug(
         "an edit leaves the letter where it was",

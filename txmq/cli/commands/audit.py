@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -14,6 +15,7 @@ from txmq.cli.parsers import parse_name
 
 PAGE = 1_000
 FOLLOW_S = 0.5  # between two looks at the topic
+SHORT = ("at", "operator", "call", "reason")
 COLUMNS = ("at", "operator", "call", "about", "reason", "result")
 
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Wait for more, until interrupted.")]
@@ -90,6 +92,11 @@ def _newest(
         if after is None:
             break
     return found[::-1], end or 0
+
+
+def in_short(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return entries about one thing for a table."""
+    return [{name: entry[name] for name in SHORT} for entry in entries]
 
 
 def text_line(entry: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ import typer
 
 from txmq.cli.command import CommandSession, broker_command
 from txmq.cli.commands import plans
+from txmq.cli.commands.audit import in_short
 from txmq.cli.commands.letter_edits import Letter, edit, try_, version_of
 from txmq.cli.commands.letter_files import export, import_
 from txmq.cli.letter_diff import diff
@@ -126,6 +127,7 @@ def show(
         shown.pop("body", None)
     shown = _with_body_text(shown)
     if not session.out.as_json:
+        shown["operations"] = in_short(shown.get("operations", ()))
         for attempt in shown.get("history", ()):
             attempt["error_text"] = _last_line(attempt["error_text"])
     lines = [] if session.out.as_json else shown.pop("diff", [])

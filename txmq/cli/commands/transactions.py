@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from txmq.cli.command import CommandSession, broker_command
+from txmq.cli.commands.audit import in_short
 from txmq.cli.options import Operator, Reason, Token
 from txmq.cli.output import body_fields
 from txmq.cli.parsers import parse_token
@@ -84,7 +85,10 @@ def show(
     """
     args = {"token": token, "detail": True, "after": after, "limit": limit, "bodies": bodies}
     reply = session.client.call("tx.show", **args)
-    session.out.show(reply | {"rows": [_with_body_text(row) for row in reply.get("rows", ())]})
+    shown = reply | {"rows": [_with_body_text(row) for row in reply.get("rows", ())]}
+    if not session.out.as_json:
+        shown["operations"] = in_short(shown.get("operations", ()))
+    session.out.show(shown)
 
 
 def _with_body_text(row: dict[str, Any]) -> dict[str, Any]:

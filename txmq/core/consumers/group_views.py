@@ -150,11 +150,10 @@ def describe_group(
     if isinstance(group, Rejected):
         return group
     positions: list[dict[str, Any]] = []
-    for number, tp in enumerate(sorted(group.positions)):
+    for tp in sorted(group.positions):
         if tp in group.positions:
             positions.append(_position(state, group, tp, context))
-        if number % PARTITIONS_PER_STEP == PARTITIONS_PER_STEP - 1:
-            yield
+        yield  # it may have read hundreds of failed messages
     summary = yield from summarize(state, group, context.now)
     return summary | {
         "settings": describe_settings(group.settings),

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from txmq.core.state.state import State
 
 MAX_WINDOW = 10_000  # messages: those before are of another time
-MAX_ROWS = 1_000  # failed messages that are read of a window, its newest ones
+MAX_ROWS = 256  # failed messages that are read of a window, its newest ones
 STANDS_AFTER = 10 * SECOND  # of one head
 NEARLY_FULL = 0.8  # of the limit of messages under way
 MIN_BEHIND = 16  # messages behind a head that tell whether it is poison
