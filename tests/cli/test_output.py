@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from txmq.cli.output import Output, escape_controls, format_cell
+from txmq.cli.output import Columns, Output, escape_controls, format_cell, last_line
 from txmq.errors import InDoubt, Throttled, TxmqError, UnknownTopic
 
 NOON = 1_782_907_200_000_000  # 2026-07-01T12:00:00Z
 
 
 def shown(
-    capsys: pytest.CaptureFixture[str], value: dict[str, Any], columns: Sequence[str] = ()
+    capsys: pytest.CaptureFixture[str], value: dict[str, Any], columns: Columns = ()
 ) -> list[str]:
     Output(as_json=False).show(value, columns=columns)
     return capsys.readouterr().out.splitlines()
@@ -52,6 +51,33 @@ def test_chosen_columns_come_in_their_order_and_those_that_no_row_has_are_left_o
 ) -> None:
     rows = {"rows": [{"a": 1, "b": 2, "c": 3}]}
     assert shown(capsys, rows, columns=("c", "x", "a")) == ["c  a", "3  1"]
+
+
+def test_columns_may_be_chosen_for_each_table(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = {"ones": [{"a": 1, "b": 2}], "others": [{"a": 3, "c": 4}]}
+    columns = {"ones": ("b", "a"), "others": ("c",)}
+    assert shown(capsys, rows, columns=columns) == [
+        "",
+        "ones",
+        "b  a",
+        "2  1",
+        "",
+        "others",
+        "c",
+        "4",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("Traceback\n  raise\nKeyError: 1\n", "KeyError: 1"),
+        ("Traceback\nKeyError: 1\n(attempt 3 of 5 in place)\n", "KeyError: 1"),
+        ("", ""),
+    ],
+)
+def test_the_last_line_of_a_traceback_is_the_error(text: str, line: str) -> None:
+    assert last_line(text) == line
 
 
 def test_rows_with_different_fields_share_a_table(capsys: pytest.CaptureFixture[str]) -> None:

@@ -144,12 +144,19 @@ def test_stores_are_listed_from_anywhere_and_on_the_machine(shop: Shop) -> None:
     [listed] = shop.ask("list", shop.group)["stores"]
     assert (listed["store"], listed["state"], listed["messages"]) == (shop.id, "owned", 3)
     [found] = shop.ask("list", "--dir", str(shop.directory))["stores"]
-    assert (found["store"], found["messages"], found["untold"]) == (shop.id, 3, 3)
+    assert (found["store"], found["messages"], found["unreported"]) == (shop.id, 3, 3)
     assert found["owner_pid"] > 0
     for where in ((shop.group, shop.id), ("--dir", str(shop.directory))):
         shown = shop.ask("show", *where, "--bodies")["list"]
         assert [row["offset"] for row in shown] == [0, 1, 2]
         assert {row["body_base64"] for row in shown} == {"/wBib2R5"}
+        table = run("recover", "show", *where, "--broker", shop.url).stdout
+        assert "1970-01-01 00:00:00.000Z" in table, "the due time"
+        assert "no such order" in table
+    listing = run("recover", "list", "--dir", str(shop.directory)).stdout.splitlines()
+    columns = listing[2].split()
+    assert columns[:5] == ["group", "topic", "store", "messages", "settled"]
+    assert len(columns) == len(set(columns)), "each column once"
     text = run("recover", "list", "--broker", shop.url).stdout
     assert "owned" in text
     group = reply("group", "show", shop.group, broker=shop.url)
@@ -225,16 +232,18 @@ def test_a_spool_without_an_owner_is_shown_and_sent(
     exported = reply("recover", "export", "--dir", str(spool), broker=NOBODY)
     assert b64decode(exported["body"]) == b64decode(shown["body_base64"]) == BODY
     retry = ("recover", "retry", "--dir", str(spool))
-    assert reply(*retry, broker=served[1]) == {"sent": 0, "left": 0, "refused": 1}
+    drained = run(*retry, "--json", "--broker", served[1])
+    assert drained.exit_code == 1, "something was not sent"
+    assert json.loads(drained.stdout) == {"sent": 0, "left": 0, "refused": 1, "problems": []}
     [refused] = reply("recover", "show", "--dir", str(spool), broker=NOBODY)["list"]
-    assert refused["refusal"]["error"] == "UnknownTopic"
+    assert refused["refusal"]["error"] == refused["error_type"] == "UnknownTopic"
     reply("topic", "create", "spooled", "--partitions", "1", broker=served[1])
     lost = spool / f"{1:032x}"
     lost.mkdir()
     (lost / "identity.json").write_text(LOST_LOG)
     failed = run(*retry, "--json", "--broker", served[1])
     assert failed.exit_code == 1
-    assert "is gone" in json.loads(failed.stdout)["problems"][0]
+    assert "is gone" in json.loads(failed.stdout)["problems"][0]["problem"]
     shutil.rmtree(lost)
     sent = reply(*retry, "--refused", broker=served[1])
     assert (sent["sent"], sent["left"]) == (1, 0)

@@ -142,6 +142,14 @@ def open_session(out: Output, url: str) -> Iterator[CommandSession]:
             client.close()
 
 
+def _unwrapped(text: str) -> str:
+    """Return text with each paragraph on one line, except those that are indented."""
+    return "\n\n".join(
+        paragraph if paragraph.startswith(" ") else paragraph.replace("\n", " ")
+        for paragraph in text.split("\n\n")
+    )
+
+
 def _register(
     app: typer.Typer,
     name: str,
@@ -166,6 +174,7 @@ def _register(
     ] + options
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # functions accept attributes
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    run.__doc__ = function.__doc__
+    # A list of commands would keep the lines of the docstring.
+    run.__doc__ = _unwrapped(inspect.getdoc(function) or "")
     app.command(name)(run)
     return function

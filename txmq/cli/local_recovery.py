@@ -90,18 +90,22 @@ def describe_disk(directory: Path, group: str | None) -> dict[str, Any]:
 
 
 def _counts(path: str) -> dict[str, Any]:
-    from txmq.recover.local_store import scan
+    from txmq.recover.local_store import State, scan
 
-    states, untold, attempts, oldest = Counter[str](), 0, 0, 0
+    states, unreported, attempts, oldest = Counter[str](), 0, 0, 0
     for entry, _message in scan(path):
         states[entry.state.name.lower()] += 1
-        untold += not entry.told
+        unreported += not entry.told
+        if entry.state is State.ACKED:
+            continue
         attempts += entry.attempt
         oldest = min(filter(None, (oldest, entry.first_at)), default=0)
+    settled = states[State.ACKED.name.lower()]
     return {
-        "messages": states.total(),
+        "messages": states.total() - settled,
+        "settled": settled,
         "states": dict(states),
-        "untold": untold,
+        "unreported": unreported,
         "attempts": attempts,
         "oldest": oldest or None,
     }
@@ -115,7 +119,9 @@ def list_messages(directory: Path, *, bodies: bool) -> Iterator[dict[str, Any]]:
     if not find_stores(directory) and spools_below(str(directory)):
         for spooled in list_spooled(directory):
             body = b64decode(spooled.pop("body"))
-            yield spooled | (body_fields(body) if bodies else {})
+            refusal = spooled["refusal"]
+            shown = spooled | ({} if refusal is None else _refused(refusal))
+            yield shown | (body_fields(body) if bodies else {})
         return
     path = str(find_store(directory))
     topic = existing_identity(path).owner.topic
@@ -135,6 +141,11 @@ def list_messages(directory: Path, *, bodies: bool) -> Iterator[dict[str, Any]]:
             "message_id": None if message is None else message.message_id,
         }
         yield row | (body_fields(message.body) if bodies and message is not None else {})
+
+
+def _refused(refusal: dict[str, Any]) -> dict[str, Any]:
+    """Return the columns of a message that the broker refused for good."""
+    return {"state": "refused", "error_type": refusal["error"], "error_text": refusal["text"]}
 
 
 def list_spooled(directory: Path) -> Iterator[dict[str, Any]]:

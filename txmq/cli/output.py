@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 FAILED = 1  # exit status; invalid usage ends with 2
 NOTHING = "-"  # in a table, for a value that is not set
 FILE_WIDTH = 100_000  # so that nothing is cut or wrapped in a file
-TIME_FIELDS = re.compile(r"(.*_)?at|since|oldest\w*|newest\w*|deadline")
+TIME_FIELDS = re.compile(r"(.*_)?at|since|oldest\w*|newest\w*|deadline|stored_to")
+Columns = Sequence[str] | Mapping[str, Sequence[str]]
+IN_PLACE = re.compile(r"\(attempt \d+ of \d+ in place\)")
 FIRST_TIME = 10**15  # microseconds in September 2001; counts stay below it
 
 
@@ -38,8 +40,10 @@ class Output:
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
 
-    def show(self, value: Mapping[str, Any], *, columns: Sequence[str] = ()) -> None:
-        """Print a result. Tables of rows show only `columns`, where any are given."""
+    def show(self, value: Mapping[str, Any], *, columns: Columns = ()) -> None:
+        """Print a result. Tables of rows show only `columns`, where any are given, for
+        all tables or by their names.
+        """
         if self.as_json or not value:
             self.print_line(value, "done")
         else:
@@ -91,6 +95,14 @@ def format_time(micros: int) -> str:
     return (EPOCH + timedelta(microseconds=micros)).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"
 
 
+def last_line(text: str) -> str:
+    """Return what a traceback ends with: the error itself, not the note about attempts
+    in place.
+    """
+    lines = (line.strip() for line in reversed(text.splitlines()))
+    return next((line for line in lines if line and not IN_PLACE.fullmatch(line)), "")
+
+
 def body_fields(body: bytes) -> dict[str, str]:
     """Return a body as a field of text if it is UTF-8, otherwise of base64."""
     try:
@@ -135,7 +147,7 @@ def _error_fields(error: TxmqError) -> dict[str, Any]:
     return fields | {"detail": error.detail} if isinstance(error, RequestRejected) else fields
 
 
-def _print_tables(value: Mapping[str, Any], columns: Sequence[str]) -> None:
+def _print_tables(value: Mapping[str, Any], columns: Columns) -> None:
     from rich.console import Console
     from rich.text import Text
 
@@ -150,7 +162,8 @@ def _print_tables(value: Mapping[str, Any], columns: Sequence[str]) -> None:
         for name, rows in lists.items():
             if len(value) > 1:
                 console.print(Text(f"\n{name}", style="bold"))
-            console.print(_rows_table(rows, columns) if rows else f"no {name}")
+            shown = columns.get(name, ()) if isinstance(columns, Mapping) else columns
+            console.print(_rows_table(rows, shown) if rows else f"no {name}")
     # rich pads each row to the longest one
     print("\n".join(line.rstrip() for line in printed.get().splitlines()))
 

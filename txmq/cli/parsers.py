@@ -71,10 +71,19 @@ def parse_name(text: str) -> str:
 
 def parse_token(text: str) -> str:
     """Parse a token, with or without hyphens."""
+    return _parse_id(text, "token")
+
+
+def parse_store_id(text: str) -> str:
+    """Parse the id of a consumer's local store."""
+    return _parse_id(text, "id of a store")
+
+
+def _parse_id(text: str, kind: str) -> str:
     try:
         return UUID(text).hex
     except ValueError:
-        raise typer.BadParameter(f"invalid token {text!r}: use 32 hexadecimal digits") from None
+        raise typer.BadParameter(f"invalid {kind} {text!r}: use 32 hexadecimal digits") from None
 
 
 def parse_time(text: str) -> int:

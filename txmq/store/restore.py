@@ -9,10 +9,12 @@ interrupted anywhere is run again from its beginning.
 from __future__ import annotations
 
 from contextlib import closing
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from txmq.crashpoints import crashpoint
 from txmq.errors import BackupMismatch, RestoreUnfinished, StoreError
+from txmq.model.message import EPOCH
 from txmq.store.backup import CHUNK, damaged, require_manifest, verify_files
 from txmq.store.backup_manifest import NAME, write_durably
 from txmq.store.log.decoder import SegmentDecoder
@@ -101,7 +103,7 @@ def find_point(fs: FileSystem, backup: str, manifest: Manifest, until: Until) ->
     )
     point = next(filter(None, found), None)
     if point is None or point.position < manifest.points_from:
-        asked = f"position {wanted}" if until.time is None else f"time {until.time}"
+        asked = f"position {wanted}" if until.time is None else _utc(until.time)
         raise _out_of_range(manifest, asked)
     return point
 
@@ -109,9 +111,14 @@ def find_point(fs: FileSystem, backup: str, manifest: Manifest, until: Until) ->
 def _out_of_range(manifest: Manifest, wanted: str) -> BackupMismatch:
     first = max(manifest.first, manifest.points_from)
     return BackupMismatch(
-        f"the backup cannot be restored to {wanted}: it has points from {first} to {manifest.end}",
+        f"the backup cannot be restored to {wanted}: it has points from position {first} to"
+        f" {manifest.end}, the latter of {_utc(manifest.taken_at)}",
         hint="give a point within, or restore from an older backup",
     )
+
+
+def _utc(micros: int) -> str:
+    return f"{EPOCH + timedelta(microseconds=micros):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _last_point(

@@ -13,6 +13,7 @@ import pytest
 from tests.client.scripted_member import bodies, chunk, keyed
 from tests.client.scripted_store import TOPIC_ID, StoredMember
 from tests.recover.local_store.harness import PATH, SIZES, SimIndex, new_disk
+from txmq.client.protocol.consumer.in_place import InPlaceAttempts
 from txmq.errors import LocalProtocolError, NotLeased
 from txmq.model.retry import RetryPolicy
 from txmq.recover.local_store import LocalStore, handed_out
@@ -51,6 +52,17 @@ def test_a_failed_message_is_on_disk_before_the_broker_hears_of_it(made: Any) ->
     assert (member.recovery.counters().stored, member.recovery.counters().nacked) == (1, 1)
     member.disk()
     assert member.recovery.idle
+
+
+def test_a_stored_message_is_not_tried_in_place(made: Any) -> None:
+    member = made().serving().fetched(chunk("m0"))
+    fail(member)
+    member.disk()
+    member.told()
+    member.wait(5.1)
+    error = KeyError("k")
+    assert InPlaceAttempts(5, RETRY).pause_after(error, member.receive()) is None
+    assert not hasattr(error, "__notes__"), "nothing was tried in place"
 
 
 def test_it_is_retried_when_it_is_due_and_its_effect_is_told(made: Any) -> None:

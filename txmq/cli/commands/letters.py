@@ -15,7 +15,7 @@ from txmq.cli.commands.letter_files import export, import_
 from txmq.cli.letter_diff import diff
 from txmq.cli.letter_selection import Saved, Where, parse_selection, selection_args
 from txmq.cli.options import Group, Operator, Reason, Yes
-from txmq.cli.output import FAILED, body_fields
+from txmq.cli.output import FAILED, body_fields, last_line
 from txmq.cli.parsers import MessagePlace, parse_name, parse_place
 
 app = typer.Typer(no_args_is_help=True, help="List, count, edit, replay and abandon dead letters.")
@@ -97,7 +97,7 @@ def list_(
             break
     if not session.out.as_json:  # tracebacks are for `dlq show`
         for letter in shown["letters"]:
-            letter["error_text"] = _last_line(letter["error_text"])
+            letter["error_text"] = last_line(letter["error_text"])
     session.out.show(shown, columns=COLUMNS)
 
 
@@ -129,7 +129,7 @@ def show(
     if not session.out.as_json:
         shown["operations"] = in_short(shown.get("operations", ()))
         for attempt in shown.get("history", ()):
-            attempt["error_text"] = _last_line(attempt["error_text"])
+            attempt["error_text"] = last_line(attempt["error_text"])
     lines = [] if session.out.as_json else shown.pop("diff", [])
     session.out.show(shown)
     for line in lines:
@@ -357,11 +357,6 @@ def _portions(chosen: dict[str, Any], most: int) -> list[dict[str, Any]]:
     if letters is None:
         return [dict(chosen)]
     return [{"letters": letters[start : start + most]} for start in range(0, len(letters), most)]
-
-
-def _last_line(text: str) -> str:
-    """Return what a traceback ends with: the error itself."""
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
 def _with_body_text(letter: dict[str, Any]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Verify, print, search and repair the log of a stopped broker, or an archive.",
+    help="Verify, print, search, repair, back up and restore the log of a broker, or an archive.",
 )
 FOUND_COLUMNS = ("message_id", "state", "partition", "offset", "key", "tag", "stored_at", "body")
 Data = Annotated[

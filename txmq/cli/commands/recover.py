@@ -25,8 +25,8 @@ from txmq.cli.local_recovery import (
     wire_entry,
 )
 from txmq.cli.options import DEFAULT_BROKER, BrokerUrl, Operator, Reason, Yes
-from txmq.cli.output import FAILED, Output, body_fields
-from txmq.cli.parsers import MessagePlace, parse_place, parse_token
+from txmq.cli.output import FAILED, Output, body_fields, format_time, last_line
+from txmq.cli.parsers import MessagePlace, parse_place, parse_store_id
 from txmq.errors import Conflict, ForeignStore, StoreError
 
 if TYPE_CHECKING:
@@ -40,13 +40,18 @@ PER_CALL = 1_000  # the limit of the broker
 ADOPTION_S = 60.0  # that `adopt` waits for the last step
 POLL_S = 0.05
 STORE_COLUMNS = ("group", "store", "state", "member", "host", "messages", "attempts", "oldest")
-DISK_COLUMNS = ("group", "topic", "store", "messages", "untold", "owner_pid", "path", "problem")
-SPOOL_COLUMNS = (
-    "id", "service", "owned", "messages", "bytes", "oldest_at", "refused", "path", "problem",
-)  # fmt: skip
+DISK_COLUMNS = {
+    "stores": (
+        "group", "topic", "store", "messages", "settled", "unreported", "oldest", "owner_pid",
+        "path", "problem",
+    ),
+    "spools": (
+        "service", "owned", "messages", "bytes", "oldest_at", "refused", "path", "problem",
+    ),
+}  # fmt: skip
 MESSAGE_COLUMNS = (
     "topic", "partition", "offset", "key", "state", "attempts", "due", "error_type",
-    "error_text", "order", "body",
+    "error_text", "order", "body", "body_base64", "message_id", "spool",
 )  # fmt: skip
 
 MaybeGroup = Annotated[
@@ -54,7 +59,7 @@ MaybeGroup = Annotated[
 ]
 MaybeStore = Annotated[
     str | None,
-    typer.Argument(metavar="STORE", parser=parse_token, help="Id of the store: 32 hex digits."),
+    typer.Argument(metavar="STORE", parser=parse_store_id, help="Id of the store: 32 hex digits."),
 ]
 Places = Annotated[
     list[MessagePlace] | None,
@@ -84,7 +89,7 @@ def list_(
     directory, list the stores and spools below it.
     """
     if directory is not None:
-        out.show(describe_disk(directory, group), columns=(*DISK_COLUMNS, *SPOOL_COLUMNS))
+        out.show(describe_disk(directory, group), columns=DISK_COLUMNS)
         return
     with open_session(out, broker) as session:
         out.show({"stores": list(_stores(session, group))}, columns=STORE_COLUMNS)
@@ -107,14 +112,14 @@ def show(
     if directory is not None:
         rows = list_messages(directory, bodies=bodies)
         shown = {"directory": str(directory), "list": list(islice(rows, limit))}
-        out.show(shown, columns=(*MESSAGE_COLUMNS, "spool", "message_id", "refused"))
+        _show_messages(out, shown)
         return
     of_store = _store_args(group, store)
     with open_session(out, broker) as session:
         shown = dict(session.client.call("recover.show", **of_store, limit=1))
         shown["list"] = list(islice(_stored(session, of_store, limit, bodies=bodies), limit))
         shown.pop("next", None)
-        out.show(shown, columns=MESSAGE_COLUMNS)
+        _show_messages(out, shown)
 
 
 @local_command(app, "retry")
@@ -137,7 +142,7 @@ def retry(  # noqa: PLR0913  # its options
     broker: BrokerUrl = DEFAULT_BROKER,
 ) -> None:
     """Let a consumer retry messages of its store at once. With a directory, send what
-    is in the spools there that no process has.
+    is in the spools there that no process has. Exit status 1: some of it is not sent.
     """
     if directory is not None:
         _drain(out, directory, broker, wait, refused=refused)
@@ -248,6 +253,16 @@ def export_(
         print(line)
 
 
+def _show_messages(out: Output, shown: dict[str, Any]) -> None:
+    """Show messages. A table has times, and only the last line of a traceback."""
+    for row in () if out.as_json else shown["list"]:
+        if row.get("due"):
+            row["due"] = format_time(row["due"])
+        if row.get("error_text"):
+            row["error_text"] = last_line(row["error_text"])
+    out.show(shown, columns=MESSAGE_COLUMNS)
+
+
 def _store_args(group: str | None, store: str | None) -> dict[str, Any]:
     if group is None or store is None:
         raise typer.BadParameter("name GROUP and STORE (txmq recover list), or use --dir DIR")
@@ -336,9 +351,12 @@ def _drain(out: Output, directory: Path, broker: str, wait: float, *, refused: b
             f"{directory}: there is no spool", hint="give the directory that producers were given"
         )
     result = drain_spools(broker, str(directory), timeout=wait, refused=refused)
-    problems = [found.problem for found in spools_below(str(directory)) if found.problem]
-    out.show(result._asdict() | ({"problems": problems} if problems else {}))
-    if result.left or problems:
+    problems = [problem._asdict() for problem in result.problems]
+    if problems or out.as_json:
+        out.show(result._asdict() | {"problems": problems})
+    else:
+        out.show({"sent": result.sent, "left": result.left, "refused": result.refused})
+    if result.left or result.refused or problems:
         raise typer.Exit(FAILED)
 
 

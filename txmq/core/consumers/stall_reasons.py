@@ -330,10 +330,9 @@ def _at_consumers(check: StallCheck) -> str:
     at = f"{store.member} on {store.host}" if store.host else store.member
     gone = "" if check.group.has_owner(store) else ", which is gone"
     others = f", and others in {len(counts) - 1} more stores" if len(counts) > 1 else ""
-    return (
-        f"{counts[store_id]} failed messages are at consumer {at or 'unknown'}{gone} "
-        f"(store {store_id.hex()}){others}"
-    )
+    count = counts[store_id]
+    are = "failed message is" if count == 1 else "failed messages are"
+    return f"{count} {are} at consumer {at or 'unknown'}{gone} (store {store_id.hex()}){others}"
 
 
 def _parked(check: StallCheck) -> str:

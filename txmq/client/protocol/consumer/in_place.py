@@ -35,9 +35,10 @@ class InPlaceAttempts:
         is settled: by its handler, or because its consume timeout is over.
         """
         self._made += 1
+        if any(map(stored_delivery, messages)):  # each of their attempts is counted
+            return None
         if (
             self._made < self._most
-            and not any(map(stored_delivery, messages))  # each of their attempts is counted
             and self._policy.action(error_classes(error)) is FailureAction.RETRY
             and all(message.in_hand for message in messages)
         ):
