@@ -106,7 +106,7 @@ def check_retry(broker: RealBroker, directory: Path) -> None:
     run_script(RETRY, str(directory))
     for _time in range(2):
         result = drain_spools(broker.url, str(directory), timeout=DEADLINE_S, refused=True)
-        assert result == (0, 0, 1)
+        assert result[:3] == (0, 0, 1)
     assert [message.body for message in scan(str(directory))] == [b"refused"]
 
 
