@@ -242,9 +242,23 @@ class SpoolWorld:
         elif draw < 0.97:
             self.counts["power cuts"] += 1
             self.producer = Producer(self, producer.fs.crash(self.rng))
-        elif draw < 0.985:
+        elif draw < 0.98:
             self.broker.grow(self.rng)
+        elif draw < 0.983:
+            self._lose_a_copy()
         else:
+            self._forget_sessions()
+
+    def _lose_a_copy(self) -> None:
+        """Let a copy of the disk drain a while, and never come back."""
+        self.counts["lost copies"] += 1
+        copy = Producer(self, self.producer.fs.copy())
+        for _ in range(self.rng.randrange(40)):
+            copy.step()
+            copy.exchange()
+
+    def _forget_sessions(self) -> None:
+        if not self.counts["lost copies"]:  # what the broker still has, copies do not double
             self.counts["forgotten"] += 1
             self.broker.forget_sessions()
 

@@ -18,7 +18,7 @@ from txmq.core.events.topics import BatchesStored, BatchQueued, BatchStored, Seq
 from txmq.core.state.state import ProducerState, State
 from txmq.core.topics import delay_rules, key_order
 from txmq.core.topics.topics import find_writable
-from txmq.errors import SequenceGap, UnknownProducer
+from txmq.errors import SequenceGap, StaleTopic, UnknownProducer
 from txmq.model.topic_partition import TopicPartition
 from txmq.store import tables as t
 from txmq.wire.data_requests import SendReceipt
@@ -204,8 +204,21 @@ def _check_sequence(
         )
     for sequence, offset, stored_at in producer.receipts:
         if sequence == header.sequence:
-            return Outcome(reply=SendReceipt(offset, stored_at, duplicate=True))
+            first = SendReceipt(offset, stored_at, duplicate=True)
+            return _partly_stored(header, producer.last) or Outcome(reply=first)
     return _receipt_forgotten(header, last=producer.last)
+
+
+def _partly_stored(header: BatchHeader, last: int) -> Rejected | None:
+    """Refuse a batch of which another sender has sent only the first rows."""
+    if last >= header.sequence + header.count - 1:
+        return None
+    return Rejected(
+        StaleTopic,
+        f"of the batch from sequence {header.sequence} on, only rows to {last} are stored",
+        "send its rows one by one, each with its sequence",
+        {"last": last},
+    )
 
 
 def _receipt_forgotten(header: BatchHeader, **last: object) -> Rejected:

@@ -71,13 +71,14 @@ class _State(Enum):
 class _Entry:
     """A batch in the window. `doubtful`: an earlier attempt may have been stored.
     `rerouted`: its partition was chosen anew after a refusal. `searched`: it was not
-    stored before it is sent now.
+    stored before it is sent now; `end_searched`: its last row was not.
     """
 
     batch: SpooledBatch
     doubtful: bool
     rerouted: bool = False
     searched: bool = False
+    end_searched: bool = False
     failures: int = 0  # times that the broker failed over it
     state: _State = _State.UNSENT
     error: TxmqError | None = None
@@ -374,23 +375,33 @@ class SpoolDrain:
         self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
 
     def _doubt(self, head: _Entry) -> None:
+        """Have a batch searched: its last row, and if that is not there, its first one.
+
+        A copy of the spool may have split the batch, and sent some rows.
+        """
         batch = head.batch
-        name = message_id(*self._spool.renewals.resolve(batch.session, batch.sequence))
-        self.in_doubt = InDoubt(batch.topic, name)
+        session, sequence = self._spool.renewals.resolve(batch.session, batch.sequence)
+        row = 0 if head.end_searched else batch.count - 1
+        self.in_doubt = InDoubt(batch.topic, message_id(session, sequence + row))
 
     def settle(self, *, stored: bool) -> None:
         """Go on after the search for `in_doubt`, which has found it or not."""
         head = self._window[0]
-        if stored:
+        self.in_doubt = None
+        if stored and head.end_searched:
+            self._split(head)
+        elif stored:
             self._refused -= head.state is _State.REFUSED
             head.state = _State.DONE
+        elif head.batch.count > 1 and not head.end_searched:
+            head.end_searched = True
+            self._doubt(head)
         elif head.state is _State.REFUSED and self._is_passed(head):
             self._pass(head)
         elif head.state is _State.REFUSED:
             self._skip(head)
         else:
             head.searched = True
-        self.in_doubt = None
         self.receive(())
 
     def search_refused(self, error: TxmqError) -> None:
@@ -426,19 +437,26 @@ class SpoolDrain:
             session, sequence = self._spool.renewals.resolve(batch.session, batch.sequence)
             self.to_skip = Skip(session, read_header(batch.encoded).epoch, sequence)
         else:
-            self._spool.renew(batch)
-            self._send_again()
+            self._renew(head)
+
+    def _renew(self, head: _Entry) -> None:
+        self._spool.renew(head.batch)
+        head.end_searched = False  # under its new id
+        self._send_again()
 
     def skipped(self, error: TxmqError | None = None) -> None:
         """Go on after the broker was told of `to_skip`, or refuses it for good."""
         self.to_skip = None
         if error is not None:
             self._warn(self._window[0].batch.topic, error, "spool.skip_refused")
-            self._spool.renew(self._window[0].batch)
+            self._renew(self._window[0])
         self._send_again()
 
     def _reroute(self, head: _Entry) -> None:
         batch = head.batch
+        if batch.count > 1 and "last" in getattr(head.error, "detail", ()):
+            self._split(head)  # a copy of the spool has sent some of its rows
+            return
         head.rerouted = True
         metadata = self._topics.cached(batch.topic)
         if metadata is not None and metadata.epoch == batch.epoch:
@@ -493,7 +511,7 @@ class SpoolDrain:
         self.in_doubt = self.to_skip = None
         for entry in self._window:
             entry.doubtful = entry.doubtful or entry.state is _State.SENT
-            entry.searched = False
+            entry.searched = entry.end_searched = False
         self._send_again()
         self.mark()
 
