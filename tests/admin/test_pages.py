@@ -108,6 +108,8 @@ def test_the_api_and_the_command_line_give_the_same_replies(served: Served) -> N
         ("groups", ("group", "list")),
         ("groups/billing", ("group", "show", "billing")),
         ("stores", ("recover", "list")),
+        ("plans", ("plan", "list")),
+        ("policies", ("policy", "list")),
         ("letters/billing/stats", ("dlq", "stats", "billing")),
         ("letters/billing?limit=100", ("dlq", "list", "billing")),
         ("transactions?state=undecided", ("tx", "list")),
@@ -118,7 +120,13 @@ def test_the_api_and_the_command_line_give_the_same_replies(served: Served) -> N
         output = served.api(path)
         assert output
         if command is not None:
-            if command[1:] == ("list",) and command[0] in ("topic", "group", "recover"):
+            if command[1:] == ("list",) and command[0] in (
+                "topic",
+                "group",
+                "recover",
+                "plan",
+                "policy",
+            ):
                 assert output.pop("next") is None  # the command reads all pages
             assert steady(output) == steady(reply(*command, broker=served.url)), path
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from tests.cli.peer import peer
 from tests.cli.support import reply, run
+from tests.tx.postgres.support import LOG, rows
 from txmq.testing.processes import running
 
 
@@ -50,3 +52,41 @@ def test_a_plan_goes_from_its_creation_to_its_end(broker: str) -> None:
     all_of_it = reply("dlq", "replay", "billing", "--all", broker=broker)
     assert len(all_of_it["done"]) == 3
     assert reply("plan", "show", all_of_it["plan"], broker=broker)["delivered"] == 3
+
+
+class InboxBroker:
+    """A client whose broker has a plan of three letters, in two epochs."""
+
+    def call(self, name: str, /, **args: object) -> dict[str, Any]:
+        place = {"topic": "orders", "topic_id": 7, "partition": 0, "epochs": [[0, 1], [10, 2]]}
+        letters = [{"topic": "orders", "partition": 0, "offset": at} for at in (3, 8, 12)]
+        replies: dict[str, dict[str, Any]] = {
+            "plan.check": {
+                "checked": 3, "edited": 0, "would_replay": 3, "would_skip": {}, "next": None,
+            },
+            "plan.show": {"group": "billing"},
+            "plan.letters": {"letters": letters, "next": None},
+            "group.show": {"positions": [place]},
+            "broker.show": {"log_id": str(LOG)},
+        }  # fmt: skip
+        return replies[name]
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_dry_run_counts_what_the_inbox_has_applied(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("txmq.cli.command.connect", lambda _url: InboxBroker())
+    for epoch, applied in ((1, "{[0,5),[12,13)}"), (2, "{[12,13)}")):
+        rows(
+            database,
+            "INSERT INTO txmq_inbox (grp, log_id, topic_id, partition, epoch, applied)"
+            " VALUES ('billing', %s, 7, 0, %s, %s)",
+            str(LOG),
+            epoch,
+            applied,
+        )
+    found = json.loads(run("plan", "check", "p", "--dsn", database, "--json").stdout)
+    assert (found["checked"], found["applied"]) == (3, 2)

@@ -72,6 +72,12 @@ ROUTES: dict[tuple[str, ...], ApiRoute] = {
         "tx.show", "token", {"after": _number, "limit": _limit}, {"detail": True}
     ),
     ("stores",): ApiRoute("recover.list", "", PAGE),
+    ("plans",): ApiRoute("plan.list", "", PAGE, {"limit": MAX_ROWS}),
+    ("plans", ANY_NAME): ApiRoute("plan.show", "name"),
+    ("plans", ANY_NAME, "letters"): ApiRoute(
+        "plan.letters", "name", {"outcome": str, "cursor": str, "limit": _limit}, {"limit": 100}
+    ),
+    ("policies",): ApiRoute("policy.list", "", PAGE, {"limit": MAX_ROWS}),
     ("letters", ANY_NAME): ApiRoute(
         "dlq.list", "group", {"cursor": str, "limit": _limit}, {"limit": 100}, SELECTION
     ),

@@ -29,7 +29,9 @@ POLL_S = 0.05
 AT_ONCE = {"rate": 0, "ramp_s": 0, "in_flight": 0, "stop_after": 0, "start": True}
 MAX_OFFSET = 1 << 63
 OUTCOMES = ("planned", "delivered", "processed", "died_again", "skipped", "ended")
-COLUMNS = ("name", "group", "state", "why", "letters", *OUTCOMES, "progress", "eta_s")
+COLUMNS = (
+    "name", "group", "state", "letters", "processed", "died_again", "skipped", "eta_s", "why",
+)  # fmt: skip
 LETTER_COLUMNS = ("topic", "partition", "offset", "outcome", "why", "number", "died_as")
 
 Plan = Annotated[str, typer.Argument(metavar="PLAN", parser=parse_name, help="Name of the plan.")]
