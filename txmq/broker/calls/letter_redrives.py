@@ -28,10 +28,13 @@ if TYPE_CHECKING:
     from txmq.core.state.failed_messages import FailedMessage
     from txmq.core.state.state import Topic
     from txmq.core.steps import Steps
+    from txmq.store.log.log import Log
     from txmq.wire.calls import letters as wire
 
 MAX_COPIES = 500  # of one call
 MAX_BYTES = 4 << 20  # of their batches, or one that is larger: they are one record
+MAX_READ = 16 << 20  # bytes of log: letters may be rows of large batches
+READ_PER_STEP = 256 << 10
 
 
 class _Page(NamedTuple):
@@ -113,10 +116,8 @@ class RedriveCalls:
             ref, row = find_message(self._state, pages.source.group, *letter)
             if ref is None or row is None or closed_reason(row):
                 pages.refused.append((*letter, closed_reason(row)))
-            elif pages.is_full(row):
+            elif not self._add(pages, letter, ref, row):
                 left.append(letter)
-            else:
-                self._add(pages, letter, ref, row)
             yield
         return {"left": left}
 
@@ -134,31 +135,37 @@ class RedriveCalls:
                 if "damaged" in fields:
                     pages.refused.append((*letter, fields["damaged"]))
                     continue
-                if full := pages.is_full(found.row):
+                if full := not self._add(pages, letter, found.ref, found.row):
                     selected.scan.step_back()
+                if full or pages.step_is_over():
                     break
-                self._add(pages, letter, found.ref, found.row)
             yield
         return {"next": selected.following, "scanned": selected.scan.examined}
 
     def _add(
         self, pages: _Copies, letter: TopicOffset, ref: MessageRef, row: FailedMessage
-    ) -> None:
+    ) -> bool:
+        """Add the copy of a letter, or the reason why it has none. False = there is no
+        room for it.
+        """
+        if pages.is_full:
+            return False
         try:
-            copy = self._copy(pages.source, letter, ref, row)
+            copy = self._copy(pages, letter, ref, row)
         except (CorruptRecord, LocalProtocolError) as error:
             pages.refused.append((*letter, error.message))
         except ValueError as error:
             pages.refused.append((*letter, str(error)))
         else:
-            pages.add(copy)
+            return pages.add(copy)
+        return True
 
     def _copy(
-        self, source: _Source, letter: TopicOffset, ref: MessageRef, row: FailedMessage
+        self, pages: _Copies, letter: TopicOffset, ref: MessageRef, row: FailedMessage
     ) -> WantedCopy:
         """Return the copy of a letter; raises ValueError and errors of txmq."""
-        [data] = read_batches(self._engine.store, [(row.position, row.length)])
-        view = BatchView(single_row(bytes(data), row.row))
+        batch, source = pages.batch_at(self._engine.store, row), pages.source
+        view = BatchView(single_row(batch.buffer, row.row, batch))
         topic, partition, offset = letter
         headers = origin_headers(
             view.headers[0],
@@ -169,10 +176,10 @@ class RedriveCalls:
             message_id=view.message_ids[0],
             by=source.by,
         )
-        batch = edited_row(view.buffer, 0, headers=headers, now=True)
+        copied = edited_row(view.buffer, 0, headers=headers, now=True)
         key, partitions = view.keys[0], len(source.to.end_offsets)
         place = ref[1] % partitions if key is None else partition_of(key, partitions)
-        return WantedCopy(letter, row.number, row.edits, place, batch)
+        return WantedCopy(letter, row.number, row.edits, place, copied)
 
 
 class _Copies:
@@ -182,15 +189,34 @@ class _Copies:
         self.source = source
         self.copies: list[WantedCopy] = []
         self.refused: list[tuple[str, int, int, str]] = []
-        self._bytes = 0
+        self._bytes = self._read = self._read_before = 0
+        self._batch: tuple[int, BatchView] | None = None  # the last one, and its position
 
-    def is_full(self, row: FailedMessage) -> bool:
-        """Return True if the letter of this row does not fit any more."""
-        if not self.copies:
+    def batch_at(self, store: Log, row: FailedMessage) -> BatchView:
+        """Return the batch of a letter. Neighbours are often rows of the same one."""
+        if self._batch is None or self._batch[0] != row.position:
+            [data] = read_batches(store, [(row.position, row.length)])
+            self._read += row.length
+            self._batch = row.position, BatchView(bytes(data))
+        return self._batch[1]
+
+    def step_is_over(self) -> bool:
+        """Return True once a step has read so much that others are to have their
+        turns.
+        """
+        over = self._read - self._read_before >= READ_PER_STEP
+        self._read_before = self._read if over else self._read_before
+        return over
+
+    @property
+    def is_full(self) -> bool:
+        """Return True if nothing more is to be read."""
+        return len(self.copies) >= MAX_COPIES or self._read >= MAX_READ
+
+    def add(self, copy: WantedCopy) -> bool:
+        """Add a copy, if it fits. The first one does."""
+        if self.copies and self._bytes + len(copy.batch) > MAX_BYTES:
             return False
-        return len(self.copies) >= MAX_COPIES or self._bytes + row.length > MAX_BYTES
-
-    def add(self, copy: WantedCopy) -> None:
-        """Add a copy."""
         self.copies.append(copy)
         self._bytes += len(copy.batch)
+        return True
