@@ -216,7 +216,7 @@ def test_a_plan_stops_where_its_letters_die_with_the_same_fingerprint(world: Pla
         world.fail_as(one.offset, "f1")
     world.run_plan("p")
     plan = world.plan_of("p")
-    assert (plan.state, plan.why) == (PlanState.PAUSED, "2 of the last 2 died again: f1")
+    assert (plan.state, plan.why) == (PlanState.PAUSED, "2 of the last 2 failed again: f1")
     world.do(plans.ResumePlan("p"))
     world.run_plan("p")
     for one, fingerprint in zip(world.fetch("m"), ("f1", "f2"), strict=True):
@@ -225,6 +225,29 @@ def test_a_plan_stops_where_its_letters_die_with_the_same_fingerprint(world: Pla
     assert plan.state is PlanState.DONE
     assert world.outcomes("p") == {"died_again": 4}
     world.check_plans()
+
+
+def test_the_first_failure_of_a_canary_stops_a_plan_before_its_letters_are_dead(
+    world: PlansWorld,
+) -> None:
+    world.create("p", *world.letters(0, 5, 1, None), settings=WATCHED._replace(canary=3))
+    world.run_plan("p")
+    plan = world.plan_of("p")
+    world.fetch("m")
+    for offset in (0, 1, 2):
+        assert plan.state is PlanState.CANARY
+        world.fail_as(offset, "f1", dead=False)
+        world.run_plan("p")
+    assert (plan.state, plan.why) == (PlanState.PAUSED, "3 of the last 3 failed again: f1")
+    assert world.outcomes("p") == {"planned": 1, "delivered": 3}
+    assert {letter.why for letter in world.letters_of("p").values()} == {"f1", ""}
+    world.now += 10 * SECOND
+    process(world)
+    assert world.outcomes("p") == {"planned": 1, "processed": 3}
+    assert {letter.why for letter in world.letters_of("p").values()} == {""}
+    world.do(plans.ResumePlan("p"))
+    world.run_plan("p")
+    assert world.outcomes("p") == {"delivered": 1, "processed": 3}
 
 
 def test_an_open_circuit_breaker_pauses_a_plan(world: PlansWorld) -> None:

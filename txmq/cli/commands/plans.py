@@ -76,7 +76,7 @@ def create(  # noqa: PLR0913  # its options
     stop_share: Annotated[
         float,
         typer.Option(
-            min=0, max=1, help="Pause if more than this share dies again with one fingerprint."
+            min=0, max=1, help="Pause if more than this share fails again with one fingerprint."
         ),
     ] = 0.5,
     stop_after: Annotated[

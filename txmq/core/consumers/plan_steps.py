@@ -222,9 +222,11 @@ def next_move(state: State, plan: Plan) -> PlanMoved | None:
     over = not plan.count(LetterOutcome.DELIVERED)
     canary_ends = plan.state is PlanState.CANARY and over and room(plan) <= 0
     ends = over and not plan.count(LetterOutcome.PLANNED)
-    least = 1 if canary_ends else plan.settings.stop_after
     if ends:
         return PlanMoved(plan.plan_id, PlanState.DONE, "", "")
+    least = plan.settings.stop_after
+    if plan.state is PlanState.CANARY:
+        least = min(least, 1 if canary_ends else plan.settings.canary)
     if why := stop_reason(plan, least):
         return pause_of(plan, why, resume_to=PlanState.RAMPING if canary_ends else plan.state)
     if canary_ends and plan.settings.hold:
@@ -235,14 +237,16 @@ def next_move(state: State, plan: Plan) -> PlanMoved | None:
 
 
 def stop_reason(plan: Plan, least: int) -> str:
-    """Return why the stop rule holds, if there are as many outcomes as it needs."""
+    """Return why the stop rule holds, if there are as many outcomes as it needs. The
+    first failure of a letter is one.
+    """
     if not plan.settings.stop_after or len(plan.recent) < max(least, 1):
         return ""
     deaths = Counter(fingerprint for fingerprint in plan.recent if fingerprint)
     for fingerprint, count in deaths.most_common(1):
         if count > plan.settings.stop_share * len(plan.recent):
             seen = len(plan.recent)
-            return f"{count} of the last {seen} died again: {fingerprint}"[:MAX_REASON]
+            return f"{count} of the last {seen} failed again: {fingerprint}"[:MAX_REASON]
     return ""
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from txmq.core.state import plan_letters
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
@@ -58,11 +59,14 @@ def record(
     row: FailedMessage,
     at: int,
 ) -> None:
-    """Apply: the message failed at the time `at`, and `row` has the error.
+    """Apply: the message failed at the time `at`, and `row` has the error. Its plan is
+    told, if it has one.
 
     A row `before` without a history was a dead letter of an older version: its error
     becomes the first one.
     """
+    if row.plan:
+        plan_letters.failed(state, row.plan, row.visible_at, ref, row.fingerprint)
     count, kept = get(state, group, ref)
     if not count and before is not None and before.dead_at:
         count, kept = 1, (attempt_of(before, before.dead_at),)

@@ -20,11 +20,15 @@ if TYPE_CHECKING:
     from txmq.core.state.state import State
 
 
+NO_PRINT = "no fingerprint"
+
+
 class PlanLetter(NamedTuple):
     """A row of table `plan_letters`.
 
     `number` is the letter's number when it was planned, `died_as` the one that it got
-    when it died again, `why` the reason of an outcome that has one.
+    when it died again. `why` is the reason of an outcome, or the fingerprint with which
+    a letter failed first after it was put back.
     """
 
     outcome: int
@@ -96,10 +100,25 @@ def died(
     if found is None or found[1].outcome != LetterOutcome.DELIVERED:
         return False
     plan, letter = found
-    again = letter._replace(outcome=LetterOutcome.DIED_AGAIN, died_as=number)
+    if not letter.why:
+        _note_recent(plan, fingerprint or NO_PRINT)
+    why = fingerprint or NO_PRINT
+    again = letter._replace(outcome=LetterOutcome.DIED_AGAIN, died_as=number, why=why)
     change(state, plan, key_of(plan_id, visible_at, ref), again)
-    _note_recent(plan, fingerprint or "no fingerprint")
     return True
+
+
+def failed(state: State, plan_id: int, visible_at: int, ref: MessageRef, fingerprint: str) -> None:
+    """Apply: a message of a plan has failed. Its first failure counts for the plan's
+    stop rule: it may be retried for hours before it is dead.
+    """
+    found = _find(state, plan_id, visible_at, ref)
+    if found is None or found[1].outcome != LetterOutcome.DELIVERED or found[1].why:
+        return
+    plan, letter = found
+    key = key_of(plan_id, visible_at, ref)
+    change(state, plan, key, letter._replace(why=fingerprint or NO_PRINT))
+    _note_recent(plan, fingerprint or NO_PRINT)
 
 
 def ended(state: State, plan_id: int, visible_at: int, ref: MessageRef, why: str) -> None:

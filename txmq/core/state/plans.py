@@ -65,7 +65,7 @@ class PlanSettings(NamedTuple):
     `rate` is in letters per second (0 = as fast as the broker can), reached after
     `ramp_s` seconds. The first `canary` letters are watched; with `hold` the plan waits
     behind them for an operator. It pauses if more than the share `stop_share` of the
-    last `stop_after` outcomes (0 = no rule) died again with one fingerprint. At most
+    last `stop_after` outcomes (0 = no rule) failed again with one fingerprint. At most
     `in_flight` letters (0 = any number) are put back without an outcome.
     `second_approver`: somebody else than the author has to approve it. `start`: it
     starts as soon as it may. `most` bounds the letters of its manifest (0 = no bound).
@@ -90,7 +90,7 @@ class Plan:
     `selection` is JSON that the broker has checked; "" = a client adds the letters.
     `scan` is where its search goes on; `complete`: no more letters will be added.
     `cursor` is behind the last letter that was put back or skipped. `recent` are the
-    last outcomes: fingerprints, "" = processed.
+    last outcomes and first failures: fingerprints, "" = processed.
     """
 
     plan_id: int
