@@ -9,11 +9,11 @@ messages.
         .mode("append").save()
 
 `topic` and `topicPattern` read messages, `letters` the dead letters of consumer groups.
-The messages of a batch are fixed when an action is planned: up to the published ends of
-that moment, or up to an offset or a time. Offsets are JSON, {"orders": {"0": 23}}. A
-partition that is left out is read from its first message to its published end. The
-option `columns`, or a schema given with `.schema(...)`, chooses columns; the others are
-not decoded.
+The messages of a batch are fixed when a frame's first action is planned: up to the
+published ends of that moment, or up to an offset or a time. Offsets are JSON,
+{"orders": {"0": 23}}. A partition that is left out is read from its first message to
+its published end. The option `columns`, or a schema given with `.schema(...)`, chooses
+columns; the others are not decoded.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from tests.bench import (
     scale,
     search,
     sends,
+    spark,
     spool,
     startup,
     transactions,
@@ -68,4 +69,6 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     consumers.slow,
     consumers.gaps,
     consumers.retries,
+    spark.batch,
+    spark.stream,
 )
