@@ -217,6 +217,17 @@ def test_all_versions_of_an_edited_letter_outlive_their_segments() -> None:
     assert not pins_of_messages(world)
 
 
+def test_a_deleted_topic_takes_its_letters_along_whatever_the_group_keeps() -> None:
+    world = made(letters_hours=2.0)
+    fill(world, 3)
+    bury(world, 1)
+    world.ask("group.alter", group="g", keep_until_exported=True, operator="ada")
+    world.do(DeleteTopic("t"))
+    world.turn(9 * HOUR)
+    world.retain()
+    assert failed_rows(world.state) == []
+
+
 def test_a_group_keeps_its_letters_until_they_are_exported() -> None:
     world = made(letters_hours=2.0)
     fill(world, 3)

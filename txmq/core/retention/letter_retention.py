@@ -49,7 +49,9 @@ def decide_expire(state: State, command: ExpireLetters, now: int) -> Outcome:
     for _number, ref, row in letters:
         retention = _retention_of(state, ref, command.default)
         old = retention and row.dead_at < state.certain(now) - retention
-        if old and not row.token and (row.exported or not keeps):
+        # letters of a deleted topic cannot be named any more
+        kept = keeps and not row.exported and not state.topics_by_id[ref[0]].deleted
+        if old and not row.token and not kept:
             expired.append(ref)
             if row.kind == FailedKind.LETTER:
                 changes.processed(ref, row.key_hash)
