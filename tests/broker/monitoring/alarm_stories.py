@@ -203,7 +203,7 @@ def waiting_plan(desk: AlarmBroker) -> Iterator[str]:
     yield ""
     handler.plan("create", group="billing", select={}, settings={"second_approver": True})
     desk.broker.pass_time(1)
-    yield "as p of group billing for 0:00:00: 1 letters, made by ada"
+    yield "for an approval, as p of group billing for 0:00:00: 1 letters, made by ada"
     handler.plan("approve", operator="bob")
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 from structlog.testing import capture_logs
 
-from tests.broker.monitoring.alarm_desk import AlarmBroker
+from tests.broker.monitoring.alarm_desk import AlarmBroker, Handler
 from tests.broker.monitoring.alarm_stories import STORIES
 from txmq.broker.monitoring import alarms
 from txmq.broker.monitoring.alarm_rules import ALARM_RULES
@@ -49,6 +49,17 @@ def test_the_critical_ones_come_first() -> None:
     desk.decide(token, Decision.COMMIT)
     desk.resolver()
     assert desk.alarms() == []
+
+
+def test_a_plan_that_its_client_leaves_unfinished_is_told() -> None:
+    desk = AlarmBroker()
+    handler = Handler(desk)
+    handler.plan("create", group="billing")
+    desk.broker.pass_time(3_500)
+    assert "plan.waiting" not in desk.names()
+    desk.broker.pass_time(200)
+    [alarm] = [alarm for alarm in desk.alarms() if alarm["name"] == "plan.waiting"]
+    assert "wait to be completed, as p of group billing for 1:01:" in alarm["text"]
 
 
 TOLD = {

@@ -26,10 +26,12 @@ if TYPE_CHECKING:
     from txmq.broker.engine.faults import Faults
     from txmq.config.broker import AlarmSettings as Limits
     from txmq.core.state.consumer_groups import ConsumerGroup, ConsumerStore
+    from txmq.core.state.plans import Plan
     from txmq.core.state.state import State
     from txmq.store.log.decoder import Damage
 
 DOUBTED = timedelta(days=1)  # a broker that was down for less is no reason for an alarm
+BUILT_WITHIN_S = 3_600.0  # a plan whose letters a client adds
 FAULT_S = 3_600.0  # that an internal error stays an alarm
 
 
@@ -339,18 +341,22 @@ def _plan_paused(seen: Conditions) -> str:
 
 
 def _plan_waiting(seen: Conditions) -> str:
-    waiting = [
-        plan
-        for plan in seen.state.plans.active.values()
-        if plan.state is PlanState.PLANNED and plan.waits_for_approval
-    ]
+    waiting = [plan for plan in seen.state.plans.active.values() if _waits(seen, plan)]
     if not waiting:
         return ""
     plan = min(waiting, key=lambda one: one.changed_at)
+    what = "to be completed" if plan.state is PlanState.BUILDING else "for an approval"
     return (
-        f"{len(waiting)} replay plans wait for an approval, as {plan.name} of group {plan.group} "
+        f"{len(waiting)} replay plans wait {what}, as {plan.name} of group {plan.group} "
         f"for {seen.age(plan.changed_at)}: {plan.letters} letters, made by {plan.by}"
     )
+
+
+def _waits(seen: Conditions, plan: Plan) -> bool:
+    """Return whether somebody has to approve a plan, or to add its letters."""
+    if plan.state is PlanState.BUILDING:
+        return not plan.complete and seen.older_than(plan.changed_at, BUILT_WITHIN_S)
+    return plan.state is PlanState.PLANNED and plan.waits_for_approval
 
 
 def _clock_jumped(seen: Conditions) -> str:
@@ -581,7 +587,8 @@ ALARM_RULES = (
         "plan.waiting",
         "warning",
         _plan_waiting,
-        "somebody else than its author: txmq plan show, then txmq plan approve or cancel",
+        "somebody else than its author: txmq plan show, then txmq plan approve or cancel; if its "
+        "client is gone: txmq plan cancel",
     ),
     AlarmRule(
         "outbox.stuck",
