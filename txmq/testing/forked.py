@@ -122,6 +122,8 @@ def _run_child(
         os.close(file)
     os.environ.clear()
     os.environ.update(environment)
+    # A shell ignores SIGINT for what it runs in the background; children inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     Thread(target=_die_with_parent, daemon=True).start()
     main(*arguments)
 
