@@ -115,6 +115,25 @@ def test_a_message_is_found_by_its_id_in_any_topic(office: Office) -> None:
     assert output("message", "show", nobody, status=1) == {"message": None}
 
 
+def test_a_message_of_a_transaction_has_its_half_and_its_decision(office: Office) -> None:
+    [waiting] = [
+        [(event["what"], event["who"]) for event in told["events"]]
+        for told in [output("trace", "--key", "k3", "--limit", "1")]
+    ]
+    assert ("half stored", "shop") in waiting
+    assert ("undecided", "") in waiting
+    broker = office.broker
+    token = bytes.fromhex(broker.half(3, Message(b"decided", "mine")))
+    log_id = broker.log.log_id.bytes
+    broker.do(DecideByHand(token, Decision.COMMIT, "kim", "it is in the books", log_id))
+    told = output("trace", "--id", message_id(token, 0))
+    events = [(event["what"], event["who"]) for event in told["events"]]
+    assert ("half stored", "shop") in events
+    [decided] = [event for event in told["events"] if "in the books" in event["text"]]
+    assert (decided["what"], "kim" in decided["who"]) == ("published", True)
+    assert told["messages"][0]["offset"] == 10
+
+
 def test_a_search_in_small_steps_finds_the_same(
     office: Office, monkeypatch: pytest.MonkeyPatch
 ) -> None:

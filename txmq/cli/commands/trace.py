@@ -14,7 +14,7 @@ from txmq.cli.command import CommandSession, broker_command
 from txmq.cli.life_events import LifeEvent, events_of, name_of
 from txmq.cli.options import MessageIdFilter
 from txmq.cli.output import FAILED, escape_controls
-from txmq.errors import OffsetOutOfRange, RemoteProtocolError, UnknownTopic
+from txmq.errors import OffsetOutOfRange, RemoteProtocolError, UnknownTopic, UnknownTransaction
 
 PAGE = 100
 MAX_OPERATIONS = 100  # entries of the audit topic about one message
@@ -118,6 +118,8 @@ def _add_life(session: CommandSession, message: dict[str, Any]) -> None:
         else:
             message["transaction"] = message["life"].pop("transaction")
         about.append({"message": place})
+    else:
+        _add_transaction(session, message)
     token = _token_of(message)
     if token is not None:
         about.append({"about": f"tx:{token}"})
@@ -125,6 +127,15 @@ def _add_life(session: CommandSession, message: dict[str, Any]) -> None:
         (entry for wanted in about for entry in operations(session, **wanted)),
         key=lambda entry: int(entry["at"]),
     )
+
+
+def _add_transaction(session: CommandSession, message: dict[str, Any]) -> None:
+    """Add the transaction of a message that has no offset, if it came with one."""
+    token = message.get("token") or str(message["message_id"]).partition("-")[0]
+    try:
+        message["transaction"] = session.client.call("tx.show", token=token)
+    except UnknownTransaction:  # a plain message that is delayed
+        return
 
 
 def _token_of(message: dict[str, Any]) -> str | None:
