@@ -22,6 +22,7 @@ from txmq.client.blocking.consumer.consumer import Consumer
 from txmq.errors import BrokerUnavailable, DirectoryInUse, LocalProtocolError, TxmqError
 from txmq.model.message import Message, ReceivedMessage
 from txmq.model.retry import RetryPolicy
+from txmq.recover.local_store import scan, stores_below
 from txmq.testing.processes import run_script
 from txmq.testing.wait import wait_until
 from txmq.tx.postgres.session import Connection
@@ -79,6 +80,9 @@ def test_failed_messages_are_retried_here_and_settled_at_the_broker(
         consumer.run(failing.attempt, threads=2, idle_exit=IDLE_S)
         stats = consumer.stats
         assert (stats.nacked, stats.acked, stats.stored, stats.stored_attempts) == (3, 3, 0, 3)
+        [store] = stores_below(str(tmp_path))
+        # On disk, too, while the consumer has no other work: it may be killed next.
+        wait_until(lambda: not list(scan(store.path)), WAIT_S)
     assert sorted(failing.attempts) == sorted(
         (body, attempt) for body in bodies for attempt in (1, 2)
     )

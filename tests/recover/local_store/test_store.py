@@ -17,7 +17,7 @@ from tests.recover.local_store.stores import (
     stored,
 )
 from txmq.errors import DirectoryInUse, StoreClosed, StoreFull
-from txmq.recover.local_store import Change, State, StoreLimits
+from txmq.recover.local_store import Change, State, StoreLimits, scan
 
 
 def test_a_stored_message_comes_back_whole_after_a_restart(tmp_path: Path) -> None:
@@ -33,6 +33,19 @@ def test_a_stored_message_comes_back_whole_after_a_restart(tmp_path: Path) -> No
     assert store.due(50, 10) == [message(1, "k", body=b"\0\xff" * 500)]
     assert store.untold(10)[0].failure == FAILURE
     store.close()
+
+
+def test_what_may_wait_is_on_disk_once_it_is_settled(tmp_path: Path) -> None:
+    store, _ = open_store(tmp_path)
+    store.put([stored(1), stored(2)])
+    store.record(acked(1))
+    store.forget([place(1)])
+    assert len(list(scan(store.path))) == 2, "dropped in memory only"
+    store.settle()
+    assert [one.entry.place for one in scan(store.path)] == [place(2)]
+    store.close()
+    with pytest.raises(StoreClosed):
+        store.settle()
 
 
 def test_messages_of_a_key_are_handed_out_one_after_another(tmp_path: Path) -> None:

@@ -372,6 +372,16 @@ class LocalStore:
                 self._damaged,
             )
 
+    def settle(self) -> None:
+        """Bring to disk what may wait: what the broker knows, and what was dropped.
+
+        A full disk leaves it for later.
+        """
+        with self._locked(), suppress(DiskFull):
+            self._commit.require_open()
+            if not self._commit.disk_full:
+                self._commit.settle(self._log.end)
+
     def close(self) -> None:
         """Close the store; other calls then raise StoreClosed. Idempotent."""
         if self._is_the_parents:

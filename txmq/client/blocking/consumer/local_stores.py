@@ -66,6 +66,7 @@ class StoreThread:
                 try:
                     job = self._jobs.get(timeout=TICK_S)
                 except Empty:
+                    self._stores.settle()
                     self._post(None)
                     continue
                 if job is None:
@@ -108,6 +109,14 @@ class LocalStores:
             if opened is not None:
                 with suppress(TxmqError, OSError):
                     opened.close()
+
+    def settle(self) -> None:
+        """Bring to disk what may wait for other work, where there is none: a list of the
+        directory, a copy and the next process then see what is processed.
+        """
+        for store in self._stores.values():
+            with suppress(StoreError):  # the next job raises it
+                store.settle()
 
     def perform(self, job: StoreJob) -> JobResult:
         """Do a job. Errors are in the result."""
