@@ -182,7 +182,7 @@ def test_a_store_without_its_disk_is_adopted_by_the_brokers_copies(shop: Shop) -
     shop.leave()
     assert shop.refused("retry", shop.group, shop.id, "--all")["error"] == "Conflict"
     adopted = shop.ask("adopt", shop.group, shop.id, "--operator", "ada")
-    assert adopted == {"store": shop.id, "adopted": 3, "left": 0, "told": {}}
+    assert adopted == {"store": shop.id, "adopted": 3, "left": 0, "verdicts": {}}
     assert shop.received() == {0: 2, 1: 2, 2: 2, 3: 1, 4: 1, 5: 1}
 
 
@@ -196,7 +196,7 @@ def test_a_copied_directory_tells_first_what_was_processed(shop: Shop, tmp_path:
     shop.leave()
     adopted = shop.ask("adopt", "--dir", str(copy))
     assert adopted == {
-        "store": shop.id, "adopted": 2, "left": 0, "told": {"settled": 1, "kept": 2},
+        "store": shop.id, "adopted": 2, "left": 0, "verdicts": {"settled": 1, "kept": 2},
     }  # fmt: skip
     assert shop.received() == {1: 5, 2: 2, 3: 1, 4: 1, 5: 1}
 
@@ -216,7 +216,7 @@ def test_an_export_has_exact_bodies_and_can_be_adopted(shop: Shop, tmp_path: Pat
     shop.leave()
     file = tmp_path / "export"
     file.write_text(from_disk)
-    assert shop.ask("adopt", "--export", str(file))["told"] == {"kept": 2, "settled": 1}
+    assert shop.ask("adopt", "--export", str(file))["verdicts"] == {"kept": 2, "settled": 1}
     assert 2 not in shop.received()
 
 

@@ -203,7 +203,8 @@ def adopt(  # noqa: PLR0913  # its options
     """Deliver the messages of a store to the other members of its group.
 
     For a consumer that is gone. With its directory, a copy or an export of it, the
-    broker first hears what was processed there, so that no effect comes twice.
+    broker first hears what was processed there, so that no effect comes twice. Exit
+    status 1: it still works on some of them.
     """
     by = {"force": force, "operator": operator, "reason": reason}
     with open_session(out, broker) as session, open_copy(directory, export) as (identity, copy):
@@ -212,15 +213,17 @@ def adopt(  # noqa: PLR0913  # its options
             group, store = identity.owner.group, identity.id.hex
         of_store = _store_args(group, store)
         out.confirm(f"Adopt store {store} of group {group}?", yes=yes)
-        told = {} if identity is None else _tell(session, identity, copy, of_store | by)
+        verdicts = {} if identity is None else _report(session, identity, copy, of_store | by)
         try:
             found = session.client.call("recover.adopt", **of_store, **by)["messages"]
         except Conflict as error:
-            if not told or "knows no store" not in error.message:
+            if not verdicts or "knows no store" not in error.message:
                 raise
             found = 0  # the broker has all of it already
         left = _wait_for_adoption(session, of_store) if found else 0
-        out.show({"store": store, "adopted": found - left, "left": left, "told": told})
+        out.show({"store": store, "adopted": found - left, "left": left, "verdicts": verdicts})
+        if left:
+            raise typer.Exit(FAILED)
 
 
 @local_command(app, "export")
@@ -382,13 +385,13 @@ def _require_same(
         )
 
 
-def _tell(
+def _report(
     session: CommandSession,
     identity: StoreIdentity,
     copy: Iterable[Scanned],
     args: dict[str, Any],
 ) -> dict[str, int]:
-    """Tell the broker what a copy knows; return the number of each verdict."""
+    """Report to the broker what a copy knows; return the number of each verdict."""
     verdicts = Counter[str]()
     rows = (wire_entry(identity, scanned) for scanned in copy)
     while entries := list(islice(rows, PER_CALL)):

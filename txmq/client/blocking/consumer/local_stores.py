@@ -111,8 +111,9 @@ class LocalStores:
                     opened.close()
 
     def settle(self) -> None:
-        """Bring to disk what may wait for other work, where there is none: a list of the
-        directory, a copy and the next process then see what is processed.
+        """Bring to disk what may wait for other work, where there is none.
+
+        A list of the directory, a copy and the next process then see it.
         """
         for store in self._stores.values():
             with suppress(StoreError):  # the next job raises it
