@@ -334,6 +334,8 @@ FAULTS: dict[int, tuple[str, ...]] = {
     185: (
         "test_a_plan_stops_where_its_letters_die_with_the_same_fingerprint",
         "test_an_open_circuit_breaker_pauses_a_plan",
+        "test_the_first_failure_of_a_canary_stops_a_plan_before_its_letters_are_dead",
+        "test_some_poison_does_not_stop_a_plan_and_a_canary_of_poison_does",
         "test_an_alarm_is_raised_and_cleared",
     ),
     186: (

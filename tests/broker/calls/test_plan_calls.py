@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.broker.calls.test_letter_calls import Office
 from txmq.core.events.outcome import Rejected
 from txmq.errors import BadRequest, UnknownPlan
-from txmq.wire.data_requests import Fetch, Opcode, pack_fetch
+from txmq.wire.data_requests import Ack, AckedRange, Fetch, Opcode, pack_ack, pack_fetch
+
+if TYPE_CHECKING:
+    from txmq.core.state.consumer_groups import ConsumerGroup
 
 SETTINGS: dict[str, Any] = {"rate": 0, "ramp_s": 0, "start": True}
 
@@ -39,6 +43,21 @@ class Desk(Office):
         """Ack all that the group gets; return the number."""
         wanted = Fetch(self.joined["generation"], 0, 1 << 22, 10_000, "g", "a")
         return len(self.client.ask(Opcode.FETCH, pack_fetch(wanted)).payload)
+
+    def work(self, poison: Callable[[int], bool]) -> None:
+        """Let the group process what it gets, and poison die."""
+        self.consume()
+        for _topic, _partition, offset in list(self.group().leased_rows):
+            if poison(offset):
+                self.nack(offset, {"type": "E", "text": "", "fingerprint": "poison"})
+            else:
+                acked = (AckedRange("t", 0, offset, offset + 1),)
+                ack = Ack(self.joined["generation"], "g", "a", acked)
+                assert self.client.ask(Opcode.ACK, pack_ack(ack)).status == 0
+        self.broker.pass_time(0.2)
+
+    def group(self) -> ConsumerGroup:
+        return self.broker.engine.state.groups.by_name["g"]
 
     def letters(self, name: str = "p", **args: Any) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
@@ -109,6 +128,32 @@ def test_letters_follow_at_the_rate_that_grows(desk: Desk) -> None:
     desk.ask("plan.resume", name="p", operator="ada")
     desk.broker.pass_time(0.1)
     assert desk.show()["rate_now"] < 2
+
+
+def is_poison(offset: int) -> bool:
+    return offset % 5 == 0
+
+
+def test_some_poison_does_not_stop_a_plan_and_a_canary_of_poison_does(desk: Desk) -> None:
+    watched = SETTINGS | {"canary": 5, "stop_after": 10, "in_flight": 10}
+    desk.plan(settings=watched)
+    assert (desk.show()["state"], desk.show()["delivered"]) == ("canary", 5)
+    while (shown := desk.show())["state"] != "done":
+        assert shown["state"] != "paused", shown["why"]
+        desk.work(is_poison)
+    assert (shown["processed"], shown["died_again"], shown["progress"]) == (32, 8, 1.0)
+    for letter in desk.letters(outcome="died_again"):
+        assert is_poison(letter["offset"])
+        assert letter["died_as"] > 40
+        assert letter["why"] == "poison"
+    desk.plan("again", settings=watched | {"canary": 2})
+    desk.work(is_poison)
+    shown = desk.show("again")
+    assert (shown["state"], shown["why"]) == ("paused", "2 of the last 2 failed again: poison")
+    desk.ask("plan.resume", name="again", operator="ada")
+    while (shown := desk.show("again"))["state"] != "done":
+        desk.work(lambda _offset: False)  # it is mended
+    assert (shown["processed"], shown["died_again"]) == (6, 2)
 
 
 def test_a_deleted_plan_is_gone(desk: Desk) -> None:
