@@ -130,7 +130,7 @@ def test_a_message_of_a_transaction_has_its_half_and_its_decision(office: Office
     events = [(event["what"], event["who"]) for event in told["events"]]
     assert ("half stored", "shop") in events
     [decided] = [event for event in told["events"] if "in the books" in event["text"]]
-    assert (decided["what"], "kim" in decided["who"]) == ("published", True)
+    assert (decided["what"], "kim" in decided["who"]) == ("committed", True)
     assert told["messages"][0]["offset"] == 10
 
 

@@ -62,10 +62,9 @@ def _of_transaction(name: str, row: Fields) -> Iterator[LifeEvent]:
     if row["stored_at"]:
         yield LifeEvent(row["stored_at"], name, "half stored", service, f"transaction {token}")
     if row["decided_at"]:
-        reason = f": {row['reason']}" if row["reason"] else ""
-        yield LifeEvent(
-            row["decided_at"], name, row["state"].lower(), row["by"], f"{token}{reason}"
-        )
+        what = "rolled back" if row["state"] == "ROLLED_BACK" else "committed"
+        text = ": ".join(filter(None, (f"transaction {token}", row["reason"])))
+        yield LifeEvent(row["decided_at"], name, what, row["by"], text)
     else:
         yield LifeEvent(None, name, row["state"].lower(), "", f"transaction {token}")
 

@@ -16,7 +16,7 @@ from txmq.cli.output import escape_controls, format_time
 
 MAX_LANES = 200  # messages that have a line of their own in the picture
 LANE, LEFT, WIDTH = 26, 260, 1_000
-DANGER = {"failed", "dead letter", "rolled_back", "key fenced"}
+DANGER = {"failed", "dead letter", "rolled back", "key fenced"}
 
 PAGE: Final = Template("""<!doctype html>
 <html lang="en">
