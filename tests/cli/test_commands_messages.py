@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.support import BY_ADA, TOKEN, WHY, ScriptedClient, client, run
+from txmq.errors import RemoteProtocolError
 from txmq.model.message import Message
 
 __all__ = ["client"]
@@ -209,10 +210,10 @@ def test_a_selection_is_replayed_in_portions_after_a_yes(client: ScriptedClient)
         {"done": [["orders", 3, 0]] * 1_000, "refused": [], "next": "aa", "scanned": 1_000},
         {"done": [["orders", 3, 0]] * 2, "refused": [], "next": None, "scanned": 2},
     ]
-    result = run("dlq", "replay", "billing", "--all", stdin="y\n")
+    result = run("dlq", "replay", "billing", "--where", "text=x", stdin="y\n")
     assert "Replay 1002 letters" in result.stderr
     assert [call for call, _args in client.calls] == ["dlq.stats", "dlq.replay", "dlq.replay"]
-    assert [args["select"] for _call, args in client.calls] == [{}] * 3
+    assert [args["select"] for _call, args in client.calls] == [{"text": "x"}] * 3
     assert [args.get("cursor") for _call, args in client.calls] == [None, None, "aa"]
     assert result.stdout.split()[-2:] == ["done", "1002"]
 
@@ -238,6 +239,11 @@ def test_a_message_that_is_only_in_a_topic_is_looked_for_in_all(client: Scripted
     assert ended.exit_code == 1
     assert "no message has the id a-1" in ended.stdout
     assert [args.get("after") for _call, args in client.calls] == [None, None, [7, 0, 4_096]]
+
+
+def test_an_older_broker_finds_what_it_can(client: ScriptedClient) -> None:
+    client.replies = [{"message": None}, RemoteProtocolError("unknown call 'message.search'")]
+    assert "no message has the id a-1" in run("message", "show", "a-1").stdout
 
 
 def test_a_letter_is_shown_with_its_attempts_one_line_each(client: ScriptedClient) -> None:

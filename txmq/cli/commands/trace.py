@@ -99,8 +99,13 @@ def find_everywhere(
 
 
 def find_by_id(session: CommandSession, message: str) -> dict[str, Any] | None:
-    """Return a message of any topic by its id, with its body."""
-    found, _more = find_everywhere(session, key=None, message=message, limit=1, bodies=True)
+    """Return a message of any topic by its id, with its body. A broker of an older
+    version finds none.
+    """
+    try:
+        found, _more = find_everywhere(session, key=None, message=message, limit=1, bodies=True)
+    except RemoteProtocolError:
+        return None
     return found[0] if found else None
 
 
