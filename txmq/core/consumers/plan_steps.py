@@ -209,6 +209,8 @@ def decide_advance(state: State, command: AdvancePlan, now: int) -> Outcome:
         assert row is not None, "there is no reason to skip it"
         changes.retry(placed.ref, failures.replayed_row(row)._replace(plan=plan.plan_id), now)
         put_back += 1
+    if cursor == plan.cursor:  # records were lost, and letters with them
+        return Outcome(reply=AdvanceReply(0))
     event = PlanAdvanced(plan.plan_id, group.group_id, *changes.parts(), tuple(skipped), cursor)
     return Outcome((event,), AdvanceReply(put_back, more=True))
 
