@@ -13,6 +13,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from txmq.errors import ConfigError
 from txmq.model import limits
 from txmq.model.message import check_name
+from txmq.model.own_topics import is_own
 from txmq.model.units import MILLISECOND, SECOND
 from txmq.wire.calls.letters import SelectionArgs
 
@@ -87,10 +88,13 @@ class ReadOptions(NamedTuple):
     fail_on_data_loss: bool = True
 
     def selects(self, topic: str) -> bool:
-        """Return True if the topic is one of those to read."""
+        """Return True if the topic is one of those to read.
+
+        A pattern does not match the broker's own topics.
+        """
         if self.pattern is None:
             return topic in self.topics
-        return re.fullmatch(self.pattern, topic) is not None
+        return not is_own(topic) and re.fullmatch(self.pattern, topic) is not None
 
 
 class WriteOptions(NamedTuple):

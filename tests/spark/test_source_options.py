@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from txmq.errors import ConfigError, LocalProtocolError
+from txmq_spark import TxmqDataSource
 from txmq_spark.source_options import (
     ReadOptions,
     parse_read_options,
@@ -30,8 +31,17 @@ def test_topics_are_named_or_match_a_pattern_as_a_whole() -> None:
     assert [
         name for name in ("orders", "orders-eu", "orders-us", "x") if by_pattern.selects(name)
     ] == ["orders", "orders-eu"]
+    assert not parse_read_options(URL | {"topicPattern": ".*"}).selects("_txmq.audit")
+    assert parse_read_options(URL | {"topic": "_txmq.audit"}).selects("_txmq.audit")
     assert parse_read_options(TOPIC).selects("orders")
     assert not parse_read_options(TOPIC).selects("orders-eu")
+
+
+def test_columns_are_read_in_the_order_of_their_names() -> None:
+    source = TxmqDataSource(TOPIC | {"columns": "key, offset"})
+    assert source.schema().simpleString() == "struct<key:string,offset:bigint>"
+    with pytest.raises(ConfigError, match="no column 'colour'"):
+        TxmqDataSource(TOPIC | {"columns": "colour"}).schema()
 
 
 def test_letters_of_several_groups_and_states_are_read_together() -> None:
