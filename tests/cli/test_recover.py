@@ -249,6 +249,13 @@ def test_a_spool_without_an_owner_is_shown_and_sent(
     assert (sent["sent"], sent["left"]) == (1, 0)
     tailed = reply("tail", "spooled", "--no-follow", broker=served[1])
     assert (tailed["key"], b64decode(tailed["body_base64"])) == ("k", BODY)
+    with txmq.connect(served[1], spool=str(spool)) as client:
+        client.send("spooled", BODY)  # the directory now has what it knows of the topic
+    drained = reply("recover", "list", "--dir", str(spool), broker=NOBODY)
+    assert drained == {"stores": [], "spools": []}
+    assert run("recover", "show", "--dir", str(spool)).stdout.endswith("no list\n")
+    again = reply(*retry, broker=served[1])
+    assert (again["sent"], again["left"]) == (0, 0)
 
 
 def test_what_is_no_store_and_no_export_is_refused(shop: Shop, tmp_path: Path) -> None:

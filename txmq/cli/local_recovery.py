@@ -54,6 +54,14 @@ def find_store(directory: Path) -> Path:
     )
 
 
+def is_for_spools(directory: Path) -> bool:
+    """Return whether producers use a directory, also where nothing waits there."""
+    from txmq.recover.spool import spools_below
+    from txmq.recover.spool.directory import TOPICS
+
+    return (directory / TOPICS).is_file() or bool(spools_below(str(directory)))
+
+
 def describe_disk(directory: Path, group: str | None) -> dict[str, Any]:
     """Describe the stores and spools below a directory."""
     from txmq.recover.local_store import summary
@@ -61,7 +69,7 @@ def describe_disk(directory: Path, group: str | None) -> dict[str, Any]:
 
     stores = [summary(str(path)) for path in find_stores(directory)]
     spools = [] if (directory / "identity.json").exists() else spools_below(str(directory))
-    if not stores and not spools:
+    if not stores and not spools and not is_for_spools(directory):
         raise StoreError(
             f"{directory}: there is neither a store of a consumer nor a spool",
             hint="give the directory that was given as `local_store` or `spool`",
@@ -114,9 +122,8 @@ def _counts(path: str) -> dict[str, Any]:
 def list_messages(directory: Path, *, bodies: bool) -> Iterator[dict[str, Any]]:
     """Yield the messages of the store, or of the spools, in a directory."""
     from txmq.recover.local_store import existing_identity, scan
-    from txmq.recover.spool import spools_below
 
-    if not find_stores(directory) and spools_below(str(directory)):
+    if not find_stores(directory) and is_for_spools(directory):
         for spooled in list_spooled(directory):
             body = b64decode(spooled.pop("body"))
             refusal = spooled["refusal"]

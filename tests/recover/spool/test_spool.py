@@ -386,3 +386,11 @@ def test_operators_see_a_spool_beside_its_owner(tmp_path: Path) -> None:
     assert drop_refused(str(tmp_path), {message_id(SESSION, 2)}) == 0
     assert drop_refused(str(tmp_path), {message_id(SESSION, 1)}) == 1
     assert spools_below(str(tmp_path))[0].refused == 0
+
+
+def test_a_place_that_is_no_directory_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/nowhere")):
+        with pytest.raises(StoreError, match="cannot be used for spools") as raised:
+            SpoolDirectory(str(place)).open_new(None, None, 1)
+        assert "this process may write" in str(raised.value)

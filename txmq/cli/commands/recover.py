@@ -18,6 +18,7 @@ from txmq.cli.local_recovery import (
     describe_disk,
     find_store,
     find_stores,
+    is_for_spools,
     list_messages,
     list_spooled,
     open_copy,
@@ -245,10 +246,9 @@ def export_(
                 print(line)
         return
     from txmq.recover.local_store import export
-    from txmq.recover.spool import spools_below
 
     below = find_stores(directory)
-    if not below and spools_below(str(directory)):
+    if not below and is_for_spools(directory):
         for row in list_spooled(directory):
             print(json.dumps(row))
         return
@@ -346,10 +346,9 @@ def _send(session: CommandSession, call: str, places: list[MessagePlace], **args
 
 
 def _drain(out: Output, directory: Path, broker: str, wait: float, *, refused: bool) -> None:
-    from txmq.recover.spool import spools_below
     from txmq.recover.spool_drain import drain_spools
 
-    if not spools_below(str(require_directory(directory))):
+    if not is_for_spools(require_directory(directory)):
         raise StoreError(
             f"{directory}: there is no spool", hint="give the directory that producers were given"
         )

@@ -10,6 +10,7 @@ import stat
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from errno import EACCES, EEXIST, ELOOP, ENOENT, ENOTDIR, EPERM, EROFS
 from typing import NamedTuple
 from uuid import UUID, uuid4
 
@@ -32,6 +33,7 @@ from txmq.store.log.log import lock_directory
 TOPICS = "topics.json"
 BLANK_US = HOUR  # that another process may need to make its spool
 _HEX = frozenset("0123456789abcdef")
+_UNUSABLE = frozenset((EACCES, EEXIST, ELOOP, ENOENT, ENOTDIR, EPERM, EROFS))
 
 
 class KnownTopic(NamedTuple):
@@ -74,6 +76,20 @@ class SpoolDirectory:
         incarnation: UUID | None = None,
     ) -> Spool:
         """Make a spool for this process."""
+        try:
+            return self._new_spool(service, log_id, now, incarnation)
+        except StoreError as error:
+            cause = error.__cause__
+            if isinstance(cause, OSError) and cause.errno in _UNUSABLE:
+                raise StoreError(
+                    f"{self.path}: cannot be used for spools: {cause.strerror}",
+                    hint="give a directory that this process may write, on a local disk",
+                ) from cause
+            raise
+
+    def _new_spool(
+        self, service: str | None, log_id: UUID | None, now: int, incarnation: UUID | None
+    ) -> Spool:
         self._fs.makedirs(self.path)
         # After all others, even where the clock was put back: names are in the order of
         # draining.
