@@ -13,11 +13,12 @@ from twisted.internet.task import deferLater
 
 import txmq.twisted
 from tests.client.reactor_thread import WAIT_S, InReactor
-from tests.client.real import RealBroker
+from tests.client.real import Found, RealBroker
 from tests.client.scripted_member import fresh
 from txmq.client.protocol.sender.rows import PART_ROWS
 from txmq.errors import MessageTooLarge
 from txmq.model.keys import partition_of
+from txmq.testing.wait import wait_until
 from txmq.twisted import Client
 
 FEW, GROWN = 2, 7
@@ -53,7 +54,14 @@ def send(tx: Any, topics: tuple[str, ...], count: int) -> None:
 
 def require_published(broker: RealBroker, topics: tuple[str, ...], count: int) -> None:
     for topic in topics:
-        found = [one for one in broker.read(topic) if one.body != b"before"]
+        found: list[Found] = []
+
+        def complete(topic: str = topic, found: list[Found] = found) -> bool:
+            found[:] = [one for one in broker.read(topic) if one.body != b"before"]
+            return len(found) >= count
+
+        # a large bundle is published piece by piece, after its decision
+        wait_until(complete, WAIT_S, what=f"{count} messages in {topic}")
         assert sorted(int(one.body) for one in found) == list(range(count))
         assert all(one.partition == partition_of(one.key or "", GROWN) for one in found)
         assert len({one.message_id for one in found}) == count
