@@ -41,9 +41,9 @@ def made(client: txmq.Client, topic: str) -> str:
 class Run:
     """A run of a query's batch: tasks and driver, in any order."""
 
-    def __init__(self, broker: str, topic: str, batch: int = 0) -> None:
+    def __init__(self, broker: str, topic: str, batch: int = 0, query: str = QUERY) -> None:
         # A query's id is unique, and so is a test's topic.
-        self._query, self.batch = f"{QUERY} {topic}", batch
+        self._query, self.batch = f"{query} {topic}", batch
         self.writer = EpochWriter.for_schema(
             WriteOptions(broker, topic, None), ROWS, overwrite=False
         )
@@ -106,6 +106,13 @@ def test_of_two_runs_of_one_batch_at_once_the_loser_raises_an_error(broker: str,
     last = Run(broker, made)
     last.commit(last.task("a"), last.task("b"))
     assert bodies(broker, made) == Counter([b"a", b"b"])
+
+
+def test_two_queries_send_their_own_batches(broker: str, made: str) -> None:
+    one, other = Run(broker, made), Run(broker, made, query="another")
+    one.commit(one.task("a"))
+    other.commit(other.task("a"))
+    assert bodies(broker, made) == Counter([b"a", b"a"])
 
 
 def test_a_key_of_ones_own_is_refused(broker: str) -> None:
