@@ -11,7 +11,7 @@ import txmq.twisted
 from tests.client.reactor_thread import InReactor
 from tests.client.real import RealBroker
 from tests.client.test_letters import Connect, make_letters
-from txmq.errors import Conflict, RequestTimeout, UnknownPlan
+from txmq.errors import Conflict, LocalProtocolError, RequestTimeout, UnknownPlan
 
 
 def test_a_service_plans_a_replay(real: RealBroker, connect: Connect) -> None:
@@ -31,6 +31,14 @@ def test_a_service_plans_a_replay(real: RealBroker, connect: Connect) -> None:
     plan.cancel(operator="bot", reason="enough")
     assert plan.wait().is_over
     plan.delete()
+    [*_others, last] = client.letters("plans-g")
+    places = [(last.topic, last.partition, last.offset)]
+    named = client.plan("service-named")
+    with pytest.raises(LocalProtocolError):
+        named.create("plans-g", letters=places, key="k1")
+    assert named.create("plans-g", letters=places).letters == 1
+    assert named.create("plans-g", letters=places).letters == 1  # a repetition
+    named.cancel()
 
 
 def test_the_twisted_face_plans_a_replay(

@@ -280,7 +280,8 @@ def test_orders_that_make_no_sense_are_refused(world: PlansWorld) -> None:
     world.create("p", *places)
     assert world.create("p", *places).state == "planned"  # the call is repeated
     assert world.do(plans.CreatePlan("p", "g", by="eve")).error is Conflict
-    assert world.do(AddPlanLetters("p", tuple(places))).error is Conflict
+    assert world.do(AddPlanLetters("p", tuple(places))).added == 0  # likewise
+    assert world.do(AddPlanLetters("p", (("a", 0, 99),))).error is Conflict
     for early in (plans.PausePlan, plans.ResumePlan, plans.DeletePlan):
         assert world.do(early("p")).error is Conflict
     assert world.do(plans.ApprovePlan("p", "bob")).error is Conflict

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, Unpack
 
 from txmq.client.protocol.letters import LetterOptions
 from txmq.client.protocol.plans import (
     RESTING,
+    Place,
     PlanLetterPages,
     PlannedLetter,
     PlanOptions,
     PlanStatus,
+    add_calls,
     create_args,
     parse_status,
 )
@@ -42,6 +44,7 @@ class ReplayPlan:
         group: str,
         *,
         saved: str | None = None,
+        letters: Sequence[Place] | None = None,
         options: PlanOptions | None = None,
         operator: str | None = None,
         reason: str = "",
@@ -50,12 +53,15 @@ class ReplayPlan:
         """Make the plan of a selection of open letters, and wait until it is frozen.
 
         The letters have all properties in `selection`, or those of the selection that
-        was `saved` by its name. A repetition with the same arguments does no harm.
+        was `saved` by its name. Or they are those at these places: topic, partition,
+        offset. A repetition with the same arguments does no harm.
         """
         args = create_args(
-            self.name, group, saved, options, selection, operator=operator, reason=reason
+            self.name, group, saved, options, selection, letters, operator=operator, reason=reason
         )
         self._calls.call("plan.create", **args)
+        for call, its_args in add_calls(self.name, letters):
+            self._calls.call(call, **its_args)
         while (shown := self.show()).state == "building":
             time.sleep(POLL_S)
         return shown

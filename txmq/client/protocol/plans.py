@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypedDict
 
 from txmq.client.protocol.letters import LetterOptions, selection_args
+from txmq.errors import LocalProtocolError
 
 PAGE = 1_000
 ENDED = ("done", "cancelled")
@@ -86,18 +87,25 @@ def create_args(
     saved: str | None,
     options: PlanOptions | None,
     selection: LetterOptions,
+    letters: Sequence[Place] | None,
     *,
     operator: str | None,
     reason: str,
 ) -> dict[str, object]:
-    """Return the arguments of plan.create. Raises LocalProtocolError."""
+    """Return the arguments of plan.create. Raises LocalProtocolError where letters are
+    both named and selected.
+    """
+    if letters is not None and (saved is not None or selection):
+        raise LocalProtocolError(
+            "letters that are both named and selected", hint="give either `letters` or properties"
+        )
     return {
         "name": name,
         "group": group,
         "settings": dict(options or {}),
         "operator": operator,
         "reason": reason,
-        **selection_args(saved, selection),
+        **(selection_args(saved, selection) if letters is None else {}),
     }
 
 
@@ -126,7 +134,11 @@ class PlanLetterPages:
         return (PlannedLetter(**letter) for letter in reply["letters"])
 
 
-def portions(letters: Sequence[Place]) -> Iterator[Sequence[Place]]:
-    """Yield the letters of a plan in parts that one call may add."""
+def add_calls(name: str, letters: Sequence[Place] | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the calls that add named letters to a new plan, and fix them."""
+    if letters is None:
+        return
     for at in range(0, len(letters), PAGE):
-        yield letters[at : at + PAGE]
+        places = [list(place) for place in letters[at : at + PAGE]]
+        yield "plan.add", {"name": name, "letters": places}
+    yield "plan.freeze", {"name": name}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Protocol, Unpack
 
 from twisted.internet.defer import Deferred
@@ -10,10 +10,12 @@ from twisted.internet.defer import Deferred
 from txmq.client.protocol.letters import LetterOptions
 from txmq.client.protocol.plans import (
     RESTING,
+    Place,
     PlanLetterPages,
     PlannedLetter,
     PlanOptions,
     PlanStatus,
+    add_calls,
     create_args,
     parse_status,
 )
@@ -42,6 +44,7 @@ class ReplayPlan:
         group: str,
         *,
         saved: str | None = None,
+        letters: Sequence[Place] | None = None,
         options: PlanOptions | None = None,
         operator: str | None = None,
         reason: str = "",
@@ -51,9 +54,11 @@ class ReplayPlan:
         frozen.
         """
         args = create_args(
-            self.name, group, saved, options, selection, operator=operator, reason=reason
+            self.name, group, saved, options, selection, letters, operator=operator, reason=reason
         )
         await self._calls.call("plan.create", **args)
+        for call, its_args in add_calls(self.name, letters):
+            await self._calls.call(call, **its_args)
         while (shown := await self.show()).state == "building":
             await self._sleep(POLL_S)
         return shown

@@ -134,7 +134,7 @@ def decide_add(state: State, command: AddPlanLetters, now: int) -> Outcome | Rej
     if isinstance(plan, Rejected):
         return plan
     if plan.state is not PlanState.BUILDING or plan.complete:
-        if plan.complete and not command.letters:
+        if plan.complete and _has_all(state, plan, command.letters):
             return Outcome(reply=AddedReply(0, 0, ()))
         message = f"the letters of plan {plan.name!r} are fixed"
         return Rejected(Conflict, message, "make another plan: txmq plan create")
@@ -159,6 +159,15 @@ def decide_add(state: State, command: AddPlanLetters, now: int) -> Outcome | Rej
     scan = "" if command.complete else command.scan
     event = PlanLettersAdded(plan.plan_id, tuple(added), scan, command.complete)
     return Outcome((event,), reply)
+
+
+def _has_all(state: State, plan: Plan, letters: tuple[TopicOffset, ...]) -> bool:
+    """Return True if these letters were added before: the call is repeated."""
+    group = state.groups.by_id.get(plan.group_id)
+    found = [] if group is None else [failures.find_message(state, group, *at) for at in letters]
+    return len(found) == len(letters) and all(
+        ref is not None and row is not None and _is_in(state, plan, ref, row) for ref, row in found
+    )
 
 
 def _is_in(state: State, plan: Plan, ref: MessageRef, row: FailedMessage) -> bool:
