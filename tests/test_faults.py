@@ -878,6 +878,14 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_store_that_was_begun_only_is_not_listed",
         "test_a_store_whose_log_is_gone_says_so",
     ),
+    195: (
+        "test_a_drain_says_what_it_leaves_alone",
+        "test_a_place_that_is_no_directory_is_refused_with_what_to_do",
+    ),
+    196: (
+        "test_what_may_wait_is_on_disk_once_it_is_settled",
+        "test_failed_messages_are_retried_here_and_settled_at_the_broker",
+    ),
     # operators' commands
     182: (
         "test_a_change_and_its_message_are_one_record",

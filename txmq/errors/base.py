@@ -154,7 +154,7 @@ class StoreClosed(StoreError):
 
 
 class DirectoryInUse(StoreError):
-    """Another process holds the data directory."""
+    """Another process uses the directory."""
 
 
 class SpoolFull(StoreError):

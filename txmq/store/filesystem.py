@@ -384,7 +384,7 @@ def _in_use(path: str, how: str) -> DirectoryInUse:
         holder = file.read(32).decode("ascii", "replace").strip() or holder
     return DirectoryInUse(
         f"{os.path.dirname(path)}: {how} the process {holder}",
-        hint="stop that process, or give this one a data directory of its own",
+        hint="stop that process, or give this one a directory of its own",
     )
 
 
