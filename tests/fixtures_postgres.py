@@ -1,17 +1,20 @@
 """Fixtures of PostgreSQL: a server per session, and a database with txmq's tables per
 test.
 
-The servers run with fsync off. The tests kill processes, not the machine: the kernel
-keeps what a process has written, with or without fsync.
+The servers run with fsync off, and in memory where there is room. The tests kill
+processes, not the machine: the kernel keeps what a process has written, with or without
+fsync.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 import psycopg2
@@ -30,6 +33,8 @@ from txmq.testing.wait import wait_until
 from txmq.tx.postgres.schema import install
 from txmq.tx.postgres.session import connect
 
+MEMORY = Path("/dev/shm")
+ROOM = 8 << 30  # bytes; all servers and their copies have about two
 # Removes the rows and tables of tests. Connections that were left open go first,
 # because they may hold locks.
 CLEAN = """
@@ -103,20 +108,33 @@ class Databases:
             return cursor.fetchall()
 
 
+@cache
+def memory_or_disk() -> Path | None:
+    """Return where servers are to be, None for the directory of temporary files.
+
+    In memory their files cost a third less of the kernel's time.
+    """
+    try:
+        room = shutil.disk_usage(MEMORY).free
+    except OSError:
+        return None
+    return MEMORY if room > ROOM and os.access(MEMORY, os.W_OK) else None
+
+
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
     """A server for many tests, which may not crash it.
 
     TXMQ_TEST_DSN names it, else it is temporary.
     """
-    with any_server(fsync=False) as server:
+    with any_server(fsync=False, parent=memory_or_disk()) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def crashable_postgres() -> Iterator[OwnServer]:
     """A temporary server that tests may kill; each test leaves it running."""
-    with temporary_server(fsync=False) as server:
+    with temporary_server(fsync=False, parent=memory_or_disk()) as server:
         yield server
 
 
@@ -126,7 +144,7 @@ def logical_postgres() -> Iterator[OwnServer]:
 
     Each test leaves it running without slots.
     """
-    with temporary_server(fsync=False, settings=LOGICAL) as server:
+    with temporary_server(fsync=False, settings=LOGICAL, parent=memory_or_disk()) as server:
         yield server
 
 
@@ -187,7 +205,7 @@ def copy(crashable_postgres: OwnServer) -> Iterator[OwnServer]:
 @contextmanager
 def copied(original: OwnServer, *options: str) -> Iterator[OwnServer]:
     """Run a physical copy of a server, made with these options of pg_basebackup."""
-    directory = Path(tempfile.mkdtemp(prefix=PREFIX))
+    directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=memory_or_disk()))
     shutil.copy(original.directory / "password", directory)
     server = OwnServer(directory, fsync=False, temporary=True)
     program = find_binaries(directory).directory / "pg_basebackup"

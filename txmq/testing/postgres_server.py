@@ -330,20 +330,29 @@ class OwnServer(PostgresServer):
         return (self.directory / "server.log").read_text("utf-8", "replace")[-2000:]
 
 
-def temporary_server(*, fsync: bool = True, settings: Mapping[str, str] | None = None) -> OwnServer:
-    """Start a new server, which is removed when it stops.
+def temporary_server(
+    *,
+    fsync: bool = True,
+    settings: Mapping[str, str] | None = None,
+    parent: Path | None = None,
+) -> OwnServer:
+    """Start a new server, which is removed when it stops, in `parent`, by default the
+    directory of temporary files.
 
     Servers that killed processes left behind are removed first.
     """
-    _remove_abandoned(Path(tempfile.gettempdir()))
-    directory = Path(tempfile.mkdtemp(prefix=PREFIX))
+    parent = parent or Path(tempfile.gettempdir())
+    _remove_abandoned(parent)
+    directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
     return OwnServer(directory, fsync=fsync, settings=settings, temporary=True).start()
 
 
-def any_server(environ: Mapping[str, str] = os.environ, *, fsync: bool = True) -> PostgresServer:
-    """Return the server of TXMQ_TEST_DSN, or a temporary one."""
+def any_server(
+    environ: Mapping[str, str] = os.environ, *, fsync: bool = True, parent: Path | None = None
+) -> PostgresServer:
+    """Return the server of TXMQ_TEST_DSN, or a temporary one in `parent`."""
     dsn = environ.get("TXMQ_TEST_DSN")
-    return PostgresServer(dsn) if dsn else temporary_server(fsync=fsync)
+    return PostgresServer(dsn) if dsn else temporary_server(fsync=fsync, parent=parent)
 
 
 def _environment() -> dict[str, str]:
