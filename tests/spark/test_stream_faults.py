@@ -140,10 +140,17 @@ def test_another_log_is_refused_or_read_from_its_beginning(tmp_path: Path, topic
             assert driver.step() == []
 
 
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    """A broker that can be backed up and restored."""
+    made = Site(tmp_path)
+    yield made
+    made.broker.stop()
+
+
 def test_a_restored_log_is_read_on_by_a_stream_that_was_behind_it(
-    tmp_path: Path, topic: str, monkeypatch: pytest.MonkeyPatch
+    site: Site, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site = Site(tmp_path)
     url = site.broker.url
     with txmq.connect(url, timeout=PATIENCE_S) as client:
         client.call("topic.create", name=topic, partitions=1)
@@ -170,7 +177,6 @@ def test_a_restored_log_is_read_on_by_a_stream_that_was_behind_it(
         ahead.restart(url=url, topic=topic, failOnDataLoss="false")
         assert ahead.step() == texts(7, 8, 9)
         assert ahead.step() == []
-    site.broker.stop()
 
 
 def test_a_letter_whose_message_is_damaged_is_read_without_its_body(
