@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 STEP_LETTERS = 250  # put back by one record
 STEP_ROWS = 1_000  # read, added or removed by one record
+READ_ROWS = 250  # by one step of the digest: about a millisecond
 MAX_REASON = 256  # characters
 
 
@@ -118,7 +119,7 @@ def manifest_digest(state: State, plan: Plan) -> Steps[str]:
     each, [topic, partition, offset], in the order of publication.
     """
     digest, after = hashlib.sha256(), b""
-    while letters := list(islice(plan_letters.letters_of(state, plan.plan_id, after), STEP_ROWS)):
+    while letters := list(islice(plan_letters.letters_of(state, plan.plan_id, after), READ_ROWS)):
         for placed in letters:
             topic_id, partition, offset = placed.ref
             place = [state.topics_by_id[topic_id].name, partition, offset]
