@@ -651,3 +651,19 @@ def test_a_consumer_goes_on_when_not_even_outcomes_have_space(made: Any) -> None
     member.operations.ack(message, member.now)
     member.disk()
     assert member.told("settled") == [(0, "acked", message.attempt)]
+
+
+@pytest.mark.parametrize("connected", [True, False])
+def test_a_message_is_not_stored_before_earlier_ones_of_its_key_are_settled(
+    made: Any, *, connected: bool
+) -> None:
+    member = made("ordered").serving().fetched(chunk(*keyed("aa")))
+    first, second = member.receive(2)
+    member.operations.nack(second, None, KeyError("k"))
+    if not connected:
+        member.disconnect()
+    member.wait(1)
+    assert member.recovery.counters().stored == 0
+    member.operations.ack(first, member.now)
+    member.wait(1)
+    assert member.recovery.counters().stored == 1

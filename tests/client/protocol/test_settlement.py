@@ -502,3 +502,41 @@ def test_a_nack_names_the_generation_of_the_delivery_that_failed() -> None:
     scripted.fetched(chunk(*keyed("aba"), lease=8))
     scripted.refuse("consumer.nack", refusal(8))
     assert scripted.args_of("consumer.nack")["generation"] == 3
+
+
+@pytest.mark.parametrize("end", ["ack", "nack", "give back", "lost"])
+def test_a_nack_waits_for_earlier_messages_of_its_key_in_hand(end: str) -> None:
+    scripted = ScriptedMember("ordered").joined().fetched(chunk(*keyed("aba"), lease=7))
+    first, second = (one for one in scripted.receive(3) if one.key == "a")
+    operations, now = scripted.operations, scripted.now
+    operations.nack(second, None, "failed")
+    assert "consumer.nack" not in scripted.request_names()
+    assert scripted.member.settlement.idle
+    if end == "ack":
+        operations.ack(first, now)
+    elif end == "nack":
+        operations.nack(first, None, "failed, too")
+    elif end == "give back":
+        operations.give_back(first, now)
+    else:
+        scripted.disconnect()
+        assert not second.in_hand
+        return
+    names = [name for name in scripted.request_names() if name != "fetch"]
+    expected = {
+        "ack": ["ack", "consumer.nack"],
+        "nack": ["consumer.nack", "consumer.nack"],
+        "give back": ["consumer.return"],
+    }
+    assert names == expected[end]
+
+
+def test_what_is_given_back_behind_a_nack_that_waits_goes_behind_it() -> None:
+    scripted = ScriptedMember("ordered").joined().fetched(chunk(*keyed("aaa"), lease=7))
+    first, second, third = scripted.receive(3)
+    scripted.operations.nack(second, None, "failed")
+    scripted.operations.give_back(third, scripted.now)
+    assert "consumer.return" not in scripted.request_names()
+    scripted.operations.ack(first, scripted.now)
+    names = [name for name in scripted.request_names() if name != "fetch"]
+    assert names == ["ack", "consumer.nack", "consumer.return"]

@@ -322,6 +322,24 @@ class LocalQueue:
             if offset < below
         )
 
+    def has_earlier_in_hand(self, place: AckedRange) -> bool:
+        """Return whether the user has an earlier message of the key in hand, in an
+        ordered group.
+        """
+        partition, below = self._partitions.get(place[:2]), place.start
+        if partition is None or not self._ordered:
+            return False
+        batches = [batch for batch in partition.batches if batch.start <= below]
+        own = next((batch for batch in batches if below < batch.end), None)
+        key = None if own is None else own.hashes()[below - own.start]
+        return key is not None and any(
+            batch.hashes()[offset - batch.start] == key
+            for batch in batches
+            for state in (OUTSTANDING, IN_TRANSACTION)
+            for offset in batch.offsets(state)
+            if offset < below
+        )
+
     def drop_duplicates(self) -> None:
         """Drop all duplicates. Their messages are outstanding in older deliveries."""
         for batch in self.batches():

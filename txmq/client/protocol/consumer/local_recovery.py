@@ -73,7 +73,8 @@ log = get_logger()
 class RecoveryMember(NamedTuple):
     """The parts of a member that local recovery works with.
 
-    `give_back` returns ranges to the group, `to_broker` sends a nack, `refused` reacts
+    `give_back` returns ranges to the group, `to_broker` sends a nack, `release_nacks`
+    those that have waited for earlier messages of their keys. `refused` reacts
     to a refusal, `failed` ends the member. `wall_us` is the time of day, in µs, which
     does not go back.
     """
@@ -84,6 +85,7 @@ class RecoveryMember(NamedTuple):
     owner: object
     give_back: Callable[[Sequence[AckedRange]], None]
     to_broker: Callable[[PendingNack], None]
+    release_nacks: Callable[[], None]
     refused: OnRefusal
     failed: Callable[[TxmqError], None]
     wall_us: Callable[[], int]
@@ -328,6 +330,7 @@ class LocalRecovery:
         be called now and then.
         """
         try:
+            self._member.release_nacks()
             self._end_late_attempts(now)
             self.work_added()
         except Exception as error:

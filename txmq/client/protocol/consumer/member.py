@@ -140,6 +140,7 @@ class Member:
                 self._owner,
                 give_back=self.settlement.return_unprocessed,
                 to_broker=self.settlement.nack_at_broker,
+                release_nacks=self.settlement.release_nacks,
                 refused=self._refused,
                 failed=failed,
                 wall_us=wall_us,

@@ -14,7 +14,7 @@ from txmq.client.protocol.consumer.fetched import (
     ReceivedBatch,
 )
 from txmq.client.protocol.consumer.member import Member
-from txmq.client.protocol.consumer.settlement import ANY_LEASE, PendingNack, place_name
+from txmq.client.protocol.consumer.settlement import PendingNack, place_name
 from txmq.client.protocol.consumer.stored_delivery import stored_delivery
 from txmq.errors import LocalProtocolError, NotLeased
 from txmq.model.actions import AckAction
@@ -212,12 +212,7 @@ class Operations:
             if member.recovery is not None:
                 member.recovery.give_back(stored)
             return
-        if member.settings.ordered and message.key:
-            member.settlement.return_unprocessed(
-                member.queue.drop_key(message.topic, message.key, ANY_LEASE)
-            )
-        member.settlement.return_unprocessed([_place(message)])
-        member.queue.settle(_place(message), now=now)
+        member.settlement.give_back(_place(message), message.key, now)
 
     def add_to_transaction(self, delivered: Delivered) -> list[AckAction]:
         """Leave the outstanding messages to a transaction. Return the actions that ack

@@ -74,6 +74,8 @@ class Settlement:
         self._queue, self._stats, self._ordered = queue, stats, ordered
         self._refused = refused
         self._nacks: deque[PendingNack] = deque()
+        self._behind: list[PendingNack] = []  # earlier messages of their keys
+        self._returns_behind: list[AckedRange] = []  # those nacks
         self._nacks_in_flight: dict[int, PendingNack] = {}
         self._nack_numbers = count()
         self._returns: list[AckedRange] = []
@@ -106,9 +108,45 @@ class Settlement:
         """
         delivery = self._queue.delivery(nack.place, NACKED)
         assert delivery is not None, "the caller has changed its state"
-        nack = nack._replace(generation=delivery.generation)
-        if self.take is None or not self.take(nack):
+        self._nack(nack._replace(generation=delivery.generation))
+
+    def _nack(self, nack: PendingNack) -> None:
+        """Send a nack, unless an earlier message of its key is in hand: if this process
+        died now, that one would be delivered again behind this one.
+        """
+        if self._queue.has_earlier_in_hand(nack.place):
+            self._behind.append(nack)
+        elif self.take is None or not self.take(nack):
             self._nacks.append(nack)
+
+    def release_nacks(self) -> None:
+        """Send the nacks that have waited for earlier messages of their keys."""
+        behind, self._behind = self._behind, []
+        for nack in behind:
+            if self._queue.delivery(nack.place, NACKED) is not None:
+                self._nack(nack)
+        if not self._behind and self._returns_behind:
+            returns, self._returns_behind = self._returns_behind, []
+            self.return_unprocessed(returns)
+
+    def give_back(self, place: AckedRange, key: str | None, now: float) -> None:
+        """Return a message in hand, in an ordered group with those behind it: a nack of
+        its key that has waited for it is not sent.
+        """
+        ranges, key = [place], key if self._ordered else None
+        behind = [one for one in self._behind if (one.key, one.place[:2]) == (key, place[:2])]
+        for nack in behind if key else ():
+            if nack.place.start > place.start:
+                self._behind.remove(nack)
+                self._queue.settle(nack.place, now=now, old=NACKED)
+                ranges.append(nack.place)
+        if key:
+            ranges[:0] = self._queue.drop_key(place.topic, key, ANY_LEASE)
+        if key and any(nack.place.start < place.start for nack in behind):
+            self._returns_behind += ranges
+        else:
+            self.return_unprocessed(ranges)
+        self._queue.settle(place, now=now)
 
     def nack_at_broker(self, nack: PendingNack) -> None:
         """Send a nack of a message that the local store does not take."""
@@ -138,6 +176,8 @@ class Settlement:
         """
         self.acks.forget(partitions)
         self._nacks = deque(nack for nack in self._nacks if nack.place[:2] not in partitions)
+        self._behind = [nack for nack in self._behind if nack.place[:2] not in partitions]
+        self._returns_behind = [one for one in self._returns_behind if one[:2] not in partitions]
         self._returns = [one for one in self._returns if one[:2] not in partitions]
 
     def disconnected(self, now: float) -> None:
@@ -152,6 +192,7 @@ class Settlement:
         if self.take is not None:
             self._nacks = deque(nack for nack in list(self._nacks) if not self.take(nack))
         self._returns.clear()  # the rejoin returns what it does not claim
+        self._returns_behind.clear()
         self._returns_in_flight = 0
 
     def due_at(self) -> float | None:
@@ -165,6 +206,7 @@ class Settlement:
     def requests(self, membership: Membership, now: float, *, at_once: bool) -> list[Request]:
         """Return the requests to send now; `at_once`: acks do not linger."""
         requests: list[Request] = []
+        self.release_nacks()
         self._repeating &= not self.idle
         due_at = self.due_at()
         if due_at is None:
