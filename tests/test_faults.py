@@ -271,6 +271,11 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_damaged_body_is_given_back_to_the_broker",
         "test_the_brokers_copy_of_a_lost_disk_is_adopted",
     ),
+    197: (
+        "test_a_nack_waits_for_earlier_messages_of_its_key_in_hand",
+        "test_what_is_given_back_behind_a_nack_that_waits_goes_behind_it",
+        "test_a_message_is_not_stored_before_earlier_ones_of_its_key_are_settled",
+    ),
     162: (
         "test_an_attempt_that_no_handler_has_begun_does_not_count",
         "test_each_message_has_one_effect_wherever_its_process_dies",

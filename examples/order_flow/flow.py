@@ -7,13 +7,13 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
 from typing import Final
 
 from examples.order_flow import data, faults
-from examples.order_flow.audit import audit
+from examples.order_flow.audit import ClaimResult, audit
 from examples.order_flow.data import InputSummary
 from examples.order_flow.deployment import Deployment
 from examples.order_flow.faults import FaultPlan
@@ -107,7 +107,7 @@ def _run_phases(deployment: Deployment, screen: Screen, *, scale: float, seed: i
     counts = _counts(deployment, letters)
     screen.show(counts_table(counts))
     screen.show(screen.times_table())
-    _write_result(deployment.directory, counts, screen.times)
+    _write_result(deployment.directory, counts, screen.times, results)
     return not any(result.contradictions for result in results)
 
 
@@ -184,8 +184,19 @@ def _counts(deployment: Deployment, letters: Mapping[str, int]) -> dict[str, int
 
 
 def _write_result(
-    directory: Path, counts: Mapping[str, int], times: list[tuple[str, float]]
+    directory: Path,
+    counts: Mapping[str, int],
+    times: list[tuple[str, float]],
+    results: Sequence[ClaimResult],
 ) -> None:
-    """Write the counts and times as a file for programs."""
-    result = {"counts": counts, "seconds": {title: round(seconds, 3) for title, seconds in times}}
+    """Write counts, times and contradictions as a file for programs."""
+    result = {
+        "counts": counts,
+        "seconds": {title: round(seconds, 3) for title, seconds in times},
+        "contradictions": {
+            one.claim: [str(example) for example in one.examples]
+            for one in results
+            if one.contradictions
+        },
+    }
     (directory / "result.json").write_text(json.dumps(result, indent=2), "utf-8")
