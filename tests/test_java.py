@@ -14,7 +14,14 @@ from txmq_spark.java import java_home
 TINY_JOB = """
 from pyspark.sql import SparkSession
 local = dict.fromkeys(("spark.driver.host", "spark.driver.bindAddress"), "127.0.0.1")
-settings = {"spark.ui.enabled": "false", **local}
+# The quickest way to one small job.
+quick = {
+    "spark.ui.enabled": "false",
+    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+settings = {**quick, **local}
 spark = SparkSession.builder.master("local[1]").config(map=settings).getOrCreate()
 print("java:", spark.sparkContext._jvm.System.getProperty("java.home"))
 print("sum:", spark.range(5).groupBy().sum("id").first()[0])
