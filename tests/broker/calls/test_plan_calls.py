@@ -10,7 +10,7 @@ import pytest
 
 from tests.broker.calls.test_letter_calls import Office
 from txmq.core.events.outcome import Rejected
-from txmq.errors import BadRequest, UnknownPlan
+from txmq.errors import BadRequest, Conflict, UnknownPlan
 from txmq.wire.data_requests import Ack, AckedRange, Fetch, Opcode, pack_ack, pack_fetch
 
 if TYPE_CHECKING:
@@ -177,3 +177,35 @@ def test_old_plans_are_deleted_after_a_month(desk: Desk) -> None:
     desk.broker.pass_time(31 * 86_400)
     desk.broker.pass_time(700)
     assert desk.ask("plan.list")["plans"] == []
+
+
+def test_letters_of_a_deleted_topic_stand_for_none_of_a_new_one(desk: Desk) -> None:
+    desk.ask("topic.delete", name="t")
+    desk.ask("topic.create", name="t", partitions=1)
+    desk.plan()
+    assert (desk.show()["letters"], desk.show()["state"]) == (0, "done")
+    replayed = desk.ask("dlq.replay", group="g", select={})
+    assert (replayed["done"], replayed["refused"]) == ((), ())
+
+
+def test_nobody_adds_to_a_plan_of_a_selection_or_freezes_it(desk: Desk) -> None:
+    desk.ask("plan.create", name="p", group="g", select={}, settings=SETTINGS)
+    for call, args in (("plan.add", {"letters": [["t", 0, 1]]}), ("plan.freeze", {})):
+        refused = desk.ask(call, name="p", **args)
+        assert isinstance(refused, Rejected)
+        assert refused.error is Conflict
+    desk.broker.pass_time(0.2)
+    assert desk.show()["letters"] == 40
+
+
+def test_a_second_approver_has_a_name(desk: Desk) -> None:
+    second = SETTINGS | {"second_approver": True}
+    refused = desk.plan(settings=second, operator=None, reason="kim")
+    assert isinstance(refused, Rejected)
+    assert refused.error is BadRequest
+    desk.plan(settings=second)
+    refused = desk.ask("plan.approve", name="p", reason="all is well")
+    assert isinstance(refused, Rejected)
+    assert desk.show()["approved_by"] == ""
+    desk.ask("plan.approve", name="p", operator="kim", reason="all is well")
+    assert desk.show()["approved_by"] == "kim: all is well"

@@ -87,3 +87,20 @@ def test_a_policy_that_makes_no_sense_is_refused(desk: PolicyDesk) -> None:
         refused = desk.policy(**args)
         assert isinstance(refused, Rejected)
         assert refused.error is BadRequest
+
+
+def test_a_policy_leaves_the_letters_of_unfinished_plans_alone(desk: PolicyDesk) -> None:
+    desk.plan(settings={"rate": 0}, select={"error_type": "B"})  # waits to be started
+    desk.policy(after_s=1, select={"error_type": "B"})
+    desk.broker.pass_time(20)
+    assert [plan["name"] for plan in desk.plans()] == ["p"]
+    desk.ask("plan.cancel", name="p", operator="ada")
+    desk.broker.pass_time(6)
+    assert [plan["letters"] for plan in desk.plans() if plan["by"] == "policy"] == [8]
+
+
+def test_a_policy_makes_no_plans_of_letters_whose_topic_was_deleted(desk: PolicyDesk) -> None:
+    desk.policy(after_s=1)
+    desk.ask("topic.delete", name="t")
+    desk.broker.pass_time(20)
+    assert desk.plans() == []

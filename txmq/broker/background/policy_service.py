@@ -7,6 +7,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from txmq.core.consumers import failures
 from txmq.core.consumers.policies import FirePolicy, ReplayPolicy, is_busy, policies, policy_of
 from txmq.core.events.outcome import Rejected
 from txmq.wire.calls.letters import DlqReplay, SelectionArgs
@@ -16,8 +17,11 @@ if TYPE_CHECKING:
 
     from txmq.broker.engine.engine import Engine
     from txmq.broker.engine.turn_work import TurnWork
+    from txmq.core.consumers.commands import TopicOffset
     from txmq.core.state.consumer_groups import ConsumerGroup
     from txmq.core.steps import Steps
+
+SEARCHED = 1_000  # letters of a tick, of which one may do
 
 
 class PolicyService:
@@ -71,16 +75,27 @@ class PolicyService:
         cursor = self._cursors.pop(group.name, None)
         args = DlqReplay(group=group.name, select=select, cursor=cursor)
         then = partial(self._found, group.name, select)
-        self._turns.run(self, self._next_places(args, 1), then)
+        self._turns.run(self, self._next_places(args, SEARCHED), then)
 
     def _found(self, group: str, select: SelectionArgs, page: dict[str, Any] | Rejected) -> None:
         self._looking.discard(group)
         if isinstance(page, Rejected):  # its topic or the group was deleted meanwhile
             return
-        if page["letters"]:
+        if any(self._is_free(group, place) for place in page["letters"]):
             self._engine.submit(FirePolicy(group, select.model_dump_json()), _ignore)
         elif page["next"] is not None:
             self._cursors[group] = page["next"]
+
+    def _is_free(self, name: str, place: TopicOffset) -> bool:
+        """Return True if a plan can have this letter. The others would make plan after
+        plan that has nothing to replay.
+        """
+        state = self._engine.state
+        group = state.groups.by_name.get(name)
+        row = None if group is None else failures.find_message(state, group, *place)[1]
+        return row is not None and not (
+            failures.closed_reason(row) or failures.held_reason(state, row)
+        )
 
     def _selection(self, policy: ReplayPolicy, *, died_before: int) -> SelectionArgs:
         chosen = SelectionArgs.model_validate_json(policy.selection)

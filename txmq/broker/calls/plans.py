@@ -18,7 +18,7 @@ from txmq.core.consumers.policies import ReplayPolicy, SetPolicy, policies
 from txmq.core.events.outcome import Rejected
 from txmq.core.state import failed_messages, plan_letters
 from txmq.core.state.plans import LetterOutcome, Plan, PlanSettings
-from txmq.errors import BadRequest
+from txmq.errors import BadRequest, Conflict
 from txmq.model.units import SECOND
 from txmq.wire.calls.letters import SelectionArgs
 
@@ -48,7 +48,7 @@ class PlanCalls:
             "plan.show": self.show,
             "plan.letters": self.letters,
             "plan.check": self.check,
-            "plan.approve": self._order("plan.approve", core.ApprovePlan),
+            "plan.approve": self.approve,
             "plan.start": self._order("plan.start", core.StartPlan),
             "plan.pause": self._order("plan.pause", core.PausePlan),
             "plan.resume": self._order("plan.resume", core.ResumePlan),
@@ -69,6 +69,9 @@ class PlanCalls:
             return
         selection = "" if chosen is None else _text(chosen)
         settings = PlanSettings(**args.settings.model_dump())
+        if settings.second_approver and args.operator is None:
+            call.answer(_nameless("a plan that somebody else approves"))
+            return
         note = operator_note(args)
         command = core.CreatePlan(args.name, args.group, settings, selection, note)
         self._submit(audited("plan.create", _about(args.name), args, command), call.answer)
@@ -120,11 +123,33 @@ class PlanCalls:
         }
 
     def add(self, call: CallContext, args: wire.PlanAdd) -> None:
+        if refused := self._is_searching(args.name):
+            call.answer(refused)
+            return
         self._submit(plan_steps.AddPlanLetters(args.name, args.letters), call.answer)
 
     def freeze(self, call: CallContext, args: wire.PlanOrder) -> None:
+        if refused := self._is_searching(args.name):
+            call.answer(refused)
+            return
         command = plan_steps.AddPlanLetters(args.name, (), complete=True)
         self._submit(audited("plan.freeze", _about(args.name), args, command), call.answer)
+
+    def _is_searching(self, name: str) -> Rejected | None:
+        """Return why a client cannot add letters, or end that: the broker does both for
+        a selection.
+        """
+        plan = self._state.plans.by_name.get(name)
+        if plan is None or not plan.selection:
+            return None
+        message = f"plan {name!r} has the letters of a selection"
+        return Rejected(Conflict, message, "make another plan, without a selection")
+
+    def approve(self, call: CallContext, args: wire.PlanOrder) -> None:
+        if args.operator is None:
+            call.answer(_nameless("an approval"))
+        else:
+            self._order("plan.approve", core.ApprovePlan)(call, args)
 
     def list_plans(self, call: CallContext, args: wire.PlanList) -> None:
         known = self._state.plans.by_name
@@ -208,6 +233,10 @@ class PlanCalls:
 
     def _submit(self, command: object, answer: Answer) -> None:
         self._engine.submit(command, then(answer, lambda reply: reply._asdict()))
+
+
+def _nameless(what: str) -> Rejected:
+    return Rejected(BadRequest, f"{what} has to have an operator", "say who you are: --operator")
 
 
 def _about(name: str) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from txmq.core.consumers import failures, key_fences
 from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.consumers.plans import find_plan, pause_of, start_of
+from txmq.core.consumers.policies import AUTHOR as POLICY
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.events.plans import (
     NotPlanned,
@@ -152,7 +153,8 @@ def decide_add(state: State, command: AddPlanLetters, now: int) -> Outcome | Rej
             refused.append(place)
         elif not _is_in(state, plan, ref, row):
             why = _not_open(state, row) or damaged.get(place, "")
-            added.append((*ref, why[:MAX_REASON]))
+            if not (why and plan.by == POLICY):  # which selects them again until it can
+                added.append((*ref, why[:MAX_REASON]))
     skipped = sum(bool(why) for *_ref, why in added)
     reply = AddedReply(len(added) - skipped, skipped, tuple(refused))
     if not (added or command.complete or command.scan != plan.scan):
