@@ -465,6 +465,37 @@ def test_an_ack_takes_effect_with_the_commit(world: World, connection: EnlistCon
     consumer.close()
 
 
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_consumer_that_dies_has_acked_what_it_has_committed(
+    world: World, *, committed: bool
+) -> None:
+    group = f"dies-{world.topic}"
+    world.client.send(world.topic, b"in")
+    retry = txmq.RetryPolicy.table(0.01)
+    with world.client.consumer(group, [world.topic], retry=retry) as consumer:
+        message = consumer.receive(timeout=DEADLINE_S)
+        assert message is not None
+        tx = world.client.enlist(world.connection, check_after=0.1)
+        tx.ack(message)
+        world.insert("o-1")
+        tx.before_commit()
+        if committed:
+            world.connection.commit()
+        else:
+            world.connection.rollback()
+        # Nobody says so: the process is gone.
+    wait_until(world.settled, DEADLINE_S)
+    with world.client.consumer(group, [world.topic], retry=retry) as consumer:
+        if committed:
+            shown = world.client.call("group.show", group=group)
+            assert (shown["lag"], shown["leased"], shown["retrying"]) == (0, 0, 0)
+        else:
+            again = consumer.receive(timeout=DEADLINE_S)
+            assert again is not None
+            consumer.ack(again)
+    assert world.orders() == ({"o-1"} if committed else set())
+
+
 @pytest.mark.parametrize("points", [CRASHPOINTS, BETWEEN_HOOKS], ids=["commit", "hooks"])
 def test_a_service_killed_at_each_step_leaves_both_or_neither(
     world: World, points: dict[str, bool]

@@ -23,7 +23,7 @@ from psycopg2 import extensions
 
 from txmq.errors import LocalProtocolError, TransactionEnded
 from txmq.tx.postgres.caller import is_idle, require_healthy, require_usable, roll_back
-from txmq.tx.postgres.caller_block import CallerBlock, require_free
+from txmq.tx.postgres.caller_block import REFUSED, CallerBlock, require_free
 from txmq.tx.postgres.session import Connection, plain_cursor
 from txmq.tx.postgres.watched_cursor import CursorWatch, Sends, control_in, savepoint_name, watched
 
@@ -77,13 +77,16 @@ class EnlistConnection(extensions.connection):
         return super().cursor(name, own, *args, **options)
 
     def commit(self) -> None:
-        if self.enlisted is None or self.two_phase:  # psycopg2 refuses it in two phases
+        if self.enlisted is None:
             super().commit()
+        elif self.two_phase:
+            raise psycopg2.ProgrammingError(f"commit {REFUSED}")
         else:
             self.enlisted.commit_with(super().commit)
 
     def rollback(self) -> None:
-        super().rollback()
+        super().rollback()  # psycopg2 refuses it in two phases
+        self.two_phase = False
         self._let_go()
 
     def close(self) -> None:
@@ -164,6 +167,11 @@ class EnlistedBlock(CallerBlock):
                 "use client.transaction(connection)",
             )
         self._opened = not is_idle(connection)
+        if (
+            isinstance(connection, EnlistConnection)
+            and connection.status == extensions.STATUS_READY
+        ):
+            connection.two_phase = False
         self.register()
         self.start()
         if isinstance(connection, EnlistConnection):
