@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.broker.calls.test_letter_calls import Office
+from txmq.broker.calls import plans
+from txmq.core.consumers.plan_steps import EndLostLetters
 from txmq.core.events.outcome import Rejected
 from txmq.errors import BadRequest, Conflict, UnknownPlan
 from txmq.wire.data_requests import Ack, AckedRange, Fetch, Opcode, pack_ack, pack_fetch
@@ -209,3 +211,36 @@ def test_a_second_approver_has_a_name(desk: Desk) -> None:
     assert desk.show()["approved_by"] == ""
     desk.ask("plan.approve", name="p", operator="kim", reason="all is well")
     assert desk.show()["approved_by"] == "kim: all is well"
+
+
+def test_letters_of_deleted_topics_are_looked_for_once(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.plan()
+    desk.ask("topic.create", name="u", partitions=1)
+    desk.client.call("consumer.join", group="g", member="a", instance="a", topics=["t", "u"])
+    engine, looked = desk.broker.engine, []
+    submit = engine.submit
+
+    def note(command: object, *args: Any, **options: Any) -> None:
+        if isinstance(command, EndLostLetters):
+            looked.append(command)
+        submit(command, *args, **options)
+
+    monkeypatch.setattr(engine, "submit", note)
+    for topic in ("u", "t"):
+        desk.ask("topic.delete", name=topic)
+        desk.broker.pass_time(20)
+    assert len(looked) == 2
+    assert desk.show()["ended"] == 40
+
+
+def test_a_check_reads_large_batches_in_parts(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "CHECKED_BYTES", 1_000)
+    desk.plan(settings={"rate": 0})
+    checked, cursor, pages = 0, None, 0
+    while cursor is not None or not pages:
+        page = desk.ask("plan.check", name="p", cursor=cursor)
+        checked, cursor, pages = checked + page["checked"], page["next"], pages + 1
+    assert checked == 40
+    assert pages > 2

@@ -90,6 +90,9 @@ class PlanService:
         self._busy: set[int] = set()  # plans with a step under way
         self._paces: dict[int, Pace] = {}
         self._resting_until = 0.0
+        # of each plan, the deleted topics whose letters were looked for; none of them
+        # puts back another letter
+        self._lost: dict[int, int] = {}
 
     def tick(self) -> None:
         """Timer: begin a step of each plan that has something to do."""
@@ -107,15 +110,21 @@ class PlanService:
 
     def end_lost(self) -> None:
         """Timer: end letters that were put back and lost their topics."""
+        self._lost = {at: lost for at, lost in self._lost.items() if at in self._plans.active}
         for plan in list(self._plans.active.values()):
-            if plan.plan_id not in self._busy and plan_steps.may_have_lost(
-                self._engine.state, plan
-            ):
-                self._submit(plan, EndLostLetters(plan.plan_id), self._ended_lost)
+            topics = plan_steps.lost_topics(self._engine.state, plan)
+            if plan.plan_id not in self._busy and topics > self._lost.get(plan.plan_id, 0):
+                then = partial(self._ended_lost, topics=topics)
+                self._submit(plan, EndLostLetters(plan.plan_id), then)
 
-    def _ended_lost(self, plan: Plan, reply: object) -> None:
-        if isinstance(reply, LostReply) and reply.following is not None:
-            self._submit(plan, EndLostLetters(plan.plan_id, reply.following), self._ended_lost)
+    def _ended_lost(self, plan: Plan, reply: object, topics: int) -> None:
+        if not isinstance(reply, LostReply):
+            return
+        if reply.following is None:
+            self._lost[plan.plan_id] = topics
+        else:
+            then = partial(self._ended_lost, topics=topics)
+            self._submit(plan, EndLostLetters(plan.plan_id, reply.following), then)
 
     def forget_old(self) -> None:
         """Timer: delete plans that ended long ago, and the oldest where there are too

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from txmq.broker.background.plan_service import progress
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from txmq.wire.calls import plans as wire
 
 CHECKED = 500  # letters that a call checks at most: their messages are read
+CHECKED_BYTES = 4 << 20  # of their batches, and of one more
 
 
 class PlanCalls:
@@ -189,7 +189,7 @@ class PlanCalls:
             call.answer(plan)
             return
         after = bytes.fromhex(args.cursor or "") or plan.cursor
-        found = list(islice(plan_letters.letters_of(self._state, plan.plan_id, after), CHECKED))
+        found, complete = self._part_to_check(plan, after)
         reasons = Counter(filter(None, (self._why_not(plan, placed) for placed in found)))
         planned = sum(placed.letter.outcome == LetterOutcome.PLANNED for placed in found)
         skipped = sum(placed.letter.outcome == LetterOutcome.SKIPPED for placed in found)
@@ -199,9 +199,24 @@ class PlanCalls:
             "edited": edited,
             "would_replay": planned + skipped - reasons.total(),
             "would_skip": dict(reasons),
-            "next": found[-1].key.hex() if len(found) == CHECKED else None,
+            "next": None if complete else found[-1].key.hex(),
         }
         self._engine.answer_when_durable(call.answer, reply)
+
+    def _part_to_check(self, plan: Plan, after: bytes) -> tuple[list[PlacedLetter], bool]:
+        """Return the letters behind a key that one call checks, and whether these are
+        all.
+        """
+        group = self._state.groups.by_id.get(plan.group_id)
+        found: list[PlacedLetter] = []
+        size = 0
+        for placed in plan_letters.letters_of(self._state, plan.plan_id, after):
+            if len(found) == CHECKED or size >= CHECKED_BYTES:
+                return found, False
+            found.append(placed)
+            row = None if group is None else failed_messages.get(self._state, group, placed.ref)
+            size += 0 if row is None else row.length
+        return found, True
 
     def _is_edited(self, plan: Plan, placed: PlacedLetter) -> bool:
         group = self._state.groups.by_id.get(plan.group_id)

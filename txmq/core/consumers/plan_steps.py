@@ -288,20 +288,19 @@ def reason_to_skip(
     return ""
 
 
-def may_have_lost(state: State, plan: Plan) -> bool:
-    """Return True if letters that are put back may be of topics that were deleted."""
+def lost_topics(state: State, plan: Plan) -> int:
+    """Return the number of deleted topics that letters which are put back may be of."""
     group = state.groups.by_id.get(plan.group_id)
-    return (
-        group is not None
-        and plan.count(LetterOutcome.DELIVERED) > 0
-        and any(state.topics_by_id[topic_id].deleted for topic_id, _ in group.positions)
-    )
+    if group is None or not plan.count(LetterOutcome.DELIVERED):
+        return 0
+    topics = {topic_id for topic_id, _partition in group.positions}
+    return sum(state.topics_by_id[topic_id].deleted for topic_id in topics)
 
 
 def decide_end_lost(state: State, command: EndLostLetters, now: int) -> Outcome:
     del now
     plan = state.plans.by_id.get(command.plan_id)
-    if plan is None or not may_have_lost(state, plan):
+    if plan is None or not lost_topics(state, plan):
         return Outcome(reply=LostReply())
     found = list(islice(plan_letters.letters_of(state, plan.plan_id, command.after), STEP_ROWS))
     lost = tuple(
