@@ -7,11 +7,18 @@ from __future__ import annotations
 import pytest
 
 from tests.core.consumers.world import QUICK, ConsumersWorld
-from txmq.core.consumers.commands import LeaveGroup, PauseGroup, ReturnMessages
+from txmq.core.consumers.commands import (
+    LeaveGroup,
+    PauseGroup,
+    ReportStored,
+    ReturnMessages,
+    StoredEntry,
+)
 from txmq.core.consumers.letter_trials import TrialReply, TryLetter
 from txmq.core.events.outcome import Rejected
 from txmq.core.state import failed_messages
 from txmq.core.state.failed_messages import FailedKind, FailedMessage
+from txmq.model.retry import FailureReport
 from txmq.model.units import MINUTE
 
 MEMBERS = ("a", "b")
@@ -68,6 +75,18 @@ def test_a_failed_trial_is_a_dead_letter_again_without_retries() -> None:
         1,
     )
     assert (world.offsets("a"), world.offsets("b")) == ([], [])
+
+
+@pytest.mark.parametrize("state", ["stored", "returned", "dead"])
+def test_a_trial_that_a_local_store_would_retry_is_a_dead_letter_again(state: str) -> None:
+    world = dead()
+    attempt(world, "a")
+    assert world.offsets("a") == [0]
+    entry = StoredEntry("t", 1, 0, 0, state, 1, 0, FailureReport("E", "text", "print"))
+    report = ReportStored("g", "a", world.generation(), b"s" * 16, "host", (entry,))
+    assert world.do(report).verdicts == ("settled",)
+    assert (row(world).kind, row(world).number, row(world).trial_by) == (FailedKind.LETTER, 2, "")
+    assert not any(store.messages for store in world.group().stores.values())
 
 
 @pytest.mark.parametrize("end", ["silent", "left with it", "left before"])

@@ -18,7 +18,9 @@ from txmq.core.consumers.commands import (
     LeaveGroup,
     NackMessage,
     ReplayLetters,
+    ReportStored,
     ResetPosition,
+    StoredEntry,
 )
 from txmq.core.consumers.plan_steps import AddPlanLetters, AdvancePlan, EndLostLetters
 from txmq.core.events.outcome import Rejected
@@ -158,6 +160,21 @@ def test_letters_on_their_way_end_with_their_topic(world: PlansWorld) -> None:
     process(world)
     world.run_plan("p")
     assert world.plan_of("p").state is PlanState.DONE
+    world.check_plans()
+
+
+def test_a_letter_at_a_consumer_whose_topic_is_deleted_was_not_processed(
+    world: PlansWorld,
+) -> None:
+    world.create("p", *world.letters(None))
+    world.run_plan("p")
+    world.fetch("m")
+    entry = StoredEntry("a", 1, 0, 0, "stored", 1, 0, FailureReport("E", "text", "print"))
+    report = ReportStored("g", "m", world.generation(), b"s" * 16, "host", (entry,))
+    assert world.do(report).verdicts == ("kept",)
+    world.do(DeleteTopic("a"))
+    assert world.do(report).verdicts == ("unknown",), "the store puts it away"
+    assert world.outcomes("p") == {"ended": 1}
     world.check_plans()
 
 

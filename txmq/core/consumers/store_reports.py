@@ -358,7 +358,8 @@ class _Report:
         after = self._with_failure(before, entry)._replace(attempt=attempt)
         self._count_failure(entry, ref, row, after)
         fenced = self._changes.is_fenced(ref, after.key_hash)
-        if entry.state == DEAD:
+        tried = before.trial_by != "" and entry.failure is not None  # its one attempt is over
+        if entry.state == DEAD or tried:
             self._changes.dead_letter(ref, after)
         elif entry.state == RETURNED:
             latest = self._now + failures.MAX_DELAY
@@ -369,7 +370,7 @@ class _Report:
             )
         if fenced:
             return PARKED
-        if entry.state != STORED:
+        if entry.state != STORED or tried:
             return SETTLED
         self.keeps = True
         if row is None or row.kind != FailedKind.LOCAL or self._obeys(entry, row):
@@ -503,8 +504,12 @@ def _count_failures(state: State, group: ConsumerGroup, event: StoreReported, at
 
 
 def _settle(state: State, group: ConsumerGroup, ref: MessageRef) -> None:
-    """Apply: a message was processed from a store, wherever it is."""
-    row = failed_messages.remove(state, group, ref)
+    """Apply: a message was processed from a store, wherever it is. One of a deleted
+    topic has ended, processed or not.
+    """
+    deleted = state.topics_by_id[ref[0]].deleted
+    why = "its topic was deleted" if deleted else failed_messages.PROCESSED
+    row = failed_messages.remove(state, group, ref, why)
     number = leases.lease_of(group, ref) or NO_LEASE
     circuit_breaker.record_acks(group, number, 1)
     if row is not None:
