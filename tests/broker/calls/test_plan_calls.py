@@ -10,6 +10,7 @@ import pytest
 
 from tests.broker.calls.test_letter_calls import Office
 from txmq.broker.calls import plans
+from txmq.broker.search import message_view
 from txmq.core.consumers.plan_steps import EndLostLetters
 from txmq.core.events.outcome import Rejected
 from txmq.errors import BadRequest, Conflict, UnknownPlan
@@ -244,3 +245,31 @@ def test_a_check_reads_large_batches_in_parts(desk: Desk, monkeypatch: pytest.Mo
         checked, cursor, pages = checked + page["checked"], page["next"], pages + 1
     assert checked == 40
     assert pages > 2
+
+
+def test_a_plan_says_that_its_group_gets_nothing(desk: Desk) -> None:
+    desk.plan()
+    assert desk.show()["why"] == ""
+    desk.ask("group.pause", group="g")
+    assert desk.show()["why"] == "waits for its group, which is paused"
+    desk.ask("group.resume", group="g")
+    desk.client.call("consumer.leave", group="g", member="a", instance="a")
+    assert desk.show()["why"] == "waits for its group, which has no members"
+    assert desk.ask("plan.list")["plans"][0]["why"] == desk.show()["why"]
+
+
+def test_a_list_of_plans_with_long_reasons_has_pages(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(message_view, "PAGE_BYTES", 10_000)
+    names = [f"p{at}" for at in range(9)]
+    for name in names:
+        desk.ask("plan.create", name=name, group="g", reason="\x00" * 4_096, operator="ada")
+    found: list[str] = []
+    following = ""
+    while following is not None:
+        page = desk.ask("plan.list", after=following)
+        found += [plan["name"] for plan in page["plans"]]
+        assert len(page["plans"]) < len(names)
+        following = page["next"]
+    assert found == names

@@ -10,7 +10,8 @@ from txmq.broker.background.plan_service import progress
 from txmq.broker.calls import operators
 from txmq.broker.calls.dispatcher import Answer, CallContext, Handler, then
 from txmq.broker.calls.operators import audited, operator_note
-from txmq.broker.calls.pages import page_of
+from txmq.broker.calls.pages import Page, page_of
+from txmq.broker.search.message_view import fit_entries
 from txmq.core.consumers import plan_steps, plan_views
 from txmq.core.consumers import plans as core
 from txmq.core.consumers.policies import ReplayPolicy, SetPolicy, policies
@@ -22,7 +23,7 @@ from txmq.model.units import SECOND
 from txmq.wire.calls.letters import SelectionArgs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from txmq.broker.background.plan_service import PlanService
     from txmq.broker.calls.letters import DeadLetterCalls
@@ -104,8 +105,10 @@ class PlanCalls:
         if isinstance(page, Rejected):
             call.answer(page)
             return
-        found = [{"group": name, **self._describe_policy(known[name])} for name in page.names]
-        self._engine.answer_when_durable(call.answer, {"policies": found, "next": page.following})
+        described = ({"group": name, **self._describe_policy(known[name])} for name in page.names)
+        found = list(fit_entries(described))
+        reply = {"policies": found, "next": _following(page, found, "group")}
+        self._engine.answer_when_durable(call.answer, reply)
 
     def _describe_policy(self, policy: ReplayPolicy) -> dict[str, Any]:
         plan = self._state.plans.by_id.get(policy.plan_id)
@@ -157,8 +160,9 @@ class PlanCalls:
         if isinstance(page, Rejected):
             call.answer(page)
             return
-        found = [self._describe(known[name]) for name in page.names]
-        self._engine.answer_when_durable(call.answer, {"plans": found, "next": page.following})
+        found = list(fit_entries(self._describe(known[name]) for name in page.names))
+        reply = {"plans": found, "next": _following(page, found, "name")}
+        self._engine.answer_when_durable(call.answer, reply)
 
     def show(self, call: CallContext, args: wire.PlanName) -> None:
         found = plan_views.describe_whole(self._state, args.name)
@@ -167,7 +171,7 @@ class PlanCalls:
         self._engine.answer_when_durable(call.answer, found)
 
     def _describe(self, plan: Plan) -> dict[str, Any]:
-        return plan_views.describe(plan) | self._progress(plan)
+        return plan_views.describe(self._state, plan) | self._progress(plan)
 
     def _progress(self, plan: Plan) -> dict[str, Any]:
         return progress(plan, self._service.rate_of(plan))
@@ -252,6 +256,11 @@ class PlanCalls:
 
 def _nameless(what: str) -> Rejected:
     return Rejected(BadRequest, f"{what} has to have an operator", "say who you are: --operator")
+
+
+def _following(page: Page, found: Sequence[dict[str, Any]], name: str) -> str | None:
+    """Return where the next page begins, behind what fits in a reply."""
+    return page.following if len(found) == len(page.names) else found[-1][name]
 
 
 def _about(name: str) -> str:

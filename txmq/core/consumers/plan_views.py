@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from txmq.core.consumers.plans import find_plan, state_name
 from txmq.core.events.outcome import Rejected
 from txmq.core.state import plan_letters
-from txmq.core.state.plans import LetterOutcome, Plan
+from txmq.core.state.plans import RUNNING, LetterOutcome, Plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,14 +26,13 @@ class LetterPage(NamedTuple):
     following: bytes | None
 
 
-def describe(plan: Plan) -> dict[str, Any]:
+def describe(state: State, plan: Plan) -> dict[str, Any]:
     """Describe a plan."""
-    waiting = plan.unfinished and plan.waits_for_approval
     return {
         "name": plan.name,
         "group": plan.group,
         "state": state_name(plan),
-        "why": "waits for an approval" if waiting and not plan.why else plan.why,
+        "why": plan.why or _what_it_waits_for(state, plan),
         "letters": plan.letters,
         **{outcome.name.lower(): plan.count(outcome) for outcome in LetterOutcome},
         "by": plan.by,
@@ -44,12 +43,24 @@ def describe(plan: Plan) -> dict[str, Any]:
     }
 
 
+def _what_it_waits_for(state: State, plan: Plan) -> str:
+    """Return what a plan that has not stopped waits for; "" = it goes on."""
+    if plan.unfinished and plan.waits_for_approval:
+        return "waits for an approval"
+    if plan.state not in RUNNING or not plan.count(LetterOutcome.DELIVERED):
+        return ""
+    group = state.groups.by_id[plan.group_id]
+    if group.paused:
+        return "waits for its group, which is paused"
+    return "" if group.members else "waits for its group, which has no members"
+
+
 def describe_whole(state: State, name: str) -> dict[str, Any] | Rejected:
     """Describe a plan with its settings."""
     plan = find_plan(state, name)
     if isinstance(plan, Rejected):
         return plan
-    return describe(plan) | {"digest": plan.digest, "settings": plan.settings._asdict()}
+    return describe(state, plan) | {"digest": plan.digest, "settings": plan.settings._asdict()}
 
 
 def page(
