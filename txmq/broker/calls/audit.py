@@ -43,9 +43,10 @@ class AuditCalls:
             return {"entries": [], "next": None, "scanned": 0, "end": 0}
         found: list[dict[str, Any]] = []
         scanned, following = 0, args.after
-        batches = self._batches(topic.topic_id, args)
         ended = False
         while not ended and scanned < MAX_SCANNED and len(found) < args.limit:
+            # anew in each step: the table changes between them
+            batches = self._batches(topic.topic_id, args, following)
             some = list(islice(batches, ENTRIES_PER_STEP))
             ended = len(some) < ENTRIES_PER_STEP
             for batch in some:
@@ -68,8 +69,10 @@ class AuditCalls:
             "end": end,
         }
 
-    def _batches(self, topic_id: int, args: wire.AuditList) -> Iterator[PublishedBatch]:
+    def _batches(
+        self, topic_id: int, args: wire.AuditList, after: int | None
+    ) -> Iterator[PublishedBatch]:
         state, durable = self._engine.state, self._engine.store.durable
         if not args.newest:
-            return published_batches(state, topic_id, 0, args.after or 0, durable)
-        return newest_first(state, topic_id, args.after, durable)
+            return published_batches(state, topic_id, 0, after or 0, durable)
+        return newest_first(state, topic_id, after, durable)

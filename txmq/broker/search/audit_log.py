@@ -33,13 +33,19 @@ def about(engine: Engine, wanted: AuditList) -> Steps[list[dict[str, Any]]]:
     topic, found = engine.state.topics.get(AUDIT), list[dict[str, Any]]()
     if topic is None:  # of an older version, which has not been started since
         return found
-    batches = newest_first(engine.state, topic.topic_id, None, engine.store.durable)
-    for number, batch in enumerate(islice(batches, LOOKED_THROUGH), 1):
-        found += (one for one in matching(engine, batch, wanted) if "damaged" not in one)
-        if len(found) >= SHOWN:
+    before: int | None = None
+    for _number in range(0, LOOKED_THROUGH, ENTRIES_PER_STEP):
+        # anew in each step: the table changes between them
+        batches = newest_first(engine.state, topic.topic_id, before, engine.store.durable)
+        some = list(islice(batches, ENTRIES_PER_STEP))
+        for batch in some:
+            found += (one for one in matching(engine, batch, wanted) if "damaged" not in one)
+            if len(found) >= SHOWN:
+                return found[::-1]
+        if len(some) < ENTRIES_PER_STEP:
             break
-        if not number % ENTRIES_PER_STEP:
-            yield
+        before = some[-1].base
+        yield
     return found[::-1]
 
 
@@ -80,7 +86,9 @@ def parse_entry(body: bytes) -> dict[str, Any] | None:
 def newest_first(
     state: State, topic_id: int, before: int | None, durable: int
 ) -> Iterator[PublishedBatch]:
-    """Yield the visible batches below an offset, the newest first."""
+    """Yield the visible batches below an offset, the newest first, within one turn of
+    the reactor.
+    """
     end = visible_end(state, topic_id, 0, durable)
     stop = ENTRY_KEY.pack(topic_id, 0, end if before is None else min(before, end))
     for key, row in state.entries.range(ENTRY_KEY.pack(topic_id, 0, 0), stop, reverse=True):

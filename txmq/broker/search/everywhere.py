@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from txmq.core.state.failed_messages import FailedMessage
     from txmq.core.state.state import State, Topic
     from txmq.core.steps import Steps
+    from txmq.core.topics.delayed import ScheduledMessage
 
 PARTITIONS_PER_STEP = 64
 STEP_BATCHES, STEP_BYTES = 64, 256 << 10  # scanned without a catalogue
@@ -193,14 +194,17 @@ class SearchEverywhere:
         """Find delayed messages, and failed ones of which only their rows are left."""
         if self._hash is None:
             return
-        for number, waiting in enumerate(islice(delayed.scan(self._state), MAX_DELAYED)):
-            shape = waiting.message
-            if shape.key_hash == self._hash:
-                place = self._name(TopicPartition(shape.topic_id, shape.partition))
-                fields = {"state": "delayed", "due_at": waiting.due}
-                self._in_batch(waiting.log_position, shape.length, fields | place)
-            if not number % STEP_BATCHES:
-                yield
+        start = position = 0
+        for _number in range(0, MAX_DELAYED, STEP_BATCHES):
+            # anew in each step: the table changes between them
+            found = delayed.scan(self._state, start, position=position)
+            some = list(islice(found, STEP_BATCHES))
+            for waiting in some:
+                self._delayed(waiting)
+            if len(some) < STEP_BATCHES:
+                break
+            start, position = some[-1].due, some[-1].position + 1
+            yield
         for ref, failed in islice(self._letters(self._hash), MAX_LETTERS):
             fields = self._name(TopicPartition(*ref[:2])) | {
                 "state": "removed by retention",
@@ -209,6 +213,13 @@ class SearchEverywhere:
             }
             self._add_row(failed, fields)
             yield
+
+    def _delayed(self, waiting: ScheduledMessage) -> None:
+        shape = waiting.message
+        if shape.key_hash == self._hash:
+            place = self._name(TopicPartition(shape.topic_id, shape.partition))
+            fields = {"state": "delayed", "due_at": waiting.due}
+            self._in_batch(waiting.log_position, shape.length, fields | place)
 
     def _letters(self, hashed: int) -> Iterator[tuple[Place, FailedMessage]]:
         """Yield the letters of the key whose batches are in no topic any more."""
@@ -219,7 +230,8 @@ class SearchEverywhere:
                 rows = self._state.tables[t.LETTER_INDEX].range(
                     prefix, prefix + b"\xff" * (PLACE.size + 1)
                 )
-                for key, _row in islice(rows, MAX_LETTERS):
+                # at once: the table changes while the caller waits between two letters
+                for key in [key for key, _row in islice(rows, MAX_LETTERS)]:
                     ref: Place = PLACE.unpack(key[PREFIX.size :])[2:]
                     topic = self._state.topics_by_id[ref[0]]
                     row = failed_messages.get(self._state, group, ref)
