@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.broker.calls.test_plan_calls import Desk
+from txmq.broker.calls.letters import SelectedLetters
 from txmq.core.events.outcome import Rejected
 from txmq.errors import BadRequest
 
@@ -104,3 +105,20 @@ def test_a_policy_makes_no_plans_of_letters_whose_topic_was_deleted(desk: Policy
     desk.ask("topic.delete", name="t")
     desk.broker.pass_time(20)
     assert desk.plans() == []
+
+
+def test_a_search_that_fails_is_repeated(desk: PolicyDesk, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = SelectedLetters.step
+    failed: list[object] = []
+
+    def fail_once(self: SelectedLetters, **args: Any) -> Any:
+        if len(failed) < 2:
+            failed.append(self)
+            raise OSError("the disk is away")
+        return step(self, **args)
+
+    monkeypatch.setattr(SelectedLetters, "step", fail_once)
+    desk.policy(after_s=1)
+    desk.broker.pass_time(20)
+    desk.broker.pass_time(20)
+    assert [(plan["by"], plan["delivered"]) for plan in desk.plans()] == [("policy", 40)]

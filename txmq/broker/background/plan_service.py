@@ -169,7 +169,18 @@ class PlanService:
 
     def _run(self, plan: Plan, steps: Steps[Any], then: Callable[[Plan, Any], None]) -> None:
         self._busy.add(plan.plan_id)
-        self._turns.run(self, steps, partial(self._done, plan, then))
+        self._turns.run(self, self._freed(plan, steps), partial(self._done, plan, then))
+
+    def _freed(self, plan: Plan, steps: Steps[Any]) -> Steps[Any]:
+        """Make steps after which the plan is tried again, if they fail: a disk may have
+        been away for a moment.
+        """
+        try:
+            return (yield from steps)
+        except Exception:
+            self._busy.discard(plan.plan_id)
+            self._resting_until = self._now() + REST_S
+            raise
 
     def _done(self, plan: Plan, then: Callable[[Plan, Any], None], reply: object) -> None:
         self._busy.discard(plan.plan_id)

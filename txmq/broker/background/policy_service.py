@@ -75,7 +75,15 @@ class PolicyService:
         cursor = self._cursors.pop(group.name, None)
         args = DlqReplay(group=group.name, select=select, cursor=cursor)
         then = partial(self._found, group.name, select)
-        self._turns.run(self, self._next_places(args, SEARCHED), then)
+        self._turns.run(self, self._search(args), then)
+
+    def _search(self, args: DlqReplay) -> Steps[dict[str, Any] | Rejected]:
+        """Search; after a failure, such as a disk that is away, a later tick does."""
+        try:
+            return (yield from self._next_places(args, SEARCHED))
+        except Exception:
+            self._looking.discard(args.group)
+            raise
 
     def _found(self, group: str, select: SelectionArgs, page: dict[str, Any] | Rejected) -> None:
         self._looking.discard(group)
