@@ -140,5 +140,5 @@ def test_of_several_brokers_one_has_to_be_named(
     connection.commit()
     wait_until(lambda: bool(also_deciding.read(world.topic)), DEADLINE_S)
     [found] = also_deciding.read(world.topic)
-    assert (found.body, found.message_id) == (b"\x00\xff", f"{UUID(token).hex}-0")
-    assert other.call("tx.show", token=UUID(token).hex)["state"] == "PUBLISHED"
+    assert (found.body, found.message_id) == (b"\x00\xff", f"{UUID(str(token)).hex}-0")
+    assert other.call("tx.show", token=UUID(str(token)).hex)["state"] == "PUBLISHED"

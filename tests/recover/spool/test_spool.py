@@ -170,8 +170,9 @@ def test_the_identity_has_the_incarnation_of_the_log() -> None:
 
 
 def test_a_spool_of_a_restored_log_is_drained_and_says_so(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("structlog.is_configured", lambda: False)
     fs, log_id = new_disk(), UUID(int=1)
     spool = a_spool(fs)
     store(spool, batch(0, b"a"))

@@ -74,7 +74,11 @@ def export(  # its options
             finally:
                 Path(out.name).unlink(missing_ok=True)
     except OSError as error:
-        raise ConfigError("--file", f"cannot write {file}: {error.strerror}") from None
+        raise ConfigError(
+            "--file",
+            f"cannot write {file}: {error.strerror}",
+            hint="name a file in a directory that you may write to",
+        ) from None
     shown: dict[str, Any] = {"letters": writer.letters, "damaged": damaged, "file": str(file)}
     if mark:
         shown |= _mark(session, noted, group=group, operator=operator, reason=reason)

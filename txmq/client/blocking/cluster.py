@@ -491,6 +491,14 @@ class Cluster:
         """Control calls concern one broker: `client.call` of one of `clients`."""
         raise of_one_broker(f"call({name!r}, …)")
 
+    def edit_letter(self, letter: DeadLetter, **edit: object) -> NoReturn:
+        """A letter is at one broker: `client.edit_letter` of one of `clients`."""
+        raise of_one_broker("edit_letter(…)")
+
+    def revert_letter(self, letter: DeadLetter, **edit: object) -> NoReturn:
+        """A letter is at one broker: `client.revert_letter` of one of `clients`."""
+        raise of_one_broker("revert_letter(…)")
+
     def xa_resource(self, owner: str | None = None) -> NoReturn:
         """Each broker is a resource of its own: `client.xa_resource` of `clients`."""
         raise of_one_broker("xa_resource(…)")

@@ -486,6 +486,14 @@ class Cluster(AsyncCloseable):
         """Control calls concern one broker: `client.call` of one of `clients`."""
         raise of_one_broker(f"call({name!r}, …)")
 
+    def edit_letter(self, letter: DeadLetter, **edit: object) -> NoReturn:
+        """A letter is at one broker: `client.edit_letter` of one of `clients`."""
+        raise of_one_broker("edit_letter(…)")
+
+    def revert_letter(self, letter: DeadLetter, **edit: object) -> NoReturn:
+        """A letter is at one broker: `client.revert_letter` of one of `clients`."""
+        raise of_one_broker("revert_letter(…)")
+
     def close(self) -> Deferred[None]:
         """Close the clients of all brokers, their consumers and readers first."""
         return _start(self._close())
