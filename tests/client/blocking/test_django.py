@@ -247,7 +247,8 @@ def test_the_admin_says_that_the_broker_is_away(connect: Any) -> None:
 
 def test_migrate_makes_the_tables(postgres: PostgresServer) -> None:
     name = postgres.create_database()
-    with database(OTHER, postgres.dsn(name)):
+    # makemigrations looks into the default database, too
+    with database(PLAIN, postgres.dsn(name)), database(OTHER, postgres.dsn(name)):
         for _ in range(2):
             call_command("migrate", "txmq", database=OTHER, verbosity=0)
         connection = connect(postgres.dsn(name), application_name="test")
