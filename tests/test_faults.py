@@ -315,6 +315,9 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_reset_takes_messages_back_and_the_store_hears_of_it",
         "test_an_adopted_store_changes_nothing_when_it_comes_back",
         "test_a_store_does_not_overtake_an_earlier_message_of_its_partition",
+        "test_a_verdict_on_an_old_copy_does_not_meet_the_next_delivery",
+        "test_an_order_for_an_old_copy_does_not_meet_the_next_delivery",
+        "test_a_put_comes_after_what_was_to_be_done_to_the_old_copy",
     ),
     176: (
         "test_waits_are_bounded_where_the_clock_was_ahead",

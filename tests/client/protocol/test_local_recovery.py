@@ -265,6 +265,86 @@ def test_what_the_broker_has_or_does_not_know_leaves_the_store(made: Any, word: 
     assert not member.member.queue.unsettled()
 
 
+@pytest.mark.parametrize("word", ["elsewhere", "settled", "parked", "unknown", "kept"])
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_a_verdict_on_an_old_copy_does_not_meet_the_next_delivery(
+    made: Any, word: str, *, on_disk: bool
+) -> None:
+    member = made("ordered").serving().fetched(chunk(*keyed("a")))
+    fail(member)
+    member.disk()
+    member.told()
+    member.disconnect()
+    member.joined(generation=2)
+    member.disk()
+    member.told()
+    member.disk()
+    member.fetched(chunk(*keyed("aa"), lease=2))  # after a reset, while its copy is reported
+    fail(member)
+    if on_disk:
+        member.disk()
+    assert member.told(word, fences=(9,)) == [(0, "stored", 1)]
+    member.disk()
+    assert "consumer.return" not in member.request_names(), "what follows waits for it here"
+    assert member.told() == [(0, "stored", 1)]
+    member.wait(5.1)
+    [message] = member.receive()
+    assert (message.offset, message.attempt) == (0, 2)
+
+
+def test_an_order_for_an_old_copy_does_not_meet_the_next_delivery(made: Any) -> None:
+    member = made().serving().fetched(chunk("m0", "m1"))
+    fail(member)
+    fail(member)
+    member.disk()
+    member.told()
+    member.disk()
+    member.fetched(chunk("m0", "m1", lease=2))  # after a reset
+    fail(member)
+    member.disk()
+    fail(member)  # not told when the answer comes
+    orders = [["orders", TOPIC_ID, 0, 1, "drop"]]
+    assert member.told(orders=orders) == [(0, "stored", 1)]
+    member.disk()
+    assert member.told() == [(1, "stored", 1)]
+    member.wait(5.1)
+    assert bodies(member.receive(2)) == ["m0"]
+    assert member.recovery.counters().stored == 2
+
+
+@pytest.mark.parametrize("end", ["kept", "elsewhere", "unknown", "drop"])
+def test_a_put_comes_after_what_was_to_be_done_to_the_old_copy(made: Any, end: str) -> None:
+    member = made().serving().fetched(chunk("m0"))
+    fail(member)
+    member.disk()
+    if end == "drop":
+        member.told(orders=[["orders", TOPIC_ID, 0, 0, "drop"]])
+    else:
+        member.told(end)
+    member.fetched(chunk("m0", lease=2))
+    fail(member)
+    member.disk()
+    assert member.told() == [(0, "stored", 1)]
+    assert member.recovery.counters().stored == 1
+
+
+def test_an_old_copy_is_not_handed_out_while_the_next_delivery_is_put(made: Any) -> None:
+    member = made().serving().fetched(chunk("m0"))
+    fail(member)
+    member.disk()
+    member.told()
+    member.disk()
+    member.fetched(chunk("m0", lease=2))
+    [again] = member.receive(1)
+    member.now += 5.1
+    [job] = member.recovery.jobs(member.now)
+    result = member.stores.perform(job)
+    assert len(result.taken) == 1
+    member.operations.nack(again, None, KeyError("k"))
+    member.recovery.finished(result, member.now)
+    assert member.receive() == []
+
+
 def test_a_key_waits_and_goes_back_behind_the_fence(made: Any) -> None:
     member = made("ordered").serving().fetched(chunk(*keyed("aba"), lease=3))
     assert bodies(member.receive(1)) == ["a0"]

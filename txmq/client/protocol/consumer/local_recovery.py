@@ -260,6 +260,7 @@ class LocalRecovery:
             generation=fetched.generation,
         )
         store.held[place] = nack
+        store.newer.add(place)
         store.job.puts.append(StoredPut(stored, outcome.due, nack.failure))
         if outcome.state is not State.STORED:
             store.change(place, *outcome, nack.failure)
@@ -392,6 +393,7 @@ class LocalRecovery:
             store.job.changes, job.changes = job.changes, []
         else:
             job.look = bool(store.full_until)
+        job.supersede()
         wall, room = self._member.wall_us(), self.capacity - len(self._deliveries())
         is_due = store.next_due is not None and store.next_due <= wall
         if is_due and room > 0 and now >= store.take_after and self._may_take(store):
@@ -458,6 +460,7 @@ class LocalRecovery:
         self._taken(store, result, now)
         if self.serving and job.session == self._session:
             if result.entries is not None:
+                store.entries_read()
                 take = store.reports.read_again if job.again else store.reports.read
                 take(result.entries)
             store.reports.add([missing_entry(place) for place in result.missing])
@@ -465,8 +468,9 @@ class LocalRecovery:
 
     def _taken(self, store: TopicStore, result: JobResult, now: float) -> None:
         """Make due messages ready for handlers."""
+        superseded = {put.message.place for put in store.job.puts} if result.taken else ()
         for message, attempt, begin in result.taken:
-            if self._is_another(store, message):
+            if message.place in superseded or self._is_another(store, message):
                 continue
             delivery = StoredDelivery(message, store.topic, self._member.owner, attempt, begin)
             store.handed_out[message.place] = delivery
@@ -511,6 +515,7 @@ class LocalRecovery:
         job.puts = []
         for place in places:
             self._member.to_broker(store.held.pop(place))
+        store.newer -= places
         store.job.changes = [one for one in store.job.changes if one.place not in places]
 
     # The broker
@@ -539,6 +544,8 @@ class LocalRecovery:
         store = self.stores[topic]
         for entry, word, fence_lease in verdicts:
             self._judge(store, entry, word)
+            if entry.place in store.newer:
+                continue  # the next delivery is told, too, and what follows waits for it
             nack = store.held.pop(entry.place, None)
             if self._settings.ordered and entry.key and fence_lease:
                 self._member.give_back(self._queue.drop_key(topic, entry.key, fence_lease))
@@ -552,14 +559,16 @@ class LocalRecovery:
         self.work_added()
 
     def _judge(self, store: TopicStore, entry: Entry, word: str) -> None:
-        place, job = entry.place, store.job
+        place, job, is_old = entry.place, store.job, entry.place in store.newer
         if word == KEPT:
-            job.told.append(entry)
+            job.told += [] if is_old else [entry]
             return
         if entry.state is State.STORED:
             self._withdraw(store, place)
             if self._settings.ordered and entry.key:
                 store.suspended.add(entry.key)
+        if is_old:
+            return  # the next delivery has taken its place, or will
         if word == UNKNOWN:
             log.warning("local_store.unknown", topic=store.topic, place=tuple(place))
             job.unknown.append(place)
@@ -575,11 +584,14 @@ class LocalRecovery:
             self.ready = [one for one in self.ready if one is not delivery]
 
     def _obey(self, store: TopicStore, place: Place, order: str) -> None:
-        """Obey an operator.
+        """Obey an operator, or a reset. An order is not for a delivery of which the
+        broker does not know yet that the store has it.
 
         A dropped message is reported as returned: the broker, which has dropped it,
         then repeats the order no more.
         """
+        if place in store.held:
+            return
         if order == "drop":
             self._withdraw(store, place)
             store.job.return_to_broker.append(place)

@@ -84,6 +84,14 @@ class StoreJob:
     again_after: Place | None = None
     session: int = 0
 
+    def supersede(self) -> None:
+        """Leave out what the broker has said of earlier copies of what is put."""
+        new = {put.message.place for put in self.puts}
+        if new:
+            self.told = [entry for entry in self.told if entry.place not in new]
+            for places in (self.forget, self.unknown, self.hasten, self.return_to_broker):
+                places[:] = [place for place in places if place not in new]
+
     @property
     def has_work(self) -> bool:
         """True if there is anything to do."""

@@ -23,9 +23,10 @@ class TopicStore:
     `job`: work that is not at the disk yet; `busy`: other work is. `held`: messages in
     the local queue of which the broker has not been told, with their nacks.
     `suspended`: keys of which the broker has given a message to others, while it may
-    not have judged later ones. `handed_out`: deliveries to handlers. `full_until`: when
-    a full store is tried again. `stuck_until`: when it is read again, where not even
-    outcomes had space.
+    not have judged later ones. `newer`: messages that were put since entries were
+    read last: a verdict on such an entry is on the copy before. `handed_out`:
+    deliveries to handlers. `full_until`: when a full store is tried again.
+    `stuck_until`: when it is read again, where not even outcomes had space.
     """
 
     def __init__(self, topic: str, reports: StoreReports) -> None:
@@ -34,6 +35,7 @@ class TopicStore:
         self.job = StoreJob(topic)
         self.held: dict[Place, PendingNack] = {}
         self.suspended: set[str] = set()
+        self.newer: set[Place] = set()
         self.damage: AlarmReport | None = None  # to be reported
         self.handed_out: dict[Place, StoredDelivery] = {}
         self.next_due: int | None = None
@@ -44,6 +46,10 @@ class TopicStore:
     def messages(self) -> int:
         """The number of messages in the store that are not settled."""
         return 0 if self.stats is None else self.stats.messages
+
+    def entries_read(self) -> None:
+        """Note that entries were read: what is still to be put is newer than they."""
+        self.newer = {put.message.place for put in self.job.puts}
 
     def change(
         self, place: Place, state: State, attempt: int, due: int, failure: FailureReport
