@@ -12,7 +12,7 @@ from txmq.client.protocol.sender.spool_chain import SpoolChain
 from txmq.errors import RequestRejected, RequestTimeout, TxmqError
 from txmq.model.message import Receipt, message_id, parse_message_id
 
-SEARCH_EVERY_S = 0.25
+LOOK_EVERY_S = 0.25  # at the spools, or for a message at the broker, while none is drained
 
 
 class Finds(Protocol):
@@ -76,14 +76,14 @@ class ClientSpool:
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     raise _timeout(f"{self.waiting} messages still wait in the spool", timeout)
-                chain.changed.wait(SEARCH_EVERY_S if left is None else min(left, 0.25))
+                _wait_for_change(chain, left)
 
     def place(self, receipt: Receipt, timeout: float | None = None) -> Receipt:
         """Wait until a spooled message is at the broker, and return its receipt there.
 
-        The receipt of any other message is returned as it is. Its id may be another one
-        than that of the spooled receipt, where the broker had refused a message before
-        it. Raises RequestTimeout, and RequestRejected for a message that was refused.
+        The receipt of any other message is returned as it is. The id stays the same,
+        but behind a refused message at a broker without the feature `skips`. Raises
+        RequestTimeout, and RequestRejected for a message that was refused.
         """
         if not receipt.spooled:
             return receipt
@@ -98,7 +98,7 @@ class ClientSpool:
             if left is not None and left <= 0:
                 raise _timeout(f"message {receipt.message_id} is not at the broker yet", timeout)
             with chain.changed:
-                chain.changed.wait(SEARCH_EVERY_S if left is None else min(left, 0.25))
+                _wait_for_change(chain, left)
 
     def _search(self, receipt: Receipt) -> Receipt | None:
         session, sequence = parse_message_id(receipt.message_id)
@@ -122,6 +122,10 @@ class ClientSpool:
 def _require_open(chain: SpoolChain) -> None:
     if chain.closed:
         raise client_closed()
+
+
+def _wait_for_change(chain: SpoolChain, left: float | None) -> None:
+    chain.changed.wait(LOOK_EVERY_S if left is None else min(left, LOOK_EVERY_S))
 
 
 def _timeout(what: str, timeout: float | None) -> TxmqError:

@@ -50,7 +50,7 @@ MAX_STORES = 1_000  # of one group, each with messages
 NO_LEASE = -1  # of messages that were processed from a store
 
 
-# a message, then its key with its topic, if that counts
+# A message, and in an ordered group its topic with the hash of its key.
 Units: TypeAlias = "tuple[MessageRef] | tuple[MessageRef, tuple[int, int]]"
 
 
@@ -320,9 +320,7 @@ class _Report:
         )
 
     def _is_old(self, entry: StoredEntry, ref: MessageRef) -> bool:
-        """Return True if the store has an old copy of a message that is leased to
-        nobody.
-        """
+        """Return True if the store's copy of a message without a lease is outdated."""
         store = self._store
         fenced = store is not None and (store.fence or self._order(ref) is StoreOrder.DROP)
         return bool(fenced) or self._is_from_before_a_reset(entry, ref)

@@ -1,4 +1,11 @@
-"""The consumer's local store (docs/decisions/0090-local-recovery.md)."""
+"""The consumer's local store (docs/decisions/0090-local-recovery.md).
+
+`store` is one open store. `directory` is its place and its owner, `records` and
+`handed_out` are what it has on disk. `state` folds the log over tables, which `index`
+keeps in LMDB. `opening` recovers both, `group_commit` writes the log, and `compaction`
+makes it smaller. `scan` and `export` read a store beside its owner, `replaced` moves
+the store of a deleted topic aside.
+"""
 
 from txmq.recover.local_store.directory import store_path
 from txmq.recover.local_store.export import Export, export, quarantined, read_export

@@ -1,7 +1,8 @@
 """Marks of the messages that handlers have, beside a local store.
 
-An attempt is counted on disk before it begins, so that a message that kills its process
-counts. What was handed out with it, and not begun, must not count: these marks tell.
+The store counts an attempt on disk before it begins, so that the attempt counts even if
+it kills the process. Other messages that were handed out then, but that no handler had
+begun, must not count: these marks tell them apart.
 
     <store>/handed_out   16s boot id of the machine, then slots of 32 bytes
     slot                 u32 topic id, u32 partition, u64 offset, u32 attempt, u32 mark,
@@ -53,9 +54,12 @@ class Mark:
 
 
 class HandedOut:
-    """The marks of one open store. `not_begun` has the attempts of a process before
-    this one that were counted, and not begun. For one thread.
+    """The marks of one open store. For one thread.
+
+    `not_begun` has the attempts that an earlier process has counted, and not begun.
     """
+
+    not_begun: tuple[Attempt, ...] = ()
 
     def __init__(self, directory: str) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -68,8 +72,6 @@ class HandedOut:
             os.pwrite(self._file, boot, 0)
         self._marks: dict[Place, Mark] = {}
         self._free: list[int] = []
-
-    not_begun: tuple[Attempt, ...] = ()
 
     def hand_out(self, place: Place, attempt: int) -> Mark:
         """Mark a message, before its attempt is counted."""

@@ -1,8 +1,8 @@
 """Opening of a local store: recovery of its log, and of its index from the log.
 
-Damage is kept beside the log and reported, and the rest is served: overwritten by
-`repair`, which keeps a copy. A message whose body is unreadable is given back: the
-broker has a copy of everything.
+Damage is reported, and the rest is served: `repair` copies damaged bytes to a file
+beside the log, and overwrites them. A message whose body is unreadable is given back:
+the broker has a copy of everything.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ def existing_identity(directory: str) -> StoreIdentity:
 def scan(directory: str) -> Iterator[Scanned]:
     """Yield what the store in a directory holds, by place.
 
-    Raises StoreError where there is no store. Spans of the log that are unreadable are
-    passed over: `damages` are found and reported when the store is opened.
+    Raises StoreError where there is no store. Unreadable spans of the log are passed
+    over: opening the store reports them (`StoreReport.damages`).
     """
     identity = existing_identity(directory)
     for attempt in range(TRIES):

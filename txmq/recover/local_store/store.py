@@ -205,10 +205,9 @@ class LocalStore:
     def record(self, changes: Sequence[Change]) -> None:
         """Record outcomes; they are on disk at return.
 
-        Those of messages that are not there, or settled, change nothing. A change
-        without a failure keeps the one before. DiskFull means
-        that not even an outcome has space: it is kept in memory, and written with the
-        next one.
+        Outcomes of messages that are not there, or settled, change nothing. A change
+        without a failure keeps the failure before it. DiskFull means that not even an
+        outcome has space: it is kept in memory, and written with the next one.
         """
         fields = change_fields(changes)
         with self._locked():
@@ -294,7 +293,7 @@ class LocalStore:
         """Let no message wait for longer than `longest`, where the clock is behind what
         it was when something was written here; otherwise for no longer than `farthest`.
 
-        Return the number of those that did.
+        Return the number of messages whose wait was cut.
         """
         now, bounded = self._now(), 0
         while True:

@@ -15,10 +15,10 @@ KIND, VERSION = "spool", 1
 
 
 class Identity(NamedTuple):
-    """What a spool is for: a service, and the log of a broker where it is known.
+    """The service that a spool belongs to, and the log of its broker where it is known.
 
     `incarnation` is that of the log: None where it is the first one. `begun`: there are
-    records, or were.
+    records, or were, so a log that is missing is a loss.
     """
 
     id: str

@@ -57,7 +57,7 @@ _SPARE = 1 << 20  # bytes that stay free on the disk, for notes
 
 
 class SpoolReport(NamedTuple):
-    """What was found at opening: a torn tail that was cut, damage that was put aside.
+    """Findings of an opening: a torn tail that was cut, damage that was put aside.
 
     The former bytes stay beside the log, in `*.torn-*` and `*.lost-*`.
     """
@@ -67,8 +67,9 @@ class SpoolReport(NamedTuple):
 
 
 class ToSend(NamedTuple):
-    """What a record has to send: its batch, or where it was split each of its rows, but
-    for those that were refused. `end` is the position after the record.
+    """The batches to send for one record: its batch, or its rows if it was split.
+
+    Refused ones are left out. `end` is the position after the record.
     """
 
     batches: list[SpooledBatch]

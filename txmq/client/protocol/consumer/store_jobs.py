@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class StoreName(NamedTuple):
-    """What the store of a topic belongs to, as far as the protocol knows it."""
+    """The owner of a topic's store, as far as the protocol knows it."""
 
     group: str
     topic: str

@@ -17,8 +17,8 @@ class StoredDelivery:
 
     It takes the place of the `FetchedBatch` of a `DeliveredMessage`. `attempt` is the
     number of this attempt, which the store has counted; `begin` notes that the handler
-    has it. `status` is a state of
-    `fetched`: NACKED and SETTLED end what its handler may do.
+    has the message. `status` is a state of `fetched`: an ack or a nack counts only
+    while it is OUTSTANDING.
     """
 
     moved, epoch_at = True, None

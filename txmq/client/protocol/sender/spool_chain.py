@@ -122,8 +122,10 @@ class SpoolChain:
             self.changed.notify_all()
 
     def set_log(self, log_id: UUID, incarnation: UUID | None = None) -> None:
-        """Leave alone the spools of another broker's log than the one that answers. Say
-        where the log was restored from a backup since.
+        """Note in the spools which broker's log answers.
+
+        Spools of another log are left alone. Where the log was restored from a backup
+        since, a warning says so.
         """
         for spool in self._others:
             if spool.identity.log_id not in (None, log_id):
