@@ -258,6 +258,14 @@ def test_a_spool_without_an_owner_is_shown_and_sent(
     assert (again["sent"], again["left"]) == (0, 0)
 
 
+@pytest.mark.parametrize("command", ["show", "retry", "drop"])
+def test_nothing_is_named_beside_a_directory(command: str, tmp_path: Path) -> None:
+    options = () if command == "show" else ("--operator", "ann", "--reason", "why")
+    ended = run("recover", command, "billing", "ab" * 16, "--dir", str(tmp_path), *options)
+    assert ended.exit_code == 2
+    assert "--dir means everything" in " ".join(ended.output.split())
+
+
 def test_what_is_no_store_and_no_export_is_refused(shop: Shop, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()

@@ -111,6 +111,7 @@ def show(
 ) -> None:
     """Show the messages of one store. With a directory, those that are on this disk."""
     if directory is not None:
+        _require_all_there(group, store)
         rows = list_messages(directory, bodies=bodies)
         shown = {"directory": str(directory), "list": list(islice(rows, limit))}
         _show_messages(out, shown)
@@ -146,6 +147,7 @@ def retry(  # noqa: PLR0913  # its options
     is in the spools there that no process has. Exit status 1: some of it is not sent.
     """
     if directory is not None:
+        _require_all_there(group, store, message)
         _drain(out, directory, broker, wait, refused=refused)
         return
     of_store = _store_args(group, store)
@@ -174,6 +176,7 @@ def drop(  # noqa: PLR0913  # its options
     if directory is not None:
         from txmq.recover.spool import drop_refused
 
+        _require_all_there(group, store, message)
         out.confirm(f"Drop what was refused of the spools in {directory}?", yes=yes)
         out.show({"dropped": drop_refused(str(require_directory(directory)))})
         return
@@ -264,6 +267,14 @@ def _show_messages(out: Output, shown: dict[str, Any]) -> None:
         if row.get("error_text"):
             row["error_text"] = last_line(row["error_text"])
     out.show(shown, columns=MESSAGE_COLUMNS)
+
+
+def _require_all_there(*named: object) -> None:
+    """Raise BadParameter where something is named of what --dir takes whole."""
+    if any(named):
+        raise typer.BadParameter(
+            "--dir means everything in the directory: name no GROUP, STORE or message with it"
+        )
 
 
 def _store_args(group: str | None, store: str | None) -> dict[str, Any]:
