@@ -11,12 +11,11 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from txmq.errors import ConfigError
-from txmq_spark.query_errors import query_failure
+from txmq_spark.query_run import run_query
 from txmq_spark.stream_progress import parse_progress
 
 DATE_COLUMNS: Final = ("stored_at", "born_at")
@@ -57,16 +56,7 @@ def land(spark: SparkSession, options: LandOptions) -> Landed:
     spark.conf.set(KEPT_PROGRESS, BATCHES)
     writer = rows.writeStream.format("parquet").partitionBy("topic", "date")
     writer = writer.option("path", options.path).option("checkpointLocation", options.checkpoint)
-    if options.every_s is None:
-        query = writer.trigger(availableNow=True).start()
-    else:
-        query = writer.trigger(processingTime=f"{options.every_s} seconds").start()
-    try:
-        query.awaitTermination()
-    except StreamingQueryException as error:
-        raise query_failure(error) from error
-    finally:
-        query.stop()
+    query = run_query(writer, options.every_s)
     return _landed([json.loads(progress.json) for progress in query.recentProgress])
 
 

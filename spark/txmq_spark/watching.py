@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from txmq_spark.query_errors import query_failure
+from txmq_spark.query_run import run_query
 from txmq_spark.watch_rules import DeadLetter, GroupMemory, WatchRules
 
 if TYPE_CHECKING:
@@ -46,16 +45,7 @@ def watch(spark: SparkSession, options: WatchOptions) -> None:
     writer = alerts(spark, options).writeStream.format("txmq")
     writer = writer.option("url", options.url).option("topic", options.topic)
     writer = writer.option("checkpointLocation", options.checkpoint)
-    if options.every_s is None:
-        query = writer.trigger(availableNow=True).start()
-    else:
-        query = writer.trigger(processingTime=f"{options.every_s} seconds").start()
-    try:
-        query.awaitTermination()
-    except StreamingQueryException as error:
-        raise query_failure(error) from error
-    finally:
-        query.stop()
+    run_query(writer, options.every_s)
 
 
 def alerts(spark: SparkSession, options: WatchOptions) -> DataFrame:

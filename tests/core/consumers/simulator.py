@@ -15,6 +15,7 @@ from tests.core.consumers.simulated_stores import StoringClients
 from tests.core.consumers.world import rows
 from tests.core.due import next_due
 from txmq.core import machine
+from txmq.core.consumers import circuit_breaker, poison
 from txmq.core.consumers.candidates import FetchLimits
 from txmq.core.consumers.commands import (
     AbandonLetters,
@@ -30,6 +31,7 @@ from txmq.core.consumers.commands import (
 from txmq.core.consumers.letter_views import list_letters
 from txmq.core.consumers.planning import Plan, plan
 from txmq.core.events.consumers import Delivered, Returned
+from txmq.core.state import failed_messages
 from txmq.core.topics.topics import GrowTopic
 from txmq.core.transactions.decisions import DecideTransaction
 from txmq.model.message import Decision
@@ -37,6 +39,8 @@ from txmq.model.units import SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+
+    import pytest
 
 KEYS = 6
 MOST_PARTITIONS = 5
@@ -369,3 +373,22 @@ def replayed_equals(sim: Sim) -> None:
     assert rows(again) == rows(sim.state)
     machine.save(sim.state)
     assert machine.load(sim.state.tables).groups == sim.state.groups
+
+
+def run_steps(sim: Sim, seed: int, steps: int) -> None:
+    """Check each step of a run, and what recovery makes of it."""
+    for number in range(steps):
+        try:
+            sim.step()
+            sim.check()
+        except AssertionError as wrong:
+            raise AssertionError(f"seed {seed}, step {number}: {wrong}") from wrong
+    replayed_equals(sim)
+
+
+def shorten_pauses(patch: pytest.MonkeyPatch) -> None:
+    """Shorten pauses and poison isolation to the time of a run."""
+    patch.setattr(poison, "BATCH_LIMITS", (0, 2))
+    patch.setattr(failed_messages, "ISOLATED_AFTER", 2)
+    patch.setattr(circuit_breaker, "MIN_PAUSE", SECOND // 2)
+    patch.setattr(circuit_breaker, "MAX_PAUSE", 2 * SECOND)

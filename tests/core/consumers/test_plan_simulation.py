@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.core.consumers.simulated_plans import PlanningSim
-from tests.core.consumers.simulator import replayed_equals
+from tests.core.consumers.simulator import run_steps, shorten_pauses
 from txmq.core import machine
-from txmq.core.consumers import circuit_breaker, failures, plan_steps, poison, policies
+from txmq.core.consumers import failures, plan_steps, policies
 from txmq.core.events.plans import PlanAdvanced
 from txmq.core.state import failed_messages, plan_letters
 from txmq.core.state.failed_messages import FailedMessage
 from txmq.core.state.plans import RUNNING, PlanState
-from txmq.model.units import SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,13 +27,7 @@ BUG_SEEDS = 40
 
 def run(seed: int) -> PlanningSim:
     sim = PlanningSim(seed)
-    for number in range(STEPS):
-        try:
-            sim.step()
-            sim.check()
-        except AssertionError as wrong:
-            raise AssertionError(f"seed {seed}, step {number}: {wrong}") from wrong
-    replayed_equals(sim)
+    run_steps(sim, seed, STEPS)
     assert sim.replayed().plans == sim.state.plans
     assert machine.load(sim.state.tables).plans == sim.state.plans
     sim.drain()
@@ -44,11 +37,7 @@ def run(seed: int) -> PlanningSim:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten pauses and poison isolation to the time of a run."""
-    monkeypatch.setattr(poison, "BATCH_LIMITS", (0, 2))
-    monkeypatch.setattr(failed_messages, "ISOLATED_AFTER", 2)
-    monkeypatch.setattr(circuit_breaker, "MIN_PAUSE", SECOND // 2)
-    monkeypatch.setattr(circuit_breaker, "MAX_PAUSE", 2 * SECOND)
+    shorten_pauses(monkeypatch)
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.core.consumers.invariants import moved_rows
-from tests.core.consumers.simulator import FLAPPING, Sim, replayed_equals
+from tests.core.consumers.simulator import FLAPPING, Sim, run_steps, shorten_pauses
 from tests.core.consumers.simulator import STEPS as STEPS_OF_ALL
 from txmq.core import machine
 from txmq.core.consumers import (
@@ -22,7 +22,6 @@ from txmq.core.consumers import (
     key_fences,
     leases,
     planning,
-    poison,
     store_reports,
 )
 from txmq.core.consumers.authorization import find_member
@@ -36,7 +35,6 @@ from txmq.core.state.failed_messages import FailedKind, Move
 from txmq.core.state.positions import GroupPosition, Redelivery
 from txmq.core.topics import topics
 from txmq.core.transactions import actions as consumer_actions
-from txmq.model.units import SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,13 +48,7 @@ FIRST_SEEDS = {"no_hold_back_behind_older_leases": 140}  # with the scene of a r
 
 def run(seed: int, weights: dict[str, float] = STEPS_OF_ALL) -> Sim:
     sim = Sim(seed, weights)
-    for number in range(STEPS):
-        try:
-            sim.step()
-            sim.check()
-        except AssertionError as wrong:
-            raise AssertionError(f"seed {seed}, step {number}: {wrong}") from wrong
-    replayed_equals(sim)
+    run_steps(sim, seed, STEPS)
     sim.drain()
     sim.check()
     return sim
@@ -64,11 +56,7 @@ def run(seed: int, weights: dict[str, float] = STEPS_OF_ALL) -> Sim:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten pauses and poison isolation to the time of a run."""
-    monkeypatch.setattr(poison, "BATCH_LIMITS", (0, 2))
-    monkeypatch.setattr(failed_messages, "ISOLATED_AFTER", 2)
-    monkeypatch.setattr(circuit_breaker, "MIN_PAUSE", SECOND // 2)
-    monkeypatch.setattr(circuit_breaker, "MAX_PAUSE", 2 * SECOND)
+    shorten_pauses(monkeypatch)
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
