@@ -53,7 +53,7 @@ def test_wheel_brings_the_command_and_the_licence(wheel: zipfile.ZipFile) -> Non
     scripts = configparser.ConfigParser()
     scripts.read_string(wheel.read(f"{info}/entry_points.txt").decode())
     assert dict(scripts["console_scripts"]) == {
-        "txmq": "txmq.cli.app:main",
+        "txmq": "txmq.__main__:main",
         "txmq-spark": "txmq_spark.command_line:main",
     }
     metadata = wheel.read(f"{info}/METADATA").decode()

@@ -1,5 +1,20 @@
 """`python -m txmq` runs the command `txmq`."""
 
-from txmq.cli.app import main
+from __future__ import annotations
 
-main()
+import sys
+
+from txmq.errors.extras import MissingExtra
+
+
+def main() -> None:
+    """Run the command, or say in one line which extra brings its packages."""
+    try:
+        from txmq.cli.app import main as run  # noqa: PLC0415  # the extra may be missing
+    except MissingExtra as missing:
+        sys.exit(f"txmq: {missing}")
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -16,6 +16,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 from weakref import ref
 
+from txmq.errors.extras import require
+
+require("sqlalchemy", "sqlalchemy")
+
 from sqlalchemy import event
 from sqlalchemy.orm import Session
 from sqlalchemy.orm import scoped_session as ScopedSession  # noqa: N812  # it is a class

@@ -2,6 +2,10 @@
 letters.
 """
 
+from txmq.errors.extras import require
+
+require("spark", "pyspark", "pyarrow")
+
 from txmq_spark.source import TxmqDataSource
 
 __all__ = ["TxmqDataSource"]

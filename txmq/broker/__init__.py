@@ -8,3 +8,9 @@ other folders each import only those before them:
     reactor, engine, delivery, checkback, data_directory, search, monitoring, calls,
     requests, background; `assembly` and `service` put all of them together
 """
+
+from txmq.errors.extras import require
+
+require(
+    "broker", "jsonschema", "lmdb", "prometheus_client", "sortedcontainers", "structlog", "twisted"
+)

@@ -20,12 +20,14 @@ from typing import TYPE_CHECKING, Any, Unpack
 from txmq.client.protocol.sender.rows import Fields
 from txmq.client.protocol.transaction.options import TransactionOptions
 from txmq.errors import ConfigError, LocalProtocolError
+from txmq.errors.extras import require
 
 if TYPE_CHECKING:
     from txmq.client.blocking.client import Client
     from txmq.client.blocking.cluster import Cluster
     from txmq.client.blocking.transaction.enlisted import EnlistedTransaction
 
+require("django", "django")
 DEFAULT = "default"
 BACKEND_HINT = 'use ENGINE = "txmq.django.backend" in DATABASES'
 

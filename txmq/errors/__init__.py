@@ -25,6 +25,8 @@
        ├─ UnknownTransaction, AlreadyResolved, TransactionAborted, TransactionEnded,
           TokenFenced, InDoubt, HeuristicMixed
 
+`MissingExtra`, for a part whose packages are not installed, is in `txmq.errors.extras`.
+
 Errors towards a foreign transaction manager are in `txmq.errors.xa`.
 
 `retriable`: the same call may succeed if it is made again. `outcome`: the effect of the

@@ -1,1 +1,5 @@
 """The index: the state tables in LMDB, a cache of snapshot and log."""
+
+from txmq.errors.extras import require
+
+require("local", "lmdb", "sortedcontainers")

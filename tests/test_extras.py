@@ -1,0 +1,97 @@
+"""Each part of txmq runs with the packages of its extra alone, and names the extra
+without them.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))[
+    "project"
+]
+EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+MODULES = {"psycopg2-binary": "psycopg2", "opentelemetry-api": "opentelemetry", "celery": "kombu"}
+BASE = ""  # what `pip install txmq` brings
+
+PARTS = {
+    "txmq.client.blocking.client": BASE,
+    "txmq.client.blocking.cluster": BASE,
+    "txmq.client.blocking.consumer.inbox": BASE,
+    "txmq.client.blocking.transaction.xa": BASE,
+    "txmq.client.blocking.spooling_client": BASE,
+    "txmq.postgres": BASE,
+    "txmq.relay.relay": BASE,
+    "txmq.recover.local_store": "local",
+    "txmq.twisted": "twisted",
+    "txmq.sqlalchemy": "sqlalchemy",
+    "txmq.django": "django",
+    "txmq.cli.app": "cli",
+    "txmq.broker.service": "broker",
+    "txmq_spark": "spark",
+}
+
+PROGRAM = """
+import sys
+for name in sys.argv[2:]:
+    sys.modules[name] = None  # it cannot be imported
+from txmq.errors.extras import MissingExtra
+try:
+    __import__(sys.argv[1])
+except MissingExtra as missing:
+    print(missing.extra, missing.hint)
+else:
+    print("imported")
+"""
+
+
+def module_of(requirement: str) -> str:
+    name = re.split(r"[\[<>=;]", requirement, maxsplit=1)[0].strip()
+    return MODULES.get(name, name.replace("-", "_"))
+
+
+def brought(extra: str) -> set[str]:
+    """Return the modules of an extra, and of the extras that it names."""
+    modules: set[str] = set()
+    for requirement in EXTRAS.get(extra, ()):
+        if others := re.match(r"txmq\[(.+)\]", requirement):
+            modules.update(*(brought(other) for other in others[1].split(",")))
+        else:
+            modules.add(module_of(requirement))
+    return modules
+
+
+def imported(part: str, *, without: set[str]) -> str:
+    base = {module_of(requirement) for requirement in PROJECT["dependencies"]}
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM, part, *sorted(without - base)],
+        capture_output=True, check=False, text=True, timeout=60,
+    )  # fmt: skip
+    return ran.stdout.strip() or ran.stderr
+
+
+EVERYTHING = set().union(*map(brought, EXTRAS))
+
+
+@pytest.mark.parametrize(("part", "extra"), PARTS.items())
+def test_a_part_needs_its_extra_and_no_other(part: str, extra: str) -> None:
+    assert imported(part, without=EVERYTHING - brought(extra)) == "imported"
+    if extra != BASE:
+        asked = imported(part, without=EVERYTHING)
+        named = asked.partition(" ")[0]
+        assert brought(named) <= brought(extra), asked
+        assert asked == f"{named} run: pip install 'txmq[{named}]'"
+
+
+def test_the_command_without_its_packages_says_how_to_get_them() -> None:
+    program = "import sys; sys.modules['typer'] = None; from txmq.__main__ import main; main()"
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, check=False, text=True, timeout=60
+    )
+    assert ran.returncode == 1
+    assert ran.stderr == "txmq: typer cannot be imported (run: pip install 'txmq[cli]')\n"

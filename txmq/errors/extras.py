@@ -1,0 +1,26 @@
+"""Parts of txmq whose packages `pip install txmq` does not bring."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from txmq.errors.base import TxmqError
+
+
+class MissingExtra(TxmqError, ImportError):
+    """A part of txmq was imported without its packages; `extra` brings them."""
+
+    def __init__(self, extra: str, missing: list[str]) -> None:
+        packages = " and ".join(missing)
+        super().__init__(f"{packages} cannot be imported", hint=f"run: pip install 'txmq[{extra}]'")
+        self.extra = extra
+
+
+def require(extra: str, *modules: str) -> None:
+    """Raise MissingExtra unless the modules that an extra brings can be found.
+
+    A part calls it before it imports them: their own error would name a module that its
+    user has never heard of.
+    """
+    if missing := [name for name in modules if find_spec(name) is None]:
+        raise MissingExtra(extra, missing)
