@@ -28,6 +28,8 @@ from collections.abc import Mapping, Sequence
 from typing import Unpack, overload
 
 from txmq.client.blocking.transaction.checkers import Half
+from txmq.client.protocol.awaited.plans import ReplayPlan
+from txmq.client.protocol.awaited.transaction import Transaction
 from txmq.client.protocol.consumer.fetched import ReceivedBatch
 from txmq.client.protocol.letters import DeadLetter
 from txmq.client.protocol.message_search import FoundMessage
@@ -39,7 +41,6 @@ from txmq.client.twisted.client import Client, Found
 from txmq.client.twisted.cluster import Cluster
 from txmq.client.twisted.consumer.consumer import Consumer, Consumers
 from txmq.client.twisted.core import TwistedCore
-from txmq.client.twisted.plans import ReplayPlan
 from txmq.client.twisted.protocols import Reactor
 from txmq.client.twisted.reader import Reader, Readers
 from txmq.client.twisted.threaded_transaction import (
@@ -47,7 +48,6 @@ from txmq.client.twisted.threaded_transaction import (
     ThreadedTransaction,
     ThreadedXa,
 )
-from txmq.client.twisted.transaction import Transaction
 from txmq.errors import ConfigError
 
 __all__ = [

@@ -13,6 +13,8 @@ from txmq.client.blocking.core import core_of
 from txmq.client.blocking.transaction.begin import begin, begin_xa
 from txmq.client.blocking.transaction.transaction import Transaction as BlockingTransaction
 from txmq.client.log import get_logger
+from txmq.client.protocol.awaited.columns import send_columns
+from txmq.client.protocol.awaited.transaction import Transaction
 from txmq.client.protocol.consumer.settings import ConsumerOptions
 from txmq.client.protocol.offsets import OffsetStore
 from txmq.client.protocol.reader import READ_BYTES, ReaderStart, decode_messages
@@ -20,7 +22,6 @@ from txmq.client.protocol.sender.batches import StoredBatch
 from txmq.client.protocol.sender.rows import Fields, checked_messages, column_rows, micros_now
 from txmq.client.protocol.settings import no_spool
 from txmq.client.protocol.transaction.options import TransactionOptions, XaOptions
-from txmq.client.twisted.columns import send_columns
 from txmq.client.twisted.consumer.consumer import Consumer, join_group
 from txmq.client.twisted.core import TwistedCore
 from txmq.client.twisted.messages import TwistedHalfCalls, TwistedMessageCalls
@@ -34,7 +35,6 @@ from txmq.client.twisted.threaded_transaction import (
     threaded,
     threaded_checker,
 )
-from txmq.client.twisted.transaction import Transaction
 from txmq.errors import RequestTimeout, TxmqError
 from txmq.model.message import Message, Receipt, ReceivedMessage
 from txmq.wire.chunks import unpack_chunks

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 from uuid import UUID
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, DeferredList
 from twisted.internet.task import deferLater
 
 from txmq.client.blocking.client import Client as BlockingClient
@@ -67,6 +67,25 @@ class TwistedCore:
         self._blocking: BlockingClient | None = None
         self._connection: PersistentConnection | None = None
         self._at_shutdown: object = None
+
+    def seconds(self) -> float:
+        """Return the time of the reactor's clock."""
+        now: float = self.reactor.seconds()
+        return now
+
+    def sleep(self, seconds: float) -> Deferred[None]:
+        """Wait for so many seconds."""
+        return deferLater(self.reactor, seconds)
+
+    def start(self, work: Coroutine[Any, Any, object]) -> None:
+        """Begin work that nobody waits for. A TxmqError of it is dropped."""
+        Deferred.fromCoroutine(work).addErrback(lambda failure: failure.trap(TxmqError))
+
+    async def gather(self, works: Iterable[Coroutine[Any, Any, T]]) -> list[T | Exception]:
+        """Begin all works at once, and wait until each has ended."""
+        begun = [Deferred.fromCoroutine(work) for work in works]
+        ends: list[tuple[bool, Any]] = await DeferredList(begun, consumeErrors=True)
+        return [end if succeeded else end.value for succeeded, end in ends]
 
     def _described(self, topic: str) -> dict[str, Any]:
         """Return the description that `refresh` has just received."""
@@ -135,6 +154,10 @@ class TwistedCore:
         choice.
         """
         return self._connection is not None and not self.sender.connected
+
+    async def wait_connected(self, seconds: float) -> TwistedConnection:
+        """Connect, within so many seconds. Raises BrokerUnavailable."""
+        return await self.connection().wait_connected(seconds)
 
     def open_connection(
         self,

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from datetime import datetime
 from typing import Any, Protocol, Unpack
 
-from pydantic import BaseModel
 from twisted.internet.defer import Deferred
-from twisted.internet.task import deferLater
 
 from txmq.client.blocking.core import core_of
-from txmq.client.protocol.letter_edits import BodyCheck, edit_args, revert_args
-from txmq.client.protocol.letters import DeadLetter, LetterOptions, LetterSearch
-from txmq.client.protocol.message_search import FoundMessage, MessageSearch, message_id_of
+from txmq.client.protocol.awaited.messages import AwaitedMessageCalls
+from txmq.client.protocol.awaited.plans import ReplayPlan
+from txmq.client.protocol.message_search import message_id_of
 from txmq.client.protocol.sender.rows import Fields
 from txmq.client.protocol.transaction.decision import is_published
 from txmq.client.protocol.transaction.half_message import HalfBundle, HalfMessage
 from txmq.client.protocol.transaction.options import CHECK_AFTER_S
 from txmq.client.twisted.core import TwistedCore
-from txmq.client.twisted.plans import ReplayPlan
 from txmq.model.message import Decision, Message, Receipt
 from txmq.wire.data_requests import Opcode
 
@@ -36,7 +31,7 @@ class PlanningClient(TwistedControlCalls, Protocol):
     _core: TwistedCore
 
 
-class TwistedMessageCalls:
+class TwistedMessageCalls(AwaitedMessageCalls):
     """The part of the client for single messages."""
 
     def recall(self: TwistedControlCalls, message: Receipt | str) -> Deferred[None]:
@@ -48,75 +43,9 @@ class TwistedMessageCalls:
         ids = [message_id_of(message)]
         return self.call("message.recall", ids=ids).addCallback(lambda _reply: None)
 
-    async def find(
-        self: TwistedControlCalls,
-        topic: str | None = None,
-        *,
-        message_id: Receipt | str | None = None,
-        key: str | None = None,
-        partition: int | None = None,
-        offset: int = 0,
-        start: datetime | int | None = None,
-        end: datetime | int | None = None,
-    ) -> AsyncIterator[FoundMessage]:
-        """Find the messages of a topic that match all arguments, for `async for`.
-
-        The arguments and errors are those of the blocking client's `find`.
-        """
-        search = MessageSearch(topic, message_id, key, partition, offset, start, end)
-        while (call := search.next_call()) is not None:
-            for found in search.read_reply(await self.call(call[0], **call[1])):
-                yield found
-
-    async def letters(
-        self: TwistedControlCalls,
-        group: str,
-        *,
-        saved: str | None = None,
-        bodies: bool = False,
-        **selection: Unpack[LetterOptions],
-    ) -> AsyncIterator[DeadLetter]:
-        """Select the dead letters of a consumer group, for `async for`.
-
-        The arguments and errors are those of the blocking client's `letters`.
-        """
-        search = LetterSearch(group, saved, selection, bodies=bodies)
-        while (args := search.next_args()) is not None:
-            for letter in search.read(await self.call("dlq.list", **args)):
-                yield letter
-
     def plan(self: PlanningClient, name: str) -> ReplayPlan:
         """Return the replay plan of this name. Its methods are coroutines."""
-        reactor = self._core.reactor
-        return ReplayPlan(self, lambda seconds: deferLater(reactor, seconds), name)
-
-    async def edit_letter(  # what an edit is
-        self: TwistedControlCalls,
-        letter: DeadLetter,
-        *,
-        body: bytes | None = None,
-        headers: Mapping[str, str] | None = None,
-        model: type[BaseModel] | BodyCheck | None = None,
-        operator: str,
-        reason: str,
-    ) -> int:
-        """Give an open dead letter another body or other headers.
-
-        Arguments, result and errors are those of the blocking client's `edit_letter`.
-        """
-        args = edit_args(
-            letter, body=body, headers=headers, model=model, operator=operator, reason=reason
-        )
-        return int((await self.call("dlq.edit", **args))["edits"])
-
-    async def revert_letter(
-        self: TwistedControlCalls, letter: DeadLetter, *, operator: str, reason: str
-    ) -> int:
-        """Give an edited dead letter what was published again; see the blocking
-        client's `revert_letter`.
-        """
-        args = revert_args(letter, operator=operator, reason=reason)
-        return int((await self.call("dlq.edit", **args))["edits"])
+        return ReplayPlan(self, self._core.sleep, name)
 
 
 class TwistedHalfCalls:

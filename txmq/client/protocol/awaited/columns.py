@@ -1,16 +1,14 @@
-"""Columns, sent by the Twisted client: many batches in flight, in producer sessions of
-their own.
+"""Columns, sent by clients on an event loop: many batches in flight, in producer
+sessions of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 from uuid import uuid4
 
-from twisted.internet.defer import Deferred, DeferredList
-from twisted.internet.task import deferLater
-
+from txmq.client.protocol.awaited.core import AwaitedCore
 from txmq.client.protocol.sender.batches import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
@@ -21,7 +19,6 @@ from txmq.client.protocol.sender.batches import (
     split_into_batches,
 )
 from txmq.client.protocol.sender.rows import Rows
-from txmq.client.twisted.core import TwistedCore
 from txmq.errors import StaleTopic, Throttled, TxmqError
 from txmq.wire.data_requests import Opcode, send_header
 
@@ -29,7 +26,7 @@ MAX_IN_FLIGHT = 32  # batches of one call; the broker remembers the receipts of 
 
 
 async def send_columns(
-    core: TwistedCore, topic: str, rows: Rows, partition: int | None
+    core: AwaitedCore, topic: str, rows: Rows, partition: int | None
 ) -> list[StoredBatch]:
     """Send rows and return the stored batches, as `send_many` does."""
     await core.topic(topic)
@@ -41,7 +38,7 @@ async def send_columns(
         stored += [batch.stored() for batch in confirmed]
         del unsent[: len(confirmed)]
         if isinstance(error, Throttled) and pause < LONGEST_PAUSE_S:
-            await deferLater(core.reactor, pause)
+            await core.sleep(pause)
             pause *= 2
         elif isinstance(error, StaleTopic):
             await core.refresh(topic)
@@ -60,26 +57,28 @@ async def send_columns(
 
 
 async def _send_batches(
-    core: TwistedCore, batches: Sequence[OutgoingBatch]
+    core: AwaitedCore, batches: Sequence[OutgoingBatch]
 ) -> tuple[list[ConfirmedBatch], TxmqError | None]:
     """Send batches in a new producer session.
 
     Return those that are stored, and the error of the first other one.
     """
     producer_id, sequence = uuid4().bytes, 0
-    replies: list[Deferred[bytes]] = []
+    requests: list[Coroutine[Any, Any, bytes]] = []
     sequences: list[int] = []
     for batch in batches:
         header = send_header(batch.topic, batch.partition, batch.epoch)
         encoded = batch.rows.encode(producer_id, sequence, core.topics.compression)
-        replies.append(Deferred.fromCoroutine(core.send_request(Opcode.SEND, (header, encoded))))
+        requests.append(core.send_request(Opcode.SEND, (header, encoded)))
         sequences.append(sequence)
         sequence += len(batch.rows)
     confirmed: list[ConfirmedBatch] = []
-    answers: list[tuple[bool, Any]] = await DeferredList(replies, consumeErrors=True)
+    answers = await core.gather(requests)
     prefix = f"{producer_id.hex()}-"
-    for batch, first, (succeeded, answer) in zip(batches, sequences, answers, strict=True):
-        if not succeeded:  # nor is any later one stored: a session has no gaps
-            return confirmed, answer.value
+    for batch, first, answer in zip(batches, sequences, answers, strict=True):
+        if isinstance(answer, TxmqError):  # nor is any later one stored: a session has no gaps
+            return confirmed, answer
+        if isinstance(answer, Exception):
+            raise answer
         confirmed.append(ConfirmedBatch(batch, prefix, first, parse_receipt(answer)))
     return confirmed, None

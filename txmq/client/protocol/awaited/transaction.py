@@ -1,4 +1,4 @@
-"""Transactions that a broker decides as it stores them, for programs on Twisted."""
+"""Transactions that a broker decides as it stores them, on an event loop."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Self, Unpack
 
-from twisted.internet.defer import Deferred
-
+from txmq.client.protocol.awaited.core import AwaitedCore
 from txmq.client.protocol.sender.routing import Routing
 from txmq.client.protocol.sender.rows import Fields, micros_now
 from txmq.client.protocol.transaction.acks import AckOwner, ack_owner_of, require_same_log
@@ -21,7 +20,6 @@ from txmq.client.protocol.transaction.decision import decide_request
 from txmq.client.protocol.transaction.lifecycle import Stage, wrong_stage
 from txmq.client.protocol.transaction.parts import batch_count, split_into_parts
 from txmq.client.protocol.transaction.tokens import new_token
-from txmq.client.twisted.core import TwistedCore
 from txmq.errors import (
     BrokerUnavailable,
     InDoubt,
@@ -43,7 +41,7 @@ class Transaction:
     Nothing is sent where the block raises. It needs no thread.
     """
 
-    def __init__(self, core: TwistedCore) -> None:
+    def __init__(self, core: AwaitedCore) -> None:
         self._core = core
         self._buffer = Buffer(core.topics)
         self._topics: dict[str, None] = {}
@@ -104,7 +102,7 @@ class Transaction:
             await self._core.topic(topic)
         service = self._core.settings.service or ""
         description = BundleDescription(ByBroker(), service, tuple(self._buffer.actions), 0)
-        deadline = self._core.reactor.seconds() + self._core.settings.timeout
+        deadline = self._core.seconds() + self._core.settings.timeout
         stored: list[BundlePart] = []
         built, state = BuiltBatches([], []), None
         while state is None:
@@ -143,7 +141,7 @@ class Transaction:
         try:
             receipt: bytes = await self._core.send_request(Opcode.GROUP, pack_part(part))
         except StaleTopic as stale:
-            if self._core.reactor.seconds() >= deadline:
+            if self._core.seconds() >= deadline:
                 raise
             await self._core.refresh(str(stale.detail.get("topic", "")))
             return None
@@ -152,10 +150,7 @@ class Transaction:
     def _roll_back(self) -> None:
         """Send a rollback without waiting for its answer."""
         payload = decide_request(self.token, ROLLBACK, self._core.settings.service or "")
-        sent: Deferred[bytes] = Deferred.fromCoroutine(
-            self._core.send_request(Opcode.DECIDE, payload)
-        )
-        sent.addErrback(lambda failure: failure.trap(TxmqError))  # it is rolled back in time
+        self._core.start(self._core.send_request(Opcode.DECIDE, payload))
 
     def _require(self, stage: Stage) -> None:
         if self._stage is not stage:
@@ -170,14 +165,14 @@ class ClusterTransaction(Transaction):
 
     def __init__(
         self,
-        cores: Sequence[TwistedCore],
+        cores: Sequence[AwaitedCore],
         routing: Routing,
         look_up: Callable[[Iterable[str]], Awaitable[None]],
     ) -> None:
         """`look_up` asks the brokers for their partitions of topics."""
         super().__init__(cores[0])
         self._cores, self._routing, self._look_up = cores, routing, look_up
-        self._acked_at: TwistedCore | None = None
+        self._acked_at: AwaitedCore | None = None
 
     def ack(self, delivered: object) -> None:
         """Ack a message or batch of a consumer of this cluster, if the block does not
@@ -202,7 +197,7 @@ class ClusterTransaction(Transaction):
             await super()._commit()
         except BrokerUnavailable as error:
             if turn is not None:
-                self._routing.avoid(turn, error, self._core.reactor.seconds())
+                self._routing.avoid(turn, error, self._core.seconds())
             raise
 
     async def _choose_core(self) -> int | None:
@@ -218,7 +213,7 @@ class ClusterTransaction(Transaction):
         if len(cores) > 1:
             raise self._several_brokers()
         if not cores:
-            turn = self._routing.brokers_in_turn(self._core.reactor.seconds())[0]
+            turn = self._routing.brokers_in_turn(self._core.seconds())[0]
             cores.add(self._cores[turn])
         [self._core] = cores
         for routed in by_broker.values():

@@ -1,12 +1,11 @@
-"""Replay plans of the client on Twisted."""
+"""Replay plans of clients on an event loop."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, Protocol, Unpack
+from typing import Unpack
 
-from twisted.internet.defer import Deferred
-
+from txmq.client.protocol.awaited.core import AwaitedCalls
 from txmq.client.protocol.letters import LetterOptions
 from txmq.client.protocol.plans import (
     RESTING,
@@ -21,13 +20,7 @@ from txmq.client.protocol.plans import (
 )
 
 POLL_S = 0.1
-Sleep = Callable[[float], Awaitable[None]]
-
-
-class TwistedPlanCalls(Protocol):
-    """A client that makes control calls."""
-
-    def call(self, name: str, /, **args: object) -> Deferred[dict[str, Any]]: ...
+Sleep = Callable[[float], Awaitable[object]]
 
 
 class ReplayPlan:
@@ -36,7 +29,7 @@ class ReplayPlan:
     Methods are coroutines; cancel one for an end before its time.
     """
 
-    def __init__(self, calls: TwistedPlanCalls, sleep: Sleep, name: str) -> None:
+    def __init__(self, calls: AwaitedCalls, sleep: Sleep, name: str) -> None:
         self._calls, self._sleep, self.name = calls, sleep, name
 
     async def create(

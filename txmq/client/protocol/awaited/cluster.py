@@ -1,0 +1,327 @@
+"""Calls of a client of several brokers on an event loop, by their routes."""
+
+from __future__ import annotations
+
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from datetime import datetime
+from functools import partial
+from typing import Any, Generic, NoReturn, Protocol, TypeVar, Unpack
+
+from txmq.client.protocol.awaited.core import AwaitedCore
+from txmq.client.protocol.awaited.plans import ReplayPlan
+from txmq.client.protocol.letters import DeadLetter, LetterOptions
+from txmq.client.protocol.message_search import FoundMessage
+from txmq.client.protocol.sender.batches import StoredBatch
+from txmq.client.protocol.sender.routing import (
+    Routing,
+    RowsByRoute,
+    SendRoute,
+    can_fail_over,
+    merge_receipts,
+    of_one_broker,
+    recall_refusal,
+    select_rows,
+)
+from txmq.client.protocol.settings import ClientSettings, no_spool
+from txmq.errors import TxmqError, UnknownGroup, UnknownTopic
+from txmq.model.message import Message, Receipt
+
+T = TypeVar("T")
+Columns = tuple[Sequence[bytes], Sequence[str | None] | None, Sequence[str | None] | None]
+
+
+class ClusterCore(AwaitedCore, Protocol):
+    """The core of one of several brokers."""
+
+    @property
+    def is_disconnected(self) -> bool:
+        """True while there is no connection, so that another broker is a better
+        choice.
+        """
+
+    async def wait_connected(self, seconds: float) -> object:
+        """Connect, within so many seconds."""
+
+
+class BrokerClient(Protocol):
+    """The client of one of several brokers."""
+
+    def send_batch(
+        self, topic: str, messages: Iterable[Message], *, partition: int | None = None
+    ) -> Awaitable[list[Receipt]]: ...
+    def send_many(
+        self,
+        topic: str,
+        bodies: Sequence[bytes],
+        keys: Sequence[str | None] | None = None,
+        tags: Sequence[str | None] | None = None,
+        *,
+        partition: int | None = None,
+    ) -> Awaitable[list[StoredBatch]]: ...
+    def recall(self, message: Receipt | str) -> Awaitable[None]: ...
+    def plan(self, name: str) -> ReplayPlan: ...
+    def letters(
+        self,
+        group: str,
+        *,
+        saved: str | None = None,
+        bodies: bool = False,
+        **selection: Unpack[LetterOptions],
+    ) -> AsyncIterator[DeadLetter]: ...
+    def find(
+        self,
+        topic: str | None = None,
+        *,
+        message_id: Receipt | str | None = None,
+        key: str | None = None,
+        partition: int | None = None,
+        offset: int = 0,
+        start: datetime | int | None = None,
+        end: datetime | int | None = None,
+    ) -> AsyncIterator[FoundMessage]: ...
+
+
+C = TypeVar("C", bound=BrokerClient)
+K = TypeVar("K", bound=ClusterCore)
+Send = Callable[[C, int | None], Awaitable[T]]  # at a broker, to a partition
+
+
+class AwaitedCluster(Generic[C, K]):
+    """The part of a cluster that is the same in the faces on an event loop."""
+
+    clients: tuple[C, ...]
+    _cores: tuple[K, ...]
+    _routing: Routing
+
+    def _route_by(
+        self,
+        urls: Sequence[str],
+        settings: ClientSettings,
+        partition_map: Mapping[str, Sequence[int]] | None,
+    ) -> None:
+        self._settings = settings
+        self._routing = Routing(urls, settings, self._partitions, partition_map)
+
+    def _partitions(self, broker: int, topic: str) -> int:
+        """Return the partitions of a topic, which `_look_up` has asked the broker
+        for.
+        """
+        return self._cores[broker].topics.get(topic).partitions
+
+    async def _look_up(self, topics: Iterable[str]) -> None:
+        """Ask all brokers for their partitions of topics."""
+        for topic in topics:
+            for core in self._cores:
+                await core.topic(topic)
+            self._routing.map.partition_counts(topic)
+
+    async def _look_up_for(
+        self, topic: str, keys: Iterable[str | None], partition: int | None
+    ) -> None:
+        if any(self._routing.map.needs_lookup(topic, key, partition) for key in keys):
+            await self._look_up([topic])
+
+    async def _route(self, topic: str, key: str | None, partition: int | None) -> SendRoute:
+        await self._look_up_for(topic, [key], partition)
+        return self._routing.required_route(topic, key, partition) or self._any_routes()[0]
+
+    def _any_routes(self) -> list[SendRoute]:
+        """Return all brokers in turn, those last that are away or to be avoided."""
+        turn = self._routing.brokers_in_turn(self._cores[0].seconds())
+        return [
+            SendRoute(broker, None)
+            for broker in sorted(turn, key=lambda broker: self._cores[broker].is_disconnected)
+        ]
+
+    async def _send_one(
+        self, topic: str, key: str | None, partition: int | None, send: Send[C, T]
+    ) -> T:
+        await self._look_up_for(topic, [key], partition)
+        return await self._send(self._routing.required_route(topic, key, partition), send)
+
+    async def _send(self, required: SendRoute | None, send: Send[C, T]) -> T:
+        """Send by the required route, or to the first broker that stores it.
+
+        Each broker has its part of the time-out to be connected in. A connected broker
+        may take longer to answer. Raises the last refusal, and at once an error whose
+        outcome is unknown.
+        """
+        routes = [required] if required else self._any_routes()
+        refusal: TxmqError | None = None
+        for broker, number in routes:
+            try:
+                await self._cores[broker].wait_connected(self._settings.timeout / len(routes))
+                return await send(self.clients[broker], number)
+            except TxmqError as error:
+                self._routing.avoid(broker, error, self._cores[broker].seconds())
+                if not can_fail_over(error):
+                    raise
+                refusal = error
+        assert refusal is not None, "there is at least one broker"
+        raise refusal
+
+    async def _send_listed(
+        self, topic: str, messages: Sequence[Message], partition: int | None
+    ) -> list[Receipt]:
+        keys = [message.key for message in messages]
+        routes = await self._rows_by_route(topic, keys, partition)
+        send_rows: Callable[..., Awaitable[list[Receipt]]] = partial(_send_batch, topic, messages)
+        return merge_receipts(
+            await self._send_by_route(routes, lambda rows: partial(send_rows, rows))
+        )
+
+    async def _send_columns(
+        self, topic: str, columns: Columns, partition: int | None
+    ) -> list[StoredBatch]:
+        keys = columns[1] or [None] * len(columns[0])
+        routes = await self._rows_by_route(topic, keys, partition)
+        send_rows: Callable[..., Awaitable[list[StoredBatch]]] = partial(_send_many, topic, columns)
+        parts = await self._send_by_route(routes, lambda rows: partial(send_rows, rows))
+        return [batch for _rows, batches in parts for batch in batches]
+
+    async def _rows_by_route(
+        self, topic: str, keys: Sequence[str | None], partition: int | None
+    ) -> RowsByRoute:
+        await self._look_up_for(topic, keys, partition)
+        return self._routing.rows_by_route(topic, keys, partition)
+
+    async def _send_by_route(
+        self, routes: RowsByRoute, send_rows: Callable[[Sequence[int]], Send[C, T]]
+    ) -> list[tuple[Sequence[int], T]]:
+        """Return the rows of each route with the answer of their broker."""
+        done: list[tuple[Sequence[int], T]] = []
+        try:
+            for required, rows in routes.items():
+                done.append((rows, await self._send(required, send_rows(rows))))
+        except TxmqError as error:
+            if done:  # sent again as a whole, these would be stored twice
+                error.outcome = "unknown"
+            raise
+        return done
+
+    async def letters(
+        self,
+        group: str,
+        *,
+        saved: str | None = None,
+        bodies: bool = False,
+        **selection: Unpack[LetterOptions],
+    ) -> AsyncGenerator[DeadLetter, None]:
+        """Select the dead letters of a consumer group, one broker after the other.
+
+        See `letters` of the blocking Cluster.
+        """
+        unknown = list[UnknownGroup | UnknownTopic]()
+        for client in self.clients:
+            try:
+                async for letter in client.letters(group, saved=saved, bodies=bodies, **selection):
+                    yield letter
+            except (UnknownGroup, UnknownTopic) as error:
+                unknown.append(error)
+        if len(unknown) == len(self.clients):
+            raise unknown[0]
+
+    def plan(self, name: str, broker: int = 0) -> ReplayPlan:
+        """Return a replay plan of one of the brokers, by its number in the URLs: each
+        has plans of its own letters.
+        """
+        return self.clients[broker].plan(name)
+
+    async def find(
+        self,
+        topic: str | None = None,
+        *,
+        message_id: Receipt | str | None = None,
+        key: str | None = None,
+        partition: int | None = None,
+        offset: int = 0,
+        start: datetime | int | None = None,
+        end: datetime | int | None = None,
+    ) -> AsyncGenerator[FoundMessage, None]:
+        """Find the messages that match all arguments, one broker after the other.
+
+        See `find` of the blocking Cluster.
+        """
+        clients, number = self.clients, None
+        if partition is not None and topic is not None:
+            broker, number = await self._route(topic, None, partition)
+            clients = (self.clients[broker],)
+        unknown = list[UnknownTopic]()
+        for client in clients:
+            try:
+                async for found in client.find(
+                    topic,
+                    message_id=message_id,
+                    key=key,
+                    partition=number,
+                    offset=offset,
+                    start=start,
+                    end=end,
+                ):
+                    yield found
+            except UnknownTopic as error:
+                unknown.append(error)
+        if len(unknown) == len(clients):
+            raise unknown[0]
+
+    async def _recall(self, message: Receipt | str) -> None:
+        refusals = list[TxmqError]()
+        for client in self.clients:
+            try:
+                await client.recall(message)
+            except TxmqError as error:
+                refusals.append(error)
+            else:
+                return
+        raise recall_refusal(refusals)
+
+    def log_id(self) -> NoReturn:
+        """Each broker has a log of its own: `client.log_id` of each of `clients`."""
+        raise of_one_broker("log_id()")
+
+    @property
+    def spool(self) -> NoReturn:
+        """A cluster has no spool. Raises ConfigError."""
+        raise no_spool()
+
+    def call(self, name: str, /, **args: object) -> NoReturn:
+        """Control calls concern one broker: `client.call` of one of `clients`."""
+        raise of_one_broker(f"call({name!r}, …)")
+
+    def edit_letter(self, letter: DeadLetter, **edit: object) -> NoReturn:
+        """A letter is at one broker: `client.edit_letter` of one of `clients`."""
+        raise of_one_broker("edit_letter(…)")
+
+    def revert_letter(self, letter: DeadLetter, **edit: object) -> NoReturn:
+        """A letter is at one broker: `client.revert_letter` of one of `clients`."""
+        raise of_one_broker("revert_letter(…)")
+
+
+def _send_batch(
+    topic: str,
+    messages: Sequence[Message],
+    rows: Sequence[int],
+    client: BrokerClient,
+    partition: int | None,
+) -> Awaitable[list[Receipt]]:
+    return client.send_batch(topic, [messages[row] for row in rows], partition=partition)
+
+
+def _send_many(
+    topic: str,
+    columns: Sequence[Any],
+    rows: Sequence[int],
+    client: BrokerClient,
+    partition: int | None,
+) -> Awaitable[list[StoredBatch]]:
+    bodies, keys, tags = select_rows(rows, columns)
+    assert bodies is not None, "bodies are no optional column"
+    return client.send_many(topic, bodies, keys, tags, partition=partition)
