@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+import structlog
 from pyspark.errors import StreamingQueryException
 
 from txmq_spark.query_errors import query_failure
@@ -12,20 +13,33 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+# Spark waits 10 s for the process that plans a query's batches, which no setting
+# changes (4.3.0, 2026-11-22). A busy machine may need longer to start Python once.
+WORKER_LATE: Final = "Python worker failed to connect back"
+STARTS: Final = 4
+log = structlog.get_logger()
+
 
 def run_query(writer: DataStreamWriter, every_s: int | None) -> StreamingQuery:
     """Run a query until it is stopped, a batch every so many seconds, and return it.
 
-    `every_s` None = process what is there, and end. Raises QueryFailed.
+    `every_s` None = process what is there, and end. A query whose worker was late is
+    started again: it goes on at its checkpoint. Raises QueryFailed.
     """
     if every_s is None:
-        query = writer.trigger(availableNow=True).start()
+        triggered = writer.trigger(availableNow=True)
     else:
-        query = writer.trigger(processingTime=f"{every_s} seconds").start()
-    try:
-        query.awaitTermination()
-    except StreamingQueryException as error:
-        raise query_failure(error) from error
-    finally:
-        query.stop()
+        triggered = writer.trigger(processingTime=f"{every_s} seconds")
+    for left in reversed(range(STARTS)):
+        query = triggered.start()
+        try:
+            query.awaitTermination()
+        except StreamingQueryException as error:
+            if not (left and WORKER_LATE in str(error)):
+                raise query_failure(error) from error
+            log.warning("spark.worker_late", starts_left=left)
+        else:
+            break
+        finally:
+            query.stop()
     return query

@@ -5,6 +5,7 @@ Each test has topics and consumer groups of its own.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,13 @@ SETTINGS = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
+# Programs of Spark's workers. It waits 10 s for some of them to start; where nothing is
+# compiled yet, and the machine is busy, the first one would be late.
+WORKERS = (
+    "pyspark.daemon",
+    "pyspark.worker",
+    "pyspark.sql.streaming.python_streaming_source_runner",
+)
 
 
 @pytest.fixture(scope="session")
@@ -32,6 +40,8 @@ def spark() -> Iterator[SparkSession]:
 
     Speculation is off unless a test turns it on.
     """
+    for module in WORKERS:
+        importlib.import_module(module)
     with local_session("local[2,3]", SETTINGS) as session:
         yield session
 
