@@ -12,7 +12,7 @@ from typing import Any, cast
 import hypothesis
 import pytest
 
-pytest_plugins = ["tests.fixtures_postgres", "tests.reporting"]
+pytest_plugins = ["tests.fixtures_browser", "tests.fixtures_postgres", "tests.reporting"]
 
 # Shared machines are slow now and then, so examples have no deadline of their own.
 # The timeout of pytest limits the whole test.

@@ -1,0 +1,112 @@
+"""A headless Chromium for pages that people read: `page = browser.open(url)`.
+
+The browser and its driver are those of Debian's packages chromium and chromium-driver.
+Where PATH has none, the tests that ask for `browser` say so and are skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
+
+import pytest
+
+if TYPE_CHECKING:
+    from selenium.webdriver import Chrome
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+DRIVERS = ("chromedriver", "chromium-driver")
+# No name is resolved, so that a page reaches nothing but this machine.
+OPTIONS = """
+--headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --disable-extensions
+--disable-background-networking --disable-component-update --disable-sync --no-first-run
+--disable-default-apps --mute-audio --window-size=1280,1600 --lang=en
+--host-resolver-rules=MAP|*|~NOTFOUND|,|EXCLUDE|127.0.0.1
+"""
+LOGS = {"browser": "ALL", "performance": "ALL"}
+LIMIT_S = 60  # to load a page or to run a script, on a busy machine
+
+
+class Page(NamedTuple):
+    """A page that was loaded: what its scripts and its policy complained about, and
+    which addresses it asked for, other than its own.
+    """
+
+    driver: Chrome
+    errors: list[str]
+    requests: list[str]
+
+    @property
+    def outside(self) -> list[str]:
+        """The requests that leave this machine."""
+        return [one for one in self.requests if urlsplit(one).hostname not in (None, "127.0.0.1")]
+
+
+class Browser:
+    """A browser process, with one page at a time."""
+
+    def __init__(self, driver: Chrome) -> None:
+        self.driver = driver
+
+    def open(self, url: str | Path) -> Page:
+        """Load a page by its address, or a file, and return what happened meanwhile."""
+        address = url.absolute().as_uri() if isinstance(url, Path) else url
+        for name in LOGS:
+            self._log(name)  # what the page before has left
+        self.driver.get(address)
+        return Page(self.driver, self.errors(), [one for one in self.requests() if one != address])
+
+    def errors(self) -> list[str]:
+        """Return the errors in the console since the last look."""
+        logged = self._log("browser")
+        return [entry["message"] for entry in logged if entry["level"] == "SEVERE"]
+
+    def requests(self) -> list[str]:
+        """Return the addresses that were asked for since the last look, without those
+        of the browser's own pages.
+        """
+        events = [json.loads(entry["message"])["message"] for entry in self._log("performance")]
+        asked = [
+            event["params"]["request"]["url"]
+            for event in events
+            if event["method"] == "Network.requestWillBeSent"
+        ]
+        return [address for address in asked if urlsplit(address).scheme != "chrome"]
+
+    def close(self) -> None:
+        self.driver.quit()
+
+    def _log(self, name: str) -> list[dict[str, Any]]:
+        entries: list[dict[str, Any]] = self.driver.get_log(name)  # type: ignore[no-untyped-call] # its own
+        return entries
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """The browser of this session."""
+    program, driver = _found(BROWSERS), _found(DRIVERS)
+    if program is None or driver is None:
+        missing = "Chromium" if program is None else "chromedriver"
+        pytest.skip(f"no {missing} on PATH: install Debian's chromium and chromium-driver")
+    from selenium.webdriver import Chrome, ChromeOptions
+    from selenium.webdriver.chrome.service import Service
+
+    options = ChromeOptions()
+    options.binary_location = program
+    for option in OPTIONS.split():
+        options.add_argument(option.replace("|", " "))
+    options.add_argument(f"--user-data-dir={tmp_path_factory.mktemp('browser')}")
+    options.set_capability("goog:loggingPrefs", LOGS)
+    with closing(Browser(Chrome(options, Service(driver)))) as started:
+        started.driver.set_page_load_timeout(LIMIT_S)
+        started.driver.set_script_timeout(LIMIT_S)
+        yield started
+
+
+def _found(names: tuple[str, ...]) -> str | None:
+    return next(filter(None, map(shutil.which, names)), None)
