@@ -283,10 +283,49 @@ def test_metrics_are_what_prometheus_reads(served: Served) -> None:
         "log_id",
         "topic",
         "group",
+        "consumergroup",
+        "error",
         "le",
     }
+    pair = (("consumergroup", "billing"), ("topic", "orders"))
+    assert found["txmq_consumergroup_lag", *pair] == 3
+    assert found["txmq_consumergroup_messages_total", *pair] == 2
+    letters = [value for (name, *_), value in found.items() if name == "txmq_dead_letters"]
+    assert sum(letters) == 2
+    documented = re.findall(r"^\| `(\w+)`", METRICS.read_text("utf-8"), re.MULTILINE)
+    families = {f.name for f in text_string_to_metric_families(answer.body.decode())}
+    ours = {name for name in families if name.startswith("txmq_")}
+    assert {name for name in ours if not name.endswith("_created")} <= set(documented)
 
 
+def test_metrics_of_partitions_are_on_a_path_of_their_own(served: Served) -> None:
+    order = ("consumergroup", "topic", "partition")
+
+    def metrics(query: str = "") -> dict[tuple[Any, ...], float]:
+        answer = served.ask(f"/metrics/partitions{query}")
+        assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+        return {
+            (sample.name, *(sample.labels[name] for name in order if name in sample.labels)): (
+                sample.value
+            )
+            for family in text_string_to_metric_families(answer.body.decode())
+            for sample in family.samples
+        }
+
+    found = metrics()
+    current = "txmq_topic_partition_current_offset"
+    assert sum(found[current, "orders", str(number)] for number in range(3)) == 5
+    lags = [
+        found["txmq_consumergroup_partition_lag", "billing", "orders", str(n)] for n in range(3)
+    ]
+    assert sum(lags) == 3
+    assert found["txmq_partition_metrics_cut",] == 0
+    assert {key[1] for key in metrics("?topic=orders") if key[0] == current} == {"orders"}
+    assert not [key for key in metrics("?group=other") if key[0].startswith("txmq_consumer")]
+    assert served.ask("/metrics/partitions?by=x").status == 400
+
+
+METRICS = Path(__file__).parents[2] / "docs" / "METRICS.md"
 PAGES = {"/": "console", "/transactions": "transactions"}
 KINDS = {".css": "text/css", ".js": "text/javascript"}
 

@@ -5,7 +5,7 @@ HTTP clients can make only the calls in this table, and all of them only read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
@@ -98,6 +98,12 @@ def call_of(path: str, query: Query) -> ApiCall | None:
             name = {route.argument: unquote(parts[1])} if route.argument else {}
             return ApiCall(route.call, {**route.fixed, **name, **_arguments(route, query)})
     return None
+
+
+def one_of_each(query: Query, names: Collection[str]) -> dict[str, str]:
+    """Return the parameters of a path without a call; raises RemoteProtocolError."""
+    found = _arguments(ApiRoute("", "", dict.fromkeys(names, str)), query)
+    return {name: str(value) for name, value in found.items()}
 
 
 def _arguments(route: ApiRoute, query: Query) -> dict[str, object]:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from txmq.admin.http import HttpReply, Query, Respond, error_reply, json_reply
 from txmq.admin.metrics import CONTENT_TYPE, Metrics
-from txmq.admin.routes import PREFIX, call_of
+from txmq.admin.partition_metrics import PartitionMetrics
+from txmq.admin.routes import PREFIX, call_of, one_of_each
 from txmq.core.events.outcome import Rejected
 from txmq.errors import RemoteProtocolError, TxmqError
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from txmq.broker.service import BrokerParts
 
 METRICS_S = 1.0
+PARTITIONS = "/metrics/partitions"
 FILES = {
     "/": ("console.html", "text/html; charset=utf-8"),
     "/transactions": ("transactions.html", "text/html; charset=utf-8"),
@@ -38,7 +40,7 @@ class AdminSite:
     def __init__(self, parts: BrokerParts) -> None:
         self._engine, self._calls, self._liveness = parts.engine, parts.calls, parts.liveness
         self._turns, self._reactor = parts.turns, parts.reactor
-        self._metrics = Metrics(parts)
+        self._metrics, self._partitions = Metrics(parts), PartitionMetrics(parts.engine)
         self._scrapes: list[Respond] = []  # that wait for the metrics
         self._text: bytes | None = None
         self._text_until = 0.0
@@ -60,7 +62,10 @@ class AdminSite:
             page(respond)
             return
         try:
-            self._api(path, query, respond)
+            if path == PARTITIONS:
+                self._partitions_page(query, respond)
+            else:
+                self._api(path, query, respond)
         except RemoteProtocolError as error:
             respond(error_reply(400, "BadRequest", str(error), error.hint or ""))
         except TxmqError as error:
@@ -113,6 +118,14 @@ class AdminSite:
         self._scrapes.append(respond)
         if len(self._scrapes) == 1:
             self._turns.run(self, self._metrics.steps(), self._scraped)
+
+    def _partitions_page(self, query: Query, respond: Respond) -> None:
+        names = one_of_each(query, ("topic", "group"))
+        self._turns.run(
+            self,
+            self._partitions.steps(names.get("topic"), names.get("group")),
+            lambda text: respond(HttpReply(200, text, CONTENT_TYPE)),
+        )
 
     def _scraped(self, text: bytes) -> None:
         scrapes, self._scrapes = self._scrapes, []

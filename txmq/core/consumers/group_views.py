@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from heapq import nlargest
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -38,6 +39,19 @@ TIMED_PARTITIONS = 16
 PARTITIONS_PER_STEP = 64  # between two looks at the clock
 
 
+class TopicLag(NamedTuple):
+    """What a group has processed of a topic, and what it has not.
+
+    `lag_ms` is the age of the oldest message that is not processed and has not failed;
+    0 for topics none of whose partitions is among the `TIMED_PARTITIONS`.
+    """
+
+    topic: str
+    lag: int
+    lag_ms: int
+    processed: int
+
+
 class LogRow(NamedTuple):
     """Where the log has a message: a batch, and its row there."""
 
@@ -60,23 +74,16 @@ def count_messages(state: State, group: ConsumerGroup, now: int) -> dict[str, An
     return {name: summary[name] for name in names}
 
 
-def summarize(state: State, group: ConsumerGroup, now: int) -> Steps[dict[str, Any]]:
+def summarize(
+    state: State, group: ConsumerGroup, now: int, topics: list[TopicLag] | None = None
+) -> Steps[dict[str, Any]]:
     """Describe a group in a list, in steps. The state may change between them.
 
     `lag_ms` is the age of the oldest message that is not processed and has not failed.
     Only the `TIMED_PARTITIONS` with the largest lag are read for it.
     """
-    lags: dict[TopicPartition, int] = {}
-    for number, (tp, position) in enumerate(list(group.positions.items())):
-        lags[tp] = _lag(state, tp, position)
-        if number % PARTITIONS_PER_STEP == PARTITIONS_PER_STEP - 1:
-            yield
-    oldest = [
-        _age_ms(state, group, tp, now)
-        for tp in nlargest(TIMED_PARTITIONS, lags, lags.__getitem__)
-        if tp in group.positions
-    ]
-    yield
+    if topics is None:
+        topics = yield from topic_lags(state, group, now)
     return {
         "group": group.name,
         "mode": group.settings.mode,
@@ -84,9 +91,9 @@ def summarize(state: State, group: ConsumerGroup, now: int) -> Steps[dict[str, A
         "generation": group.generation,
         "epoch": group.epoch,
         "members": len(group.members),
-        "topics": sorted({state.topics_by_id[topic_id].name for topic_id, _number in lags}),
-        "lag": sum(lags.values()),
-        "lag_ms": max(oldest, default=0),
+        "topics": sorted({one.topic for one in topics}),
+        "lag": sum(one.lag for one in topics),
+        "lag_ms": max((one.lag_ms for one in topics), default=0),
         "leased": sum(lease.remaining for lease in group.leases.values()),
         "retrying": sum(group.retrying.values()),
         "parked": sum(fence.parked for _topic, _key, fence in group.all_fences()),
@@ -96,6 +103,29 @@ def summarize(state: State, group: ConsumerGroup, now: int) -> Steps[dict[str, A
         "floods": group.breaker_openings,
         "expired": group.expired,
     }
+
+
+def topic_lags(state: State, group: ConsumerGroup, now: int) -> Steps[list[TopicLag]]:
+    """Return the lag of a group in each of its topics, in steps."""
+    lags: dict[TopicPartition, int] = {}
+    processed = Counter[int]()
+    for number, (tp, position) in enumerate(list(group.positions.items())):
+        lags[tp] = partition_lag(state, tp, position)
+        processed[tp[0]] += position.floor + position.settled.total
+        if number % PARTITIONS_PER_STEP == PARTITIONS_PER_STEP - 1:
+            yield
+    ages = Counter[int]()
+    for tp in nlargest(TIMED_PARTITIONS, lags, lags.__getitem__):
+        if tp in group.positions:
+            ages[tp[0]] = max(ages[tp[0]], _age_ms(state, group, tp, now))
+    yield
+    sums = Counter[int]()
+    for (topic_id, _number), lag in lags.items():
+        sums[topic_id] += lag
+    return [
+        TopicLag(state.topics_by_id[topic_id].name, lag, ages[topic_id], processed[topic_id])
+        for topic_id, lag in sums.items()
+    ]
 
 
 def _summarize_stores(state: State, group: ConsumerGroup) -> dict[str, Any]:
@@ -128,7 +158,7 @@ def _state(group: ConsumerGroup) -> str:
     return "active" if group.members else "empty"
 
 
-def _lag(state: State, tp: TopicPartition, position: GroupPosition) -> int:
+def partition_lag(state: State, tp: TopicPartition, position: GroupPosition) -> int:
     """Return the number of messages that are not processed and have not failed."""
     topic = state.topics_by_id[tp[0]]
     return (
@@ -218,7 +248,7 @@ def _position(
         "floor": position.floor,
         "cursor": position.cursor,
         "end": visibility.visible_end(state, *tp, context.durable),
-        "lag": _lag(state, tp, position),
+        "lag": partition_lag(state, tp, position),
         "leased": position.leased.total,
         "leased_to": holders,
         "redeliver": position.redeliver.total,

@@ -105,19 +105,24 @@ class LetterCounts:
         else:
             kind.add(some)
 
+    def by_error_type(self) -> dict[str, int]:
+        types = Counter[str]()
+        for error, kind in self._errors.items():
+            types[error.error_type] += kind.letters
+        return dict(types.most_common(MAX_KINDS))
+
     def result(self, state: State, group: ConsumerGroup) -> dict[str, Any]:
         """Return the fields of the reply."""
-        prints, types = Counter[str](), Counter[str]()
+        prints = Counter[str]()
         for error, kind in self._errors.items():
             prints[error.fingerprint] += kind.letters
-            types[error.error_type] += kind.letters
         ranked = sorted(self._errors.items(), key=lambda item: (-item[1].letters, item[0]))
         topics = Counter({state.topics_by_id[at].name: n for at, n in self._topics.items()})
         return {
             "counted": self._all.letters,
             "by_state": dict(self._states),
             "by_fingerprint": dict(prints.most_common(MAX_KINDS)),
-            "by_error_type": dict(types.most_common(MAX_KINDS)),
+            "by_error_type": self.by_error_type(),
             "by_topic": dict(topics.most_common(MAX_KINDS)),
             "other_fingerprints": self._others,
             "replayed": self._all.replayed,
@@ -171,6 +176,13 @@ def count(
             for fingerprint, note in letter_notes.notes_of(state, group)
         ],
     }
+
+
+def open_by_error(state: State, group: ConsumerGroup) -> Steps[dict[str, int]]:
+    """Return the number of open letters of each type of error, in steps."""
+    counts = LetterCounts(now=0)
+    yield from _count_cells(state, group, LetterSelection((LetterState.OPEN,)), counts)
+    return counts.by_error_type()
 
 
 def _is_in_cells(selection: LetterSelection) -> bool:

@@ -1,0 +1,204 @@
+"""Metrics of topics and consumer groups: one series for each topic and group.
+
+The names with `consumergroup` have the shape of those that dashboards for Kafka know
+(kafka_exporter), summed over partitions. Members of a broadcast group count for their
+group.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from txmq.core.consumers import letter_stats
+from txmq.core.consumers.group_views import TopicLag, summarize, topic_lags
+from txmq.core.state import visibility
+from txmq.model.units import SECOND
+
+if TYPE_CHECKING:
+    from txmq.broker.engine.engine import Engine
+    from txmq.core.state.consumer_groups import ConsumerGroup
+    from txmq.core.steps import Steps
+
+MAX_NAMES = 500  # per metric, because Prometheus keeps each series in memory
+MAX_PAIRS = 2_000  # of group and topic, or of group and error
+LETTERS_S = 30.0  # between two counts of letters by error, which read a table
+GROUP_GAUGES = {
+    "lag": "Messages that are not settled",
+    "leased": "Messages leased to members",
+    "retrying": "Failed messages that wait for a retry",
+    "parked": "Messages parked behind the fence of their key",
+    "fences": "Keys with a fence",
+    "letters": "Open dead letters",
+    "at_consumers": "Failed messages in local stores of consumers",
+    "store_attempts": "Failed attempts of the messages in local stores of consumers",
+    "stores": "Local stores of consumers that have messages",
+    "stores_lost": "Local stores of consumers that have messages, and no owner",
+    "floods": "Times that the group was guarded, because many keys failed with one error",
+    "expired": "Messages that expired before their delivery",
+    "members": "Members of the group",
+}
+
+
+class GroupMetrics(Collector):
+    """Metrics of topics and groups. What takes long is read by `sample`, in steps."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._messages: dict[str, int] = {}  # published, by topic
+        self._views: list[dict[str, Any]] = []
+        self._lags: dict[str, dict[str, TopicLag]] = {}  # by group and topic
+        self._letters: dict[tuple[str, str], int] = {}  # by group and type of error
+        self._letters_at = 0
+
+    def sample(self) -> Steps[None]:
+        """Read what takes long."""
+        self._messages = yield from self._published()
+        views: list[dict[str, Any]] = []
+        lags: dict[str, dict[str, TopicLag]] = {}
+        groups = list(self._engine.state.groups.by_id.values())
+        for group in groups:
+            now = self._engine.now()
+            found = yield from topic_lags(self._engine.state, group, now)
+            views.append((yield from summarize(self._engine.state, group, now, found)))
+            _add_lags(lags.setdefault(_name(group.name), {}), found)
+        self._views, self._lags = sorted(views, key=lambda view: str(view["group"])), lags
+        if self._engine.now() - self._letters_at >= LETTERS_S * SECOND:
+            self._letters = yield from self._letters_by_error(groups)
+            self._letters_at = self._engine.now()
+
+    def _published(self) -> Steps[dict[str, int]]:
+        state = self._engine.state
+        messages: dict[str, int] = {}
+        for name, topic in list(islice(state.topics.items(), MAX_NAMES)):
+            messages[name] = 0
+            for number in range(len(topic.end_offsets)):
+                messages[name] += visibility.visible_end(state, topic.topic_id, number)
+                if number % 64 == 63:
+                    yield
+            yield
+        return messages
+
+    def _letters_by_error(
+        self, groups: Iterable[ConsumerGroup]
+    ) -> Steps[dict[tuple[str, str], int]]:
+        counts = Counter[tuple[str, str]]()
+        for group in groups:
+            if group.letters and group.group_id in self._engine.state.groups.by_id:
+                errors = yield from letter_stats.open_by_error(self._engine.state, group)
+                for error, letters in errors.items():
+                    counts[_name(group.name), error] += letters
+        return dict(counts.most_common(MAX_PAIRS))
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._topics()
+        yield from self._groups()
+        yield from self._consumer_groups()
+        letters = GaugeMetricFamily(
+            "txmq_dead_letters",
+            "Open dead letters by the type of their error, counted twice a minute",
+            labels=("consumergroup", "error"),
+        )
+        for labels, number in self._letters.items():
+            letters.add_metric(labels, number)
+        yield letters
+
+    def _topics(self) -> Iterator[Metric]:
+        topics = self._engine.state.topics
+        yield GaugeMetricFamily("txmq_topics", "Topics", len(topics))
+        messages = CounterMetricFamily(
+            "txmq_topic_messages", "Messages published", labels=("topic",)
+        )
+        partitions = GaugeMetricFamily("txmq_topic_partitions", "Partitions", labels=("topic",))
+        kept = GaugeMetricFamily(
+            "txmq_topic_bytes", "Bytes of messages that are retained", labels=("topic",)
+        )
+        stored = CounterMetricFamily(
+            "txmq_topic_stored_bytes", "Bytes published since the start", labels=("topic",)
+        )
+        for name, published in self._messages.items():
+            topic = topics.get(name)
+            if topic is None:  # deleted meanwhile
+                continue
+            messages.add_metric((name,), published)
+            partitions.add_metric((name,), len(topic.end_offsets))
+            kept.add_metric((name,), sum(topic.partition_bytes))
+            stored.add_metric((name,), topic.published_bytes)
+        yield from (messages, partitions, kept, stored)
+
+    def _groups(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily(
+            "txmq_groups",
+            "Consumer groups, members of broadcast groups included",
+            len(self._views),
+        )
+        for field, meaning in GROUP_GAUGES.items():
+            values = Counter[str]()
+            for view in self._views:
+                values[_name(view["group"])] += view[field]
+            yield _by_group(f"txmq_group_{field}", meaning, values)
+        ages, stored = dict[str, float](), dict[str, float]()
+        for view in self._views:
+            name, since = _name(view["group"]), view["oldest_stored"]
+            ages[name] = max(ages.get(name, 0.0), view["lag_ms"] / 1_000)
+            if since is not None:
+                age = max(0, self._engine.now() - since) / SECOND
+                stored[name] = max(stored.get(name, 0.0), age)
+        yield _by_group("txmq_group_lag_seconds", "Age of the oldest unsettled message", ages)
+        yield _by_group(
+            "txmq_group_oldest_stored_seconds",
+            "Time since the first failure of a message in a local store of a consumer",
+            stored,
+        )
+
+    def _consumer_groups(self) -> Iterator[Metric]:
+        labels = ("consumergroup", "topic")
+        lag = GaugeMetricFamily(
+            "txmq_consumergroup_lag", "Messages that are not settled", labels=labels
+        )
+        age = GaugeMetricFamily(
+            "txmq_consumergroup_lag_seconds", "Age of the oldest unsettled message", labels=labels
+        )
+        done = CounterMetricFamily(
+            "txmq_consumergroup_messages",
+            "Messages processed or passed over; a reset lowers it",
+            labels=labels,
+        )
+        pairs = ((group, one) for group, topics in self._lags.items() for one in topics.values())
+        for group, one in islice(pairs, MAX_PAIRS):
+            lag.add_metric((group, one.topic), one.lag)
+            age.add_metric((group, one.topic), one.lag_ms / 1_000)
+            done.add_metric((group, one.topic), one.processed)
+        yield from (lag, age, done)
+
+
+def _name(group: str) -> str:
+    """Return the name of a group, or that of the group whose broadcast member it is."""
+    return group.partition("@")[0]
+
+
+def _add_lags(topics: dict[str, TopicLag], found: Iterable[TopicLag]) -> None:
+    for one in found:
+        old = topics.get(one.topic)
+        topics[one.topic] = (
+            one
+            if old is None
+            else TopicLag(
+                one.topic,
+                old.lag + one.lag,
+                max(old.lag_ms, one.lag_ms),
+                old.processed + one.processed,
+            )
+        )
+
+
+def _by_group(name: str, meaning: str, values: dict[str, float] | Counter[str]) -> Metric:
+    gauge = GaugeMetricFamily(name, meaning, labels=("group",))
+    for group, value in list(values.items())[:MAX_NAMES]:
+        gauge.add_metric((group,), value)
+    return gauge
