@@ -123,6 +123,24 @@ def test_very_many_arguments_are_left_out(world: ConsumersWorld) -> None:
     assert entries(world)[0]["arguments"] == {"left_out": "they are too large"}
 
 
+def test_an_entry_has_a_bound_and_says_what_it_left_out(world: ConsumersWorld) -> None:
+    smile = "\U0001f600"
+    place = ("t" * 127, 0, 1 << 62)
+    body = {"reason": smile * 4_096, "arguments": {"text": smile * audit.MAX_BODY}}
+    for count in (900, 0):
+        data = audit._fitting(body, [place] * count)
+        entry = json.loads(data)
+        assert len(data) <= audit.MAX_BODY
+        assert entry["arguments"] == {"left_out": "they are too large"}
+    assert len(entry["reason"]) == 4_096, "it has room"
+    long = audit._fitting(body | {"reason": smile * 20_000}, [place] * 900)
+    entry = json.loads(long)
+    assert len(long) <= audit.MAX_BODY
+    assert (entry["reason_cut"], smile * 1_000 in entry["reason"]) == (True, True)
+    assert len(entry["messages"]) + entry["messages_left_out"] == 900
+    assert entry["messages"]
+
+
 @pytest.mark.parametrize("name", [AUDIT, "_txmq.other"])
 def test_nobody_else_changes_or_writes_what_is_the_brokers(
     world: ConsumersWorld, name: str

@@ -24,7 +24,7 @@ from txmq.model.units import DAY
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from txmq.core.events.base import Event, RecordContext
     from txmq.core.state.state import State
@@ -33,7 +33,8 @@ AUDIT_TOPIC_ID = FIRST_OWN_ID
 RETENTION = 365 * DAY
 SETTINGS = TopicSettings(retention_us=RETENTION, retention_bytes=0, flush="sync", writable=False)
 MAX_PLACES = 1_000  # messages that are named in an entry
-MAX_BODY = 128 << 10  # bytes of an entry; its arguments are left out beyond
+MAX_BODY = 128 << 10  # bytes of an entry; what it has no room for is left out, and said
+MAX_TEXT = 16 << 10  # bytes of JSON of a reason, where an entry is too large
 PRODUCER = b"txmqaudt"  # of message ids, with the time when the topic was made
 
 
@@ -111,12 +112,7 @@ def _batch(entry: AuditEntry, reply: object, offset: int, made_at: int, now: int
         "arguments": entry.arguments,
         "result": numbers_of(reply),
     }
-    places = _places(reply)
-    if places:
-        body["messages"] = places[:MAX_PLACES]
-    data = json.dumps(body).encode()
-    if len(data) > MAX_BODY:
-        data = json.dumps(body | {"arguments": {"left_out": "they are too large"}}).encode()
+    data = _fitting(body, _places(reply))
     key = entry.about.encode(errors="replace")[: limits.KEY].decode(errors="ignore")
     return encode_one(
         Message(data, key),
@@ -125,6 +121,38 @@ def _batch(entry: AuditEntry, reply: object, offset: int, made_at: int, now: int
         sequence=offset,
         born_at=now,
     )
+
+
+def _fitting(body: dict[str, Any], places: list[Any]) -> bytes:
+    """Return an entry as JSON with the places of messages, as far as there is room.
+
+    First the arguments are left out, then the end of the reason, then places; an entry
+    says so.
+    """
+    if len(json.dumps(body)) > MAX_BODY:
+        body = body | {"arguments": {"left_out": "they are too large"}}
+    if len(json.dumps(body)) > MAX_BODY:
+        body = body | {"reason": _cut(body["reason"]), "reason_cut": True}
+    if places:
+        room = MAX_BODY - len(json.dumps(body | {"messages": [], "messages_left_out": len(places)}))
+        shown = list(_that_fit(places[:MAX_PLACES], room))
+        body = body | {"messages": shown}
+        if len(shown) < len(places):
+            body["messages_left_out"] = len(places) - len(shown)
+    return json.dumps(body).encode()
+
+
+def _cut(text: str) -> str:
+    """Return the beginning of a text: escaped, a character has up to 12 bytes."""
+    return text[: MAX_TEXT // 12]
+
+
+def _that_fit(places: list[Any], room: int) -> Iterator[Any]:
+    for place in places:
+        room -= len(json.dumps(place)) + 2  # and what is between two
+        if room < 0:
+            return
+        yield place
 
 
 def numbers_of(reply: object) -> dict[str, Any]:

@@ -11,9 +11,9 @@ import pytest
 from tests.broker.calls.test_letter_calls import Office
 from txmq.broker.calls import plans
 from txmq.broker.search import message_view
-from txmq.core.consumers.plan_steps import EndLostLetters
+from txmq.core.consumers.plan_steps import AddPlanLetters, EndLostLetters
 from txmq.core.events.outcome import Rejected
-from txmq.errors import BadRequest, Conflict, UnknownPlan
+from txmq.errors import BadRequest, Conflict, Throttled, UnknownPlan
 from txmq.wire.data_requests import Ack, AckedRange, Fetch, Opcode, pack_ack, pack_fetch
 
 if TYPE_CHECKING:
@@ -234,6 +234,34 @@ def test_letters_of_deleted_topics_are_looked_for_once(
         desk.broker.pass_time(20)
     assert len(looked) == 2
     assert desk.show()["ended"] == 40
+
+
+def test_letters_of_a_cancelled_plan_have_an_outcome_when_their_topic_is_deleted(
+    desk: Desk,
+) -> None:
+    desk.plan()
+    desk.ask("plan.cancel", name="p", operator="ada")
+    desk.ask("topic.delete", name="t")
+    desk.broker.pass_time(20)
+    assert (desk.show()["delivered"], desk.show()["ended"]) == (0, 40)
+
+
+def test_a_plan_whose_step_fails_holds_up_no_other(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit = desk.broker.engine.submit
+
+    def fail(command: object, answer: Any) -> None:
+        if isinstance(command, AddPlanLetters) and command.name == "p":
+            answer(Rejected(Throttled, "full", "wait"))
+        else:
+            submit(command, answer)
+
+    monkeypatch.setattr(desk.broker.engine, "submit", fail)
+    desk.plan()
+    desk.plan("q")
+    desk.broker.pass_time(0.3)
+    assert (desk.show("p")["state"], desk.show("q")["delivered"]) == ("building", 40)
 
 
 def test_a_check_reads_large_batches_in_parts(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

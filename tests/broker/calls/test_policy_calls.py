@@ -122,3 +122,16 @@ def test_a_search_that_fails_is_repeated(desk: PolicyDesk, monkeypatch: pytest.M
     desk.broker.pass_time(20)
     desk.broker.pass_time(20)
     assert [(plan["by"], plan["delivered"]) for plan in desk.plans()] == [("policy", 40)]
+
+
+def test_an_operator_whose_plan_or_name_is_like_the_policys_does_not_stop_it(
+    desk: PolicyDesk,
+) -> None:
+    desk.plan("g-auto-2", settings={"rate": 0}, select={"error_type": "B"}, operator="policy")
+    desk.policy(after_s=1)
+    desk.broker.pass_time(20)
+    [taken, own] = sorted(desk.plans(), key=lambda plan: plan["made_at"])
+    assert (taken["name"], taken["planned"], own["name"]) == ("g-auto-2", 8, "g-auto-2-2")
+    assert own["delivered"] == 32
+    desk.plan("later", select={}, operator="policy")  # whose letters are all taken
+    assert desk.show("later")["skipped"] == 8

@@ -14,22 +14,29 @@ from txmq.core.consumers import plans
 from txmq.core.consumers.commands import (
     AbandonLetters,
     AdvanceGroupWork,
+    AlterGroup,
     DeleteGroup,
     LeaveGroup,
     NackMessage,
     ReplayLetters,
     ReportStored,
+    RequestedSettings,
     ResetPosition,
     StoredEntry,
 )
 from txmq.core.consumers.plan_steps import AddPlanLetters, AdvancePlan, EndLostLetters
+from txmq.core.events.consumers import Acked
 from txmq.core.events.outcome import Rejected
+from txmq.core.events.plans import PlanAdvanced, PlanLettersAdded
 from txmq.core.retention.letter_retention import ExpireLetters
-from txmq.core.state.plans import PlanSettings, PlanState
+from txmq.core.state.plans import FINISHED, LetterOutcome, PlanSettings, PlanState
+from txmq.core.state.state import State
 from txmq.core.topics.topics import DeleteTopic
+from txmq.core.transactions import lost_records
 from txmq.errors import BadRequest, Conflict, UnknownGroup, UnknownPlan
 from txmq.model.retry import FailureReport
 from txmq.model.units import DAY, SECOND
+from txmq.store.tables import MemoryTables
 
 
 @pytest.fixture
@@ -376,3 +383,121 @@ def test_a_cancel_within_a_chain_leaves_the_fence_to_what_was_put_back() -> None
     assert not world.group("o").fences
     assert world.outcomes("p") == {"planned": 1, "processed": 2}
     assert len(world.do(ReplayLetters("o", tuple(places[2:]))).done) == 1
+
+
+def changed_world(*keys: int) -> PlansWorld:
+    """Letters of a group that skipped dead letters, and parks their keys since."""
+    world = skipping_world()
+    letters_in_order(world, *keys)
+    world.do(AlterGroup("o", RequestedSettings(on_exhausted="park")))
+    world.publish("a", keys[-1])
+    [last] = world.fetch("m", "o")
+    die(world, last.offset)
+    return world
+
+
+def die(world: PlansWorld, offset: int) -> None:
+    key, failure = world.keys[1, 0, offset], FailureReport("E", "text", "f")
+    generation = world.generation("o")
+    world.do(NackMessage("o", "m", generation, "a", 0, offset, key, None, failure, dead=True))
+
+
+def drain(world: PlansWorld) -> list[int]:
+    """Process all that the group gets, in the order of its deliveries."""
+    done: list[int] = []
+    while got := world.fetch("m", "o"):
+        for one in got:
+            world.ack("m", (one.offset, one.offset + 1), topic="a", group="o")
+            done.append(one.offset)
+    return done
+
+
+def test_a_letter_behind_a_dead_one_that_is_not_replayed_stays_where_it_is() -> None:
+    world = changed_world(5, 5, 6, 5)
+    behind = "behind dead letter a/0/4 of its key"
+    reply = world.do(ReplayLetters("o", (("a", 0, 0), ("a", 0, 2))))
+    assert reply.done == (("a", 0, 2),)
+    assert reply.refused == (("a", 0, 0, behind),)
+    world.create("p", ("a", 0, 0), ("a", 0, 3), group="o")
+    world.run_plan("p")
+    assert world.plan_of("p").state is PlanState.DONE
+    assert {letter.why for letter in world.letters_of("p").values()} == {behind}
+    assert drain(world) == [2]
+    world.check_plans()
+
+
+def test_a_dead_head_goes_back_with_the_letters_before_it_in_their_order() -> None:
+    world = changed_world(5, 5, 5)
+    world.create("p", *(("a", 0, at) for at in (0, 1, 3)), group="o")
+    world.run_plan("p", most=1)
+    assert world.outcomes("p") == {"delivered": 3}
+    world.publish("a", 5)
+    assert drain(world) == [0, 1, 3, 4]
+    assert (world.outcomes("p"), world.group("o").fences) == ({"processed": 3}, {})
+
+    world = changed_world(5, 5, 5)
+    named = tuple(("a", 0, at) for at in (3, 2, 0))
+    assert len(world.do(ReplayLetters("o", named)).done) == 3
+    assert drain(world) == [0, 2, 3]
+
+
+def test_a_letter_ends_in_its_plan_once_it_waits_for_a_letter_that_died_again() -> None:
+    world = changed_world(5, 5)
+    world.create("p", ("a", 0, 0), ("a", 0, 2), group="o")
+    world.run_plan("p")
+    assert [one.offset for one in world.fetch("m", "o")] == [0]
+    die(world, 0)
+    plan_id = world.plan_of("p").plan_id
+    world.do(EndLostLetters(plan_id))
+    assert world.outcomes("p") == {"died_again": 1, "ended": 1}
+    assert world.letters_of("p")[1, 0, 2].why == "behind dead letter a/0/0 of its key"
+    world.run_plan("p")
+    assert world.plan_of("p").state is PlanState.DONE
+    assert len(world.do(ReplayLetters("o", (("a", 0, 0),))).done) == 1
+    assert drain(world) == [0, 2]
+    world.check_plans()
+
+
+def test_letters_of_a_cancelled_plan_end_with_their_topic(world: PlansWorld) -> None:
+    world.create("p", *world.letters(0, 5))
+    world.run_plan("p")
+    world.do(plans.CancelPlan("p"))
+    world.do(DeleteTopic("a"))
+    world.do(EndLostLetters(world.plan_of("p").plan_id))
+    assert world.outcomes("p") == {"ended": 2}
+
+
+def lose(world: PlansWorld, first: type, last: type) -> State:
+    """Return the state of a broker whose log has lost the records from one event to
+    another.
+    """
+    state = State(MemoryTables())
+    events = [type(event) for _context, event in world.log]
+    lost = range(events.index(first), events.index(last) + 1)
+    for number, (context, event) in enumerate(world.log):
+        if number in lost:
+            lost_records.apply_lost(state, context.end)
+        else:
+            machine.apply_after_loss(state, event, context)
+    return state
+
+
+@pytest.mark.parametrize(
+    ("first", "last"),
+    [(PlanAdvanced, Acked), (PlanLettersAdded, PlanLettersAdded), (Acked, Acked)],
+)
+def test_a_plan_ends_though_the_log_has_lost_records_of_it(
+    world: PlansWorld, first: type, last: type
+) -> None:
+    world.create("p", *world.letters(0, 5), settings=AT_ONCE._replace(canary=1))
+    world.run_plan("p")
+    process(world)
+    world.run_plan("p")
+    world.state = lose(world, first, last)
+    world.expire()  # what was leased comes again
+    for _ in range(9):
+        world.run_plan("p")
+        world.do(EndLostLetters(world.plan_of("p").plan_id))
+        process(world)
+    assert world.plan_of("p").state in FINISHED
+    assert not world.plan_of("p").count(LetterOutcome.DELIVERED)

@@ -41,6 +41,7 @@ BURST_S = 0.25  # a plan may put back what it has missed for so long
 KEEP_FINISHED = 30 * DAY
 MAX_FINISHED = 1_000
 ADDED_AT_ONCE = 250  # letters, so that no record takes long
+SEARCHED_PER_S = 10_000  # letters that the search for lost ones reads, on the average
 FAST = 1 << 30  # letters per step of a plan without a rate
 
 
@@ -89,15 +90,18 @@ class PlanService:
         self._plans = engine.state.plans
         self._busy: set[int] = set()  # plans with a step under way
         self._paces: dict[int, Pace] = {}
-        self._resting_until = 0.0
-        # of each plan, the deleted topics whose letters were looked for; none of them
-        # puts back another letter
-        self._lost: dict[int, int] = {}
+        self._resting_until: dict[int, float] = {}  # of each plan
+        # of each plan, what the last search for lost letters depended on, and when the
+        # next one may be
+        self._searched: dict[int, tuple[tuple[int, ...], float]] = {}
+        self._counts: dict[int, dict[int, int]] = {}  # of each plan, when it was looked at
 
     def tick(self) -> None:
         """Timer: begin a step of each plan that has something to do."""
         for plan in list(self._plans.active.values()):
-            if plan.plan_id not in self._busy and self._now() >= self._resting_until:
+            rests = self._now() < self._resting_until.get(plan.plan_id, 0.0)
+            if plan.plan_id not in self._busy and not rests:
+                self._resting_until.pop(plan.plan_id, None)
                 self._begin(plan)
         running = {plan.plan_id for plan in self._plans.active.values() if plan.state in RUNNING}
         for plan_id in self._paces.keys() - running:
@@ -109,21 +113,32 @@ class PlanService:
         return 0.0 if pace is None or plan.state not in RUNNING else pace.rate(self._now())
 
     def end_lost(self) -> None:
-        """Timer: end letters that were put back and lost their topics."""
-        self._lost = {at: lost for at, lost in self._lost.items() if at in self._plans.active}
-        for plan in list(self._plans.active.values()):
-            topics = plan_steps.lost_topics(self._engine.state, plan)
-            if plan.plan_id not in self._busy and topics > self._lost.get(plan.plan_id, 0):
-                then = partial(self._ended_lost, topics=topics)
+        """Timer: end letters that were put back, and that nobody will get. Those of
+        cancelled plans have their outcomes, too.
+        """
+        known, self._searched, before = self._searched, {}, self._counts
+        self._counts = {}
+        for plan in list(self._plans.by_name.values()):
+            why = plan_steps.what_may_be_lost(self._engine.state, plan)
+            if why is None:
+                continue
+            self._counts[plan.plan_id] = plan.counts.copy()
+            last, pause_until = known.get(plan.plan_id, ((), 0.0))
+            if last:
+                self._searched[plan.plan_id] = last, pause_until
+            stands = before.get(plan.plan_id) == plan.counts and plan.plan_id not in self._busy
+            if stands and why != last and self._now() >= pause_until:
+                then = partial(self._ended_lost, why=why)
                 self._submit(plan, EndLostLetters(plan.plan_id), then)
 
-    def _ended_lost(self, plan: Plan, reply: object, topics: int) -> None:
+    def _ended_lost(self, plan: Plan, reply: object, why: tuple[int, ...]) -> None:
         if not isinstance(reply, LostReply):
             return
         if reply.following is None:
-            self._lost[plan.plan_id] = topics
+            pause = plan.letters / SEARCHED_PER_S
+            self._searched[plan.plan_id] = why, self._now() + pause
         else:
-            then = partial(self._ended_lost, topics=topics)
+            then = partial(self._ended_lost, why=why)
             self._submit(plan, EndLostLetters(plan.plan_id, reply.following), then)
 
     def forget_old(self) -> None:
@@ -179,14 +194,18 @@ class PlanService:
             return (yield from steps)
         except Exception:
             self._busy.discard(plan.plan_id)
-            self._resting_until = self._now() + REST_S
+            self._rest(plan)
             raise
 
     def _done(self, plan: Plan, then: Callable[[Plan, Any], None], reply: object) -> None:
         self._busy.discard(plan.plan_id)
         if isinstance(reply, Rejected):  # the disk is full, for example
-            self._resting_until = self._now() + REST_S
+            self._rest(plan)
         then(plan, reply)
+
+    def _rest(self, plan: Plan) -> None:
+        """Try this plan again after a while; the others go on."""
+        self._resting_until[plan.plan_id] = self._now() + REST_S
 
     def _found(self, plan: Plan, page: dict[str, Any] | Rejected) -> None:
         """Add the letters that the search has found."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from txmq.core.consumers import circuit_breaker, key_fences, leases
 from txmq.core.consumers.authorization import LeaseClaim, find_group, find_member
@@ -214,10 +214,67 @@ def _pause(group: ConsumerGroup, command: NackMessage) -> int:
 
 
 def decide_replay(state: State, command: ReplayLetters, now: int) -> Outcome | Rejected:
-    def replay(changes: FailureChanges, ref: MessageRef, row: FailedMessage) -> None:
-        changes.retry(ref, replayed_row(row), now)
+    def replay(
+        changes: FailureChanges, ref: MessageRef, row: FailedMessage, named: NamedLetters
+    ) -> str:
+        return put_back(state, changes, ref, row.key_hash, named, now)
 
     return _change_letters(state, command, now, replay, Replayed, held_reason)
+
+
+def put_back(
+    state: State,
+    changes: FailureChanges,
+    ref: MessageRef,
+    key_hash: int | None,
+    others: OpenLetters,
+    now: int,
+) -> str:
+    """Put an open letter back; return why it is not, "" = it is.
+
+    A dead letter of its key may hold it up: one that died while the group skipped dead
+    letters may be behind one that died later, and holds its key. If that one is among
+    the `others`, which are to be put back as well, it follows now. Otherwise the letter
+    would wait for ever.
+    """
+    head = changes.dead_head(ref, key_hash)
+    if head is None:
+        changes.retry(ref, others.replay(ref), now)
+    elif others.has(head):
+        changes.lead(ref, others.replay(ref), now)
+        changes.park(head, others.replay(head))
+    else:
+        return behind(state, head)
+    return ""
+
+
+def behind(state: State, head: MessageRef) -> str:
+    """Return the reason of what waits for a dead letter of its key."""
+    place = f"{state.topics_by_id[head[0]].name}/{head[1]}/{head[2]}"
+    return f"behind dead letter {place} of its key"
+
+
+class OpenLetters(Protocol):
+    """Letters that are to be put back, each once."""
+
+    def has(self, ref: MessageRef) -> bool: ...
+
+    def replay(self, ref: MessageRef) -> FailedMessage: ...
+
+
+class NamedLetters:
+    """The letters that a command names."""
+
+    def __init__(self, rows: dict[MessageRef, FailedMessage]) -> None:
+        self._rows = rows
+
+    def has(self, ref: MessageRef) -> bool:
+        """Return True if a letter is still to be changed."""
+        return ref in self._rows
+
+    def replay(self, ref: MessageRef) -> FailedMessage:
+        """Return the row of a letter, which is put back now."""
+        return replayed_row(self._rows.pop(ref))
 
 
 def replayed_row(row: FailedMessage) -> FailedMessage:
@@ -238,8 +295,12 @@ def decide_abandon(state: State, command: AbandonLetters, now: int) -> Outcome |
         )
     reason = cut_reason(command.reason)
 
-    def abandon(changes: FailureChanges, ref: MessageRef, row: FailedMessage) -> None:
+    def abandon(
+        changes: FailureChanges, ref: MessageRef, row: FailedMessage, named: NamedLetters
+    ) -> str:
+        del named
         changes.abandon(ref, row, reason)
+        return ""
 
     return _change_letters(state, command, now, abandon, Abandoned, _never)
 
@@ -248,7 +309,7 @@ def _change_letters(
     state: State,
     command: ReplayLetters | AbandonLetters,
     now: int,
-    change: Callable[[FailureChanges, MessageRef, FailedMessage], None],
+    change: Callable[[FailureChanges, MessageRef, FailedMessage, NamedLetters], str],
     kind: type[Replayed | Abandoned],
     refuses: Callable[[State, FailedMessage], str],
 ) -> Outcome | Rejected:
@@ -273,11 +334,15 @@ def _change_letters(
         else:
             found.append((ref, row, letter))
     found.sort(key=lambda item: (item[1].visible_at, item[0]))
-    for ref, row, _letter in found:
-        change(changes, ref, row)
+    named = NamedLetters({ref: row for ref, row, _letter in found})
+    done: list[TopicOffset] = []
+    for ref, row, letter in found:
+        if named.has(ref) and (reason := change(changes, ref, row, named)):
+            refused.append((*letter, reason))
+        else:
+            done.append(letter)
     event = kind(group.group_id, *changes.parts(), command.by)
-    reply = LettersReply(tuple(letter for _ref, _row, letter in found), tuple(refused))
-    return Outcome((event,) if changes else (), reply)
+    return Outcome((event,) if changes else (), LettersReply(tuple(done), tuple(refused)))
 
 
 def find_message(

@@ -213,6 +213,25 @@ class FailureChanges:
         self._moves.append(Move(*ref, row._replace(kind=FailedKind.RETRY, due=due, store=b"")))
         self._set_head(ref, row.key_hash, FenceState.RETRYING)
 
+    def dead_head(self, ref: MessageRef, key_hash: int | None) -> MessageRef | None:
+        """Return the dead letter that this message would have to wait behind, until an
+        operator deals with it.
+        """
+        if not self.is_fenced(ref, key_hash):
+            return None
+        assert key_hash is not None, "it has a fence"
+        fence = self._fences.get((ref[0], key_hash)) or self._group.fence(ref[0], key_hash)
+        assert fence is not None, "likewise"
+        is_dead = fence.state == FenceState.DEAD
+        return (ref[0], fence.partition, fence.offset) if is_dead else None
+
+    def lead(self, ref: MessageRef, row: FailedMessage, due: int) -> None:
+        """Schedule the next delivery of a message that becomes the head of its key, in
+        place of a dead letter that is parked behind it.
+        """
+        self._moves.append(Move(*ref, row._replace(kind=FailedKind.RETRY, due=due, store=b"")))
+        self._set_head(ref, row.key_hash, FenceState.RETRYING)
+
     def leave_at_consumer(self, ref: MessageRef, row: FailedMessage) -> None:
         """Leave a message in the store of a consumer, which retries it there.
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from txmq.core.consumers import failures, key_fences
 from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.consumers.plans import find_plan, pause_of, start_of
-from txmq.core.consumers.policies import AUTHOR as POLICY
+from txmq.core.consumers.policies import is_own
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.events.plans import (
     NotPlanned,
@@ -29,7 +29,8 @@ from txmq.core.events.plans import (
     SkippedLetter,
 )
 from txmq.core.state import failed_messages, plan_letters
-from txmq.core.state.plan_letters import PlanLetter
+from txmq.core.state.failed_messages import CLOSED
+from txmq.core.state.plan_letters import PlacedLetter, PlanLetter
 from txmq.core.state.plans import RUNNING, LetterOutcome, Plan, PlanState
 from txmq.errors import BadRequest, Conflict
 from txmq.store import tables as t
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from txmq.core.events.base import RecordContext
     from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
     from txmq.core.state.failed_messages import FailedMessage
-    from txmq.core.state.plan_letters import PlacedLetter
     from txmq.core.state.state import State
     from txmq.core.steps import Steps
 
@@ -95,8 +95,9 @@ class AdvanceReply(NamedTuple):
 
 
 class EndLostLetters(NamedTuple):
-    """End letters of a plan that were put back, and whose topics were deleted since:
-    nobody will get them. `after` is the key of the letter to go on behind.
+    """End letters of a plan that were put back, and that nobody will get: their topics
+    were deleted since, they wait for a dead letter of their key, or the log has lost
+    what became of them. `after` is the key of the letter to go on behind.
     """
 
     plan_id: int
@@ -153,7 +154,7 @@ def decide_add(state: State, command: AddPlanLetters, now: int) -> Outcome | Rej
             refused.append(place)
         elif not _is_in(state, plan, ref, row):
             why = _not_open(state, row) or damaged.get(place, "")
-            if not (why and plan.by == POLICY):  # which selects them again until it can
+            if not (why and is_own(state, plan)):  # which selects them again until it can
                 added.append((*ref, why[:MAX_REASON]))
     skipped = sum(bool(why) for *_ref, why in added)
     reply = AddedReply(len(added) - skipped, skipped, tuple(refused))
@@ -207,24 +208,73 @@ def decide_advance(state: State, command: AdvancePlan, now: int) -> Outcome:
     group = state.groups.by_id[plan.group_id]
     changes = FailureChanges(state, group, now)
     skipped: list[SkippedLetter] = []
-    put_back, cursor = 0, plan.cursor
+    planned, cursor = _PlannedLetters(state, plan, group), plan.cursor
     for placed in islice(plan_letters.letters_of(state, plan.plan_id, cursor), STEP_ROWS):
-        if put_back == most:
+        if planned.replayed >= most:  # it may be one more: see `failures.put_back`
             break
         cursor = placed.key
-        if placed.letter.outcome != LetterOutcome.PLANNED:
+        if placed.letter.outcome != LetterOutcome.PLANNED or planned.is_replayed(placed.ref):
             continue
         row = failed_messages.get(state, group, placed.ref)
-        if why := reason_to_skip(state, plan, placed, row):
+        why = reason_to_skip(state, plan, placed, row)
+        if not why:
+            assert row is not None, "there is no reason to skip it"
+            why = failures.put_back(state, changes, placed.ref, row.key_hash, planned, now)
+        if why:
             skipped.append((*placed.ref, placed.visible_at, why))
-            continue
-        assert row is not None, "there is no reason to skip it"
-        changes.retry(placed.ref, failures.replayed_row(row)._replace(plan=plan.plan_id), now)
-        put_back += 1
-    if cursor == plan.cursor:  # records were lost, and letters with them
-        return Outcome(reply=AdvanceReply(0))
+    if cursor == plan.cursor:
+        return Outcome((_look_again(plan),), AdvanceReply(0, more=bool(plan.cursor)))
     event = PlanAdvanced(plan.plan_id, group.group_id, *changes.parts(), tuple(skipped), cursor)
-    return Outcome((event,), AdvanceReply(put_back, more=True))
+    return Outcome((event,), AdvanceReply(planned.replayed, more=True))
+
+
+class _PlannedLetters:
+    """The letters that a plan has not put back yet, and those of them that it puts back
+    now.
+    """
+
+    def __init__(self, state: State, plan: Plan, group: ConsumerGroup) -> None:
+        self._state, self._plan, self._group = state, plan, group
+        self._replayed: set[MessageRef] = set()
+
+    @property
+    def replayed(self) -> int:
+        """Number of letters that are put back now."""
+        return len(self._replayed)
+
+    def is_replayed(self, ref: MessageRef) -> bool:
+        """Return True if a letter is put back now."""
+        return ref in self._replayed
+
+    def has(self, ref: MessageRef) -> bool:
+        """Return True if the plan can put this letter back."""
+        row = failed_messages.get(self._state, self._group, ref)
+        if row is None or ref in self._replayed:
+            return False
+        key = plan_letters.key_of(self._plan.plan_id, row.visible_at, ref)
+        letter = plan_letters.get(self._state, key)
+        if letter is None or letter.outcome != LetterOutcome.PLANNED:
+            return False
+        placed = PlacedLetter(key, ref, row.visible_at, letter)
+        return not reason_to_skip(self._state, self._plan, placed, row)
+
+    def replay(self, ref: MessageRef) -> FailedMessage:
+        """Return the row of a letter, which is put back now."""
+        row = failed_messages.get(self._state, self._group, ref)
+        assert row is not None, "the plan can put it back"
+        self._replayed.add(ref)
+        return failures.replayed_row(row)._replace(plan=self._plan.plan_id)
+
+
+def _look_again(plan: Plan) -> PlanMoved | PlanAdvanced:
+    """Return how a plan goes on that finds none of the letters it has left. Records
+    were lost: those with the letters, or those that put them back.
+    """
+    if plan.cursor:
+        return PlanAdvanced(plan.plan_id, plan.group_id, (), (), (), b"")
+    lost = plan.count(LetterOutcome.PLANNED)
+    why = f"the log has lost {lost} of its letters"
+    return PlanMoved(plan.plan_id, PlanState.CANCELLED, why, "")
 
 
 def next_move(state: State, plan: Plan) -> PlanMoved | None:
@@ -288,30 +338,53 @@ def reason_to_skip(
     return ""
 
 
-def lost_topics(state: State, plan: Plan) -> int:
-    """Return the number of deleted topics that letters which are put back may be of."""
+def what_may_be_lost(state: State, plan: Plan) -> tuple[int, ...] | None:
+    """Return on what it depends which letters that were put back wait for nobody; None
+    = there are none of these. The same numbers mean the same letters.
+    """
     group = state.groups.by_id.get(plan.group_id)
     if group is None or not plan.count(LetterOutcome.DELIVERED):
-        return 0
-    topics = {topic_id for topic_id, _partition in group.positions}
-    return sum(state.topics_by_id[topic_id].deleted for topic_id in topics)
+        return None
+    deleted = sum(
+        state.topics_by_id[topic_id].deleted
+        for topic_id in {topic_id for topic_id, _partition in group.positions}
+    )
+    # letters of a group that skips dead letters have no fence
+    waits = plan.state not in RUNNING or room(plan) <= 0
+    may_wait = waits and group.ordered and group.letters > 0 and bool(group.fences)
+    if not (deleted or may_wait or state.lost_log_end):
+        return None
+    deaths = group.next_letter if may_wait else 0
+    return deleted, deaths, state.lost_log_end
 
 
 def decide_end_lost(state: State, command: EndLostLetters, now: int) -> Outcome:
     del now
     plan = state.plans.by_id.get(command.plan_id)
-    if plan is None or not lost_topics(state, plan):
+    if plan is None or plan.state is PlanState.DELETED or what_may_be_lost(state, plan) is None:
         return Outcome(reply=LostReply())
+    group = state.groups.by_id[plan.group_id]
     found = list(islice(plan_letters.letters_of(state, plan.plan_id, command.after), STEP_ROWS))
     lost = tuple(
-        (*placed.ref, placed.visible_at, "its topic was deleted")
+        (*placed.ref, placed.visible_at, why)
         for placed in found
         if placed.letter.outcome == LetterOutcome.DELIVERED
-        and state.topics_by_id[placed.ref[0]].deleted
+        and (why := _reason_of_end(state, plan, group, placed.ref))
     )
     reply = LostReply(found[-1].key if len(found) == STEP_ROWS else None)
     event = PlanLettersLost(plan.plan_id, plan.group_id, lost)
     return Outcome((event,) if lost else (), reply)
+
+
+def _reason_of_end(state: State, plan: Plan, group: ConsumerGroup, ref: MessageRef) -> str:
+    """Return why nobody will get a letter that was put back; "" = somebody will."""
+    if state.topics_by_id[ref[0]].deleted:
+        return "its topic was deleted"
+    row = failed_messages.get(state, group, ref)
+    if row is None or row.plan != plan.plan_id or row.kind in CLOSED:
+        return "the log has lost what became of it"
+    head = FailureChanges(state, group, 0).dead_head(ref, row.key_hash)
+    return "" if head is None else failures.behind(state, head)
 
 
 def decide_tidy(state: State, command: TidyPlan, now: int) -> Outcome:

@@ -8,13 +8,14 @@ plan that has paused by itself is the last one until an operator has dealt with 
 
 from __future__ import annotations
 
+from itertools import chain, count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.core.consumers.authorization import find_group
 from txmq.core.consumers.plans import CreatePlan, decide_create
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.events.plans import PlanCreated, PolicyFired, PolicySet
-from txmq.core.state.plans import PlanSettings
+from txmq.core.state.plans import Plan, PlanSettings
 from txmq.errors import BadRequest
 from txmq.store import tables as t
 
@@ -90,7 +91,18 @@ def _decode(row: Any) -> ReplayPolicy:  # noqa: ANN401  # rows are untyped
 
 def is_busy(state: State, group: ConsumerGroup) -> bool:
     """Return True while a plan of the group's policy is unfinished."""
-    return any(plan.by == AUTHOR for plan in state.plans.of_group(group.group_id))
+    policy = policy_of(state, group)
+    plan = None if policy is None else state.plans.by_id.get(policy.plan_id)
+    return plan is not None and plan.unfinished
+
+
+def is_own(state: State, plan: Plan) -> bool:
+    """Return True if a plan is the last one of its group's policy. Names tell nothing:
+    an operator may have the name "policy".
+    """
+    group = state.groups.by_id.get(plan.group_id)
+    policy = None if group is None else policy_of(state, group)
+    return policy is not None and policy.plan_id == plan.plan_id
 
 
 def decide_set(state: State, command: SetPolicy, now: int) -> Outcome | Rejected:
@@ -120,7 +132,7 @@ def decide_fire(state: State, command: FirePolicy, now: int) -> Outcome | Reject
         return Outcome((PolicyFired(group.group_id, 0, command.version),))
     plan_id = state.plans.next_id
     settings = policy.settings._replace(start=True)
-    name = f"{group.name[:100]}-auto-{plan_id}"
+    name = _free_name(state, f"{group.name[:100]}-auto-{plan_id}")
     created = decide_create(
         state, CreatePlan(name, group.name, settings, command.selection, AUTHOR), now
     )
@@ -128,6 +140,12 @@ def decide_fire(state: State, command: FirePolicy, now: int) -> Outcome | Reject
         return created
     assert isinstance(created.events[0], PlanCreated)
     return Outcome((*created.events, PolicyFired(group.group_id, plan_id, command.version)))
+
+
+def _free_name(state: State, name: str) -> str:
+    """Return a name that no plan has: an operator may have taken this one."""
+    names = chain((name,), (f"{name}-{number}" for number in count(2)))
+    return next(one for one in names if one not in state.plans.by_name)
 
 
 def apply_set(state: State, event: PolicySet, context: RecordContext) -> None:

@@ -48,18 +48,20 @@ def check(state: State, actions: tuple[ActionRow, ...]) -> Rejected | None:
                 f"invalid action {raw!r:.200} of a transaction",
                 "an action is an ack, a replay or a mark",
             )
-        refused = _check_one(state, action)
+        refused = _check_one(state, action, actions)
         if refused is not None:
             return refused
     return None
 
 
-def _check_one(state: State, action: BundleAction) -> Rejected | None:
+def _check_one(
+    state: State, action: BundleAction, actions: tuple[ActionRow, ...]
+) -> Rejected | None:
     match action:
         case AckAction():
             return _check_ack(state, action)
         case ReplayAction():
-            return _check_replay(state, action)
+            return _check_replay(state, action, actions)
     return watermarks.check(state, action)
 
 
@@ -87,17 +89,34 @@ def _claim(state: State, group: ConsumerGroup, ack: AckAction) -> LeaseClaim:
     return claim
 
 
-def _check_replay(state: State, replay: ReplayAction) -> Rejected | None:
+def _check_replay(
+    state: State, replay: ReplayAction, actions: tuple[ActionRow, ...]
+) -> Rejected | None:
     group = find_group(state, replay.group)
     if isinstance(group, Rejected):
         return group
     topic, partition, offset = replay.topic, replay.partition, replay.offset
-    _ref, row = failures.find_message(state, group, topic, partition, offset)
+    ref, row = failures.find_message(state, group, topic, partition, offset)
     why = failures.closed_reason(row) or (row is not None and failures.held_reason(state, row))
+    if ref is not None and row is not None and not why:
+        head = FailureChanges(state, group, 0).dead_head(ref, row.key_hash)
+        if head is not None and not _replays(state, actions, replay.group, head):
+            why = failures.behind(state, head)
     return (
         Rejected(UnknownLetter, f"{topic}/{partition}/{offset} of {replay.group!r}: {why}")
         if why
         else None
+    )
+
+
+def _replays(state: State, actions: tuple[ActionRow, ...], group: str, ref: MessageRef) -> bool:
+    """Return True if the transaction replays this letter, too."""
+    topic_id, partition, offset = ref
+    place = (group, state.topics_by_id[topic_id].name, partition, offset)
+    replays = (read_action(raw) for raw in actions)
+    return any(
+        isinstance(one, ReplayAction) and (one.group, one.topic, one.partition, one.offset) == place
+        for one in replays
     )
 
 
