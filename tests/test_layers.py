@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 # txmq; where several match, the longest decides.
 LAYERS = {
     "words": "errors config model crashpoints version",
-    "formats": "model.keys wire batch selector store.log.record store.tables",
+    "formats": "model.keys model.schemas wire batch selector store.log.record store.tables",
     "rules": "tx core",
     "disk and database": "store tx.postgres recover.spool recover.local_store",
     "reactor and clients": "broker client twisted postgres",
@@ -36,6 +36,7 @@ EDGES = len(LAYERS) - 1
 # standard library anywhere.
 FIRST_LAYER = {
     **dict.fromkeys(("pydantic", "typing_extensions"), 0),
+    **dict.fromkeys(("jsonschema", "referencing"), 1),
     **dict.fromkeys(("google_crc32c", "lz4", "msgpack", "xxhash", "zstandard"), 1),
     **dict.fromkeys(("sortedcontainers",), 2),
     **dict.fromkeys(("lmdb", "psycopg2"), 3),
@@ -57,7 +58,7 @@ PLACES = {
 }
 # Packages that are imported inside functions only: programs that do without them need
 # not load them.
-LAZY = {"lz4": "*", "zstandard": "*", "psycopg2": "client"}
+LAZY = {"jsonschema": "*", "lz4": "*", "referencing": "*", "zstandard": "*", "psycopg2": "client"}
 # Neighbours that never import one another, in either direction or in this one.
 STRANGERS = (("broker", "client"), ("client", "broker core store"), ("store", "core"))
 

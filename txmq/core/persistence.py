@@ -109,6 +109,7 @@ def load(tables: t.Tables) -> State:
         if not topic.deleted:
             state.topics[topic.name] = topic
             state.partitions += topic.counted_partitions
+            state.schema_characters += len(topic.settings.schema)
     for name, row in _rows(tables, t.PRODUCERS):
         receipts = deque((tuple(receipt) for receipt in row[3]), maxlen=MAX_RECEIPTS)
         state.producers[name] = ProducerState(row[0], row[1], row[2], receipts)

@@ -4,7 +4,7 @@
     ├─ ConfigError
     ├─ ProtocolError
     │  ├─ LocalProtocolError
-    │  │  └─ InvalidSelector
+    │  │  └─ BodyMismatch, InvalidSelector
     │  └─ RemoteProtocolError
     ├─ BrokerUnavailable
     ├─ LogChanged
@@ -39,6 +39,7 @@ from __future__ import annotations
 from txmq.errors.base import (
     BackupDamaged,
     BackupMismatch,
+    BodyMismatch,
     BrokerUnavailable,
     ClientClosed,
     ConfigError,
@@ -88,6 +89,7 @@ from txmq.errors.refusals import (
     DuplicateXid,
     GroupMismatch,
     HeuristicOutcome,
+    IncompatibleSchema,
     MessagesDamaged,
     MessageTooLarge,
     NoResolver,
@@ -130,6 +132,7 @@ __all__ = (
     "BackupDamaged",
     "BackupMismatch",
     "BadRequest",
+    "BodyMismatch",
     "BrokerFailed",
     "BrokerUnavailable",
     "ClientClosed",
@@ -150,6 +153,7 @@ __all__ = (
     "HeuristicOutcome",
     "InDoubt",
     "InboxMismatch",
+    "IncompatibleSchema",
     "InvalidExport",
     "InvalidSelector",
     "LeaseRefused",

@@ -42,6 +42,13 @@ class LocalProtocolError(ProtocolError):
     """This side tried something that the protocol forbids: a bug, or bad input."""
 
 
+class BodyMismatch(LocalProtocolError):
+    """The body of a message does not fit the model of its topic.
+
+    As an error of a dead letter it says that no handler has seen the message.
+    """
+
+
 class InvalidSelector(LocalProtocolError):
     """A selector cannot be parsed; `position` is the place of the mistake, from 0."""
 

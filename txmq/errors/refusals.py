@@ -40,6 +40,12 @@ class TopicExists(RequestRejected):
     """A topic of that name exists with other settings."""
 
 
+class IncompatibleSchema(RequestRejected):
+    """A change of a topic's schema breaks its rule of compatibility, or cannot be
+    judged; `detail` lists what it breaks.
+    """
+
+
 class RecallTooLate(RequestRejected):
     """The message is not waiting for its time of delivery: published, or unknown."""
 

@@ -40,6 +40,7 @@ ERRORS_BY_STATUS = _table(
     (22, errors.UnknownProducer),
     (23, errors.ProducerFenced),
     (24, errors.RecallTooLate),
+    (25, errors.IncompatibleSchema),
     (30, errors.TopicClosed),
     (31, errors.MessagesDamaged),
     (32, errors.UnknownGroup),

@@ -23,6 +23,7 @@ LETTERS = GROUP | {"letters": [["t", 0, 1]]}
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "topic.alter": {"name": "t", "writable": True},
     "topic.grow": {"name": "t", "partitions": 2},
+    "topic.schema": {"name": "t", "json_schema": "{}"},
     "topic.delete": {"name": "t"},
     "group.alter": GROUP,
     "group.delete": GROUP,

@@ -29,6 +29,7 @@ ENDS = [
     for sign in (1, -1)
 ] + [0, -1, 10**400]
 TEXTS = {
+    "json_schema": "{}",
     "topic": "t",
     "name": "t",
     "group": "g",

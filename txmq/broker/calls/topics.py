@@ -15,6 +15,7 @@ from txmq.core.events.outcome import Rejected
 from txmq.core.state import restores
 from txmq.core.state.state import TopicSettings
 from txmq.core.topics import topics as rules
+from txmq.core.topics.schemas import ChangedSchema, ChangeSchema
 from txmq.errors import Conflict
 from txmq.model.own_topics import is_own
 
@@ -53,6 +54,7 @@ class TopicCalls:
         self.handlers: dict[str, Handler] = {
             "topic.create": self.create,
             "topic.alter": self.alter,
+            "topic.schema": self.schema,
             "topic.describe": self.describe,
             "topic.list": self.list_topics,
             "topic.show": self.show,
@@ -98,6 +100,24 @@ class TopicCalls:
 
         command = _audited("topic.alter", args, rules.AlterTopic(args.name, args.changes()))
         self._engine.submit(command, then(call.answer, altered))
+
+    def schema(self, call: CallContext, args: topics.TopicSchema) -> None:
+        """Change the schema of a topic, or show it where nothing is given."""
+        command = ChangeSchema(
+            args.name,
+            args.json_schema,
+            args.compatibility,
+            force=args.force,
+            dry_run=args.dry_run,
+        )
+
+        def changed(reply: ChangedSchema) -> dict[str, Any]:
+            return reply._asdict()
+
+        if args.json_schema is None and args.compatibility is None:
+            self._engine.submit(command, then(call.answer, changed))
+        else:
+            self._engine.submit(_audited("topic.schema", args, command), then(call.answer, changed))
 
     def delete(self, call: CallContext, args: topics.TopicDelete) -> None:
         command = _audited("topic.delete", args, rules.DeleteTopic(args.name))
@@ -166,6 +186,7 @@ class TopicCalls:
             "ends": ends,
             "bytes": sum(topic.partition_bytes),
             "settings": _settings_view(topic.settings),
+            "schema": topic.settings.schema,
         }
         return _topic_view(rules.topic_view(topic)) | fields | {"groups": sorted(groups)}
 
@@ -238,7 +259,8 @@ def _settings_view(own: TopicSettings) -> dict[str, Any]:
     sizes = {"retention_bytes": own.retention_bytes, "message_bytes": own.message_bytes}
     view |= {name: "default" if size < 0 else size for name, size in sizes.items()}
     view |= {"policy": own.policy or "default", "flush": own.flush or "default"}
-    return view | {"writable": own.writable, "readable": own.readable}
+    view |= {"writable": own.writable, "readable": own.readable}
+    return view | ({"compatibility": own.compatibility} if own.schema else {})
 
 
 def _topic_view(view: rules.TopicView) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from txmq.cli.command import CommandSession, broker_command
+from txmq.cli.commands import topic_schemas
+from txmq.cli.commands.topic_schemas import in_short
 from txmq.cli.options import Operator, Reason, Topic, Yes
 from txmq.cli.parsers import (
     parse_flush,
@@ -19,6 +21,7 @@ from txmq.cli.parsers import (
 )
 
 app = typer.Typer(no_args_is_help=True, help="Create, alter, list and delete topics.")
+app.add_typer(topic_schemas.app, name="schema")
 Partitions = Annotated[
     int, typer.Option(min=1, max=4_096, help="Number of partitions; it can only grow.")
 ]
@@ -95,8 +98,11 @@ def list_(
 
 @broker_command(app, "show")
 def show(session: CommandSession, topic: Topic) -> None:
-    """Show a topic: offsets, sizes, settings, and its consumer groups."""
-    session.show("topic.show", name=topic)
+    """Show a topic: offsets, sizes, settings, schema, and its consumer groups."""
+    shown = session.client.call("topic.show", name=topic)
+    if shown.get("schema") and not session.out.as_json:
+        shown |= {"schema": in_short(shown["schema"])}
+    session.out.show(shown)
 
 
 @broker_command(app, "set")

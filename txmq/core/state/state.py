@@ -30,7 +30,8 @@ class TopicSettings(NamedTuple):
     """Settings of one topic; -1 and "" stand for the broker's default, 0 for no limit.
 
     `flush` is "sync" or (milliseconds, messages). Dead letters of the topic's messages
-    expire after `letters_us`.
+    expire after `letters_us`. `schema` is the JSON Schema of bodies; its changes follow
+    the rule `compatibility`, "backward", "forward" or "none".
     """
 
     retention_us: int = -1
@@ -41,6 +42,8 @@ class TopicSettings(NamedTuple):
     message_bytes: int = -1
     writable: bool = True
     readable: bool = True
+    schema: str = ""
+    compatibility: str = ""
 
 
 DEFAULT_SETTINGS = TopicSettings()
@@ -140,6 +143,7 @@ class State:
         self.topics: dict[str, Topic] = {}
         self.topics_by_id: dict[int, Topic] = {}
         self.partitions = 0  # of all topics
+        self.schema_characters = 0  # of all topics
         self.producers: dict[bytes, ProducerState] = {}
         self.groups = GroupRegistry()
         self.plans = PlanRegistry()

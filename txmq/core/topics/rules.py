@@ -1,7 +1,7 @@
-"""The rules of topics, plain sends, delayed messages and restored logs."""
+"""The rules of topics, schemas, plain sends, delayed messages and restored logs."""
 
 from __future__ import annotations
 
-from txmq.core.topics import delay_rules, restored_log, sends, topics
+from txmq.core.topics import delay_rules, restored_log, schemas, sends, topics
 
-RULES = (topics, sends, delay_rules, restored_log)
+RULES = (topics, schemas, sends, delay_rules, restored_log)

@@ -143,7 +143,7 @@ def find_topic(state: State, name: str, partition: int = 0, epoch: int = 0) -> T
     return topic
 
 
-def _find_changeable(state: State, name: str) -> Topic | Rejected:
+def find_changeable(state: State, name: str) -> Topic | Rejected:
     """Return the topic that a call changes, if it is not the broker's own."""
     return _check_not_own(name) or find_topic(state, name)
 
@@ -287,7 +287,8 @@ def decide_create(state: State, command: CreateTopic, now: int) -> Outcome | Rej
             f"topic {command.name!r} exists with {len(topic.end_offsets)} partitions",
             "to add partitions: txmq topic set --partitions",
         )
-    if command.settings not in (DEFAULT_SETTINGS, topic.settings):
+    own = topic.settings._replace(schema="", compatibility="")  # set by calls of their own
+    if command.settings not in (DEFAULT_SETTINGS, own):
         return Rejected(
             TopicExists,
             f"topic {command.name!r} exists with other settings",
@@ -310,7 +311,7 @@ def _created(state: State, command: CreateTopic) -> Outcome:
 
 def decide_alter(state: State, command: AlterTopic, now: int) -> Outcome | Rejected:
     del now
-    topic = _find_changeable(state, command.name)
+    topic = find_changeable(state, command.name)
     if isinstance(topic, Rejected):
         return topic
     settings = topic.settings._replace(**command.changes)
@@ -320,7 +321,7 @@ def decide_alter(state: State, command: AlterTopic, now: int) -> Outcome | Rejec
 
 def decide_grow(state: State, command: GrowTopic, now: int) -> Outcome | Rejected:
     del now
-    topic = _find_changeable(state, command.name)
+    topic = find_changeable(state, command.name)
     if isinstance(topic, Rejected):
         return topic
     if bad := _check_partitions(command.partitions):
@@ -345,7 +346,7 @@ def decide_grow(state: State, command: GrowTopic, now: int) -> Outcome | Rejecte
 
 def decide_delete(state: State, command: DeleteTopic, now: int) -> Outcome | Rejected:
     del now
-    topic = _find_changeable(state, command.name)
+    topic = find_changeable(state, command.name)
     if isinstance(topic, Rejected):
         return topic
     if held := _check_no_held_keys(state, topic):
@@ -393,7 +394,9 @@ def apply_created(state: State, event: TopicCreated, context: RecordContext) -> 
 
 def apply_altered(state: State, event: TopicAltered, context: RecordContext) -> None:
     del context
-    state.topics_by_id[event.topic_id].settings = TopicSettings(*event.settings)
+    topic, settings = state.topics_by_id[event.topic_id], TopicSettings(*event.settings)
+    state.schema_characters += len(settings.schema) - len(topic.settings.schema)
+    topic.settings = settings
     state.dirty_topics.add(event.topic_id)
 
 
@@ -412,6 +415,8 @@ def apply_deleted(state: State, event: TopicDeleted, context: RecordContext) -> 
     del context
     topic = state.topics_by_id[event.topic_id]
     topic.deleted = True
+    state.schema_characters -= len(topic.settings.schema)
+    topic.settings = topic.settings._replace(schema="")
     state.partitions -= len(topic.end_offsets)
     state.topics.pop(topic.name, None)
     state.dirty_topics.add(event.topic_id)

@@ -40,6 +40,7 @@ class Call(WireModel, Generic[A]):
 CALLS: dict[str, type[Args]] = {
     "topic.create": topics.TopicCreate,
     "topic.alter": topics.TopicAlter,
+    "topic.schema": topics.TopicSchema,
     "topic.describe": topics.TopicNames,
     "topic.list": topics.TopicList,
     "topic.show": topics.TopicName,

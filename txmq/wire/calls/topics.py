@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from txmq.model import limits
+from txmq.model.schemas.bodies import checked_schema
+from txmq.model.schemas.compatibility import Compatibility
 from txmq.model.units import DAY, MILLISECOND
 from txmq.wire.calls.arguments import Args, ListArgs, Name, Text
 
@@ -100,6 +102,23 @@ class TopicGrow(TopicShape, TopicActs):
 
 class TopicAlter(TopicActs, TopicSettingsArgs):
     """Changed settings of a topic; null ones stay as they are."""
+
+
+def _schema(text: str) -> str:
+    return checked_schema(text) if text else ""
+
+
+class TopicSchema(TopicActs):
+    """A topic's JSON Schema as a text, "" = none, and the rule for its changes; null
+    ones stay as they are.
+
+    `force`: whatever the change breaks. `dry_run`: judge, and change nothing.
+    """
+
+    json_schema: Annotated[str, AfterValidator(_schema)] | None = None
+    compatibility: Compatibility | None = None
+    force: bool = False
+    dry_run: bool = False
 
 
 class TopicNames(Args):
