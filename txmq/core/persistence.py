@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from txmq.core import upgrades
+from txmq.core.state import failed_messages
 from txmq.core.state.state import (
     MAX_RECEIPTS,
     ProducerState,
@@ -125,6 +126,7 @@ def load(tables: t.Tables) -> State:
         state.listed[key[0]] += 1
     state.groups.load(tables)
     state.plans.load(tables)
+    failed_messages.load_queues(state)
     return state
 
 

@@ -47,10 +47,13 @@ def check_letter_index(
 ) -> None:
     """Check that the index of letters is what the rows say."""
     made = t.MemoryTables()
+    stored = stored_rows(state, group)
     for message, row in rows.items():
-        letter = failed_messages.letter_of(message, row)
+        letter = failed_messages.letter_of(message, stored[message])
         if letter is not None:
             letter_index.add(made, group.group_id, letter)
+            if stored[message] != row:
+                letter_index.put_back(made, group.group_id, [letter])
     for name in (t.LETTER_INDEX, t.LETTER_CELLS):
         there, wanted = (
             {
@@ -80,12 +83,21 @@ def check_histories(
             assert len(history) <= 2 + attempts.KEPT_LAST
 
 
-def moved_rows(state: State, group: ConsumerGroup) -> dict[MessageRef, FailedMessage]:
+def stored_rows(state: State, group: ConsumerGroup) -> dict[MessageRef, FailedMessage]:
     start, stop = (
         t.FAILED_KEY.pack(number, 0, 0, 0) for number in (group.group_id, group.group_id + 1)
     )
     found: Any = state.tables[t.FAILED].range(start, stop)
     return {t.FAILED_KEY.unpack(key)[1:]: FailedMessage(*row) for key, row in found}
+
+
+def moved_rows(state: State, group: ConsumerGroup) -> dict[MessageRef, FailedMessage]:
+    """Return failed messages as what they are now: a letter that was put back is a
+    retry.
+    """
+    stored = stored_rows(state, group)
+    current = failed_messages.current
+    return {message: current(state, group, message, row) for message, row in stored.items()}
 
 
 def check_position(state: State, group: ConsumerGroup, tp: TopicPartition) -> set[MessageRef]:
@@ -122,12 +134,17 @@ def check_leases(state: State, group: ConsumerGroup) -> None:
 def check_indexes(
     state: State, group: ConsumerGroup, rows: dict[MessageRef, FailedMessage]
 ) -> None:
+    put_back = {m for m, row in stored_rows(state, group).items() if row != rows[m]}
+    queued = {(*tp, offset) for tp, queue in group.put_back.items() for offset in queue}
+    assert queued == put_back - group.leased_rows.keys(), "the queue of a plan is another one"
+    assert len(queued) == sum(map(len, group.put_back.values()))
     waiting = {
         (topic_id, partition, row.due, offset)
         for (topic_id, partition, offset), row in rows.items()
         if row.kind == FailedKind.RETRY
         and not row.token
         and (topic_id, partition, offset) not in group.leased_rows
+        and (topic_id, partition, offset) not in put_back
     }
     found = [t.RETRY_KEY.unpack(key) for key, _row in state.tables[t.RETRIES].range(b"")]
     assert waiting == {key[1:] for key in found if key[0] == group.group_id}
@@ -138,7 +155,8 @@ def check_indexes(
         (key[2], key[3], key[0], key[4]) for key in wakes if key[1] == group.group_id
     }
     assert group.retrying == Counter(
-        (topic_id, partition) for topic_id, partition, _due, _offset in waiting
+        [(topic_id, partition) for topic_id, partition, _due, _offset in waiting]
+        + [message[:2] for message in queued]
     )
     letters: Any = [
         (t.LETTER_KEY.unpack(key), row) for key, row in state.tables[t.LETTERS].range(b"")
@@ -146,7 +164,7 @@ def check_indexes(
     dead = {
         message: row.number
         for message, row in rows.items()
-        if row.kind in (FailedKind.LETTER, FailedKind.ABANDONED)
+        if row.kind in (FailedKind.LETTER, FailedKind.ABANDONED) or message in put_back
     }
     assert dead == {
         tuple(message): number

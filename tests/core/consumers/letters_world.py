@@ -14,9 +14,12 @@ from txmq.core.consumers.commands import (
     StoredEntry,
 )
 from txmq.core.consumers.letter_selection import LetterScan, LetterSelection, ScanPosition
+from txmq.core.consumers.plan_steps import AddPlanLetters, AdvancePlan, FreezePlan
+from txmq.core.consumers.plans import CancelPlan, CreatePlan
 from txmq.core.state import failed_messages
 from txmq.core.state.failed_messages import FailedKind, FailedMessage
 from txmq.core.state.letter_index import LetterState
+from txmq.core.state.plans import PlanSettings
 from txmq.model.retry import FailureReport, RetryPolicy
 from txmq.model.units import MINUTE, SECOND
 from txmq.store.tables import FAILED, FAILED_KEY
@@ -44,7 +47,8 @@ class LettersWorld(ConsumersWorld):
     def turn(self) -> None:
         """Do something that happens to letters."""
         choice = self.random.choice
-        kill, act = self.kill, (self.replay, self.abandon, self.process, self.report)
+        kill = self.kill
+        act = (self.replay, self.plan_some, self.abandon, self.process, self.report)
         choice((kill, kill, kill, *act))()
         # a clock that is set back puts later deaths before earlier ones
         self.now += choice((1, SECOND, 7 * MINUTE, 90 * MINUTE, -3 * MINUTE))
@@ -101,6 +105,17 @@ class LettersWorld(ConsumersWorld):
     def replay(self) -> None:
         self.do(ReplayLetters("g", self._some()))
 
+    def plan_some(self) -> None:
+        """Put letters back by a plan, which then ends."""
+        name = f"plan-{len(self.state.plans.by_id)}"
+        settings = PlanSettings(0, 0, in_flight=0, stop_after=0, start=True)
+        self.do(CreatePlan(name, "g", settings))
+        self.do(AddPlanLetters(name, self._some(), complete=True))
+        plan_id = self.state.plans.by_name[name].plan_id
+        self.do(FreezePlan(plan_id, ""))
+        self.do(AdvancePlan(plan_id, 2))
+        self.do(CancelPlan(name))
+
     def abandon(self) -> None:
         self.do(AbandonLetters("g", self._some(), "tidy"))
 
@@ -114,7 +129,9 @@ class LettersWorld(ConsumersWorld):
 
     def rows(self) -> dict[MessageRef, FailedMessage]:
         found: Any = self.state.tables[FAILED].range(b"")
-        return {FAILED_KEY.unpack(key)[1:]: FailedMessage(*row) for key, row in found}
+        stored = [(FAILED_KEY.unpack(key)[1:], FailedMessage(*row)) for key, row in found]
+        current = failed_messages.current
+        return {ref: current(self.state, self.group(), ref, row) for ref, row in stored}
 
     def selection(self) -> LetterSelection:
         """Return a random selection."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from txmq.core.state import plan_letters
+from txmq.core.state import failed_messages, plan_letters
 from txmq.core.state.failed_messages import FailedKind, FailedMessage
 from txmq.core.state.plans import LetterOutcome, Plan, PlanState
 from txmq.store import tables as t
@@ -23,7 +23,13 @@ ON_ITS_WAY = (FailedKind.RETRY, FailedKind.PARKED, FailedKind.LOCAL)
 def check_plans(state: State) -> None:
     """Check what holds of plans at any time."""
     found: Any = state.tables[t.FAILED].range(b"")
-    rows = {t.FAILED_KEY.unpack(key): FailedMessage(*row) for key, row in found}
+    rows: dict[Row, FailedMessage] = {}
+    for key, row in found:
+        group_id, *ref = t.FAILED_KEY.unpack(key)
+        group = state.groups.find(group_id)
+        assert group is not None
+        at = (ref[0], ref[1], ref[2])
+        rows[group_id, *at] = failed_messages.current(state, group, at, FailedMessage(*row))
     for plan in state.plans.by_id.values():
         letters = list(plan_letters.letters_of(state, plan.plan_id))
         if plan.state is PlanState.DELETED:

@@ -23,7 +23,7 @@ from txmq.core.consumers.plans import (
     StartPlan,
 )
 from txmq.core.consumers.policies import AUTHOR, FirePolicy, ReplayPolicy, SetPolicy, policies
-from txmq.core.events.plans import PlanAdvanced, PlanFrozen, PlanLettersAdded, PlanMoved
+from txmq.core.events.plans import PlanFrozen, PlanLettersAdded, PlanMoved, PlanPutBack
 from txmq.core.state import failed_messages, plan_letters
 from txmq.core.state.plans import FINISHED, LetterOutcome, Plan, PlanSettings, PlanState
 from txmq.core.steps import run_to_end
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 PLANNING = STEPS | {
     "act": 150, "make_plan": 2, "set_policy": 0.5, "fire": 1, "build": 12, "go_on": 25,
-    "order_plan": 6, "tidy_plans": 1, "produce": 20, "operate": 0.4, "crash": 0.3, "reset": 0.7,
+    "order_plan": 9, "tidy_plans": 3, "produce": 20, "operate": 0.4, "crash": 0.3, "reset": 0.7,
 }  # fmt: skip
 
 
@@ -55,14 +55,21 @@ class PlanningSim(Sim):
         self.seen: dict[tuple[int, Message], int] = {}  # outcomes that were looked at
 
     def do(self, command: object) -> Any:
-        since = len(self.log)
+        planned = self.planned(command.plan_id) if isinstance(command, AdvancePlan) else {}
         reply = super().do(command)
-        for event in self.events(since):
-            if isinstance(event, PlanAdvanced):
-                name = self.state.groups.by_id[event.group_id].name
-                for topic_id, partition, offset, _row in event.moves:
-                    self.ledgers[name].replayed((topic_id, partition, offset))
+        if isinstance(command, AdvancePlan):
+            for ref, outcome in self.planned(command.plan_id).items():
+                if outcome == LetterOutcome.DELIVERED and planned[ref] == LetterOutcome.PLANNED:
+                    name = self.state.plans.by_id[command.plan_id].group
+                    self.ledgers[name].replayed(ref)
         return reply
+
+    def planned(self, plan_id: int) -> dict[Message, int]:
+        """Return the outcomes of a plan."""
+        return {
+            placed.ref: placed.letter.outcome
+            for placed in plan_letters.letters_of(self.state, plan_id)
+        }
 
     def do_unseen(self, command: object) -> Any:
         """Do a step of the broker's own, which is lost if the power is cut at once."""
@@ -181,16 +188,17 @@ class PlanningSim(Sim):
         """Check from the log alone: no plan has put a letter back twice, or after its
         end, and none has changed its letters after they were frozen.
         """
-        put_back = Counter[tuple[int, Any]]()
+        cursors = Counter[int]()
         over, frozen = set[int](), set[int]()
         for event in self.events():
-            if isinstance(event, PlanAdvanced):
+            if isinstance(event, PlanPutBack):
                 assert event.plan_id not in over, "it put letters back after its end"
-                put_back.update((event.plan_id, tuple(move[:3])) for move in event.moves)
+                cursor = int.from_bytes(event.cursor)
+                assert cursor > cursors[event.plan_id], "a letter was put back twice"
+                cursors[event.plan_id] = cursor
             elif isinstance(event, PlanMoved) and event.state in (*FINISHED, PlanState.DELETED):
                 over.add(event.plan_id)
             elif isinstance(event, PlanFrozen):
                 frozen.add(event.plan_id)
             elif isinstance(event, PlanLettersAdded):
                 assert event.plan_id not in frozen, "letters were added to a frozen plan"
-        assert not put_back or max(put_back.values()) == 1, "a letter was put back twice"

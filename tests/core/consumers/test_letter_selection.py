@@ -130,11 +130,13 @@ def planted_lost_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """A letter that leaves without being subtracted when it was replayed before."""
     discard = letter_index.discard
 
-    def forgetful(tables: Any, group_id: int, letter: letter_index.Letter) -> None:
-        key = letter_index._cell_key(group_id, letter)
+    def forgetful(
+        tables: Any, group_id: int, letter: letter_index.Letter, counted: Any = None
+    ) -> None:
+        key = letter_index._cell_key(group_id, counted or letter)
         row = tables[LETTER_CELLS].get(key)
-        discard(tables, group_id, letter)
-        if letter.replays:
+        discard(tables, group_id, letter, counted)
+        if letter.replays and row is not None:
             tables[LETTER_CELLS].put(key, row)
 
     monkeypatch.setattr(letter_index, "discard", forgetful)

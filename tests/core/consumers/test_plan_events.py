@@ -15,6 +15,7 @@ from txmq.core.events.plans import (
     PlanLettersAdded,
     PlanLettersLost,
     PlanMoved,
+    PlanPutBack,
     PlanTidied,
     PolicyFired,
     PolicySet,
@@ -40,11 +41,15 @@ EVENTS = (
     PolicySet(7, ("{}", 60_000_000, True, 2, tuple(PlanSettings())), "ada"),
     PolicyFired(7, 4, "4.2"),
     PlanLettersLost(3, 7, ((1, 0, 5, 4_096, "its topic was deleted"),)),
+    PlanPutBack(
+        3, 7, b"\0" * 28, 9, (Move(1, 0, 5, ON_DISK),), (FenceChange(1, -7, 1, 0, 5, 9),),
+        ((1, 0, 6, 4_096, "abandoned"),),
+    ),
 )  # fmt: skip
 
 
 def test_the_events_of_plans_are_those_in_the_golden_file() -> None:
-    assert [base.KINDS[type(event)] for event in EVENTS] == [*range(128, 138)]
+    assert [base.KINDS[type(event)] for event in EVENTS] == [*range(128, 139)]
     assert b"".join(map(base.encode, EVENTS)) == GOLDEN.read_bytes()
     for event in EVENTS:
         base.decode(base.KINDS[type(event)], base.encode(event))

@@ -12,13 +12,17 @@ from tests.core.consumers.simulated_plans import PlanningSim
 from tests.core.consumers.simulator import run_steps, shorten_pauses
 from txmq.core import machine
 from txmq.core.consumers import failures, plan_steps, policies
-from txmq.core.events.plans import PlanAdvanced
+from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.state import failed_messages, plan_letters
 from txmq.core.state.failed_messages import FailedMessage
 from txmq.core.state.plans import RUNNING, PlanState
+from txmq.core.state.put_back import PutBackQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from txmq.core.state.state import State
+    from txmq.model.topic_partition import TopicPartition
 
 STEPS = 800
 SEEDS = 8
@@ -29,10 +33,24 @@ def run(seed: int) -> PlanningSim:
     sim = PlanningSim(seed)
     run_steps(sim, seed, STEPS)
     assert sim.replayed().plans == sim.state.plans
-    assert machine.load(sim.state.tables).plans == sim.state.plans
+    assert queues(sim.replayed()) == queues(sim.state)
+    loaded = machine.load(sim.state.tables)
+    assert loaded.plans == sim.state.plans
+    assert {at: {*waiting} for at, waiting in queues(loaded).items()} == {
+        at: {*waiting} for at, waiting in queues(sim.state).items()
+    }
     sim.drain()
     sim.check()
     return sim
+
+
+def queues(state: State) -> dict[tuple[int, TopicPartition], list[int]]:
+    """Return the letters that wait to be delivered again, because of plans."""
+    return {
+        (group.group_id, tp): [*queue]
+        for group in state.groups.by_id.values()
+        for tp, queue in group.put_back.items()
+    }
 
 
 @pytest.fixture(autouse=True)
@@ -90,15 +108,30 @@ def a_letter_is_put_back_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_replay_leaves_the_plan_of_a_letter(patch: pytest.MonkeyPatch) -> None:
-    replayed = failures.replayed_row
-    patch.setattr(failures, "replayed_row", lambda row: replayed(row)._replace(plan=row.plan))
-    advanced = plan_steps.apply_advanced
+    drop = failed_messages.drop
 
-    def forgetful(state: Any, event: Any, context: Any) -> None:
-        moves = tuple((*move[:3], FailedMessage(*move[3])._replace(plan=0)) for move in event.moves)
-        advanced(state, event._replace(moves=moves), context)
+    def forgetful(*args: Any) -> FailedMessage | None:
+        row = drop(*args)
+        return None if row is None else row._replace(plan=0)
 
-    patch.setitem(machine.APPLIERS, PlanAdvanced, forgetful)
+    patch.setattr(failed_messages, "drop", forgetful)
+
+
+def a_put_back_letter_is_forgotten_with_its_plan(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(failed_messages, "leave_plan", lambda *_: None)
+
+
+def a_start_forgets_what_waits(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(failed_messages, "load_queues", lambda *_: None)
+    patch.setattr(PutBackQueue, "discard", lambda *_: None)
+
+
+def a_letter_stays_in_the_queue(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(failed_messages, "take_from_queue", lambda *_: True)
+
+
+def a_letter_of_a_fenced_key_is_put_back(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(FailureChanges, "put_back", lambda *_: None)
 
 
 def a_reset_tells_that_it_processed(patch: pytest.MonkeyPatch) -> None:
@@ -121,6 +154,10 @@ def a_policy_does_not_wait(patch: pytest.MonkeyPatch) -> None:
         the_canary_has_no_end,
         a_letter_is_put_back_again,
         a_replay_leaves_the_plan_of_a_letter,
+        a_put_back_letter_is_forgotten_with_its_plan,
+        a_start_forgets_what_waits,
+        a_letter_stays_in_the_queue,
+        a_letter_of_a_fenced_key_is_put_back,
         a_reset_tells_that_it_processed,
     ],
 )

@@ -27,7 +27,7 @@ from txmq.core.consumers.commands import (
 from txmq.core.consumers.plan_steps import AddPlanLetters, AdvancePlan, EndLostLetters
 from txmq.core.events.consumers import Acked
 from txmq.core.events.outcome import Rejected
-from txmq.core.events.plans import PlanAdvanced, PlanLettersAdded
+from txmq.core.events.plans import PlanLettersAdded, PlanPutBack
 from txmq.core.retention.letter_retention import ExpireLetters
 from txmq.core.state.plans import FINISHED, LetterOutcome, PlanSettings, PlanState
 from txmq.core.state.state import State
@@ -484,7 +484,7 @@ def lose(world: PlansWorld, first: type, last: type) -> State:
 
 @pytest.mark.parametrize(
     ("first", "last"),
-    [(PlanAdvanced, Acked), (PlanLettersAdded, PlanLettersAdded), (Acked, Acked)],
+    [(PlanPutBack, Acked), (PlanLettersAdded, PlanLettersAdded), (Acked, Acked)],
 )
 def test_a_plan_ends_though_the_log_has_lost_records_of_it(
     world: PlansWorld, first: type, last: type

@@ -323,6 +323,9 @@ def apply_delivered(state: State, event: Delivered, context: RecordContext) -> N
             ValueRange(start, end, Grant(event.lease, attempt)),
         )
     for ref in event.rows:
+        if failed_messages.take_from_queue(state, group, ref):
+            leases.add_row(group, event.lease, ref)  # its row stays as it is
+            continue
         row = failed_messages.drop(state, group, ref)
         assert row is not None, "chosen for delivery, so it is there"
         leases.add_row(group, event.lease, ref)

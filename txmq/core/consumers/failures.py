@@ -239,7 +239,7 @@ def put_back(
     """
     head = changes.dead_head(ref, key_hash)
     if head is None:
-        changes.retry(ref, others.replay(ref), now)
+        others.put_back(changes, ref, now)
     elif others.has(head):
         changes.lead(ref, others.replay(ref), now)
         changes.park(head, others.replay(head))
@@ -261,6 +261,8 @@ class OpenLetters(Protocol):
 
     def replay(self, ref: MessageRef) -> FailedMessage: ...
 
+    def put_back(self, changes: FailureChanges, ref: MessageRef, now: int) -> None: ...
+
 
 class NamedLetters:
     """The letters that a command names."""
@@ -274,16 +276,11 @@ class NamedLetters:
 
     def replay(self, ref: MessageRef) -> FailedMessage:
         """Return the row of a letter, which is put back now."""
-        return replayed_row(self._rows.pop(ref))
+        return failed_messages.replayed_row(self._rows.pop(ref))
 
-
-def replayed_row(row: FailedMessage) -> FailedMessage:
-    """Return the row of a dead letter that is replayed.
-
-    Attempts and consumer deaths count from zero again; replays go on counting. A plan
-    that has ended without it has nothing to do with it any more.
-    """
-    return row._replace(attempt=0, deaths=0, replays=row.replays + 1, token=b"", plan=0)
+    def put_back(self, changes: FailureChanges, ref: MessageRef, now: int) -> None:
+        """Add a letter to the changes that need no other one."""
+        changes.retry(ref, self.replay(ref), now)
 
 
 def decide_abandon(state: State, command: AbandonLetters, now: int) -> Outcome | Rejected:

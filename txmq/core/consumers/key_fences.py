@@ -232,6 +232,16 @@ class FailureChanges:
         self._moves.append(Move(*ref, row._replace(kind=FailedKind.RETRY, due=due, store=b"")))
         self._set_head(ref, row.key_hash, FenceState.RETRYING)
 
+    def put_back(self, ref: MessageRef, row: FailedMessage) -> None:
+        """Deliver a letter again that its plan has come to.
+
+        Its row changes only where it waits behind another message of its key.
+        """
+        if self.is_fenced(ref, row.key_hash):
+            self.park(ref, failed_messages.replayed_row(row)._replace(plan=row.plan))
+        else:
+            self._set_head(ref, row.key_hash, FenceState.RETRYING)
+
     def leave_at_consumer(self, ref: MessageRef, row: FailedMessage) -> None:
         """Leave a message in the store of a consumer, which retries it there.
 

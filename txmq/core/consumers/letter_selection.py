@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.core.state import failed_messages, letter_index
 from txmq.core.state.letter_index import FIRST, LAST, PLACE, Dimension, LetterState
+from txmq.core.state.plans import LetterOutcome
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
@@ -115,7 +116,10 @@ class LetterScan:
         self.position = start._replace(place=max(start.place, earliest))
         before = selection.died_before
         self._stop = LAST if before is None else PLACE.pack(before, 0, 0, 0, 0)
-        self._prefixes = [list(_prefixes(state, group, selection, at)) for at in selection.states]
+        states = dict.fromkeys(selection.states)
+        if LetterState.REPLAYING in states and has_put_back(state, group):
+            states[LetterState.OPEN] = None  # where letters that a plan has put back stay
+        self._prefixes = [list(_prefixes(state, group, selection, at)) for at in states]
         self.examined = 0
         self.text_read = 0  # characters of the errors of these letters
         self.ended = False
@@ -162,6 +166,16 @@ class LetterScan:
         self.text_read += len(row.error_text)
         name = self._state.topics_by_id[ref[0]].name
         return FoundLetter(ref, row) if matches(self._selection, name, row) else None
+
+
+def has_put_back(state: State, group: ConsumerGroup) -> bool:
+    """Return True if letters of the group may have been put back by plans, and have
+    neither ended nor failed since.
+    """
+    return any(
+        plan.group_id == group.group_id and plan.count(LetterOutcome.DELIVERED)
+        for plan in state.plans.by_id.values()
+    )
 
 
 def _after(place: bytes) -> bytes:

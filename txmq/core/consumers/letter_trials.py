@@ -12,6 +12,7 @@ from txmq.core.consumers.authorization import find_member
 from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.events.letters import LetterTried
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.state import failed_messages
 from txmq.errors import Conflict, UnknownLetter
 from txmq.model.topic_partition import TopicPartition
 
@@ -53,7 +54,7 @@ def decide_try(state: State, command: TryLetter, now: int) -> Outcome | Rejected
     if reason := reason or _obstacle(group, ref, row, changes, command.member):
         message = f"dead letter {place} of {command.group!r} cannot be tried: {reason}"
         return Rejected(Conflict, message, "see txmq dlq show and txmq group show")
-    changes.retry(ref, failures.replayed_row(row)._replace(trial_by=command.member), now)
+    changes.retry(ref, failed_messages.replayed_row(row)._replace(trial_by=command.member), now)
     event = LetterTried(group.group_id, *changes.parts(), command.by)
     return Outcome((event,), TrialReply(row.number))
 

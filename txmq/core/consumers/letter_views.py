@@ -15,7 +15,7 @@ from txmq.core.state import (
     letter_edits,
     plan_letters,
 )
-from txmq.core.state.failed_messages import FailedKind, FailedMessage
+from txmq.core.state.failed_messages import CLOSED, FailedKind, FailedMessage
 from txmq.errors import BadRequest, UnknownLetter
 from txmq.store import tables as t
 
@@ -64,7 +64,8 @@ def _letters(
     for _key, ref in rows:
         row = failed_messages.get(state, group, tuple(ref))
         assert row is not None, "in the index, so it is there"
-        yield tuple(ref), row
+        if row.kind in CLOSED:  # its plan has not put it back
+            yield tuple(ref), row
 
 
 def describe_letter(

@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections import Counter
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.core.consumers import failures, key_fences
 from txmq.core.consumers.key_fences import FailureChanges
@@ -25,6 +25,7 @@ from txmq.core.events.plans import (
     PlanLettersAdded,
     PlanLettersLost,
     PlanMoved,
+    PlanPutBack,
     PlanTidied,
     SkippedLetter,
 )
@@ -223,8 +224,10 @@ def decide_advance(state: State, command: AdvancePlan, now: int) -> Outcome:
         if why:
             skipped.append((*placed.ref, placed.visible_at, why))
     if cursor == plan.cursor:
-        return Outcome((_look_again(plan),), AdvanceReply(0, more=bool(plan.cursor)))
-    event = PlanAdvanced(plan.plan_id, group.group_id, *changes.parts(), tuple(skipped), cursor)
+        why = f"the log has lost {plan.count(LetterOutcome.PLANNED)} of its letters"
+        return Outcome((PlanMoved(plan.plan_id, PlanState.CANCELLED, why, ""),), AdvanceReply(0))
+    ids = (plan.plan_id, group.group_id)
+    event = PlanPutBack(*ids, cursor, planned.replayed, *changes.parts(), tuple(skipped))
     return Outcome((event,), AdvanceReply(planned.replayed, more=True))
 
 
@@ -263,18 +266,17 @@ class _PlannedLetters:
         row = failed_messages.get(self._state, self._group, ref)
         assert row is not None, "the plan can put it back"
         self._replayed.add(ref)
-        return failures.replayed_row(row)._replace(plan=self._plan.plan_id)
+        return failed_messages.replayed_row(row)._replace(plan=self._plan.plan_id)
 
-
-def _look_again(plan: Plan) -> PlanMoved | PlanAdvanced:
-    """Return how a plan goes on that finds none of the letters it has left. Records
-    were lost: those with the letters, or those that put them back.
-    """
-    if plan.cursor:
-        return PlanAdvanced(plan.plan_id, plan.group_id, (), (), (), b"")
-    lost = plan.count(LetterOutcome.PLANNED)
-    why = f"the log has lost {lost} of its letters"
-    return PlanMoved(plan.plan_id, PlanState.CANCELLED, why, "")
+    def put_back(self, changes: FailureChanges, ref: MessageRef, now: int) -> None:
+        """Add a letter that the cursor passes. Its row changes only where it waits
+        behind another message of its key.
+        """
+        del now
+        row = failed_messages.get(self._state, self._group, ref)
+        assert row is not None, "the plan can put it back"
+        self._replayed.add(ref)
+        changes.put_back(ref, row)
 
 
 def next_move(state: State, plan: Plan) -> PlanMoved | None:
@@ -418,14 +420,31 @@ def apply_frozen(state: State, event: PlanFrozen, context: RecordContext) -> Non
     state.plans.set_state(plan, PlanState.PLANNED)
 
 
-def apply_advanced(state: State, event: PlanAdvanced, context: RecordContext) -> None:
+def apply_advanced(state: State, event: PlanAdvanced | PlanPutBack, context: RecordContext) -> None:
+    """Apply: the letters of `moves` have rows of retries. All others up to the cursor
+    are retries because it has passed them: a PlanAdvanced has none of these, unless the
+    log has lost others.
+    """
     plan, group = state.plans.by_id[event.plan_id], state.groups.by_id[event.group_id]
     _leave(state, plan, group, event.skipped, LetterOutcome.SKIPPED)
     for move in event.moves:
         topic_id, partition, offset, row = failed_messages.decode_move(move)
         _set(state, plan, row.visible_at, (topic_id, partition, offset), LetterOutcome.DELIVERED)
-    plan.cursor = event.cursor
     key_fences.apply_changes(state, group, event.moves, event.fences, context.stored_at)
+    if event.cursor > plan.cursor:
+        _pass(state, plan, group, event.cursor)
+
+
+def _pass(state: State, plan: Plan, group: ConsumerGroup, cursor: bytes) -> None:
+    """Apply: put back what nothing has become of, up to the cursor."""
+    passed: list[Any] = [
+        t.PLAN_LETTER_KEY.unpack(key)[2:]
+        for key, letter in plan_letters.rows_of(state, plan.plan_id, plan.cursor, cursor)
+        if letter[0] == LetterOutcome.PLANNED
+    ]
+    plan.cursor = cursor
+    plan_letters.count_put_back(state, plan, len(passed))
+    failed_messages.put_back(state, group, plan.plan_id, passed)
 
 
 def apply_lost(state: State, event: PlanLettersLost, context: RecordContext) -> None:
@@ -444,9 +463,7 @@ def _leave(
     """Apply: letters belong to a plan no more, for the reasons that they have."""
     for topic_id, partition, offset, visible_at, why in letters:
         ref = (topic_id, partition, offset)
-        row = failed_messages.get(state, group, ref)
-        if row is not None and row.plan == plan.plan_id:
-            failed_messages.set_plan(state, group, ref, 0)
+        failed_messages.leave_plan(state, group, ref, plan.plan_id)
         _set(state, plan, visible_at, ref, outcome, why)
 
 
@@ -467,12 +484,13 @@ def _set(
 def apply_tidied(state: State, event: PlanTidied, context: RecordContext) -> None:
     del context
     plan = state.plans.by_id[event.plan_id]
-    keys = [
-        placed.key for placed in islice(plan_letters.letters_of(state, plan.plan_id), event.most)
-    ]
-    for key in keys:
-        state.tables[t.PLAN_LETTERS].delete(key)
-    if len(keys) < event.most:
+    group = state.groups.find(plan.group_id)
+    letters = list(islice(plan_letters.letters_of(state, plan.plan_id), event.most))
+    for placed in letters:
+        if group is not None and placed.letter.outcome == LetterOutcome.DELIVERED:
+            failed_messages.leave_plan(state, group, placed.ref, plan.plan_id)
+        state.tables[t.PLAN_LETTERS].delete(placed.key)
+    if len(letters) < event.most:
         state.plans.remove(plan)
 
 
@@ -487,6 +505,7 @@ APPLIERS: Appliers = {
     PlanLettersAdded: apply_added,
     PlanFrozen: apply_frozen,
     PlanAdvanced: apply_advanced,
+    PlanPutBack: apply_advanced,
     PlanLettersLost: apply_lost,
     PlanTidied: apply_tidied,
 }

@@ -76,7 +76,7 @@ class PlanMoved(NamedTuple):
 @event(133)
 class PlanAdvanced(NamedTuple):
     """The next letters of a plan were put back or skipped, up to the key `cursor` of
-    table `plan_letters`.
+    table `plan_letters`. Older versions wrote it, with the row of each letter.
     """
 
     plan_id: int
@@ -85,6 +85,23 @@ class PlanAdvanced(NamedTuple):
     fences: tuple[FenceChange, ...]
     skipped: tuple[SkippedLetter, ...]
     cursor: bytes
+
+
+@event(138)
+class PlanPutBack(NamedTuple):
+    """The next letters of a plan were put back, up to the key `cursor` of table
+    `plan_letters`: so many `letters`, all of them that are neither `skipped` nor were
+    before. Of those among `moves` the rows change, because they wait behind others of
+    their keys.
+    """
+
+    plan_id: int
+    group_id: int
+    cursor: bytes
+    letters: int
+    moves: tuple[Move, ...]
+    fences: tuple[FenceChange, ...]
+    skipped: tuple[SkippedLetter, ...]
 
 
 @event(135)

@@ -12,7 +12,7 @@ from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.events.consumers import LettersExpired
 from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.state import failed_messages
-from txmq.core.state.failed_messages import FailedKind
+from txmq.core.state.failed_messages import CLOSED, FailedKind
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ def decide_expire(state: State, command: ExpireLetters, now: int) -> Outcome:
         old = retention and row.dead_at < state.certain(now) - retention
         # letters of a deleted topic cannot be named any more
         kept = keeps and not row.exported and not state.topics_by_id[ref[0]].deleted
-        if old and not row.token and not kept:
+        # a letter that its plan has put back is none
+        if old and row.kind in CLOSED and not row.token and not kept:
             expired.append(ref)
             if row.kind == FailedKind.LETTER:
                 changes.processed(ref, row.key_hash)

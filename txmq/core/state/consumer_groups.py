@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.core.state.positions import GroupPosition
+from txmq.core.state.put_back import PutBackQueue
 from txmq.model.retry import RetryPolicy
 from txmq.model.topic_partition import TopicPartition
 from txmq.model.units import MINUTE, SECOND
@@ -281,7 +282,10 @@ class ConsumerGroup:
     positions: dict[TopicPartition, GroupPosition] = field(default_factory=dict)
     leases: dict[int, Lease] = field(default_factory=dict)
     leased_rows: dict[MessageRef, int] = field(default_factory=dict)  # failed message: lease
-    retrying: Counter[TopicPartition] = field(default_factory=Counter)  # rows of table `retries`
+    # rows of table `retries`, and offsets of `put_back`
+    retrying: Counter[TopicPartition] = field(default_factory=Counter)
+    # letters that plans have put back, and that wait; follows from the tables
+    put_back: dict[TopicPartition, PutBackQueue] = field(default_factory=dict, compare=False)
     # topic id: key hash: fence
     fences: dict[int, dict[int, KeyFence]] = field(default_factory=dict)
     # topic id and key hash of the fences in state WAITING

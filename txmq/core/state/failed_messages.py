@@ -7,6 +7,9 @@ points at the stored batch; nothing is copied. Only this module writes the index
 retrying message is in `retries` and `wakes` while no member holds it, a parked one in
 `parked`, one that a consumer's store has in `local`, dead letters and abandoned ones
 are in `letters`.
+
+A letter that its plan has put back keeps its row and its indexes until it ends or fails
+(`put_back`). What this module returns is the retry that it is.
 """
 
 from __future__ import annotations
@@ -24,12 +27,14 @@ from txmq.core.state import (
 )
 from txmq.core.state.letter_index import Letter, LetterState
 from txmq.core.state.local_stores import StoredMessage
+from txmq.core.state.plans import LetterOutcome
 from txmq.core.state.positions import UNDELIVERED
+from txmq.core.state.put_back import PutBackQueue
 from txmq.model.topic_partition import TopicPartition
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
     from txmq.core.state.state import State
@@ -164,8 +169,111 @@ def decode_move(move: Any) -> Move:  # noqa: ANN401  # tuples come back from the
 
 def get(state: State, group: ConsumerGroup, ref: MessageRef) -> FailedMessage | None:
     """Return the row of a message if it has failed."""
+    row = _stored(state, group, ref)
+    return None if row is None else current(state, group, ref, row)
+
+
+def _stored(state: State, group: ConsumerGroup, ref: MessageRef) -> FailedMessage | None:
     row: Any = state.failed_messages.get(t.FAILED_KEY.pack(group.group_id, *ref))
     return None if row is None else FailedMessage(*row)
+
+
+def current(
+    state: State, group: ConsumerGroup, ref: MessageRef, row: FailedMessage
+) -> FailedMessage:
+    """Return what a row of table `moved` stands for: a letter that its plan has put
+    back is a retry. The same row = it is not put back.
+    """
+    if not row.plan or row.kind != FailedKind.LETTER or row.token:
+        return row
+    if not plan_letters.is_put_back(state, row.plan, row.visible_at, ref):
+        return row
+    lease = group.leased_rows.get(ref)
+    again = replayed_row(row)._replace(kind=FailedKind.RETRY, plan=row.plan)
+    if lease is None:
+        return again
+    return again._replace(attempt=1, consumer=group.leases[lease].member)
+
+
+def replayed_row(row: FailedMessage) -> FailedMessage:
+    """Return the row of a dead letter that is replayed.
+
+    Attempts and consumer deaths count from zero again; replays go on counting. A plan
+    that has ended without it has nothing to do with it any more.
+    """
+    return row._replace(attempt=0, deaths=0, replays=row.replays + 1, token=b"", plan=0)
+
+
+def put_back(state: State, group: ConsumerGroup, plan_id: int, refs: Iterable[MessageRef]) -> None:
+    """Apply: a plan's cursor has passed these letters."""
+    letters: list[Letter] = []
+    for ref in refs:
+        row = _stored(state, group, ref)
+        if row is None or (row.kind, row.plan, row.token) != (FailedKind.LETTER, plan_id, b""):
+            continue  # the log has lost what became of it
+        letter = letter_of(ref, row)
+        assert letter is not None, "it is dead"
+        letters.append(letter)
+        tp = TopicPartition(ref[0], ref[1])
+        group.retrying[tp] += 1
+        _queue(group, tp).add(ref[2])
+    letter_index.put_back(state.tables, group.group_id, letters)
+    group.letters -= len(letters)
+    state.groups.dirty_groups.add(group.group_id)
+
+
+def _queue(group: ConsumerGroup, tp: TopicPartition) -> PutBackQueue:
+    queue = group.put_back.get(tp)
+    if queue is None:
+        queue = group.put_back[tp] = PutBackQueue()
+    return queue
+
+
+def load_queues(state: State) -> None:
+    """Make the queues of letters that plans have put back anew from the tables."""
+    for plan in state.plans.by_id.values():
+        group = state.groups.find(plan.group_id)
+        if group is None or not plan.cursor or not plan.count(LetterOutcome.DELIVERED):
+            continue
+        for key, letter in plan_letters.rows_of(state, plan.plan_id, last=plan.cursor):
+            if letter[0] == LetterOutcome.PLANNED:
+                ref: Any = t.PLAN_LETTER_KEY.unpack(key)[2:]
+                if is_waiting(state, group, ref):
+                    _queue(group, TopicPartition(ref[0], ref[1])).add(ref[2])
+
+
+def is_waiting(state: State, group: ConsumerGroup, ref: MessageRef) -> bool:
+    """Return True if a letter is put back, and waits for a consumer."""
+    if ref in group.leased_rows:
+        return False
+    row = _stored(state, group, ref)
+    return row is not None and current(state, group, ref, row) is not row
+
+
+def take_from_queue(state: State, group: ConsumerGroup, ref: MessageRef) -> bool:
+    """Apply: a letter that was put back goes to a consumer. Return False if the message
+    is no such letter.
+    """
+    if not group.put_back or not is_waiting(state, group, ref):
+        return False
+    _leave_queue(group, ref)
+    state.groups.dirty_groups.add(group.group_id)
+    return True
+
+
+def _leave_queue(group: ConsumerGroup, ref: MessageRef) -> None:
+    tp = TopicPartition(ref[0], ref[1])
+    queue = group.put_back[tp]
+    queue.discard(ref[2])
+    if not queue:
+        del group.put_back[tp]
+    _count_retry(group, tp, -1)
+
+
+def _count_retry(group: ConsumerGroup, tp: TopicPartition, change: int) -> None:
+    group.retrying[tp] += change
+    if not group.retrying[tp]:
+        del group.retrying[tp]
 
 
 def put(state: State, group: ConsumerGroup, ref: MessageRef, row: FailedMessage) -> None:
@@ -201,25 +309,46 @@ def _tell_plan(state: State, ref: MessageRef, row: FailedMessage) -> FailedMessa
 
 
 def set_plan(state: State, group: ConsumerGroup, ref: MessageRef, plan_id: int) -> None:
-    """Apply: a letter belongs to a plan from now on; 0 = to none."""
-    row = get(state, group, ref)
+    """Apply: an open letter belongs to a plan from now on."""
+    row = _stored(state, group, ref)
     assert row is not None, "it was planned"
     key = t.FAILED_KEY.pack(group.group_id, *ref)
     state.failed_messages.put(key, tuple(row._replace(plan=plan_id)))
 
 
+def leave_plan(state: State, group: ConsumerGroup, ref: MessageRef, plan_id: int) -> None:
+    """Apply: a message belongs to this plan no more, if it did."""
+    stored = _stored(state, group, ref)
+    if stored is None or stored.plan != plan_id:
+        return
+    row = current(state, group, ref, stored)
+    if row is stored:
+        key = t.FAILED_KEY.pack(group.group_id, *ref)
+        state.failed_messages.put(key, tuple(row._replace(plan=0)))
+    else:
+        drop(state, group, ref)
+        put(state, group, ref, row._replace(plan=0))
+
+
 def drop(state: State, group: ConsumerGroup, ref: MessageRef) -> FailedMessage | None:
     """Apply: remove the row and its indexes before another `put`, and return it."""
-    row = get(state, group, ref)
-    if row is None:
+    stored = _stored(state, group, ref)
+    if stored is None:
         return None
+    row = current(state, group, ref, stored)
     state.failed_messages.delete(t.FAILED_KEY.pack(group.group_id, *ref))
-    letter = letter_of(ref, row)
+    letter = letter_of(ref, stored)
     if letter is not None:
-        letter_index.discard(state.tables, group.group_id, letter)
+        counted = letter if row is stored else letter_of(ref, row)
+        letter_index.discard(state.tables, group.group_id, letter, counted)
     if group.unfinished_clones and row.kind in DELIVERABLE:
         keep_for_clones(state, group, ref)
-    if row.kind == FailedKind.RETRY:
+    if row is not stored:
+        state.letters.delete(t.LETTER_KEY.pack(group.group_id, row.number))
+        if ref not in group.leased_rows:
+            _leave_queue(group, ref)
+        state.groups.dirty_groups.add(group.group_id)
+    elif row.kind == FailedKind.RETRY:
         if ref not in group.leased_rows and not row.token:
             _unindex_retry(state, group, ref, row.due)
     elif row.kind == FailedKind.PARKED:
@@ -274,10 +403,7 @@ def _unindex_retry(state: State, group: ConsumerGroup, ref: MessageRef, due: int
         t.RETRY_KEY.pack(group.group_id, topic_id, partition, due, offset)
     )
     state.tables[t.RETRIES_BY_TIME].delete(t.RETRY_TIME_KEY.pack(due, group.group_id, *ref))
-    tp = TopicPartition(topic_id, partition)
-    group.retrying[tp] -= 1
-    if not group.retrying[tp]:
-        del group.retrying[tp]
+    _count_retry(group, TopicPartition(topic_id, partition), -1)
     state.groups.dirty_groups.add(group.group_id)
 
 
@@ -321,9 +447,18 @@ def rows_between(
         t.FAILED_KEY.pack(group.group_id, *tp, min(offset, t.SIGN)) for offset in (start, end)
     )
     rows: Any = state.failed_messages.range(low, high)
-    return [
-        ((*tp, t.FAILED_KEY.unpack(key)[3]), FailedMessage(*row)) for key, row in islice(rows, most)
-    ]
+    return [_found(state, group, *item) for item in islice(rows, most)]
+
+
+def _found(
+    state: State,
+    group: ConsumerGroup,
+    key: bytes,
+    row: Any,  # noqa: ANN401  # rows are untyped
+) -> tuple[MessageRef, FailedMessage]:
+    _group_id, topic_id, partition, offset = t.FAILED_KEY.unpack(key)
+    ref = (topic_id, partition, offset)
+    return ref, current(state, group, ref, FailedMessage(*row))
 
 
 def last_rows_before(
@@ -336,10 +471,7 @@ def last_rows_before(
         t.FAILED_KEY.pack(group.group_id, *tp, min(offset, t.SIGN)) for offset in (start, end)
     )
     rows: Any = state.failed_messages.range(low, high, reverse=True)
-    found = [
-        ((*tp, t.FAILED_KEY.unpack(key)[3]), FailedMessage(*row)) for key, row in islice(rows, most)
-    ]
-    return found[::-1]
+    return [_found(state, group, *item) for item in islice(rows, most)][::-1]
 
 
 def messages_of_group(
@@ -361,13 +493,20 @@ def messages_of_group(
 def due_rows(
     state: State, group: ConsumerGroup, tp: TopicPartition, now: int
 ) -> Iterator[tuple[MessageRef, FailedMessage]]:
-    """Yield the messages of a partition that are due, longest due first."""
+    """Yield the messages of a partition that are due, longest due first, then those
+    that plans have put back.
+    """
     start = t.RETRY_KEY.pack(group.group_id, *tp, 0, 0)
     stop = t.RETRY_KEY.pack(group.group_id, *tp, now + 1, 0)
     for key, _row in state.tables[t.RETRIES].range(start, stop):
         ref = (*tp, t.RETRY_KEY.unpack(key)[4])
         row = get(state, group, ref)
         assert row is not None, "the index has it"
+        yield ref, row
+    for offset in group.put_back.get(tp, ()):
+        ref = (*tp, offset)
+        row = get(state, group, ref)
+        assert row is not None, "the queue has it"
         yield ref, row
 
 

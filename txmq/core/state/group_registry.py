@@ -77,11 +77,12 @@ class GroupRegistry:
         del self.deleted[group.group_id]
 
     def _with_rows(self, group_id: int) -> ConsumerGroup:
-        group = self._find(group_id)
+        group = self.find(group_id)
         assert group is not None, "rows of a group come after its own"
         return group
 
-    def _find(self, group_id: int) -> ConsumerGroup | None:
+    def find(self, group_id: int) -> ConsumerGroup | None:
+        """Return a group that may be deleted, while it has rows."""
         return self.by_id.get(group_id) or self.deleted.get(group_id)
 
     def position_for_update(self, group: ConsumerGroup, tp: TopicPartition) -> GroupPosition:
@@ -99,7 +100,7 @@ class GroupRegistry:
     def save(self, tables: t.Tables) -> None:
         """Write the rows of what has changed since the last call."""
         for group_id in self.dirty_groups:
-            group = self._find(group_id)
+            group = self.find(group_id)
             _write(
                 tables[t.GROUPS],
                 t.GROUP_KEY.pack(group_id),
@@ -121,14 +122,14 @@ class GroupRegistry:
             dirty.clear()
 
     def _position_row(self, group_id: int, topic_id: int, partition: int) -> t.Row | None:
-        group = self._find(group_id)
+        group = self.find(group_id)
         position = (
             None if group is None else group.positions.get(TopicPartition(topic_id, partition))
         )
         return None if position is None else position.to_row()
 
     def _fence_row(self, group_id: int, topic_id: int, key_hash: int) -> t.Row | None:
-        group = self._find(group_id)
+        group = self.find(group_id)
         fence = None if group is None else group.fence(topic_id, key_hash)
         if fence is None:
             return None

@@ -20,7 +20,7 @@ from txmq.model.units import MINUTE
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from txmq.store.tables import Table, Tables
 
@@ -56,6 +56,7 @@ PLACE = Struct(">QQIIQ")
 FIRST = bytes(PLACE.size)  # sorts before all places
 LAST = b"\xff" * (PLACE.size + 1)  # and this one behind them
 CELL_KEY = Struct(">IBIQQ")  # group id, state, topic id, hash of the error, slot
+STATE_AT = 4  # of a cell's key
 SLOT_SIZE = 8  # bytes of a slot, at the end of the key
 
 
@@ -125,19 +126,56 @@ def add(tables: Mapping[str, Table] | Tables, group_id: int, letter: Letter) -> 
     cells.put(key, tuple(cell))
 
 
-def discard(tables: Mapping[str, Table] | Tables, group_id: int, letter: Letter) -> None:
-    """Apply: a letter leaves the index."""
+def discard(
+    tables: Mapping[str, Table] | Tables,
+    group_id: int,
+    letter: Letter,
+    counted: Letter | None = None,
+) -> None:
+    """Apply: a letter leaves the index. `counted` is what it was counted as since."""
     index = tables[t.LETTER_INDEX]
     for key in _keys(group_id, letter):
         index.delete(key)
-    cells, key = tables[t.LETTER_CELLS], _cell_key(group_id, letter)
+    counted = counted or letter
+    _count(tables[t.LETTER_CELLS], _cell_key(group_id, counted), -1, -bool(counted.replays))
+
+
+def put_back(
+    tables: Mapping[str, Table] | Tables, group_id: int, letters: Iterable[Letter]
+) -> None:
+    """Apply: open letters are being replayed. Only their counts say so: their places in
+    the index stay until they end or fail.
+    """
+    changed: dict[bytes, list[Any]] = {}
+    for letter in letters:
+        key = _cell_key(group_id, letter)
+        change = changed.get(key)
+        if change is None:
+            changed[key] = [letter, 1, bool(letter.replays), letter.died_at, letter.died_at]
+        else:
+            change[1] += 1
+            change[2] += bool(letter.replays)
+            change[3] = min(change[3], letter.died_at)
+            change[4] = max(change[4], letter.died_at)
+    cells = tables[t.LETTER_CELLS]
+    for key, (letter, count, replayed, first, last) in changed.items():
+        _count(cells, key, -count, -replayed)
+        names = (letter.error_type, letter.fingerprint)
+        to = key[:STATE_AT] + bytes((LetterState.REPLAYING,)) + key[STATE_AT + 1 :]
+        row: Any = cells.get(to)
+        if row is None:
+            cells.put(to, (count, count, first, last, *names))
+        else:
+            before = (row[0] + count, row[1] + count, min(row[2], first), max(row[3], last))
+            cells.put(to, (*before, *names))
+
+
+def _count(cells: Table, key: bytes, letters: int, replayed: int) -> None:
     row: Any = cells.get(key)
-    cell = Cell(*row)
-    if cell.letters == 1:
+    if row[0] + letters == 0:
         cells.delete(key)
     else:
-        replayed = cell.replayed - bool(letter.replays)
-        cells.put(key, tuple(cell._replace(letters=cell.letters - 1, replayed=replayed)))
+        cells.put(key, (row[0] + letters, row[1] + replayed, *row[2:]))
 
 
 def prefix(group_id: int, state: LetterState, dimension: Dimension, value: int = 0) -> bytes:

@@ -4,6 +4,9 @@ Table `plan_letters` has a row for each letter of a plan, in the order of public
 so that the letters of a key are a chain. The row of a failed message names its plan.
 So an outcome is recorded where the message's row ends or dies again
 (`failed_messages`), and messages without a plan cost nothing.
+
+Up to the cursor of a plan, a letter without an outcome has been put back: putting back
+moves the cursor, and changes no row.
 """
 
 from __future__ import annotations
@@ -54,23 +57,50 @@ def key_of(plan_id: int, visible_at: int, ref: MessageRef) -> bytes:
 def get(state: State, key: bytes) -> PlanLetter | None:
     """Return a letter of a plan."""
     row: Any = state.tables[t.PLAN_LETTERS].get(key)
-    return None if row is None else PlanLetter(*row)
+    if row is None:
+        return None
+    plan = state.plans.by_id.get(t.PLAN_KEY.unpack_from(key)[0])
+    return _as_of(PlanLetter(*row), plan is not None and key <= plan.cursor)
+
+
+def _as_of(letter: PlanLetter, passed: bool) -> PlanLetter:  # noqa: FBT001  # of one call
+    """Return a letter as it is once the cursor has `passed` it."""
+    if passed and letter.outcome == LetterOutcome.PLANNED:
+        return letter._replace(outcome=LetterOutcome.DELIVERED)
+    return letter
+
+
+def is_put_back(state: State, plan_id: int, visible_at: int, ref: MessageRef) -> bool:
+    """Return True if a plan has come to a letter whose row names it."""
+    plan = state.plans.by_id.get(plan_id)
+    return plan is not None and key_of(plan_id, visible_at, ref) <= plan.cursor
 
 
 def letters_of(state: State, plan_id: int, after: bytes = b"") -> Iterator[PlacedLetter]:
     """Yield the letters of a plan in order, from those behind the key `after` on."""
-    start = max(after + b"\0", t.PLAN_KEY.pack(plan_id))
-    stop = t.PLAN_KEY.pack(plan_id + 1)
-    rows: Any = state.tables[t.PLAN_LETTERS].range(start, stop)
-    for key, row in rows:
+    plan = state.plans.by_id.get(plan_id)
+    cursor = b"" if plan is None else plan.cursor
+    for key, row in rows_of(state, plan_id, after):
         _plan_id, visible_at, *ref = t.PLAN_LETTER_KEY.unpack(key)
-        yield PlacedLetter(key, (ref[0], ref[1], ref[2]), visible_at, PlanLetter(*row))
+        letter = _as_of(PlanLetter(*row), key <= cursor)
+        yield PlacedLetter(key, (ref[0], ref[1], ref[2]), visible_at, letter)
+
+
+def rows_of(
+    state: State, plan_id: int, after: bytes = b"", last: bytes | None = None
+) -> Iterator[tuple[bytes, Any]]:
+    """Yield the keys and rows of a plan's letters, from those behind the key `after`
+    on, up to the key `last`. Of letters that are put back the rows do not say so.
+    """
+    start = max(after + b"\0", t.PLAN_KEY.pack(plan_id))
+    stop = t.PLAN_KEY.pack(plan_id + 1) if last is None else last + b"\0"
+    return state.tables[t.PLAN_LETTERS].range(start, stop)
 
 
 def add(state: State, plan: Plan, key: bytes, letter: PlanLetter) -> None:
     """Apply: add a letter to a plan that is being built."""
     state.tables[t.PLAN_LETTERS].put(key, tuple(letter))
-    plan.counts[letter.outcome] = plan.counts.get(letter.outcome, 0) + 1
+    _count(plan, letter.outcome, 1)
     state.plans.dirty.add(plan.plan_id)
 
 
@@ -78,10 +108,21 @@ def change(state: State, plan: Plan, key: bytes, letter: PlanLetter) -> None:
     """Apply: a letter has another outcome."""
     before = get(state, key)
     assert before is not None, "it was planned"
-    plan.counts[before.outcome] -= 1
-    if not plan.counts[before.outcome]:
-        del plan.counts[before.outcome]
+    _count(plan, before.outcome, -1)
     add(state, plan, key, letter)
+
+
+def count_put_back(state: State, plan: Plan, letters: int) -> None:
+    """Apply: the cursor has passed so many letters that nothing had become of."""
+    _count(plan, LetterOutcome.PLANNED, -letters)
+    _count(plan, LetterOutcome.DELIVERED, letters)
+    state.plans.dirty.add(plan.plan_id)
+
+
+def _count(plan: Plan, outcome: int, change: int) -> None:
+    plan.counts[outcome] = plan.counts.get(outcome, 0) + change
+    if not plan.counts[outcome]:
+        del plan.counts[outcome]
 
 
 def holder(state: State, plan_id: int) -> Plan | None:

@@ -259,5 +259,5 @@ def _settle_replay(
         _replace_row(state, group, ref, row._replace(token=b""))
         return
     made = FailureChanges(state, group, context.stored_at)
-    made.retry(ref, failures.replayed_row(row), context.stored_at)
+    made.retry(ref, failed_messages.replayed_row(row), context.stored_at)
     key_fences.apply_changes(state, group, *made.parts(), context.stored_at)
