@@ -1,5 +1,5 @@
 """Connections of psycopg2 that take messages along with their COMMIT."""
 
-from txmq.tx.postgres.enlist import EnlistConnection
+from txmq.tx.postgres.drivers.psycopg2_driver import EnlistConnection
 
 __all__ = ["EnlistConnection"]

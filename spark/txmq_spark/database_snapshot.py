@@ -19,8 +19,9 @@ from psycopg2.sql import SQL, Composable, Identifier, Literal
 from pyspark.sql import DataFrame, SparkSession
 
 from txmq.errors import SchemaMissing
+from txmq.tx.postgres.blocking import read_server
 from txmq.tx.postgres.errors import translated
-from txmq.tx.postgres.identity import ServerIdentity, read_server
+from txmq.tx.postgres.identity import ServerIdentity
 from txmq.tx.postgres.session import Connection, connect
 
 TASK_PAGES: Final = 8_192  # pages that one task reads: 64 MiB

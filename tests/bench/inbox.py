@@ -11,10 +11,11 @@ from uuid import UUID
 import psycopg2
 
 from tests.bench.rows import Row, Run, benchmark, row
-from txmq.tx.postgres.inbox import Position, claim
-from txmq.tx.postgres.inbox_compaction import compact
+from txmq.tx.postgres.blocking import claim, compact
+from txmq.tx.postgres.caller import BEGIN
+from txmq.tx.postgres.inbox import Position
 from txmq.tx.postgres.schema import install
-from txmq.tx.postgres.session import BEGIN, Connection
+from txmq.tx.postgres.session import Connection
 
 GROUP, LOG_ID, TOPIC_ID, PARTITIONS = "billing", str(UUID(int=1)), 1, 16
 MESSAGES, BATCH = 10_000_000, 500
@@ -40,7 +41,11 @@ def inbox(run: Run) -> Iterator[Row]:
                 offset for offset in range(first, first + BATCH) if random.random() >= SKIPPED
             ]
             with ours.cursor() as cursor:
-                claim(cursor, {Position(GROUP, LOG_ID, TOPIC_ID, partition): offsets}, first=BEGIN)
+                claim(
+                    cursor.connection,
+                    {Position(GROUP, LOG_ID, TOPIC_ID, partition): offsets},
+                    first=BEGIN,
+                )
                 cursor.execute("COMMIT")
             if time.perf_counter() - folded >= FOLD_EVERY_S:
                 compact(upkeep, GROUP, LOG_ID)

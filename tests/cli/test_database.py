@@ -23,10 +23,9 @@ from txmq.client.protocol.transaction.tokens import new_token
 from txmq.model.decider import ByChecker, ByPostgres
 from txmq.testing.processes import TXMQ, running
 from txmq.testing.wait import wait_until
+from txmq.tx.postgres.blocking import insert_token, read_server
 from txmq.tx.postgres.brokers import report
-from txmq.tx.postgres.identity import read_server
 from txmq.tx.postgres.session import connect
-from txmq.tx.postgres.tokens import insert_token
 from txmq.wire.bundle import BundleDescription
 
 

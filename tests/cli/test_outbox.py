@@ -18,8 +18,8 @@ from txmq.batch import BatchView, encode, verify
 from txmq.client.protocol.transaction.tokens import new_token
 from txmq.model.message import Message
 from txmq.tx.outbox_entry import OutboxEntry, pack_entries, unpack_entries
-from txmq.tx.postgres.outbox import NewOutboxRow, enqueue
-from txmq.tx.postgres.tokens import insert_token
+from txmq.tx.postgres.blocking import enqueue, insert_token
+from txmq.tx.postgres.outbox import NewOutboxRow
 
 Queue = Callable[[], UUID]
 

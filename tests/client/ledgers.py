@@ -15,7 +15,7 @@ from tests.client.real import RealBroker
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.transaction.xa import XaTransaction
 from txmq.testing.wait import wait_until
-from txmq.tx.postgres.prepared import commit_prepared, roll_back_prepared
+from txmq.tx.postgres.blocking import commit_prepared, roll_back_prepared
 from txmq.tx.postgres.prepared_list import list_prepared
 from txmq.tx.postgres.session import connect as connect_to
 

@@ -31,8 +31,10 @@ from txmq.recover.findings import PassReport
 from txmq.recover.server_log import BranchTrace, ServerLog
 from txmq.testing.postgres_server import OwnServer
 from txmq.tx.orphans import BranchAction
+from txmq.tx.postgres.blocking import prepare
+from txmq.tx.postgres.drivers import driver_of
 from txmq.tx.postgres.identity import Server, ServerIdentity, TimelineHistory
-from txmq.tx.postgres.prepared import Ending, prepare
+from txmq.tx.postgres.prepared import Ending
 from txmq.tx.postgres.prepared_list import PreparedTransaction
 from txmq.tx.postgres.session import Connection, connect
 from txmq.tx.xid import XaBranch
@@ -212,7 +214,7 @@ def test_the_status_of_another_timeline_is_not_believed(
         assert branch._work.xid is not None
         failover.use_again(branch._work.xid)
         with closing(psycopg2.connect(failover.world.dsns["a"])) as there:
-            monkeypatch.setattr(branch, "_connection", there)
+            monkeypatch.setattr(branch, "_driver", driver_of(there))
             results.append(finish(branch, decision))
             monkeypatch.undo()
         return results[0]

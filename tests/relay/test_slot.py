@@ -24,7 +24,7 @@ from txmq.relay.slot import SlotStatus
 from txmq.relay.slot_stream import SlotStream
 from txmq.testing.postgres_server import OwnServer
 from txmq.testing.wait import wait_until
-from txmq.tx.postgres.identity import read_server
+from txmq.tx.postgres.blocking import read_server
 from txmq.tx.postgres.session import Connection, connect
 
 NAME = "txmq_relay"

@@ -11,8 +11,8 @@ from psycopg2.sql import SQL, Identifier
 
 from txmq.errors import ConfigError, DatabaseError, SchemaMissing
 from txmq.testing.wait import wait_until
-from txmq.tx.postgres.inbox import Position, claim
-from txmq.tx.postgres.inbox_compaction import compact
+from txmq.tx.postgres.blocking import claim, compact
+from txmq.tx.postgres.inbox import Position
 from txmq.tx.postgres.session import Connection, connect, transaction
 from txmq_spark import database_snapshot
 from txmq_spark.database_snapshot import (
@@ -144,13 +144,13 @@ def test_the_inbox_is_its_rows_and_its_ranges(
     other = here._replace(group="refunds")
     for position, offsets in ((here, range(10)), (other, [77])):
         with transaction(connection) as cursor:
-            claim(cursor, {position: offsets})
+            claim(cursor.connection, {position: offsets})
     wait_until(
         lambda: compact(connection, "billing", LOG).moved or not recent(connection),
         what="no old snapshot holds rows",
     )
     with transaction(connection) as cursor:
-        claim(cursor, {here: [12, 20]})
+        claim(cursor.connection, {here: [12, 20]})
     with open_snapshot(database) as taken:
         found = {tuple(row) for row in inbox_ranges(spark, taken, GROUP).collect()}
         place: dict[str, Any] = {"topic": "orders", "topic_id": 7, "partition": 1, "epoch": 5}

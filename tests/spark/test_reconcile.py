@@ -21,8 +21,8 @@ from txmq.client.protocol.transaction.tokens import new_token
 from txmq.model.decider import ByJob, ByPostgres
 from txmq.model.message import ReceivedMessage
 from txmq.testing.own_broker import OwnBroker
-from txmq.tx.postgres.identity import read_server
-from txmq.tx.postgres.inbox import Position, claim
+from txmq.tx.postgres.blocking import claim, read_server
+from txmq.tx.postgres.inbox import Position
 from txmq.tx.postgres.session import connect, transaction
 from txmq.wire.bundle import NO_DIGEST, BundleDescription, BundlePart, bundle_digest
 from txmq_spark.broker_link import BrokerLink
@@ -107,7 +107,7 @@ def apply(shop: ReconciledShop, message: ReceivedMessage) -> None:
             for place in shop.client.call("group.show", group=GROUP)["positions"]
             if (place["topic"], place["partition"]) == message[:2]
         )
-        if claim(cursor, {position: [message.offset]}):
+        if claim(cursor.connection, {position: [message.offset]}):
             cursor.execute("INSERT INTO effects VALUES (%s)", (message.body.decode(),))
 
 

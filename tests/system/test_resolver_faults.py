@@ -22,7 +22,7 @@ from txmq.model.decider import ByPostgres
 from txmq.testing.postgres_server import OwnServer, PostgresServer
 from txmq.testing.processes import running
 from txmq.testing.wait import wait_until
-from txmq.tx.postgres.tokens import insert_token
+from txmq.tx.postgres.blocking import insert_token
 
 SETTINGS = """
 [checks]

@@ -15,7 +15,7 @@ from tests.client.real import RealBroker
 from txmq.client.protocol.transaction.tokens import new_token
 from txmq.model.decider import ByPostgres
 from txmq.testing.wait import wait_until
-from txmq.tx.postgres.identity import read_server
+from txmq.tx.postgres.blocking import read_server
 from txmq.wire.bundle import BundleDescription
 
 COUNT = 3_000

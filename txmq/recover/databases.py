@@ -10,8 +10,8 @@ from txmq.errors import DatabaseError
 from txmq.model.decider import BranchPosition
 from txmq.model.message import Decision
 from txmq.recover.server_log import BranchTrace, read_log
+from txmq.tx.postgres.blocking import read_server
 from txmq.tx.postgres.branch_finish import FORBIDDEN, finish, grant_for, statuses
-from txmq.tx.postgres.identity import read_server
 from txmq.tx.postgres.prepared import BY_OTHERS, Ending
 from txmq.tx.postgres.prepared_list import (
     HeldLocks,

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from txmq.tx.postgres.identity import Server, TimelineHistory, format_lsn, read_history, read_server
+from txmq.tx.postgres.blocking import read_history, read_server
+from txmq.tx.postgres.identity import Server, TimelineHistory, format_lsn
 
 if TYPE_CHECKING:
     from txmq.model.decider import BranchPosition

@@ -49,7 +49,7 @@ from txmq.relay import slot as slots
 from txmq.relay.missed import Gap, find_gap, find_lost, last_restore
 from txmq.relay.relay_session import RelayProgress, RelaySession, read_start, read_watermark
 from txmq.relay.slot_stream import SlotStream
-from txmq.tx.postgres.identity import read_server
+from txmq.tx.postgres.blocking import read_server
 from txmq.tx.postgres.session import connect
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0  # between sessions

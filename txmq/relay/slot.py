@@ -18,8 +18,9 @@ from typing import Final, NamedTuple
 from psycopg2 import sql
 
 from txmq.errors import ConfigError, DatabaseError, SlotInUse, SlotLost, SlotMissing, WalLevelTooLow
+from txmq.tx.postgres.blocking import read_server
 from txmq.tx.postgres.errors import translated
-from txmq.tx.postgres.identity import read_server, require_supported
+from txmq.tx.postgres.identity import require_supported
 from txmq.tx.postgres.session import Connection
 
 PLUGIN: Final = "pgoutput"

@@ -22,7 +22,7 @@ from txmq.client.protocol.transaction.parts import split_into_parts
 from txmq.client.protocol.transaction.tokens import new_token
 from txmq.model.decider import ByPostgres
 from txmq.model.message import Message
-from txmq.tx.postgres.identity import read_server
+from txmq.tx.postgres.blocking import read_server
 from txmq.wire.bundle import BundleDescription, pack_part
 from txmq.wire.data_requests import Opcode
 

@@ -20,11 +20,10 @@ from txmq.model.decider import ByPostgres
 from txmq.model.message import Decision
 from txmq.testing.postgres_server import PostgresServer
 from txmq.testing.wait import wait_until
+from txmq.tx.postgres.blocking import insert_token, read_server, server_of
 from txmq.tx.postgres.brokers import registered
-from txmq.tx.postgres.identity import read_server, server_of
 from txmq.tx.postgres.partitions import partitions
 from txmq.tx.postgres.session import connect
-from txmq.tx.postgres.tokens import insert_token
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -26,9 +26,9 @@ from txmq.errors import (
     TxmqError,
 )
 from txmq.testing.wait import wait_until
+from txmq.tx.postgres.blocking import guarded_commit
 from txmq.tx.postgres.caller_block import CallerBlock, block_of
-from txmq.tx.postgres.commit import guarded_commit
-from txmq.tx.postgres.watched_cursor import CursorWatch
+from txmq.tx.postgres.statement_watch import StatementWatch
 
 DEADLINE_S = 20
 REFUSALS = (psycopg2.ProgrammingError, LocalProtocolError)
@@ -248,16 +248,20 @@ def last_transaction(world: World, connection: Any) -> Transaction:
     return tx
 
 
+async def agreed(_block: CallerBlock) -> bool:
+    return True
+
+
 PLANTED: dict[str, tuple[str, str, Callable[[pytest.MonkeyPatch], None]]] = {
     "no look at the transaction before its rollback": (
         "after a SELECT",
         "commit()",
-        lambda patch: patch.setattr(CallerBlock, "_look_joined", lambda _self: True),
+        lambda patch: patch.setattr(CallerBlock, "_look_joined", agreed),
     ),
     "raw statements are not seen": (
         "a fresh one",
         "COMMIT AND CHAIN",
-        lambda patch: patch.setattr(CursorWatch, "start", lambda _self: None),
+        lambda patch: patch.setattr(StatementWatch, "start", lambda _self: None),
     ),
     "the token's INSERT proves nothing": (
         "a fresh one",

@@ -28,11 +28,10 @@ from txmq.errors import DatabaseUnavailable, TransactionAborted
 from txmq.model.message import COMMIT, ROLLBACK, UNKNOWN, Message, ReceivedMessage
 from txmq.testing.postgres_server import OwnServer, PostgresServer
 from txmq.testing.wait import wait_until
-from txmq.tx.postgres.identity import read_server
+from txmq.tx.postgres.blocking import insert_token, read_server
 from txmq.tx.postgres.resolver import Check, TokenResolver
 from txmq.tx.postgres.session import Connection
 from txmq.tx.postgres.session import connect as connect_to
-from txmq.tx.postgres.tokens import insert_token
 
 Connect = Callable[..., Client]
 

@@ -26,8 +26,8 @@ from txmq.model.decider import ByPostgres, DatabaseId
 from txmq.model.message import Message
 from txmq.testing.postgres_server import OwnServer
 from txmq.testing.wait import wait_until
+from txmq.tx.postgres.blocking import insert_token
 from txmq.tx.postgres.brokers import take_over
-from txmq.tx.postgres.tokens import insert_token
 
 Connect = Callable[..., Client]
 REPORTS = "SELECT reports FROM public.txmq_broker"

@@ -19,7 +19,7 @@ from txmq.client.blocking.transaction import postgres
 from txmq.client.blocking.transaction.transaction import Transaction
 from txmq.errors import DatabaseUnavailable, InDoubt
 from txmq.testing.wait import wait_until
-from txmq.tx.postgres.commit import guarded_commit
+from txmq.tx.postgres.blocking import guarded_commit
 
 DEADLINE_S = 40.0
 FILL = """
@@ -68,10 +68,10 @@ def test_fault_55_a_transaction_that_finds_the_disk_full_is_rolled_back_whole(wo
 def test_fault_55_a_full_disk_decides_nothing_and_the_row_does_afterwards(
     world: World, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
-    def lost(connection: Any, token: Any) -> None:
+    def lost(driver: Any, token: Any) -> None:
         if state == "PUBLISHED":
-            guarded_commit(connection, token)
-        connection.close()
+            guarded_commit(driver, token)
+        driver.connection.close()
         execute(world.dsn, FILL)
         raise InDoubt("the connection broke", token=str(token))
 

@@ -23,7 +23,8 @@ from txmq.errors import LocalProtocolError
 from txmq.model.message import Message, ReceivedMessage
 from txmq.model.retry import RetryPolicy
 from txmq.testing.wait import wait_until
-from txmq.tx.postgres.inbox import Position, applied
+from txmq.tx.postgres.blocking import applied
+from txmq.tx.postgres.inbox import Position
 from txmq.tx.postgres.session import Connection
 
 WAIT_S = 20.0

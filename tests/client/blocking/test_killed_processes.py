@@ -20,8 +20,7 @@ from txmq.client.protocol.transaction.open_work import end_work
 from txmq.errors import InDoubt, TxmqError
 from txmq.testing.processes import run_script
 from txmq.testing.wait import wait_until
-from txmq.tx.postgres.caller import roll_back
-from txmq.tx.postgres.commit import guarded_commit
+from txmq.tx.postgres.blocking import guarded_commit, roll_back
 
 Connect = Callable[..., Client]
 DEADLINE_S = 60.0

@@ -24,7 +24,8 @@ from txmq.client.protocol.address import parse_url
 from txmq.errors import BrokerUnavailable, TransactionAborted
 from txmq.testing.network import FaultProxy, NetworkConditions
 from txmq.testing.wait import wait_until
-from txmq.tx.postgres.commit import CommitOutcome, guarded_commit
+from txmq.tx.postgres.blocking import guarded_commit
+from txmq.tx.postgres.commit import CommitOutcome
 
 Connect = Callable[..., Client]
 DEADLINE_S = 40.0

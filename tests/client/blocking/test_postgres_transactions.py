@@ -33,7 +33,8 @@ from txmq.errors import (
 from txmq.testing.forked import run_source
 from txmq.testing.processes import ENVIRONMENT, Running
 from txmq.testing.wait import wait_until
-from txmq.tx.postgres.commit import CommitOutcome, guarded_commit
+from txmq.tx.postgres.blocking import guarded_commit
+from txmq.tx.postgres.commit import CommitOutcome
 from txmq.wire.data_requests import Opcode
 
 Connect = Callable[..., Client]
@@ -135,8 +136,8 @@ def test_a_commit_that_the_database_refuses_rolls_the_messages_back(world: World
 def test_a_commit_that_no_standby_has_confirmed_is_left_to_the_resolver(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unconfirmed(connection: Any, token: Any) -> CommitOutcome:
-        guarded_commit(connection, token)
+    def unconfirmed(driver: Any, token: Any) -> CommitOutcome:
+        guarded_commit(driver, token)
         return CommitOutcome(replicated=False)
 
     monkeypatch.setattr(postgres, "guarded_commit", unconfirmed)
@@ -272,9 +273,9 @@ def test_a_commit_that_would_not_wait_for_the_disk_is_refused_unless_allowed(wor
 def test_a_commit_whose_answer_is_lost_is_found_out(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def committed_and_lost(connection: Any, token: Any) -> None:
-        guarded_commit(connection, token)
-        connection.close()
+    def committed_and_lost(driver: Any, token: Any) -> None:
+        guarded_commit(driver, token)
+        driver.connection.close()
         raise InDoubt("the connection broke", token=str(token))
 
     monkeypatch.setattr(postgres, "guarded_commit", committed_and_lost)
@@ -289,8 +290,8 @@ def test_a_commit_whose_answer_is_lost_is_found_out(
 def test_a_commit_that_was_lost_on_the_way_is_found_out_too(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lost(connection: Any, token: Any) -> None:
-        connection.close()
+    def lost(driver: Any, token: Any) -> None:
+        driver.connection.close()
         raise InDoubt("the connection broke", token=str(token))
 
     monkeypatch.setattr(postgres, "guarded_commit", lost)
@@ -307,8 +308,8 @@ def test_a_commit_that_was_lost_on_the_way_is_found_out_too(
 def test_without_an_answer_the_transaction_stays_in_doubt_and_the_resolver_ends_it(
     world: World, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def committed_and_lost(connection: Any, token: Any) -> None:
-        guarded_commit(connection, token)
+    def committed_and_lost(driver: Any, token: Any) -> None:
+        guarded_commit(driver, token)
         raise InDoubt("the connection broke", token=str(token))
 
     monkeypatch.setattr(postgres, "guarded_commit", committed_and_lost)
@@ -397,9 +398,9 @@ def test_a_producer_that_is_not_told_to_die_lives(world: World, tmp_path: Path) 
 def test_a_broker_killed_between_bundle_and_decision_publishes_what_was_committed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def killed(connection: Any, token: Any) -> Any:
+    def killed(driver: Any, token: Any) -> Any:
         world.broker.kill()
-        outcome = guarded_commit(connection, token)
+        outcome = guarded_commit(driver, token)
         world.broker.start()
         return outcome
 

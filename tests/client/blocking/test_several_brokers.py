@@ -28,8 +28,8 @@ from txmq.errors import (
 from txmq.testing.forked import run_source
 from txmq.testing.processes import ENVIRONMENT, Running
 from txmq.testing.wait import wait_until
+from txmq.tx.postgres.blocking import guarded_commit
 from txmq.tx.postgres.brokers import registered
-from txmq.tx.postgres.commit import guarded_commit
 from txmq.tx.postgres.session import connect as connect_to
 from txmq.wire.data_requests import Opcode
 
@@ -208,8 +208,8 @@ def test_a_broker_that_cannot_ask_the_database_refuses_for_all(
 def test_the_answer_to_a_lost_commit_comes_from_the_broker_that_is_there(
     two: Two, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def committed_and_lost(connection: Any, token: Any) -> None:
-        guarded_commit(connection, token)
+    def committed_and_lost(driver: Any, token: Any) -> None:
+        guarded_commit(driver, token)
         raise InDoubt("the connection broke", token=str(token))
 
     monkeypatch.setattr(postgres, "guarded_commit", committed_and_lost)
@@ -298,9 +298,9 @@ def test_a_producer_that_dies_anywhere_leaves_both_brokers_and_the_rows_in_agree
 def test_a_broker_killed_before_the_decision_publishes_what_was_committed(
     two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def killed(connection: Any, token: Any) -> Any:
+    def killed(driver: Any, token: Any) -> Any:
         two.other.kill()
-        outcome = guarded_commit(connection, token)
+        outcome = guarded_commit(driver, token)
         two.other.start()
         return outcome
 

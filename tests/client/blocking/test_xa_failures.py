@@ -27,8 +27,8 @@ from txmq.errors import (
     TwoPhaseFull,
     TwoPhaseOff,
 )
-from txmq.tx.postgres.identity import Server, server_of
-from txmq.tx.postgres.prepared import prepare
+from txmq.tx.postgres.blocking import prepare, server_of
+from txmq.tx.postgres.identity import Server
 from txmq.tx.xid import XaBranch
 from txmq.wire.data_requests import Opcode
 
@@ -298,9 +298,9 @@ def test_an_interrupt_while_branches_are_prepared_rolls_back(
 def test_a_server_that_prepares_nothing_is_refused_at_the_beginning(
     ledgers: Ledgers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def switched_off(connection: Any) -> Server:
-        return server_of(connection)._replace(
-            max_prepared_transactions=64 * (connection is not ledgers.last)
+    def switched_off(driver: Any) -> Server:
+        return server_of(driver)._replace(
+            max_prepared_transactions=64 * (driver.connection is not ledgers.last)
         )
 
     monkeypatch.setattr(database_branch, "server_of", switched_off)
@@ -316,7 +316,7 @@ def test_a_server_without_a_free_slot_rolls_everything_back(
 ) -> None:
     def full(connection: Any, name: XaBranch) -> None:
         if name.number == 2:
-            connection.tpc_rollback()
+            connection.connection.tpc_rollback()
             raise TwoPhaseFull("53200")
         prepare(connection, name)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from psycopg2 import extensions
 
 from tests.tx.postgres.support import rows
-from txmq.tx.postgres.caller import roll_back
+from txmq.tx.postgres.blocking import roll_back
 from txmq.tx.postgres.session import Connection
 
 

@@ -12,6 +12,8 @@ from psycopg2.extensions import make_dsn, parse_dsn
 
 from tests.tx.postgres.support import rows
 from txmq.tx.postgres.caller import execute, require_usable
+from txmq.tx.postgres.driver import run
+from txmq.tx.postgres.drivers import driver_of
 from txmq.tx.postgres.session import Connection, connect
 from txmq.tx.xid import XaBranch, branches
 
@@ -22,9 +24,10 @@ PREPARED_GIDS = (
 
 def begin_branch(connection: Connection, branch: XaBranch) -> None:
     """Begin the transaction of a branch, or take the one that is open."""
-    require_usable(connection)
+    driver = driver_of(connection)
+    require_usable(driver)
     if connection.autocommit:
-        execute(connection, "BEGIN")
+        run(execute(driver, "BEGIN"))
     elif connection.status == extensions.STATUS_READY:
         connection.tpc_begin(branch.gid)
 

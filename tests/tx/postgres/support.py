@@ -16,7 +16,8 @@ from psycopg2.extensions import make_dsn, parse_dsn
 
 from txmq.testing.postgres_server import PostgresServer
 from txmq.testing.wait import wait_until
-from txmq.tx.postgres.identity import ServerIdentity, read_server
+from txmq.tx.postgres.blocking import read_server
+from txmq.tx.postgres.identity import ServerIdentity
 from txmq.tx.postgres.resolver import Check
 from txmq.tx.postgres.session import connect
 

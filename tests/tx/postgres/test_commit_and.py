@@ -12,10 +12,11 @@ from psycopg2 import extensions
 from tests.tx.postgres.business_table import assert_ready, business_rows, run
 from tests.tx.postgres.support import LOG, backend_pid, new_token, rows
 from txmq.errors import InDoubt, TransactionAborted
-from txmq.tx.postgres.caller import roll_back
-from txmq.tx.postgres.commit import commit_and
-from txmq.tx.postgres.inbox import Claims, Position, claim
-from txmq.tx.postgres.session import Connection, Cursor, connect
+from txmq.tx.postgres import inbox
+from txmq.tx.postgres.blocking import claim, commit_and, roll_back
+from txmq.tx.postgres.drivers import driver_of
+from txmq.tx.postgres.inbox import Claims, Position
+from txmq.tx.postgres.session import Connection, connect
 
 TOKEN, HERE = new_token(), Position("billing", str(LOG), 7, 3)
 
@@ -29,14 +30,16 @@ def connection(database: str) -> Iterator[Connection]:
         yield connection
 
 
-def claiming(cursor: Cursor, first: str) -> Claims:
-    return claim(cursor, {HERE: [5, 6]}, first=first)
+def commit_and_claim(connection: Connection) -> Claims:
+    driver = driver_of(connection)
+    wanted = {HERE: [5, 6]}
+    return commit_and(driver, TOKEN, lambda first: inbox.claim(driver, wanted, first=first))
 
 
 def test_the_first_transaction_is_committed_and_the_next_has_its_claims(
     connection: Connection, database: str
 ) -> None:
-    assert commit_and(connection, TOKEN, claiming) == {(HERE, 5), (HERE, 6)}
+    assert commit_and_claim(connection) == {(HERE, 5), (HERE, 6)}
     assert business_rows(database) == [(1,)]
     assert rows(database, "SELECT count(*) FROM txmq_inbox_recent") == [(0,)]
     roll_back(connection)
@@ -49,7 +52,7 @@ def test_a_swallowed_error_is_an_abort_and_nothing_is_begun(
     with suppress(psycopg2.Error):
         run(connection, "SELECT 1 / 0")
     with pytest.raises(TransactionAborted):
-        commit_and(connection, TOKEN, claiming)
+        commit_and_claim(connection)
     assert_ready(connection, database)
     assert business_rows(database) == []
 
@@ -67,7 +70,7 @@ def test_a_failure_on_either_side_of_commit_leaves_the_transaction_in_doubt(
     if left:
         rows(database, "DROP FUNCTION txmq_claim")
     with pytest.raises(InDoubt) as raised:
-        commit_and(connection, TOKEN, claiming)
+        commit_and_claim(connection)
     assert "Key (n)" not in str(raised.value)
     roll_back(connection)
     assert_ready(connection, database)
@@ -79,14 +82,14 @@ def test_a_lost_connection_leaves_the_transaction_in_doubt(
 ) -> None:
     rows(database, "SELECT pg_terminate_backend(%s, 5000)", backend_pid(connection))
     with pytest.raises(InDoubt) as raised:
-        commit_and(connection, TOKEN, claiming)
+        commit_and_claim(connection)
     assert raised.value.token == str(TOKEN)
 
 
 def test_messages_of_several_positions_are_claimed_at_once(connection: Connection) -> None:
     other = HERE._replace(partition=4, epoch=1)
     with connection.cursor() as cursor:
-        assert claim(cursor, {other: [7]}) == {(other, 7)}
+        assert claim(cursor.connection, {other: [7]}) == {(other, 7)}
         wanted = {other: [8, 7], HERE: [1]}
-        assert claim(cursor, wanted) == {(other, 8), (HERE, 1)}
+        assert claim(cursor.connection, wanted) == {(other, 8), (HERE, 1)}
     assert connection.info.transaction_status == extensions.TRANSACTION_STATUS_INTRANS

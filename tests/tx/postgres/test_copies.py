@@ -11,10 +11,10 @@ from tests.fixtures_postgres import create_database, cut_off
 from tests.tx.postgres.support import new_token, producer, rows
 from txmq.model.message import COMMIT, ROLLBACK, UNKNOWN
 from txmq.testing.postgres_server import OwnServer
-from txmq.tx.postgres.identity import Server, ServerIdentity, TimelineHistory, read_server
+from txmq.tx.postgres.blocking import insert_token, read_server
+from txmq.tx.postgres.identity import Server, ServerIdentity, TimelineHistory
 from txmq.tx.postgres.resolver import Answer, Check, TokenResolver
 from txmq.tx.postgres.session import connect
-from txmq.tx.postgres.tokens import insert_token
 
 LOG = uuid4()
 

@@ -18,9 +18,8 @@ from txmq.errors import InDoubt
 from txmq.model.message import Decision
 from txmq.testing.postgres_server import OwnServer
 from txmq.testing.wait import wait_until
-from txmq.tx.postgres.commit import guarded_commit
+from txmq.tx.postgres.blocking import guarded_commit, insert_token
 from txmq.tx.postgres.resolver import Answer, Check, ResolverPolicy, TokenResolver
-from txmq.tx.postgres.tokens import insert_token
 
 QUICK = ResolverPolicy(first_pause_s=0.01, longest_pause_s=0.05)
 

@@ -21,10 +21,11 @@ from tests.tx.postgres.support import (
 from txmq.errors import DatabaseConflict, SchemaMissing
 from txmq.testing.postgres_server import PostgresServer
 from txmq.tx.postgres import inbox_compaction
-from txmq.tx.postgres.commit import guarded_commit
-from txmq.tx.postgres.inbox import AppliedRanges, Position, applied, claim
-from txmq.tx.postgres.inbox_compaction import CompactionReport, compact
-from txmq.tx.postgres.session import BEGIN, Connection, connect
+from txmq.tx.postgres.blocking import applied, claim, compact, guarded_commit
+from txmq.tx.postgres.caller import BEGIN
+from txmq.tx.postgres.inbox import AppliedRanges, Position
+from txmq.tx.postgres.inbox_compaction import CompactionReport
+from txmq.tx.postgres.session import Connection, connect
 
 ON = str(LOG)
 HERE = Position("billing", ON, 7, 3)
@@ -47,7 +48,7 @@ def claimed(
 ) -> set[int]:
     """Return the messages that this transaction has to apply."""
     with connection.cursor() as cursor:
-        claims = claim(cursor, {position: offsets}, first=first)
+        claims = claim(cursor.connection, {position: offsets}, first=first)
     assert {place for place, _offset in claims} <= {position}
     return {offset for _place, offset in claims}
 

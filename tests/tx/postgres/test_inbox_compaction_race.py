@@ -20,7 +20,7 @@ import pytest
 from tests.tx.postgres.support import LOG, producer, rows
 from txmq.errors import DatabaseConflict
 from txmq.testing.wait import wait_until
-from txmq.tx.postgres import inbox, inbox_compaction
+from txmq.tx.postgres import blocking, inbox, inbox_compaction
 from txmq.tx.postgres.session import connect
 
 PARTITIONS = 2
@@ -98,7 +98,9 @@ class Deliveries:
         """One delivery; False where it has to come again."""
         with connection.cursor() as cursor:
             try:
-                if not inbox.claim(cursor, {inbox.Position("g", LOG_ID, 1, partition): [offset]}):
+                if not blocking.claim(
+                    connection, {inbox.Position("g", LOG_ID, 1, partition): [offset]}
+                ):
                     self.counts["duplicate"] += 1
                     connection.commit()
                     return True
@@ -116,11 +118,11 @@ class Deliveries:
     def _fold(self) -> None:
         with closing(connect(self.dsn, application_name="folder")) as connection:
             while not self.folded.is_set():
-                self.counts["moved"] += inbox_compaction.compact(connection, "g", LOG_ID).moved
+                self.counts["moved"] += blocking.compact(connection, "g", LOG_ID).moved
                 self.counts["folds"] += 1
                 time.sleep(0.005)
             wait_until(
-                lambda: not inbox_compaction.compact(connection, "g", LOG_ID).moved,
+                lambda: not blocking.compact(connection, "g", LOG_ID).moved,
                 what="everything is folded",
             )
 

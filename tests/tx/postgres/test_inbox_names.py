@@ -10,9 +10,10 @@ import pytest
 
 from tests.tx.postgres.support import LOG, new_token, poor_role, rows
 from txmq.errors import SchemaMissing
+from txmq.tx.postgres.blocking import adopt, applied, claim, discard, stored_by_name
 from txmq.tx.postgres.errors import translated
-from txmq.tx.postgres.inbox import Position, applied, claim
-from txmq.tx.postgres.inbox_names import Adoption, Evidence, adopt, discard, stored_by_name
+from txmq.tx.postgres.inbox import Position
+from txmq.tx.postgres.inbox_names import Adoption, Evidence
 from txmq.tx.postgres.schema import check, install
 from txmq.tx.postgres.session import Connection, connect, transaction
 
@@ -67,7 +68,7 @@ def test_what_was_stored_by_name_is_taken_over_once(
     assert adopted(connection) is Adoption.NONE
     assert adopted(connection, HERE._replace(log_id=OTHER_LOG)) is Adoption.NONE
     with transaction(connection) as cursor:
-        assert claim(cursor, {HERE: [4, 5, 6]}) == {(HERE, 5)}
+        assert claim(cursor.connection, {HERE: [4, 5, 6]}) == {(HERE, 5)}
 
 
 def test_a_topic_that_was_made_later_takes_nothing(connection: Connection) -> None:

@@ -14,8 +14,9 @@ from txmq.broker.data_directory.directory_id import NAME, directory_id
 from txmq.broker.data_directory.stored_reports import StoredReports
 from txmq.model.decider import DatabaseId
 from txmq.model.message import ROLLBACK, UNKNOWN
-from txmq.tx.postgres.brokers import DatabaseLease, may_have_reported, registered, take_over
-from txmq.tx.postgres.outbox import NewOutboxRow, enqueue
+from txmq.tx.postgres.blocking import enqueue, may_have_reported
+from txmq.tx.postgres.brokers import DatabaseLease, registered, take_over
+from txmq.tx.postgres.outbox import NewOutboxRow
 from txmq.tx.postgres.resolver import Check, TokenResolver
 from txmq.tx.postgres.session import connect
 

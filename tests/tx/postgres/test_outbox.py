@@ -10,16 +10,9 @@ import pytest
 
 from tests.tx.postgres.support import LOG, OTHER_LOG, new_token, producer, rows
 from txmq.errors import DatabaseConflict
-from txmq.tx.postgres.outbox import (
-    NewOutboxRow,
-    OutboxRow,
-    PublishedRow,
-    enqueue,
-    fetch,
-    read_key_status,
-)
+from txmq.tx.postgres.blocking import enqueue, fetch, insert_token, read_key_status
+from txmq.tx.postgres.outbox import NewOutboxRow, OutboxRow, PublishedRow
 from txmq.tx.postgres.session import Connection, connect
-from txmq.tx.postgres.tokens import insert_token
 
 
 @pytest.fixture

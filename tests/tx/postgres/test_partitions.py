@@ -15,6 +15,7 @@ import pytest
 from tests.tx.postgres.support import LOG, OTHER_LOG, check_of, new_token, producer, rows
 from txmq.errors import DatabaseConflict, DatabaseError
 from txmq.model.message import Decision
+from txmq.tx.postgres.blocking import insert_token
 from txmq.tx.postgres.brokers import forget, registered, report
 from txmq.tx.postgres.partitions import (
     AHEAD,
@@ -29,7 +30,6 @@ from txmq.tx.postgres.partitions import (
 )
 from txmq.tx.postgres.resolver import TokenResolver
 from txmq.tx.postgres.session import Connection, connect
-from txmq.tx.postgres.tokens import insert_token
 
 
 @pytest.fixture

@@ -36,20 +36,21 @@ from txmq.errors import (
     TwoPhaseOff,
 )
 from txmq.testing.postgres_server import PostgresServer, temporary_server
-from txmq.tx.postgres.caller_block import SAVEPOINT, CallerBlock
-from txmq.tx.postgres.identity import read_server
-from txmq.tx.postgres.prepared import (
-    Ending,
+from txmq.tx.postgres.blocking import (
     commit_prepared,
-    in_role,
     look,
     prepare,
-    require_two_phase,
+    read_server,
     roll_back_prepared,
 )
+from txmq.tx.postgres.branch_finish import in_role
+from txmq.tx.postgres.caller_block import SAVEPOINT, CallerBlock
+from txmq.tx.postgres.driver import run as driver_run
+from txmq.tx.postgres.drivers import driver_of
+from txmq.tx.postgres.prepared import Ending, require_two_phase
 from txmq.tx.postgres.prepared_list import list_prepared
 from txmq.tx.postgres.session import Connection, connect
-from txmq.tx.postgres.watched_cursor import Sends
+from txmq.tx.postgres.statement_watch import Sends
 from txmq.tx.xid import XaBranch, branches
 
 
@@ -116,8 +117,8 @@ def test_the_servers_log_is_not_filled_with_warnings(
 
 
 def opened(connection: Connection) -> CallerBlock:
-    block = CallerBlock(connection, new_token(), Sends(lambda: None, lambda _: None))
-    block.begin()
+    block = CallerBlock(driver_of(connection), new_token(), Sends(lambda: None, lambda _: None))
+    driver_run(block.begin())
     return block
 
 
@@ -126,13 +127,13 @@ def test_a_branch_with_writes_has_an_xid_and_a_position_behind_them(database: st
     with closing(producer(database)) as connection:
         block = opened(connection)
         run(connection, "SELECT * FROM business")
-        read = look(connection, block)
+        read = look(block.driver, block)
         assert (read.xid, read.owner) == (None, connection.info.user)
         assert read.server == identity_of(database)
         run(connection, "INSERT INTO business VALUES (1)")
-        work = look(connection, block)
+        work = look(block.driver, block)
         assert work.position > read.position
-        block.roll_back()
+        driver_run(block.roll_back())
     assert work.xid is not None
     assert rows(database, "SELECT pg_xact_status(%s::text::xid8)", str(work.xid)) == [("aborted",)]
 
@@ -146,9 +147,9 @@ def test_a_serializable_branch_that_reads_is_prepared_too(
         block = opened(connection)
         run(connection, "SELECT FROM pg_class")
         block.end()
-        assert look(connection, block).xid is not None
-        prepare(connection, branch)
-        block.close()
+        assert look(block.driver, block).xid is not None
+        prepare(block.driver, branch)
+        driver_run(block.close())
         assert commit_prepared(connection, branch.gid, None) is Ending.DONE
 
 
@@ -156,8 +157,8 @@ def test_the_savepoint_of_a_joined_transaction_is_released_by_the_look(database:
     with closing(producer(database)) as connection:
         run(connection, "SELECT 1")
         block = opened(connection)
-        look(connection, block)
-        look(connection, block)
+        look(block.driver, block)
+        look(block.driver, block)
         with pytest.raises(psycopg2.errors.InvalidSavepointSpecification):
             run(connection, f"RELEASE SAVEPOINT {SAVEPOINT}")
 
@@ -170,11 +171,11 @@ def test_another_transaction_than_the_blocks_is_seen(database: str, *, begun: bo
         block = opened(connection)
         early.execute("COMMIT")
         with pytest.raises(TransactionEnded):
-            look(connection, block)
+            look(block.driver, block)
         early.execute("BEGIN; SELECT 1")
         with pytest.raises(TransactionEnded):
-            look(connection, block)
-        assert not block.roll_back()
+            look(block.driver, block)
+        assert not driver_run(block.roll_back())
 
 
 def test_settings_of_the_session_survive_prepare(connection: Connection, branch: XaBranch) -> None:
@@ -269,7 +270,8 @@ def test_a_check_that_fails_after_prepare_leaves_the_branch_in_doubt(
     connection: Connection, database: str, branch: XaBranch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "txmq.tx.postgres.prepared._PREPARE", "PREPARE TRANSACTION %(gid)s; BEGIN; SELECT 1/0"
+        "txmq.tx.postgres.drivers.psycopg2_driver._PREPARE",
+        "PREPARE TRANSACTION %(gid)s; BEGIN; SELECT 1/0",
     )
     with pytest.raises(InDoubt):
         prepare(connection, branch)

@@ -16,11 +16,11 @@ from txmq.client.protocol.transaction.tokens import new_token
 from txmq.errors import TokenFenced
 from txmq.model.message import COMMIT, ROLLBACK, UNKNOWN
 from txmq.testing.postgres_server import OwnServer
+from txmq.tx.postgres.blocking import enqueue, fetch, insert_token
 from txmq.tx.postgres.identity import ServerIdentity
-from txmq.tx.postgres.outbox import NewOutboxRow, enqueue, fetch
+from txmq.tx.postgres.outbox import NewOutboxRow
 from txmq.tx.postgres.resolver import Answer, Check, TokenResolver
 from txmq.tx.postgres.session import connect
-from txmq.tx.postgres.tokens import insert_token
 
 LOG = uuid4()
 

@@ -27,13 +27,12 @@ from txmq.errors import DatabaseUnavailable, TokenFenced
 from txmq.model.message import Decision
 from txmq.testing.postgres_server import OwnServer
 from txmq.testing.wait import wait_until
-from txmq.tx.postgres.commit import guarded_commit
+from txmq.tx.postgres.blocking import guarded_commit, insert_token
 from txmq.tx.postgres.evidence import Limits
 from txmq.tx.postgres.identity import Server, ServerIdentity
 from txmq.tx.postgres.partitions import DAY_MS
 from txmq.tx.postgres.resolver import Answer, Check, ResolverPolicy, TokenResolver
 from txmq.tx.postgres.session import Connection, connect
-from txmq.tx.postgres.tokens import insert_token
 
 
 @pytest.fixture

@@ -28,9 +28,9 @@ from txmq.errors import (
     TransactionAborted,
 )
 from txmq.model.message import Decision
+from txmq.tx.postgres.blocking import insert_token
 from txmq.tx.postgres.resolver import TokenResolver
 from txmq.tx.postgres.session import Connection
-from txmq.tx.postgres.tokens import insert_token
 
 
 @pytest.fixture

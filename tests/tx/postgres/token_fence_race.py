@@ -22,11 +22,10 @@ import psycopg2
 from tests.tx.postgres.support import LOG, OTHER_LOG, identity_of, new_token, producer, rows
 from txmq.errors import DatabaseError, InDoubt, TransactionError
 from txmq.model.message import Decision
-from txmq.tx.postgres.commit import guarded_commit
+from txmq.tx.postgres.blocking import guarded_commit, insert_token
 from txmq.tx.postgres.partitions import create, partitions
 from txmq.tx.postgres.resolver import Answer, Check
 from txmq.tx.postgres.session import Connection, connect
-from txmq.tx.postgres.tokens import insert_token
 
 ASKED_AT_ONCE = 20
 DRAIN_S = 60.0  # for the last decisions, which take a moment

@@ -30,10 +30,10 @@ Topic = Annotated[str, typer.Argument(parser=parse_name, metavar="TOPIC", help="
 @local_command(app, "list")
 def list_(out: Output, dsn: Dsn) -> None:
     """List inboxes that were stored by names and that no consumer has taken over."""
-    from txmq.tx.postgres import inbox_names
+    from txmq.tx.postgres import blocking
 
     with _open_database(dsn) as connection:
-        found = inbox_names.stored_by_name(connection)
+        found = blocking.stored_by_name(connection)
     out.show({"rows": [_fields(row) for row in found]})
 
 
@@ -44,7 +44,7 @@ def adopt(
     """Have the topic of this broker take over what was stored by its name. Its messages
     at these offsets then count as applied.
     """
-    from txmq.tx.postgres import inbox_names
+    from txmq.tx.postgres import blocking
     from txmq.tx.postgres.inbox import Position
 
     shown = session.client.call("group.show", group=group)
@@ -61,7 +61,7 @@ def adopt(
                 for _offset, epoch in place.get("epochs", [(0, place["epoch"])]):
                     identity = (place["topic_id"], place["partition"], epoch)
                     position = Position(group, log_id, *identity)
-                    found = inbox_names.adopt(connection, position, topic)
+                    found = blocking.adopt(connection, position, topic)
                     adopted.append({"partition": place["partition"], "result": found.value})
     session.out.show({"group": group, "topic": topic, "partitions": adopted})
 
@@ -69,11 +69,11 @@ def adopt(
 @local_command(app, "discard")
 def discard(out: Output, dsn: Dsn, group: Group, topic: Topic, *, yes: Yes = False) -> None:
     """Delete what was stored by this name: it is that of a topic that is gone."""
-    from txmq.tx.postgres import inbox_names
+    from txmq.tx.postgres import blocking
 
     out.confirm(f"Forget what group {group} has applied of {topic}?", yes=yes)
     with _open_database(dsn) as connection:
-        discarded = inbox_names.discard(connection, group, topic)
+        discarded = blocking.discard(connection, group, topic)
     out.show({"group": group, "topic": topic, "discarded": discarded})
 
 

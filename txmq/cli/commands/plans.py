@@ -19,6 +19,7 @@ from txmq.cli.letter_selection import Saved, Where, selection_args
 from txmq.cli.options import Group, Operator, Reason, Yes
 from txmq.cli.parsers import MessagePlace, parse_name, parse_place, parse_span
 from txmq.crashpoints import crashpoint
+from txmq.tx.postgres.blocking import applied
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -320,7 +321,7 @@ def _plan(session: CommandSession, name: str) -> dict[str, Any]:
 
 def _applied(session: CommandSession, plan: str, dsn: str) -> int:
     """Return how many letters that are not put back yet an inbox has applied."""
-    from txmq.tx.postgres.inbox import Position, applied
+    from txmq.tx.postgres.inbox import Position
     from txmq.tx.postgres.session import connect
 
     group = _plan(session, plan)["group"]

@@ -161,7 +161,7 @@ def operations(session: CommandSession, **wanted: object) -> list[dict[str, Any]
 
 def _add_inbox(session: CommandSession, dsn: str, found: list[dict[str, Any]]) -> None:
     """Add whether each group's inbox has the effect of a message."""
-    from txmq.tx.postgres import inbox
+    from txmq.tx.postgres import blocking, inbox
     from txmq.tx.postgres.session import connect
 
     log_id = session.client.call("broker.show")["log_id"]
@@ -172,7 +172,7 @@ def _add_inbox(session: CommandSession, dsn: str, found: list[dict[str, Any]]) -
                     "group": group["group"],
                     "epoch": group["epoch"],
                     "applied": _is_applied(
-                        inbox.applied(
+                        blocking.applied(
                             connection,
                             inbox.Position(
                                 group["group"],

@@ -6,16 +6,20 @@ has to become it first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final
+
+from psycopg2 import sql
 
 from txmq.errors import DatabaseError
 from txmq.model.message import Decision
+from txmq.tx.postgres.blocking import commit_prepared, roll_back_prepared
 from txmq.tx.postgres.bounds import bounded
 from txmq.tx.postgres.errors import translated
-from txmq.tx.postgres.prepared import Ending, commit_prepared, in_role, roll_back_prepared
+from txmq.tx.postgres.prepared import Ending
 from txmq.tx.postgres.prepared_list import PreparedTransaction
-from txmq.tx.postgres.session import Connection
+from txmq.tx.postgres.session import Connection, plain_cursor
 
 DEADLINE_S: Final = 10.0  # a commit waits for a synchronous standby, too
 FORBIDDEN: Final = "42501"
@@ -45,6 +49,24 @@ def finish(connection: Connection, branch: PreparedTransaction, decision: Decisi
                 raise
         with in_role(connection, branch.owner):
             return _ENDS[decision](connection, branch.gid, branch.xid)
+
+
+@contextmanager
+def in_role(connection: Connection, owner: str) -> Iterator[None]:
+    """Run a block as that role, on one of txmq's own connections.
+
+    Membership alone does not allow a role to end another's branch.
+    """
+    _set_role(connection, sql.SQL("SET ROLE {}").format(sql.Identifier(owner)))
+    try:
+        yield
+    finally:
+        _set_role(connection, sql.SQL("RESET ROLE"))
+
+
+def _set_role(connection: Connection, statement: sql.Composable) -> None:
+    with translated("changing the role"), plain_cursor(connection) as cursor:
+        cursor.execute(statement)
 
 
 def grant_for(connection: Connection, branch: PreparedTransaction) -> str:

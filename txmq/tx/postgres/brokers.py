@@ -24,9 +24,8 @@ from typing import Final, NamedTuple
 from uuid import UUID
 
 from txmq.errors import LeaseRefused
-from txmq.tx.postgres.commit import noted
 from txmq.tx.postgres.errors import translated
-from txmq.tx.postgres.session import Connection, plain_cursor
+from txmq.tx.postgres.session import Connection, noted, plain_cursor
 
 _REPORT: Final = """
 INSERT INTO public.txmq_broker AS known (log_id, name, oldest_undecided, reported_at)
@@ -72,11 +71,6 @@ INSERT INTO public.txmq_broker (log_id, name, reported_at, forgotten_at, directo
 VALUES (%s::uuid, '', now(), now(), %s::uuid, %s)
 ON CONFLICT (log_id) DO UPDATE SET directory = EXCLUDED.directory, boot_epoch = NULL,
     lease_reason = EXCLUDED.lease_reason
-"""
-# A snapshot that is older than this statement could hide the report.
-_MAY_HAVE_REPORTED: Final = """
-SELECT current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted')
-    OR EXISTS (SELECT FROM public.txmq_broker WHERE log_id = %s::uuid AND boot_epoch >= %s)
 """
 UNBOUNDED: Final = 2**63 - 1
 _MICROS: Final = "(extract(epoch FROM {}) * 1000000)::int8"
@@ -273,18 +267,6 @@ def take_over(connection: Connection, log_id: UUID, directory: UUID, reason: str
     """
     with translated("giving a broker's lease"), plain_cursor(connection) as cursor:
         cursor.execute(_TAKE_OVER, (str(log_id), str(directory), reason))
-
-
-def may_have_reported(connection: Connection, log_id: UUID, boot_epoch: int) -> bool:
-    """Return whether the log's broker has reported here in that boot epoch or a later
-    one, or the caller's snapshot may hide that.
-
-    Raises DatabaseError.
-    """
-    with translated("reading a broker's report"), plain_cursor(connection) as cursor:
-        cursor.execute(_MAY_HAVE_REPORTED, (str(log_id), boot_epoch))
-        [(may,)] = cursor.fetchall()
-    return bool(may)
 
 
 def report(connection: Connection, log_id: UUID, name: str, oldest_undecided: UUID | None) -> None:

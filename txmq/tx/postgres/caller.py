@@ -4,114 +4,102 @@ transaction.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from itertools import count
+from typing import Final
 
-import psycopg2
-from psycopg2 import extensions
+from txmq.errors import DatabaseError, LocalProtocolError, TransactionAborted
+from txmq.tx.postgres.driver import Driver, Status, run
+from txmq.tx.postgres.errors import FAILED_TRANSACTION, DriverError, translate, translated
 
-from txmq.errors import DatabaseError, DatabaseUnavailable, LocalProtocolError, TransactionAborted
-from txmq.tx.postgres.errors import translated
-from txmq.tx.postgres.session import Connection, plain_cursor
-
+BEGIN: Final = "BEGIN ISOLATION LEVEL READ COMMITTED; "
 _savepoints = count(1)
 
 
-def require_usable(connection: Connection) -> None:
-    """Require a psycopg2 connection that can run statements.
+def require_usable(driver: Driver) -> None:
+    """Require a connection that can run statements.
 
-    Raises LocalProtocolError for other objects, DatabaseUnavailable for a lost
-    connection, TransactionAborted in the middle of a failed transaction.
+    Raises LocalProtocolError for a mode that does not suit, DatabaseUnavailable for a
+    lost connection, TransactionAborted in the middle of a failed transaction.
     """
-    if not isinstance(connection, extensions.connection):
-        hint = "with SQLAlchemy: session.connection().connection.dbapi_connection"
-        raise LocalProtocolError(
-            f"a psycopg2 connection is needed, not a {type(connection).__name__}", hint=hint
-        )
-    if connection.async_:
-        raise LocalProtocolError(
-            "the psycopg2 connection is asynchronous",
-            hint="open one without async_=True; on Twisted the client runs it in its threads",
-        )
-    unknown = connection.get_transaction_status() == extensions.TRANSACTION_STATUS_UNKNOWN
-    if connection.closed or unknown:
-        raise DatabaseUnavailable("the connection is closed", hint="open another one")
-    require_healthy(connection)
+    driver.require_usable()
+    require_healthy(driver)
 
 
-def require_healthy(connection: Connection) -> None:
+def require_healthy(driver: Driver) -> None:
     """Require a transaction without a failed statement, even if its error was
     swallowed.
 
     Raises TransactionAborted.
     """
-    if connection.get_transaction_status() == extensions.TRANSACTION_STATUS_INERROR:
+    if driver.status is Status.FAILED:
         raise TransactionAborted(
             "a statement of the transaction failed earlier", hint="roll back and begin again"
         )
 
 
-def require_open(connection: Connection) -> None:
+def require_open(driver: Driver) -> None:
     """Require an open transaction, which the next statement will join.
 
     Without one the statement would be committed alone. Raises LocalProtocolError, or
     TransactionAborted where a statement of the transaction has failed.
     """
-    status = connection.get_transaction_status()
-    if status == extensions.TRANSACTION_STATUS_INERROR:
+    status = driver.status
+    if status is Status.FAILED:
         raise TransactionAborted("a statement of the transaction failed earlier", hint="roll back")
-    begins_by_itself = not connection.autocommit and connection.status == extensions.STATUS_READY
-    if status != extensions.TRANSACTION_STATUS_INTRANS and not begins_by_itself:
+    begins_by_itself = not driver.autocommit and driver.is_ready
+    if status is not Status.OPEN and not begins_by_itself:
         raise LocalProtocolError(
             "no transaction is open", hint="nobody may commit or roll back inside the block"
         )
 
 
-def is_idle(connection: Connection) -> bool:
-    """Return whether no transaction is open."""
-    return bool(connection.get_transaction_status() == extensions.TRANSACTION_STATUS_IDLE)
+def failure(error: DriverError, doing: str) -> DatabaseError | TransactionAborted:
+    """Return the error to raise for a failed statement of txmq's in the caller's
+    transaction.
+    """
+    if error.sqlstate == FAILED_TRANSACTION:  # asyncpg's status does not show it
+        return TransactionAborted("a statement of the transaction failed earlier", hint="roll back")
+    return translate(error, doing)
 
 
-def execute(connection: Connection, statement: str) -> None:
+async def execute(driver: Driver, statement: str) -> None:
     """Run one statement. Raises DatabaseError."""
-    with translated(statement), connection.cursor() as cursor:
-        cursor.execute(statement)
+    with translated(statement):
+        await driver.execute(statement)
 
 
-@contextmanager
-def savepoint(connection: Connection) -> Iterator[None]:
+@asynccontextmanager
+async def savepoint(driver: Driver) -> AsyncIterator[None]:
     """Run a block whose rows are rolled back where it raises. Raises DatabaseError."""
     name = f"txmq_{next(_savepoints)}"
-    execute(connection, f"SAVEPOINT {name}")
+    await execute(driver, f"SAVEPOINT {name}")
     try:
         yield
     except BaseException:
         with suppress(DatabaseError):  # lost: then the whole transaction is gone
-            execute(connection, f"ROLLBACK TO SAVEPOINT {name}")
+            await execute(driver, f"ROLLBACK TO SAVEPOINT {name}")
         raise
-    execute(connection, f"RELEASE SAVEPOINT {name}")
+    await execute(driver, f"RELEASE SAVEPOINT {name}")
 
 
-def roll_back(connection: Connection) -> None:
+@contextmanager
+def blocking_savepoint(driver: Driver) -> Iterator[None]:
+    """Run a block as `savepoint` does, with a driver that blocks."""
+    rule = savepoint(driver)
+    run(rule.__aenter__())
+    try:
+        yield
+    except BaseException as error:
+        run(rule.__aexit__(type(error), error, error.__traceback__))
+        raise
+    run(rule.__aexit__(None, None, None))
+
+
+async def roll_back(driver: Driver) -> None:
     """Roll back the open transaction; the server ends that of a lost connection
     itself.
     """
-    with suppress(psycopg2.Error):
-        end(connection)
-
-
-def end(connection: Connection) -> None:
-    """Leave server and psycopg2 without an open transaction. Raises psycopg2.Error."""
-    if connection.autocommit:
-        if not is_idle(connection):
-            with plain_cursor(connection) as cursor:
-                cursor.execute("ROLLBACK")
-        return
-    try:
-        connection.rollback()
-    except psycopg2.ProgrammingError:  # begun by tpc_begin, which forbids it; nothing was sent
-        if connection.status == extensions.STATUS_READY:
-            # psycopg2 2.9 stays in two-phase mode after a failed tpc_commit().
-            connection.tpc_begin("to leave the mode")
-        connection.tpc_rollback()
+    with suppress(DriverError):
+        await driver.roll_back()

@@ -12,24 +12,23 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
-from psycopg2.extensions import Binary
-
 from txmq.errors import WalLevelTooLow
 from txmq.model.message import Message
 from txmq.tx.postgres.caller import require_open
+from txmq.tx.postgres.driver import Driver, run
+from txmq.tx.postgres.drivers import driver_of
 from txmq.tx.postgres.errors import translated
-from txmq.tx.postgres.session import Connection, plain_cursor
 from txmq.wire.logical_message import PREFIX, EmittedMessage, pack_emitted
 
 # Where the level is too low, nothing is written, and the transaction stays as it was.
 _EMIT: Final = """
-SELECT level, CASE level WHEN 'logical' THEN pg_logical_emit_message(true, %s, %s) END
+SELECT level, CASE level WHEN 'logical' THEN pg_logical_emit_message(true, %s::text, %s::bytea) END
 FROM current_setting('wal_level') AS level
 """
 
 
 def emit(
-    connection: Connection,
+    connection: object,
     topic: str,
     body: bytes,
     *,
@@ -38,7 +37,8 @@ def emit(
     headers: Mapping[str, str] | None = None,
     partition: int | None = None,
 ) -> None:
-    """Send a message if the open transaction of `connection` commits.
+    """Send a message if the open transaction of `connection` commits: one of a driver
+    that blocks.
 
     Messages of one `key` keep their order. Without a relay the message stays in the
     database's log. Raises WalLevelTooLow, LocalProtocolError where no transaction is
@@ -47,9 +47,13 @@ def emit(
     payload = pack_emitted(
         EmittedMessage(topic, Message(body, key, tag, headers), partition, time.time_ns() // 1_000)
     )
-    require_open(connection)
-    with translated("emitting a message"), plain_cursor(connection) as cursor:
-        cursor.execute(_EMIT, (PREFIX, Binary(payload)))
-        [(level, place)] = cursor.fetchall()
+    run(write_emitted(driver_of(connection), payload))
+
+
+async def write_emitted(driver: Driver, payload: bytes) -> None:
+    """Write a packed message into the log. Raises as `emit`."""
+    require_open(driver)
+    with translated("emitting a message"):
+        [(level, place)] = await driver.execute(_EMIT, (PREFIX, payload))
     if place is None:
         raise WalLevelTooLow(level)

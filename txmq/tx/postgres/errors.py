@@ -1,6 +1,7 @@
-"""Translation of psycopg2's errors into txmq's, the only place of it.
+"""Translation of drivers' errors into txmq's, the only place of it.
 
-Of an error of a statement only the SQLSTATE and the constraint are taken over, because
+An error is judged by its SQLSTATE, not by its class, because each driver has classes of
+its own. Of an error of a statement only the SQLSTATE and the constraint are taken over:
 the server's texts quote values of rows. An error without SQLSTATE never reached a row:
 connections that could not be made or were lost, whose texts are kept.
 """
@@ -9,9 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
-
-import psycopg2
+from functools import lru_cache
+from typing import Any, Final
 
 from txmq.errors import DatabaseConflict, DatabaseError, DatabaseUnavailable, SchemaMissing
 
@@ -21,6 +21,7 @@ LOCK_NOT_AVAILABLE: Final = "55P03"
 CHECK_VIOLATION: Final = "23514"
 UNIQUE_VIOLATION: Final = "23505"
 QUERY_CANCELED: Final = "57014"
+FAILED_TRANSACTION: Final = "25P02"  # a statement of it had failed before
 CONFLICTS: Final = frozenset({SERIALIZATION_FAILURE, DEADLOCK_DETECTED, LOCK_NOT_AVAILABLE})
 # table, column, function, schema
 NO_OBJECT: Final = frozenset({"42P01", "42703", "42883", "3F000"})
@@ -35,20 +36,81 @@ HINTS: Final = {
     "28000": "check the role and pg_hba.conf",
     "28P01": "check the password",
 }
+DRIVERS: Final = ("psycopg2", "psycopg", "asyncpg")
+
+
+class DriverError(Exception):
+    """An error of a driver, in the words of the server.
+
+    `severity` is that of the server's message, in English: "ERROR" leaves the session
+    alive. Errors of the driver itself have neither SQLSTATE nor severity.
+    """
+
+    def __init__(
+        self,
+        original: BaseException,
+        sqlstate: str | None = None,
+        constraint: str | None = None,
+        severity: str | None = None,
+    ) -> None:
+        super().__init__(str(original))
+        self.original, self.sqlstate = original, sqlstate
+        self.constraint, self.severity = constraint, severity
+
+
+def driver_error(error: BaseException) -> DriverError | None:
+    """Return what `error` says, if it is one of a driver."""
+    if isinstance(error, DriverError):
+        return error
+    kind: Any = type(error)  # mypy takes no class for hashable
+    driver = _driver_of(kind)
+    if not driver:
+        return None
+    found: Any = error
+    if driver == "asyncpg":
+        return DriverError(
+            error,
+            getattr(error, "sqlstate", None),
+            getattr(error, "constraint_name", None),
+            getattr(error, "severity_en", None),
+        )
+    diagnostics = getattr(found, "diag", None)
+    return DriverError(
+        error,
+        found.pgcode if driver == "psycopg2" else found.sqlstate,
+        getattr(diagnostics, "constraint_name", None),
+        getattr(diagnostics, "severity_nonlocalized", None),
+    )
+
+
+@lru_cache
+def _driver_of(kind: Any) -> str:  # noqa: ANN401  # mypy takes no class for hashable
+    """Return the driver that a class of errors belongs to, or nothing."""
+    for base in kind.__mro__:
+        if base.__name__ in _BASES and (root := base.__module__.partition(".")[0]) in DRIVERS:
+            return str(root)
+    return ""
+
+
+_BASES: Final = ("Error", "PostgresError", "InterfaceError", "InternalClientError")
 
 
 @contextmanager
 def translated(doing: str) -> Iterator[None]:
-    """Translate psycopg2's errors of a block; their texts begin with `doing`."""
+    """Translate drivers' errors of a block; their texts begin with `doing`."""
     try:
         yield
-    except psycopg2.Error as error:
-        raise translate(error, doing) from None  # the original would print the rows it quotes
+    except Exception as error:
+        known = driver_error(error)
+        if known is None:
+            raise
+        raise translate(known, doing) from None  # the original would print the rows it quotes
 
 
-def translate(error: psycopg2.Error, doing: str) -> DatabaseError:
-    """Return the error of txmq for `error`."""
-    state = error.pgcode
+def translate(error: Exception, doing: str) -> DatabaseError:
+    """Return the error of txmq for an error of a driver."""
+    known = driver_error(error)
+    state = None if known is None else known.sqlstate
     text = f"{doing}: {describe(error)}"
     if state in CONFLICTS:
         return DatabaseConflict(
@@ -66,12 +128,13 @@ def is_busy(error: DatabaseError) -> bool:
     return isinstance(error, DatabaseConflict) or error.sqlstate == QUERY_CANCELED
 
 
-def describe(error: psycopg2.Error) -> str:
+def describe(error: Exception) -> str:
     """Return the part of `error` that may be shown: class, code and constraint, or its
     text.
     """
-    name, constraint = type(error).__name__, error.diag.constraint_name
-    if error.pgcode is None:
-        line = next(iter(str(error).splitlines()), "").strip()
+    known = driver_error(error) or DriverError(error)
+    name, constraint = type(known.original).__name__, known.constraint
+    if known.sqlstate is None:
+        line = next(iter(str(known.original).splitlines()), "").strip()
         return f"{name}: {line[:LINE]}" if line else name
-    return f"{name} {error.pgcode}" + (f" ({constraint})" if constraint else "")
+    return f"{name} {known.sqlstate}" + (f" ({constraint})" if constraint else "")

@@ -17,9 +17,8 @@ import psycopg2
 
 from txmq.crashpoints import crashpoint
 from txmq.tx.postgres.bounds import bounded
-from txmq.tx.postgres.commit import noted
 from txmq.tx.postgres.errors import CHECK_VIOLATION, CONFLICTS, describe, translate, translated
-from txmq.tx.postgres.session import Connection
+from txmq.tx.postgres.session import Connection, noted
 
 # Errors that one token causes: halving the batch isolates it from the others.
 _OF_ONE_TOKEN: Final = CONFLICTS | {CHECK_VIOLATION}

@@ -14,15 +14,13 @@ before it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
-import psycopg2
-
 from txmq.errors import DatabaseError, DatabaseUnavailable, UnsupportedServer
-from txmq.tx.postgres.caller import is_idle, roll_back
-from txmq.tx.postgres.errors import translated
-from txmq.tx.postgres.session import Connection, plain_cursor
+from txmq.tx.postgres.caller import roll_back
+from txmq.tx.postgres.driver import Driver, Status
+from txmq.tx.postgres.errors import DriverError, translated
 
 OLDEST: Final = 140000  # multiranges, xid8 and pg_current_xact_id
 
@@ -39,14 +37,14 @@ SELECT (SELECT system_identifier FROM pg_control_system()),
        (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
         ELSE pg_current_wal_flush_lsn() END - '0/0')::int8
 """
-_HISTORY: Final = "SELECT public.txmq_timeline_history(%s)"
+_HISTORY: Final = "SELECT public.txmq_timeline_history(%s::int)"
 # Where only XA uses a database, the tables of txmq may be missing.
 _HISTORY_FILE: Final = """
-SELECT pg_read_file('pg_wal/' || lpad(upper(to_hex(%s)), 8, '0') || '.history')
+SELECT pg_read_file('pg_wal/' || lpad(upper(to_hex(%s::int)), 8, '0') || '.history')
 """
 _NO_FUNCTION: Final = "42883"
 
-_known: WeakKeyDictionary[Connection, Server] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Any, Server] = WeakKeyDictionary()
 
 
 class ServerIdentity(NamedTuple):
@@ -143,27 +141,25 @@ def parse_lsn(text: str) -> int:
     return int(high, 16) << 32 | int(low, 16)
 
 
-def read_server(connection: Connection) -> Server:
+async def read_server(driver: Driver) -> Server:
     """Read the identity of the server, in one round trip.
 
     In a transaction of the caller's it becomes part of that.
     """
-    with translated("reading the server's identity"), plain_cursor(connection) as cursor:
-        cursor.execute(_QUERY)
-        row = cursor.fetchone()
-    assert row is not None
+    with translated("reading the server's identity"):
+        [row] = await driver.execute(_QUERY)
     system_id, timeline, database_oid, *rest = row
     return Server(ServerIdentity(system_id, timeline, database_oid), *rest)
 
 
-def read_history(connection: Connection, timeline: int) -> TimelineHistory:
+async def read_history(driver: Driver, timeline: int) -> TimelineHistory:
     """Read where the timelines before `timeline` ended.
 
     The function that reads it needs the rights of its owner: where a superuser has
     installed the schema, all is well.
     """
     try:
-        text = _history_text(connection, timeline)
+        text = await _history_text(driver, timeline)
     except DatabaseUnavailable:
         raise
     except DatabaseError as error:
@@ -172,15 +168,14 @@ def read_history(connection: Connection, timeline: int) -> TimelineHistory:
     return TimelineHistory(timeline, dict(timeline_ends(text)))
 
 
-def _history_text(connection: Connection, timeline: int) -> str:
-    with translated("reading"), plain_cursor(connection) as cursor:
+async def _history_text(driver: Driver, timeline: int) -> str:
+    with translated("reading"):
         try:
-            cursor.execute(_HISTORY, (timeline,))
-        except psycopg2.Error as error:
-            if error.pgcode != _NO_FUNCTION or not connection.autocommit:
+            [(text,)] = await driver.execute(_HISTORY, (timeline,))
+        except DriverError as error:
+            if error.sqlstate != _NO_FUNCTION or not driver.autocommit:
                 raise
-            cursor.execute(_HISTORY_FILE, (timeline,))
-        [(text,)] = cursor.fetchall()
+            [(text,)] = await driver.execute(_HISTORY_FILE, (timeline,))
     return str(text)
 
 
@@ -195,36 +190,36 @@ def timeline_ends(text: str) -> Iterator[tuple[int, int]]:
             yield int(fields[0]), parse_lsn(fields[1])
 
 
-def server_of(connection: Connection) -> Server:
+async def server_of(driver: Driver) -> Server:
     """Return the server as it was when this process last asked or noted it.
 
     It is read once per connection. A failover takes a new connection, but behind a
     pooler the server may change: whoever relies on the name lets the transaction return
     it, and notes or forgets what is known.
     """
-    known = _known.get(connection)
+    known = _known.get(driver.connection)
     if known is None:
-        idle = is_idle(connection)
-        known = _known[connection] = read_server(connection)
+        idle = driver.status is Status.IDLE
+        known = _known[driver.connection] = await read_server(driver)
         if idle:
-            roll_back(connection)
+            await roll_back(driver)
     return known
 
 
-def note_server(connection: Connection, named: NamedServer) -> None:
+def note_server(driver: Driver, named: NamedServer) -> None:
     """Note a later position of the connection's server.
 
     What a transaction saw counts once its COMMIT is acknowledged: then a synchronous
     standby has that position as well, and may be promoted without a doubt.
     """
-    known = _known.get(connection)
+    known = _known.get(driver.connection)
     if known is not None and known.identity[:2] == named[:2] and known.position < named.position:
-        _known[connection] = Server(*known[:-1], named.position)
+        _known[driver.connection] = Server(*known[:-1], named.position)
 
 
-def forget_server(connection: Connection) -> None:
+def forget_server(driver: Driver) -> None:
     """Forget the server: the next transaction asks again."""
-    _known.pop(connection, None)
+    _known.pop(driver.connection, None)
 
 
 def require_supported(server: Server) -> None:

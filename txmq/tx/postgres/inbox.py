@@ -17,13 +17,13 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
+from txmq.tx.postgres.driver import Driver
 from txmq.tx.postgres.errors import translated
-from txmq.tx.postgres.session import Connection, Cursor
 
 # The claim itself is in schema_4.sql.
 HERE: Final = (
-    "grp = %(group)s AND log_id = %(log_id)s AND topic_id = %(topic_id)s"
-    " AND partition = %(partition)s AND epoch = %(epoch)s"
+    "grp = %(group)s::text AND log_id = %(log_id)s::uuid AND topic_id = %(topic_id)s::int8"
+    " AND partition = %(partition)s::int AND epoch = %(epoch)s::int8"
 )
 _APPLIED: Final = f"""
 SELECT lower(r), upper(r) FROM unnest(
@@ -37,7 +37,8 @@ ORDER BY 1
 _RUN: Final = f"SELECT run::text FROM public.txmq_inbox WHERE {HERE}"  # noqa: S608  # constants
 _NOTE_RUN: Final = """
 INSERT INTO public.txmq_inbox AS known (grp, log_id, topic_id, partition, epoch, applied, run)
-VALUES (%(group)s, %(log_id)s, %(topic_id)s, %(partition)s, %(epoch)s, '{}', %(run)s)
+VALUES (%(group)s::text, %(log_id)s::uuid, %(topic_id)s::int8, %(partition)s::int, %(epoch)s::int8,
+    '{}', %(run)s::uuid)
 ON CONFLICT (grp, log_id, topic_id, partition, epoch) DO UPDATE SET run = EXCLUDED.run
 WHERE known.run IS DISTINCT FROM EXCLUDED.run
 """
@@ -87,7 +88,7 @@ def lock_key(position: Position) -> int:
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big", signed=True)
 
 
-def claim(cursor: Cursor, wanted: Wanted, *, first: str = "") -> Claims:
+async def claim(driver: Driver, wanted: Wanted, *, first: str = "") -> Claims:
     """Claim messages for this transaction; return those that were not applied before.
 
     Call it in the transaction of the effect, which drops the claims if it rolls back.
@@ -101,35 +102,35 @@ def claim(cursor: Cursor, wanted: Wanted, *, first: str = "") -> Claims:
         group, log_id, topic_id, partition, epoch = position
         place = f"{topic_id}, {partition}, {epoch}, {lock_key(position)}"
         offsets = ",".join(map(str, sorted(wanted[position])))
-        calls.append(f"SELECT {number}, public.txmq_claim(%s, %s, {place}, '{{{offsets}}}')")
+        calls.append(
+            f"SELECT {number}, public.txmq_claim(%s::text, %s::uuid, {place}, '{{{offsets}}}')"
+        )
         names += group, log_id
     with translated("claiming messages in the inbox"):
-        cursor.execute(first + " UNION ALL ".join(calls), names)
-        return frozenset((positions[number], offset) for number, offset in cursor.fetchall())
+        found = await driver.execute(first + " UNION ALL ".join(calls), names)
+    return frozenset((positions[number], offset) for number, offset in found)
 
 
-def applied(connection: Connection, position: Position) -> AppliedRanges:
+async def applied(driver: Driver, position: Position) -> AppliedRanges:
     """Return the ranges applied at `position`, compacted or not. Raises
     DatabaseError.
     """
-    with translated("reading the inbox"), connection.cursor() as cursor:
-        cursor.execute(_APPLIED, position._asdict())
-        return AppliedRanges(tuple(cursor.fetchall()))
+    with translated("reading the inbox"):
+        return AppliedRanges(tuple(await driver.execute(_APPLIED, position._asdict())))
 
 
-def noted_run(connection: Connection, position: Position) -> str | None:
+async def noted_run(driver: Driver, position: Position) -> str | None:
     """Return the run of the broker that was noted last; None = none was. Raises
     DatabaseError.
     """
-    with translated("reading the inbox"), connection.cursor() as cursor:
-        cursor.execute(_RUN, position._asdict())
-        row = cursor.fetchone()
-    return None if row is None else row[0]
+    with translated("reading the inbox"):
+        rows = await driver.execute(_RUN, position._asdict())
+    return rows[0][0] if rows else None
 
 
-def note_run(connection: Connection, position: Position, run: str) -> None:
+async def note_run(driver: Driver, position: Position, run: str) -> None:
     """Note the run of the broker whose messages are applied from now on. Raises
     DatabaseError.
     """
-    with translated("noting a run in the inbox"), connection.cursor() as cursor:
-        cursor.execute(_NOTE_RUN, position._asdict() | {"run": run})
+    with translated("noting a run in the inbox"):
+        await driver.execute(_NOTE_RUN, position._asdict() | {"run": run})

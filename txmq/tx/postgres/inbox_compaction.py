@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from txmq.errors import DatabaseConflict
+from txmq.tx.postgres.driver import Driver
 from txmq.tx.postgres.errors import translated
 from txmq.tx.postgres.inbox import HERE, Position, lock_key
-from txmq.tx.postgres.session import Connection
 
 _POSITIONS: Final = (
     "SELECT DISTINCT grp, log_id::text, topic_id, partition, epoch FROM public.txmq_inbox_recent"
-    " WHERE grp = %s AND log_id = %s"
+    " WHERE grp = %s::text AND log_id = %s::uuid"
 )
 # A handler under REPEATABLE READ reads with a snapshot from before it held the lock. A
 # row stays where it conflicts with such a handler's claim, until no snapshot in the
@@ -25,8 +25,8 @@ _OLDEST_SNAPSHOT: Final = """
     AND pid <> pg_backend_pid())
 """
 _COMPACT: Final = f"""
-SET LOCAL lock_timeout = %(lock_timeout_ms)s;
-SELECT pg_advisory_xact_lock(%(lock)s);
+SELECT set_config('lock_timeout', %(lock_timeout_ms)s::text, true);
+SELECT pg_advisory_xact_lock(%(lock)s::int8);
 WITH moved AS (
     DELETE FROM public.txmq_inbox_recent
     WHERE {HERE}
@@ -34,7 +34,8 @@ WITH moved AS (
     RETURNING "offset"
 ), folded AS (
     INSERT INTO public.txmq_inbox AS known (grp, log_id, topic_id, partition, epoch, applied)
-    SELECT %(group)s, %(log_id)s::uuid, %(topic_id)s, %(partition)s, %(epoch)s,
+    SELECT %(group)s::text, %(log_id)s::uuid, %(topic_id)s::int8, %(partition)s::int,
+        %(epoch)s::int8,
         range_agg(int8range("offset", "offset" + 1)) FROM moved
     HAVING count(*) > 0
     ON CONFLICT (grp, log_id, topic_id, partition, epoch)
@@ -58,33 +59,36 @@ class CompactionReport(NamedTuple):
     busy: list[Position]
 
 
-def compact(
-    connection: Connection, group: str, log_id: str, *, lock_timeout_ms: int = 100
+async def compact(
+    driver: Driver, group: str, log_id: str, *, lock_timeout_ms: int = 100
 ) -> CompactionReport:
     """Compact the rows of `group`, partition by partition, each in a transaction.
 
-    `connection` is one of txmq's own, in autocommit mode. Call it every few seconds.
+    The connection is one of txmq's own, in autocommit mode. Call it every few seconds.
     While it waits for a lock it holds up the partition's next handlers: hence the
     time-out. Raises DatabaseError.
     """
-    with translated("compacting the inbox"), connection.cursor() as cursor:
-        cursor.execute(_POSITIONS, (group, log_id))
-        positions = [Position(*row) for row in cursor.fetchall()]
+    with translated("compacting the inbox"):
+        found = await driver.execute(_POSITIONS, (group, log_id))
+    positions = [Position(*row) for row in found]
     moved, busy = 0, []
     for position in positions:
         try:
-            moved += _compact_position(connection, position, lock_timeout_ms)
+            moved += await _compact_position(driver, position, lock_timeout_ms)
         except DatabaseConflict:
             busy.append(position)
     if moved >= VACUUM_AFTER:
-        with translated("vacuuming the inbox"), connection.cursor() as cursor:
-            cursor.execute(_VACUUM)
+        with translated("vacuuming the inbox"):
+            await driver.execute(_VACUUM)
     return CompactionReport(moved, busy)
 
 
-def _compact_position(connection: Connection, position: Position, lock_timeout_ms: int) -> int:
-    values = {**position._asdict(), "lock": lock_key(position), "lock_timeout_ms": lock_timeout_ms}
-    with translated("compacting the inbox"), connection.cursor() as cursor:
-        cursor.execute(_COMPACT, values)
-        [(moved,)] = cursor.fetchall()
+async def _compact_position(driver: Driver, position: Position, lock_timeout_ms: int) -> int:
+    values = {
+        **position._asdict(),
+        "lock": lock_key(position),
+        "lock_timeout_ms": str(lock_timeout_ms),
+    }
+    with translated("compacting the inbox"):
+        [(moved,)] = await driver.execute(_COMPACT, values)
     return int(moved)

@@ -10,18 +10,23 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final, NamedTuple
 
+from txmq.tx.postgres.driver import Driver
 from txmq.tx.postgres.errors import translated
 from txmq.tx.postgres.inbox import Position, lock_key
-from txmq.tx.postgres.session import Connection
 
 _ADOPT: Final = (
-    "SELECT public.txmq_inbox_adopt(%s, %s, %s, %s, %s, %s, to_timestamp(%s / 1e6), %s, %s, %s)"
+    "SELECT public.txmq_inbox_adopt(%s::text, %s::text, %s::int, %s::uuid, %s::int8, %s::int8,"
+    " to_timestamp(%s::int8 / 1e6), %s::int8, %s::int8, %s::int8)"
 )
 _LIST: Final = (
     "SELECT grp, log_id::text, topic, partition, epoch, applied::text, stored_until"
     " FROM public.txmq_inbox_by_name ORDER BY grp, topic, partition, epoch, log_id"
 )
-_DISCARD: Final = "DELETE FROM public.txmq_inbox_by_name WHERE grp = %s AND topic = %s"
+_DISCARD: Final = """
+WITH gone AS (
+    DELETE FROM public.txmq_inbox_by_name WHERE grp = %s::text AND topic = %s::text RETURNING 1)
+SELECT count(*) FROM gone
+"""
 
 
 class Adoption(Enum):
@@ -61,31 +66,29 @@ class NamedPosition(NamedTuple):
     stored_until: object
 
 
-def adopt(
-    connection: Connection, position: Position, topic: str, evidence: Evidence = NO_DOUBT
+async def adopt(
+    driver: Driver, position: Position, topic: str, evidence: Evidence = NO_DOUBT
 ) -> Adoption:
     """Take over what was stored by name for a position; without evidence, by an
     operator's word. Raises DatabaseError.
     """
     group, log_id, topic_id, partition, epoch = position
     names = (group, topic, partition, log_id, topic_id, epoch, *evidence, lock_key(position))
-    with translated("taking over an inbox"), connection.cursor() as cursor:
-        cursor.execute(_ADOPT, names)
-        [(found,)] = cursor.fetchall()
+    with translated("taking over an inbox"):
+        [(found,)] = await driver.execute(_ADOPT, names)
     return Adoption(found)
 
 
-def stored_by_name(connection: Connection) -> list[NamedPosition]:
+async def stored_by_name(driver: Driver) -> list[NamedPosition]:
     """Return what nobody has taken over. Raises DatabaseError."""
-    with translated("listing inboxes stored by name"), connection.cursor() as cursor:
-        cursor.execute(_LIST)
-        return [NamedPosition(*row) for row in cursor.fetchall()]
+    with translated("listing inboxes stored by name"):
+        return [NamedPosition(*row) for row in await driver.execute(_LIST)]
 
 
-def discard(connection: Connection, group: str, topic: str) -> int:
+async def discard(driver: Driver, group: str, topic: str) -> int:
     """Drop what was stored by name, and return the number of rows. Raises
     DatabaseError.
     """
-    with translated("discarding an inbox stored by name"), connection.cursor() as cursor:
-        cursor.execute(_DISCARD, (group, topic))
-        return int(cursor.rowcount)
+    with translated("discarding an inbox stored by name"):
+        [(count,)] = await driver.execute(_DISCARD, (group, topic))
+    return int(count)

@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 from uuid import UUID
 
 from txmq.errors import LocalProtocolError
+from txmq.tx.postgres.driver import Driver
 from txmq.tx.postgres.errors import translated
-from txmq.tx.postgres.session import Connection, plain_cursor
 
 AT_ONCE: Final = 256  # rows of one fetch
 BYTES_AT_ONCE: Final = 8 << 20
@@ -40,7 +40,8 @@ INSERT INTO public.txmq_token (tok, log_id) VALUES (%(token)s::uuid, %(log_id)s:
 """
 _ENQUEUE: Final = """
 INSERT INTO public.txmq_outbox (log_id, tok, service, messages, keys, content)
-VALUES (%(log_id)s::uuid, %(token)s::uuid, %(service)s, %(messages)s, %(keys)s::int8[], %(content)s)
+VALUES (%(log_id)s::uuid, %(token)s::uuid, %(service)s::text, %(messages)s::int,
+    %(keys)s::int8[], %(content)s::bytea)
 """
 _FETCH: Final = """
 DELETE FROM public.txmq_outbox WHERE log_id = %(log_id)s::uuid AND seq = ANY (%(done)s::int8[])
@@ -50,8 +51,8 @@ SELECT seq, tok::text, service, content FROM (
         row_number() OVER (ORDER BY seq) AS place
     FROM (SELECT * FROM public.txmq_outbox WHERE log_id = %(log_id)s::uuid
         AND seq >= (SELECT public.txmq_outbox_settle(%(log_id)s::uuid))
-        ORDER BY seq LIMIT %(most)s) AS first
-) AS sized WHERE place = 1 OR total <= %(bytes)s ORDER BY seq
+        ORDER BY seq LIMIT %(most)s::int8) AS first
+) AS sized WHERE place = 1 OR total <= %(bytes)s::int8 ORDER BY seq
 """
 
 
@@ -102,15 +103,14 @@ class OutboxRow(NamedTuple):
         return PublishedRow(self.seq, self.token)
 
 
-def read_status(connection: Connection, log_ids: Sequence[UUID]) -> dict[UUID, OutboxStatus]:
+async def read_status(driver: Driver, log_ids: Sequence[UUID]) -> dict[UUID, OutboxStatus]:
     """Return the outbox's state for the brokers with these logs.
 
     It takes one round trip in the caller's transaction. Raises LocalProtocolError in a
     transaction whose snapshot is older than this statement, DatabaseError.
     """
-    with translated("looking at the outbox"), plain_cursor(connection) as cursor:
-        cursor.execute(_STATUS, ([str(log_id) for log_id in log_ids],))
-        rows = cursor.fetchall()
+    with translated("looking at the outbox"):
+        rows = await driver.execute(_STATUS, ([str(log_id) for log_id in log_ids],))
     if any(isolation not in _FRESH for _log, isolation, *_ in rows):
         hint = "use READ COMMITTED, or on_unavailable='fail'"
         raise LocalProtocolError(
@@ -119,32 +119,31 @@ def read_status(connection: Connection, log_ids: Sequence[UUID]) -> dict[UUID, O
     return {UUID(log): OutboxStatus(*found) for log, _isolation, *found in rows}
 
 
-def read_key_status(connection: Connection, log_id: UUID, keys: Sequence[int]) -> OutboxStatus:
+async def read_key_status(driver: Driver, log_id: UUID, keys: Sequence[int]) -> OutboxStatus:
     """Return the outbox's state for one broker; only rows with one of the keys wait.
 
     It takes one round trip in the caller's transaction. Raises DatabaseConflict if the
     transaction's snapshot may hide such rows, DatabaseError.
     """
     values = {"log_id": str(log_id), "keys": list(keys)}
-    with translated("looking at the outbox"), plain_cursor(connection) as cursor:
-        cursor.execute(_LOOK, values)
-        [found] = cursor.fetchall()
+    with translated("looking at the outbox"):
+        [found] = await driver.execute(_LOOK, values)
     return OutboxStatus(*found)
 
 
-def enqueue(connection: Connection, entering: Sequence[NewOutboxRow]) -> None:
+async def enqueue(driver: Driver, entering: Sequence[NewOutboxRow]) -> None:
     """Put messages into the outbox, in the caller's transaction. Raises
     DatabaseError.
     """
-    with translated("writing to the outbox"), plain_cursor(connection) as cursor:
+    with translated("writing to the outbox"):
         for row in entering:
             values = row._asdict() | {"log_id": str(row.log_id), "token": str(row.token)}
             if row.replaced is not None:
                 values |= {"replaced": str(row.replaced)}
-            cursor.execute(_ENQUEUE if row.replaced is None else _EXCHANGE + _ENQUEUE, values)
+            await driver.execute(_ENQUEUE if row.replaced is None else _EXCHANGE + _ENQUEUE, values)
 
 
-def fetch(connection: Connection, log_id: UUID, done: Sequence[PublishedRow]) -> list[OutboxRow]:
+async def fetch(driver: Driver, log_id: UUID, done: Sequence[PublishedRow]) -> list[OutboxRow]:
     """Delete the rows that are done, and return the next ones in order. Raises
     DatabaseError.
     """
@@ -155,9 +154,9 @@ def fetch(connection: Connection, log_id: UUID, done: Sequence[PublishedRow]) ->
         "most": AT_ONCE,
         "bytes": BYTES_AT_ONCE,
     }
-    with translated("fetching from the outbox"), plain_cursor(connection) as cursor:
-        cursor.execute(_FETCH, values)
-        return [
-            OutboxRow(seq, UUID(token), service, bytes(content))
-            for seq, token, service, content in cursor
-        ]
+    with translated("fetching from the outbox"):
+        rows = await driver.execute(_FETCH, values)
+    return [
+        OutboxRow(seq, UUID(token), service, bytes(content))
+        for seq, token, service, content in rows
+    ]

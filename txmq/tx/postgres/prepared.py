@@ -1,11 +1,8 @@
 """Two-phase commit: PREPARE with proof that it happened, and the end of branches.
 
-psycopg2's `tpc_prepare()` returns without an error when the server answered ROLLBACK,
-because a statement had failed and its error was swallowed. So PREPARE TRANSACTION goes
-through a cursor, together with a query for what the server has prepared under that gid:
-one query string, one round trip, no second connection. A BEGIN in between keeps
-psycopg2, which still thinks the transaction open, in step with the server until `end`
-takes both back.
+Drivers' `tpc_prepare()` returns without an error when the server answered ROLLBACK,
+because a statement had failed and its error was swallowed. So each driver looks at what
+the server has done: `Driver.prepare`.
 
 Branches are begun as `CallerBlock`: `commit()` and `rollback()` would tear a branch out
 of its transaction. PREPARE gives them their gids.
@@ -13,13 +10,8 @@ of its transaction. PREPARE gives them their gids.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from enum import Enum
 from typing import Final, NamedTuple
-
-import psycopg2
-from psycopg2 import extensions, sql
 
 from txmq.errors import (
     DatabaseError,
@@ -29,11 +21,11 @@ from txmq.errors import (
     TwoPhaseFull,
     TwoPhaseOff,
 )
-from txmq.tx.postgres.caller import end, require_healthy
-from txmq.tx.postgres.caller_block import NO_SAVEPOINT, CallerBlock
-from txmq.tx.postgres.errors import CONFLICTS, describe, translate, translated
+from txmq.tx.postgres.caller import require_healthy, roll_back
+from txmq.tx.postgres.caller_block import CallerBlock
+from txmq.tx.postgres.driver import Driver, Status
+from txmq.tx.postgres.errors import CONFLICTS, DriverError, describe, translate, translated
 from txmq.tx.postgres.identity import Server, ServerIdentity, parse_lsn
-from txmq.tx.postgres.session import Connection, plain_cursor
 from txmq.tx.xid import XaBranch
 
 NOT_SUPPORTED: Final = "0A000"
@@ -56,9 +48,6 @@ SELECT CASE current_setting('transaction_isolation') WHEN 'serializable' THEN pg
        pg_current_wal_insert_lsn()::text,
        to_regprocedure('public.txmq_outbox_waits(uuid, int8[])') IS NOT NULL
 """
-_PREPARE: Final = (
-    "PREPARE TRANSACTION %(gid)s; BEGIN; SELECT FROM pg_prepared_xact() WHERE gid = %(gid)s"
-)
 
 
 class Work(NamedTuple):
@@ -94,7 +83,7 @@ def require_two_phase(server: Server) -> None:
         raise TwoPhaseOff("the server's max_prepared_transactions is 0", hint=SWITCH_ON)
 
 
-def look(connection: Connection, block: CallerBlock) -> Work:
+async def look(driver: Driver, block: CallerBlock) -> Work:
     """Return the work of the open branch, which may write nothing from here on.
 
     It proves in the same round trip that the transaction is still that of `block`, and
@@ -102,85 +91,58 @@ def look(connection: Connection, block: CallerBlock) -> Work:
     """
     block.require_open()
     try:
-        with translated("looking at a branch"), plain_cursor(connection) as cursor:
-            cursor.execute(block.proof + _LOOK)
-            [(xid, owner, mark, system_id, timeline, oid, position, has_outbox)] = cursor.fetchall()
-    except DatabaseError as error:
-        if error.sqlstate in NO_SAVEPOINT:
-            raise block.ended() from None
-        raise
+        [row] = await driver.execute(block.proof + _LOOK)
+    except DriverError as error:
+        raise block.refusal(error, "looking at a branch") from None
+    xid, owner, mark, system_id, timeline, oid, position, has_outbox = row
     block.require_same(mark)
     server = ServerIdentity(system_id, int(timeline, 16), oid)
     number = None if xid is None else int(xid)
     return Work(number, owner, server, parse_lsn(position), has_outbox)
 
 
-def prepare(connection: Connection, branch: XaBranch) -> None:
+async def prepare(driver: Driver, branch: XaBranch) -> None:
     """Prepare the open branch; return only if it is prepared.
 
     Afterwards the connection is ready for other work. Raises InDoubt where nobody
     knows. Every other error means that it certainly is not prepared:
     TransactionAborted, DatabaseConflict, TwoPhaseFull, TwoPhaseOff.
     """
-    _require_open(connection, branch)
+    _require_open(driver, branch)
     try:
-        with plain_cursor(connection) as cursor:
-            cursor.execute(_PREPARE, {"gid": branch.gid})
-            prepared = cursor.rowcount == 1
-    except psycopg2.Error as error:
-        raise _refusal(connection, error, branch) from None
-    # what became of PREPARE is known: a connection lost since then shows in its next
-    # use
-    with suppress(psycopg2.Error):
-        end(connection)
+        prepared = await driver.prepare(branch.gid)
+    except DriverError as error:
+        raise await _refusal(driver, error, branch) from None
     if not prepared:
         raise TransactionAborted(
             "the server answered ROLLBACK to PREPARE: a statement of the transaction had failed"
         )
 
 
-def commit_prepared(connection: Connection, gid: str, xid: int | None) -> Ending:
+async def commit_prepared(driver: Driver, gid: str, xid: int | None) -> Ending:
     """Commit a prepared branch of this database, over any idle connection of its owner.
 
     A missing gid proves nothing by itself: the status of the transaction `xid`, as it
     was prepared, does. Raises DatabaseError where the branch stands as before, or
     nobody knows: try again later.
     """
-    return _finish(connection, gid, xid, commit=True)
+    return await _finish(driver, gid, xid, commit=True)
 
 
-def roll_back_prepared(connection: Connection, gid: str, xid: int | None) -> Ending:
+async def roll_back_prepared(driver: Driver, gid: str, xid: int | None) -> Ending:
     """Roll back a prepared branch, as `commit_prepared` commits it."""
-    return _finish(connection, gid, xid, commit=False)
+    return await _finish(driver, gid, xid, commit=False)
 
 
-@contextmanager
-def in_role(connection: Connection, owner: str) -> Iterator[None]:
-    """Run a block as that role, on one of txmq's own connections.
-
-    Membership alone does not allow a role to end another's branch.
-    """
-    _set_role(connection, sql.SQL("SET ROLE {}").format(sql.Identifier(owner)))
-    try:
-        yield
-    finally:
-        _set_role(connection, sql.SQL("RESET ROLE"))
-
-
-def _set_role(connection: Connection, statement: sql.Composable) -> None:
-    with translated("changing the role"), plain_cursor(connection) as cursor:
-        cursor.execute(statement)
-
-
-def _require_open(connection: Connection, branch: XaBranch) -> None:
+def _require_open(driver: Driver, branch: XaBranch) -> None:
     """Guard against PREPARE of a failed transaction, which is a silent rollback."""
-    status = connection.info.transaction_status
-    if status == extensions.TRANSACTION_STATUS_INTRANS:
+    status = driver.status
+    if status is Status.OPEN:
         return
-    require_healthy(connection)
-    if status == extensions.TRANSACTION_STATUS_UNKNOWN:
+    require_healthy(driver)
+    if status is Status.UNKNOWN:
         raise TransactionAborted("the connection was lost before PREPARE was sent")
-    if status == extensions.TRANSACTION_STATUS_IDLE:
+    if status is Status.IDLE:
         hint = "nobody may commit or roll back inside the block"
         raise InDoubt(
             f"somebody ended branch {branch.number} before its end",
@@ -192,18 +154,16 @@ def _require_open(connection: Connection, branch: XaBranch) -> None:
     )
 
 
-def _refusal(
-    connection: Connection, error: psycopg2.Error, branch: XaBranch
+async def _refusal(
+    driver: Driver, error: DriverError, branch: XaBranch
 ) -> DatabaseError | TransactionAborted | InDoubt:
     """Return the error to raise for a failed PREPARE.
 
     An ERROR with the server idle again is PREPARE's own; the query after it fails
     inside a transaction.
     """
-    idle = connection.info.transaction_status == extensions.TRANSACTION_STATUS_IDLE
-    certain = not connection.closed and idle and error.diag.severity_nonlocalized == "ERROR"
-    with suppress(psycopg2.Error):
-        end(connection)
+    certain = not driver.closed and driver.status is Status.IDLE and error.severity == "ERROR"
+    await roll_back(driver)
     text = f"PREPARE of branch {branch.number}: {describe(error)}"
     if not certain:
         return InDoubt(
@@ -211,41 +171,42 @@ def _refusal(
             token=str(branch.token),
             hint="recovery finds out",
         )
-    if error.pgcode == SWITCHED_OFF:
-        return TwoPhaseOff(text, hint=SWITCH_ON, sqlstate=error.pgcode)
-    if error.pgcode == FULL:
+    if error.sqlstate == SWITCHED_OFF:
+        return TwoPhaseOff(text, hint=SWITCH_ON, sqlstate=error.sqlstate)
+    if error.sqlstate == FULL:
         return TwoPhaseFull(
-            text, hint="raise max_prepared_transactions, or look for orphans", sqlstate=error.pgcode
+            text,
+            hint="raise max_prepared_transactions, or look for orphans",
+            sqlstate=error.sqlstate,
         )
-    if error.pgcode in CONFLICTS:
+    if error.sqlstate in CONFLICTS:
         return translate(error, "PREPARE")
-    if error.pgcode == NOT_SUPPORTED:
+    if error.sqlstate == NOT_SUPPORTED:
         hint = "use no temporary tables, LISTEN, NOTIFY, WITH HOLD cursors or exported snapshots"
         return TransactionAborted(f"{text}: such work cannot be prepared", hint=hint)
     return TransactionAborted(f"the server refused: {text}")
 
 
-def _finish(connection: Connection, gid: str, xid: int | None, *, commit: bool) -> Ending:
+async def _finish(driver: Driver, gid: str, xid: int | None, *, commit: bool) -> Ending:
     try:
-        (connection.tpc_commit if commit else connection.tpc_rollback)(gid)
-    except psycopg2.Error as error:
-        if error.pgcode != UNKNOWN_GID:
+        await driver.finish_prepared(gid, commit=commit)
+    except DriverError as error:
+        if error.sqlstate != UNKNOWN_GID:
             raise translate(error, f"{'COMMIT' if commit else 'ROLLBACK'} PREPARED") from None
-        return _ended(connection, xid, commit=commit)
+        return await _ended(driver, xid, commit=commit)
     return Ending.DONE
 
 
-def _ended(connection: Connection, xid: int | None, *, commit: bool) -> Ending:
+async def _ended(driver: Driver, xid: int | None, *, commit: bool) -> Ending:
     """Return the end of a prepared transaction.
 
     PREPARE wrote its id to disk, so no other transaction has that id.
     """
     if xid is None:
         return Ending.UNKNOWN
-    with translated("asking how a branch ended"), plain_cursor(connection) as cursor:
-        cursor.execute("SELECT pg_xact_status(%s::text::xid8)", (str(xid),))
-        [(status,)] = cursor.fetchall()
-        end(connection)
+    with translated("asking how a branch ended"):
+        [(status,)] = await driver.execute("SELECT pg_xact_status(%s::text::xid8)", (str(xid),))
+        await driver.roll_back()
     if status not in ("committed", "aborted"):
         return Ending.UNKNOWN
     return Ending.FOUND if (status == "committed") == commit else Ending.OTHERWISE

@@ -21,6 +21,7 @@ from txmq.model.decider import DatabaseId
 from txmq.model.message import Decision
 from txmq.model.units import SECOND
 from txmq.tx.postgres.blockers import end_blockers, oldest_holder
+from txmq.tx.postgres.blocking import fetch, read_history, read_server
 from txmq.tx.postgres.bounds import BoundedCursor
 from txmq.tx.postgres.brokers import (
     UNBOUNDED,
@@ -34,14 +35,8 @@ from txmq.tx.postgres.brokers import (
 )
 from txmq.tx.postgres.errors import is_busy
 from txmq.tx.postgres.evidence import FENCE, PROVE, Limits, Written, end_stuck, running, write
-from txmq.tx.postgres.identity import (
-    Server,
-    ServerIdentity,
-    TimelineHistory,
-    read_history,
-    read_server,
-)
-from txmq.tx.postgres.outbox import OutboxRow, PublishedRow, fetch
+from txmq.tx.postgres.identity import Server, ServerIdentity, TimelineHistory
+from txmq.tx.postgres.outbox import OutboxRow, PublishedRow
 from txmq.tx.postgres.partitions import CallerTime, MaintenanceReport, maintain
 from txmq.tx.postgres.session import Connection, connect
 

@@ -7,8 +7,9 @@ from importlib import resources
 from typing import Final
 
 from txmq.errors import SchemaMissing
+from txmq.tx.postgres.blocking import read_server
 from txmq.tx.postgres.errors import translated
-from txmq.tx.postgres.identity import read_server, require_supported
+from txmq.tx.postgres.identity import require_supported
 from txmq.tx.postgres.partitions import CallerTime, maintain
 from txmq.tx.postgres.session import Connection, Cursor, transaction
 

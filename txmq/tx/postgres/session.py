@@ -18,7 +18,6 @@ from psycopg2 import extensions
 from txmq.errors import DatabaseError, TransactionAborted
 from txmq.tx.postgres.errors import describe, translated
 
-BEGIN: Final = "BEGIN ISOLATION LEVEL READ COMMITTED; "
 Connection: TypeAlias = extensions.connection
 Cursor: TypeAlias = extensions.cursor
 
@@ -74,6 +73,21 @@ def plain_cursor(connection: Connection) -> Cursor:
         return connection.cursor()
     # Not the method of a caller's class, which may have cursors of its own.
     return extensions.connection.cursor(connection, cursor_factory=extensions.cursor)
+
+
+@contextmanager
+def noted(connection: Connection) -> Iterator[list[str]]:
+    """Collect the server's notices of the block; they are in the connection's own list,
+    too.
+    """
+    before, notices = connection.notices, list[str]()
+    connection.notices = notices
+    try:
+        yield notices
+    finally:
+        for notice in notices:
+            before.append(notice)  # psycopg2 takes anything that appends
+        connection.notices = before
 
 
 @contextmanager

@@ -11,21 +11,25 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 from uuid import UUID
 
-import psycopg2
-
-from txmq.errors import DatabaseError, SynchronousCommitOff, TokenFenced
-from txmq.tx.postgres.caller import require_open
+from txmq.errors import DatabaseError, SynchronousCommitOff, TokenFenced, TransactionAborted
+from txmq.tx.postgres.caller import failure, require_open
 from txmq.tx.postgres.caller_block import NO_SAVEPOINT, CallerBlock
-from txmq.tx.postgres.errors import CHECK_VIOLATION, UNIQUE_VIOLATION, translate
+from txmq.tx.postgres.driver import Driver
+from txmq.tx.postgres.errors import CHECK_VIOLATION, UNIQUE_VIOLATION, DriverError, translated
 from txmq.tx.postgres.identity import NamedServer, parse_lsn
-from txmq.tx.postgres.session import Connection, plain_cursor
 
 # under these, COMMIT returns before the row is on disk here, or at the standby
 WEAK: Final = ("off", "local")
 # Row and circumstances by a function, in schema_4.sql: its plans are kept.
-_INSERT: Final = "SELECT public.txmq_token_insert(%s, %s)"
+_INSERT: Final = "SELECT public.txmq_token_insert(%s::uuid, %s::uuid)"
 # `remote_write` trusts the standby's kernel; `remote_apply` is stronger than `on`.
 _STRENGTHEN: Final = "SELECT set_config('synchronous_commit', 'on', true)"
+
+# A snapshot that is older than this statement could hide the report.
+_MAY_HAVE_REPORTED: Final = """
+SELECT current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted')
+    OR EXISTS (SELECT FROM public.txmq_broker WHERE log_id = %s::uuid AND boot_epoch >= %s::int8)
+"""
 
 
 class InsertedToken(NamedTuple):
@@ -42,8 +46,8 @@ class InsertedToken(NamedTuple):
     outbox_stamps: dict[UUID, int | None]
 
 
-def insert_token(
-    connection: Connection,
+async def insert_token(
+    driver: Driver,
     token: UUID,
     log_ids: Sequence[UUID],
     *,
@@ -60,7 +64,7 @@ def insert_token(
     DatabaseError.
     """
     if block is None:
-        require_open(connection)
+        require_open(driver)
     else:
         block.require_open()
     # Sorted, so that no two writers of several rows can wait for one another.
@@ -69,17 +73,15 @@ def insert_token(
     name = str(token)
     values = [text for log_id in ordered for text in (name, str(log_id))]
     try:
-        with plain_cursor(connection) as cursor:
-            cursor.execute(statement if block is None else block.proof + statement, values)
-            found = {log_id: row for log_id, (row,) in zip(ordered, cursor.fetchall(), strict=True)}
-            setting, mark, _epoch, _stamp, system_id, timeline, position = found[ordered[0]]
-            if block is not None:
-                block.require_same(mark)
-            if setting == "remote_write":
-                cursor.execute(_STRENGTHEN)
-                [(setting,)] = cursor.fetchall()
-    except psycopg2.Error as error:
-        if block is not None and error.pgcode in NO_SAVEPOINT:
+        rows = await driver.execute(statement if block is None else block.proof + statement, values)
+        found = {log_id: row for log_id, (row,) in zip(ordered, rows, strict=True)}
+        setting, mark, _epoch, _stamp, system_id, timeline, position = found[ordered[0]]
+        if block is not None:
+            block.require_same(mark)
+        if setting == "remote_write":
+            [(setting,)] = await driver.execute(_STRENGTHEN)
+    except DriverError as error:
+        if block is not None and error.sqlstate in NO_SAVEPOINT:
             raise block.ended() from None
         raise _refusal(error, token) from None
     if setting in WEAK and not allow_weak_commit:
@@ -95,21 +97,32 @@ def insert_token(
     )
 
 
+async def may_have_reported(driver: Driver, log_id: UUID, boot_epoch: int) -> bool:
+    """Return whether the log's broker has reported here in that boot epoch or a later
+    one, or the caller's snapshot may hide that.
+
+    Raises DatabaseError.
+    """
+    with translated("reading a broker's report"):
+        [(may,)] = await driver.execute(_MAY_HAVE_REPORTED, (str(log_id), boot_epoch))
+    return bool(may)
+
+
 def _number(text: str | None) -> int | None:
     return None if text is None else int(text)
 
 
-def _refusal(error: psycopg2.Error, token: UUID) -> TokenFenced | DatabaseError:
-    if error.pgcode == UNIQUE_VIOLATION:
+def _refusal(error: DriverError, token: UUID) -> TokenFenced | DatabaseError | TransactionAborted:
+    if error.sqlstate == UNIQUE_VIOLATION:
         return TokenFenced(
             f"transaction {token} was decided as rolled back before it could commit",
             hint="roll back",
         )
-    refused = translate(error, "writing the token")
-    if error.pgcode == CHECK_VIOLATION:
+    refused = failure(error, "writing the token")
+    if error.sqlstate == CHECK_VIOLATION:
         refused = DatabaseError(
             refused.message,
             hint="the token is too old: check this machine's clock",
-            sqlstate=error.pgcode,
+            sqlstate=error.sqlstate,
         )
     return refused

@@ -35,11 +35,13 @@ from txmq.errors import (
     TransactionAborted,
     TxmqError,
 )
-from txmq.tx.postgres.caller import roll_back
-from txmq.tx.postgres.commit import commit_and, guarded_commit
-from txmq.tx.postgres.errors import translate
+from txmq.tx.postgres.blocking import guarded_commit, roll_back
+from txmq.tx.postgres.caller import BEGIN
+from txmq.tx.postgres.commit import commit_and
+from txmq.tx.postgres.driver import run
+from txmq.tx.postgres.drivers import driver_of
+from txmq.tx.postgres.errors import driver_error, translate
 from txmq.tx.postgres.inbox import Claims, Position, claim
-from txmq.tx.postgres.session import BEGIN
 
 if TYPE_CHECKING:
     from psycopg2 import extensions
@@ -296,8 +298,9 @@ class InboxWorker:
         if not self._are_open(messages):
             guarded_commit(connection, self._token)
             return
-        claims = commit_and(
-            connection, self._token, lambda cursor, first: claim(cursor, wanted, first=first)
+        driver = driver_of(connection)
+        claims = run(
+            commit_and(driver, self._token, lambda first: claim(driver, wanted, first=first))
         )
         self._next = _Batch(messages, claims)
 
@@ -323,8 +326,7 @@ class InboxWorker:
 
     def _claim(self, connection: Connection, messages: Sequence[DeliveredMessage]) -> Claims:
         """Begin the transaction."""
-        with connection.cursor() as cursor:
-            return claim(cursor, self._positions(messages), first=BEGIN)
+        return run(claim(driver_of(connection), self._positions(messages), first=BEGIN))
 
     def _positions(self, messages: Iterable[DeliveredMessage]) -> dict[Position, list[int]]:
         offsets: dict[Position, list[int]] = {}
@@ -379,19 +381,16 @@ class InboxWorker:
             raise _NotOpen
 
     def _handle(self, messages: Sequence[DeliveredMessage], connection: Connection) -> None:
-        import psycopg2  # noqa: PLC0415  # loaded already; the client does without it
-
         argument: Any = messages if self._options.batch is not None else messages[0]
         try:
             require_finished(self._handler(argument, connection))
-        except psycopg2.Error as error:
-            translated = translate(error, "in a handler")
-            if isinstance(translated, DatabaseConflict | DatabaseUnavailable):
-                raise translated from error
-            raise _HandlerFailed(error) from error
         except (DatabaseConflict, DatabaseUnavailable):
             raise
         except Exception as error:  # a handler may raise anything
+            if driver_error(error) is not None:
+                translated = translate(error, "in a handler")
+                if isinstance(translated, DatabaseConflict | DatabaseUnavailable):
+                    raise translated from error
             raise _HandlerFailed(error) from error
 
     def _connected(self) -> Connection:

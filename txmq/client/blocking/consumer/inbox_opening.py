@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 from txmq.client.log import get_logger
 from txmq.client.protocol.consumer.membership import Membership
 from txmq.errors import InboxMismatch, StaleGeneration
-from txmq.tx.postgres.inbox import Position, applied, note_run, noted_run
-from txmq.tx.postgres.inbox_names import Adoption, Evidence, adopt
+from txmq.tx.postgres.blocking import adopt, applied, note_run, noted_run
+from txmq.tx.postgres.inbox import Position
+from txmq.tx.postgres.inbox_names import Adoption, Evidence
 
 if TYPE_CHECKING:
     from uuid import UUID

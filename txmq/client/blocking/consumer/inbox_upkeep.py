@@ -12,8 +12,8 @@ from txmq.client.blocking.consumer.inbox_opening import InboxMember, InboxOpenin
 from txmq.client.log import get_logger
 from txmq.client.protocol.alarm_reports import AlarmReport, alarm_source, report_alarms
 from txmq.errors import TxmqError
+from txmq.tx.postgres.blocking import compact
 from txmq.tx.postgres.errors import translated
-from txmq.tx.postgres.inbox_compaction import compact
 
 if TYPE_CHECKING:
     from psycopg2.extensions import connection as Connection  # noqa: N812  # a class, whatever its name

@@ -9,7 +9,7 @@ from txmq.client.blocking.transaction.transaction import Transaction
 from txmq.client.log import get_logger
 from txmq.errors import LocalProtocolError, TransactionEnded
 from txmq.tx.postgres.caller_block import refusal_in
-from txmq.tx.postgres.watched_cursor import ADVICE, Sends
+from txmq.tx.postgres.statement_watch import ADVICE, Sends
 
 log = get_logger()
 

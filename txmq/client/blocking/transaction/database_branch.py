@@ -20,23 +20,25 @@ from txmq.errors import (
 from txmq.model.decider import BranchPosition, PostgresBranch
 from txmq.model.message import COMMIT, Decision
 from txmq.tx.coordinator import Vote
-from txmq.tx.postgres.caller import require_usable, roll_back, savepoint
-from txmq.tx.postgres.caller_block import CallerBlock
-from txmq.tx.postgres.commit import guarded_commit
-from txmq.tx.postgres.identity import read_server, require_supported, server_of
-from txmq.tx.postgres.outbox import read_key_status
-from txmq.tx.postgres.prepared import (
-    BY_OTHERS,
-    Ending,
-    Work,
+from txmq.tx.postgres.blocking import (
     commit_prepared,
+    guarded_commit,
     look,
     prepare,
-    require_two_phase,
+    read_key_status,
+    read_server,
+    roll_back,
     roll_back_prepared,
+    server_of,
 )
+from txmq.tx.postgres.caller import blocking_savepoint, require_usable
+from txmq.tx.postgres.caller_block import CallerBlock
+from txmq.tx.postgres.driver import run
+from txmq.tx.postgres.drivers import driver_of
+from txmq.tx.postgres.identity import require_supported
+from txmq.tx.postgres.prepared import BY_OTHERS, Ending, Work, require_two_phase
 from txmq.tx.postgres.session import Connection
-from txmq.tx.postgres.watched_cursor import Sends
+from txmq.tx.postgres.statement_watch import Sends
 from txmq.tx.xid import XaBranch
 
 log = get_logger()
@@ -50,12 +52,12 @@ class BranchVote(NamedTuple):
 
 
 class DatabaseBranch:
-    """A branch on a psycopg2 connection. For one thread at a time."""
+    """A branch on a connection whose driver blocks. For one thread at a time."""
 
     def __init__(self, connection: Connection, branch: XaBranch, sends: Sends) -> None:
         self.branch = branch
-        self._connection = connection
-        self._block = CallerBlock(connection, branch.token, sends)
+        self._driver = driver_of(connection)
+        self._block = CallerBlock(self._driver, branch.token, sends)
         self._found: Work | None = None
 
     @property
@@ -77,7 +79,7 @@ class DatabaseBranch:
         return PostgresBranch(
             server.system_id,
             server.database_oid,
-            self._connection.info.dbname,
+            self._driver.database,
             owner,
             self.branch.gid,
             xid,
@@ -87,7 +89,7 @@ class DatabaseBranch:
     @property
     def prepared_limit(self) -> tuple[int, int]:
         """Return the server's system id and its max_prepared_transactions."""
-        server = server_of(self._connection)
+        server = server_of(self._driver)
         return server.identity.system_id, server.max_prepared_transactions
 
     def begin(self) -> None:
@@ -95,16 +97,16 @@ class DatabaseBranch:
 
         Raises UnsupportedServer or TwoPhaseOff; as `CallerBlock.begin`.
         """
-        require_usable(self._connection)
-        server = server_of(self._connection)
+        require_usable(self._driver)
+        server = server_of(self._driver)
         require_supported(server)
         require_two_phase(server)
-        self._block.begin()
+        run(self._block.begin())
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
         """Open a block whose rows are withdrawn if it raises."""
-        with savepoint(self._connection):
+        with blocking_savepoint(self._driver):
             yield
 
     def end_block(self) -> None:
@@ -116,7 +118,7 @@ class DatabaseBranch:
 
         Raises if its transaction is broken, TransactionEnded if it is another one.
         """
-        self._found = look(self._connection, self._block)
+        self._found = look(self._driver, self._block)
 
     def require_turn(self, log_id: UUID, keys: Sequence[int]) -> None:
         """Require that no rows with these keys wait for a broker in the outbox here.
@@ -128,11 +130,11 @@ class DatabaseBranch:
         if (
             self.wrote
             and self._work.has_outbox
-            and read_key_status(self._connection, log_id, keys).waiting
+            and read_key_status(self._driver, log_id, keys).waiting
         ):
             raise BrokerUnavailable(
                 f"Earlier transactions on the same keys wait for the broker of log {log_id} in the "
-                f"outbox of database {self._connection.info.dbname!r}",
+                f"outbox of database {self._driver.database!r}",
                 hint="run the transaction again when the broker has fetched them: txmq outbox list",
             )
 
@@ -142,13 +144,13 @@ class DatabaseBranch:
         Raises InDoubt, or an error after which the branch is rolled back.
         """
         try:
-            guarded_commit(self._connection, self.branch.token)
+            guarded_commit(self._driver, self.branch.token)
         except InDoubt as doubt:
             if self.wrote:
                 hint = "look for its rows: without messages nothing else can tell"
                 raise InDoubt(doubt.message, token=doubt.token, hint=hint) from doubt
             raise TransactionAborted(doubt.message) from doubt
-        self._block.close()
+        run(self._block.close())
 
     def follow(self) -> None:
         """Commit a branch without work to prepare, after COMMIT is decided.
@@ -173,12 +175,12 @@ class DatabaseBranch:
         if not self.wrote:
             return BranchVote(Vote.READ_ONLY)
         try:
-            prepare(self._connection, self.branch)
+            prepare(self._driver, self.branch)
         except InDoubt as doubt:
             return BranchVote(Vote.UNCLEAR, doubt)
         except TxmqError as error:
             return BranchVote(Vote.NO, error)
-        self._block.close()
+        run(self._block.close())
         crashpoint("xa.between_prepares")
         return BranchVote(Vote.PREPARED)
 
@@ -186,7 +188,7 @@ class DatabaseBranch:
         """End the prepared branch; return whether it ended so, None = unknown yet."""
         finish = commit_prepared if decision is COMMIT else roll_back_prepared
         try:
-            ending = finish(self._connection, self.branch.gid, self._work.xid)
+            ending = finish(self._driver, self.branch.gid, self._work.xid)
             if ending in BY_OTHERS and self._has_failed_over():
                 return None  # its id may be another's now
         except DatabaseError:
@@ -200,20 +202,20 @@ class DatabaseBranch:
         A pooler may lead the connection there.
         """
         try:
-            return read_server(self._connection).identity.timeline != self._work.server.timeline
+            return read_server(self._driver).identity.timeline != self._work.server.timeline
         finally:
-            roll_back(self._connection)
+            roll_back(self._driver)
 
     def roll_back(self) -> bool:
         """Roll the open transaction back; a prepared branch stays.
 
         Returns False if the caller may have committed rows.
         """
-        return self._block.roll_back()
+        return run(self._block.roll_back())
 
     def give_back(self) -> None:
         """Roll back what an interrupt has left open; a prepared branch stays."""
-        self._block.give_back()
+        run(self._block.give_back())
 
     def ended(self) -> TransactionEnded:
         """Return the error of a branch that the caller has ended."""

@@ -18,8 +18,10 @@ from txmq.client.protocol.transaction.lifecycle import Stage, wrong_stage
 from txmq.client.protocol.transaction.options import TransactionOptions
 from txmq.errors import InDoubt, LocalProtocolError, TransactionAborted, TxmqError
 from txmq.model.message import ROLLBACK, Message
-from txmq.tx.postgres.commit import CommitOutcome, guarded_commit
-from txmq.tx.postgres.enlist import EnlistConnection, EnlistedBlock
+from txmq.tx.postgres.blocking import guarded_commit
+from txmq.tx.postgres.commit import CommitOutcome
+from txmq.tx.postgres.driver import run
+from txmq.tx.postgres.enlist import EnlistedBlock
 from txmq.tx.postgres.session import Connection
 
 
@@ -43,7 +45,7 @@ class EnlistedTransaction(PostgresTransaction):
 
     def __init__(self, core: BlockingCore, connection: Connection, **settings: Any) -> None:  # noqa: ANN401  # of PostgresTransaction
         super().__init__(core, connection, **settings)
-        self._block: EnlistedBlock = EnlistedBlock(connection, self.token, self._sends)
+        self._block: EnlistedBlock = EnlistedBlock(self._driver, self.token, self._sends)
         self._options = TransactionOptions()
         self._before_send: Callable[[], object] | None = None
         self._stored: list[BrokerBundle] = []
@@ -171,7 +173,7 @@ class EnlistedTransaction(PostgresTransaction):
     def _require_commit(self) -> None:
         if not self._rollback_only:
             return
-        self._block.roll_back()
+        run(self._block.roll_back())
         self._send_decisions(self._fallback.sent_directly(self._stored), ROLLBACK)
         raise TransactionAborted(
             f"The transaction was marked to be rolled back: {self._rollback_only}",
@@ -184,7 +186,7 @@ class EnlistedTransaction(PostgresTransaction):
         try:
             yield
         except BaseException:
-            self._block.roll_back()
+            run(self._block.roll_back())
             raise
 
     @contextmanager
@@ -203,9 +205,9 @@ class EnlistedTransaction(PostgresTransaction):
             raise
 
     def _guarded_commit(self) -> CommitOutcome:
-        return guarded_commit(self._connection, self.token, self._send_commit)
+        return guarded_commit(self._driver, self.token, self._send_commit)
 
-    def _send_commit(self, _connection: Connection) -> None:
+    async def _send_commit(self) -> None:
         try:
             self._commit_call()
         except Exception as error:
@@ -215,12 +217,12 @@ class EnlistedTransaction(PostgresTransaction):
     def _end(self, *, committed: bool | None) -> None:
         self._stage = Stage.OVER
         self._committed = self._committed or committed is True
-        self._block.close()
+        self._block.release()
         for bundle in self._bundles:
             bundle.finish(committed=committed)
 
 
 def enlisted_in(connection: Connection) -> EnlistedTransaction | None:
     """Return the messages in a connection's open transaction."""
-    found = connection.enlisted if isinstance(connection, EnlistConnection) else None
+    found = getattr(connection, "enlisted", None)
     return found if isinstance(found, EnlistedTransaction) else None

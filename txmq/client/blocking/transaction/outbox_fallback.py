@@ -38,15 +38,9 @@ from txmq.errors import (
     TxmqError,
 )
 from txmq.tx.outbox_entry import pack_entries
-from txmq.tx.postgres.identity import server_of
-from txmq.tx.postgres.outbox import (
-    NewOutboxRow,
-    OutboxStatus,
-    enqueue,
-    read_key_status,
-    read_status,
-)
-from txmq.tx.postgres.session import Connection
+from txmq.tx.postgres.blocking import enqueue, read_key_status, read_status, server_of
+from txmq.tx.postgres.driver import Driver
+from txmq.tx.postgres.outbox import NewOutboxRow, OutboxStatus
 from txmq.wire.data_requests import Opcode
 
 UNAVAILABLE = (BrokerUnavailable, ConnectionLost, RequestTimeout, ReadOnly)
@@ -63,7 +57,7 @@ class OutboxFallback:
     transactions before them go there in any case.
     """
 
-    connection: Connection
+    driver: Driver
     enabled: bool
     _queues: dict[UUID, OutboxStatus] = field(default_factory=dict)
     # With the token that the row's new one replaces, if any.
@@ -79,14 +73,14 @@ class OutboxFallback:
         snapshot hides it, LocalProtocolError or DatabaseError.
         """
         if self.enabled:
-            self._queues = read_status(self.connection, [_log_of(bundle) for bundle in bundles])
+            self._queues = read_status(self.driver, [_log_of(bundle) for bundle in bundles])
             for bundle in bundles:
                 if self._queues[bundle.core.log_id].waiting:
                     self._move_to_outbox(
                         bundle, BrokerUnavailable("Earlier transactions wait for the broker")
                     )
             return
-        server = server_of(self.connection).identity
+        server = server_of(self.driver).identity
         self._database = server.system_id, server.database_oid
         for bundle in bundles:
             stamp = bundle.core.outbox_stamps.get(self._database)
@@ -129,7 +123,7 @@ class OutboxFallback:
     def _queue_behind_keys(self, bundle: BrokerBundle) -> None:
         log_id = bundle.core.log_id
         keys = order_keys(bundle.buffer.items)
-        self._queues[log_id] = queue = read_key_status(self.connection, log_id, keys)
+        self._queues[log_id] = queue = read_key_status(self.driver, log_id, keys)
         if queue.waiting:
             bundle.core.request(Opcode.PING)  # where the broker is away, the transaction fails
             self._move_to_outbox(
@@ -177,7 +171,7 @@ class OutboxFallback:
                     pack_entries(entries),
                 )
             )
-        enqueue(self.connection, rows)
+        enqueue(self.driver, rows)
 
     def _move_to_outbox(self, bundle: BrokerBundle, error: TxmqError) -> None:
         if not self._queues.get(bundle.core.log_id, NO_QUEUE).fetched:

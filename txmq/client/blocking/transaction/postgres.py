@@ -35,20 +35,21 @@ from txmq.errors import (
 from txmq.model.bundle import BundleState
 from txmq.model.decider import ByPostgres
 from txmq.model.message import COMMIT, ROLLBACK, Decision
-from txmq.tx.postgres.brokers import may_have_reported
-from txmq.tx.postgres.caller import require_healthy, savepoint
+from txmq.tx.postgres.blocking import guarded_commit, insert_token, may_have_reported, server_of
+from txmq.tx.postgres.caller import blocking_savepoint, require_healthy
 from txmq.tx.postgres.caller_block import CallerBlock
-from txmq.tx.postgres.commit import CommitOutcome, guarded_commit
+from txmq.tx.postgres.commit import CommitOutcome
+from txmq.tx.postgres.driver import run
+from txmq.tx.postgres.drivers import driver_of
 from txmq.tx.postgres.identity import (
     NamedServer,
     Server,
     forget_server,
     note_server,
     require_supported,
-    server_of,
 )
 from txmq.tx.postgres.session import Connection
-from txmq.tx.postgres.tokens import InsertedToken, insert_token
+from txmq.tx.postgres.tokens import InsertedToken
 
 log = get_logger()
 
@@ -72,19 +73,19 @@ class PostgresTransaction(CallerTransaction):
         outbox: bool = False,
     ) -> None:
         super().__init__(core, timeout=timeout, check_after=check_after)
-        self._fallback = OutboxFallback(connection, outbox)
-        self._connection = connection
-        self._block = CallerBlock(connection, self.token, self._sends)
+        self._driver = driver_of(connection)
+        self._fallback = OutboxFallback(self._driver, outbox)
+        self._block = CallerBlock(self._driver, self.token, self._sends)
         self._allow_weak_commit = allow_weak_commit
         self._inserted: InsertedToken | None = None
 
     def __enter__(self) -> Self:
         self._require(Stage.NEW)
-        self._block.begin()
+        run(self._block.begin())
         return super().__enter__()
 
     def _give_back(self) -> None:
-        self._block.give_back()
+        run(self._block.give_back())
 
     def _commit(self) -> None:
         self._block.end()
@@ -104,7 +105,7 @@ class PostgresTransaction(CallerTransaction):
         crashpoint("tx.after_decide")
 
     def _abort(self) -> None:
-        if not self._block.roll_back():
+        if not run(self._block.roll_back()):
             raise self._block.ended()
 
     def _store_bundles(self, bundles: list[BrokerBundle]) -> None:
@@ -113,14 +114,14 @@ class PostgresTransaction(CallerTransaction):
         After an error none of them counts any more.
         """
         try:
-            require_healthy(self._connection)
+            require_healthy(self._driver)
             self._fallback.check_queues(bundles)
             server = self._server()
             self._send_bundles(bundles, server)
             crashpoint("tx.after_group")
             logs = [bundle.core.log_id for bundle in bundles]
             self._inserted = insert_token(
-                self._connection,
+                self._driver,
                 self.token,
                 logs,
                 allow_weak_commit=self._allow_weak_commit,
@@ -133,7 +134,7 @@ class PostgresTransaction(CallerTransaction):
             self._require_leases(bundles, server, self._inserted)
             crashpoint("tx.before_commit")
         except BaseException as error:
-            self._block.roll_back()
+            run(self._block.roll_back())
             self._fallback.forget_stamps(bundles)
             self._withdraw(bundles)
             if isinstance(error, ConnectionLost | RequestTimeout):
@@ -145,7 +146,7 @@ class PostgresTransaction(CallerTransaction):
             raise
 
     def _server(self) -> Server:
-        server = server_of(self._connection)
+        server = server_of(self._driver)
         require_supported(server)
         return server
 
@@ -155,7 +156,7 @@ class PostgresTransaction(CallerTransaction):
         A pooler may have switched over since this process asked.
         """
         if named.identity[:2] != found[:2]:
-            forget_server(self._connection)
+            forget_server(self._driver)
             raise DatabaseUnavailable(
                 f"the database has switched over from cluster {named.identity.system_id}, "
                 f"timeline {named.identity.timeline}, to {found.system_id}, {found.timeline}",
@@ -182,9 +183,7 @@ class PostgresTransaction(CallerTransaction):
                 {"system_id": identity.system_id, "database_oid": identity.database_oid},
                 repeat=True,
             )
-            if lease["held"] and not may_have_reported(
-                self._connection, core.log_id, core.boot_epoch
-            ):
+            if lease["held"] and not may_have_reported(self._driver, core.log_id, core.boot_epoch):
                 raise NoResolver(
                     "the broker's resolver leads to a copy of this database",
                     hint="point its [[resolver]] section at the server that this transaction uses",
@@ -226,22 +225,22 @@ class PostgresTransaction(CallerTransaction):
         try:
             outcome = self._guarded_commit()
         except InDoubt as doubt:
-            self._block.close()
+            run(self._block.close())
             self._resolve_doubt(bundles, doubt)
             return True
         except TxmqError:
-            self._block.roll_back()
+            run(self._block.roll_back())
             self._send_decisions(bundles, ROLLBACK)
             raise
-        self._block.close()
+        run(self._block.close())
         if not outcome.replicated:
             log.warning("transaction.not_replicated", token=str(self.token))
         elif self._inserted is not None:
-            note_server(self._connection, self._inserted.server)
+            note_server(self._driver, self._inserted.server)
         return outcome.replicated
 
     def _guarded_commit(self) -> CommitOutcome:
-        return guarded_commit(self._connection, self.token)
+        return guarded_commit(self._driver, self.token)
 
     def _resolve_doubt(self, bundles: list[BrokerBundle], doubt: InDoubt) -> None:
         """Find out by the brokers' resolvers whether an unanswered COMMIT succeeded.
@@ -270,15 +269,15 @@ class PostgresTransaction(CallerTransaction):
     def _commit_alone(self) -> None:
         """Commit a transaction without messages, and verify that it did commit."""
         try:
-            self._block.prove()
-            guarded_commit(self._connection, self.token)
+            run(self._block.prove())
+            guarded_commit(self._driver, self.token)
         except TxmqError as error:
-            self._block.roll_back()
+            run(self._block.roll_back())
             if not isinstance(error, InDoubt):
                 raise
             hint = "look for the transaction's rows: without messages nothing else can tell"
             raise InDoubt(error.message, token=str(self.token), hint=hint) from error
-        self._block.close()
+        run(self._block.close())
 
     def _send_decisions(self, bundles: list[BrokerBundle], outcome: Decision) -> None:
         for n, bundle in enumerate(bundles):
@@ -288,5 +287,5 @@ class PostgresTransaction(CallerTransaction):
 
     @contextmanager
     def _database_savepoint(self) -> Iterator[None]:
-        with savepoint(self._connection):
+        with blocking_savepoint(self._driver):
             yield

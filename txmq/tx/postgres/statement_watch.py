@@ -1,9 +1,10 @@
-"""Cursors that see a block's savepoints, and refuse SQL that ends its transaction.
+"""Statements that a block's caller executes: its savepoints are followed, and SQL that
+ends its transaction is refused.
 
 Frameworks make savepoints by SQL: `begin_nested()` of SQLAlchemy, an inner `atomic()`
 of Django. What was sent behind a savepoint is withdrawn with the rows. Nothing that
 could be asked in the end tells of a savepoint that was rolled back to, so the
-statements are read as they pass.
+statements are read as they pass: each driver asks the watch before it sends one.
 
 Only the first statement of a string is read. Cursors that were opened before the block
 are not seen; the token's INSERT finds out if one of them has ended the transaction.
@@ -14,14 +15,11 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
-from psycopg2 import extensions, sql
-
 from txmq.errors import LocalProtocolError, TransactionEnded
-from txmq.tx.postgres.session import Connection
+from txmq.tx.postgres.driver import Driver, Status
 
 ADVICE: Final = (
     "the end of the block commits; to roll back raise an error or call "
@@ -37,7 +35,7 @@ _CONTROL: Final = re.compile(
 )
 _MAY_CONTROL: Final = frozenset("sSrRaAcCeEpP-/" + string.whitespace)  # as its first character
 _SHOWN: Final = 60  # characters of a refused statement
-_open: WeakKeyDictionary[Connection, ref[CursorWatch]] = WeakKeyDictionary()
+_open: WeakKeyDictionary[Any, ref[StatementWatch]] = WeakKeyDictionary()
 
 
 class Sends(NamedTuple):
@@ -68,41 +66,37 @@ def transaction_ended(name: str) -> TransactionEnded:
     )
 
 
-class CursorWatch:
-    """The cursors of a connection while the block of a transaction is open."""
+class StatementWatch:
+    """The caller's statements on a connection while the block of a transaction is
+    open.
+    """
 
-    def __init__(self, connection: Connection, name: str, sends: Sends) -> None:
+    def __init__(self, driver: Driver, name: str, sends: Sends) -> None:
         """`name` is the transaction's, for errors."""
-        self.connection, self.name, self._sends = connection, name, sends
+        self.driver, self.name, self._sends = driver, name, sends
         self._savepoints: list[_Savepoint] = []
-        self._factory: Any = None
         self._ending = False
 
     def register(self) -> None:
         """Let `watch_of` find this."""
-        _open[self.connection] = ref(self)
+        _open[self.driver.connection] = ref(self)
 
     def start(self) -> None:
-        """Watch the cursors that are opened from now on."""
-        self._factory = self.connection.cursor_factory
-        self.connection.cursor_factory = watched(_cursor_class(self.connection))
+        """Watch the statements from now on."""
+        self.driver.watch(self)
 
     def end(self) -> None:
-        """Refuse statements of watched cursors: the block is ending."""
-        if self._factory_is_ours():
-            self.connection.cursor_factory = self._factory
+        """Refuse statements of the caller: the block is ending."""
+        if not self._ending:
+            self.driver.unwatch()
         self._ending = True
 
-    def close(self) -> None:
-        """Let the cursors alone."""
+    def release(self) -> None:
+        """Let the connection alone."""
         self.end()
-        if watch_of(self.connection) is self:
-            del _open[self.connection]
+        if watch_of(self.driver.connection) is self:
+            del _open[self.driver.connection]
         self._sends = NO_SENDS  # they refer to the transaction, which refers to this
-
-    def _factory_is_ours(self) -> bool:
-        factory = self.connection.cursor_factory
-        return isinstance(factory, type) and issubclass(factory, _Watched) and not self._ending
 
     def require_allowed(self, statement: str) -> re.Match[str] | None:
         """Return the match of a statement about savepoints.
@@ -116,8 +110,7 @@ class CursorWatch:
                 "connection",
                 hint="use a connection of its own for each thread",
             )
-        status = self.connection.get_transaction_status()
-        if status == extensions.TRANSACTION_STATUS_IDLE:
+        if self.driver.status is Status.IDLE:
             raise transaction_ended(self.name)
         if statement[:1] not in _MAY_CONTROL or (found := _CONTROL.match(statement)) is None:
             return None
@@ -163,39 +156,8 @@ class CursorWatch:
         return len(names) - 1 - names[::-1].index(name) if name in names else None
 
 
-class _Watched(extensions.cursor):
-    """A cursor of the caller's own class, whose statements are read."""
-
-    def execute(self, query: Any, vars: Any = None) -> None:  # noqa: A002, ANN401  # psycopg2's
-        watch = watch_of(self.connection)
-        if watch is None:
-            super().execute(query, vars)
-            return
-        found = watch.require_allowed(_text(query, self))
-        super().execute(query, vars)
-        if found is not None:
-            watch.follow(found)
-
-
-@lru_cache
-def watched(base: Any) -> Any:  # noqa: ANN401  # mypy takes no cursor for hashable
-    """Return the class of watched cursors of a class of cursors."""
-    if issubclass(base, _Watched):
-        return base
-    return type(f"Watched{base.__name__}", (_Watched, base), {})
-
-
-def _cursor_class(connection: Connection) -> Any:  # noqa: ANN401  # as above
-    """Return the class of the caller's cursors, which depends on that of his connection
-    and on its factory.
-    """
-    if type(connection) is extensions.connection and connection.cursor_factory is None:
-        return extensions.cursor
-    return type(connection.cursor())
-
-
-def watch_of(connection: Connection) -> CursorWatch | None:
-    """Return the watch over a connection's cursors."""
+def watch_of(connection: object) -> StatementWatch | None:
+    """Return the watch over a connection of a driver."""
     found = _open.get(connection)
     return None if found is None else found()
 
@@ -203,12 +165,6 @@ def watch_of(connection: Connection) -> CursorWatch | None:
 def control_in(statement: str) -> re.Match[str] | None:
     """Return the match of a statement about savepoints or the transaction's end."""
     return _CONTROL.match(statement) if statement[:1] in _MAY_CONTROL else None
-
-
-def _text(query: object, cursor: extensions.cursor) -> str:
-    if isinstance(query, sql.Composable):
-        return query.as_string(cursor)
-    return bytes(query[:256]).decode(errors="replace") if isinstance(query, bytes) else str(query)
 
 
 def savepoint_name(found: re.Match[str]) -> str:

@@ -1,0 +1,174 @@
+"""The connection of a service, whatever its driver: the protocol behind all rules.
+
+The rules of transactions, branches and the inbox are written once, as coroutines, and
+know no driver. A driver that blocks does its work inside of its `async` methods and
+never suspends, so that `run` has a rule's result at once. With a driver of asyncio the
+rules are awaited like any coroutine.
+
+Statements have psycopg2's placeholders, `%s` or `%(name)s`, which a driver translates.
+Their parameters have explicit types in SQL, because some drivers bind on the server.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import AbstractContextManager
+from enum import IntEnum
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+T = TypeVar("T")
+Values: TypeAlias = Sequence[Any] | Mapping[str, Any]
+Rows: TypeAlias = list[tuple[Any, ...]]
+
+
+class Status(IntEnum):
+    """The state of the session's transaction, as the server last told it."""
+
+    IDLE = 0
+    ACTIVE = 1  # a statement runs
+    OPEN = 2
+    FAILED = 3  # asyncpg does not tell this from OPEN
+    UNKNOWN = 4  # the connection is lost
+
+
+class TransactionGone(Exception):
+    """The transaction that `Driver.begin` began is over; nothing was sent."""
+
+
+class Watch(Protocol):
+    """The rules for the statements of a caller whose block is open."""
+
+    def require_allowed(self, statement: str) -> re.Match[str] | None:
+        """Return the match of a statement about savepoints, before it is sent. Raises
+        for one that is refused.
+        """
+
+    def follow(self, done: re.Match[str]) -> None:
+        """Take note that such a statement has succeeded."""
+
+
+class Enlisted(Protocol):
+    """The messages in a connection's transaction, which somebody else commits."""
+
+    def before_commit(self) -> None:
+        """Store them, and write the token row."""
+
+    def commit_with(self, commit: Any) -> None:  # noqa: ANN401  # its result does not matter
+        """Take part in a COMMIT."""
+
+    def after_commit(self) -> None:
+        """Note that COMMIT is said to have succeeded."""
+
+    def after_rollback(self) -> None:
+        """Note that the transaction is said to be rolled back."""
+
+
+class Driver(Protocol):
+    """A connection that a service lends for a transaction, or one of txmq's own.
+
+    Every `async` method may raise DriverError.
+    """
+
+    @property
+    def connection(self) -> Any:  # noqa: ANN401  # of any driver
+        """The driver's own connection, which has a weak reference."""
+
+    @property
+    def status(self) -> Status:
+        """The state of the transaction."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether the connection is closed, by its owner or by a failure."""
+
+    @property
+    def autocommit(self) -> bool:
+        """Whether a statement outside of a transaction commits by itself."""
+
+    @property
+    def database(self) -> str:
+        """The name of the database."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether the transaction is that of `begin`, until `restore`."""
+
+    @property
+    def holds_begun(self) -> bool:
+        """Whether the driver itself takes the transaction of `begin` for open."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the driver itself takes no transaction for open."""
+
+    @property
+    def enlists(self) -> bool:
+        """Whether the connection's own COMMIT takes messages along: it is one of txmq's
+        classes, with the attributes `enlisted` and `two_phase`.
+        """
+
+    def require_usable(self) -> None:
+        """Require a connection that can run statements.
+
+        Raises LocalProtocolError for a mode that does not suit, DatabaseUnavailable for
+        a closed connection.
+        """
+
+    def noted(self) -> AbstractContextManager[list[str]]:
+        """Collect the server's notices of a block; the connection gets them as well."""
+
+    def watch(self, watch: Watch) -> None:
+        """Ask `watch` about each statement that the caller executes from now on."""
+
+    def unwatch(self) -> None:
+        """Let the caller's statements alone."""
+
+    async def execute(self, statements: str, values: Values = ()) -> Rows:
+        """Execute statements, and return the rows of the last one.
+
+        They go out in one round trip where the driver can do that. Outside of a
+        transaction they are one. Their texts have no semicolons in literals.
+        """
+
+    async def begin(self, name: str) -> bool | None:
+        """Begin a transaction that the caller's own calls cannot end.
+
+        Return whether it is DEFERRABLE, as a mark; None = the driver cannot begin one
+        here, and nothing was sent.
+        """
+
+    async def commit(self) -> str:
+        """Send COMMIT, and return the command tag of its answer.
+
+        Where the driver hides the tag it is "COMMIT": then the status was known before.
+        Raises TransactionGone.
+        """
+
+    async def roll_back(self) -> None:
+        """Leave server and driver without an open transaction."""
+
+    async def roll_back_begun(self) -> bool:
+        """Roll back the transaction of `begin`; False = the driver has another one
+        open.
+        """
+
+    async def restore(self) -> None:
+        """Give back the connection's settings that `begin` has changed."""
+
+    async def prepare(self, gid: str) -> bool:
+        """Prepare the open transaction; return whether the server has prepared it."""
+
+    async def finish_prepared(self, gid: str, *, commit: bool) -> None:
+        """Commit or roll back a prepared transaction."""
+
+
+def run(rule: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a rule whose driver blocks."""
+    try:
+        rule.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    rule.close()
+    raise AssertionError("a driver that blocks does not suspend")
