@@ -26,6 +26,7 @@ COMMANDS = {
     "broker": f"--config {NO_FILE}",
     "clock": "",
     "dev": "--data /proc/nowhere",
+    "doctor": f"--config {NO_FILE}",
     "dlq abandon": "billing orders/0/1 --reason x",
     "dlq edit": "billing orders/0/1 --body x --reason x",
     "dlq export": "billing",

@@ -22,6 +22,7 @@ from txmq.cli.commands import (
     broker,
     clock,
     dev,
+    doctor,
     groups,
     inboxes,
     letters,
@@ -69,6 +70,7 @@ app = typer.Typer(
 )
 broker.add_to(app)
 dev.add_to(app)
+doctor.add_to(app)
 app.add_typer(schema.app, name="schema")
 log_backup.add_to(log.app)
 app.add_typer(log.app, name="log")

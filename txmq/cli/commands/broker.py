@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -62,10 +64,23 @@ def broker(
     serve(
         out,
         settings,
-        ready=lambda url, console: out.print_line(
-            {"ready": url, "console": console}, f"ready {url}"
-        ),
+        ready=lambda url, console: _say_ready(out, url, console),
     )
+
+
+def _say_ready(out: Output, url: str, console: str) -> None:
+    out.print_line({"ready": url, "console": console}, f"ready {url}")
+    _notify_supervisor(os.environ.pop("NOTIFY_SOCKET", ""))
+
+
+def _notify_supervisor(address: str) -> None:
+    """Tell systemd that the broker serves, by its protocol sd_notify. Without it a unit
+    of `Type=notify` would never be up.
+    """
+    if address:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
+            notified.connect(address.replace("@", "\0", 1) if address[0] == "@" else address)
+            notified.send(b"READY=1")
 
 
 def serve(out: Output, settings: SettingsFile, *, ready: Callable[[str, str], None]) -> None:

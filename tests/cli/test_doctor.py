@@ -1,0 +1,126 @@
+"""`txmq doctor`: it finds what is wrong with disks and databases."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.support import run
+from txmq.cli.commands.broker import _notify_supervisor
+from txmq.cli.doctor.machine import file_system_of
+from txmq.config.broker import SettingsFile
+
+PACKAGING = Path(__file__).parents[2] / "packaging"
+MOUNTS = """\
+22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
+30 22 0:25 / /dev/shm rw - tmpfs tmpfs rw
+31 22 0:40 / /srv/my\\040disk rw shared:5 - nfs4 host:/x rw
+"""
+
+
+def examined(file: Path, text: str) -> tuple[int, dict[str, dict[str, Any]]]:
+    """Return the exit status, and the findings by check."""
+    file.write_text(text, "utf-8")
+    result = run("doctor", "--config", str(file), "--json")
+    answer = json.loads(result.stdout)
+    assert answer["healthy"] is (result.exit_code == 0)
+    return result.exit_code, {finding["check"]: finding for finding in answer["checks"]}
+
+
+def settings(data: Path, *sections: str) -> str:
+    return "\n".join([f'[broker]\ndata = "{data}"', *sections])
+
+
+def test_a_sound_database_passes(tmp_path: Path, database: str) -> None:
+    resolver = f'[[resolver]]\nname = "shop"\ndsn = "{database}"'
+    _status, found = examined(tmp_path / "t.toml", settings(tmp_path / "data", resolver))
+    assert found["database shop"]["health"] == "ok"
+    assert found["database shop: tables"]["health"] == "ok"
+    assert found["database shop: synchronous_commit"]["health"] == "ok"
+    assert found["database shop: fsync"]["health"] == "failure"  # as the tests' server has it
+    assert re.fullmatch(r"\d+ µs, at most [\d.]+ ms", found["sync"]["found"])
+    assert list(tmp_path.iterdir()) == [tmp_path / "t.toml"]  # nothing is left behind
+
+
+def test_what_would_lose_messages_fails(tmp_path: Path, empty_database: str) -> None:
+    weak = f"{empty_database} options='-c synchronous_commit=off'"
+    sections = (
+        f'[[resolver]]\nname = "shop"\ndsn = "{weak}"',
+        f'[[xa.database]]\nname = "stock"\ndsn = "{empty_database}"',
+        f'[relay]\ndsn = "{empty_database}"',
+        '[[resolver]]\nname = "gone"\ndsn = "host=127.0.0.1 port=1 dbname=x"',
+        "[disk]\nwarn_free_mib = 1000000000\nresume_free_mib = 300\nrefuse_free_mib = 256",
+    )
+    status, found = examined(tmp_path / "t.toml", settings(tmp_path, *sections))
+    assert status == 1
+    failed = {check for check, one in found.items() if one["health"] == "failure"}
+    assert failed >= {
+        "database shop: tables",
+        "database shop: synchronous_commit",
+        "database gone",
+    }
+    assert found["database stock"]["found"] == "reached, for relay and xa"
+    assert found["free space"]["health"] == "warning"
+    assert all(one["advice"] for one in found.values() if one["health"] != "ok")
+
+
+def test_a_directory_that_cannot_be_written_fails(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    status, found = examined(tmp_path / "t.toml", settings(tmp_path / "file" / "data"))
+    assert (status, found["data directory"]["health"]) == (1, "failure")
+
+
+@pytest.mark.parametrize(
+    ("place", "kind"),
+    [
+        ("/var/lib/txmq", "ext4"),
+        ("/dev/shm/x", "tmpfs"),
+        ("/dev/shmore", "ext4"),
+        ("/srv/my disk/data", "nfs4"),
+    ],
+)
+def test_the_innermost_mount_tells_the_file_system(place: str, kind: str) -> None:
+    assert file_system_of(Path(place), MOUNTS) == kind
+
+
+def test_a_supervisor_is_told_when_the_broker_serves(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
+        supervisor.bind(str(tmp_path / "notify"))
+        _notify_supervisor(str(tmp_path / "notify"))
+        assert supervisor.recv(100) == b"READY=1"
+    _notify_supervisor("")
+
+
+def test_the_example_has_every_setting_with_its_default() -> None:
+    text = (PACKAGING / "txmq.toml").read_text("utf-8")
+    example = SettingsFile.model_validate(tomllib.loads(text))
+    assert example == SettingsFile.model_validate({"broker": {"data": "/var/lib/txmq"}})
+    lines = re.sub(r"^# (?=\[|\w+ = )", "", text, flags=re.MULTILINE)
+    whole = SettingsFile.model_validate(tomllib.loads(lines))
+    expected = example.model_dump()
+    given = whole.model_dump()
+    for section in ("broker", "consumers", "checks", "alarms", "retention", "disk", "scrub"):
+        differing = {
+            name for name in expected[section] if expected[section][name] != given[section][name]
+        }
+        assert differing <= {"http", "archive"}
+    assert unset(whole) == []
+
+
+def unset(model: Any, path: str = "") -> list[str]:
+    """Return the settings that the example does not name."""
+    missing = [
+        f"{path}{name}" for name in type(model).model_fields if name not in model.model_fields_set
+    ]
+    for name in model.model_fields_set:
+        value = getattr(model, name)
+        inner = value[0] if isinstance(value, tuple) and value else value
+        if hasattr(inner, "model_fields_set"):
+            missing += unset(inner, f"{path}{name}.")
+    return missing

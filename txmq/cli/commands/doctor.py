@@ -1,0 +1,63 @@
+"""`txmq doctor`: what would hurt a broker, before it does."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from txmq.cli.command import local_command
+from txmq.cli.output import FAILED, Output
+
+if TYPE_CHECKING:
+    from txmq.cli.doctor.finding import Finding
+    from txmq.config.broker import SettingsFile
+
+Config = Annotated[
+    Path, typer.Option(metavar="FILE", help="Settings of the broker, as for `txmq broker`.")
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    local_command(app, "doctor")(doctor)
+
+
+def doctor(out: Output, *, config: Config) -> None:
+    """Check the machine, the disk and the databases of a broker, running or not. Exit
+    status 1: something does not work.
+    """
+    from txmq.cli.doctor.finding import Health
+    from txmq.config.broker import load_broker
+
+    findings = list(_findings(load_broker(config, {})))
+    failed = any(finding.health is Health.FAILURE for finding in findings)
+    out.show({"healthy": not failed, "checks": [finding._asdict() for finding in findings]})
+    if failed:
+        raise typer.Exit(FAILED)
+
+
+def _findings(settings: SettingsFile) -> Iterator[Finding]:
+    from txmq.cli.doctor.database import check_database
+    from txmq.cli.doctor.machine import check_disk, check_machine
+
+    yield from check_machine()
+    yield from check_disk(settings.broker.data, settings.disk)
+    for (name, dsn), uses in _databases(settings).items():
+        yield from check_database(dsn, name, frozenset(uses))
+
+
+def _databases(settings: SettingsFile) -> dict[tuple[str, str], set[str]]:
+    """Return the databases of the settings, each once, with what they are for."""
+    found: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for resolver in settings.resolver:
+        found[resolver.name, resolver.dsn].add("resolver")
+    for database in settings.xa.database:
+        found[database.name, database.dsn].add("xa")
+    if settings.relay is not None:
+        names = {dsn: name for name, dsn in found}
+        found[names.get(settings.relay.dsn, "relay"), settings.relay.dsn].add("relay")
+    return found

@@ -1,0 +1,1 @@
+"""What `txmq doctor` looks at, before or beside a running broker."""
