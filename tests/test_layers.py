@@ -25,7 +25,7 @@ LAYERS = {
     "formats": "model.keys model.schemas wire batch selector store.log.record store.tables",
     "rules": "tx core",
     "disk and database": "store tx.postgres recover.spool recover.local_store",
-    "reactor and clients": "broker client twisted postgres",
+    "reactor and clients": "broker client twisted aio postgres",
     "recovery and relay": "recover relay",
     "frameworks": "sqlalchemy django",
     "edges": "cli admin testing __main__",

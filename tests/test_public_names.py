@@ -17,6 +17,7 @@ import pytest
 from twisted.internet.task import Clock
 
 import txmq
+import txmq.aio
 import txmq.django
 import txmq.sqlalchemy
 import txmq.twisted
@@ -34,8 +35,17 @@ CONSUMERS = (
     txmq.Consumers,
     txmq.twisted.Consumer,
     txmq.twisted.Consumers,
+    txmq.aio.Consumer,
+    txmq.aio.Consumers,
 )
-READERS = (txmq.Reader, txmq.Readers, txmq.twisted.Reader, txmq.twisted.Readers)
+READERS = (
+    txmq.Reader,
+    txmq.Readers,
+    txmq.twisted.Reader,
+    txmq.twisted.Readers,
+    txmq.aio.Reader,
+    txmq.aio.Readers,
+)
 TRANSACTIONS = (
     txmq.Transaction,
     txmq.HalfTransaction,
@@ -56,6 +66,7 @@ CALLS = {
         "FileOffsets": "directory",
     },
     (txmq.twisted,): {"connect": "reactor url service partition_map **Options"},
+    (txmq.aio,): {"connect": "url service partition_map **Options", "outcome_of": "error"},
     CLIENTS: {
         "send": "topic body partition **Fields",
         "send_batch": "topic messages partition",

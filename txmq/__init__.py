@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from txmq.client.blocking.consumer.consumer import Consumer, Consumers
     from txmq.client.blocking.plans import ReplayPlan
     from txmq.client.blocking.reader import Reader, Readers
-    from txmq.client.blocking.transaction.checkers import Half
     from txmq.client.blocking.transaction.enlisted import EnlistedTransaction
     from txmq.client.blocking.transaction.half import HalfTransaction
     from txmq.client.blocking.transaction.jobs import Job
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from txmq.client.protocol.offsets import FileOffsets, OffsetStore
     from txmq.client.protocol.plans import PlannedLetter, PlanStatus
     from txmq.client.protocol.sender.batches import StoredBatch
+    from txmq.client.protocol.transaction.checks import Half
     from txmq.client.protocol.transaction.half_message import HalfMessage
     from txmq.tx.postgres.emit import emit
 
@@ -93,7 +93,7 @@ _LAZY = {
     "EnlistedTransaction": "txmq.client.blocking.transaction.enlisted",
     "FileOffsets": "txmq.client.protocol.offsets",
     "FoundMessage": "txmq.client.protocol.message_search",
-    "Half": "txmq.client.blocking.transaction.checkers",
+    "Half": "txmq.client.protocol.transaction.checks",
     "HalfMessage": "txmq.client.protocol.transaction.half_message",
     "HalfTransaction": "txmq.client.blocking.transaction.half",
     "Job": "txmq.client.blocking.transaction.jobs",
@@ -118,6 +118,6 @@ def __getattr__(name: str) -> object:
     if name in _LAZY:
         value = globals()[name] = getattr(import_module(_LAZY[name]), name)
         return value
-    if name == "twisted":
-        return import_module("txmq.twisted")
+    if name in ("aio", "twisted"):
+        return import_module(f"txmq.{name}")
     raise AttributeError(f"module 'txmq' has no attribute {name!r}")

@@ -27,7 +27,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Unpack, overload
 
-from txmq.client.blocking.transaction.checkers import Half
 from txmq.client.protocol.awaited.plans import ReplayPlan
 from txmq.client.protocol.awaited.transaction import Transaction
 from txmq.client.protocol.consumer.fetched import ReceivedBatch
@@ -36,6 +35,7 @@ from txmq.client.protocol.message_search import FoundMessage
 from txmq.client.protocol.plans import PlannedLetter, PlanStatus
 from txmq.client.protocol.sender.batches import StoredBatch
 from txmq.client.protocol.settings import ClientSettings, Options, refuse_spool
+from txmq.client.protocol.transaction.checks import Half
 from txmq.client.protocol.transaction.half_message import HalfMessage
 from txmq.client.twisted.client import Client, Found
 from txmq.client.twisted.cluster import Cluster

@@ -16,7 +16,7 @@ from tests.client.real import RealBroker
 from tests.client.scripted_broker import FakeBroker, HangUp
 from tests.client.scripted_member import fresh
 from txmq.client.blocking.client import Client
-from txmq.client.blocking.transaction.checkers import Half
+from txmq.client.protocol.transaction.checks import Half
 from txmq.client.protocol.transaction.open_work import REASON, end_work
 from txmq.errors import (
     ClientClosed,

@@ -18,7 +18,7 @@ from tests.client.proxy import Proxy
 from tests.client.real import RealBroker, bodies
 from tests.client.world import ApplicationError, fail
 from txmq.client.blocking.client import Client
-from txmq.client.blocking.transaction.checkers import Half
+from txmq.client.protocol.transaction.checks import Half
 from txmq.client.protocol.transaction.half_message import HalfMessage
 from txmq.client.protocol.transaction.open_work import REASON, end_work, is_open
 from txmq.client.protocol.transaction.tokens import new_token

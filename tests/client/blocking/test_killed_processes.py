@@ -15,7 +15,7 @@ from tests.client.real import RealBroker
 from tests.client.world import World, make_tables
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.transaction import postgres
-from txmq.client.blocking.transaction.checkers import Half
+from txmq.client.protocol.transaction.checks import Half
 from txmq.client.protocol.transaction.open_work import end_work
 from txmq.errors import InDoubt, TxmqError
 from txmq.testing.processes import run_script

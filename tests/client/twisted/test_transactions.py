@@ -17,7 +17,7 @@ from tests.client.real import RealBroker
 from tests.client.scripted_member import fresh
 from tests.client.world import ApplicationError, World, fail, make_tables
 from txmq.client.blocking.client import Client as BlockingClient
-from txmq.client.blocking.transaction.checkers import Half
+from txmq.client.protocol.transaction.checks import Half
 from txmq.client.protocol.transaction.open_work import REASON, end_work
 from txmq.errors import ConfigError, LocalProtocolError, TransactionAborted, TransactionEnded
 from txmq.model.message import COMMIT, Decision

@@ -22,12 +22,13 @@ from uuid import UUID
 from twisted.internet.defer import Deferred, DeferredLock
 from twisted.internet.threads import blockingCallFromThread
 
-from txmq.client.blocking.transaction.checkers import Checker, Half
+from txmq.client.blocking.transaction.checkers import Checker
 from txmq.client.blocking.transaction.half import HalfTransaction
 from txmq.client.blocking.transaction.transaction import Transaction, TransactionOperations
 from txmq.client.protocol.consumer.fetched import owner_of
 from txmq.client.protocol.sender.rows import Fields
 from txmq.client.protocol.transaction.acks import AckOwner
+from txmq.client.protocol.transaction.checks import Half
 from txmq.client.twisted.core import TwistedCore
 from txmq.client.twisted.protocols import Reactor
 from txmq.client.twisted.threads import Threads

@@ -12,75 +12,39 @@ can see, and the broker asks again later.
 from __future__ import annotations
 
 import os
-from base64 import b64decode
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from threading import Event, Lock, Thread
 from time import monotonic
-from typing import Any, NamedTuple
-from uuid import UUID
 
-from txmq.batch import BatchView
 from txmq.client.blocking.connections.connection import Connection
 from txmq.client.blocking.core import BlockingCore
 from txmq.client.log import get_logger
-from txmq.client.protocol.transaction.half_message import no_service
+from txmq.client.protocol.transaction.checks import (
+    ANSWER_S,
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    SLOW_S,
+    WAIT_MS,
+    CheckAnswer,
+    Half,
+    answer_args,
+    answer_of,
+    answer_of_failed,
+    checked_name,
+    halves_in,
+    wait_args,
+)
 from txmq.client.protocol.transaction.open_work import REASON, is_open
 from txmq.crashpoints import crashpoint
 from txmq.errors import (
     ClientClosed,
-    LocalProtocolError,
-    RemoteProtocolError,
     RequestRejected,
     TxmqError,
 )
-from txmq.model.message import UNKNOWN, Decision, check_name
+from txmq.model.message import UNKNOWN, Decision
 from txmq.wire.batched import OWN_CHECKS
 
-WAIT_MS = 20_000  # of a long poll
-MAX_QUESTIONS = 16  # of one poll; they are answered one after the other
-ANSWER_S = 5.0
-REASON_LIMIT = 400  # characters
-SLOW_S = 0.5  # of a checker's work, before the thread waits for questions again
-# After an error. The broker does not wait long for a process with an open block.
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
 log = get_logger()
-
-
-class CheckedMessage(NamedTuple):
-    """A message of an undecided transaction, as a checker sees it."""
-
-    topic: str
-    message_id: str
-    key: str | None
-    tag: str | None
-    headers: Mapping[str, str]
-    body: bytes
-
-
-class CheckAnswer(NamedTuple):
-    """An answer to the broker; an UNKNOWN has a `reason`."""
-
-    decision: Decision
-    reason: str = ""
-    open: bool = False  # the block of the local work is open in this process
-    passed: bool = False  # it is over here, and other processes have the checker
-
-
-class Half(NamedTuple):
-    """The question to a checker, if the local work of a transaction has been done.
-
-    `token` is that of `client.transaction(checker=...)`, `service` the one that stored
-    it. `tries` counts the earlier questions. `stored_at` is in microseconds since the
-    epoch, by the broker's clock.
-    """
-
-    token: UUID
-    checker: str
-    service: str
-    tries: int
-    stored_at: int
-    messages: tuple[CheckedMessage, ...]
-
 
 Checker = Callable[[Half], Decision]
 
@@ -104,16 +68,10 @@ class Checkers:
 
         Raises ConfigError if the client has no service, or LocalProtocolError.
         """
-        if not self._core.settings.service:
-            raise no_service()
-        if not callable(function):
-            raise LocalProtocolError(
-                f"Checker {name!r} is of type {type(function).__name__}",
-                hint="give a function that takes a Half and returns a Decision",
-            )
+        name = checked_name(self._core.settings.service, name, function)
         with self._lock:
             new = name not in self._functions
-            self._functions[check_name(name, "checker")] = function
+            self._functions[name] = function
             if new and self._polling and self._connection is not None:
                 self._connection.abort()  # the running poll names the other checkers only
         self.start()
@@ -174,20 +132,14 @@ class Checkers:
             self._stopped.wait(SLOW_S)
             return
         wait_ms = int(SLOW_S * 1_000) if busy else WAIT_MS
-        args = {
-            "service": self._core.settings.service,
-            "checkers": checkers,
-            "max": MAX_QUESTIONS,
-            "wait_ms": wait_ms,
-            **({"own": True} if own else {}),
-        }
+        args = wait_args(self._core.settings.service, checkers, wait_ms, own=own)
         try:
             reply = connection.call("checks.wait", args, timeout=wait_ms / 1_000 + ANSWER_S)
         finally:
             with self._lock:
                 self._polling = False
         for_checkers: list[Half] = []
-        for half in _halves(reply):
+        for half in halves_in(reply):
             if is_open(half.token):
                 self._answer(half, CheckAnswer(UNKNOWN, REASON, open=True))
             elif half.checker in checkers:
@@ -207,16 +159,9 @@ class Checkers:
                 self._answer(half, self._run_checker(half))
 
     def _answer(self, half: Half, answer: CheckAnswer) -> None:
-        flags = {"open": answer.open, "passed": answer.passed}
-        entry = {
-            "token": half.token.hex,
-            "answer": answer.decision.name,
-            "reason": answer.reason,
-            **{name: True for name, is_set in flags.items() if is_set},
-        }
         crashpoint("checker.before_answer")
         try:
-            self._core.call("checks.answer", entry, timeout=ANSWER_S)
+            self._core.call("checks.answer", answer_args(half, answer), timeout=ANSWER_S)
             crashpoint("checker.after_answer")
         except RequestRejected as refused:
             # The transaction was decided meanwhile; the broker records a conflict.
@@ -228,44 +173,5 @@ class Checkers:
         try:
             decision = self._functions[half.checker](half)
         except Exception as error:  # noqa: BLE001  # the user's code may raise anything
-            log.warning(
-                "checkers.failed",
-                checker=half.checker,
-                token=str(half.token),
-                error=type(error).__name__,
-            )
-            return _unknown(f"checker {half.checker} raised {type(error).__name__}: {error}")
-        if not isinstance(decision, Decision):
-            given = type(decision).__name__
-            log.warning(
-                "checkers.no_answer", checker=half.checker, token=str(half.token), answer=given
-            )
-            return _unknown(
-                f"checker {half.checker} returned a value of type {given}, not a Decision"
-            )
-        return (
-            _unknown(f"checker {half.checker} returned UNKNOWN")
-            if decision is UNKNOWN
-            else CheckAnswer(decision)
-        )
-
-
-def _unknown(reason: str) -> CheckAnswer:
-    return CheckAnswer(UNKNOWN, reason.encode(errors="replace").decode()[:REASON_LIMIT])
-
-
-def _halves(reply: dict[str, Any]) -> Iterator[Half]:
-    try:
-        for check in reply["checks"]:
-            messages = tuple(message for batch in check["batches"] for message in _messages(batch))
-            token, numbers = UUID(check["token"]), (int(check["tries"]), int(check["stored_at"]))
-            yield Half(token, str(check["checker"]), str(check["service"]), *numbers, messages)
-    except (KeyError, TypeError, ValueError) as error:
-        raise RemoteProtocolError(f"The broker sent an invalid question: {error!r:.200}") from error
-
-
-def _messages(batch: dict[str, Any]) -> Iterator[CheckedMessage]:
-    view = BatchView(b64decode(batch["batch"]))
-    columns = (view.message_ids, view.keys, view.tags, view.headers, view.bodies)
-    for fields in zip(*columns, strict=True):
-        yield CheckedMessage(str(batch["topic"]), *fields)
+            return answer_of_failed(half, error)
+        return answer_of(half, decision)

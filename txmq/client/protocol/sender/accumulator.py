@@ -14,13 +14,7 @@ from threading import Condition, Lock, RLock, get_ident
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from txmq.client.protocol.conversation import Payload, client_closed
-from txmq.client.protocol.sender.promise import (
-    Promise,
-    PromiseContext,
-    fail_promises,
-    promise_class,
-    resolve_promises,
-)
+from txmq.client.protocol.sender.promise import FutureKind, Promise, PromiseContext, Promises
 from txmq.client.protocol.sender.rows import estimated_size, frozen_with_size
 from txmq.client.protocol.sender.topics import TopicCache
 from txmq.errors import Throttled, TxmqError
@@ -73,6 +67,14 @@ class PendingBatch:
             self.futures[start:end],
             sum(map(estimated_size, messages)),
         )
+
+    def drop_row(self, at: int) -> int:
+        """Remove a message, and return its size."""
+        size = estimated_size(self.messages[at])
+        self.size -= size
+        for column in (self.messages, self.births, self.append_times, self.futures):
+            del column[at]
+        return size
 
     def select_rows(self, destination: Destination, places: Sequence[int]) -> PendingBatch:
         """Return the messages at these places, for another destination."""
@@ -136,8 +138,15 @@ class Accumulator:
     """
 
     def __init__(
-        self, topics: TopicCache, *, messages: int, size: int, wake: Callable[[], None]
+        self,
+        topics: TopicCache,
+        *,
+        messages: int,
+        size: int,
+        wake: Callable[[], None],
+        futures: FutureKind | None = None,
     ) -> None:
+        """`futures`: their kind where they are no promises."""
         self._topics = topics
         self._max_messages, self._max_bytes = messages, size
         self._wake = wake
@@ -145,7 +154,8 @@ class Accumulator:
         # A lock of its own would cost each message half a microsecond.
         self._changed = Condition(self._lock)
         self.promises = PromiseContext(RLock(), self.expedite)
-        self._promise = promise_class(self.promises)
+        self._futures = futures or Promises(self.promises)
+        self._promise = self._futures.create
         self._batches: dict[tuple[str, int, int, bool], PendingBatch] = {}  # by destination
         self._requests: list[SideRequest] = []
         self._combinable: list[SideRequest] = []  # those that share frames
@@ -327,9 +337,7 @@ class Accumulator:
         """
         if not unobserved_only:  # before the callbacks, which may append messages
             self._release(entry)
-        done = resolve_promises(
-            self.promises, entry.futures, answers, unobserved_only=unobserved_only
-        )
+        done = self._futures.resolve(entry.futures, answers, unobserved_only=unobserved_only)
         if done:
             self._release(entry)
         return done
@@ -337,7 +345,28 @@ class Accumulator:
     def fail(self, entry: Accepted, error: TxmqError) -> None:
         """Fail the futures of an entry."""
         self._release(entry)
-        fail_promises(self.promises, entry.futures, error)
+        self._futures.fail(entry.futures, error)
+
+    def withdraw(self, future: object) -> bool:
+        """Take a message back; return False where it has been drained."""
+        with self._lock:
+            for destination, batch in self._batches.items():
+                if future in batch.futures:
+                    self._forget(batch.drop_row(batch.futures.index(future)))
+                    self._pending -= 1
+                    if not batch.futures:
+                        del self._batches[destination]
+                    return True
+        return False
+
+    def forget(self, size: int) -> None:
+        """Free the room of a drained message that was taken back."""
+        with self._lock:
+            self._forget(size)
+
+    def _forget(self, size: int) -> None:
+        self._messages -= 1
+        self._bytes -= size
 
     def _release(self, entry: Accepted) -> None:
         """Free an entry's room, once: it comes here again after an interrupt."""
@@ -374,6 +403,16 @@ class Accumulator:
     def empty(self) -> bool:
         """True where every entry has its answer."""
         return not self._messages
+
+    @property
+    def full(self) -> bool:
+        """True where a caller would have to wait for room."""
+        return self._messages >= self._max_messages or self._bytes >= self._max_bytes
+
+    @property
+    def unanswered(self) -> int:
+        """The number of entries without an answer."""
+        return self._messages
 
     def _destination(
         self, topic: str, key: str | None, partition: int | None

@@ -143,6 +143,19 @@ class InFlightRequests:
             self.stats.requests += len(request.requests)
         writes += own
 
+    def withdraw(self, future: object) -> bool:
+        """Take a message back that certainly is not stored; return False for others."""
+        if self._accumulator.withdraw(future):
+            return True
+        for pending in self._batcher.queue:
+            if future in pending.futures:
+                row = pending.futures.index(future)
+                self._accumulator.forget(pending.drop_row(row))
+                if not pending.futures:
+                    self._batcher.queue.remove(pending)
+                return True
+        return False
+
     def receive(self, replies: Iterable[Frame]) -> None:
         """Handle the deferred replies, and then these."""
         deferred, self.deferred_replies = self.deferred_replies, []

@@ -9,13 +9,13 @@ promise may do the sender's work meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures._base import FINISHED, PENDING
 from dataclasses import dataclass
 from threading import RLock
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 CONDITION = "_condition"
@@ -100,6 +100,37 @@ def promise_class(context: PromiseContext) -> Callable[[], Promise[Any]]:
     To create a promise and then set its context takes three times as long.
     """
     return type("Promise", (Promise,), {"_context": context, "__init__": object.__init__})
+
+
+class FutureKind(Protocol):
+    """A kind of futures: how an accumulator makes them and gives them their answers."""
+
+    def create(self) -> Promise[Any]:
+        """Return a new future."""
+
+    def resolve(
+        self, futures: Sequence[Promise[Any]], results: Sequence[Any], *, unobserved_only: bool
+    ) -> bool:
+        """Give each future its result; see `resolve_promises`."""
+
+    def fail(self, futures: Sequence[Promise[Any]], error: BaseException) -> None:
+        """Fail the futures."""
+
+
+class Promises:
+    """Promises of one context."""
+
+    def __init__(self, context: PromiseContext) -> None:
+        self._context = context
+        self.create = promise_class(context)
+
+    def resolve(
+        self, futures: Sequence[Promise[Any]], results: Sequence[Any], *, unobserved_only: bool
+    ) -> bool:
+        return resolve_promises(self._context, futures, results, unobserved_only=unobserved_only)
+
+    def fail(self, futures: Sequence[Promise[Any]], error: BaseException) -> None:
+        fail_promises(self._context, futures, error)
 
 
 def resolve_promises(

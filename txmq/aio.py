@@ -1,0 +1,99 @@
+"""txmq for programs that run on asyncio.
+
+    async with txmq.aio.connect("txmq://127.0.0.1:7650", service="orders") as client:
+        receipt = await client.send("orders", b"...", key="o-1")
+        async with client.transaction() as tx: ...
+        async with await client.consumer("billing", ["orders"]) as consumer:
+            async for message in consumer:
+                ...
+                consumer.ack(message)
+
+Every call is a coroutine, and no module of it needs Twisted. A client belongs to the
+event loop that uses it first, and works on uvloop as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Unpack, overload
+
+from txmq.client.aio.client import Client, Found
+from txmq.client.aio.cluster import Cluster
+from txmq.client.aio.consumer.consumer import Consumer, Consumers
+from txmq.client.aio.core import AioCore
+from txmq.client.aio.loop import outcome_of
+from txmq.client.aio.reader import Reader, Readers
+from txmq.client.protocol.awaited.plans import ReplayPlan
+from txmq.client.protocol.awaited.transaction import Transaction
+from txmq.client.protocol.consumer.fetched import ReceivedBatch
+from txmq.client.protocol.letters import DeadLetter
+from txmq.client.protocol.message_search import FoundMessage
+from txmq.client.protocol.plans import PlannedLetter, PlanStatus
+from txmq.client.protocol.sender.batches import StoredBatch
+from txmq.client.protocol.settings import ClientSettings, Options, refuse_spool
+from txmq.client.protocol.transaction.checks import Half
+from txmq.client.protocol.transaction.half_message import HalfMessage
+from txmq.errors import ConfigError
+
+__all__ = [
+    "Client",
+    "Cluster",
+    "Consumer",
+    "Consumers",
+    "DeadLetter",
+    "Found",
+    "FoundMessage",
+    "Half",
+    "HalfMessage",
+    "PlanStatus",
+    "PlannedLetter",
+    "Reader",
+    "Readers",
+    "ReceivedBatch",
+    "ReplayPlan",
+    "StoredBatch",
+    "Transaction",
+    "connect",
+    "outcome_of",
+]
+
+
+@overload
+def connect(url: str, *, service: str | None = None, **options: Unpack[Options]) -> Client: ...
+
+
+@overload
+def connect(
+    url: list[str] | tuple[str, ...],
+    *,
+    service: str | None = None,
+    partition_map: Mapping[str, Sequence[int]] | None = None,
+    **options: Unpack[Options],
+) -> Cluster: ...
+
+
+def connect(
+    url: str | list[str] | tuple[str, ...],
+    *,
+    service: str | None = None,
+    partition_map: Mapping[str, Sequence[int]] | None = None,
+    **options: Unpack[Options],
+) -> Client | Cluster:
+    """Return a client of the broker at `url`, or of several brokers for a sequence of
+    URLs.
+
+    It connects when it is first used, on the event loop that runs then. `txmq.connect`
+    describes `url`, `service` and `partition_map`,
+    `txmq.client.protocol.settings.Options` the options. Raises ConfigError.
+    """
+    settings = ClientSettings.of(service, **options)
+    if not isinstance(url, str):
+        refuse_spool(settings)
+        return Cluster(url, settings, partition_map)
+    if partition_map is not None:
+        raise ConfigError(
+            "partition_map",
+            "a broker knows its own partitions",
+            hint="leave it out, or give a sequence of URLs",
+        )
+    return Client(AioCore(url, settings))

@@ -1,0 +1,1 @@
+"""The asyncio face of the client: each call is a coroutine."""

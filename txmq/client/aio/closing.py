@@ -1,0 +1,26 @@
+"""A base of objects that are closed at the end of an `async with` block."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import Self
+
+
+class AioCloseable(ABC):
+    """An object for `async with`, closed at the end of the block."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close the object."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()

@@ -1,0 +1,248 @@
+"""The client of several brokers that have topics in common, for programs on asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from typing import Unpack
+from weakref import WeakSet
+
+from txmq.client.aio.client import Client, Found
+from txmq.client.aio.closing import AioCloseable
+from txmq.client.aio.consumer.consumer import Consumers, join_group
+from txmq.client.aio.core import AioCore, finish
+from txmq.client.aio.loop import gather
+from txmq.client.aio.reader import Readers
+from txmq.client.aio.transaction.checkers import Checker
+from txmq.client.log import get_logger
+from txmq.client.protocol.awaited.cluster import AwaitedCluster
+from txmq.client.protocol.awaited.transaction import ClusterTransaction, Transaction
+from txmq.client.protocol.consumer.settings import ConsumerOptions
+from txmq.client.protocol.offsets import OffsetStore
+from txmq.client.protocol.reader import ReaderStart
+from txmq.client.protocol.sender.batches import StoredBatch
+from txmq.client.protocol.sender.rows import Fields, check_columns, checked_messages
+from txmq.client.protocol.settings import ClientSettings
+from txmq.client.protocol.transaction.half_message import HalfMessage
+from txmq.client.protocol.transaction.options import CHECK_AFTER_S
+from txmq.errors import TxmqError
+from txmq.model.message import Message, Receipt
+
+log = get_logger()
+
+
+class Cluster(AwaitedCluster[Client, AioCore], AioCloseable):
+    """A client of several brokers, for the event loop that uses it first.
+
+    `txmq.aio.connect` makes it from a sequence of URLs. Each broker has a log of its
+    own. The partitions of a topic are numbered through, those of the first broker
+    first, and a key always has the same partition. Messages without a key go to a
+    broker that is there. Receipts and messages have the number that the partition has
+    at its broker.
+
+    The calls are those of Client. Some concern one broker only and raise
+    LocalProtocolError here; `clients` has the client of each broker for them, in the
+    order of the URLs.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        settings: ClientSettings,
+        partition_map: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
+        self._route_by(urls, settings, partition_map)
+        failover_after = settings.timeout / len(urls)
+        self._cores = tuple(
+            AioCore(url, self._routing.broker_settings, failover_after=failover_after)
+            for url in urls
+        )
+        self.clients = tuple(map(Client, self._cores))
+        self._consumers = WeakSet[Consumers]()
+        self._readers = WeakSet[Readers]()
+        self._closing: asyncio.Task[None] | None = None
+
+    async def send(
+        self, topic: str, body: bytes, *, partition: int | None = None, **fields: Unpack[Fields]
+    ) -> Receipt:
+        """Send a message and return its receipt.
+
+        A message without key and partition goes to another broker where one certainly
+        did not store it.
+        """
+        return await self._send_one(
+            topic,
+            fields.get("key"),
+            partition,
+            lambda client, number: client.send(topic, body, partition=number, **fields),
+        )
+
+    async def send_async(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        partition: int | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109  # as of the other faces
+        **fields: Unpack[Fields],
+    ) -> asyncio.Future[Receipt]:
+        """Send a message and return the future of its receipt; see
+        `Client.send_async`.
+
+        The broker is chosen by this call: the future fails where that broker does.
+        """
+        return await self._send_one(
+            topic,
+            fields.get("key"),
+            partition,
+            lambda client, number: client.send_async(
+                topic, body, partition=number, timeout=timeout, **fields
+            ),
+        )
+
+    def send_one_way(
+        self, topic: str, body: bytes, *, partition: int | None = None, **fields: Unpack[Fields]
+    ) -> None:
+        """Send a message without a receipt; see `Client.send_one_way`."""
+
+        async def send() -> None:
+            try:
+                broker, number = await self._route(topic, fields.get("key"), partition)
+                self.clients[broker].send_one_way(topic, body, partition=number, **fields)
+            except TxmqError as error:
+                log.warning("send.dropped", topic=topic, error=error.message)
+
+        self._cores[0].connection()
+        self._cores[0].start(send())
+
+    async def half(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        checker: str,
+        partition: int | None = None,
+        check_after: float = CHECK_AFTER_S,
+        **fields: Unpack[Fields],
+    ) -> HalfMessage[Awaitable[bool]]:
+        """Store a half message at the broker of its key; see `Client.half`.
+
+        That broker asks the checker.
+        """
+        broker, number = await self._route(topic, fields.get("key"), partition)
+        return await self.clients[broker].half(
+            topic, body, checker=checker, partition=number, check_after=check_after, **fields
+        )
+
+    async def send_batch(
+        self, topic: str, messages: Iterable[Message], *, partition: int | None = None
+    ) -> list[Receipt]:
+        """Send messages and return their receipts in order.
+
+        It is not all or nothing: see `transaction`. The messages without a key go to
+        one broker together.
+        """
+        return await self._send_listed(topic, checked_messages(messages), partition)
+
+    async def send_many(
+        self,
+        topic: str,
+        bodies: Sequence[bytes],
+        keys: Sequence[str | None] | None = None,
+        tags: Sequence[str | None] | None = None,
+        *,
+        partition: int | None = None,
+    ) -> list[StoredBatch]:
+        """Send messages that are given as columns; see `Client.send_many`.
+
+        The messages without a key go to one broker together.
+        """
+        check_columns(bodies, keys, tags)
+        return await self._send_columns(topic, (bodies, keys, tags), partition)
+
+    async def flush(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  # as of the other faces
+        """Wait until each message has its receipt or has failed.
+
+        Raises RequestTimeout.
+        """
+        _raise_first(await gather(client.flush(timeout) for client in self.clients))
+
+    def transaction(self) -> Transaction:
+        """Return an `async with` block whose sends and acks take effect together.
+
+        One broker decides it: the block raises LocalProtocolError where its messages
+        and acks belong to several brokers. Messages without a key go to a broker that
+        the transaction uses anyway.
+        """
+        return ClusterTransaction(self._cores, self._routing, self._look_up)
+
+    async def consumer(
+        self, group: str, topics: Iterable[str], **options: Unpack[ConsumerOptions]
+    ) -> Consumers:
+        """Join a consumer group at each broker; see `Client.consumer`.
+
+        A broker that is away is joined when it is back. Raises BrokerUnavailable where
+        no broker answers.
+        """
+        consumers = await join_group(
+            Consumers, self._cores, group, topics, self._settings.timeout, **options
+        )
+        self._consumers.add(consumers)
+        return consumers
+
+    async def reader(
+        self,
+        name: str,
+        topics: Iterable[str],
+        offsets: OffsetStore,
+        *,
+        start: ReaderStart = "first",
+    ) -> Readers:
+        """Open a reader of the topics at all brokers; see `Client.reader`.
+
+        `offsets` keeps the positions of each broker under the `name` followed by a dot
+        and the identity of the broker's log. Raises BrokerUnavailable where a broker is
+        away at the beginning.
+        """
+        readers = Readers(self._cores, name, topics, offsets, start)
+        await readers.open()
+        self._readers.add(readers)
+        return readers
+
+    async def read(self, topic: str, partition: int, offset: int, *, wait: float = 0.0) -> Found:
+        """Read published messages of a partition; see `Client.read`."""
+        broker, number = await self._route(topic, None, partition)
+        assert number is not None, "a partition was named"
+        return await self.clients[broker].read(topic, number, offset, wait=wait)
+
+    async def recall(self, message: Receipt | str) -> None:
+        """Take back a message that was sent with a time of delivery.
+
+        See `recall` of the blocking Cluster.
+        """
+        await self._recall(message)
+
+    def register_checker(self, name: str, checker: Checker) -> None:
+        """Let this process decide half transactions of all brokers.
+
+        See `Client.register_checker`.
+        """
+        for client in self.clients:
+            client.register_checker(name, checker)
+
+    async def close(self) -> None:
+        """Close the clients of all brokers, their consumers and readers first."""
+        if self._closing is None:
+            self._closing = self._cores[0].loop.create_task(self._close(), name="txmq-close")
+        await finish(self._closing)
+
+    async def _close(self) -> None:
+        ends = await gather(one.close() for one in (*self._consumers, *self._readers))
+        ends += await gather(client.close() for client in self.clients)
+        _raise_first(ends)
+
+
+def _raise_first(ends: Iterable[Exception | None]) -> None:
+    for end in ends:
+        if end is not None:
+            raise end

@@ -1,0 +1,303 @@
+"""Connections of the asyncio client: futures around the conversation without I/O."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from asyncio import AbstractEventLoop, Future
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from ssl import SSLContext
+from typing import cast
+
+from txmq.client.aio.loop import expire
+from txmq.client.protocol.address import Address
+from txmq.client.protocol.conversation import (
+    Conversation,
+    Payload,
+    client_closed,
+    reply_payload,
+)
+from txmq.errors import (
+    BrokerUnavailable,
+    ConnectionLost,
+    ProtocolError,
+    RequestTimeout,
+    TxmqError,
+)
+from txmq.wire.frames import Frame
+from txmq.wire.lost_peers import notice_lost_peer
+
+HELLO_S = 5.0
+CONNECT_S = 5.0
+END_S = 2.0  # for what is written and not yet sent
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0  # between two connections
+READ_BYTES = 1 << 16
+
+
+class AioConnection(asyncio.BufferedProtocol):
+    """A connection. `frames` gets the replies that no future of `request` waits for."""
+
+    def __init__(
+        self,
+        loop: AbstractEventLoop,
+        conversation: Conversation,
+        frames: Callable[[Sequence[Frame]], None],
+    ) -> None:
+        self._loop, self._frames = loop, frames
+        self._waiting: dict[int, Future[bytes]] = {}
+        self._transport: asyncio.Transport | None = None
+        # Into one buffer for good: a StreamReader would copy each byte three times.
+        self._buffer = memoryview(bytearray(READ_BYTES))
+        self._failure: TxmqError | None = None
+        self.conversation = conversation
+        self.last_received = 0.0  # or the moment since which a reply is due
+        self.write_paused = False  # the transport has enough unsent bytes
+        self.on_drained: Callable[[], None] | None = None
+        self.welcomed: Future[None] = loop.create_future()
+        self.lost: Future[None] = loop.create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        sock = transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            notice_lost_peer(sock, socket)
+        try:
+            self.write(self.conversation.hello())
+        # Another connection is registering the client's producer instance.
+        except BrokerUnavailable as error:
+            self._fail(error)
+            self.abort()
+
+    def write(self, pieces: Iterable[bytes]) -> None:
+        """Send bytes of the conversation."""
+        assert self._transport is not None, "there is a connection"
+        data = b"".join(pieces)
+        if data:
+            self._transport.write(data)
+
+    def request(self, opcode: int, payload: Payload = b"") -> Future[bytes]:
+        """Return the future of the payload of the reply.
+
+        It fails with RequestRejected or ConnectionLost. Raises MessageTooLarge.
+        """
+        if self._failure is not None:
+            raise ConnectionLost(self._failure.message)
+        correlation, pieces = self.conversation.request(opcode, payload)
+        reply: Future[bytes] = self._loop.create_future()
+        self._waiting[correlation] = reply
+        self.write(pieces)
+        return reply
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        del sizehint
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.last_received = self._loop.time()
+        greeted = self.conversation.welcome is not None
+        try:
+            frames = self.conversation.receive(bytes(self._buffer[:nbytes]))
+        except TxmqError as error:
+            self._fail(error)
+            self.abort()
+            return
+        if not greeted and self.conversation.welcome is not None and not self.welcomed.done():
+            self.welcomed.set_result(None)
+        waiting = self._waiting
+        others = [frame for frame in frames if not (waiting and self._answer(frame))]
+        if others:
+            self._frames(others)
+
+    def _answer(self, frame: Frame) -> bool:
+        reply = self._waiting.pop(frame.correlation, None)
+        if reply is None:
+            return False
+        if not reply.done():  # cancelled, or too late
+            try:
+                reply.set_result(reply_payload(frame))
+            except TxmqError as error:
+                reply.set_exception(error)
+        return True
+
+    def abort(self) -> None:
+        """End the connection at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def end(self) -> None:
+        """End the connection when everything is written."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def eof_received(self) -> bool:
+        return False  # close
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.conversation.close()
+        self._fail(ConnectionLost(f"the connection was lost: {exc or 'closed by the broker'}"))
+        if not self.lost.done():
+            self.lost.set_result(None)
+
+    def _fail(self, error: TxmqError) -> None:
+        self._failure = self._failure or error
+        if not self.welcomed.done():
+            self.welcomed.set_exception(error)
+            self.welcomed.exception()  # whoever has given up does not ask
+        waiting, self._waiting = self._waiting, {}
+        for reply in waiting.values():
+            if not reply.done():
+                reply.set_exception(ConnectionLost(error.message))
+
+    def pause_writing(self) -> None:
+        self.write_paused = True
+
+    def resume_writing(self) -> None:
+        self.write_paused = False
+        if self.on_drained is not None:
+            self.on_drained()
+
+
+class Connector:
+    """The way to a broker: addresses that are tried in turn."""
+
+    def __init__(self, addresses: Sequence[Address], ssl: SSLContext | None = None) -> None:
+        self._addresses, self._ssl = addresses, ssl
+
+    async def open(
+        self, loop: AbstractEventLoop, make: Callable[[], AioConnection]
+    ) -> AioConnection:
+        """Return a connection to the first address that answers, once it is welcomed.
+
+        Raises the last error.
+        """
+        *others, last = self._addresses
+        for address in others:
+            try:
+                return await self._open_one(loop, make, address)
+            except (OSError, TimeoutError):
+                continue
+        return await self._open_one(loop, make, last)
+
+    async def _open_one(
+        self, loop: AbstractEventLoop, make: Callable[[], AioConnection], address: Address
+    ) -> AioConnection:
+        async with asyncio.timeout(CONNECT_S):
+            _transport, link = await loop.create_connection(
+                make, address.host, address.port, ssl=self._ssl
+            )
+        try:
+            await expire(loop, link.welcomed, HELLO_S, ConnectionLost("no answer to the hello"))
+        except BaseException:
+            link.abort()
+            raise
+        return link
+
+
+class PersistentConnection:
+    """A connection that reconnects whenever it is lost.
+
+    `attach` is called with each connection once it is welcomed. `refused` is called
+    with an error that no other attempt can avoid, such as another log.
+    """
+
+    def __init__(
+        self,
+        loop: AbstractEventLoop,
+        connector: Connector,
+        make: Callable[[], AioConnection],
+        attach: Callable[[AioConnection], None],
+        refused: Callable[[TxmqError], None] | None = None,
+    ) -> None:
+        self._loop, self._connector, self._make = loop, connector, make
+        self._attach, self._refused = attach, refused
+        self.error: TxmqError | OSError | None = None  # of the last attempt
+        self._link: AioConnection | None = None
+        self._waiting: deque[Future[AioConnection]] = deque()
+        self._stopped = False
+        self._task = loop.create_task(self._run(), name="txmq-connection")
+
+    async def _run(self) -> None:
+        pause = FIRST_PAUSE_S
+        try:
+            while not self._stopped:
+                link = await self._connect()
+                if link is not None:
+                    pause = FIRST_PAUSE_S
+                    self._link = link
+                    try:
+                        while self._waiting:
+                            waiter = self._waiting.popleft()
+                            if not waiter.done():
+                                waiter.set_result(link)
+                        await link.lost
+                    finally:
+                        self._link = None
+                        link.abort()
+                if not self._stopped:
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, LONGEST_PAUSE_S)
+        finally:  # also where the loop ends without `stop`
+            self._stopped = True
+            for waiter in self._waiting:
+                if not waiter.done():
+                    waiter.set_exception(client_closed("txmq.aio.connect"))
+
+    async def _connect(self) -> AioConnection | None:
+        """Return a welcomed connection; None after a failed attempt."""
+        try:
+            link = await self._connector.open(self._loop, self._make)
+        except Exception as error:  # noqa: BLE001  # whatever it was, it is tried again
+            self.error = error if isinstance(error, TxmqError | OSError) else None
+            if self._refused is not None and isinstance(error, TxmqError) and is_final(error):
+                self._refused(error)
+            return None
+        self.error = None
+        self._attach(link)
+        return link
+
+    async def wait_connected(self, seconds: float) -> AioConnection:
+        """Return the connection, as soon as there is one.
+
+        Raises BrokerUnavailable after so many `seconds`, or a permanent error at once.
+        """
+        if self._link is not None:
+            return self._link
+        if isinstance(self.error, TxmqError) and not self.error.retriable:
+            raise self.error
+        if self._stopped:
+            raise client_closed("txmq.aio.connect")
+        waiter: Future[AioConnection] = self._loop.create_future()
+        self._waiting.append(waiter)
+        late = BrokerUnavailable(f"no broker answered within {seconds:.3g} s")
+        try:
+            return await expire(self._loop, waiter, seconds, late)
+        finally:
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+
+    async def stop(self) -> None:
+        """End the connection, and make no other."""
+        self._stopped = True
+        if self._link is not None:
+            self._link.end()
+            await asyncio.wait([self._task], timeout=END_S)
+        if not self._task.done():
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+
+def is_final(error: TxmqError) -> bool:
+    """Return whether no other connection can avoid the error.
+
+    A protocol error is not final: it may have been an accident.
+    """
+    return not error.retriable and not isinstance(error, ProtocolError)
+
+
+def request_timeout(seconds: float) -> RequestTimeout:
+    """Return the error of a request without a reply."""
+    return RequestTimeout(
+        f"no reply within {seconds:.3g} s", hint="the request may have been carried out"
+    )

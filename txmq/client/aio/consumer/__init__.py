@@ -1,0 +1,1 @@
+"""Consumers on asyncio, over the members of `txmq.client.protocol.consumer`."""

@@ -1,0 +1,172 @@
+"""Handlers on an event loop: each has messages that it acks or nacks."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from inspect import isawaitable
+from typing import TypeAlias
+
+from txmq.client.aio.consumer.members import LoopMembers
+from txmq.client.protocol.consumer.fetched import DeliveredMessage
+from txmq.client.protocol.consumer.handlers import (
+    HandlerOptions,
+    failed_messages,
+    require_finished,
+)
+
+Handler: TypeAlias = Callable[..., object]
+"""A function of a message or a list; it may return a coroutine or another awaitable."""
+
+
+class Worker(ABC):
+    """One of the workers of a run: it handles the messages of one call at a time."""
+
+    @abstractmethod
+    async def attempt(self, messages: Sequence[DeliveredMessage]) -> Exception | None:
+        """Handle and ack the messages. Return the error if that fails."""
+
+    @abstractmethod
+    async def end(self) -> None:
+        """Let go of what the worker has, at the end of the run."""
+
+
+class PlainWorker(Worker):
+    """A worker whose handler is called without an inbox."""
+
+    def __init__(self, members: LoopMembers, handler: Handler, *, lists: bool) -> None:
+        self._members, self._handler, self._lists = members, handler, lists
+
+    async def attempt(self, messages: Sequence[DeliveredMessage]) -> Exception | None:
+        answer = self._handler(messages if self._lists else messages[0])
+        require_finished(await answer if isawaitable(answer) else answer)
+        self._members.ack_many(messages)
+        return None
+
+    async def end(self) -> None:
+        """Do nothing: there is nothing to let go of."""
+
+
+async def run_workers(
+    members: LoopMembers, options: HandlerOptions, workers: Sequence[Worker]
+) -> None:
+    """Work until the consumer is closed, all workers were idle for long enough, or one
+    of them has failed.
+
+    A worker that handles messages may finish them. Where the call is cancelled, the
+    handlers are, and their messages are delivered again. No task outlives the call.
+    """
+    await Run(members, options).work(workers)
+
+
+class Run:
+    """The work of one call of `run`."""
+
+    def __init__(self, members: LoopMembers, options: HandlerOptions) -> None:
+        self._members, self._options = members, options
+        self._idle_since = members.loop.time()
+        self._ended = False
+        self._receiving = set[asyncio.Task[None]]()
+
+    async def work(self, workers: Sequence[Worker]) -> None:
+        """Run the workers; see `run_workers`."""
+        loop = self._members.loop
+        tasks = [
+            loop.create_task(self._work(worker), name=f"txmq-{self._members.settings.group}-{n}")
+            for n, worker in enumerate(workers)
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            self._ended = True
+            for task in list(self._receiving):
+                task.cancel()
+            await asyncio.wait(tasks)
+        except asyncio.CancelledError:
+            self._ended = True
+            for task in tasks:
+                task.cancel()
+            while not all(task.done() for task in tasks):
+                try:
+                    await asyncio.wait(tasks)
+                except asyncio.CancelledError:
+                    continue  # each has been told to end
+            raise
+        finally:
+            # Each error is retrieved, and the first one is raised.
+            errors = [task.exception() for task in tasks if task.done() and not task.cancelled()]
+        for error in errors:
+            if error is not None:
+                raise error
+
+    async def _work(self, worker: Worker) -> None:
+        try:
+            await self._loop(worker)
+        finally:
+            await worker.end()
+
+    async def _loop(self, worker: Worker) -> None:
+        members, options = self._members, self._options
+        task = asyncio.current_task()
+        assert task is not None, "a worker is a task"
+        while not (members.closed or self._ended):
+            self._receiving.add(task)
+            try:
+                messages = await members.receive_many(options.batch or 1, options.idle_exit)
+            finally:
+                self._receiving.discard(task)
+            if messages:
+                with members.working():
+                    await self._fill_and_process(worker, messages)
+                self._idle_since = members.loop.time()
+            elif self._is_idle():
+                return
+
+    def _is_idle(self) -> bool:
+        longest = self._options.idle_exit
+        if longest is None or self._members.handlers:
+            return False
+        return self._members.loop.time() - self._idle_since >= longest
+
+    async def _fill_and_process(self, worker: Worker, messages: list[DeliveredMessage]) -> None:
+        most, batch_wait = self._options.batch or 1, self._options.batch_wait
+        try:
+            if batch_wait:
+                messages = await self._members.filled(messages, most, batch_wait)
+            await self._process(worker, messages)
+        except BaseException:  # cancelled: handlers' own errors end as nacks
+            self._members.postpone(messages)
+            raise
+
+    async def _process(self, worker: Worker, messages: Sequence[DeliveredMessage]) -> None:
+        """Handle the messages, as often in place as the consumer may, and settle
+        them.
+        """
+        members, error = self._members, await _attempt(worker, messages)
+        attempts = None if error is None else members.in_place()
+        while error is not None and attempts is not None:
+            pause = attempts.pause_after(error, messages)
+            if pause is not None:
+                await asyncio.sleep(pause)
+            if pause is None or members.closed:
+                members.nack_many(failed_messages(messages, error), error=error)
+                return
+            members.count(retried=len(messages))
+            error = await _attempt(worker, messages)
+
+
+async def _attempt(worker: Worker, messages: Sequence[DeliveredMessage]) -> BaseException | None:
+    """Return the error of the handler.
+
+    One that awaits what somebody else has cancelled fails like any other; one that is
+    cancelled itself ends the worker.
+    """
+    try:
+        return await worker.attempt(messages)
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        return error
+    except Exception as error:  # noqa: BLE001  # a handler may raise anything
+        return error

@@ -1,0 +1,312 @@
+"""The state that all parts of an asyncio client share: connection, topics, sender."""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import AbstractEventLoop
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
+from typing import Any, TypeVar
+from uuid import UUID
+
+from txmq.client.aio.connection import (
+    AioConnection,
+    Connector,
+    PersistentConnection,
+    request_timeout,
+)
+from txmq.client.aio.loop import ClientLoop, cancelled, expire, gather
+from txmq.client.aio.sender import AioSender
+from txmq.client.protocol.address import parse_url
+from txmq.client.protocol.conversation import Conversation, LogIdentity, Payload, client_closed
+from txmq.client.protocol.sender.topics import TopicCache, TopicMetadata
+from txmq.client.protocol.settings import ClientSettings
+from txmq.errors import ConfigError, ConnectionLost, TxmqError
+from txmq.wire.batched import POSITIONS
+from txmq.wire.calls.encoding import encode_call
+from txmq.wire.data_requests import Opcode
+from txmq.wire.json import parse_result
+
+T = TypeVar("T")
+
+
+class AioCore:
+    """The shared state of one client, for the loop that uses it first."""
+
+    def __init__(
+        self, url: str, settings: ClientSettings, *, failover_after: float | None = None
+    ) -> None:
+        """See AioSender for `failover_after`. Raises ConfigError."""
+        if settings.spool is not None:
+            raise ConfigError(
+                "spool",
+                "a client on asyncio has none yet",
+                hint='use txmq.connect(url, spool="directory") in a thread, or leave it out',
+            )
+        self.settings = settings
+        self.topics = TopicCache(self._described, settings.partitioner, settings.body_compression)
+        self.closed = False
+        self._failover_after = failover_after
+        self._connector = Connector(parse_url(url))
+        self._log = LogIdentity(settings.log_id)
+        self._instance = settings.producer_instance()
+        self._descriptions: dict[str, dict[str, Any]] = {}
+        self._loop = ClientLoop()
+        self._sender: AioSender | None = None
+        self._connection: PersistentConnection | None = None
+        self._tasks = set[asyncio.Task[object]]()  # that nobody waits for before `close`
+        self._closing: asyncio.Task[None] | None = None
+        # Of the databases, by system identifier and oid: see transaction/outbox.py.
+        self.outbox_stamps: dict[tuple[int, int], int] = {}
+
+    @property
+    def loop(self) -> AbstractEventLoop:
+        """The client's loop. Raises LocalProtocolError outside it."""
+        return self._loop.running()
+
+    def seconds(self) -> float:
+        """Return the time of the loop's clock."""
+        return self._loop.running().time()
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait for so many seconds."""
+        await asyncio.sleep(seconds)
+
+    def start(self, work: Coroutine[Any, Any, object]) -> None:
+        """Begin work that nobody waits for before `close`. A TxmqError of it is
+        dropped.
+        """
+
+        async def run() -> None:
+            with suppress(TxmqError):
+                await work
+
+        task: asyncio.Task[object] = self.loop.create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def gather(self, works: Iterable[Coroutine[Any, Any, T]]) -> list[T | Exception]:
+        """Begin all works at once, and wait until each has ended."""
+        return await gather(works)
+
+    def _described(self, topic: str) -> dict[str, Any]:
+        """Return the description that `refresh` has just received."""
+        return self._descriptions.pop(topic)
+
+    @property
+    def known_log_id(self) -> UUID | None:
+        """The id of the broker's log, if it is known without asking."""
+        return self._log.log_id
+
+    @property
+    def incarnation(self) -> UUID | None:
+        """Return the incarnation of the broker's log, after the first welcome; None =
+        the log was never restored from a backup.
+        """
+        return self._log.incarnation
+
+    async def log_id(self) -> UUID:
+        """Return the id of the broker's log. Ask the broker where it is not known."""
+        if self._log.log_id is None:
+            await self.request(Opcode.PING, repeat=True)
+        assert self._log.log_id is not None, "the welcome has it"
+        return self._log.log_id
+
+    @property
+    def boot_epoch(self) -> int:
+        """The boot epoch of the broker as this client has met it last."""
+        return self._log.boot_epoch
+
+    async def has_feature(self, feature: str) -> bool:
+        """Return whether the broker has it. Ask where no broker has been met yet."""
+        if self._log.features is None:
+            await self.request(Opcode.PING, repeat=True)
+        return feature in (self._log.features or ())
+
+    async def takes_positions(self) -> bool:
+        """Return whether the broker takes log positions in deciders."""
+        return await self.has_feature(POSITIONS)
+
+    @property
+    def sender(self) -> AioSender:
+        """The sender of this client, created at its first use."""
+        loop = self._loop.running()
+        if self.closed:
+            raise client_closed("txmq.aio.connect")
+        if self._sender is None:
+            self._sender = AioSender(
+                loop, self.topics, self.settings, self.refresh, self._failover_after
+            )
+        return self._sender
+
+    def new_connection(self) -> AioConnection:
+        """Return a protocol for a new connection. Replies without a waiting caller go
+        to the sender.
+        """
+        conversation = Conversation(self.settings.service, self._log, self._instance)
+        return AioConnection(self._loop.running(), conversation, self.sender.receive)
+
+    def connection(self) -> PersistentConnection:
+        """Return the connection of this client, created at its first use."""
+        sender = self.sender
+        if self._connection is None:
+            self._connection = PersistentConnection(
+                self._loop.running(), self._connector, self.new_connection, sender.attach
+            )
+        return self._connection
+
+    @property
+    def is_disconnected(self) -> bool:
+        """True while there is no connection, so that another broker is a better
+        choice.
+        """
+        return self._connection is not None and not self.sender.connected
+
+    async def wait_connected(self, seconds: float) -> AioConnection:
+        """Connect, within so many seconds. Raises BrokerUnavailable."""
+        return await self.connection().wait_connected(seconds)
+
+    def open_connection(
+        self,
+        attach: Callable[[AioConnection], None],
+        refused: Callable[[TxmqError], None] | None = None,
+    ) -> PersistentConnection:
+        """Return another connection, for a consumer, a reader or checkers.
+
+        See PersistentConnection for the arguments.
+        """
+        loop = self._loop.running()
+        if self.closed:
+            raise client_closed("txmq.aio.connect")
+        return PersistentConnection(loop, self._connector, self.new_connection, attach, refused)
+
+    async def request(
+        self,
+        opcode: int,
+        payload: Payload = b"",
+        *,
+        longer: float = 0.0,
+        repeat: bool = False,
+        within: float | None = None,
+    ) -> bytes:
+        """Return the payload of the reply, `within` so many seconds and `longer`.
+
+        `repeat`: send the request again after a lost connection; this must do no harm.
+        """
+        loop = self._loop.running()
+        seconds = (self.settings.timeout if within is None else within) + longer
+        deadline = loop.time() + seconds
+        left = self.settings.retries if repeat else 0
+        sent = False
+        try:
+            while True:
+                connection = await self.connection().wait_connected(deadline - loop.time())
+                try:
+                    reply, sent = connection.request(opcode, payload), True
+                    return await expire(
+                        loop, reply, deadline - loop.time(), request_timeout(seconds)
+                    )
+                except ConnectionLost:
+                    if not left:
+                        raise
+                    left -= 1
+        except asyncio.CancelledError as error:
+            cancelled(error, "unknown" if sent else "not done", "a request to the broker")
+            raise
+
+    async def call(
+        self,
+        name: str,
+        args: dict[str, Any],
+        *,
+        longer: float = 0.0,
+        repeat: bool = False,
+        within: float | None = None,
+    ) -> dict[str, Any]:
+        """Return the result of a control call. Raises as `request`."""
+        return parse_result(
+            await self.request(
+                Opcode.CALL,
+                encode_call(name, args),
+                longer=longer,
+                repeat=repeat,
+                within=within,
+            )
+        )
+
+    async def send_request(
+        self,
+        opcode: int,
+        payload: Payload,
+        decode: Callable[[bytes], T] = bytes,  # type: ignore[assignment]  # as of Accumulator.append_request
+        rebuild: Callable[[], bytes] | None = None,
+    ) -> T:
+        """Return the decoded reply to a request, repeated after each lost connection.
+
+        See `Accumulator.append_request`. To cancel it only ends the wait.
+        """
+        self.connection()
+        try:
+            return await self.sender.send_request(opcode, payload, decode, rebuild)
+        except asyncio.CancelledError as error:
+            cancelled(error, "unknown", "a request to the broker")
+            raise
+
+    async def topic(self, topic: str) -> TopicMetadata:
+        """Return a topic from the cache, or else from the broker."""
+        return self.topics.cached(topic) or await self.refresh(topic)
+
+    async def refresh(self, topic: str) -> TopicMetadata:
+        """Return the topic as the broker describes it now."""
+        self._descriptions[topic] = await self.call(
+            "topic.describe", {"names": [topic], "create": True}, repeat=True
+        )
+        return self.topics.refresh(topic)
+
+    async def flush(self, seconds: float) -> bool:
+        """Wait until every request has its answer. Return False after so
+        many `seconds`.
+        """
+        return self._sender is None or await self._sender.flush(seconds)
+
+    async def close(self) -> None:
+        """Let sends finish for a while, then end all connections and tasks.
+
+        A cancelled call goes on to its end: it has closed everything when it raises.
+        """
+        if self._closing is None:
+            self._closing = self.loop.create_task(self._close(), name="txmq-close")
+        await finish(self._closing)
+
+    async def _close(self) -> None:
+        if self._sender is not None and self._connection is not None:
+            await self._sender.flush(self.settings.timeout)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=self.settings.timeout)
+        self.closed = True
+        if self._sender is not None:
+            await self._sender.close()
+        if self._connection is not None:
+            await self._connection.stop()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+
+async def finish(task: asyncio.Task[T]) -> T:
+    """Wait for a task that must not end half done.
+
+    A cancellation of the wait is raised once the task has ended.
+    """
+    interrupt: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            interrupt = interrupt or error
+    if interrupt is not None:
+        if not task.cancelled() and task.exception() is not None:
+            raise interrupt from task.exception()
+        raise interrupt
+    return task.result()
