@@ -13,7 +13,7 @@ import pytest
 from tests.cli.support import ScriptedClient, client, run
 from txmq.cli.commands import letter_edits
 from txmq.cli.letter_diff import MAX_COMPARED, Version, diff
-from txmq.errors import UnknownLetter
+from txmq.errors import MessagesDamaged
 
 __all__ = ["client"]
 
@@ -244,37 +244,51 @@ def test_copies_are_made_until_none_is_left(client: ScriptedClient) -> None:
     assert run(*redrive).exit_code == 2
 
 
+def test_a_version_that_is_damaged_can_be_left(client: ScriptedClient) -> None:
+    damage = MessagesDamaged("00001.log: damaged at position 9")
+    fields = {"edits": 1, "damaged": damage.message, "headers": {}}
+    client.replies = [damage, fields, shown(b"whole"), {"edits": 2}]
+    result = run(*EDIT, "--revert", "--yes", "--json")
+    assert client.calls[1] == ("dlq.show", PLACE | {"bodies": False})
+    assert client.calls[3] == ("dlq.edit", PLACE | AS_ADA | {"edits": 1, "revert": True})
+    assert "-damaged: 00001.log" in result.stdout
+    client.replies = [damage]
+    assert run(*EDIT, "--body", "y", "--yes").exit_code == 1
+
+
+def test_a_broker_that_edits_no_letters_is_named(client: ScriptedClient) -> None:
+    older = shown()
+    del older["edits"]
+    client.replies = [older]
+    result = run(*EDIT, "--body", "y", "--yes")
+    assert (result.exit_code, "start the new version" in result.stderr) == (1, True)
+
+
 @pytest.mark.parametrize(
-    ("reply", "wanted", "status"),
+    ("reply", "status"),
     [
-        (UnknownLetter("no such letter"), {"outcome": "processed"}, 0),
-        (
-            {"state": "dead", "number": 8, "consumer": "m-1", "error_type": "E", "error_text": "t",
-             "dead_at": 9, "key": "k"},
-            {"outcome": "died again", "consumer": "m-1", "error_type": "E", "error_text": "t",
-             "dead_at": 9},
-            1,
-        ),
-        ({"state": "local", "number": 7}, {"outcome": "at a consumer"}, 1),
-        ({"state": "abandoned", "number": 7}, {"outcome": "abandoned"}, 1),
+        ({"outcome": "processed"}, 0),
+        ({"outcome": "died again", "consumer": "m-1", "error_type": "E"}, 1),
+        ({"outcome": "ended", "why": "reset"}, 1),
     ],
-)  # fmt: skip
+)
 def test_a_trial_shows_its_outcome(
     client: ScriptedClient,
     monkeypatch: pytest.MonkeyPatch,
-    reply: Any,
-    wanted: dict[str, Any],
+    reply: dict[str, Any],
     status: int,
 ) -> None:
     monkeypatch.setattr(letter_edits, "LOOK_S", 0)
     attempt = ("dlq", "try", "billing", "orders/3/17", "--member", "m-1", "--operator", "ada")
-    client.replies = [{"number": 7}, {"state": "replaying", "number": 7}, reply]
+    waits = {"outcome": "no answer yet", "why": ""}
+    client.replies = [{"number": 7}, waits, reply]
     result = run(*attempt, "--json")
-    assert (json.loads(result.stdout), result.exit_code) == (wanted, status)
+    assert (json.loads(result.stdout), result.exit_code) == (reply, status)
+    assert client.calls[-1] == ("dlq.tried", PLACE | {"number": 7})
     assert client.calls[0] == (
         "dlq.try",
         PLACE | {"member": "m-1", "operator": "ada", "reason": ""},
     )
-    client.replies = [{"number": 7}, {"state": "replaying", "number": 7}]
+    client.replies = [{"number": 7}, waits]
     late = run(*attempt, "--timeout", "0", "--json")
     assert (json.loads(late.stdout), late.exit_code) == ({"outcome": "no answer yet"}, 1)

@@ -43,6 +43,10 @@ def test_a_plan_goes_from_its_creation_to_its_end(broker: str) -> None:
     assert json.loads(refused.stdout)["refused"][0]["why"] == "in plan p"
     assert "canary" in run("plan", "list", "--broker", broker).stdout
     reply("plan", "cancel", "p", "--reason", "enough", broker=broker)
+    listed = run("plan", "list", "--broker", broker)
+    assert "1 finished plans are not shown: use --all" in listed.stderr
+    assert "canary" not in listed.stdout
+    assert reply("plan", "list", "--all", broker=broker)["plans"][0]["state"] == "cancelled"
     exported = run("plan", "export", "p", "--broker", broker).stdout.splitlines()
     assert [json.loads(line)["offset"] for line in exported] == [0, 1, 2, 3, 4]
     found = reply("plan", "letters", "p", "--outcome", "planned", broker=broker)["letters"]

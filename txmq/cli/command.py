@@ -77,6 +77,10 @@ class CommandSession:
         self, call: str, field: str, *, columns: Sequence[str] = (), **args: object
     ) -> None:
         """Print the list `field` of the replies to a call, page by page."""
+        self.out.show(self.every(call, field, **args), columns=columns)
+
+    def every(self, call: str, field: str, **args: object) -> dict[str, Any]:
+        """Return the reply to a call with the list `field` of all its pages."""
         try:
             shown = dict(self.client.call(call, limit=PAGE, **args))
         except BadRequest:  # a broker of an older version lists everything at once
@@ -86,7 +90,7 @@ class CommandSession:
             page = self.client.call(call, limit=PAGE, after=following, **args)
             shown[field] = [*shown[field], *page[field]]
             following = page["next"]
-        self.out.show(shown, columns=columns)
+        return shown
 
 
 def connect(url: str) -> CommandClient:

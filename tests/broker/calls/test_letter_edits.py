@@ -14,19 +14,22 @@ from txmq.core import machine
 from txmq.core.audit import AUDIT_TOPIC_ID
 from txmq.core.consumers import letter_edits
 from txmq.core.events.outcome import Rejected
-from txmq.core.state import log_pins
+from txmq.core.state import failed_messages, log_pins
+from txmq.core.state.state import TrialOutcomes
 from txmq.errors import (
     BadRequest,
     Conflict,
+    MessagesDamaged,
     RemoteProtocolError,
     UnknownGroup,
     UnknownLetter,
     UnknownMember,
 )
 from txmq.model import limits
+from txmq.store.log.segment import segment_path
 from txmq.store.tables import EDITS, NAMES, SIGN, MemoryTables
 from txmq.wire.chunks import unpack_chunks
-from txmq.wire.data_requests import Fetch, Opcode, pack_fetch
+from txmq.wire.data_requests import Ack, AckedRange, Fetch, Opcode, pack_ack, pack_fetch
 from txmq.wire.frames import encode_frame
 
 PLACE = {"topic": "t", "partition": 0}
@@ -307,3 +310,45 @@ def test_a_letter_is_tried_by_one_member_that_waits_for_messages() -> None:
     shown = office.show(1)
     assert (shown["state"], shown["number"], shown["error_type"]) == ("dead", 5, "C")
     assert office.state_again()
+
+
+def test_the_outcome_of_a_trial_is_known_whatever_became_of_the_letter() -> None:
+    office = EditOffice(4)
+
+    def outcome(offset: int, number: int) -> str:
+        place = PLACE | {"offset": offset, "number": number}
+        told = office.call("dlq.tried", group="g", **place)
+        return f"{told['outcome']}: {told['why']}" if told["why"] else str(told["outcome"])
+
+    for offset in range(3):
+        tried = {"group": "g", **PLACE, "offset": offset, "operator": "ada"}
+        office.call("dlq.try", **tried, member="a")
+    assert outcome(0, 1) == "no answer yet"
+    office.fetch()
+    ack = Ack(office.joined["generation"], "g", "a", (AckedRange("t", 0, 0, 1),))
+    assert office.client.ask(Opcode.ACK, pack_ack(ack)).status == 0
+    office.nack(1, {"type": "C", "text": "again", "bases": []})
+    assert (outcome(0, 1), outcome(1, 2)) == ("processed", "died again")
+    office.call("group.reset", group="g", topic="t", to="first", operator="ada")
+    assert outcome(2, 3) == "ended: reset"
+    office.broker.engine.state.trials = TrialOutcomes()  # as after a start
+    assert outcome(0, 1).startswith("unknown: ")
+    office.call("topic.delete", name="t")
+    assert outcome(0, 1).startswith("ended: its topic was deleted")
+    assert office.call("dlq.tried", group="x", **PLACE, offset=0, number=1).error is UnknownGroup
+
+
+def test_a_letter_that_cannot_be_read_is_shown_without_its_body() -> None:
+    office = EditOffice(1)
+    office.edit(0, body=b"mended")
+    state = office.broker.engine.state
+    row = failed_messages.get(state, state.groups.by_name["g"], (1, 0, 0))
+    assert row is not None
+    file = office.broker.fs.open(segment_path("/data", 0), write=True)
+    (byte,) = file.pread(1, row.position + 84)
+    file.pwrite([bytes([byte ^ 16])], row.position + 84)
+    assert office.show(0).error is MessagesDamaged
+    shown = office.show(0, bodies=False)
+    assert "damaged" in shown
+    assert office.edit(0, edits=shown["edits"], revert=True) == {"edits": 2}
+    assert "damaged" not in office.show(0)

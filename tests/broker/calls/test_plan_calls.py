@@ -133,6 +133,25 @@ def test_letters_follow_at_the_rate_that_grows(desk: Desk) -> None:
     assert desk.show()["rate_now"] < 2
 
 
+def test_a_plan_tells_how_long_it_takes_by_its_ramp_and_by_what_holds_it_up(desk: Desk) -> None:
+    desk.plan(settings={"rate": 10, "ramp_s": 4, "start": True})
+    told = desk.show()
+    assert told["eta_s"] is not None
+    for _ in range(round(told["eta_s"] / 0.1)):
+        desk.broker.pass_time(0.1)
+    assert desk.show()["planned"] <= 1
+    desk.plan("held", select={}, settings=SETTINGS | {"canary": 2, "hold": True})
+    assert desk.show("held")["eta_s"] is None
+
+
+def test_a_plan_whose_group_does_not_answer_does_not_tell_how_long_it_takes(desk: Desk) -> None:
+    desk.plan(settings={"rate": 10, "ramp_s": 0, "start": True, "in_flight": 5})
+    for _ in range(12):
+        desk.broker.pass_time(1)
+    shown = desk.show()
+    assert (shown["delivered"], shown["rate_now"], shown["eta_s"]) == (5, 10, None)
+
+
 def is_poison(offset: int) -> bool:
     return offset % 5 == 0
 

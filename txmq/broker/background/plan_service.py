@@ -8,6 +8,7 @@ begins again.
 from __future__ import annotations
 
 from functools import partial
+from math import sqrt
 from typing import TYPE_CHECKING, Any
 
 from txmq.core.consumers import plan_steps
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 FIRST_SHARE = 0.1  # of the rate, with which a ramp begins
 REST_S = 1.0  # after a step that was refused
+MEASURED_S = 5.0  # of a plan's speed
 BURST_S = 0.25  # a plan may put back what it has missed for so long
 KEEP_FINISHED = 30 * DAY
 MAX_FINISHED = 1_000
@@ -52,6 +54,8 @@ class Pace:
         self._settings, self.state = plan.settings, plan.state
         self._began = self._at = now
         self._tokens = 1.0
+        self._measured_from, self._taken = now, 0
+        self._speed: float | None = None  # letters per second of the last measurement
 
     def rate(self, now: float) -> float:
         """Return the letters per second of now; 0 = without a limit."""
@@ -72,6 +76,36 @@ class Pace:
     def take(self, letters: int) -> None:
         """Count letters that were put back."""
         self._tokens -= letters
+        self._taken += letters
+
+    def measure(self, now: float) -> None:
+        """Measure the speed from time to time."""
+        if (elapsed := now - self._measured_from) >= MEASURED_S:
+            self._speed = self._taken / elapsed
+            self._measured_from, self._taken = now, 0
+
+    def seconds_for(self, letters: int, now: float, *, by_outcomes: bool) -> float | None:
+        """Return how long it takes to put so many letters back; None = not known.
+
+        `by_outcomes`: letters without an outcome hold up the others, so that the speed
+        is that of the group, and not the rate.
+        """
+        seconds = self._ramp_for(letters, now)
+        if not by_outcomes:
+            return seconds
+        return max(seconds, letters / self._speed) if self._speed else None
+
+    def _ramp_for(self, letters: int, now: float) -> float:
+        """Return how long so many letters take by the rate, which grows meanwhile."""
+        full, rate = self._settings.rate, self.rate(now)
+        if not full:
+            return 0.0
+        left = max(self._settings.ramp_s - (now - self._began), 0.0)
+        in_ramp = (rate + full) / 2 * left
+        if letters >= in_ramp or rate == full:
+            return left + max(letters - in_ramp, 0.0) / full
+        growth = (full - rate) / left
+        return (sqrt(rate * rate + 2 * growth * letters) - rate) / growth
 
 
 class PlanService:
@@ -107,10 +141,23 @@ class PlanService:
         for plan_id in self._paces.keys() - running:
             del self._paces[plan_id]
 
-    def rate_of(self, plan: Plan) -> float:
-        """Return the letters per second at which a plan goes on now."""
-        pace = self._paces.get(plan.plan_id)
-        return 0.0 if pace is None or plan.state not in RUNNING else pace.rate(self._now())
+    def progress(self, plan: Plan) -> dict[str, Any]:
+        """Return how far a plan is, its rate of now in letters per second, and when the
+        last letter will be put back. That is not known of a canary, because somebody
+        may stop the plan there.
+        """
+        left = plan.count(LetterOutcome.PLANNED)
+        settled = plan.letters - left - plan.count(LetterOutcome.DELIVERED)
+        pace = self._paces.get(plan.plan_id) if plan.state in RUNNING else None
+        eta = None
+        if pace is not None and plan.state is PlanState.RAMPING:
+            by_outcomes = plan_steps.room(plan) < min(left, plan_steps.STEP_LETTERS)
+            eta = pace.seconds_for(left, self._now(), by_outcomes=by_outcomes)
+        return {
+            "progress": settled / plan.letters if plan.letters else 1.0,
+            "rate_now": 0.0 if pace is None else round(pace.rate(self._now()), 3),
+            "eta_s": None if eta is None else round(eta, 1),
+        }
 
     def end_lost(self) -> None:
         """Timer: end letters that were put back, and that nobody will get. Those of
@@ -170,6 +217,7 @@ class PlanService:
         pace = self._paces.get(plan.plan_id)
         if pace is None or pace.state is not plan.state:
             pace = self._paces[plan.plan_id] = Pace(plan, self._now())
+        pace.measure(self._now())
         most = pace.allowed(self._now())
         if plan_steps.next_move(self._engine.state, plan) is None and (
             most <= 0 or plan_steps.room(plan) <= 0
@@ -254,17 +302,6 @@ class PlanService:
         crashpoint("plan.after_tidy")
         if isinstance(reply, AdvanceReply) and plan.plan_id in self._plans.active:
             self._begin(plan)
-
-
-def progress(plan: Plan, rate: float) -> dict[str, Any]:
-    """Return how far a plan is, and when it will be through at this rate."""
-    left = plan.count(LetterOutcome.PLANNED)
-    settled = plan.letters - left - plan.count(LetterOutcome.DELIVERED)
-    return {
-        "progress": settled / plan.letters if plan.letters else 1.0,
-        "rate_now": round(rate, 3),
-        "eta_s": round(left / rate, 1) if rate and plan.state in RUNNING else None,
-    }
 
 
 def _search(plan: Plan) -> DlqReplay:

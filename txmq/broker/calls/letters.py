@@ -30,7 +30,7 @@ from txmq.core.consumers.letter_selection import (
     LetterSelection,
     ScanPosition,
 )
-from txmq.core.consumers.letter_trials import TryLetter
+from txmq.core.consumers.letter_trials import TryLetter, outcome_of
 from txmq.core.events.outcome import Rejected
 from txmq.core.state.letter_index import LetterState
 from txmq.errors import BadRequest, CorruptRecord, UnknownTopic
@@ -154,6 +154,7 @@ class DeadLetterCalls:
             "dlq.abandon": self.abandon,
             "dlq.exported": self.note_exported,
             "dlq.try": self.try_one,
+            "dlq.tried": self.tried,
             "dlq.note": self.note,
             "dlq.save": self.save,
             "dlq.saved": self.saved,
@@ -235,7 +236,9 @@ class DeadLetterCalls:
         if isinstance(letter, Rejected):
             self._engine.answer_when_durable(call.answer, letter)
             return
-        fields = self._view(letter, bodies=args.bodies)
+        # what is damaged has no body to show, and the rest of the letter is known
+        view = self._view if args.bodies else self.fields_of
+        fields = view(letter, bodies=args.bodies)
         place = (args.topic, args.partition, args.offset)
         wanted = AuditList(about=operators.group(args.group), message=place)
         shown = with_operations(self._engine, fields, wanted)
@@ -392,6 +395,12 @@ class DeadLetterCalls:
         command = TryLetter(args.group, letter, args.member, operator_note(args))
         acted = audited("dlq.try", operators.group(args.group), args, command)
         self._engine.submit(acted, then(call.answer, lambda reply: reply._asdict()))
+
+    def tried(self, call: CallContext, args: wire.DlqTried) -> None:
+        letter = (args.topic, args.partition, args.offset)
+        found = outcome_of(self.state, args.group, letter, args.number)
+        reply = found if isinstance(found, Rejected) else found._asdict()
+        self._engine.answer_when_durable(call.answer, reply)
 
     def note(self, call: CallContext, args: wire.DlqNote) -> None:
         by = operator_note(args)

@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from txmq.broker.background.plan_service import progress
 from txmq.broker.calls import operators
 from txmq.broker.calls.dispatcher import Answer, CallContext, Handler, then
 from txmq.broker.calls.operators import audited, operator_note
@@ -174,7 +173,7 @@ class PlanCalls:
         return plan_views.describe(self._state, plan) | self._progress(plan)
 
     def _progress(self, plan: Plan) -> dict[str, Any]:
-        return progress(plan, self._service.rate_of(plan))
+        return self._service.progress(plan)
 
     def letters(self, call: CallContext, args: wire.PlanLetters) -> None:
         after = bytes.fromhex(args.cursor or "")

@@ -23,7 +23,7 @@ from txmq.cli.options import Group, Operator, Reason, Yes
 from txmq.cli.output import FAILED
 from txmq.cli.parsers import MessagePlace, NameValue, parse_name, parse_pair, parse_place
 from txmq.client.protocol.letter_edits import BodyCheck, check_body
-from txmq.errors import ConfigError, UnknownLetter
+from txmq.errors import ConfigError, MessagesDamaged, RemoteProtocolError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -93,8 +93,7 @@ def edit(  # noqa: PLR0913  # its options
         raise typer.BadParameter("--revert returns to the headers that were published")
     checked = None if model is None else import_model(model)
     place = {"group": group, **letter._asdict()}
-    shown = session.client.call("dlq.show", **place)
-    before = version_of(shown)
+    shown, before = _newest(session, place, revert=revert)
     if revert:
         after = version_of(session.client.call("dlq.show", **place, version=0))
     else:
@@ -104,7 +103,7 @@ def edit(  # noqa: PLR0913  # its options
         raise typer.BadParameter("the letter has this body and these headers already")
     if checked is not None:
         check_body(after.body, checked)
-    number = shown["edits"]
+    number = int(shown["edits"])
     lines = diff(before, after, (f"version {number}", f"version {number + 1}"))
     if not session.out.as_json and not yes:
         typer.echo("\n".join(lines), err=True)
@@ -119,6 +118,29 @@ def edit(  # noqa: PLR0913  # its options
         "dlq.edit", **place, edits=number, **changes, operator=operator, reason=reason
     )
     session.out.show(reply | {"diff": lines} if session.out.as_json else reply)
+
+
+def _newest(
+    session: CommandSession, place: dict[str, Any], *, revert: bool
+) -> tuple[dict[str, Any], Version]:
+    """Return a letter and its newest version. A damaged one need not be read to be
+    left.
+    """
+    try:
+        shown = session.client.call("dlq.show", **place)
+    except MessagesDamaged as error:
+        if not revert:
+            raise
+        shown = session.client.call("dlq.show", **place, bodies=False)
+        before = Version({}, f"damaged: {error.message}".encode())
+    else:
+        before = version_of(shown)
+    if "edits" not in shown:
+        raise RemoteProtocolError(
+            "the broker is of an older version, which edits no dead letters",
+            hint="start the new version of the broker first",
+        )
+    return shown, before
 
 
 def version_of(shown: dict[str, Any]) -> Version:
@@ -198,6 +220,7 @@ TrialTimeout = Annotated[
     float, typer.Option(min=0, max=3_600, help="Seconds to wait for the outcome.")
 ]
 LOOK_S = 0.2  # between two looks
+NO_ANSWER = "no answer yet"
 
 
 def try_(
@@ -218,7 +241,7 @@ def try_(
     place = {"group": group, **letter._asdict()}
     tried = session.client.call("dlq.try", **place, member=member, operator=operator, reason=reason)
     until = time.monotonic() + timeout
-    while (outcome := _outcome(session, place, tried["number"]))["outcome"] == "no answer yet":
+    while (outcome := _outcome(session, place, tried["number"]))["outcome"] == NO_ANSWER:
         if time.monotonic() >= until:
             break
         time.sleep(LOOK_S)
@@ -227,17 +250,7 @@ def try_(
         raise typer.Exit(FAILED)
 
 
-def _outcome(session: CommandSession, place: dict[str, Any], before: int) -> dict[str, Any]:
-    """Return the outcome of a trial; `before` is the number of the death that was
-    tried.
-    """
-    try:
-        shown = session.client.call("dlq.show", **place, bodies=False)
-    except UnknownLetter:
-        return {"outcome": "processed"}
-    if shown["state"] == "dead" and shown["number"] != before:
-        fields = ("consumer", "error_type", "error_text", "dead_at")
-        return {"outcome": "died again"} | {name: shown[name] for name in fields}
-    if shown["state"] == "replaying":
-        return {"outcome": "no answer yet"}
-    return {"outcome": "at a consumer" if shown["state"] == "local" else shown["state"]}
+def _outcome(session: CommandSession, place: dict[str, Any], number: int) -> dict[str, Any]:
+    """Return what is known of the outcome of a trial."""
+    found = session.client.call("dlq.tried", **place, number=number)
+    return {name: value for name, value in found.items() if value}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import sys
 import time
 from bisect import bisect_right
 from collections import Counter
@@ -29,6 +30,7 @@ PER_CALL = 1_000  # the limit of the broker
 POLL_S = 0.05
 AT_ONCE = {"rate": 0, "ramp_s": 0, "in_flight": 0, "stop_after": 0, "start": True}
 MAX_OFFSET = 1 << 63
+FINISHED = ("done", "cancelled")
 OUTCOMES = ("planned", "delivered", "processed", "died_again", "skipped", "ended")
 COLUMNS = (
     "name", "group", "state", "letters", "processed", "died_again", "skipped", "eta_s", "why",
@@ -123,9 +125,21 @@ def create(  # noqa: PLR0913  # its options
 
 
 @broker_command(app, "list")
-def list_(session: CommandSession) -> None:
-    """List the plans."""
-    session.show_list("plan.list", "plans", columns=COLUMNS)
+def list_(
+    session: CommandSession,
+    *,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also those that are done or cancelled.")
+    ] = False,
+) -> None:
+    """List the plans that are not finished, or with --all those of the last 30 days."""
+    found = session.every("plan.list", "plans")
+    plans = found["plans"]
+    shown = plans if everything else [plan for plan in plans if plan["state"] not in FINISHED]
+    session.out.show(found | {"plans": shown}, columns=COLUMNS)
+    if len(shown) < len(plans) and not session.out.as_json:
+        hidden = len(plans) - len(shown)
+        print(f"{hidden} finished plans are not shown: use --all", file=sys.stderr)
 
 
 @broker_command(app, "show")

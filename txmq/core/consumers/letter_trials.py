@@ -8,11 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.core.consumers import failures, key_fences, planning
-from txmq.core.consumers.authorization import find_member
+from txmq.core.consumers.authorization import find_group, find_member
 from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.events.letters import LetterTried
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.state import failed_messages
+from txmq.core.state.failed_messages import FailedKind
 from txmq.errors import Conflict, UnknownLetter
 from txmq.model.topic_partition import TopicPartition
 
@@ -81,6 +82,47 @@ def _obstacle(
 def apply_tried(state: State, event: LetterTried, context: RecordContext) -> None:
     group = state.groups.by_id[event.group_id]
     key_fences.apply_changes(state, group, event.moves, event.fences, context.stored_at)
+
+
+class TrialOutcome(NamedTuple):
+    """How a trial ended: "processed", "died again", "ended" or "unknown", or "no answer
+    yet", or where the letter is; `why` it ended.
+    """
+
+    outcome: str
+    why: str = ""
+    consumer: str = ""
+    error_type: str = ""
+    error_text: str = ""
+    dead_at: int = 0
+
+
+def outcome_of(
+    state: State, name: str, letter: TopicOffset, number: int
+) -> TrialOutcome | Rejected:
+    """Return how the trial of a letter ended that had this number."""
+    group = find_group(state, name)
+    if isinstance(group, Rejected):
+        return group
+    ref, row = failures.find_message(state, group, *letter)
+    if ref is None:
+        return TrialOutcome("ended", "its topic was deleted, or the group reads it no more")
+    if row is None:
+        why = state.trials.outcome(group.group_id, ref, number)
+        if why is None:
+            known = "the broker started meanwhile, or the letter was changed since: txmq trace"
+            return TrialOutcome("unknown", known)
+        return TrialOutcome("ended", why) if why else TrialOutcome("processed")
+    if row.kind == FailedKind.LETTER:
+        died = (row.consumer, row.error_type, row.error_text, row.dead_at)
+        return TrialOutcome("died again", "", *died) if row.number != number else _WAITS
+    return {
+        FailedKind.ABANDONED: TrialOutcome("abandoned", row.reason),
+        FailedKind.LOCAL: TrialOutcome("at a consumer"),
+    }.get(FailedKind(row.kind), _WAITS)
+
+
+_WAITS = TrialOutcome("no answer yet")
 
 
 DECIDERS: Deciders = {TryLetter: decide_try}

@@ -371,6 +371,8 @@ def remove(
     row = drop(state, group, ref)
     if row is not None and row.plan:
         plan_letters.ended(state, row.plan, row.visible_at, ref, why)
+    if row is not None and row.trial_by:
+        state.trials.note(group.group_id, ref, row.number, why)
     if row is not None and (row.first_failed_at or row.dead_at):
         state.tables[t.ATTEMPTS].delete(t.FAILED_KEY.pack(group.group_id, *ref))
     if row is not None and row.edits:

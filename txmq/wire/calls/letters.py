@@ -208,6 +208,15 @@ class DlqTry(OperatorArgs):
     operator: Name
 
 
+class DlqTried(GroupArgs):
+    """The outcome of a trial; `number` is that of the death that was tried."""
+
+    topic: Name
+    partition: Partition
+    offset: Offset
+    number: Annotated[int, Field(ge=0, lt=2**63)]
+
+
 class DlqNote(OperatorArgs):
     """A note on a fingerprint; "" removes it."""
 

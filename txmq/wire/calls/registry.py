@@ -94,6 +94,7 @@ CALLS: dict[str, type[Args]] = {
     "dlq.redrive": letters.DlqRedrive,
     "dlq.exported": letters.DlqExported,
     "dlq.try": letters.DlqTry,
+    "dlq.tried": letters.DlqTried,
     "dlq.note": letters.DlqNote,
     "dlq.save": letters.DlqSave,
     "dlq.saved": letters.DlqSaved,
