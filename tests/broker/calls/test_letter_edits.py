@@ -59,6 +59,15 @@ class EditOffice(Office):
     def body(self, offset: int, **args: object) -> bytes:
         return b64decode(self.show(offset, **args)["body"])
 
+    def damage(self, offset: int) -> None:
+        """Flip a bit of the newest version of a letter."""
+        state = self.broker.engine.state
+        row = failed_messages.get(state, state.groups.by_name["g"], (1, 0, offset))
+        assert row is not None
+        file = self.broker.fs.open(segment_path("/data", 0), write=True)
+        (byte,) = file.pread(1, row.position + 84)
+        file.pwrite([bytes([byte ^ 16])], row.position + 84)
+
     def replay(self, *offsets: int, group: str = "g") -> Any:
         letters = [["t", 0, offset] for offset in offsets]
         return self.call("dlq.replay", group=group, letters=letters)
@@ -341,14 +350,20 @@ def test_the_outcome_of_a_trial_is_known_whatever_became_of_the_letter() -> None
 def test_a_letter_that_cannot_be_read_is_shown_without_its_body() -> None:
     office = EditOffice(1)
     office.edit(0, body=b"mended")
-    state = office.broker.engine.state
-    row = failed_messages.get(state, state.groups.by_name["g"], (1, 0, 0))
-    assert row is not None
-    file = office.broker.fs.open(segment_path("/data", 0), write=True)
-    (byte,) = file.pread(1, row.position + 84)
-    file.pwrite([bytes([byte ^ 16])], row.position + 84)
+    office.damage(0)
     assert office.show(0).error is MessagesDamaged
     shown = office.show(0, bodies=False)
     assert "damaged" in shown
     assert office.edit(0, edits=shown["edits"], revert=True) == {"edits": 2}
     assert "damaged" not in office.show(0)
+
+
+def test_a_letter_that_is_damaged_stands_in_nobodys_way() -> None:
+    office = EditOffice(4)
+    office.damage(1)
+    office.replay(0, 1, 2, 3)
+    assert (office.fetch() | office.fetch()).keys() == {0, 2, 3}
+    shown = office.show(1, bodies=False)
+    assert (shown["state"], shown["error_type"], shown["number"]) == ("dead", "MessagesDamaged", 5)
+    assert "damaged at position" in shown["error_text"]
+    assert office.state_again()

@@ -14,6 +14,7 @@ from txmq.broker.delivery.long_polls import MAX_WAIT_MS
 from txmq.broker.engine.log_reader import read_batches, read_before_damage
 from txmq.core.consumers.candidates import SINGLE_ROW_BYTES, Candidate, CandidateSource, FetchLimits
 from txmq.core.consumers.commands import CandidateRead, Deliver, ReturnMessages
+from txmq.core.consumers.damaged_letters import SetAside, is_put_back
 from txmq.core.consumers.planning import Plan, plan
 from txmq.core.events.outcome import Rejected
 from txmq.errors import CorruptRecord
@@ -150,6 +151,8 @@ class _FetchRequest:
                     limits = limits._replace(max_run_rows=0)
                     continue
                 good, batches = self._read_undamaged(found.candidates, stopped)
+                if not good and self._set_aside(found.candidates, stopped):
+                    continue
             if good:
                 return found._replace(candidates=good), batches
 
@@ -171,6 +174,26 @@ class _FetchRequest:
             if data is not None
         ]
         return tuple(c for c, _batches in good), [batches for _c, batches in good]
+
+    def _set_aside(self, left: tuple[Candidate, ...], stopped: set[TopicPartition]) -> bool:
+        """Make damaged messages dead letters again that were put back. Return True if
+        there was one, and its partition goes on.
+        """
+        done = False
+        for one in left:
+            tp = TopicPartition(one.topic_id, one.partition)
+            if one.source is not CandidateSource.FAILED or tp not in stopped:
+                continue
+            try:
+                read_batches(self._engine.store, [one.batch[:2]])
+            except CorruptRecord as error:
+                ref = (one.topic_id, one.partition, one.start)
+                command = SetAside(self._member[0], ref, error.message)
+                self._engine.submit(command, _ignore)
+                if not is_put_back(self._engine.state, command):
+                    stopped.discard(tp)
+                    done = True
+        return done
 
     def _read(self, candidates: tuple[Candidate, ...]) -> list[Batches]:
         """Return the candidates' batches, each read once; none for those that the
@@ -367,3 +390,7 @@ def _expired(candidate: Candidate, batches: Batches, now: int) -> frozenset[int]
 def _keys(candidate: Candidate, batch: bytes) -> tuple[int | None, ...]:
     hashes = key_hashes(batch)
     return tuple(hashes[candidate.first_row : candidate.first_row + candidate.rows])
+
+
+def _ignore(reply: object) -> None:
+    """The state says what became of a damaged message."""
