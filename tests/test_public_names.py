@@ -108,6 +108,18 @@ CALLS = {
         "install": "engine",
         "enlist": "session client bind_arguments **TransactionOptions",
     },
+    (*CLIENTS, txmq.aio.Client, txmq.aio.Cluster): {"topic": "name model **TopicOptions"},
+    (txmq.TypedTopic, txmq.aio.TypedTopic): {
+        "send": "value partition **Fields",
+        "send_async": "value partition **Fields",
+        "send_one_way": "value partition **Fields",
+        "send_batch": "values partition",
+        "send_many": "values keys tags partition",
+        "within": "transaction",
+        "message": "value **Fields",
+        "value": "message",
+        "set_schema": "compatibility force dry_run operator reason",
+    },
     OWN: {
         "edit_letter": "letter body headers model operator reason",
         "revert_letter": "letter operator reason",

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from txmq.client.blocking.transaction.transaction import Transaction
     from txmq.client.blocking.transaction.xa import XaTransaction
     from txmq.client.blocking.transaction.xa_resource import XaResource
+    from txmq.client.blocking.typed import TypedTopic
     from txmq.client.protocol.consumer.fetched import ReceivedBatch
     from txmq.client.protocol.letters import DeadLetter
     from txmq.client.protocol.message_search import FoundMessage
@@ -75,6 +76,7 @@ __all__ = [
     "RetryPolicy",
     "StoredBatch",
     "Transaction",
+    "TypedTopic",
     "XaResource",
     "XaTransaction",
     "__version__",
@@ -106,6 +108,7 @@ _LAZY = {
     "ReplayPlan": "txmq.client.blocking.plans",
     "StoredBatch": "txmq.client.protocol.sender.batches",
     "Transaction": "txmq.client.blocking.transaction.transaction",
+    "TypedTopic": "txmq.client.blocking.typed",
     "XaResource": "txmq.client.blocking.transaction.xa_resource",
     "XaTransaction": "txmq.client.blocking.transaction.xa",
     "connect": "txmq.client.blocking.connect",

@@ -23,6 +23,7 @@ from txmq.client.aio.consumer.consumer import Consumer, Consumers
 from txmq.client.aio.core import AioCore
 from txmq.client.aio.loop import outcome_of
 from txmq.client.aio.reader import Reader, Readers
+from txmq.client.aio.typed import TypedTopic
 from txmq.client.protocol.awaited.plans import ReplayPlan
 from txmq.client.protocol.awaited.transaction import Transaction
 from txmq.client.protocol.consumer.fetched import ReceivedBatch
@@ -53,6 +54,7 @@ __all__ = [
     "ReplayPlan",
     "StoredBatch",
     "Transaction",
+    "TypedTopic",
     "connect",
     "outcome_of",
 ]

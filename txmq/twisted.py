@@ -48,6 +48,7 @@ from txmq.client.twisted.threaded_transaction import (
     ThreadedTransaction,
     ThreadedXa,
 )
+from txmq.client.twisted.typed import TypedTopic
 from txmq.errors import ConfigError
 
 __all__ = [
@@ -71,6 +72,7 @@ __all__ = [
     "ThreadedTransaction",
     "ThreadedXa",
     "Transaction",
+    "TypedTopic",
     "connect",
 ]
 

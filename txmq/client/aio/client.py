@@ -15,6 +15,7 @@ from txmq.client.aio.core import AioCore, finish
 from txmq.client.aio.loop import cancelled, gather
 from txmq.client.aio.reader import Reader
 from txmq.client.aio.transaction.checkers import Checker, Checkers
+from txmq.client.aio.typed import TypedTopicCalls
 from txmq.client.log import get_logger
 from txmq.client.protocol.awaited.columns import send_columns
 from txmq.client.protocol.awaited.messages import AwaitedMessageCalls
@@ -31,6 +32,7 @@ from txmq.client.protocol.settings import no_spool
 from txmq.client.protocol.transaction.decision import is_published
 from txmq.client.protocol.transaction.half_message import HalfBundle, HalfMessage
 from txmq.client.protocol.transaction.options import CHECK_AFTER_S
+from txmq.client.protocol.typed.bodies import Topics
 from txmq.errors import RequestTimeout, TxmqError
 from txmq.model.message import Decision, Message, Receipt, ReceivedMessage
 from txmq.wire.chunks import unpack_chunks
@@ -46,7 +48,7 @@ class Found(NamedTuple):
     next_offset: int
 
 
-class Client(AwaitedMessageCalls, AioCloseable):
+class Client(TypedTopicCalls, AwaitedMessageCalls, AioCloseable):
     """A client of one broker, for the event loop that uses it first. Made by
     `txmq.aio.connect`.
 
@@ -233,7 +235,7 @@ class Client(AwaitedMessageCalls, AioCloseable):
         return Found(messages, found.next_offset)
 
     async def consumer(
-        self, group: str, topics: Iterable[str], **options: Unpack[ConsumerOptions]
+        self, group: str, topics: Topics, **options: Unpack[ConsumerOptions]
     ) -> Consumer:
         """Join a consumer group and return its new member.
 
@@ -248,7 +250,7 @@ class Client(AwaitedMessageCalls, AioCloseable):
     async def reader(
         self,
         name: str,
-        topics: Iterable[str],
+        topics: Topics,
         offsets: OffsetStore,
         *,
         start: ReaderStart = "first",

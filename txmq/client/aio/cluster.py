@@ -14,6 +14,7 @@ from txmq.client.aio.core import AioCore, finish
 from txmq.client.aio.loop import gather
 from txmq.client.aio.reader import Readers
 from txmq.client.aio.transaction.checkers import Checker
+from txmq.client.aio.typed import TypedTopicCalls
 from txmq.client.log import get_logger
 from txmq.client.protocol.awaited.cluster import AwaitedCluster
 from txmq.client.protocol.awaited.transaction import ClusterTransaction, Transaction
@@ -25,13 +26,14 @@ from txmq.client.protocol.sender.rows import Fields, check_columns, checked_mess
 from txmq.client.protocol.settings import ClientSettings
 from txmq.client.protocol.transaction.half_message import HalfMessage
 from txmq.client.protocol.transaction.options import CHECK_AFTER_S
+from txmq.client.protocol.typed.bodies import Topics
 from txmq.errors import TxmqError
 from txmq.model.message import Message, Receipt
 
 log = get_logger()
 
 
-class Cluster(AwaitedCluster[Client, AioCore], AioCloseable):
+class Cluster(TypedTopicCalls, AwaitedCluster[Client, AioCore], AioCloseable):
     """A client of several brokers, for the event loop that uses it first.
 
     `txmq.aio.connect` makes it from a sequence of URLs. Each broker has a log of its
@@ -177,7 +179,7 @@ class Cluster(AwaitedCluster[Client, AioCore], AioCloseable):
         return ClusterTransaction(self._cores, self._routing, self._look_up)
 
     async def consumer(
-        self, group: str, topics: Iterable[str], **options: Unpack[ConsumerOptions]
+        self, group: str, topics: Topics, **options: Unpack[ConsumerOptions]
     ) -> Consumers:
         """Join a consumer group at each broker; see `Client.consumer`.
 
@@ -193,7 +195,7 @@ class Cluster(AwaitedCluster[Client, AioCore], AioCloseable):
     async def reader(
         self,
         name: str,
-        topics: Iterable[str],
+        topics: Topics,
         offsets: OffsetStore,
         *,
         start: ReaderStart = "first",

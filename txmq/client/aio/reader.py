@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import Future
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from functools import partial
 from typing import NoReturn, ParamSpec, TypeVar
 from uuid import UUID
@@ -29,6 +29,7 @@ from txmq.client.protocol.reader import (
     RequestSequence,
     positions_of_one_broker,
 )
+from txmq.client.protocol.typed.bodies import Topics
 from txmq.errors import (
     ConnectionLost,
     LocalProtocolError,
@@ -57,7 +58,7 @@ class Reader(AioCloseable):
         self,
         core: AioCore,
         name: str,
-        topics: Iterable[str],
+        topics: Topics,
         store: OffsetStore,
         start: ReaderStart,
         deliver: Callable[[], None] | None = None,
@@ -333,7 +334,7 @@ class Readers(AioCloseable):
         self,
         cores: Sequence[AioCore],
         name: str,
-        topics: Iterable[str],
+        topics: Topics,
         store: OffsetStore,
         start: ReaderStart,
     ) -> None:

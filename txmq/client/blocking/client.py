@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 from uuid import UUID
@@ -21,6 +20,7 @@ from txmq.client.blocking.transaction.half import HalfTransaction
 from txmq.client.blocking.transaction.jobs import Job
 from txmq.client.blocking.transaction.transaction import Transaction
 from txmq.client.blocking.transaction.xa_resource import XaResource
+from txmq.client.blocking.typed import TypedTopicCalls
 from txmq.client.log import get_logger
 from txmq.client.protocol.consumer.settings import ConsumerOptions
 from txmq.client.protocol.conversation import client_closed
@@ -33,6 +33,7 @@ from txmq.client.protocol.transaction.decision import is_published
 from txmq.client.protocol.transaction.half_message import HalfBundle, HalfMessage
 from txmq.client.protocol.transaction.options import CHECK_AFTER_S, TransactionOptions, XaOptions
 from txmq.client.protocol.transaction.tokens import new_token, parse_token
+from txmq.client.protocol.typed.bodies import Topics
 from txmq.errors import ConfigError, RequestTimeout, TxmqError
 from txmq.model.message import Decision, Message, Receipt
 from txmq.tx.xid import Xid
@@ -47,7 +48,7 @@ if TYPE_CHECKING:  # psycopg2 is for those who have a database, the spool for ot
 log = get_logger()
 
 
-class Client(BlockingProducer, BlockingMessageCalls):
+class Client(BlockingProducer, BlockingMessageCalls, TypedTopicCalls):
     """A client of one broker, for any number of threads. Made by `txmq.connect`.
 
     A `with` block closes the client at its end. Every call raises BrokerUnavailable
@@ -180,9 +181,7 @@ class Client(BlockingProducer, BlockingMessageCalls):
         if not self._core.sender.flush(max(0.0, deadline - time.monotonic())):
             raise RequestTimeout(f"not everything had its receipt within {patience:.3g} s")
 
-    def consumer(
-        self, group: str, topics: Iterable[str], **options: Unpack[ConsumerOptions]
-    ) -> Consumer:
+    def consumer(self, group: str, topics: Topics, **options: Unpack[ConsumerOptions]) -> Consumer:
         """Join a consumer group and return its new member.
 
         `txmq.client.protocol.consumer.settings.ConsumerOptions` describes the options.
@@ -196,7 +195,7 @@ class Client(BlockingProducer, BlockingMessageCalls):
     def reader(
         self,
         name: str,
-        topics: Iterable[str],
+        topics: Topics,
         offsets: OffsetStore,
         *,
         start: ReaderStart = "first",

@@ -22,6 +22,7 @@ from txmq.client.blocking.transaction.begin import begin, begin_xa, enlist
 from txmq.client.blocking.transaction.checkers import Checker
 from txmq.client.blocking.transaction.half import HalfTransaction
 from txmq.client.blocking.transaction.transaction import Transaction
+from txmq.client.blocking.typed import TypedTopicCalls
 from txmq.client.protocol.consumer.settings import ConsumerOptions
 from txmq.client.protocol.letters import DeadLetter, LetterOptions
 from txmq.client.protocol.message_search import FoundMessage
@@ -43,6 +44,7 @@ from txmq.client.protocol.sender.rows import Fields, check_columns, checked_mess
 from txmq.client.protocol.settings import CLOSE_S, ClientSettings, no_spool
 from txmq.client.protocol.transaction.half_message import HalfMessage
 from txmq.client.protocol.transaction.options import CHECK_AFTER_S, TransactionOptions, XaOptions
+from txmq.client.protocol.typed.bodies import Topics
 from txmq.errors import TxmqError, UnknownGroup, UnknownTopic
 from txmq.model.message import Message, Receipt
 
@@ -55,7 +57,7 @@ T = TypeVar("T")
 Send = Callable[[Client, int | None, float], T]  # at a broker, to a partition, within seconds
 
 
-class Cluster:
+class Cluster(TypedTopicCalls):
     """A client of several brokers, for any number of threads.
 
     `txmq.connect` makes it from a sequence of URLs. A `with` block closes it at its
@@ -354,9 +356,7 @@ class Cluster:
         assert refusal is not None, "there is at least one broker"
         raise refusal
 
-    def consumer(
-        self, group: str, topics: Iterable[str], **options: Unpack[ConsumerOptions]
-    ) -> Consumers:
+    def consumer(self, group: str, topics: Topics, **options: Unpack[ConsumerOptions]) -> Consumers:
         """Join a consumer group at each broker; see `Client.consumer`.
 
         A broker that is away is joined when it is back. Raises BrokerUnavailable where
@@ -369,7 +369,7 @@ class Cluster:
     def reader(
         self,
         name: str,
-        topics: Iterable[str],
+        topics: Topics,
         offsets: OffsetStore,
         *,
         start: ReaderStart = "first",

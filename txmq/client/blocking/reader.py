@@ -8,7 +8,7 @@ from __future__ import annotations
 import select
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from typing import NoReturn, Self, TypeVar
 
@@ -27,6 +27,7 @@ from txmq.client.protocol.reader import (
     RequestSequence,
     positions_of_one_broker,
 )
+from txmq.client.protocol.typed.bodies import Topics
 from txmq.errors import ConnectionLost, OffsetOutOfRange, TxmqError
 from txmq.model.message import ReceivedMessage
 from txmq.model.topic_partition import PartitionName
@@ -45,7 +46,7 @@ class BrokerReader:
         self,
         core: BlockingCore,
         name: str,
-        topics: Iterable[str],
+        topics: Topics,
         store: OffsetStore,
         start: ReaderStart,
     ) -> None:
@@ -304,7 +305,7 @@ class Reader(BlockingReader):
         self,
         core: BlockingCore,
         name: str,
-        topics: Iterable[str],
+        topics: Topics,
         store: OffsetStore,
         start: ReaderStart,
     ) -> None:
@@ -338,7 +339,7 @@ class Readers(BlockingReader):
         self,
         cores: Sequence[BlockingCore],
         name: str,
-        topics: Iterable[str],
+        topics: Topics,
         store: OffsetStore,
         start: ReaderStart,
     ) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -20,6 +20,7 @@ from txmq.client.protocol.consumer.fetched import FetchedBatch, build_messages
 from txmq.client.protocol.consumer.settings import checked_topics, span_in_microseconds
 from txmq.client.protocol.offsets import Offsets, ReadBatch, ReadPosition
 from txmq.client.protocol.sender.topics import parse_description
+from txmq.client.protocol.typed.bodies import Topics
 from txmq.errors import LocalProtocolError, LogChanged, OffsetOutOfRange, TopicReplaced
 from txmq.model.message import ReceivedMessage, check_name, to_micros
 from txmq.model.topic_partition import PartitionName
@@ -64,7 +65,7 @@ class ReaderState:
     messages that retention had dropped before they were read.
     """
 
-    def __init__(self, name: str, topics: Iterable[str], start: ReaderStart) -> None:
+    def __init__(self, name: str, topics: Topics, start: ReaderStart) -> None:
         """`start` is for partitions without a position. Partitions that a topic has
         grown are read from their first message.
         """

@@ -22,6 +22,7 @@ from txmq.client.protocol.sender.batches import StoredBatch
 from txmq.client.protocol.sender.rows import Fields, checked_messages, column_rows, micros_now
 from txmq.client.protocol.settings import no_spool
 from txmq.client.protocol.transaction.options import TransactionOptions, XaOptions
+from txmq.client.protocol.typed.bodies import Topics
 from txmq.client.twisted.consumer.consumer import Consumer, join_group
 from txmq.client.twisted.core import TwistedCore
 from txmq.client.twisted.messages import TwistedHalfCalls, TwistedMessageCalls
@@ -35,6 +36,7 @@ from txmq.client.twisted.threaded_transaction import (
     threaded,
     threaded_checker,
 )
+from txmq.client.twisted.typed import TypedTopicCalls
 from txmq.errors import RequestTimeout, TxmqError
 from txmq.model.message import Message, Receipt, ReceivedMessage
 from txmq.wire.chunks import unpack_chunks
@@ -57,7 +59,7 @@ class Found(NamedTuple):
     next_offset: int
 
 
-class Client(TwistedMessageCalls, TwistedHalfCalls, AsyncCloseable):
+class Client(TypedTopicCalls, TwistedMessageCalls, TwistedHalfCalls, AsyncCloseable):
     """A client of one broker, for the reactor's thread. Made by `txmq.twisted.connect`.
 
     An `async with` block closes it at its end. Deferreds fail as the calls of the
@@ -172,7 +174,7 @@ class Client(TwistedMessageCalls, TwistedHalfCalls, AsyncCloseable):
         return _start(self._read(Read(partition, offset, round(wait * 1_000), READ_BYTES, topic)))
 
     def consumer(
-        self, group: str, topics: Iterable[str], **options: Unpack[ConsumerOptions]
+        self, group: str, topics: Topics, **options: Unpack[ConsumerOptions]
     ) -> Deferred[Consumer]:
         """Join a consumer group, for its new member.
 
@@ -187,7 +189,7 @@ class Client(TwistedMessageCalls, TwistedHalfCalls, AsyncCloseable):
     def reader(
         self,
         name: str,
-        topics: Iterable[str],
+        topics: Topics,
         offsets: OffsetStore,
         *,
         start: ReaderStart = "first",

@@ -21,6 +21,7 @@ from txmq.client.protocol.sender.rows import Fields, check_columns, checked_mess
 from txmq.client.protocol.settings import ClientSettings
 from txmq.client.protocol.transaction.half_message import HalfMessage
 from txmq.client.protocol.transaction.options import CHECK_AFTER_S, TransactionOptions, XaOptions
+from txmq.client.protocol.typed.bodies import Topics
 from txmq.client.twisted.client import Client, Found, log_dropped
 from txmq.client.twisted.consumer.consumer import Consumers, join_group
 from txmq.client.twisted.core import TwistedCore
@@ -33,6 +34,7 @@ from txmq.client.twisted.threaded_transaction import (
     ThreadedXa,
     threaded,
 )
+from txmq.client.twisted.typed import TypedTopicCalls
 from txmq.model.message import Message, Receipt
 
 if TYPE_CHECKING:  # psycopg2 is for programs that have a database
@@ -42,7 +44,7 @@ T = TypeVar("T")
 Work = Coroutine[Deferred[Any], Any, T]
 
 
-class Cluster(AwaitedCluster[Client, TwistedCore], AsyncCloseable):
+class Cluster(TypedTopicCalls, AwaitedCluster[Client, TwistedCore], AsyncCloseable):
     """A client of several brokers, for the reactor's thread.
 
     `txmq.twisted.connect` makes it from a sequence of URLs. Each broker has a log of
@@ -229,7 +231,7 @@ class Cluster(AwaitedCluster[Client, TwistedCore], AsyncCloseable):
         return look_up
 
     def consumer(
-        self, group: str, topics: Iterable[str], **options: Unpack[ConsumerOptions]
+        self, group: str, topics: Topics, **options: Unpack[ConsumerOptions]
     ) -> Deferred[Consumers]:
         """Join a consumer group at each broker; see `Client.consumer`.
 
@@ -245,7 +247,7 @@ class Cluster(AwaitedCluster[Client, TwistedCore], AsyncCloseable):
     def reader(
         self,
         name: str,
-        topics: Iterable[str],
+        topics: Topics,
         offsets: OffsetStore,
         *,
         start: ReaderStart = "first",

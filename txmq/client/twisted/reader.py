@@ -27,6 +27,7 @@ from txmq.client.protocol.reader import (
     RequestSequence,
     positions_of_one_broker,
 )
+from txmq.client.protocol.typed.bodies import Topics
 from txmq.client.twisted.connection import (
     PersistentConnection,
     TwistedConnection,
@@ -63,7 +64,7 @@ class Reader(AsyncCloseable):
         self,
         core: TwistedCore,
         name: str,
-        topics: Iterable[str],
+        topics: Topics,
         store: OffsetStore,
         start: ReaderStart,
     ) -> None:
@@ -299,7 +300,7 @@ class Readers(AsyncCloseable):
         self,
         cores: Sequence[TwistedCore],
         name: str,
-        topics: Iterable[str],
+        topics: Topics,
         store: OffsetStore,
         start: ReaderStart,
     ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
 from typing import Any, TypeVar, Unpack
 
 from txmq.client.aio.closing import AioCloseable
@@ -15,6 +15,7 @@ from txmq.client.protocol.consumer.fetched import DeliveredMessage, ReceivedBatc
 from txmq.client.protocol.consumer.handlers import HandlerOptions, require_handler
 from txmq.client.protocol.consumer.operations import Delivered
 from txmq.client.protocol.consumer.settings import ConsumerOptions, consumer_settings
+from txmq.client.protocol.typed.bodies import Topics
 from txmq.model.message import ReceivedMessage
 from txmq.model.topic_partition import PartitionName
 
@@ -204,7 +205,7 @@ async def join_group(
     kind: type[C],
     cores: Sequence[AioCore],
     group: str,
-    topics: Iterable[str],
+    topics: Topics,
     seconds: float,
     **options: Unpack[ConsumerOptions],
 ) -> C:

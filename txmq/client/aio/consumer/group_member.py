@@ -12,9 +12,10 @@ from uuid import UUID, uuid4
 from txmq.client.aio.connection import AioConnection, PersistentConnection
 from txmq.client.aio.core import AioCore
 from txmq.client.aio.loop import expire
+from txmq.client.protocol.consumer.checked_operations import operations_type
 from txmq.client.protocol.consumer.member import Member, MemberPhase, steady_wall_us
 from txmq.client.protocol.consumer.member_set import MemberState
-from txmq.client.protocol.consumer.operations import Delivered, Operations, ack_error
+from txmq.client.protocol.consumer.operations import Delivered, ack_error
 from txmq.client.protocol.consumer.requests import Request
 from txmq.client.protocol.consumer.settings import ConsumerSettings
 from txmq.client.protocol.consumer.stats import ConsumerStats
@@ -45,7 +46,7 @@ class LoopMember(MemberState):
         self.core, self.settings = core, settings
         self._deliver, self._loop = deliver, core.loop
         self.member = Member(settings, uuid4().hex, owner=self)
-        self.operations = Operations(self.member)
+        self.operations = operations_type(settings)(self.member)
         self._link: AioConnection | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._step_scheduled = False

@@ -5,7 +5,7 @@ threads.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from threading import Event
 from typing import TYPE_CHECKING, Self, Unpack
 
@@ -13,15 +13,16 @@ from txmq.client.blocking.consumer.group_member import ThreadedMember
 from txmq.client.blocking.consumer.members import ThreadedMembers
 from txmq.client.blocking.consumer.runner import run_plain
 from txmq.client.blocking.core import BlockingCore
+from txmq.client.protocol.consumer.checked_operations import operations_type
 from txmq.client.protocol.consumer.consumer_calls import ConsumerCalls
 from txmq.client.protocol.consumer.fetched import DeliveredMessage, ReceivedBatch
 from txmq.client.protocol.consumer.handlers import HandlerOptions, require_handler
-from txmq.client.protocol.consumer.operations import Operations
 from txmq.client.protocol.consumer.settings import (
     ConsumerOptions,
     consumer_settings,
 )
 from txmq.client.protocol.settings import CLOSE_S
+from txmq.client.protocol.typed.bodies import Topics
 from txmq.model.message import ReceivedMessage
 from txmq.model.topic_partition import PartitionName
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def consume(
-    core: BlockingCore, group: str, topics: Iterable[str], **options: Unpack[ConsumerOptions]
+    core: BlockingCore, group: str, topics: Topics, **options: Unpack[ConsumerOptions]
 ) -> Consumer:
     """Return a consumer that has joined its group, within the client's `timeout`.
 
@@ -45,7 +46,7 @@ def consume(
 def consume_cluster(
     cores: Sequence[BlockingCore],
     group: str,
-    topics: Iterable[str],
+    topics: Topics,
     timeout: float,
     **options: Unpack[ConsumerOptions],
 ) -> Consumers:
@@ -68,6 +69,7 @@ class BlockingConsumer(ConsumerCalls[ThreadedMember]):
         self.settings = members.settings
         self._members = members
         self._single = members.single
+        self._operations = operations_type(self.settings)
 
     def __iter__(self) -> Iterator[DeliveredMessage]:
         """Yield messages until the consumer is closed."""
@@ -91,7 +93,7 @@ class BlockingConsumer(ConsumerCalls[ThreadedMember]):
         Raises the error that ended the consumer, such as another process with the name
         of its member.
         """
-        return self._members.receive(Operations.receive, timeout)
+        return self._members.receive(self._operations.receive, timeout)
 
     def receive_many(
         self, most: int, timeout: float | None = None, *, batch_wait: float = 0.0
@@ -106,7 +108,7 @@ class BlockingConsumer(ConsumerCalls[ThreadedMember]):
 
     def receive_batch(self, timeout: float | None = None) -> ReceivedBatch | None:
         """Return the next batch; otherwise as `receive`."""
-        return self._members.receive(Operations.receive_batch, timeout)
+        return self._members.receive(self._operations.receive_batch, timeout)
 
     def ack(self, message: ReceivedMessage, *, wait: bool = False) -> None:
         """Ack a processed message. Returns at once: acks are sent together, within

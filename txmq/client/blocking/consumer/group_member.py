@@ -13,6 +13,7 @@ from uuid import UUID, uuid4
 from txmq.client.blocking.after_fork import forked
 from txmq.client.blocking.consumer.thread import MemberThread
 from txmq.client.blocking.core import BlockingCore
+from txmq.client.protocol.consumer.checked_operations import operations_type
 from txmq.client.protocol.consumer.member import Member, MemberPhase, steady_wall_us
 from txmq.client.protocol.consumer.member_set import MemberState
 from txmq.client.protocol.consumer.operations import (
@@ -80,7 +81,7 @@ class ThreadedMember(MemberState):
     ) -> None:
         self.core, self.settings, self.changed = core, settings, changed
         self.member = Member(settings, uuid4().hex, owner=self)
-        self.operations = Operations(self.member)
+        self.operations = operations_type(settings)(self.member)
         self.acks = self.member.settlement.acks
         self.thread = MemberThread(self.member, core.open_connection, changed)
         self._store_thread: StoreThread | None = None
@@ -158,7 +159,8 @@ class ThreadedMember(MemberState):
         failure.
         """
         received = operation(self.operations, now)
-        if received and self.member.may_fetch():
+        if (received and self.member.may_fetch()) or self.operations.has_refused:
+            self.operations.has_refused = False
             self.thread.poke()
         return received
 

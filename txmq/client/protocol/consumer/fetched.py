@@ -169,9 +169,13 @@ class FetchedBatch:
 
 
 class DeliveredMessage(ReceivedMessage):
-    """A message with the batch that it was fetched in."""
+    """A message with the batch that it was fetched in.
+
+    `value`: of a typed topic, the body as its model reads it.
+    """
 
     fetched: FetchedBatch
+    value: Any = None
 
     @property
     def in_hand(self) -> bool:
@@ -201,6 +205,13 @@ class ReceivedBatch:
         self.offsets = offsets
         self.topic, self.partition = fetched.topic, fetched.partition
         self.attempt, self.stored_at = fetched.attempt, fetched.stored_at
+        self.values: Sequence[Any] = ()  # of a typed topic: the bodies as its model reads them
+
+    def keep(self, offsets: Sequence[int], values: Sequence[Any]) -> None:
+        """Keep the messages at these offsets, which have these values."""
+        ranged = range(offsets[0], offsets[-1] + 1)
+        self.offsets = ranged if len(ranged) == len(offsets) else offsets
+        self.values = values
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -229,15 +240,17 @@ class ReceivedBatch:
     def born_at(self) -> Sequence[int]:
         return self._selected(self._view.born_at)
 
-    def messages(self) -> list[ReceivedMessage]:
+    def messages(self) -> list[DeliveredMessage]:
         """Return the messages one by one; each can be acked and nacked alone."""
         first, last = self.offsets[0], self.offsets[-1]
         messages = list(build_messages(self.fetched, self._view, first, last + 1))
         for message in messages:
             message.fetched = self.fetched
-        if isinstance(self.offsets, range):
-            return [*messages]
-        return [messages[offset - first] for offset in self.offsets]
+        if not isinstance(self.offsets, range):
+            messages = [messages[offset - first] for offset in self.offsets]
+        for message, value in zip(messages, self.values, strict=False):
+            message.value = value
+        return messages
 
     def _selected(self, column: list[T]) -> Sequence[T]:
         base, offsets = self.fetched.base, self.offsets

@@ -38,6 +38,9 @@ class Operations:
     Operations that receive raise the failure of the member.
     """
 
+    # Messages were dead-lettered at receipt: the broker is to be told.
+    has_refused = False
+
     def __init__(self, member: Member) -> None:
         self._member = member
 

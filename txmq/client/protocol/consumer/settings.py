@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from math import inf
 from os import PathLike
 from typing import Any, Literal, TypedDict, Unpack
 
+from txmq.client.protocol.typed.bodies import Topics, TypedBodies, models_of, topic_names
 from txmq.errors import LocalProtocolError
 from txmq.model.message import check_name, to_micros
 from txmq.model.retry import RetryPolicy
@@ -100,7 +101,7 @@ class ConsumerOptions(TypedDict, total=False):
 @dataclass(frozen=True, slots=True)
 class ConsumerSettings:
     """The checked settings of one consumer, explained in `ConsumerOptions`. A `start`
-    that is a time is in µs.
+    that is a time is in µs. `models` are the typed ones of the topics.
     """
 
     group: str
@@ -128,6 +129,7 @@ class ConsumerSettings:
     session_s: float | None = None
     prefetch_messages: int = 16_384
     prefetch_bytes: int = 16 * MIB
+    models: Mapping[str, TypedBodies[Any]] = field(default_factory=dict)
 
     @property
     def ordered(self) -> bool:
@@ -158,7 +160,7 @@ class ConsumerSettings:
 
 
 def consumer_settings(
-    group: str, topics: Iterable[str], **options: Unpack[ConsumerOptions]
+    group: str, topics: Topics, **options: Unpack[ConsumerOptions]
 ) -> ConsumerSettings:
     """Return the settings that these arguments make. Raises LocalProtocolError for
     invalid ones.
@@ -169,6 +171,7 @@ def consumer_settings(
             hint="see txmq.client.protocol.consumer.settings.ConsumerOptions",
         )
     check_name(group, "consumer group")
+    topics = topics if isinstance(topics, str) else list(topics)
     names = checked_topics(topics)
     if options.get("member") is not None:
         check_name(str(options["member"]), "member")
@@ -194,7 +197,7 @@ def consumer_settings(
     fields["tags"] = _tags(fields.get("tags"))
     fields["selector"] = _selector(fields.get("selector"))
     fields["start"] = _start(fields.get("start"))
-    return ConsumerSettings(group, names, **fields)
+    return ConsumerSettings(group, names, models=models_of(topics), **fields)
 
 
 def _local_store(options: ConsumerOptions) -> str | None:
@@ -220,9 +223,9 @@ def _local_store(options: ConsumerOptions) -> str | None:
     return str(directory)
 
 
-def checked_topics(topics: Iterable[str]) -> tuple[str, ...]:
+def checked_topics(topics: Topics) -> tuple[str, ...]:
     """Return the names of topics, each once. Raises LocalProtocolError."""
-    names = () if isinstance(topics, str) else tuple(dict.fromkeys(topics))
+    names = () if isinstance(topics, str) else tuple(dict.fromkeys(topic_names(topics)))
     if not names:
         raise LocalProtocolError(
             f"topics is {topics!r}", hint='give a sequence of names: topics=["orders"]'

@@ -4,16 +4,18 @@ coroutines.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar, Unpack
 
 from twisted.internet.defer import Deferred, succeed
 
+from txmq.client.protocol.consumer.checked_operations import operations_type
 from txmq.client.protocol.consumer.consumer_calls import ConsumerCalls
 from txmq.client.protocol.consumer.fetched import DeliveredMessage, ReceivedBatch
 from txmq.client.protocol.consumer.handlers import HandlerOptions, require_handler
-from txmq.client.protocol.consumer.operations import Delivered, Operations
+from txmq.client.protocol.consumer.operations import Delivered
 from txmq.client.protocol.consumer.settings import ConsumerOptions, consumer_settings
+from txmq.client.protocol.typed.bodies import Topics
 from txmq.client.twisted.consumer.group_member import ReactorMember
 from txmq.client.twisted.consumer.inbox import run_with_inbox
 from txmq.client.twisted.consumer.members import ReactorMembers
@@ -38,6 +40,7 @@ class TwistedConsumer(ConsumerCalls[ReactorMember], AsyncCloseable):
 
     def __init__(self, members: ReactorMembers) -> None:
         self.settings, self._members = members.settings, members
+        self._operations = operations_type(self.settings)
 
     async def __aiter__(self) -> AsyncIterator[DeliveredMessage]:
         while (message := await self.receive()) is not None:
@@ -59,7 +62,7 @@ class TwistedConsumer(ConsumerCalls[ReactorMember], AsyncCloseable):
         Fails with the error that ended the consumer. To cancel the Deferred leaves the
         message to the next caller.
         """
-        return self._members.receive(Operations.receive, timeout)
+        return self._members.receive(self._operations.receive, timeout)
 
     def receive_many(
         self, most: int, timeout: float | None = None, *, batch_wait: float = 0.0
@@ -76,7 +79,7 @@ class TwistedConsumer(ConsumerCalls[ReactorMember], AsyncCloseable):
         """Fire with the messages of one delivery, as columns; otherwise as
         `receive`.
         """
-        return self._members.receive(Operations.receive_batch, timeout)
+        return self._members.receive(self._operations.receive_batch, timeout)
 
     def ack(self, message: ReceivedMessage, *, wait: bool = False) -> Deferred[None]:
         """Ack a processed message. Fires at once; with `wait`, when the broker has the
@@ -204,7 +207,7 @@ def join_group(
     kind: type[C],
     cores: Sequence[TwistedCore],
     group: str,
-    topics: Iterable[str],
+    topics: Topics,
     seconds: float,
     **options: Unpack[ConsumerOptions],
 ) -> tuple[C, Deferred[C]]:

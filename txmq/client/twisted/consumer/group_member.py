@@ -11,11 +11,11 @@ from twisted.internet.defer import Deferred
 from twisted.internet.threads import deferToThreadPool
 from twisted.python.failure import Failure
 
+from txmq.client.protocol.consumer.checked_operations import operations_type
 from txmq.client.protocol.consumer.member import Member, MemberPhase, steady_wall_us
 from txmq.client.protocol.consumer.member_set import MemberState
 from txmq.client.protocol.consumer.operations import (
     Delivered,
-    Operations,
     ack_error,
 )
 from txmq.client.protocol.consumer.requests import Request
@@ -49,7 +49,7 @@ class ReactorMember(MemberState):
         self._deliver = deliver
         self._reactor = core.reactor
         self.member = Member(settings, uuid4().hex, owner=self)
-        self.operations = Operations(self.member)
+        self.operations = operations_type(settings)(self.member)
         self._link: TwistedConnection | None = None
         self._timer: DelayedCall | None = None
         self._waiting: list[tuple[Callable[[], object], Deferred[None]]] = []

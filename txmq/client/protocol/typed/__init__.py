@@ -1,0 +1,1 @@
+"""Topics whose bodies have a pydantic model."""
