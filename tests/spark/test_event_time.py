@@ -1,0 +1,68 @@
+"""The window of event time in spark/README.md, as it stands there."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.spark.test_writing import sent
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    import txmq
+
+pytestmark = pytest.mark.timeout(300)  # includes the start of a JVM on a loaded machine
+README = Path(__file__).parents[2] / "spark" / "README.md"
+
+
+def documented(changes: dict[str, str]) -> str:
+    section = README.read_text("utf-8").partition("## Windows of event time")[2]
+    found = re.search(r"```python\n(.*?)```", section, re.DOTALL)
+    assert found is not None
+    program = found[1]
+    for old, new in changes.items():
+        assert old in program
+        program = program.replace(old, new)
+    return program
+
+
+def test_a_window_is_sent_once_when_its_watermark_has_passed(
+    spark: SparkSession, broker: str, topic: str, client: txmq.Client, tmp_path: Path
+) -> None:
+    program = documented(
+        {
+            '"topic", "orders-per-minute"': f'"topic", "{topic}-2"',
+            '"topic", "orders"': f'"topic", "{topic}"',
+            "/data/checkpoints": str(tmp_path),
+            "10 seconds": "0 seconds",
+        }
+    )
+    client.call("topic.create", name=f"{topic}-2", partitions=1)
+
+    names: dict[str, Any] = {"spark": spark, "url": broker}
+    exec(program, names)  # the document's own code
+
+    def windows(*orders: tuple[str, int, str]) -> list[tuple[str, int, int]]:
+        """Place orders at these times, and return the windows that have been sent."""
+        for customer, cents, time in orders:
+            order = {"customer": customer, "cents": cents, "placed_at": f"2026-11-22T{time}Z"}
+            client.send(topic, json.dumps(order).encode(), key=customer)
+        names["query"].processAllAvailable()
+        found = [json.loads(one.body) for _partition, one in sent(broker, f"{topic}-2")]
+        return sorted((one["customer"], one["orders"], one["cents"]) for one in found)
+
+    try:
+        told = [
+            windows(("ann", 100, "12:00:10"), ("ann", 20, "12:00:50"), ("bob", 3, "12:00:59")),
+            windows(("ann", 4_000, "12:00:00"), ("bob", 5, "12:06:00")),
+            windows(("bob", 9, "12:00:30"), ("bob", 9, "12:06:30")),  # one is too late
+        ]
+    finally:
+        names["query"].stop()
+    closed = [("ann", 3, 4_120), ("bob", 1, 3)]
+    assert told == [[], closed, closed]
