@@ -432,6 +432,11 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_of_two_runs_of_one_batch_at_once_the_loser_raises_an_error",
         "test_spark_copies_a_topic_once_over_failed_tasks_a_dead_driver_and_growth",
     ),
+    199: (
+        "test_an_alert_is_there_once_though_its_sender_died_at_any_step",
+        "test_a_crash_of_postgresql_while_alerts_are_added_is_survived",
+        "test_a_watch_tells_each_alert_once_over_its_runs",
+    ),
     82: ("test_fault_82_a_group_behind_retention_gets_an_alarm_with_what_it_missed",),
     # administration, time
     86: ("test_a_topic_with_undecided_transactions_is_neither_grown_nor_deleted",),

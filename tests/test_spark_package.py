@@ -15,7 +15,7 @@ from tests.test_layers import imports_of
 
 ROOT = Path(__file__).parents[1]
 # The other folders of txmq belong to the broker and to programs of their own.
-ALLOWED = "batch client errors model tx wire"
+ALLOWED = "batch client crashpoints errors model tx wire"
 PROGRAM = """
 import sys
 import txmq, txmq_spark

@@ -6,10 +6,12 @@ The exit status is 0 for success, 1 for an error of txmq, 2 for wrong usage.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -17,6 +19,7 @@ from rich.console import Console
 
 from txmq.errors import ConfigError, TxmqError
 from txmq.model.units import DAY, SECOND
+from txmq_spark.alert_sinks import AlertTable
 from txmq_spark.database_tables import BusinessTable
 from txmq_spark.landing import DATE_COLUMNS, LandOptions, land
 from txmq_spark.plan import SAFE, LetterClass, PlanRules
@@ -48,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _common(below)
         job.add_options(below)
     options = parser.parse_args(arguments)
-    return _exit_status(lambda: JOBS[options.job].run(options))
+    with _ended_by_sigterm():
+        return _exit_status(lambda: JOBS[options.job].run(options))
 
 
 def reconcile_main(arguments: Sequence[str] | None = None) -> int:
@@ -63,6 +67,16 @@ def replay_main(arguments: Sequence[str] | None = None) -> int:
 
 def _main_of(job: str, arguments: Sequence[str] | None) -> int:
     return main([job, *(sys.argv[1:] if arguments is None else arguments)])
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the block in order, with its queries and the JVM."""
+    before = signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _reconcile(options: Namespace) -> None:
@@ -136,7 +150,19 @@ def _land(options: Namespace) -> None:
 
 
 def _watch(options: Namespace) -> None:
-    rules = WatchRules(options.flood, options.window * SECOND, options.memory_days * DAY)
+    rules = WatchRules(
+        options.flood,
+        options.window * SECOND,
+        options.memory_days * DAY,
+        options.share,
+        options.age * SECOND,
+    )
+    if (options.alerts_table is None) != (options.dsn is None):
+        raise ConfigError(
+            "--alerts-table",
+            "a table needs a database, and a database a table",
+            hint="--alerts-table ops.alerts --dsn postgresql://...",
+        )
     watched = WatchOptions(
         url=options.url,
         groups=tuple(options.group),
@@ -145,6 +171,7 @@ def _watch(options: Namespace) -> None:
         every_s=options.every,
         from_now=options.from_now,
         rules=rules,
+        table=AlertTable(options.dsn, options.alerts_table) if options.alerts_table else None,
     )
     with job_session() as spark:
         watch(spark, watched)
@@ -302,6 +329,8 @@ def _watch_options(parser: ArgumentParser) -> None:
     add, rules = parser.add_argument, WatchRules()
     add("--group", action="append", required=True, help="a consumer group; repeatable")
     add("--alerts", metavar="TOPIC", required=True, help="the topic that alerts are sent to")
+    add("--alerts-table", metavar="TABLE", help="also add the alerts to this table")
+    add("--dsn", help="the database of that table")
     add("--checkpoint", required=True, help="directory for progress and memory")
     add(
         "--every",
@@ -325,6 +354,20 @@ def _watch_options(parser: ArgumentParser) -> None:
         help="length of a window (default: %(default)s)",
     )
     add(
+        "--share",
+        type=_percent,
+        default=rules.share,
+        metavar="PERCENT",
+        help="watch the log, too: a flood is also so many percent of the window's messages",
+    )
+    add(
+        "--age",
+        type=_positive,
+        default=rules.age // SECOND,
+        metavar="SECONDS",
+        help="tell a letter that is open for so long (default: %(default)s)",
+    )
+    add(
         "--memory-days",
         type=_positive,
         default=rules.memory // DAY,
@@ -339,6 +382,12 @@ def _common(parser: ArgumentParser) -> None:
         default=os.environ.get("TXMQ_BROKER", URL),
         help="the broker (default: TXMQ_BROKER, or %(default)s)",
     )
+
+
+def _percent(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < int(text) <= 100):
+        raise ArgumentTypeError(f"{text!r} is not a percentage from 1 to 100")
+    return int(text)
 
 
 def _positive(text: str) -> int:
@@ -356,7 +405,7 @@ JOBS: Final = {
     "replay": Job("Replay the letters of a plan, once.", _replay_options, _replay),
     "land": Job("Write topics as Parquet files by date, each message once.", _land_options, _land),
     "watch": Job(
-        "Send alerts about dead letters to a topic: new errors and floods.",
+        "Send alerts about dead letters to a topic: new errors, floods, old letters.",
         _watch_options,
         _watch,
     ),

@@ -115,8 +115,10 @@ def _stop_jvm(session: SparkSession) -> None:
     session.stop()
     gateway = SparkContext._gateway  # noqa: SLF001
     if gateway is not None:
-        gateway.close()
-        gateway.shutdown()
         SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001
+        # The JVM ends with its input. A connection that still waits for its calls
+        # (`foreachBatch` has one) could not be closed before.
         gateway.proc.stdin.close()
         gateway.proc.wait(timeout=30)
+        gateway.close()
+        gateway.shutdown()

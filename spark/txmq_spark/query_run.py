@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -17,14 +18,20 @@ if TYPE_CHECKING:
 # changes (4.3.0, 2026-11-22). A busy machine may need longer to start Python once.
 WORKER_LATE: Final = "Python worker failed to connect back"
 STARTS: Final = 4
+PATIENCE_S: Final = 3_600  # of one wait for a query's end
 log = structlog.get_logger()
 
 
-def run_query(writer: DataStreamWriter, every_s: int | None) -> StreamingQuery:
+def run_query(
+    writer: DataStreamWriter,
+    every_s: int | None,
+    between: Callable[[StreamingQuery], None] = lambda _query: None,
+) -> StreamingQuery:
     """Run a query until it is stopped, a batch every so many seconds, and return it.
 
-    `every_s` None = process what is there, and end. A query whose worker was late is
-    started again: it goes on at its checkpoint. Raises QueryFailed.
+    `every_s` None = process what is there, and end. `between` is called as often, and
+    at the end. A query whose worker was late is started again: it goes on at its
+    checkpoint. Raises QueryFailed.
     """
     if every_s is None:
         triggered = writer.trigger(availableNow=True)
@@ -33,7 +40,9 @@ def run_query(writer: DataStreamWriter, every_s: int | None) -> StreamingQuery:
     for left in reversed(range(STARTS)):
         query = triggered.start()
         try:
-            query.awaitTermination()
+            while not query.awaitTermination(every_s or PATIENCE_S):
+                if every_s is not None:
+                    between(query)
         except StreamingQueryException as error:
             if not (left and WORKER_LATE in str(error)):
                 raise query_failure(error) from error
@@ -42,4 +51,5 @@ def run_query(writer: DataStreamWriter, every_s: int | None) -> StreamingQuery:
             break
         finally:
             query.stop()
+    between(query)
     return query

@@ -22,6 +22,7 @@ from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructT
 
 import txmq
 from txmq.client.protocol.transaction.tokens import new_token
+from txmq.crashpoints import crashpoint
 from txmq.errors import ConfigError, TransactionAborted
 from txmq.model.message import COMMIT, Message
 from txmq_spark.named_jobs import NamedJob, current_job
@@ -129,7 +130,9 @@ def store_rows(
     """
     group = client.job(job, expire_after=EXPIRE_S).group()
     messages = sum(_add(group, batch, topic) for batch in batches)
-    return (group.store().hex if messages else None), messages
+    token = group.store().hex if messages else None
+    crashpoint("spark.bundle_stored")
+    return token, messages
 
 
 def publish(client: txmq.Client, token: UUID, winners: Sequence[UUID]) -> None:
@@ -138,7 +141,9 @@ def publish(client: txmq.Client, token: UUID, winners: Sequence[UUID]) -> None:
     Raises TransactionAborted where the job was rolled back.
     """
     job = client.job(token)
+    crashpoint("spark.before_decision")
     decided = job.decide(winners)
+    crashpoint("spark.decided")
     if decided.outcome is not COMMIT:
         raise TransactionAborted(
             f"job {token} was rolled back by another run or by its time-out",
@@ -146,6 +151,7 @@ def publish(client: txmq.Client, token: UUID, winners: Sequence[UUID]) -> None:
         )
     if not decided.repeated:
         job.wait_published(winners, PUBLISH_TIMEOUT_S)
+    crashpoint("spark.published")
 
 
 def require_append(*, overwrite: bool) -> None:

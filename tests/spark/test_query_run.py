@@ -27,9 +27,10 @@ class ScriptedWriter:
     def start(self) -> ScriptedWriter:
         return self
 
-    def awaitTermination(self) -> None:  # noqa: N802  # Spark's name
+    def awaitTermination(self, _seconds: int) -> bool:  # noqa: N802  # Spark's name
         if end := next(self.left):
             raise StreamingQueryException(message=end)
+        return True
 
     def stop(self) -> None:
         self.stopped += 1

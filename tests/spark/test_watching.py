@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from contextlib import nullcontext
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,8 +17,11 @@ from hypothesis import strategies as st
 from tests.spark.consuming import let_die
 from tests.spark.stream_driver import texts
 from tests.spark.test_writing import sent
+from tests.tx.postgres.support import rows
+from txmq.testing.wait import wait_until
 from txmq_spark import command_line
-from txmq_spark.watch_rules import DeadLetter, GroupMemory, WatchRules
+from txmq_spark.watch_rules import Alert, DeadLetter, GroupMemory, WatchRules
+from txmq_spark.watching import counter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,20 +58,72 @@ def test_a_flood_is_told_once_for_each_window() -> None:
     assert len(flood["error_text"]) == 1_000
 
 
+def test_a_flood_is_a_share_of_the_log_where_that_is_watched() -> None:
+    rules = RULES._replace(share=20)
+    memory = GroupMemory("g")
+    assert kinds(memory.judge(map(letter, range(3)), rules, {0: 30, 10: 5})) == ["new-error"]
+    [flood] = memory.judge(map(letter, range(3, 8)), rules)
+    # The sixth of 30 messages is the first letter that makes 20 %.
+    assert (flood.fields["dead_at"], flood.fields["messages"]) == (5, 30)
+    assert memory.judge(map(letter, range(8, 10)), rules) == []
+    told = memory.judge(map(letter, range(10, 13)), rules)
+    assert [(one.kind, one.fields["messages"]) for one in told] == [("flood", 5)]
+    # Windows without letters are forgotten, too.
+    for at in range(100, 10_000, 10):
+        memory.judge([], rules, {at: 1})
+    assert len(memory.to_text()) < 1_000
+
+
+def test_letters_have_classes_and_alerts_have_names() -> None:
+    letters = [
+        letter(0, "a")._replace(replays=99),
+        letter(1, "b", 1)._replace(key="k"),
+        letter(2, "c", 2)._replace(key="k"),
+        letter(3, "d", 3)._replace(key="other", parked=4),
+        letter(4, "e", 4)._replace(error_text="nul \0"),
+    ]
+    told = GroupMemory("g").judge(letters, RULES._replace(flood=5))
+    classes = [one.fields["class"] for one in told]
+    assert classes == ["poison", *["replay_chain"] * 3, *["replay_alone"] * 2]
+    assert told[-1].fields["classes"] == {"poison": 1, "replay_alone": 1, "replay_chain": 3}
+    assert told[-1].fields["id"] == "flood/g/0"
+    assert told[0].fields["id"] == "new-error/g/orders/0/0/0"
+    assert all("\0" not in json.loads(one.to_json())["error_text"] for one in told)
+
+
+def test_the_memory_of_older_checkpoints_is_known() -> None:
+    memory = GroupMemory("g", '{"seen": {"a": 9}, "windows": {"0": 2}}')
+    assert judged(memory, "flood", letter(9)) == [9]
+    assert judged(memory, "flood", letter(9)) == []
+
+
+def kinds(told: list[Alert]) -> list[str]:
+    return [one.kind for one in told]
+
+
 LETTERS = st.lists(
     st.tuples(st.integers(0, 300), st.sampled_from("ab")).map(lambda one: letter(*one)),
     max_size=30,
 )
+COUNTS = st.dictionaries(st.integers(0, 30).map(lambda n: 10 * n), st.integers(1, 9))
 
 
-@given(LETTERS, st.randoms(use_true_random=False))
+@given(LETTERS, COUNTS, st.randoms(use_true_random=False))
 def test_a_batch_in_another_order_gives_the_same_alerts_and_memory(
-    letters: list[DeadLetter], chance: Random
+    letters: list[DeadLetter], counts: dict[int, int], chance: Random
 ) -> None:
-    shuffled = chance.sample(letters, len(letters))
+    rules, shuffled = RULES._replace(share=50), chance.sample(letters, len(letters))
     one, other = GroupMemory("g"), GroupMemory("g")
-    assert one.judge(letters, RULES) == other.judge(shuffled, RULES)
+    assert one.judge(letters, rules, counts) == other.judge(shuffled, rules, counts)
     assert one.to_text() == other.to_text() == GroupMemory("g", one.to_text()).to_text()
+
+
+def test_tasks_count_the_log_by_group_and_window() -> None:
+    times = pa.array([0, 5, 12, 19, 7], pa.timestamp("us", tz="UTC"))
+    batch = pa.record_batch({"topic": ["a", "a", "a", "b", "c"], "stored_at": times})
+    [counted] = counter({"a": ["g", "h"], "b": ["g"]}, RULES)(iter([batch]))
+    rows = [(row["group"], row["dead_at"], row["messages"]) for row in counted.to_pylist()]
+    assert sorted(rows) == [("g", 0, 2), ("g", 10, 1), ("g", 10, 1), ("h", 0, 2), ("h", 10, 1)]
 
 
 def alerts(broker: str, topic: str) -> list[tuple[str, int]]:
@@ -80,6 +137,7 @@ def test_a_watch_tells_each_alert_once_over_its_runs(
     broker: str,
     topic: str,
     client: txmq.Client,
+    database: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -89,13 +147,50 @@ def test_a_watch_tells_each_alert_once_over_its_runs(
     checkpoint = tmp_path / "checkpoint"
     arguments = ["watch", "--url", broker, "--group", topic, "--alerts", f"{topic}-2"]
     arguments += ["--checkpoint", str(checkpoint), "--flood", "3", "--window", "86400"]
+    arguments += ["--share", "75", "--age", "1", "--alerts-table", "public.told"]
+
+    def told() -> list[tuple[str, int]]:
+        assert command_line.main([*arguments, "--dsn", database]) == 0
+        found = alerts(broker, f"{topic}-2")
+        query = "SELECT kind, (alert->>'offset')::int4 FROM told WHERE alert->>'alert' = kind"
+        assert sorted(rows(database, query)) == found
+        return found
+
     client.send_many(topic, texts(0, 1))
     let_die(client, topic, topic, texts(0, 1), "concurrent")
-    assert command_line.main(arguments) == 0
-    assert alerts(broker, f"{topic}-2") == [("new-error", 0)]
+    wait_until(lambda: old_letter(client, topic), what="the first letter is a second old")
+    assert told() == [("new-error", 0), ("old", 0)]
     for commit in (checkpoint / "commits").glob("*0*"):
         commit.unlink()  # as if it had died behind its decision
-    client.send_many(topic, texts(2, 3))
-    let_die(client, topic, topic, texts(2, 3), "concurrent")
-    assert command_line.main(arguments) == 0
-    assert alerts(broker, f"{topic}-2") == [("flood", 2), ("new-error", 0)]
+    client.send_many(topic, texts(2, 3, 4, 5))
+    let_die(client, topic, topic, texts(2, 4), "concurrent")
+    assert told() == [("new-error", 0), ("old", 0)]  # 4 of 6 messages are no flood
+    client.send_many(topic, texts(6, 7))
+    let_die(client, topic, topic, texts(6, 7), "concurrent")
+    assert told() == [("flood", 7), ("new-error", 0), ("old", 0)]
+
+
+def old_letter(client: txmq.Client, group: str) -> bool:
+    before = int(time.time() * 1e6) - 1_000_000
+    return bool(client.call("dlq.list", group=group, select={"died_before": before})["letters"])
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["--alerts-table", "t"], "a table needs a database"),
+        (["--group", "nobody", "--share", "5"], "nobody"),
+    ],
+)
+def test_a_watch_that_cannot_begin_says_why(
+    spark: SparkSession,
+    broker: str,
+    more: list[str],
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(command_line, "job_session", lambda: nullcontext(spark))
+    arguments = ["watch", "--url", broker, "--group", "nobody", "--alerts", "a"]
+    assert command_line.main([*arguments, "--checkpoint", "c", *more]) == 1
+    assert says in capsys.readouterr().err

@@ -16,6 +16,7 @@ import pytest
 from psycopg2.extensions import parse_dsn
 
 import txmq
+import txmq_spark
 from tests.reporting import Report
 from tests.system.commit_holds import HOLDS, TRIGGER, CommitHold
 from tests.system.order_system import OrderSystem, endless_workers, order_system
@@ -42,6 +43,7 @@ ROLES = {
     "adoption",  # a broker that gives a consumer's store to others
     "edit", "redrive",  # a broker that changes or copies dead letters
     "backup", "restore",  # of a log
+    "spark",  # a task or the driver of a job in Spark
 }  # fmt: skip
 CRASHPOINTS = {  # True: the transaction is committed there
     "tx.before_group": False,
@@ -63,7 +65,8 @@ def test_no_crash_point_is_left_out() -> None:
     """Each crash point has a literal name, and a test that names it."""
     found = Counter(
         call.removeprefix('"').removesuffix('")')
-        for source in Path(txmq.__file__).parent.rglob("*.py")
+        for package in (txmq, txmq_spark)
+        for source in Path(package.__file__ or "").parent.rglob("*.py")
         for call in re.findall(r"(?<!def )\bcrashpoint\((.*)", source.read_text("utf-8"))
     )
     assert [

@@ -1,0 +1,97 @@
+"""Alerts in a topic and a table, over killed senders and a crashed PostgreSQL."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from threading import Thread
+from typing import TYPE_CHECKING
+
+from tests.spark.test_writing import sent
+from tests.tx.postgres.support import rows
+from txmq.testing.postgres_server import OwnServer
+from txmq.testing.processes import run_script
+from txmq.testing.wait import wait_until
+from txmq.tx.postgres.session import connect
+from txmq_spark.alert_sinks import AlertSinks, AlertTable
+from txmq_spark.watch_rules import Alert
+
+if TYPE_CHECKING:
+    import txmq
+
+PATIENCE_S = 60.0
+# True: the row is there when the sender dies at that place, and the message.
+POINTS = {
+    "spark.alerts_inserted": (False, False),
+    "spark.alerts_stored": (True, False),
+    "spark.bundle_stored": (True, False),
+    "spark.before_decision": (True, False),
+    "spark.decided": (True, True),
+    "spark.published": (True, True),
+}
+
+
+# Sends an alert named as the crash point, and dies there.
+SENDERS = """
+import json, os, sys
+from txmq.crashpoints import VARIABLE
+from tests.spark.test_alert_sinks import send
+url, topic, dsn, points = sys.argv[1:]
+for point in json.loads(points):
+    pid = os.fork()
+    if not pid:
+        os.environ[VARIABLE] = point
+        send(url, topic, dsn, point)
+        os._exit(0)
+    print(point, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+def alert(name: str) -> Alert:
+    return Alert("new-error", {"id": name, "group": "g", "dead_at": 1_700_000_000_000_000})
+
+
+def send(url: str, topic: str, dsn: str, name: str) -> None:
+    sinks = AlertSinks(url, topic, AlertTable(dsn, "public.told"))
+    sinks.send(f"stream {topic} {name}", [alert(name)])
+
+
+def in_table(dsn: str) -> list[str]:
+    return sorted(str(name) for (name,) in rows(dsn, "SELECT id FROM told"))
+
+
+def in_topic(broker: str, topic: str) -> list[str]:
+    return sorted(json.loads(one.body)["id"] for _partition, one in sent(broker, topic))
+
+
+def test_an_alert_is_there_once_though_its_sender_died_at_any_step(
+    broker: str, topic: str, client: txmq.Client, database: str
+) -> None:
+    client.call("topic.create", name=topic, partitions=1)
+    for _ in range(2):
+        AlertTable(database, "public.told").prepare()
+    died = run_script(SENDERS, broker, topic, database, json.dumps(list(POINTS)))
+    assert died.splitlines() == [f"{point} -9" for point in POINTS]
+    assert in_table(database) == sorted(point for point, (row, _sent) in POINTS.items() if row)
+    assert in_topic(broker, topic) == sorted(one for one, (_row, told) in POINTS.items() if told)
+    for point in POINTS:
+        send(broker, topic, database, point)
+    assert in_table(database) == in_topic(broker, topic) == sorted(POINTS)
+    assert client.call("tx.list")["transactions"] == []
+
+
+def test_a_crash_of_postgresql_while_alerts_are_added_is_survived(
+    crashable_postgres: OwnServer, crashable_database: str
+) -> None:
+    table = AlertTable(crashable_database, "told")
+    table.prepare()
+    waiting = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query ~ 'told'"
+    with closing(connect(crashable_database, application_name="tests")) as connection:
+        with connection.cursor() as cursor:
+            cursor.execute("BEGIN; INSERT INTO told VALUES ('b', 'k', 'g', now(), '{}')")
+        adding = Thread(target=table.add, args=([alert("a"), alert("b"), alert("c")],))
+        adding.start()
+        wait_until(lambda: len(rows(crashable_database, waiting)) == 1, what="the lock is met")
+        crashable_postgres.restart("immediate")
+    adding.join(PATIENCE_S)
+    assert in_table(crashable_database) == ["a", "b", "c"]
