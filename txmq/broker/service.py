@@ -28,7 +28,7 @@ from txmq.broker.engine.disk_space import DiskWatch
 from txmq.broker.engine.engine import Engine
 from txmq.broker.monitoring.liveness import Liveness
 from txmq.broker.reactor.process_limits import collect_rarely, keep_freed_memory, raise_file_limit
-from txmq.broker.reactor.steady_clock import SteadyClock, elapsed_clock, wall_clock
+from txmq.broker.reactor.steady_clock import THIS_MACHINE, MachineClocks, SteadyClock
 from txmq.broker.reactor.threads import WorkerThreads
 from txmq.broker.requests.outbox_publisher import OutboxPublisher
 from txmq.broker.search.catalogue_service import build_beside
@@ -105,8 +105,10 @@ class BrokerService:
         settings: SettingsFile,
         reactor: Any,  # noqa: ANN401  # several interfaces of Twisted's
         edges: Iterable[Edge] = (),
+        clocks: MachineClocks = THIS_MACHINE,
     ) -> None:
         self._settings, self._reactor, self._edges = settings, reactor, tuple(edges)
+        self._clocks = clocks
         self.life = Lifecycle.OPENING
         self.drained = True  # False where the broker ended with records not on disk
         self._ports: list[Any] = []  # IListeningPorts, the broker's own first
@@ -125,10 +127,10 @@ class BrokerService:
         settings = self._settings.broker
         self._advance(Lifecycle.RECOVERING)
         began, fs = time.monotonic(), RealFileSystem()
-        opened = open_directory(fs, settings, wall_clock())
+        opened = open_directory(fs, settings, self._clocks.wall())
         _log_recovery(opened, time.monotonic() - began)
         flush = None if settings.flush == "sync" else settings.flush
-        clock = SteadyClock(wall_clock, elapsed_clock, opened.state.stored_at)
+        clock = SteadyClock(*self._clocks, opened.state.stored_at)
         engine = Engine(
             opened.log,
             opened.state,
@@ -142,7 +144,7 @@ class BrokerService:
         engine.on_failure = self._failed
         watch = DiskWatch(fs, str(settings.data), engine.disk, self._settings.disk)
         watch.tick()
-        engine.boot(settings.name, wall_clock())
+        engine.boot(settings.name, self._clocks.wall())
         self._engine = engine
         self._storage = StorageService(fs, engine, opened.tables, settings, self._threads["index"])
         self._resolvers = ResolverService(
@@ -288,6 +290,10 @@ class BrokerService:
         assert life > self.life, "a broker's life goes forward only"
         self.life = life
         log.info("broker.life", state=life.name)
+
+    def undecided(self) -> int:
+        """Return the number of transactions that nobody has decided."""
+        return self._engine.state.undecided
 
     @property
     def failure(self) -> BaseException | None:

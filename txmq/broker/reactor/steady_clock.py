@@ -17,12 +17,10 @@ What happened while the broker was down, `core/retention/broker_time.py` judges.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import NamedTuple
 
 from txmq.model.units import MINUTE, SECOND
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SLOWER = 10  # of so many microseconds one is lost while the wall clock is behind
 SLACK_US = 2_000  # microseconds: as much as two readings of different clocks may be apart
@@ -30,6 +28,15 @@ SLACK_US = 2_000  # microseconds: as much as two readings of different clocks ma
 # that its host had paused: both are rare, and the first may delete what is not old.
 BELIEVED_US = MINUTE
 ELAPSED = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+class MachineClocks(NamedTuple):
+    """What tells a broker the time: the wall clock in microseconds since the epoch, and
+    seconds of a clock that nobody sets. Tests give clocks that they move.
+    """
+
+    wall: Callable[[], int]
+    elapsed: Callable[[], float]
 
 
 class SteadyClock:
@@ -89,3 +96,6 @@ def elapsed_clock() -> float:
     is suspended where the system has one.
     """
     return time.clock_gettime(ELAPSED)
+
+
+THIS_MACHINE = MachineClocks(wall_clock, elapsed_clock)

@@ -1,0 +1,1 @@
+"""A service with its tests, as docs/TESTING.md describes them."""

@@ -1,0 +1,1 @@
+"""Tests of what txmq gives to the tests of services."""
