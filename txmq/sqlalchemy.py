@@ -26,10 +26,12 @@ from sqlalchemy.orm import scoped_session as ScopedSession  # noqa: N812  # it i
 
 from txmq.client.protocol.transaction.options import TransactionOptions
 from txmq.errors import LocalProtocolError
-from txmq.postgres import EnlistConnection
+from txmq.tx.postgres.drivers import blocking_driver
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection, Engine
+    from collections.abc import Sequence
+
+    from sqlalchemy import Connection, Dialect, Engine
 
     from txmq.client.blocking.client import Client
     from txmq.client.blocking.cluster import Cluster
@@ -82,14 +84,15 @@ def enlist(
         connection = own_session
         if not connection.in_transaction():
             connection.begin()
-    own: object = connection.connection.dbapi_connection
-    if not isinstance(own, EnlistConnection):
+    own: Any = connection.connection.driver_connection
+    if not blocking_driver(own).enlists:
         raise LocalProtocolError(
             f"The engine's connections are {type(own).__module__}.{type(own).__name__}, which "
             "take no messages along",
-            hint="call txmq.sqlalchemy.install(engine) once, with an engine "
-            "postgresql+psycopg2://, before its sessions are used; a creator of your own gives "
-            "psycopg2 connection_factory=txmq.postgres.EnlistConnection",
+            hint="call txmq.sqlalchemy.install(engine) once, before its sessions are used; a "
+            "creator of your own gives psycopg2 "
+            "connection_factory=txmq.postgres.EnlistConnection, or calls "
+            "txmq.psycopg.EnlistConnection.connect",
         )
     transaction = sender.enlist(own, **options)
     if isinstance(own_session, Session):
@@ -109,6 +112,16 @@ def _begin_savepoint(session: ref[Session], bind_arguments: dict[str, Any] | Non
 
 
 def _choose_factory(
-    _dialect: object, _record: object, _args: object, options: dict[str, Any]
-) -> None:
-    options.setdefault("connection_factory", EnlistConnection)
+    dialect: Dialect, _record: object, arguments: Sequence[Any], options: dict[str, Any]
+) -> object:
+    """Connect by a class that takes messages along, or let SQLAlchemy do that."""
+    if dialect.driver == "psycopg2":
+        from txmq import postgres  # noqa: PLC0415  # the engine's driver only
+
+        options.setdefault("connection_factory", postgres.EnlistConnection)
+        return None
+    if dialect.driver == "psycopg" and not dialect.is_async:
+        from txmq import psycopg  # noqa: PLC0415  # likewise
+
+        return psycopg.EnlistConnection.connect(*arguments, **options)
+    return None

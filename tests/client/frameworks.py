@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, ClassVar
 
+import psycopg
 import psycopg2
 from django.db import transaction
 from psycopg2.extensions import parse_dsn
@@ -18,6 +19,7 @@ from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import Session
 
 import txmq.django
+import txmq.psycopg
 import txmq.sqlalchemy
 from tests.client import django_project
 from tests.client.django_project import OWN
@@ -58,13 +60,15 @@ class Framework(ABC):
 
 
 class _Driver(Framework):
-    """psycopg2 alone."""
+    """A driver alone: psycopg2."""
 
     factory: Any = None
 
-    def connect(self) -> Any:
+    def connect(self, isolation: str = "") -> Any:
         connection = psycopg2.connect(self.world.dsn, connection_factory=self.factory)
         self._stack.callback(connection.close)
+        if isolation:
+            connection.isolation_level = isolation
         return connection
 
     def work(self, connection: Any, transaction: Callable[[], Transaction]) -> Work:
@@ -97,9 +101,7 @@ class Block(_Driver):
 
     @contextmanager
     def transaction(self, isolation: str = "") -> Iterator[Work]:
-        connection = self.connect()
-        if isolation:
-            connection.isolation_level = isolation
+        connection = self.connect(isolation)
         with self.world.client.transaction(connection) as tx:
             yield self.work(connection, lambda: tx)
 
@@ -115,13 +117,11 @@ class Bare(_Driver):
     """`connection.commit()` of an `EnlistConnection`."""
 
     name = "`EnlistConnection`"
-    factory = EnlistConnection
+    factory: Any = EnlistConnection
 
     @contextmanager
     def transaction(self, isolation: str = "") -> Iterator[Work]:
-        connection = self.connect()
-        if isolation:
-            connection.isolation_level = isolation
+        connection = self.connect(isolation)
         try:
             yield self.work(connection, lambda: self.world.client.enlist(connection))
         except BaseException:
@@ -137,9 +137,7 @@ class Hooks(_Driver):
 
     @contextmanager
     def transaction(self, isolation: str = "") -> Iterator[Work]:
-        connection = self.connect()
-        if isolation:
-            connection.isolation_level = isolation
+        connection = self.connect(isolation)
         tx = self.world.client.enlist(connection)
         try:
             yield self.work(connection, lambda: tx)
@@ -154,15 +152,58 @@ class Hooks(_Driver):
         tx.after_commit()
 
 
+class _Psycopg(_Driver):
+    """psycopg 3."""
+
+    factory = psycopg.Connection
+
+    def connect(self, isolation: str = "") -> Any:
+        connection = self.factory.connect(self.world.dsn)
+        self._stack.callback(connection.close)
+        if isolation:
+            connection.isolation_level = psycopg.IsolationLevel[isolation]
+        return connection
+
+
+class PsycopgBlock(_Psycopg, Block):
+    """The block of `client.transaction`."""
+
+
+class PsycopgBare(_Psycopg, Bare):
+    """`connection.commit()` of an `EnlistConnection`."""
+
+    factory = txmq.psycopg.EnlistConnection
+
+
+class PsycopgOwnBlock(_Psycopg):
+    """`connection.transaction()` of an `EnlistConnection`."""
+
+    name = "`connection.transaction()`"
+    factory = txmq.psycopg.EnlistConnection
+
+    @contextmanager
+    def transaction(self, isolation: str = "") -> Iterator[Work]:
+        connection = self.connect(isolation)
+        with connection.transaction():
+            work = self.work(connection, lambda: self.world.client.enlist(connection))
+            work.savepoint = connection.transaction
+            yield work
+
+
+class PsycopgHooks(_Psycopg, Hooks):
+    """Hooks around a `commit()` of psycopg's own."""
+
+
 class OfSession(Framework):
     """A session of SQLAlchemy."""
 
     name = "SQLAlchemy"
+    dialect = "postgresql+psycopg2"
     two_phase = False
 
     def engine(self, **options: Any) -> Engine:
         engine = create_engine(
-            "postgresql+psycopg2://", connect_args=parse_dsn(self.world.dsn), **options
+            f"{self.dialect}://", connect_args=parse_dsn(self.world.dsn), **options
         )
         self._stack.callback(engine.dispose)
         txmq.sqlalchemy.install(engine)
@@ -196,8 +237,20 @@ class TwoPhases(OfSession):
     two_phase = True
 
 
+class PsycopgSession(OfSession):
+    """A session on psycopg 3."""
+
+    dialect = "postgresql+psycopg"
+
+
+class PsycopgTwoPhases(TwoPhases):
+    """A session of two phases on psycopg 3."""
+
+    dialect = "postgresql+psycopg"
+
+
 class Atomic(Framework):
-    """Django's `atomic()`."""
+    """Django's `atomic()`, on psycopg 3 where that is installed."""
 
     name = "Django"
 
@@ -211,7 +264,7 @@ class Atomic(Framework):
         wrapper = self._wrapper
         wrapper.ensure_connection()
         if isolation:
-            wrapper.connection.isolation_level = isolation
+            wrapper.connection.isolation_level = psycopg.IsolationLevel[isolation]
 
         def execute(statement: str) -> None:
             with wrapper.cursor() as cursor:
@@ -229,4 +282,16 @@ class Atomic(Framework):
         txmq.django.send(self.world.topic, b"o-1", using=OWN)
 
 
-FRAMEWORKS: tuple[type[Framework], ...] = (Block, Bare, Hooks, OfSession, TwoPhases, Atomic)
+# By the tables that show what users see.
+FRAMEWORKS: tuple[tuple[type[Framework], ...], ...] = (
+    (Block, Bare, Hooks, OfSession, TwoPhases),  # psycopg2
+    (
+        PsycopgBlock,
+        PsycopgBare,
+        PsycopgOwnBlock,
+        PsycopgHooks,
+        PsycopgSession,
+        PsycopgTwoPhases,
+        Atomic,
+    ),
+)

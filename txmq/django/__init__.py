@@ -64,7 +64,7 @@ def enlist(using: str = DEFAULT, **options: Unpack[TransactionOptions]) -> Enlis
     """
     from django.db import connections  # noqa: PLC0415  # as above
 
-    from txmq.postgres import EnlistConnection  # noqa: PLC0415
+    from txmq.tx.postgres.drivers import driver_of  # noqa: PLC0415
 
     wrapper = connections[using]
     if not wrapper.in_atomic_block:
@@ -73,7 +73,7 @@ def enlist(using: str = DEFAULT, **options: Unpack[TransactionOptions]) -> Enlis
             hint="send inside of one, or by txmq.django.client().send(...) without a transaction",
         )
     connection = wrapper.connection
-    if not isinstance(connection, EnlistConnection):
+    if not driver_of(connection).enlists:
         raise LocalProtocolError(
             f"The connections of database {using!r} take no messages along", hint=BACKEND_HINT
         )

@@ -1,19 +1,29 @@
 """Django's backend of PostgreSQL, with connections that take messages along.
 
-Django's hooks all come after COMMIT. Its connection does not: psycopg2's `commit()`.
+Django's hooks all come after COMMIT. Its connection does not: the driver's `commit()`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from django.core.exceptions import ImproperlyConfigured
 from django.db import Error
 from django.db.backends.postgresql import base
 from django.db.backends.postgresql.psycopg_any import is_psycopg3
 
 from txmq.errors import TxmqError
-from txmq.postgres import EnlistConnection
+
+
+class _Psycopg:
+    """The module psycopg, with connections that take messages along."""
+
+    def connect(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401  # psycopg's
+        from txmq.psycopg import EnlistConnection  # noqa: PLC0415  # psycopg2 may be there instead
+
+        return EnlistConnection.connect(*args, **options)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # a module's
+        return getattr(base.Database, name)
 
 
 class EnlistMixin:
@@ -21,15 +31,15 @@ class EnlistMixin:
     PostGIS.
     """
 
+    Database = _Psycopg() if is_psycopg3 else base.Database
+
     def get_connection_params(self) -> dict[str, Any]:
-        """Return the arguments of psycopg2's `connect()`."""
-        if is_psycopg3:
-            raise ImproperlyConfigured(
-                "txmq.django.backend needs psycopg2, and Django prefers psycopg 3, which is "
-                "installed: uninstall it, or use txmq.emit"
-            )
+        """Return the arguments of the driver's `connect()`."""
         params: dict[str, Any] = super().get_connection_params()  # type: ignore[misc]  # a mixin
-        params.setdefault("connection_factory", EnlistConnection)
+        if not is_psycopg3:
+            from txmq.postgres import EnlistConnection  # noqa: PLC0415  # psycopg may be there instead
+
+            params.setdefault("connection_factory", EnlistConnection)
         return params
 
     def commit(self) -> None:

@@ -60,6 +60,7 @@ class CallerBlock(StatementWatch):
                 await self._join("BEGIN; ")
             self._marked = bool(marked)
         else:
+            self.driver.require_joinable()
             await self._join("")
         self.register()
         self.start()

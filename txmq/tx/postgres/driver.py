@@ -64,6 +64,22 @@ class Enlisted(Protocol):
         """Note that the transaction is said to be rolled back."""
 
 
+class AsyncEnlisted(Protocol):
+    """Likewise, on a connection of asyncio."""
+
+    async def before_commit(self) -> None:
+        """Store them, and write the token row."""
+
+    async def commit_with(self, commit: Any) -> None:  # noqa: ANN401  # a coroutine function
+        """Take part in a COMMIT."""
+
+    def after_commit(self) -> None:
+        """Note that COMMIT is said to have succeeded. It does not wait."""
+
+    def after_rollback(self) -> None:
+        """Note that the transaction is said to be rolled back. It does not wait."""
+
+
 class Driver(Protocol):
     """A connection that a service lends for a transaction, or one of txmq's own.
 
@@ -73,6 +89,16 @@ class Driver(Protocol):
     @property
     def connection(self) -> Any:  # noqa: ANN401  # of any driver
         """The driver's own connection, which has a weak reference."""
+
+    @property
+    def awaits(self) -> bool:
+        """Whether it is one of asyncio; else it blocks."""
+
+    @property
+    def interruption(self) -> BaseException | None:
+        """A cancellation that came while COMMIT or PREPARE was out, and is to be raised
+        when the rules are done with its outcome.
+        """
 
     @property
     def status(self) -> Status:
@@ -113,6 +139,12 @@ class Driver(Protocol):
 
         Raises LocalProtocolError for a mode that does not suit, DatabaseUnavailable for
         a closed connection.
+        """
+
+    def require_joinable(self) -> None:
+        """Require that a block may end the transaction that is open.
+
+        Raises LocalProtocolError where something of the driver's own will end it.
         """
 
     def noted(self) -> AbstractContextManager[list[str]]:

@@ -16,7 +16,7 @@ from txmq.errors import WalLevelTooLow
 from txmq.model.message import Message
 from txmq.tx.postgres.caller import require_open
 from txmq.tx.postgres.driver import Driver, run
-from txmq.tx.postgres.drivers import driver_of
+from txmq.tx.postgres.drivers import blocking_driver
 from txmq.tx.postgres.errors import translated
 from txmq.wire.logical_message import PREFIX, EmittedMessage, pack_emitted
 
@@ -47,7 +47,7 @@ def emit(
     payload = pack_emitted(
         EmittedMessage(topic, Message(body, key, tag, headers), partition, time.time_ns() // 1_000)
     )
-    run(write_emitted(driver_of(connection), payload))
+    run(write_emitted(blocking_driver(connection), payload))
 
 
 async def write_emitted(driver: Driver, payload: bytes) -> None:

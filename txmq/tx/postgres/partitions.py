@@ -19,8 +19,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from psycopg2.sql import SQL, Identifier, Literal
-
 from txmq.errors import DatabaseConflict
 from txmq.model.units import SECOND
 from txmq.tx.postgres.brokers import Broker, registered
@@ -44,26 +42,26 @@ _ALONE: Final = """
 SET LOCAL lock_timeout = '200ms';
 LOCK TABLE public.txmq_token_default IN ACCESS EXCLUSIVE MODE
 """
-_CREATE: Final = SQL("""
+_CREATE: Final = """
 CREATE TABLE public.{name} (LIKE public.txmq_token INCLUDING DEFAULTS INCLUDING CONSTRAINTS);
 WITH moved AS (DELETE FROM public.txmq_token_default WHERE tok >= {lower} AND tok < {upper}
     RETURNING *)
 INSERT INTO public.{name} SELECT * FROM moved;
 ALTER TABLE public.txmq_token ATTACH PARTITION public.{name} FOR VALUES FROM ({lower}) TO ({upper})
-""")
-_DROP: Final = SQL("""
+"""
+_DROP: Final = """
 DROP TABLE public.{name}, public.txmq_token_closed;
 CREATE TABLE public.txmq_token_closed PARTITION OF public.txmq_token
     (CONSTRAINT txmq_token_too_old CHECK (false))
 FOR VALUES FROM (MINVALUE) TO ({floor})
-""")
-_REOPEN: Final = SQL("""
+"""
+_REOPEN: Final = """
 DROP TABLE public.txmq_token_closed;
 CREATE TABLE public.txmq_token_closed PARTITION OF public.txmq_token
     (CONSTRAINT txmq_token_too_old CHECK (false))
 FOR VALUES FROM (MINVALUE) TO ({floor})
-""")
-_UNREGISTERED_LOGS: Final = SQL(
+"""
+_UNREGISTERED_LOGS: Final = (
     "SELECT DISTINCT log_id::text FROM public.{name} WHERE log_id <> ALL (%s::uuid[])"
 )
 
@@ -158,7 +156,7 @@ def _open_future(connection: Connection, now_ms: int, report: MaintenanceReport)
     try:
         with translated("opening the token table"), transaction(connection) as cursor:
             cursor.execute(_ALONE)
-            cursor.execute(_REOPEN.format(floor=Literal(str(bound(now_ms)))))
+            cursor.execute(_REOPEN.format(floor=_literal(bound(now_ms))))
         if name := create(connection, now_ms, now_ms - now_ms % DAY_MS + DAY_MS):
             report.created.append(name)
     except DatabaseConflict as busy:
@@ -172,9 +170,7 @@ def create(connection: Connection, lower_ms: int, upper_ms: int) -> str | None:
     DatabaseConflict where others hold a lock for long.
     """
     lower, upper, name = bound(lower_ms), bound(upper_ms), _name(lower_ms)
-    statement = _CREATE.format(
-        name=Identifier(name), lower=Literal(str(lower)), upper=Literal(str(upper))
-    )
+    statement = _CREATE.format(name=_identifier(name), lower=_literal(lower), upper=_literal(upper))
     if not _free(connection, lower, upper):
         return None
     with translated("making a partition"), transaction(connection) as cursor:
@@ -212,6 +208,14 @@ def _name(start_ms: int) -> str:
     return f"txmq_token_{datetime.fromtimestamp(start_ms / 1000, UTC):%Y%m%d_%H%M%S}"
 
 
+def _identifier(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _literal(token: UUID) -> str:
+    return f"'{token}'"
+
+
 def _parse(name: str, bounds: str) -> Partition:
     *lower, upper = [UUID(text) for text in re.findall(r"'([0-9a-f-]{36})'", bounds)]
     return Partition(name, lower[0] if lower else None, upper)
@@ -227,9 +231,7 @@ def _drop(connection: Connection, old: Partition, reason: str, report: Maintenan
         try:
             with translated("dropping a partition"), transaction(connection) as cursor:
                 cursor.execute(_ALONE)
-                cursor.execute(
-                    _DROP.format(name=Identifier(old.name), floor=Literal(str(old.upper)))
-                )
+                cursor.execute(_DROP.format(name=_identifier(old.name), floor=_literal(old.upper)))
         except DatabaseConflict as busy:
             reason = busy.message
     if reason:
@@ -250,7 +252,7 @@ def _reason_to_keep(
             return reason
     with connection.cursor() as cursor:
         cursor.execute(
-            _UNREGISTERED_LOGS.format(name=Identifier(old.name)),
+            _UNREGISTERED_LOGS.format(name=_identifier(old.name)),
             ([str(broker.log_id) for broker in brokers],),
         )
         silent = [log_id for (log_id,) in cursor.fetchall()]

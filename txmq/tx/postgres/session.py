@@ -66,8 +66,10 @@ def plain_cursor(connection: Connection) -> Cursor:
     have.
 
     On a connection of txmq's own it is of the connection's class, which bounds
-    statements.
+    statements. On one of psycopg 3, on which Django makes the tables, it is any.
     """
+    if not isinstance(connection, extensions.connection):
+        return connection.cursor()
     factory = connection.cursor_factory
     if isinstance(factory, type) and issubclass(factory, OwnCursor):
         return connection.cursor()

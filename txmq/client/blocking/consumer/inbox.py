@@ -39,7 +39,7 @@ from txmq.tx.postgres.blocking import guarded_commit, roll_back
 from txmq.tx.postgres.caller import BEGIN
 from txmq.tx.postgres.commit import commit_and
 from txmq.tx.postgres.driver import run
-from txmq.tx.postgres.drivers import driver_of
+from txmq.tx.postgres.drivers import blocking_driver
 from txmq.tx.postgres.errors import driver_error, translate
 from txmq.tx.postgres.inbox import Claims, Position, claim
 
@@ -298,7 +298,7 @@ class InboxWorker:
         if not self._are_open(messages):
             guarded_commit(connection, self._token)
             return
-        driver = driver_of(connection)
+        driver = blocking_driver(connection)
         claims = run(
             commit_and(driver, self._token, lambda first: claim(driver, wanted, first=first))
         )
@@ -326,7 +326,7 @@ class InboxWorker:
 
     def _claim(self, connection: Connection, messages: Sequence[DeliveredMessage]) -> Claims:
         """Begin the transaction."""
-        return run(claim(driver_of(connection), self._positions(messages), first=BEGIN))
+        return run(claim(blocking_driver(connection), self._positions(messages), first=BEGIN))
 
     def _positions(self, messages: Iterable[DeliveredMessage]) -> dict[Position, list[int]]:
         offsets: dict[Position, list[int]] = {}

@@ -34,7 +34,7 @@ from txmq.tx.postgres.blocking import (
 from txmq.tx.postgres.caller import blocking_savepoint, require_usable
 from txmq.tx.postgres.caller_block import CallerBlock
 from txmq.tx.postgres.driver import run
-from txmq.tx.postgres.drivers import driver_of
+from txmq.tx.postgres.drivers import blocking_driver
 from txmq.tx.postgres.identity import require_supported
 from txmq.tx.postgres.prepared import BY_OTHERS, Ending, Work, require_two_phase
 from txmq.tx.postgres.session import Connection
@@ -56,7 +56,7 @@ class DatabaseBranch:
 
     def __init__(self, connection: Connection, branch: XaBranch, sends: Sends) -> None:
         self.branch = branch
-        self._driver = driver_of(connection)
+        self._driver = blocking_driver(connection)
         self._block = CallerBlock(self._driver, branch.token, sends)
         self._found: Work | None = None
 

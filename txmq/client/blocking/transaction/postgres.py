@@ -40,7 +40,7 @@ from txmq.tx.postgres.caller import blocking_savepoint, require_healthy
 from txmq.tx.postgres.caller_block import CallerBlock
 from txmq.tx.postgres.commit import CommitOutcome
 from txmq.tx.postgres.driver import run
-from txmq.tx.postgres.drivers import driver_of
+from txmq.tx.postgres.drivers import blocking_driver
 from txmq.tx.postgres.identity import (
     NamedServer,
     Server,
@@ -73,7 +73,7 @@ class PostgresTransaction(CallerTransaction):
         outbox: bool = False,
     ) -> None:
         super().__init__(core, timeout=timeout, check_after=check_after)
-        self._driver = driver_of(connection)
+        self._driver = blocking_driver(connection)
         self._fallback = OutboxFallback(self._driver, outbox)
         self._block = CallerBlock(self._driver, self.token, self._sends)
         self._allow_weak_commit = allow_weak_commit

@@ -25,19 +25,65 @@ def driver_of(connection: object) -> Driver:
     return _adapter(kind)(connection)
 
 
-@lru_cache
-def _adapter(kind: Any) -> Callable[[Any], Driver]:  # noqa: ANN401  # mypy takes no class for hashable
-    for base in kind.__mro__:
-        if base.__name__ == "Psycopg2Driver":
-            return _itself
-        if base.__module__ == "psycopg2.extensions" and base.__name__ == "connection":
-            from txmq.tx.postgres.drivers.psycopg2_driver import Psycopg2Driver  # noqa: PLC0415
+def blocking_driver(connection: object) -> Driver:
+    """Return the driver of a connection that blocks. Raises LocalProtocolError."""
+    driver = driver_of(connection)
+    if driver.awaits:
+        raise LocalProtocolError(
+            f"{_name_of(driver)} is a connection of asyncio, and this client blocks",
+            hint="use txmq.aio, or a connection that blocks",
+        )
+    return driver
 
-            return Psycopg2Driver
+
+def async_driver(connection: object) -> Driver:
+    """Return the driver of a connection of asyncio. Raises LocalProtocolError."""
+    driver = driver_of(connection)
+    if not driver.awaits:
+        raise LocalProtocolError(
+            f"{_name_of(driver)} blocks, and would stop the event loop",
+            hint="use psycopg.AsyncConnection or asyncpg.connect()",
+        )
+    return driver
+
+
+def _name_of(driver: Driver) -> str:
+    kind = type(driver.connection)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+@lru_cache
+def _adapter(kind: type) -> Callable[[Any], Driver]:
+    for base in kind.__mro__:
+        if base in _ADAPTED:
+            return _itself
+        if (load := _ADAPTERS.get((base.__module__, base.__name__))) is not None:
+            _ADAPTED.add(adapter := load())
+            return adapter
     raise LocalProtocolError(
-        f"a psycopg2 connection is needed, not a {kind.__name__}",
-        hint="with SQLAlchemy: session.connection().connection.dbapi_connection",
+        f"a connection of psycopg2, psycopg or asyncpg is needed, not a {kind.__name__}",
+        hint="with SQLAlchemy: session.connection().connection.driver_connection",
     )
+
+
+def _psycopg2() -> Callable[[Any], Driver]:
+    from txmq.tx.postgres.drivers.psycopg2_driver import Psycopg2Driver  # noqa: PLC0415
+
+    return Psycopg2Driver
+
+
+def _psycopg() -> Callable[[Any], Driver]:
+    from txmq.tx.postgres.drivers.psycopg_driver import PsycopgDriver  # noqa: PLC0415
+
+    return PsycopgDriver
+
+
+_ADAPTED = set[object]()  # the classes of drivers that are loaded
+_ADAPTERS: dict[tuple[str, str], Callable[[], Callable[[Any], Driver]]] = {
+    ("psycopg2.extensions", "connection"): _psycopg2,
+    ("psycopg", "Connection"): _psycopg,
+    ("psycopg", "AsyncConnection"): _psycopg,
+}
 
 
 def _itself(driver: Driver) -> Driver:
@@ -51,6 +97,6 @@ def blocking(
 
     @wraps(rule)
     def call(given: object, *args: P.args, **options: P.kwargs) -> T:
-        return run(rule(driver_of(given), *args, **options))
+        return run(rule(blocking_driver(given), *args, **options))
 
     return cast("Callable[Concatenate[Any, P], T]", call)

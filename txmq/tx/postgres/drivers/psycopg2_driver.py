@@ -46,6 +46,9 @@ class _Settings(NamedTuple):
 class Psycopg2Driver:
     """A connection of psycopg2. For one thread."""
 
+    awaits = False
+    interruption = None
+
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self._settings: _Settings | None = None
@@ -91,6 +94,9 @@ class Psycopg2Driver:
             )
         if self.connection.closed or self.status is Status.UNKNOWN:
             raise DatabaseUnavailable("the connection is closed", hint="open another one")
+
+    def require_joinable(self) -> None:
+        """Whoever has begun the transaction, psycopg2 lets the block end it."""
 
     @contextmanager
     def noted(self) -> Iterator[list[str]]:
