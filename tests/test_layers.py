@@ -25,7 +25,7 @@ LAYERS = {
     "formats": "model.keys model.schemas wire batch selector store.log.record store.tables",
     "rules": "tx core",
     "disk and database": "store tx.postgres recover.spool recover.local_store",
-    "reactor and clients": "broker client twisted aio postgres",
+    "reactor and clients": "broker client twisted aio postgres psycopg asyncpg",
     "recovery and relay": "recover relay",
     "frameworks": "sqlalchemy django",
     "edges": "cli admin testing __main__",
@@ -39,7 +39,7 @@ FIRST_LAYER = {
     **dict.fromkeys(("jsonschema", "referencing"), 1),
     **dict.fromkeys(("google_crc32c", "lz4", "msgpack", "xxhash", "zstandard"), 1),
     **dict.fromkeys(("sortedcontainers",), 2),
-    **dict.fromkeys(("lmdb", "psycopg2"), 3),
+    **dict.fromkeys(("asyncpg", "lmdb", "psycopg", "psycopg2"), 3),
     **dict.fromkeys(("asyncio", "concurrent", "select", "selectors", "socket", "subprocess"), 3),
     **dict.fromkeys(("threading", "time"), 3),
     **dict.fromkeys(("structlog", "twisted", "zope"), 4),
@@ -48,6 +48,7 @@ FIRST_LAYER = {
 # The only places that may use a package, whatever the layer.
 PLACES = {
     "django": "django",
+    **dict.fromkeys(("asyncpg", "psycopg"), "tx.postgres.drivers"),
     "lmdb": "store",
     "psycopg2": "tx.postgres client recover relay cli admin testing",
     **dict.fromkeys(
