@@ -367,3 +367,14 @@ def test_a_letter_that_is_damaged_stands_in_nobodys_way() -> None:
     assert (shown["state"], shown["error_type"], shown["number"]) == ("dead", "MessagesDamaged", 5)
     assert "damaged at position" in shown["error_text"]
     assert office.state_again()
+
+
+def test_an_edited_body_fits_the_schema_of_its_topic() -> None:
+    office = EditOffice(1)
+    schema = '{"type": "object", "required": ["amount"]}'
+    office.call("topic.schema", name="t", json_schema=schema, operator="ada")
+    refused = office.edit(0, body=b'{"price": 1}')
+    assert refused.error is BadRequest
+    assert "'amount' is a required property" in refused.message
+    assert office.edit(0, body=b'{"amount": 1}') == {"edits": 1}
+    assert office.edit(0, edits=1, revert=True) == {"edits": 2}, "it was published so"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.broker.calls.test_letter_calls import Office
-from txmq.broker.calls import plans
+from txmq.broker.calls import plan_checks
 from txmq.broker.search import message_view
 from txmq.core.consumers.plan_steps import AddPlanLetters, EndLostLetters
 from txmq.core.events.outcome import Rejected
@@ -106,7 +107,8 @@ def test_a_client_adds_the_letters_itself(desk: Desk) -> None:
     desk.broker.pass_time(0.2)
     assert desk.show()["state"] == "planned"
     assert desk.ask("plan.check", name="p") == {
-        "checked": 2, "edited": 0, "would_replay": 2, "would_skip": {}, "next": None,
+        "checked": 2, "edited": 0, "fenced": 0, "out_of_order": 0, "invalid": 0,
+        "would_replay": 2, "would_skip": {}, "schema_mistakes": {}, "next": None,
     }  # fmt: skip
     desk.ask("dlq.abandon", group="g", letters=[["t", 0, 3]], reason="x")
     assert desk.ask("plan.check", name="p")["would_skip"] == {"abandoned": 1}
@@ -284,7 +286,7 @@ def test_a_plan_whose_step_fails_holds_up_no_other(
 
 
 def test_a_check_reads_large_batches_in_parts(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans, "CHECKED_BYTES", 1_000)
+    monkeypatch.setattr(plan_checks, "CHECKED_BYTES", 1_000)
     desk.plan(settings={"rate": 0})
     checked, cursor, pages = 0, None, 0
     while cursor is not None or not pages:
@@ -320,3 +322,13 @@ def test_a_list_of_plans_with_long_reasons_has_pages(
         assert len(page["plans"]) < len(names)
         following = page["next"]
     assert found == names
+
+
+def test_a_check_counts_bodies_that_the_topics_schema_does_not_have(desk: Desk) -> None:
+    desk.plan(settings={"rate": 0})
+    assert desk.ask("plan.check", name="p")["invalid"] == 0
+    schema = {"type": "object", "required": ["amount"]}
+    desk.ask("topic.schema", name="t", json_schema=json.dumps(schema), operator="ada")
+    checked = desk.ask("plan.check", name="p")
+    assert (checked["invalid"], checked["would_replay"]) == (40, 40)
+    assert all(mistake for mistake in checked["schema_mistakes"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from base64 import b64decode
 from typing import TYPE_CHECKING, Any
 
-from txmq.batch import edited_row, single_row
+from txmq.batch import BatchView, edited_row, single_row
 from txmq.broker.calls import operators
 from txmq.broker.calls.dispatcher import CallContext, Handler, then
 from txmq.broker.calls.operators import audited
@@ -17,6 +17,7 @@ from txmq.core.events.topics import MessagesCopied
 from txmq.core.retention.relocation import CopyMessages
 from txmq.crashpoints import crashpoint
 from txmq.errors import BadRequest, LocalProtocolError, MessageTooLarge
+from txmq.model.schemas.bodies import CONTENT_TYPE, mistake_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,10 +71,21 @@ class LetterEditCalls:
             after = edited_row(before, 0, body=body, headers=args.headers)
         except (LocalProtocolError, MessageTooLarge) as error:
             return Rejected(BadRequest, error.message, error.hint)
+        if mistake := self._mistake_in(after, args):
+            message = f"the body does not fit the schema of topic {args.topic!r}: {mistake}"
+            return Rejected(BadRequest, message, "mend the body: txmq topic show has the schema")
         if after == before:
             message = "the edit changes nothing: the letter has this body and these headers"
             return Rejected(BadRequest, message, "see the letter: txmq dlq show")
         return (after,) if row.edits else (before, after)
+
+    def _mistake_in(self, batch: bytes, args: wire.DlqEdit) -> str:
+        """Return the first mistake of an edited body by its topic's JSON Schema."""
+        schema = self._engine.state.topics[args.topic].settings.schema
+        if not schema:
+            return ""
+        view = BatchView(batch)
+        return mistake_in(schema, view.bodies[0], dict(view.headers[0]).get(CONTENT_TYPE, ""))
 
     def _store(
         self,

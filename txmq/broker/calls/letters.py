@@ -44,8 +44,7 @@ if TYPE_CHECKING:
     from txmq.broker.engine.engine import Engine
     from txmq.broker.engine.turn_work import TurnWork
     from txmq.core.consumers.letter_views import LetterView
-    from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
-    from txmq.core.state.failed_messages import FailedMessage
+    from txmq.core.state.consumer_groups import ConsumerGroup
     from txmq.core.steps import Steps
     from txmq.wire.calls import letters as wire
 
@@ -144,7 +143,7 @@ class DeadLetterCalls:
     """Calls of operators about dead letters."""
 
     def __init__(self, engine: Engine, turns: TurnWork) -> None:
-        self._engine, self._turns = engine, turns
+        self._engine, self.turns = engine, turns
         self.state, self.now = engine.state, engine.now
         self.handlers: dict[str, Handler] = {
             "dlq.list": self.list_letters,
@@ -164,7 +163,7 @@ class DeadLetterCalls:
         if args.after if args.selects else args.cursor is not None:
             call.answer(Rejected(BadRequest, "the page before was of another list", REPEAT))
         elif args.selects:
-            self._turns.run(call.caller, self._select(args), call.answer)
+            self.turns.run(call.caller, self._select(args), call.answer)
         else:
             self._list_by_number(call, args)
 
@@ -242,10 +241,10 @@ class DeadLetterCalls:
         place = (args.topic, args.partition, args.offset)
         wanted = AuditList(about=operators.group(args.group), message=place)
         shown = with_operations(self._engine, fields, wanted)
-        self._turns.run(call.caller, shown, call.answer)
+        self.turns.run(call.caller, shown, call.answer)
 
     def stats(self, call: CallContext, args: wire.DlqStats) -> None:
-        self._turns.run(call.caller, self._count(args), call.answer)
+        self.turns.run(call.caller, self._count(args), call.answer)
 
     def _count(self, args: wire.DlqStats) -> Steps[dict[str, Any] | Rejected]:
         selected = self.selected(args, None)
@@ -275,11 +274,6 @@ class DeadLetterCalls:
             return self._view(letter, bodies=bodies)
         except CorruptRecord as error:
             return letter.fields | UNREADABLE | {"damaged": error.message}
-
-    def damage_of(self, group: ConsumerGroup, ref: MessageRef, row: FailedMessage) -> str:
-        """Return why the message of a letter cannot be read; "" = it can."""
-        fields = self.fields_of(letter_views.view_of(self.state, group, ref, row), bodies=False)
-        return f"damaged: {fields['damaged']}" if "damaged" in fields else ""
 
     def _view(self, letter: LetterView, *, bodies: bool) -> dict[str, Any]:
         """Return a letter with the fields of its batch. Letters are durable, so the log
@@ -352,7 +346,7 @@ class DeadLetterCalls:
 
             self._engine.submit(command(letters), then(call.answer, changed))
 
-        self._turns.run(call.caller, self.next_places(args, MAX_LETTERS), found)
+        self.turns.run(call.caller, self.next_places(args, MAX_LETTERS), found)
 
     def next_places(self, args: wire.DlqReplay, most: int) -> Steps[dict[str, Any] | Rejected]:
         """Return the places of the next letters of a selection, and of the damaged

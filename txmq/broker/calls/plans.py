@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from txmq.broker.calls import operators
 from txmq.broker.calls.dispatcher import Answer, CallContext, Handler, then
 from txmq.broker.calls.operators import audited, operator_note
 from txmq.broker.calls.pages import Page, page_of
+from txmq.broker.calls.plan_checks import PlanChecks
 from txmq.broker.search.message_view import fit_entries
 from txmq.core.consumers import plan_steps, plan_views
 from txmq.core.consumers import plans as core
 from txmq.core.consumers.policies import ReplayPolicy, SetPolicy, policies
 from txmq.core.events.outcome import Rejected
-from txmq.core.state import failed_messages, plan_letters
-from txmq.core.state.plans import LetterOutcome, Plan, PlanSettings
+from txmq.core.state.plans import Plan, PlanSettings
 from txmq.errors import BadRequest, Conflict
 from txmq.model.units import SECOND
 from txmq.wire.calls.letters import SelectionArgs
@@ -27,11 +26,7 @@ if TYPE_CHECKING:
     from txmq.broker.background.plan_service import PlanService
     from txmq.broker.calls.letters import DeadLetterCalls
     from txmq.broker.engine.engine import Engine
-    from txmq.core.state.plan_letters import PlacedLetter
     from txmq.wire.calls import plans as wire
-
-CHECKED = 500  # letters that a call checks at most: their messages are read
-CHECKED_BYTES = 4 << 20  # of their batches, and of one more
 
 
 class PlanCalls:
@@ -187,58 +182,8 @@ class PlanCalls:
 
     def check(self, call: CallContext, args: wire.PlanCheck) -> None:
         """Judge letters that are not put back yet, as of now."""
-        plan = core.find_plan(self._state, args.name)
-        if isinstance(plan, Rejected):
-            call.answer(plan)
-            return
-        after = bytes.fromhex(args.cursor or "") or plan.cursor
-        found, complete = self._part_to_check(plan, after)
-        reasons = Counter(filter(None, (self._why_not(plan, placed) for placed in found)))
-        planned = sum(placed.letter.outcome == LetterOutcome.PLANNED for placed in found)
-        skipped = sum(placed.letter.outcome == LetterOutcome.SKIPPED for placed in found)
-        edited = sum(self._is_edited(plan, placed) for placed in found)
-        reply = {
-            "checked": planned + skipped,
-            "edited": edited,
-            "would_replay": planned + skipped - reasons.total(),
-            "would_skip": dict(reasons),
-            "next": None if complete else found[-1].key.hex(),
-        }
-        self._engine.answer_when_durable(call.answer, reply)
-
-    def _part_to_check(self, plan: Plan, after: bytes) -> tuple[list[PlacedLetter], bool]:
-        """Return the letters behind a key that one call checks, and whether these are
-        all.
-        """
-        group = self._state.groups.by_id.get(plan.group_id)
-        found: list[PlacedLetter] = []
-        size = 0
-        for placed in plan_letters.letters_of(self._state, plan.plan_id, after):
-            if len(found) == CHECKED or size >= CHECKED_BYTES:
-                return found, False
-            found.append(placed)
-            row = None if group is None else failed_messages.get(self._state, group, placed.ref)
-            size += 0 if row is None else row.length
-        return found, True
-
-    def _is_edited(self, plan: Plan, placed: PlacedLetter) -> bool:
-        group = self._state.groups.by_id.get(plan.group_id)
-        row = None if group is None else failed_messages.get(self._state, group, placed.ref)
-        return row is not None and row.plan == plan.plan_id and row.edits > 0
-
-    def _why_not(self, plan: Plan, placed: PlacedLetter) -> str:
-        if placed.letter.outcome == LetterOutcome.SKIPPED:
-            return placed.letter.why
-        if placed.letter.outcome != LetterOutcome.PLANNED:
-            return ""
-        group = self._state.groups.by_id.get(plan.group_id)
-        if group is None:
-            return "its group was deleted"
-        row = failed_messages.get(self._state, group, placed.ref)
-        if why := plan_steps.reason_to_skip(self._state, plan, placed, row):
-            return why
-        assert row is not None, "there is no reason to skip it"
-        return self._letters.damage_of(group, placed.ref, row)
+        checks = PlanChecks(self._state, self._letters)
+        self._letters.turns.run(call.caller, checks.check(args), call.answer)
 
     def _order(
         self, name: str, command: Callable[[str, str], object]

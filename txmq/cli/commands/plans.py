@@ -31,6 +31,7 @@ POLL_S = 0.05
 AT_ONCE = {"rate": 0, "ramp_s": 0, "in_flight": 0, "stop_after": 0, "start": True}
 MAX_OFFSET = 1 << 63
 FINISHED = ("done", "cancelled")
+CHECKED = ("checked", "would_replay", "edited", "fenced", "out_of_order", "invalid")
 OUTCOMES = ("planned", "delivered", "processed", "died_again", "skipped", "ended")
 COLUMNS = (
     "name", "group", "state", "letters", "processed", "died_again", "skipped", "eta_s", "why",
@@ -197,19 +198,19 @@ def check(
     ] = None,
 ) -> None:
     """Tell what a plan would do now, without doing it: a dry run."""
-    found: dict[str, Any] = {"plan": plan, "checked": 0, "edited": 0, "would_replay": 0}
-    reasons = Counter[str]()
+    found: dict[str, Any] = {"plan": plan} | dict.fromkeys(CHECKED, 0)
+    reasons, mistakes = Counter[str](), Counter[str]()
     more: dict[str, Any] = {}
     while True:
         page = session.client.call("plan.check", name=plan, **more)
-        found["checked"] += page["checked"]
-        found["edited"] += page["edited"]
-        found["would_replay"] += page["would_replay"]
+        for name in CHECKED:
+            found[name] += page.get(name, 0)
         reasons.update(page["would_skip"])
+        mistakes.update(page.get("schema_mistakes", {}))
         if page["next"] is None:
             break
         more = {"cursor": page["next"]}
-    found["would_skip"] = dict(reasons)
+    found |= {"would_skip": dict(reasons), "schema_mistakes": dict(mistakes)}
     if dsn is not None:
         found["applied"] = _applied(session, plan, dsn)
     session.out.show(found)
