@@ -21,6 +21,7 @@ import txmq.aio
 import txmq.django
 import txmq.sqlalchemy
 import txmq.twisted
+from txmq.client.protocol.audit import AuditOptions
 from txmq.client.protocol.consumer.settings import ConsumerOptions
 from txmq.client.protocol.letters import LetterOptions
 from txmq.client.protocol.sender.rows import Fields
@@ -81,6 +82,8 @@ CALLS = {
         "find": "topic message_id key partition offset start end",
         "letters": "group saved bodies **LetterOptions",
         "plan": "name",
+        "audit": "**AuditOptions",
+        "trace": "key message_id limit",
         "recall": "message",
         "call": "name **args",
         "close": "",
@@ -123,6 +126,13 @@ CALLS = {
     OWN: {
         "edit_letter": "letter body headers model operator reason",
         "revert_letter": "letter operator reason",
+        "replay_letters": "group letters saved operator reason **LetterOptions",
+        "abandon_letters": "group letters saved operator reason **LetterOptions",
+        "redrive_letters": "group letters to to_group saved abandon again operator reason "
+        "**LetterOptions",
+        "try_letter": "letter member operator reason timeout",
+        "export_letters": "group file saved mark operator reason **LetterOptions",
+        "import_letters": "file to operator",
     },
     TWISTED: {
         "half": "topic body checker partition check_after **Fields",
@@ -178,6 +188,7 @@ FIELDS = {
     ),
     TransactionOptions: "timeout check_after on_unavailable",
     XaOptions: "timeout check_after node",
+    AuditOptions: ("operator call about topic start end"),
     LetterOptions: (
         "states topic key error_type fingerprint text header min_attempts max_attempts "
         "died_from died_before"
@@ -205,12 +216,13 @@ ANNOTATIONS = {
         "Client Cluster Consumer Consumers Reader Readers Transaction HalfTransaction "
         "XaTransaction EnlistedTransaction XaResource Job Half HalfMessage DeadLetter "
         "FoundMessage StoredBatch Message "
-        "Receipt ReceivedMessage ReceivedBatch Decision RetryPolicy OffsetStore FileOffsets"
+        "Receipt ReceivedMessage ReceivedBatch Decision RetryPolicy OffsetStore FileOffsets "
+        "AuditEntry ChangedLetters ExportedLetters ImportedLetters Trace Trial"
     ),
     txmq.twisted: (
         "Client Cluster Consumer Consumers Reader Readers Transaction ThreadedTransaction "
         "ThreadedHalf ThreadedXa Found Half HalfMessage DeadLetter FoundMessage StoredBatch "
-        "ReceivedBatch"
+        "ReceivedBatch AuditEntry ChangedLetters ExportedLetters ImportedLetters Trace Trial"
     ),
 }
 

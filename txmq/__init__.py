@@ -36,8 +36,16 @@ if TYPE_CHECKING:
     from txmq.client.blocking.transaction.xa import XaTransaction
     from txmq.client.blocking.transaction.xa_resource import XaResource
     from txmq.client.blocking.typed import TypedTopic
+    from txmq.client.protocol.audit import AuditEntry
     from txmq.client.protocol.consumer.fetched import ReceivedBatch
+    from txmq.client.protocol.letter_changes import (
+        ChangedLetters,
+        ExportedLetters,
+        ImportedLetters,
+        Trial,
+    )
     from txmq.client.protocol.letters import DeadLetter
+    from txmq.client.protocol.lives import Trace
     from txmq.client.protocol.message_search import FoundMessage
     from txmq.client.protocol.offsets import FileOffsets, OffsetStore
     from txmq.client.protocol.plans import PlannedLetter, PlanStatus
@@ -50,6 +58,8 @@ __all__ = [
     "COMMIT",
     "ROLLBACK",
     "UNKNOWN",
+    "AuditEntry",
+    "ChangedLetters",
     "Client",
     "Cluster",
     "Consumer",
@@ -57,11 +67,13 @@ __all__ = [
     "DeadLetter",
     "Decision",
     "EnlistedTransaction",
+    "ExportedLetters",
     "FileOffsets",
     "FoundMessage",
     "Half",
     "HalfMessage",
     "HalfTransaction",
+    "ImportedLetters",
     "Job",
     "Message",
     "OffsetStore",
@@ -75,7 +87,9 @@ __all__ = [
     "ReplayPlan",
     "RetryPolicy",
     "StoredBatch",
+    "Trace",
     "Transaction",
+    "Trial",
     "TypedTopic",
     "XaResource",
     "XaTransaction",
@@ -87,17 +101,21 @@ __all__ = [
 ]
 
 _LAZY = {
+    "AuditEntry": "txmq.client.protocol.audit",
+    "ChangedLetters": "txmq.client.protocol.letter_changes",
     "Client": "txmq.client.blocking.client",
     "Cluster": "txmq.client.blocking.cluster",
     "Consumer": "txmq.client.blocking.consumer.consumer",
     "Consumers": "txmq.client.blocking.consumer.consumer",
     "DeadLetter": "txmq.client.protocol.letters",
     "EnlistedTransaction": "txmq.client.blocking.transaction.enlisted",
+    "ExportedLetters": "txmq.client.protocol.letter_changes",
     "FileOffsets": "txmq.client.protocol.offsets",
     "FoundMessage": "txmq.client.protocol.message_search",
     "Half": "txmq.client.protocol.transaction.checks",
     "HalfMessage": "txmq.client.protocol.transaction.half_message",
     "HalfTransaction": "txmq.client.blocking.transaction.half",
+    "ImportedLetters": "txmq.client.protocol.letter_changes",
     "Job": "txmq.client.blocking.transaction.jobs",
     "OffsetStore": "txmq.client.protocol.offsets",
     "PlanStatus": "txmq.client.protocol.plans",
@@ -107,8 +125,10 @@ _LAZY = {
     "ReceivedBatch": "txmq.client.protocol.consumer.fetched",
     "ReplayPlan": "txmq.client.blocking.plans",
     "StoredBatch": "txmq.client.protocol.sender.batches",
+    "Trace": "txmq.client.protocol.lives",
     "Transaction": "txmq.client.blocking.transaction.transaction",
     "TypedTopic": "txmq.client.blocking.typed",
+    "Trial": "txmq.client.protocol.letter_changes",
     "XaResource": "txmq.client.blocking.transaction.xa_resource",
     "XaTransaction": "txmq.client.blocking.transaction.xa",
     "connect": "txmq.client.blocking.connect",

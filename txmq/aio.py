@@ -24,10 +24,18 @@ from txmq.client.aio.core import AioCore
 from txmq.client.aio.loop import outcome_of
 from txmq.client.aio.reader import Reader, Readers
 from txmq.client.aio.typed import TypedTopic
+from txmq.client.protocol.audit import AuditEntry
 from txmq.client.protocol.awaited.plans import ReplayPlan
 from txmq.client.protocol.awaited.transaction import Transaction
 from txmq.client.protocol.consumer.fetched import ReceivedBatch
+from txmq.client.protocol.letter_changes import (
+    ChangedLetters,
+    ExportedLetters,
+    ImportedLetters,
+    Trial,
+)
 from txmq.client.protocol.letters import DeadLetter
+from txmq.client.protocol.lives import Trace
 from txmq.client.protocol.message_search import FoundMessage
 from txmq.client.protocol.plans import PlannedLetter, PlanStatus
 from txmq.client.protocol.sender.batches import StoredBatch
@@ -37,15 +45,19 @@ from txmq.client.protocol.transaction.half_message import HalfMessage
 from txmq.errors import ConfigError
 
 __all__ = [
+    "AuditEntry",
+    "ChangedLetters",
     "Client",
     "Cluster",
     "Consumer",
     "Consumers",
     "DeadLetter",
+    "ExportedLetters",
     "Found",
     "FoundMessage",
     "Half",
     "HalfMessage",
+    "ImportedLetters",
     "PlanStatus",
     "PlannedLetter",
     "Reader",
@@ -53,7 +65,9 @@ __all__ = [
     "ReceivedBatch",
     "ReplayPlan",
     "StoredBatch",
+    "Trace",
     "Transaction",
+    "Trial",
     "TypedTopic",
     "connect",
     "outcome_of",

@@ -27,10 +27,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Unpack, overload
 
+from txmq.client.protocol.audit import AuditEntry
 from txmq.client.protocol.awaited.plans import ReplayPlan
 from txmq.client.protocol.awaited.transaction import Transaction
 from txmq.client.protocol.consumer.fetched import ReceivedBatch
+from txmq.client.protocol.letter_changes import (
+    ChangedLetters,
+    ExportedLetters,
+    ImportedLetters,
+    Trial,
+)
 from txmq.client.protocol.letters import DeadLetter
+from txmq.client.protocol.lives import Trace
 from txmq.client.protocol.message_search import FoundMessage
 from txmq.client.protocol.plans import PlannedLetter, PlanStatus
 from txmq.client.protocol.sender.batches import StoredBatch
@@ -52,15 +60,19 @@ from txmq.client.twisted.typed import TypedTopic
 from txmq.errors import ConfigError
 
 __all__ = [
+    "AuditEntry",
+    "ChangedLetters",
     "Client",
     "Cluster",
     "Consumer",
     "Consumers",
     "DeadLetter",
+    "ExportedLetters",
     "Found",
     "FoundMessage",
     "Half",
     "HalfMessage",
+    "ImportedLetters",
     "PlanStatus",
     "PlannedLetter",
     "Reader",
@@ -71,7 +83,9 @@ __all__ = [
     "ThreadedHalf",
     "ThreadedTransaction",
     "ThreadedXa",
+    "Trace",
     "Transaction",
+    "Trial",
     "TypedTopic",
     "connect",
 ]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.cli.support import ScriptedClient, client, run
-from txmq.cli import letter_file
+from txmq.client.protocol import letter_file
 from txmq.errors import BrokerUnavailable
 from txmq.model.message import Message
 from txmq.model.origin import MAX_REDRIVES, REDRIVES

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
+from twisted.internet.defer import Deferred
 
 import txmq
 import txmq.twisted
@@ -15,8 +17,15 @@ from tests.cli.peer import peer
 from tests.client.reactor_thread import InReactor
 from tests.client.real import RealBroker
 from txmq.client.blocking.client import Client
-from txmq.client.protocol.letters import LetterSearch
-from txmq.errors import Conflict, LocalProtocolError, UnknownGroup, UnknownTopic
+from txmq.client.protocol.letters import DeadLetter, LetterSearch
+from txmq.errors import (
+    ConfigError,
+    Conflict,
+    LocalProtocolError,
+    UnknownGroup,
+    UnknownMember,
+    UnknownTopic,
+)
 
 Connect = Callable[..., Client]
 
@@ -132,3 +141,74 @@ def test_the_twisted_face_edits_a_letter(
         return first, reverted
 
     assert in_reactor(use) == (1, 2)
+
+
+def test_a_service_mends_letters_and_sees_what_became_of_them(
+    real: RealBroker, connect: Connect, tmp_path: Path
+) -> None:
+    client = connect(real.url)
+    make_letters(real, client, "mend", "mend-g", 4)
+    named: dict[str, Any] = {"operator": "kim", "reason": "a test"}
+    client.call("topic.create", name="mend-spare", partitions=1)
+    copied = client.redrive_letters("mend-g", to="mend-spare", key="k1", **named)
+    assert (len(copied.done), copied.refused) == (2, [])
+    again = client.redrive_letters("mend-g", to="mend-spare", key="k1", **named)
+    assert {one.why[:21] for one in again.refused} == {"it has a copy already"}
+    with pytest.raises(LocalProtocolError, match="neither letters"):
+        client.replay_letters("mend-g", operator="kim")
+    file = tmp_path / "letters"
+    found = client.export_letters("mend-g", file, mark=True, **named)
+    assert (found.letters, found.marked, found.damaged) == (4, 4, 0)
+    with pytest.raises(ConfigError, match="exists already"):
+        client.export_letters("mend-g", file)
+    assert client.import_letters(file, to="mend-spare", operator="kim").messages == 4
+    first, second, *others = client.letters("mend-g")
+    with pytest.raises(UnknownMember):
+        client.try_letter(first, member="nobody", operator="kim")
+    assert client.abandon_letters("mend-g", [first], **named).done[0][2] == first.offset
+    assert len(client.replay_letters("mend-g", others, operator="kim").done) == 2
+    entries = list(client.audit(about="group:mend-g", operator="kim"))
+    assert [one.call for one in entries] == [
+        "dlq.redrive", "dlq.exported", "dlq.abandon", "dlq.replay",
+    ]  # fmt: skip
+    traced = client.trace(message_id=first.message_id)
+    assert {"sent", "published", "dead letter", "dlq.abandon"} <= {
+        one.what for one in traced.events
+    }
+    assert second.offset in {one["offset"] for one in client.trace(second.key).messages}
+
+
+def test_a_trial_is_awaited_in_each_face(
+    real: RealBroker, connect: Connect, in_reactor: InReactor, reactor: Any, tmp_path: Path
+) -> None:
+    client = connect(real.url)
+    make_letters(real, client, "trials", "trials-g", 2)
+    with client.consumer("trials-g", ["trials"], mode="concurrent") as consumer:
+        member = consumer.member
+        letter, other = client.letters("trials-g")
+
+        async def use() -> tuple[str, int, list[str], int]:
+            twisted = txmq.twisted.connect(reactor, real.url, service="s")
+            try:
+                trial = twisted.try_letter(letter, member=member, operator="kim", timeout=0)
+                late = await Deferred.fromCoroutine(trial)
+                written = await twisted.export_letters("trials-g", tmp_path / "file")
+                calls = [one.call async for one in twisted.audit(about="group:trials-g")]
+                traced = await twisted.trace(message_id=letter.message_id)
+                return late.outcome, written.letters, calls, len(traced.messages)
+            finally:
+                await twisted.close()
+
+        assert in_reactor(use) == ("no answer yet", 1, ["dlq.try"], 1)
+        message = consumer.receive(10)
+        assert message is not None
+        consumer.ack(message, wait=True)
+        found = client.call("dlq.tried", **tried(letter))
+        assert found["outcome"] == "processed"
+    with pytest.raises(UnknownMember):
+        client.try_letter(other, member=member, operator="kim")
+
+
+def tried(letter: DeadLetter) -> dict[str, Any]:
+    place = {name: getattr(letter, name) for name in ("group", "topic", "partition", "offset")}
+    return place | {"number": 1}

@@ -11,8 +11,8 @@ from html import escape
 from string import Template
 from typing import Final
 
-from txmq.cli.life_events import LifeEvent
 from txmq.cli.output import escape_controls, format_time
+from txmq.client.protocol.life_events import LifeEvent
 
 MAX_LANES = 200  # messages that have a line of their own in the picture
 LANE, LEFT, WIDTH = 26, 260, 1_000

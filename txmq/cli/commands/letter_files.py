@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Annotated, Any
 
 import typer
 
 from txmq.cli.command import CommandSession
-from txmq.cli.letter_file import LetterWriter, publish_file, read_file
 from txmq.cli.letter_selection import Saved, Where, selection_args
 from txmq.cli.options import Group, Operator, Reason, Yes
 from txmq.cli.output import FAILED
 from txmq.cli.parsers import parse_name
-from txmq.errors import ConfigError
-
-NOTED_PER_CALL = 1_000
-PLACE = ("topic", "partition", "offset", "number", "edits")
+from txmq.client.protocol.call_steps import run_calls
+from txmq.client.protocol.letter_changes import export_steps, mark_steps
+from txmq.client.protocol.letter_file import LetterWriter, copies_of, new_file
 
 
 def export(  # its options
@@ -51,63 +48,23 @@ def export(  # its options
         if mark:
             raise typer.BadParameter("--mark needs --file: standard output may be lost")
         writer = LetterWriter(sys.stdout.buffer, group)
-        for letter in _letters(session, chosen):
-            writer.write(letter)
+        run_calls(session.client.call, export_steps(chosen, writer))
         writer.end()
         return
-    if file.exists():
-        message = f"{file} exists already"
-        raise ConfigError("--file", message, hint="choose another name, or move it away")
-    noted: list[list[Any]] = []
-    damaged = 0
-    try:
-        with NamedTemporaryFile(dir=file.parent, prefix=f".{file.name}.", delete=False) as out:
-            try:
-                writer = LetterWriter(out, group)
-                for letter in _letters(session, chosen):
-                    writer.write(letter)
-                    damaged += "damaged" in letter
-                    if "damaged" not in letter:
-                        noted.append([letter[name] for name in PLACE])
-                writer.end()
-                publish_file(file, out)
-            finally:
-                Path(out.name).unlink(missing_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            "--file",
-            f"cannot write {file}: {error.strerror}",
-            hint="name a file in a directory that you may write to",
-        ) from None
-    shown: dict[str, Any] = {"letters": writer.letters, "damaged": damaged, "file": str(file)}
+    with new_file(file, group) as writer:
+        written = run_calls(session.client.call, export_steps(chosen, writer))
+    shown: dict[str, Any] = {
+        "letters": writer.letters,
+        "damaged": writer.damaged,
+        "file": str(file),
+    }
     if mark:
-        shown |= _mark(session, noted, group=group, operator=operator, reason=reason)
+        marked = run_calls(session.client.call, mark_steps(group, written, operator, reason))
+        refused = [one._asdict() for one in marked.refused]
+        shown |= {"marked": len(marked.done), "refused": refused}
     session.out.show(shown)
-    if damaged or shown.get("refused"):
+    if writer.damaged or shown.get("refused"):
         raise typer.Exit(FAILED)
-
-
-def _letters(session: CommandSession, chosen: dict[str, Any]) -> Any:  # noqa: ANN401  # an iterator of replies' letters
-    more: dict[str, Any] = {}
-    while True:
-        page = session.client.call("dlq.list", **chosen, **more, limit=1_000, bodies=True)
-        yield from page["letters"]
-        if page["next"] is None:
-            return
-        more = {"cursor": page["next"]}
-
-
-def _mark(session: CommandSession, letters: list[list[Any]], **args: object) -> dict[str, Any]:
-    done, refused = 0, list[dict[str, Any]]()
-    for start in range(0, len(letters), NOTED_PER_CALL):
-        some = letters[start : start + NOTED_PER_CALL]
-        reply = session.client.call("dlq.exported", letters=some, **args)
-        done += len(reply["done"])
-        refused += [
-            dict(zip(("topic", "partition", "offset", "why"), one, strict=True))
-            for one in reply["refused"]
-        ]
-    return {"marked": done, "refused": refused}
 
 
 def import_(
@@ -125,18 +82,12 @@ def import_(
     They are new messages, with headers of their origin. A file that is not whole, or
     was changed, is refused.
     """
-    head, letters = read_file(file)
-    damaged = sum(letter.body is None for letter in letters)
-    whole = [letter for letter in letters if letter.body is not None]
-    try:
-        headers = [letter.headers_of_copy(head.group, operator) for letter in whole]
-    except ValueError as error:
-        raise ConfigError(str(file), str(error), hint="leave that letter out") from None
-    session.out.confirm(f"Send {len(whole)} messages to topic {to}?", yes=yes)
-    if whole:
+    copies, damaged = copies_of(file, operator)
+    session.out.confirm(f"Send {len(copies)} messages to topic {to}?", yes=yes)
+    if copies:
         with session.client.transaction() as tx:
-            for letter, pairs in zip(whole, headers, strict=True):
+            for letter, pairs in copies:
                 tx.send(to, letter.data, key=letter.key, tag=letter.tag, headers=pairs)
-    session.out.show({"messages": len(whole), "damaged": damaged, "topic": to})
+    session.out.show({"messages": len(copies), "damaged": damaged, "topic": to})
     if damaged:
         raise typer.Exit(FAILED)

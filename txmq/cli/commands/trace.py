@@ -11,13 +11,13 @@ from typing import Annotated, Any
 import typer
 
 from txmq.cli.command import CommandSession, broker_command
-from txmq.cli.life_events import LifeEvent, events_of, name_of
 from txmq.cli.options import MessageIdFilter
 from txmq.cli.output import FAILED, escape_controls
-from txmq.errors import OffsetOutOfRange, RemoteProtocolError, UnknownTopic, UnknownTransaction
+from txmq.client.protocol.call_steps import run_calls
+from txmq.client.protocol.life_events import LifeEvent, events_of, name_of
+from txmq.client.protocol.lives import PAGE, life_steps, search_steps
+from txmq.errors import RemoteProtocolError
 
-PAGE = 100
-MAX_OPERATIONS = 100  # entries of the audit topic about one message
 COLUMNS = ("at", "message", "what", "who", "text")
 
 
@@ -46,7 +46,7 @@ def trace(
         raise typer.BadParameter("use either --key or --id")
     found, more = find_everywhere(session, key=key, message=message, limit=limit)
     for one in found:
-        _add_life(session, one)
+        run_calls(session.client.call, life_steps(one))
     if dsn is not None:
         _add_inbox(session, dsn, found)
     events = events_of(found)
@@ -76,26 +76,18 @@ def find_everywhere(
     """Return the messages of a key or an id in all topics, and whether there are more.
     Where it takes several calls, the progress is told on a terminal.
     """
-    found: list[dict[str, Any]] = []
-    after: Any = None
-    told = False
-    while True:
-        size = min(limit - len(found), PAGE)
-        page = session.client.call(
-            "message.search", key=key, id=message, after=after, limit=size, bodies=bodies
-        )
-        found += page["messages"]
-        after = page["next"]
-        if after is None or len(found) >= limit or (message is not None and found):
-            break
+    shown: list[str] = []
+
+    def told(place: object) -> None:
         if sys.stderr.isatty():
-            told = True
-            place = escape_controls(str(page["at"]))
-            print(f"\r\x1b[Ksearching {place} …", end="", file=sys.stderr, flush=True)
-    if told:
+            shown.append(escape_controls(str(place)))
+            print(f"\r\x1b[Ksearching {shown[-1]} …", end="", file=sys.stderr, flush=True)
+
+    steps = search_steps(key, message, limit, bodies=bodies, told=told)
+    found = run_calls(session.client.call, steps)
+    if shown:
         print("\r\x1b[K", end="", file=sys.stderr)
-    more = after is not None and message is None
-    return found[:limit], more or len(found) > limit
+    return found
 
 
 def find_by_id(session: CommandSession, message: str) -> dict[str, Any] | None:
@@ -107,56 +99,6 @@ def find_by_id(session: CommandSession, message: str) -> dict[str, Any] | None:
     except RemoteProtocolError:
         return None
     return found[0] if found else None
-
-
-def _add_life(session: CommandSession, message: dict[str, Any]) -> None:
-    """Add what became of a message: in its transaction, in each group, by operators."""
-    about: list[dict[str, Any]] = []
-    if message.get("offset") is not None:
-        place = [message["topic"], message["partition"], message["offset"]]
-        try:
-            message["life"] = session.client.call(
-                "message.life", topic=place[0], partition=place[1], offset=place[2]
-            )
-        except (OffsetOutOfRange, UnknownTopic):  # retention was faster
-            message["life"] = None
-        else:
-            message["transaction"] = message["life"].pop("transaction")
-        about.append({"message": place})
-    else:
-        _add_transaction(session, message)
-    token = _token_of(message)
-    if token is not None:
-        about.append({"about": f"tx:{token}"})
-    message["audit"] = sorted(
-        (entry for wanted in about for entry in operations(session, **wanted)),
-        key=lambda entry: int(entry["at"]),
-    )
-
-
-def _add_transaction(session: CommandSession, message: dict[str, Any]) -> None:
-    """Add the transaction of a message that has no offset, if it came with one."""
-    token = message.get("token") or str(message["message_id"]).partition("-")[0]
-    try:
-        message["transaction"] = session.client.call("tx.show", token=token)
-    except UnknownTransaction:  # a plain message that is delayed
-        return
-
-
-def _token_of(message: dict[str, Any]) -> str | None:
-    transaction = message.get("transaction")
-    return message.get("token") if transaction is None else str(transaction["token"])
-
-
-def operations(session: CommandSession, **wanted: object) -> list[dict[str, Any]]:
-    """Return the newest entries of the audit topic, oldest first. A broker of an older
-    version has none.
-    """
-    try:
-        page = session.client.call("audit.list", newest=True, limit=MAX_OPERATIONS, **wanted)
-    except RemoteProtocolError:
-        return []
-    return [entry for entry in reversed(page["entries"]) if "damaged" not in entry]
 
 
 def _add_inbox(session: CommandSession, dsn: str, found: list[dict[str, Any]]) -> None:

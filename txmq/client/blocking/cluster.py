@@ -23,8 +23,10 @@ from txmq.client.blocking.transaction.checkers import Checker
 from txmq.client.blocking.transaction.half import HalfTransaction
 from txmq.client.blocking.transaction.transaction import Transaction
 from txmq.client.blocking.typed import TypedTopicCalls
+from txmq.client.protocol.audit import AuditEntry, AuditOptions
 from txmq.client.protocol.consumer.settings import ConsumerOptions
 from txmq.client.protocol.letters import DeadLetter, LetterOptions
+from txmq.client.protocol.lives import Trace, merged
 from txmq.client.protocol.message_search import FoundMessage
 from txmq.client.protocol.offsets import OffsetStore
 from txmq.client.protocol.reader import ReaderStart
@@ -408,6 +410,25 @@ class Cluster(TypedTopicCalls):
         if len(unknown) == len(self.clients):
             raise unknown[0]
 
+    def audit(self, **wanted: Unpack[AuditOptions]) -> Iterator[AuditEntry]:
+        """Iterate over what operators did, one broker after the other."""
+        for client in self.clients:
+            yield from client.audit(**wanted)
+
+    def trace(
+        self,
+        key: str | None = None,
+        *,
+        message_id: Receipt | str | None = None,
+        limit: int = 20,
+    ) -> Trace:
+        """Return the life of a key or a message at all brokers; `limit` is that of
+        each.
+        """
+        return merged(
+            [client.trace(key, message_id=message_id, limit=limit) for client in self.clients]
+        )
+
     def plan(self, name: str, broker: int = 0) -> ReplayPlan:
         """Return a replay plan of one of the brokers, by its number in the URLs: each
         has plans of its own letters.
@@ -498,6 +519,30 @@ class Cluster(TypedTopicCalls):
     def revert_letter(self, letter: DeadLetter, **edit: object) -> NoReturn:
         """A letter is at one broker: `client.revert_letter` of one of `clients`."""
         raise of_one_broker("revert_letter(…)")
+
+    def replay_letters(self, *args: object, **options: object) -> NoReturn:
+        """Letters are at one broker: `client.replay_letters` of one of `clients`."""
+        raise of_one_broker("replay_letters(…)")
+
+    def abandon_letters(self, *args: object, **options: object) -> NoReturn:
+        """Letters are at one broker: `client.abandon_letters` of one of `clients`."""
+        raise of_one_broker("abandon_letters(…)")
+
+    def redrive_letters(self, *args: object, **options: object) -> NoReturn:
+        """Letters are at one broker: `client.redrive_letters` of one of `clients`."""
+        raise of_one_broker("redrive_letters(…)")
+
+    def try_letter(self, *args: object, **options: object) -> NoReturn:
+        """A letter is at one broker: `client.try_letter` of one of `clients`."""
+        raise of_one_broker("try_letter(…)")
+
+    def export_letters(self, *args: object, **options: object) -> NoReturn:
+        """Letters are at one broker: `client.export_letters` of one of `clients`."""
+        raise of_one_broker("export_letters(…)")
+
+    def import_letters(self, *args: object, **options: object) -> NoReturn:
+        """Copies go to one broker: `client.import_letters` of one of `clients`."""
+        raise of_one_broker("import_letters(…)")
 
     def xa_resource(self, owner: str | None = None) -> NoReturn:
         """Each broker is a resource of its own: `client.xa_resource` of `clients`."""

@@ -8,6 +8,7 @@ from typing import Any, Protocol, Unpack
 
 from pydantic import BaseModel
 
+from txmq.client.blocking.letter_calls import BlockingLetterCalls
 from txmq.client.blocking.plans import ReplayPlan
 from txmq.client.protocol.letter_edits import BodyCheck, edit_args, revert_args
 from txmq.client.protocol.letters import DeadLetter, LetterOptions, LetterSearch
@@ -21,7 +22,7 @@ class ControlCalls(Protocol):
     def call(self, name: str, /, **args: object) -> dict[str, Any]: ...
 
 
-class BlockingMessageCalls:
+class BlockingMessageCalls(BlockingLetterCalls):
     """The part of the blocking client for single messages."""
 
     def recall(self: ControlCalls, message: Receipt | str) -> None:

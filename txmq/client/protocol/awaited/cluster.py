@@ -15,9 +15,11 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Generic, NoReturn, Protocol, TypeVar, Unpack
 
+from txmq.client.protocol.audit import AuditEntry, AuditOptions
 from txmq.client.protocol.awaited.core import AwaitedCore
 from txmq.client.protocol.awaited.plans import ReplayPlan
 from txmq.client.protocol.letters import DeadLetter, LetterOptions
+from txmq.client.protocol.lives import Trace, merged
 from txmq.client.protocol.message_search import FoundMessage
 from txmq.client.protocol.sender.batches import StoredBatch
 from txmq.client.protocol.sender.routing import (
@@ -76,6 +78,14 @@ class BrokerClient(Protocol):
         bodies: bool = False,
         **selection: Unpack[LetterOptions],
     ) -> AsyncIterator[DeadLetter]: ...
+    def audit(self, **wanted: Unpack[AuditOptions]) -> AsyncIterator[AuditEntry]: ...
+    def trace(
+        self,
+        key: str | None = None,
+        *,
+        message_id: Receipt | str | None = None,
+        limit: int = 20,
+    ) -> Awaitable[Trace]: ...
     def find(
         self,
         topic: str | None = None,
@@ -229,6 +239,28 @@ class AwaitedCluster(Generic[C, K]):
         if len(unknown) == len(self.clients):
             raise unknown[0]
 
+    async def audit(self, **wanted: Unpack[AuditOptions]) -> AsyncIterator[AuditEntry]:
+        """Iterate over what operators did, one broker after the other, for `async
+        for`.
+        """
+        for client in self.clients:
+            async for entry in client.audit(**wanted):
+                yield entry
+
+    async def trace(
+        self,
+        key: str | None = None,
+        *,
+        message_id: Receipt | str | None = None,
+        limit: int = 20,
+    ) -> Trace:
+        """Return the life of a key or a message at all brokers; `limit` is that of
+        each.
+        """
+        return merged(
+            [await client.trace(key, message_id=message_id, limit=limit) for client in self.clients]
+        )
+
     def plan(self, name: str, broker: int = 0) -> ReplayPlan:
         """Return a replay plan of one of the brokers, by its number in the URLs: each
         has plans of its own letters.
@@ -303,6 +335,30 @@ class AwaitedCluster(Generic[C, K]):
     def revert_letter(self, letter: DeadLetter, **edit: object) -> NoReturn:
         """A letter is at one broker: `client.revert_letter` of one of `clients`."""
         raise of_one_broker("revert_letter(…)")
+
+    def replay_letters(self, *args: object, **options: object) -> NoReturn:
+        """Letters are at one broker: `client.replay_letters` of one of `clients`."""
+        raise of_one_broker("replay_letters(…)")
+
+    def abandon_letters(self, *args: object, **options: object) -> NoReturn:
+        """Letters are at one broker: `client.abandon_letters` of one of `clients`."""
+        raise of_one_broker("abandon_letters(…)")
+
+    def redrive_letters(self, *args: object, **options: object) -> NoReturn:
+        """Letters are at one broker: `client.redrive_letters` of one of `clients`."""
+        raise of_one_broker("redrive_letters(…)")
+
+    def try_letter(self, *args: object, **options: object) -> NoReturn:
+        """A letter is at one broker: `client.try_letter` of one of `clients`."""
+        raise of_one_broker("try_letter(…)")
+
+    def export_letters(self, *args: object, **options: object) -> NoReturn:
+        """Letters are at one broker: `client.export_letters` of one of `clients`."""
+        raise of_one_broker("export_letters(…)")
+
+    def import_letters(self, *args: object, **options: object) -> NoReturn:
+        """Copies go to one broker: `client.import_letters` of one of `clients`."""
+        raise of_one_broker("import_letters(…)")
 
 
 def _send_batch(

@@ -9,13 +9,14 @@ from typing import Unpack
 from pydantic import BaseModel
 
 from txmq.client.protocol.awaited.core import AwaitedCalls
+from txmq.client.protocol.awaited.letter_calls import AwaitedLetterCalls
 from txmq.client.protocol.letter_edits import BodyCheck, edit_args, revert_args
 from txmq.client.protocol.letters import DeadLetter, LetterOptions, LetterSearch
 from txmq.client.protocol.message_search import FoundMessage, MessageSearch
 from txmq.model.message import Receipt
 
 
-class AwaitedMessageCalls:
+class AwaitedMessageCalls(AwaitedLetterCalls):
     """The part of a client for single messages and letters."""
 
     async def find(

@@ -14,8 +14,10 @@ import os
 import time
 from base64 import b64decode
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import IO, Annotated, Any, Literal, NoReturn
 
 from pydantic import ConfigDict, Field, ValidationError
@@ -84,7 +86,8 @@ class LetterWriter:
     """Writer of an export."""
 
     def __init__(self, out: IO[bytes], group: str) -> None:
-        self._out, self._digest, self.letters = out, sha256(), 0
+        self._out, self._digest = out, sha256()
+        self.letters = self.damaged = 0
         at = time.time_ns() // 1_000
         head = FileHead(txmq="letters", version=1, group=group, exported_at=at)
         self._line(head.model_dump())
@@ -93,6 +96,7 @@ class LetterWriter:
         """Write a letter as `dlq.list` shows it with its body."""
         self._line(letter)
         self.letters += 1
+        self.damaged += "damaged" in letter
 
     def end(self) -> None:
         """Write the last line."""
@@ -105,6 +109,35 @@ class LetterWriter:
         self._out.write(line)
 
 
+@contextmanager
+def new_file(path: Path, group: str) -> Iterator[LetterWriter]:
+    """Write an export: the file has its name once the block has ended, whole and on
+    disk. Raises ConfigError.
+    """
+    if path.exists():
+        raise _exists(path)
+    try:
+        with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as out:
+            try:
+                writer = LetterWriter(out, group)
+                yield writer
+                writer.end()
+                publish_file(path, out)
+            finally:
+                Path(out.name).unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            "--file",
+            f"cannot write {path}: {error.strerror}",
+            hint="name a file in a directory that you may write to",
+        ) from None
+
+
+def _exists(path: Path) -> ConfigError:
+    message = f"{path} exists already"
+    return ConfigError("--file", message, hint="choose another name, or move it away")
+
+
 def publish_file(path: Path, out: IO[bytes]) -> None:
     """Give a finished file its name, durably. An existing file stays."""
     os.fsync(out.fileno())
@@ -112,15 +145,26 @@ def publish_file(path: Path, out: IO[bytes]) -> None:
     try:
         os.link(part, path)
     except FileExistsError:
-        raise ConfigError(
-            "--file", f"{path} exists already", hint="choose another name, or move it away"
-        ) from None
+        raise _exists(path) from None
     part.unlink()
     directory = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def copies_of(path: Path, operator: str) -> tuple[list[tuple[FileLetter, dict[str, str]]], int]:
+    """Return the letters of an export with the headers of their copies, and the number
+    of those that are damaged. Raises ConfigError.
+    """
+    head, letters = read_file(path)
+    whole = [letter for letter in letters if letter.body is not None]
+    try:
+        copies = [(letter, letter.headers_of_copy(head.group, operator)) for letter in whole]
+    except ValueError as error:
+        raise ConfigError(str(path), str(error), hint="leave that letter out") from None
+    return copies, len(letters) - len(whole)
 
 
 def read_file(path: Path) -> tuple[FileHead, list[FileLetter]]:

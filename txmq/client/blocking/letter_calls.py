@@ -1,0 +1,189 @@
+"""Calls of the blocking client for dead letters, the audit topic and lives."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol, Unpack
+
+from txmq.client.protocol.audit import AuditEntry, AuditOptions, AuditPages
+from txmq.client.protocol.call_steps import run_calls
+from txmq.client.protocol.letter_changes import (
+    NO_ANSWER,
+    TRIAL_POLL_S,
+    ChangedLetters,
+    ExportedLetters,
+    ImportedLetters,
+    Place,
+    Trial,
+    change_steps,
+    export_steps,
+    mark_steps,
+    redrive_args,
+    tried_args,
+    try_args,
+)
+from txmq.client.protocol.letter_file import copies_of, new_file
+from txmq.client.protocol.letters import DeadLetter, LetterOptions, selection_args
+from txmq.client.protocol.lives import Trace, trace_steps
+from txmq.client.protocol.message_search import message_id_of
+from txmq.model.message import Receipt
+
+
+class LetterCalls(Protocol):
+    """A client that makes control calls."""
+
+    def call(self, name: str, /, **args: object) -> dict[str, Any]: ...
+
+
+class SendingCalls(LetterCalls, Protocol):
+    """A client that sends in transactions, too."""
+
+    def transaction(self) -> AbstractContextManager[Any]: ...
+
+
+class BlockingLetterCalls:
+    """The part of the blocking client that changes dead letters, and tells what became
+    of messages.
+    """
+
+    def replay_letters(
+        self: LetterCalls,
+        group: str,
+        letters: Sequence[Place | DeadLetter] | None = None,
+        *,
+        saved: str | None = None,
+        operator: str,
+        reason: str = "",
+        **selection: Unpack[LetterOptions],
+    ) -> ChangedLetters:
+        """Put open dead letters back: those at these places, or all of a selection.
+
+        For many letters, a `plan` has a rate and rules to stop by.
+        """
+        by = {"operator": operator, "reason": reason}
+        return run_calls(
+            self.call, change_steps("dlq.replay", group, letters, saved, selection, **by)
+        )
+
+    def abandon_letters(
+        self: LetterCalls,
+        group: str,
+        letters: Sequence[Place | DeadLetter] | None = None,
+        *,
+        saved: str | None = None,
+        operator: str,
+        reason: str,
+        **selection: Unpack[LetterOptions],
+    ) -> ChangedLetters:
+        """Close open dead letters for good; their keys go on."""
+        by = {"operator": operator, "reason": reason}
+        return run_calls(
+            self.call, change_steps("dlq.abandon", group, letters, saved, selection, **by)
+        )
+
+    def redrive_letters(  # noqa: PLR0913  # what a redrive is
+        self: LetterCalls,
+        group: str,
+        letters: Sequence[Place | DeadLetter] | None = None,
+        *,
+        to: str | None = None,
+        to_group: str | None = None,
+        saved: str | None = None,
+        abandon: bool = False,
+        again: bool = False,
+        operator: str,
+        reason: str,
+        **selection: Unpack[LetterOptions],
+    ) -> ChangedLetters:
+        """Copy open dead letters to a topic, or give them to another group; each once,
+        unless `again`. With `abandon` the letters end in the same record.
+
+        A copy in a topic is a new message with headers of its origin. A group gets the
+        messages themselves, as they are for the first one.
+        """
+        args = redrive_args(to, to_group, abandon=abandon, again=again)
+        by = {"operator": operator, "reason": reason}
+        return run_calls(
+            self.call, change_steps("dlq.redrive", group, letters, saved, selection, **args, **by)
+        )
+
+    def try_letter(
+        self: LetterCalls,
+        letter: DeadLetter,
+        *,
+        member: str,
+        operator: str,
+        reason: str = "",
+        timeout: float = 30.0,
+    ) -> Trial:
+        """Deliver an open dead letter once, to one member of its group, and wait for
+        the outcome. If the member fails it, it is a dead letter again.
+        """
+        until = time.monotonic() + timeout
+        tried = self.call("dlq.try", **try_args(letter, member, operator, reason))
+        wanted = tried_args(letter, tried)
+        while (found := Trial(**self.call("dlq.tried", **wanted))).outcome == NO_ANSWER:
+            if time.monotonic() >= until:
+                break
+            time.sleep(TRIAL_POLL_S)
+        return found
+
+    def export_letters(
+        self: LetterCalls,
+        group: str,
+        file: str | Path,
+        *,
+        saved: str | None = None,
+        mark: bool = False,
+        operator: str | None = None,
+        reason: str = "",
+        **selection: Unpack[LetterOptions],
+    ) -> ExportedLetters:
+        """Write dead letters to a new file: lines of JSON, with exact bodies.
+
+        The file has its name once it is whole and on disk. With `mark` the letters are
+        then noted as exported, for a group that keeps them until then. Raises
+        ConfigError for a file that exists or cannot be written.
+        """
+        chosen = {"group": group, **selection_args(saved, selection)}
+        with new_file(Path(file), group) as writer:
+            written = run_calls(self.call, export_steps(chosen, writer))
+        marked = ChangedLetters([], [])
+        if mark:
+            marked = run_calls(self.call, mark_steps(group, written, operator, reason))
+        return ExportedLetters(writer.letters, writer.damaged, len(marked.done), marked.refused)
+
+    def import_letters(
+        self: SendingCalls, file: str | Path, *, to: str, operator: str
+    ) -> ImportedLetters:
+        """Send the messages of an export to a topic, all or none of them, with headers
+        of their origin. Raises ConfigError for a file that is not whole.
+        """
+        copies, damaged = copies_of(Path(file), operator)
+        if copies:
+            with self.transaction() as tx:
+                for letter, headers in copies:
+                    tx.send(to, letter.data, key=letter.key, tag=letter.tag, headers=headers)
+        return ImportedLetters(len(copies), damaged)
+
+    def audit(self: LetterCalls, **wanted: Unpack[AuditOptions]) -> Iterator[AuditEntry]:
+        """Iterate over what operators did, oldest first, page by page."""
+        pages = AuditPages(wanted)
+        while (args := pages.next_args()) is not None:
+            yield from pages.read(self.call("audit.list", **args))
+
+    def trace(
+        self: LetterCalls,
+        key: str | None = None,
+        *,
+        message_id: Receipt | str | None = None,
+        limit: int = 20,
+    ) -> Trace:
+        """Return the life of a key or a message in all topics: transaction, decision,
+        deliveries, failures, edits, replays, and what operators did.
+        """
+        name = None if message_id is None else message_id_of(message_id)
+        return run_calls(self.call, trace_steps(key, name, limit))

@@ -1,0 +1,195 @@
+"""Changes of dead letters by services: replays, copies, ends, trials and files, by
+control calls, without I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from txmq.client.protocol.call_steps import CallSteps
+from txmq.client.protocol.letter_file import LetterWriter
+from txmq.client.protocol.letters import DeadLetter, LetterOptions, selection_args
+from txmq.errors import LocalProtocolError
+
+Place = tuple[str, int, int]  # topic, partition, offset
+PER_CALL = {"dlq.redrive": 500}
+MOST_PER_CALL = 1_000
+PAGE = 1_000
+NUMBERED = ("topic", "partition", "offset", "number", "edits")
+NO_ANSWER = "no answer yet"
+TRIAL_POLL_S = 0.2
+
+
+class RefusedLetter(NamedTuple):
+    """A letter that was not changed, and the reason."""
+
+    topic: str
+    partition: int
+    offset: int
+    why: str
+
+
+class ChangedLetters(NamedTuple):
+    """Places of the letters that were changed, with partition and offset of the copy
+    behind where there is one; and those that were not.
+    """
+
+    done: list[tuple[Any, ...]]
+    refused: list[RefusedLetter]
+
+
+class Trial(NamedTuple):
+    """The outcome of a trial: "processed", "died again" with the error, "ended" or
+    "unknown" with the reason in `why`, or "no answer yet".
+    """
+
+    outcome: str
+    why: str = ""
+    consumer: str = ""
+    error_type: str = ""
+    error_text: str = ""
+    dead_at: int = 0
+
+    @property
+    def is_processed(self) -> bool:
+        """True if the member has processed the letter."""
+        return self.outcome == "processed"
+
+
+class ExportedLetters(NamedTuple):
+    """Number of letters in a file, of those that are damaged at the broker, and of
+    those that were marked as exported; and those that could not be marked.
+    """
+
+    letters: int
+    damaged: int
+    marked: int
+    refused: list[RefusedLetter]
+
+
+class ImportedLetters(NamedTuple):
+    """Number of messages that were sent, and of damaged letters, which have none."""
+
+    messages: int
+    damaged: int
+
+
+def change_steps(
+    call: str,
+    group: str,
+    letters: Sequence[Place | DeadLetter] | None,
+    saved: str | None,
+    selection: LetterOptions,
+    **args: object,
+) -> CallSteps[ChangedLetters]:
+    """Change letters by their places, or all of a selection: those that were there when
+    the first call began.
+    """
+    done: list[tuple[Any, ...]] = []
+    refused: list[RefusedLetter] = []
+    for portion in _portions(call, letters, saved, selection):
+        more = portion
+        while True:
+            reply = yield call, {"group": group, **more, **args}
+            done += [tuple(place) for place in reply["done"]]
+            refused += [RefusedLetter(*one) for one in reply["refused"]]
+            if reply.get("left"):  # there was no room for them
+                more = {"letters": reply["left"]}
+            elif reply.get("next") is not None:
+                more = portion | {"cursor": reply["next"]}
+            else:
+                break
+    return ChangedLetters(done, refused)
+
+
+def _portions(
+    call: str,
+    letters: Sequence[Place | DeadLetter] | None,
+    saved: str | None,
+    selection: LetterOptions,
+) -> list[dict[str, Any]]:
+    if letters is None:
+        if saved is None and not selection:
+            raise LocalProtocolError(
+                "neither letters nor a selection",
+                hint="name letters or properties; states=['open'] are all open ones",
+            )
+        return [selection_args(saved, selection)]
+    if saved is not None or selection:
+        raise LocalProtocolError(
+            "letters that are both named and selected", hint="give either `letters` or properties"
+        )
+    places = [place_of(letter) for letter in letters]
+    most = PER_CALL.get(call, MOST_PER_CALL)
+    return [{"letters": places[at : at + most]} for at in range(0, len(places), most)]
+
+
+def redrive_args(
+    to: str | None, to_group: str | None, *, abandon: bool, again: bool
+) -> dict[str, object]:
+    """Return the arguments of dlq.redrive that say where copies go."""
+    if (to is None) == (to_group is None):
+        raise LocalProtocolError(
+            "copies for neither or both", hint="give either `to`, a topic, or `to_group`"
+        )
+    aim = {"to": to} if to_group is None else {"to_group": to_group}
+    return aim | {"abandon": abandon, "again": again}
+
+
+def place_of(letter: Place | DeadLetter) -> list[Any]:
+    """Return the place of a letter for a call."""
+    if isinstance(letter, DeadLetter):
+        return [letter.topic, letter.partition, letter.offset]
+    return list(letter)
+
+
+def try_args(letter: DeadLetter, member: str, operator: str, reason: str) -> dict[str, Any]:
+    """Return the arguments of dlq.try."""
+    named = {"member": member, "operator": operator, "reason": reason}
+    return _named(letter) | named
+
+
+def tried_args(letter: DeadLetter, reply: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of dlq.tried, after the reply to dlq.try."""
+    return _named(letter) | {"number": reply["number"]}
+
+
+def _named(letter: DeadLetter) -> dict[str, Any]:
+    return {name: getattr(letter, name) for name in ("group", "topic", "partition", "offset")}
+
+
+def export_steps(chosen: Mapping[str, Any], writer: LetterWriter) -> CallSteps[list[list[Any]]]:
+    """Write the letters of a group and a selection. Return what identifies those that
+    can be read.
+    """
+    written: list[list[Any]] = []
+    more: dict[str, Any] = {}
+    while True:
+        page = yield "dlq.list", {**chosen, **more, "limit": PAGE, "bodies": True}
+        for letter in page["letters"]:
+            writer.write(letter)
+            if "damaged" not in letter:
+                written.append([letter[name] for name in NUMBERED])
+        if page["next"] is None:
+            return written
+        more = {"cursor": page["next"]}
+
+
+def mark_steps(
+    group: str, written: list[list[Any]], operator: str | None, reason: str
+) -> CallSteps[ChangedLetters]:
+    """Note with letters that a file has them, once it is on disk."""
+    if operator is None:
+        raise LocalProtocolError("a mark without an operator", hint="name yourself: operator=…")
+    done: list[tuple[Any, ...]] = []
+    refused: list[RefusedLetter] = []
+    for at in range(0, len(written), MOST_PER_CALL):
+        some = written[at : at + MOST_PER_CALL]
+        reply = yield (
+            "dlq.exported",
+            {"group": group, "letters": some, "operator": operator, "reason": reason},
+        )
+        done += [tuple(place) for place in reply["done"]]
+        refused += [RefusedLetter(*one) for one in reply["refused"]]
+    return ChangedLetters(done, refused)

@@ -1,0 +1,133 @@
+"""The life of a key or a message in all topics, by control calls, without I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from txmq.client.protocol.call_steps import CallSteps
+from txmq.client.protocol.life_events import LifeEvent, events_of
+from txmq.errors import (
+    LocalProtocolError,
+    OffsetOutOfRange,
+    RemoteProtocolError,
+    UnknownTopic,
+    UnknownTransaction,
+)
+
+PAGE = 100
+MAX_OPERATIONS = 100  # entries of the audit topic about one message
+
+
+class Trace(NamedTuple):
+    """The life of a key or a message: the `events` of all messages by time, what has
+    none last. `messages` are the parts as the broker tells them, `more`: there are more
+    messages than the limit.
+    """
+
+    messages: list[dict[str, Any]]
+    events: list[LifeEvent]
+    more: bool
+
+
+def trace_steps(key: str | None, message: str | None, limit: int) -> CallSteps[Trace]:
+    """Return the life of a key, or of a message by its id."""
+    if (key is None) == (message is None):
+        raise LocalProtocolError("a trace of neither or both", hint="give a key or a message id")
+    found, more = yield from search_steps(key, message, limit)
+    for one in found:
+        yield from life_steps(one)
+    return Trace(found, events_of(found), more)
+
+
+def search_steps(
+    key: str | None,
+    message: str | None,
+    limit: int,
+    *,
+    bodies: bool = False,
+    told: Callable[[object], None] | None = None,
+) -> CallSteps[tuple[list[dict[str, Any]], bool]]:
+    """Return the messages of a key or an id in all topics, and whether there are more.
+    Where it takes several calls, `told` gets the place that the search has reached.
+    """
+    found: list[dict[str, Any]] = []
+    after: Any = None
+    while True:
+        size = min(limit - len(found), PAGE)
+        page = yield (
+            "message.search",
+            {"key": key, "id": message, "after": after, "limit": size, "bodies": bodies},
+        )
+        found += page["messages"]
+        after = page["next"]
+        if after is None or len(found) >= limit or (message is not None and found):
+            break
+        if told is not None:
+            told(page["at"])
+    more = after is not None and message is None
+    return found[:limit], more or len(found) > limit
+
+
+def life_steps(message: dict[str, Any]) -> CallSteps[None]:
+    """Add what became of a message: in its transaction, in each group, by operators."""
+    about: list[dict[str, Any]] = []
+    if message.get("offset") is not None:
+        place = [message["topic"], message["partition"], message["offset"]]
+        try:
+            message["life"] = yield (
+                "message.life",
+                dict(zip(("topic", "partition", "offset"), place, strict=True)),
+            )
+        except (OffsetOutOfRange, UnknownTopic):  # retention was faster
+            message["life"] = None
+        else:
+            message["transaction"] = message["life"].pop("transaction")
+            about += [{"about": f"plan:{name}"} for name in _plans_of(message["life"])]
+        about.append({"message": place})
+    else:
+        yield from _transaction_steps(message)
+    token = _token_of(message)
+    if token is not None:
+        about.append({"about": f"tx:{token}"})
+    entries: list[dict[str, Any]] = []
+    for wanted in about:
+        entries += yield from operation_steps(wanted)
+    message["audit"] = sorted(entries, key=lambda entry: int(entry["at"]))
+
+
+def _plans_of(life: dict[str, Any]) -> list[str]:
+    plans = (group.get("plan") for group in life["groups"])
+    return [plan["plan"] for plan in plans if plan]
+
+
+def _transaction_steps(message: dict[str, Any]) -> CallSteps[None]:
+    """Add the transaction of a message that has no offset, if it came with one."""
+    token = message.get("token") or str(message["message_id"]).partition("-")[0]
+    try:
+        message["transaction"] = yield "tx.show", {"token": token}
+    except UnknownTransaction:  # a plain message that is delayed
+        return
+
+
+def _token_of(message: dict[str, Any]) -> str | None:
+    transaction = message.get("transaction")
+    return message.get("token") if transaction is None else str(transaction["token"])
+
+
+def operation_steps(wanted: dict[str, Any]) -> CallSteps[list[dict[str, Any]]]:
+    """Return the newest entries of the audit topic, oldest first. A broker of an older
+    version has none.
+    """
+    args = {"newest": True, "limit": MAX_OPERATIONS, **wanted}
+    try:
+        page = yield "audit.list", args
+    except RemoteProtocolError:
+        return []
+    return [entry for entry in reversed(page["entries"]) if "damaged" not in entry]
+
+
+def merged(traces: list[Trace]) -> Trace:
+    """Return the lives of several brokers as one."""
+    messages = [message for trace in traces for message in trace.messages]
+    return Trace(messages, events_of(messages), any(trace.more for trace in traces))
