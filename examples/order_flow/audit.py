@@ -19,6 +19,7 @@ import psycopg2
 from psycopg2.extensions import cursor as Cursor  # noqa: N812  # a class
 
 import txmq
+from examples.order_flow import watch
 from examples.order_flow.data import read_orders
 from examples.order_flow.deployment import Deployment
 from examples.order_flow.fleet import ROOT
@@ -40,6 +41,7 @@ CREATE TEMPORARY TABLE letters (grp text, partition int4, "offset" int8, state t
 CREATE TEMPORARY TABLE undecided (token text, state text);
 CREATE TEMPORARY TABLE scans (scanner text, number int8);
 CREATE TEMPORARY TABLE scanned (scanner text, number int8, partition int4, "offset" int8);
+CREATE TEMPORARY TABLE told (id text, consumer_group text, kind text);
 CREATE TEMPORARY TABLE unsettled (grp text, what text, count int8);
 """
 
@@ -125,6 +127,12 @@ CLAIMS: Final = {
                 PARTITION BY scanner ORDER BY partition, "offset"
             ) AS before FROM scanned
         ) placed WHERE number <= before""",
+    "each alert is in its topic once and in its table once": """
+        SELECT id FROM told t FULL JOIN alerts a USING (id)
+        GROUP BY id HAVING count(t.kind) <> 1 OR count(a.kind) <> 1""",
+    "each group with letters was told a new error": """
+        SELECT grp FROM letters
+        EXCEPT SELECT consumer_group FROM told WHERE kind = 'new-error'""",
     "no transaction is undecided, in doubt or contradictory": """
         SELECT token, state FROM undecided
         UNION ALL
@@ -176,6 +184,7 @@ def _fill(cursor: Cursor, deployment: Deployment) -> None:
     )
     _copy(cursor, "found", map(_found, read_back(deployment.url, ORDER_PLACED)))
     _copy(cursor, "scanned", map(_scanned, read_back(deployment.url, tracking.TOPIC)))
+    _copy(cursor, "told", map(_told, read_back(deployment.url, watch.TOPIC)))
     kept = deployment.local.glob(f"*/{tracking.KEPT}")
     _copy(cursor, "scans", (scan for path in kept for scan in tracking.read_scans(path)))
     with deployment.client() as client:
@@ -205,6 +214,11 @@ def _found(message: dict[str, Any]) -> tuple[Any, ...]:
 
 def _scanned(message: dict[str, Any]) -> tuple[Any, ...]:
     return message["key"], int(message["body"]), message["partition"], message["offset"]
+
+
+def _told(message: dict[str, Any]) -> tuple[Any, ...]:
+    alert = json.loads(message["body"])
+    return alert["id"], alert["group"], alert["alert"]
 
 
 def read_back(url: str, topic: str) -> Iterator[dict[str, Any]]:

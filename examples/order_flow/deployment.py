@@ -19,6 +19,7 @@ import psycopg2
 from psycopg2.sql import Composable
 
 import txmq
+from examples.order_flow import watch
 from examples.order_flow.fleet import Fleet, Process
 from txmq.errors import DatabaseUnavailable
 from txmq.testing.ports import free_port
@@ -146,6 +147,11 @@ class Deployment:
             name, ["-m", "examples.order_flow.services", service, *places, *numbers], crash_points
         )
 
+    def start_watch(self, crash_points: Sequence[str]) -> Process:
+        """Start the watch over dead letters. Its groups must exist."""
+        command = watch.command(str(self.local / watch.NAME))
+        return self.fleet.start(watch.NAME, command, crash_points)
+
     def client(self) -> txmq.Client:
         """Return a client of the broker."""
         return txmq.connect(self.url, service="order-flow", timeout=30)
@@ -167,7 +173,7 @@ class Deployment:
 
     def leave_running(self) -> str:
         """Stop the services only; return the command that ends broker and server."""
-        self.fleet.stop("tracking", "analytics", "shipping", "payment", "orders")
+        self.fleet.stop(watch.NAME, "tracking", "analytics", "shipping", "payment", "orders")
         broker = self.fleet.processes["broker"].pid
         release(broker)
         ends = [f"kill {broker}"]

@@ -12,6 +12,7 @@ from enum import StrEnum
 from random import Random
 from typing import Final, NamedTuple
 
+from examples.order_flow import watch
 from examples.order_flow.data import InputSummary
 from examples.order_flow.services.context import BATCH_MESSAGES
 
@@ -22,6 +23,7 @@ CRASHES_OF_ORDERS: Final = 3  # of each process
 AFTER_GROUP, AFTER_COMMIT = "tx.after_group", "tx.after_commit"
 MID_CHARGE, MID_SHIPMENT = "order_flow.charging", "order_flow.shipping"
 BEFORE_ACK = "inbox.after_commit"
+BETWEEN_SINKS = "spark.alerts_stored"
 SPOOLED = "spool.after_write"  # only while the broker is away
 
 
@@ -87,6 +89,7 @@ def _crash_points(random: Random, orders: int) -> dict[str, list[str]]:
     points["payment-0"] = [_crash_point(random, MID_CHARGE, batches // 8, batches // 4)]
     points["payment-1"] = [_crash_point(random, BEFORE_ACK, batches // 8, batches // 4)]
     points["tracking-0"] = [_crash_point(random, SPOOLED, 2, 4)]
+    points[watch.NAME] = [BETWEEN_SINKS]
     points["shipping-0"] = [_crash_point(random, MID_SHIPMENT, batches // 8, batches // 4)]
     return points
 

@@ -1,5 +1,5 @@
-"""The phases of the order flow: servers, input, services under faults, recovery, drain,
-audit.
+"""The phases of the order flow: servers, input, services under faults beside a watch
+over dead letters, recovery, drain, audit.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from string import Template
 from typing import Final
 
-from examples.order_flow import data, faults
+from examples.order_flow import data, faults, watch
 from examples.order_flow.audit import ClaimResult, audit
 from examples.order_flow.data import InputSummary
 from examples.order_flow.deployment import Deployment
@@ -35,7 +35,8 @@ PARTITIONS: Final = 8
 COUNTS: Final = """
 SELECT (SELECT count(*) FROM orders), (SELECT count(*) FROM txmq_token WHERE state = 'D'),
        (SELECT count(*) FROM txmq_token WHERE state = 'R'),
-       (SELECT count(*) FROM charges), (SELECT count(*) FROM shipments)
+       (SELECT count(*) FROM charges), (SELECT count(*) FROM shipments),
+       (SELECT count(*) FROM alerts)
 """
 LEFT_RUNNING: Final = Template("""
 Broker, console and PostgreSQL are still running:
@@ -100,7 +101,7 @@ def _run_phases(deployment: Deployment, screen: Screen, *, scale: float, seed: i
         letters = _recover(deployment, screen)
     with screen.phase("Drain"):
         run_until(deployment, screen, facts.orders, lambda now: now.drained)
-        deployment.fleet.stop(TRACKING, *CONSUMERS)
+        deployment.fleet.stop(watch.NAME, TRACKING, *CONSUMERS)
     with screen.phase("Audit"):
         results = audit(deployment)
         screen.show(claims_table(results))
@@ -127,6 +128,7 @@ def _prepare(
     with deployment.client() as client:
         client.call("topic.create", name=ORDER_PLACED, partitions=PARTITIONS)
         client.call("topic.create", name=tracking.TOPIC, partitions=PARTITIONS)
+        client.call("topic.create", name=watch.TOPIC, partitions=1)
     screen.event(
         f"{facts.orders:,} orders with {facts.lines:,} lines of {len(facts.customers):,} customers"
     )
@@ -165,7 +167,7 @@ def _recover(deployment: Deployment, screen: Screen) -> dict[str, int]:
 def _counts(deployment: Deployment, letters: Mapping[str, int]) -> dict[str, int]:
     """Return the counts of this run; `summary.MEANINGS` explains each of them."""
     noted = totals(deployment.journals)
-    [(committed, found_committed, fenced, charges, shipments)] = deployment.query(COUNTS)
+    [(committed, found_committed, fenced, charges, shipments, alerts)] = deployment.query(COUNTS)
     return {
         "attempted": noted["attempted"],
         "killed": sum(deployment.fleet.killed().values()),
@@ -180,6 +182,7 @@ def _counts(deployment: Deployment, letters: Mapping[str, int]) -> dict[str, int
         "duplicates": noted["duplicates"],
         "charges": charges,
         "shipments": shipments,
+        "alerts": alerts,
     }
 
 

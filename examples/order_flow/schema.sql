@@ -55,6 +55,15 @@ CREATE TABLE shipments (
     carrier text NOT NULL
 );
 
+CREATE TABLE alerts (
+    id text PRIMARY KEY,                   -- of the watch over dead letters
+    kind text NOT NULL,
+    consumer_group text NOT NULL,
+    dead_at timestamptz NOT NULL,
+    alert jsonb NOT NULL,
+    added_at timestamptz NOT NULL DEFAULT now()
+);
+
 CREATE TABLE sales (
     ordered_on date PRIMARY KEY,
     orders int8 NOT NULL,

@@ -28,6 +28,7 @@ MEANINGS: Final = {
     "duplicates": "deliveries that the inbox dropped",
     "charges": "effects of payment",
     "shipments": "effects of shipping",
+    "alerts": "new errors, floods and old letters that the watch told, each once",
 }
 
 

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
+from examples.order_flow import watch
 from examples.order_flow.data import InputSummary
 from examples.order_flow.deployment import Deployment
 from examples.order_flow.faults import ORDERS_PROCESSES, Fault, FaultPlan
@@ -39,6 +40,7 @@ class FlowState(NamedTuple):
     counts: Mapping[str, int]  # of rows, by name
     groups: Mapping[str, Mapping[str, Any]]  # consumer groups, as the broker reports them
     undecided: int
+    alerted: frozenset[str] = frozenset()  # groups with alerts
 
     @property
     def settled(self) -> bool:
@@ -50,6 +52,12 @@ class FlowState(NamedTuple):
     def drained(self) -> bool:
         """True where no work is left."""
         return self.settled and not self._any(*FAILURE_COUNTS)
+
+    @property
+    def watched(self) -> bool:
+        """True where each group with letters has alerts."""
+        with_letters = {name for name in watch.GROUPS if self.groups[name]["letters"]}
+        return with_letters <= self.alerted
 
     def left(self) -> str:
         """Return a description of the work that is left."""
@@ -74,7 +82,8 @@ def read_state(deployment: Deployment) -> FlowState:
         undecided = sum(
             len(client.call("tx.list", state=state)["transactions"]) for state in OPEN_STATES
         )
-    return FlowState(dict(zip(NAMES, row, strict=True)), groups, undecided)
+    alerted = frozenset(name for (name,) in deployment.query(watch.ALERTED))
+    return FlowState(dict(zip(NAMES, row, strict=True)), groups, undecided, alerted)
 
 
 class Traffic:
@@ -86,6 +95,7 @@ class Traffic:
         self._deployment, self._screen, self._facts, self._plan = deployment, screen, facts, plan
         self._events = deque(plan.scheduled)
         self._outage_ends: float | None = None
+        self._watching = False
 
     def start(self) -> None:
         services = {**CONSUMERS, "orders": ORDERS_PROCESSES, TRACKING: 1}
@@ -100,6 +110,9 @@ class Traffic:
         """Inject the faults that are due; return whether all work and all faults are
         done.
         """
+        if not self._watching and now.groups.keys() >= set(watch.GROUPS):
+            self._deployment.start_watch(self._plan.crash_points[watch.NAME])
+            self._watching = True
         while self._events and now.counts["placed"] >= self._events[0].at * self._facts.orders:
             self._inject(self._events.popleft().fault)
         if self._outage_ends is not None and time.monotonic() >= self._outage_ends:
@@ -116,6 +129,7 @@ class Traffic:
                 process.exit_status() == 0 for process in self._deployment.fleet.named("orders")
             )
             and now.settled
+            and now.watched
         )
 
     def _inject(self, fault: Fault) -> None:

@@ -157,11 +157,9 @@ def _watch(options: Namespace) -> None:
         options.share,
         options.age * SECOND,
     )
-    if (options.alerts_table is None) != (options.dsn is None):
+    if options.alerts_table and not options.dsn:
         raise ConfigError(
-            "--alerts-table",
-            "a table needs a database, and a database a table",
-            hint="--alerts-table ops.alerts --dsn postgresql://...",
+            "--dsn", "the table of --alerts-table needs a database", hint="postgresql://..."
         )
     watched = WatchOptions(
         url=options.url,
@@ -330,7 +328,11 @@ def _watch_options(parser: ArgumentParser) -> None:
     add("--group", action="append", required=True, help="a consumer group; repeatable")
     add("--alerts", metavar="TOPIC", required=True, help="the topic that alerts are sent to")
     add("--alerts-table", metavar="TABLE", help="also add the alerts to this table")
-    add("--dsn", help="the database of that table")
+    add(
+        "--dsn",
+        default=os.environ.get("TXMQ_DSN"),
+        help="the database of that table (default: TXMQ_DSN)",
+    )
     add("--checkpoint", required=True, help="directory for progress and memory")
     add(
         "--every",

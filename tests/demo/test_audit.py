@@ -33,6 +33,8 @@ SELECT 0, order_id, lpad(order_id::text, 32, 'f') || '-0', customer_id, order_id
 FROM orders;
 INSERT INTO sales SELECT ordered_on, 1, total_cents FROM orders;
 INSERT INTO letters VALUES ('payment', 0, 13, 'abandoned', 'blocked');
+INSERT INTO told VALUES ('a', 'payment', 'new-error'), ('b', 'shipping', 'flood');
+INSERT INTO alerts SELECT id, kind, consumer_group, now(), '{}' FROM told;
 INSERT INTO scans VALUES ('s', 1), ('s', 2);  -- a third one was sent, and its producer killed
 INSERT INTO scanned VALUES ('s', 1, 4, 0), ('s', 2, 4, 1), ('s', 3, 4, 2);
 """
@@ -76,6 +78,10 @@ PLANTED = [  # a statement, and the beginning of the claim that it breaks
         "nothing is left on the disks",
     ),
     ("INSERT INTO unsettled VALUES ('tracking', 'spooled', 1)", "nothing is left on the disks"),
+    ("DELETE FROM told WHERE id = 'b'", "each alert"),
+    ("DELETE FROM alerts WHERE id = 'b'", "each alert"),
+    ("INSERT INTO told SELECT * FROM told WHERE id = 'b'", "each alert"),
+    ("UPDATE told SET kind = 'old' WHERE id = 'a'", "each group with letters"),
     ("DELETE FROM scanned WHERE number = 2", "each scan with a receipt"),
     ("INSERT INTO scanned VALUES ('s', 1, 4, 3)", "each scan with a receipt"),
     ("INSERT INTO scanned VALUES ('s', 4, 4, 3), ('s', 4, 4, 4)", "each scanner's scans"),

@@ -27,7 +27,7 @@ def test_another_seed_draws_other_faults() -> None:
 def test_every_crash_point_is_in_the_code() -> None:
     sources = [
         path.read_text("utf-8")
-        for top in ("txmq", "examples")
+        for top in ("txmq", "spark", "examples")
         for path in (ROOT / top).rglob("*.py")
     ]
     known = {name for source in sources for name in re.findall(r'crashpoint\("([\w.]+)"\)', source)}

@@ -93,8 +93,8 @@ def test_the_flow_survives_its_faults(tmp_path: Path) -> None:
     assert counts["committed"] == counts["shipments"] == ORDERS
     assert counts["charges"] + counts["abandoned"] == ORDERS
     assert counts["dead"] == counts["replayed"] + counts["abandoned"]
-    # 6 of orders, 2 of payment, 1 of shipping, 1 of tracking, the broker
-    assert counts["killed"] == 11
+    # 6 of orders, 2 of payment, 1 of shipping, 1 of tracking, the watch, the broker
+    assert counts["killed"] == 12
     assert counts["attempted"] > ORDERS
     for what in (
         "checked back, committed",
@@ -105,6 +105,7 @@ def test_the_flow_survives_its_faults(tmp_path: Path) -> None:
         "replayed",
         "abandoned",
         "duplicates",
+        "alerts",
     ):
         assert counts[what], what
     assert (directory / "shipping.html").read_text("utf-8").startswith("<!")

@@ -178,7 +178,7 @@ def old_letter(client: txmq.Client, group: str) -> bool:
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        (["--alerts-table", "t"], "a table needs a database"),
+        (["--alerts-table", "t", "--dsn", ""], "needs a database"),
         (["--group", "nobody", "--share", "5"], "nobody"),
     ],
 )
