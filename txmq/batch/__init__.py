@@ -6,6 +6,7 @@ The producer encodes a batch once; brokers store it and serve it as the same byt
 """
 
 from txmq.batch.codecs import NO_COMPRESSION, Compression, codec_library
+from txmq.batch.cut import cut_rows
 from txmq.batch.decode import (
     BatchView,
     edited_row,
@@ -33,6 +34,7 @@ __all__ = [
     "RowBatch",
     "RunView",
     "codec_library",
+    "cut_rows",
     "delivery_times",
     "edited_row",
     "encode",

@@ -174,7 +174,7 @@ def _shape(*sizes: int) -> tuple[struct.Struct, int, int]:
 def _encode(
     rows: _Rows, producer: ProducerSequence, born_at: int | Sequence[int], codec: int
 ) -> bytes:
-    producer_id, epoch, sequence = _checked(producer)
+    _checked(producer)
     count = len(rows.bodies)
     if not 0 < count <= limits.BATCH_ROWS or any(
         column is not None and len(column) != count for column in rows
@@ -194,10 +194,21 @@ def _encode(
     columns = sum(flag for flag, buffers in zip(OPTIONAL, optional, strict=True) if buffers)
     key, tag, headers, deliver_at, expire_at = optional
     buffers = (*key, *tag, *headers, *body, births, *deliver_at, *expire_at)
+    tags = tag_filter(text for text in rows.tags if text) if tag and rows.tags else 0
+    return join_columns(buffers, (codec, columns, count, size, youngest), tags, producer)
+
+
+def join_columns(
+    buffers: Buffers, shape: tuple[int, int, int, int, int], tags: int, producer: ProducerSequence
+) -> bytes:
+    """Return the batch that these buffers fill. `shape` is codec, columns, count of
+    rows, size of the bodies and the youngest born_at.
+    """
+    codec, columns, count, size, youngest = shape
+    producer_id, epoch, sequence = producer
     length = LENGTH + sum(map(len, buffers))
     if length > limits.BATCH:
         raise too_large("batch", length, limits.BATCH)
-    tags = tag_filter(text for text in rows.tags if text) if tag and rows.tags else 0
     fields = FIELDS.pack(
         VERSION,
         codec,
@@ -236,14 +247,14 @@ def _texts(texts: Sequence[str | None] | None, kind: str, limit: int) -> Buffers
     lengths = list(map(len, filled if joined.isascii() else [text.encode() for text in filled]))
     if max(lengths) > limit:
         raise LocalProtocolError(f"a {kind} of {max(lengths)} bytes exceeds the limit of {limit}")
-    return _column(lengths, data)
+    return column_of(lengths, data)
 
 
 def _headers(headers: Sequence[Mapping[str, str] | None] | None) -> Buffers:
     if headers is None or not any(headers):
         return ()
     cells = [header_cell(pairs) for pairs in headers]
-    return _column(list(map(len, cells)), b"".join(cells))
+    return column_of(list(map(len, cells)), b"".join(cells))
 
 
 def _bodies(bodies: Sequence[bytes], codec: int) -> tuple[int, int, Buffers]:
@@ -260,7 +271,7 @@ def _bodies(bodies: Sequence[bytes], codec: int) -> tuple[int, int, Buffers]:
         raise too_large("message", max(lengths), limits.MESSAGE)
     if len(data) > limits.BATCH:
         raise too_large("batch", len(data), limits.BATCH)
-    offsets, pad, *plain = _column(lengths, data)
+    offsets, pad, *plain = column_of(lengths, data)
     packed = compress(codec, data)
     if len(packed) + COMPRESSED.size >= len(data):
         return Codec.NONE, len(data), (offsets, pad, *plain)
@@ -271,7 +282,7 @@ def _bodies(bodies: Sequence[bytes], codec: int) -> tuple[int, int, Buffers]:
     )
 
 
-def _column(lengths: list[int], data: bytes) -> Buffers:
+def column_of(lengths: list[int], data: bytes) -> Buffers:
     """Return the buffers of a column, given the lengths and the joined cells."""
     offsets = struct.pack(f"<{len(lengths) + 1}i", *accumulate(lengths, initial=0))
     return offsets, ZEROS[-len(offsets) % 8], data, ZEROS[-len(data) % 8]

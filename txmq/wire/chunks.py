@@ -24,7 +24,7 @@ HEAD = struct.Struct("<IIq")
 PLACE = struct.Struct("<qqqIHHq")
 ROWS = struct.Struct("<IIII")
 FURTHER = struct.Struct("<IIq")
-REDELIVERY, SUBSET = 1, 2  # flags: a retry or replay of one row; only some of the batch's rows
+REDELIVERY, SUBSET = 1, 2  # flags: retries or replays; only some of the batch's rows
 ALIGN = 8  # of a batch in the payload, so that Arrow can use its columns in place
 
 

@@ -89,15 +89,21 @@ def test_retries_of_one_large_batch_count_as_one_batch_of_a_fetch(
         world.publish("t", *range(4))
     world.join("a", retry=QUICK)
     for offset in world.offsets("a"):
-        world.nack("a", offset)
+        if offset == 1:
+            world.ack("a", (1, 2))
+        else:
+            world.nack("a", offset)
     world.now += 10 * SECOND
-    assert [c.start for c in world.plan("a", size=BATCH).candidates] == [0], (
-        "each goes out with its whole batch"
-    )
+
+    def planned(size: int) -> list[tuple[int, int]]:
+        return [(c.start, c.rows) for c in world.plan("a", size=size).candidates]
+
+    assert planned(BATCH) == [(0, 1)], "each piece goes out with its whole batch"
     monkeypatch.setattr(planning, "SINGLE_ROW_BYTES", BATCH - 1)
-    assert [c.start for c in world.plan("a", size=BATCH).candidates] == [0, 1, 2, 3]
+    assert planned(BATCH) == [(0, 1), (2, 2)]
+    assert planned(2 * BATCH) == [(0, 1), (2, 2), (4, 4)]
     monkeypatch.setattr(planning, "MAX_ROWS", 3)
-    assert [c.start for c in world.plan("a").candidates] == [0, 1, 2]
+    assert planned(2 * BATCH) == [(0, 1), (2, 2)]
 
 
 def test_messages_are_delivered_once_they_are_durable(world: ConsumersWorld) -> None:

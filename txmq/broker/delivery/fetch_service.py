@@ -5,11 +5,12 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from functools import partial
 from itertools import accumulate, chain, islice
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import structlog
 
-from txmq.batch import BatchView, has_expiry, key_hashes, single_row
+from txmq.batch import BatchView, cut_rows, has_expiry, key_hashes, read_header
 from txmq.broker.delivery.long_polls import MAX_WAIT_MS
 from txmq.broker.engine.log_reader import read_batches, read_before_damage
 from txmq.core.consumers.candidates import SINGLE_ROW_BYTES, Candidate, CandidateSource, FetchLimits
@@ -40,9 +41,34 @@ MAX_MESSAGES = 10_000
 MAX_BYTES = 2 << 20  # of one reply: larger ones only leave the processor's cache
 REPLY_BYTES = 4 << 20  # of one reply, as they are sent, unless its first batch is larger
 
-# of large batches of which rows go out, by position: decompressed once for a reply
-BatchViews = dict[int, BatchView]
 log = structlog.get_logger()
+
+
+class BatchParts:
+    """The rows to send of batches of one reply. Each is read and cut once."""
+
+    def __init__(self) -> None:
+        self._views: dict[int, BatchView] = {}  # by position
+        self._parts: dict[tuple[int, int, int], bytes] = {}
+
+    def get(
+        self, candidate: Candidate, position: int, batch: bytes, first: int, rows: int
+    ) -> bytes:
+        """Return the batch to send for some of its rows: these rows alone, if there is
+        one, or if they have failed before and are less than half of a large batch.
+        """
+        wanted = rows == 1 or candidate.source is CandidateSource.FAILED
+        if len(batch) <= SINGLE_ROW_BYTES or not wanted:
+            return batch
+        if (part := self._parts.get((position, first, rows))) is not None:
+            return part
+        view = self._views.get(position)
+        if view is None:
+            view = self._views[position] = BatchView(batch)
+        whole = len(view) == 1 or (rows > 1 and 2 * rows >= len(view))
+        part = batch if whole else cut_rows(batch, first, rows, view)
+        self._parts[position, first, rows] = part
+        return part
 
 
 class FetchService:
@@ -212,8 +238,8 @@ class _FetchRequest:
         on, the reply waits until that is durable.
         """
         certain = self._engine.certain()  # what expires is gone for good
-        views = BatchViews()
-        fitting = self._fit(candidates, batches, views)
+        parts = BatchParts()
+        fitting = self._fit(candidates, batches, parts)
         reads = tuple(
             inspect_candidate(c, b, certain) if b else CandidateRead(c, unwanted=True)
             for c, b in zip(candidates[:fitting], batches[:fitting], strict=True)
@@ -226,7 +252,7 @@ class _FetchRequest:
             if isinstance(reply, Rejected):
                 self._session.reject(self._frame, reply)
             elif reply.deliveries or last:
-                self._send(reply, candidates, batches, names, views)
+                self._send(reply, candidates, batches, names, parts)
             else:
                 self._restart()
 
@@ -234,15 +260,17 @@ class _FetchRequest:
         self._engine.submit(Deliver(*self._member, reads), deliver)
 
     def _fit(
-        self, candidates: tuple[Candidate, ...], batches: list[Batches], views: BatchViews
+        self, candidates: tuple[Candidate, ...], batches: list[Batches], parts: BatchParts
     ) -> int:
         """Return how many candidates fit in the reply as they are sent, one at least.
         The plan counts stored bytes; a row of a compressed batch is sent unpacked.
         """
         size = 0
         for number, (candidate, read) in enumerate(zip(candidates, batches, strict=True)):
-            if candidate.rows == 1 and read:
-                size += len(single(candidate.batch.position, read[0], candidate.first_row, views))
+            if len(read) == 1:
+                first, rows = candidate.first_row, candidate.rows
+                position = candidate.batch.position
+                size += len(parts.get(candidate, position, read[0], first, rows))
             else:
                 size += sum(map(len, read))
             if number and size > REPLY_BYTES:
@@ -255,7 +283,7 @@ class _FetchRequest:
         candidates: tuple[Candidate, ...],
         batches: list[Batches],
         names: dict[int, str],
-        views: BatchViews,
+        parts: BatchParts,
     ) -> None:
         """Send the leased messages. Pieces of one batch may need more room than the
         reply has: what does not fit is returned.
@@ -268,7 +296,7 @@ class _FetchRequest:
             name = names[candidate.topic_id]
             if size <= REPLY_BYTES:
                 read = batches[delivery.read_index]
-                chunk = self._chunk(delivery, reply.lease, candidate, read, name, views)
+                chunk = self._chunk(delivery, reply.lease, candidate, read, name, parts)
                 size += chunk_size(name, len(chunk.batch))
                 if size <= REPLY_BYTES or not chunks:
                     chunks.append(chunk)
@@ -276,7 +304,7 @@ class _FetchRequest:
             surplus.append((name, candidate.partition, delivery.start, delivery.end))
         if surplus:
             self._engine.submit(ReturnMessages(*self._member, tuple(surplus)), _returned)
-        self._reply(chunks)
+        self._reply(join_chunks(chunks, self._request.run) if self._request.run else chunks)
 
     def _restart(self) -> None:
         """Plan again in the next turn: nothing of the plan was to be delivered, and
@@ -299,16 +327,16 @@ class _FetchRequest:
         candidate: Candidate,
         batches: Batches,
         topic: str,
-        views: BatchViews,
+        parts: BatchParts,
     ) -> Chunk:
         rows = delivery.end - delivery.start
         flags = REDELIVERY if candidate.source is CandidateSource.FAILED else 0
         base, (stored, *others), (batch, *more) = batches_of(delivery, candidate, batches)
         first = delivery.start - base
-        if rows == 1:
-            alone = single(stored.position, batch, first, views)
-            if alone is not batch:
-                batch, base, first = alone, delivery.start, 0
+        if not more:
+            part = parts.get(candidate, stored.position, batch, first, rows)
+            if part is not batch:
+                batch, base, first = part, delivery.start, 0
         further = tuple([(entry.length, entry.count, entry.stored_at) for entry in others])
         return Chunk(
             topic,
@@ -329,16 +357,45 @@ class _FetchRequest:
         self._session.reply(self._frame, pack_chunks(chunks, generation=self._request.generation))
 
 
-def single(position: int, batch: bytes, row: int, views: BatchViews) -> bytes:
-    """Return the batch to send for one row: the row alone, unless the batch is small,
-    or has no other rows.
+def join_chunks(chunks: list[Chunk], most: int) -> list[Chunk]:
+    """Return chunks of messages that had failed before, neighbours joined to runs of at
+    most so many rows.
     """
-    if len(batch) <= SINGLE_ROW_BYTES:
-        return batch
-    view = views.get(position)
-    if view is None:
-        view = views[position] = BatchView(batch)
-    return batch if len(view) == 1 else single_row(batch, row, view)
+    joined: list[Chunk] = []
+    run: list[Chunk] = []
+    end = rows = 0  # of the run: offset behind its batches, number of its rows
+    for chunk in chunks:
+        if not (
+            run
+            and (chunk.base_offset, chunk.first_row) == (end, 0)
+            and _ALIKE(chunk) == _ALIKE(run[0])
+            and chunk.flags & REDELIVERY
+            and rows + chunk.rows <= most
+        ):
+            joined += _run_of(run)
+            run, rows = [], 0
+        run.append(chunk)
+        rows += chunk.rows
+        whole = chunk.first_row + chunk.rows == read_header(chunk.batch).count
+        end = chunk.base_offset + chunk.first_row + chunk.rows if whole else -1
+    return [*joined, *_run_of(run)]
+
+
+# what the chunks of a run have in common
+_ALIKE = attrgetter("topic", "partition", "attempt", "flags", "lease_id")
+
+
+def _run_of(chunks: list[Chunk]) -> list[Chunk]:
+    """Return neighbouring chunks of a batch each as one chunk."""
+    if len(chunks) < 2:
+        return chunks
+    first, *others = chunks
+    further = tuple(
+        (len(chunk.batch), read_header(chunk.batch).count, chunk.stored_at) for chunk in others
+    )
+    batch = b"".join(chunk.batch for chunk in chunks)
+    rows = sum(chunk.rows for chunk in chunks)
+    return [first._replace(rows=rows, batch=batch, further=further)]
 
 
 def _returned(reply: object) -> None:

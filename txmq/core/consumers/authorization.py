@@ -111,8 +111,8 @@ class LeaseClaim:
 
     def _held_rows(self, tp: TopicPartition, start: int, end: int) -> list[MessageRef]:
         held = self._group.leased_rows
-        if end - start == 1:
-            claimed: Iterable[MessageRef] = ((*tp, start),)
+        if end - start <= len(held):
+            claimed: Iterable[MessageRef] = [(*tp, offset) for offset in range(start, end)]
         else:
             claimed = [row for row in held if row[:2] == tp and start <= row[2] < end]
         return [row for row in claimed if row in held and self._is_own(held[row])]

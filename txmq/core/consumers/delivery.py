@@ -80,6 +80,7 @@ class _DeliveryBuilder:
         self.changes = FailureChanges(state, group, now, leasing=True)
         self._ranges: list[AttemptRange] = []
         self._rows: list[MessageRef] = []
+        self._decided: set[MessageRef] = set()  # failed messages
         self._deliveries: list[DeliveredRange] = []
         self._stops: list[Range] = []
         self._expired: list[Range] = []
@@ -106,7 +107,8 @@ class _DeliveryBuilder:
         if not is_open:
             return
         if failed:
-            self._add_row(number, read, tp)
+            for offset in range(candidate.start, candidate.start + candidate.rows):
+                self._add_row(number, read, tp, offset)
         elif self._is_deliverable(read, tp):
             self._add_range(number, read, tp)
 
@@ -239,8 +241,8 @@ class _DeliveryBuilder:
             start = self._ranges.pop()[2]
         self._ranges.append((*tp, start, end, attempt))
 
-    def _add_row(self, number: int, read: CandidateRead, tp: TopicPartition) -> None:
-        ref = (*tp, read.candidate.start)
+    def _add_row(self, number: int, read: CandidateRead, tp: TopicPartition, offset: int) -> None:
+        ref = (*tp, offset)
         group = self._group
         row = failed_messages.get(self._state, group, ref)
         if (
@@ -252,21 +254,22 @@ class _DeliveryBuilder:
             or planning.is_for_others(group, self._member, tp, row)
         ):
             return
-        decided = (
-            ref in self._rows
-            or ref in self._expired_rows
-            or self.changes.is_fenced(ref, row.key_hash)
-        )
-        if decided:
+        if ref in self._decided or self.changes.is_fenced(ref, row.key_hash):
             return
-        if read.expired:
+        self._decided.add(ref)
+        if offset in read.expired:
             self._expired_rows.append(ref)
             self.changes.processed(ref, row.key_hash)
         elif planning.is_exhausted(group, tp, row):
             self.changes.dead_letter(ref, poison.dead_letter_row(row))
         elif row.deaths == read.candidate.deaths and self._fits_deaths(row.deaths):
             self._rows.append(ref)
-            self._deliveries.append(DeliveredRange(number, ref[2], ref[2] + 1, row.attempt + 1))
+            start, attempt = offset, row.attempt + 1
+            if self._deliveries:
+                last = self._deliveries[-1]
+                if (last.read_index, last.end, last.attempt) == (number, offset, attempt):
+                    start = self._deliveries.pop().start
+            self._deliveries.append(DeliveredRange(number, start, offset + 1, attempt))
 
     def outcome(self) -> Outcome:
         """Return the event and the reply.

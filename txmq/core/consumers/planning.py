@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 # Due suspects of one partition that a fetch passes over, because they have other counts
 # of deaths than the suspects it delivers.
 SUSPECTS_SKIPPED = 64
-MAX_ROWS = 500  # failed messages of one fetch; each needs a chunk of its own
+# failed messages of one fetch: each has a row that changes
+MAX_ROWS = 1_000
 # Bytes of a fetch that each partition gets at least. Batches of partitions alternate in
 # the log, so smaller amounts would mean more reads.
 MIN_PARTITION_BYTES = 256 << 10
@@ -175,6 +176,10 @@ class _Planner:
         # Positions of large batches of which single rows are in the plan.
         self._single_row_batches: set[int] = set()
         self.candidates: list[Candidate] = []
+        # Failed messages that stand side by side in one batch, to be one candidate: the
+        # first one with its row, and their number.
+        self._first_row: tuple[MessageRef, FailedMessage] | None = None
+        self._rows = 0
 
     def _full(self, length: int = 0) -> bool:
         return self._messages <= 0 or (
@@ -209,6 +214,7 @@ class _Planner:
                 if not is_exhausted(group, TopicPartition(ref[0], ref[1]), row):
                     if ready:
                         self._add_row(ref, row)
+                        self._close_rows()
                     return True
         for tp in filter(self._may_redeliver, group.suspect_partitions):
             for start, _end, redelivery in poison.next_redeliveries(group, tp):
@@ -228,7 +234,7 @@ class _Planner:
 
         The first message in the plan sets the number.
         """
-        if self.candidates or not deaths:
+        if self.candidates or self._rows or not deaths:
             return deaths == self._deaths
         if (
             deaths >= failed_messages.ISOLATED_AFTER
@@ -246,12 +252,16 @@ class _Planner:
 
     def due_rows(self, most: int) -> None:
         """Plan at most `most` failed messages that are due."""
+        self._due_rows(most)
+        self._close_rows()
+
+    def _due_rows(self, most: int) -> None:
         for tp in list(self._group.retrying):
             if self._is_stopped(tp) or not may_deliver_row(self._group, self._member, tp):
                 continue
             passed = 0
             for ref, row in failed_messages.due_rows(self._state, self._group, tp, self._now):
-                if most <= 0 or self._full(self._size(row)):
+                if most <= 0 or self._full(self._size(ref, row)):
                     return
                 if row.trial_by and is_for_others(self._group, self._member, tp, row):
                     continue
@@ -264,29 +274,58 @@ class _Planner:
                     break
 
     def _add_row(self, ref: MessageRef, row: FailedMessage) -> None:
-        batch = t.BatchEntry(row.position, row.length, 0, row.stored_at, 0, row.visible_at)
-        topic_id, partition, offset = ref
-        place = (topic_id, partition, offset - row.row, row.row, 1)
-        tp = TopicPartition(topic_id, partition)
-        deaths = 0 if row.deaths and is_exhausted(self._group, tp, row) else row.deaths
         self._messages -= 1
-        self._bytes -= self._size(row)
+        if self._first_row is not None and self._is_next(*self._first_row, ref, row):
+            self._rows += 1
+            return
+        self._close_rows()
+        self._bytes -= self._size(ref, row)
         if row.length > SINGLE_ROW_BYTES:
             self._single_row_batches.add(row.position)
+        self._first_row, self._rows = (ref, row), 1
+
+    def _is_next(
+        self, first_ref: MessageRef, first: FailedMessage, ref: MessageRef, row: FailedMessage
+    ) -> bool:
+        """Return True if a failed message follows those before it in their batch."""
+        return (
+            row.position == first.position
+            and row.row == first.row + self._rows
+            and ref[2] == first_ref[2] + self._rows
+            and ref[:2] == first_ref[:2]
+            and row.attempt == first.attempt
+            and not row.deaths
+            and not first.deaths
+        )
+
+    def _close_rows(self) -> None:
+        """Make one candidate of neighbouring failed messages."""
+        if self._first_row is None:
+            return
+        (topic_id, partition, offset), row = self._first_row
+        tp = TopicPartition(topic_id, partition)
+        deaths = 0 if row.deaths and is_exhausted(self._group, tp, row) else row.deaths
         self.candidates.append(
             Candidate(
                 CandidateSource.FAILED,
-                *place,
+                *(topic_id, partition, offset - row.row, row.row, self._rows),
                 row.attempt + 1,
                 needs_keys=False,
-                batch=batch,
+                batch=t.BatchEntry(row.position, row.length, 0, row.stored_at, 0, row.visible_at),
                 deaths=deaths,
             )
         )
+        self._first_row, self._rows = None, 0
 
-    def _size(self, row: FailedMessage) -> int:
-        """Return the bytes that a failed message counts for: its whole batch, once."""
-        return 0 if row.position in self._single_row_batches else row.length
+    def _size(self, ref: MessageRef, row: FailedMessage) -> int:
+        """Return the bytes that a failed message counts for: its whole batch, unless it
+        goes out with another one of it.
+        """
+        before = self._first_row
+        together = row.position in self._single_row_batches or (
+            before is not None and self._is_next(*before, ref, row)
+        )
+        return 0 if together else row.length
 
     def partitions(self) -> None:
         """Plan messages of the member's partitions, in a rotating order.
