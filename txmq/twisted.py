@@ -42,7 +42,7 @@ from txmq.client.protocol.lives import Trace
 from txmq.client.protocol.message_search import FoundMessage
 from txmq.client.protocol.plans import PlannedLetter, PlanStatus
 from txmq.client.protocol.sender.batches import StoredBatch
-from txmq.client.protocol.settings import ClientSettings, Options, refuse_spool
+from txmq.client.protocol.settings import ClientSettings, Options, refuse_spool, traced
 from txmq.client.protocol.transaction.checks import Half
 from txmq.client.protocol.transaction.half_message import HalfMessage
 from txmq.client.twisted.client import Client, Found
@@ -126,7 +126,7 @@ def connect(
     settings = ClientSettings.of(service, **options)
     if not isinstance(url, str):
         refuse_spool(settings)
-        return Cluster(reactor, url, settings, partition_map)
+        return traced(Cluster(reactor, url, settings, partition_map), settings)
     if partition_map is not None:
         raise ConfigError(
             "partition_map",
@@ -134,7 +134,7 @@ def connect(
             hint="leave it out, or give a sequence of URLs",
         )
     if settings.spool is None:
-        return Client(TwistedCore(reactor, url, settings))
+        return traced(Client(TwistedCore(reactor, url, settings)), settings)
     from txmq.client.twisted.spooling import SpoolingClient  # noqa: PLC0415  # few need it
 
-    return SpoolingClient(reactor, url, settings)
+    return traced(SpoolingClient(reactor, url, settings), settings)

@@ -308,7 +308,7 @@ class Client(TypedTopicCalls, AwaitedMessageCalls, AioCloseable):
             Opcode.GROUP, bundle.store_request(), bundle.require_stored, bundle.store_request
         )
         self._checkers.start()
-        return HalfMessage(bundle.token, decide)
+        return bundle.half_message(decide)
 
     def register_checker(self, name: str, checker: Checker) -> None:
         """Let this process decide the half transactions of a checker.

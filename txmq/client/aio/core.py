@@ -44,7 +44,9 @@ class AioCore:
                 hint='use txmq.connect(url, spool="directory") in a thread, or leave it out',
             )
         self.settings = settings
-        self.topics = TopicCache(self._described, settings.partitioner, settings.body_compression)
+        self.topics = TopicCache(
+            self._described, settings.partitioner, settings.body_compression, settings.telemetry
+        )
         self.closed = False
         self._failover_after = failover_after
         self._connector = Connector(parse_url(url))

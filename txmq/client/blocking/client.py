@@ -146,7 +146,7 @@ class Client(BlockingProducer, BlockingMessageCalls, TypedTopicCalls):
 
         def stored(payload: bytes) -> HalfMessage[Future[bool]]:
             bundle.require_stored(payload)
-            return HalfMessage(bundle.token, decide)
+            return bundle.half_message(decide)
 
         core.topics.get(topic)
         return core.sender.request(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Unpack, overload
 
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.core import BlockingCore
-from txmq.client.protocol.settings import ClientSettings, Options, refuse_spool
+from txmq.client.protocol.settings import ClientSettings, Options, refuse_spool, traced
 from txmq.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def connect(
         from txmq.client.blocking.cluster import Cluster  # noqa: PLC0415
 
         refuse_spool(settings)
-        return Cluster(url, settings, partition_map)
+        return traced(Cluster(url, settings, partition_map), settings)
     if partition_map is not None:
         raise ConfigError(
             "partition_map",
@@ -61,8 +61,8 @@ def connect(
             hint="leave it out, or give a sequence of URLs",
         )
     if settings.spool is None:
-        return Client(BlockingCore(url, settings))
+        return traced(Client(BlockingCore(url, settings)), settings)
     from txmq.client.blocking.spooling_client import SpoolingClient  # noqa: PLC0415
     from txmq.client.blocking.spooling_core import SpoolingCore  # noqa: PLC0415
 
-    return SpoolingClient(SpoolingCore(url, settings))
+    return traced(SpoolingClient(SpoolingCore(url, settings)), settings)

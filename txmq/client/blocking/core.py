@@ -250,7 +250,9 @@ class BlockingCore:
 
     def _new_topics(self) -> TopicCache:
         settings = self.settings
-        return TopicCache(self._describe, settings.partitioner, settings.body_compression)
+        return TopicCache(
+            self._describe, settings.partitioner, settings.body_compression, settings.telemetry
+        )
 
     def _new_sender(self) -> Sender:
         settings = self.settings

@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from os import PathLike, fspath
-from typing import Literal, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeVar, Unpack
 from uuid import UUID
 
 from txmq.batch import NO_COMPRESSION, Codec, Compression, codec_library
 from txmq.client.protocol.identity import ProducerInstance
 from txmq.errors import ConfigError
+from txmq.errors.extras import require
 from txmq.model.message import is_name
+
+if TYPE_CHECKING:  # OpenTelemetry is for those who ask for it
+    from txmq.client.protocol.telemetry.tracing import Telemetry
+
+T = TypeVar("T")
 
 # Of topic, key and number of partitions; None leaves the choice to the key's hash.
 Partitioner = Callable[[str, str | None, int], int | None]
@@ -41,7 +47,9 @@ class Options(TypedDict, total=False):
     messages while no broker answers, which are sent in their order when it is back.
     `spool_bytes`: the most that may wait there, 1 GiB. `spool_full`: at this limit
     sends "block" for up to `timeout` seconds, or "refuse" at once; both fail with
-    SpoolFull.
+    SpoolFull. `telemetry`: True sends spans and metrics to the providers of
+    OpenTelemetry that the program has set (extra `otel`); `txmq.Telemetry(…)` names
+    others.
     """
 
     instance: str | None
@@ -58,6 +66,7 @@ class Options(TypedDict, total=False):
     spool: str | PathLike[str] | None
     spool_bytes: int
     spool_full: Literal["block", "refuse"]
+    telemetry: Telemetry | bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +90,7 @@ class ClientSettings:
     spool: str | PathLike[str] | None = None
     spool_bytes: int = 1 << 30
     spool_full: Literal["block", "refuse"] = "block"
+    telemetry: Telemetry | None = None
 
     def __post_init__(self) -> None:
         if self.service is not None and not is_name(self.service):
@@ -147,10 +157,38 @@ class ClientSettings:
         """Return the settings with these options. Raises ConfigError."""
         if unknown := options.keys() - Options.__optional_keys__:
             raise ConfigError("connect", f"there is no option {min(unknown)!r}", hint=OPTIONS_HINT)
+        fields: dict[str, Any] = {**options, "telemetry": _telemetry(options.get("telemetry"))}
         try:
-            return cls(service, **options)
+            return cls(service, **fields)
         except TypeError as error:
             raise ConfigError("connect", str(error), hint=OPTIONS_HINT) from error
+
+
+def _telemetry(option: object) -> Telemetry | None:
+    """Return where spans and metrics go. Raises ConfigError, or MissingExtra."""
+    if option is None or option is False:
+        return None
+    require("otel", "opentelemetry")
+    # for those who ask for it
+    from txmq.client.protocol.telemetry.tracing import Telemetry  # noqa: PLC0415
+
+    if option is True:
+        return Telemetry()
+    if not isinstance(option, Telemetry):
+        raise ConfigError(
+            "telemetry", f"{option!r:.80} is not accepted", hint="give True, or txmq.Telemetry(…)"
+        )
+    return option
+
+
+def traced(client: T, settings: ClientSettings) -> T:
+    """Return a client, with spans around its calls if the settings say so."""
+    if settings.telemetry is not None:
+        # for those who ask for it
+        from txmq.client.protocol.telemetry.instrument import instrument_client  # noqa: PLC0415
+
+        instrument_client(client, settings.telemetry)
+    return client
 
 
 def refuse_spool(settings: ClientSettings) -> None:

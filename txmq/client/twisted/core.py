@@ -57,7 +57,9 @@ class TwistedCore:
         self._new_blocking = blocking_client or _blocking_client
         self.reactor, self.settings = reactor, settings
         self.threads = Threads(reactor, settings.connections)
-        self.topics = TopicCache(self._described, settings.partitioner, settings.body_compression)
+        self.topics = TopicCache(
+            self._described, settings.partitioner, settings.body_compression, settings.telemetry
+        )
         self.sender = TwistedSender(reactor, self.topics, settings, self.refresh, failover_after)
         self.closed = False
         self._url, self._addresses = url, parse_url(url)

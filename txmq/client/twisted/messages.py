@@ -87,4 +87,4 @@ async def _store_half(core: TwistedCore, bundle: HalfBundle) -> HalfMessage[Defe
         Opcode.GROUP, bundle.store_request(), bundle.require_stored, bundle.store_request
     )
     core_of(core.blocking).answer_checks()
-    return HalfMessage(bundle.token, decide)
+    return bundle.half_message(decide)

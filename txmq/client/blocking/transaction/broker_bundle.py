@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from uuid import UUID
 
 from txmq.client.blocking.core import BlockingCore
@@ -32,6 +32,9 @@ from txmq.model.bundle import BundleReceipt, BundleState
 from txmq.model.message import ROLLBACK, Decision, Receipt
 from txmq.wire.bundle import BundleDescription, BundlePart
 
+if TYPE_CHECKING:  # OpenTelemetry is for those who ask for it
+    from txmq.client.protocol.telemetry.tracing import Operation
+
 
 class BundlePosition(NamedTuple):
     """The length of a bundle's buffer and of its acks at a savepoint."""
@@ -44,7 +47,12 @@ BUNDLE_START = BundlePosition(BufferPosition(0, 0), 0)
 
 
 class BrokerBundle:
-    """A transaction's messages and acks at one broker. For one thread."""
+    """A transaction's messages and acks at one broker. For one thread.
+
+    `decided_by_seal`: the request that completes it commits it.
+    """
+
+    decided_by_seal: ClassVar[bool] = False
 
     def __init__(self, core: BlockingCore, token: UUID) -> None:
         self.core, self.token = core, token
@@ -59,6 +67,7 @@ class BrokerBundle:
         self._description: BundleDescription | None = None
         self._upload: BundleUpload | None = None
         self._decision: PendingDecision | None = None
+        self._operation: Operation | None = None
 
     @property
     def empty(self) -> bool:
@@ -115,8 +124,20 @@ class BrokerBundle:
         nothing.
         """
         assert self._upload is not None, "build() comes before send()"
-        self._upload.send()
+        telemetry = self.core.settings.telemetry
+        if telemetry is not None:
+            self._operation = telemetry.store(self.buffer.items, decided=self.decided_by_seal)
+        try:
+            self._upload.send()
+        except BaseException as error:
+            self._end_operation(error)
+            raise
         self.sent = True
+
+    def _end_operation(self, error: BaseException | None = None) -> None:
+        if self._operation is not None:
+            self._operation.end(None, error)
+            self._operation = None
 
     def extend_deadline(self, deadline: float) -> None:
         """Set a later deadline for the receipt."""
@@ -133,9 +154,12 @@ class BrokerBundle:
         assert self._upload is not None, "send() comes before await_receipt()"
         try:
             receipt = self._await_receipt()
-        except RequestRejected:
-            self.sent = self._upload.part_count > 1  # some parts may be stored
+        except BaseException as error:
+            self._end_operation(error)
+            if isinstance(error, RequestRejected):
+                self.sent = self._upload.part_count > 1  # some parts may be stored
             raise
+        self._end_operation()
         if receipt.state == BundleState.ROLLED_BACK:
             raise TransactionAborted(
                 f"Transaction {self.token} was rolled back before it was complete",
@@ -159,6 +183,7 @@ class BrokerBundle:
 
     def abandon(self) -> None:
         """Stop waiting for the receipt."""
+        self._end_operation()
         if self._upload is not None:
             self._upload.abandon()
 

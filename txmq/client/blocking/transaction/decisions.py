@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from uuid import UUID
 
 from txmq.client.blocking.core import BlockingCore
@@ -16,6 +16,7 @@ from txmq.model.message import Decision
 from txmq.wire.calls.encoding import encode_call
 from txmq.wire.data_requests import Opcode, unpack_decide_receipt
 
+NOT_TRACED = nullcontext()
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.005, 0.2  # between polls of a bundle's state
 
 
@@ -27,7 +28,9 @@ def decide(
     Raises Conflict if the bundle has the other outcome, and as a call does.
     """
     payload = decide_request(token, outcome, core.settings.service)
-    return unpack_decide_receipt(core.request(Opcode.DECIDE, payload, timeout=timeout, repeat=True))
+    with _deciding(core, token, outcome):
+        receipt = core.request(Opcode.DECIDE, payload, timeout=timeout, repeat=True)
+    return unpack_decide_receipt(receipt)
 
 
 def submit_decision(core: BlockingCore, token: UUID, outcome: Decision) -> Future[bytes]:
@@ -41,7 +44,13 @@ def send_decision(core: BlockingCore, token: UUID, outcome: Decision) -> Pending
     The answer is read by a later request on the same connection.
     """
     request = decide_request(token, outcome, core.settings.service)
-    return core.decision_pipeline.send(token, outcome, request)
+    with _deciding(core, token, outcome):
+        return core.decision_pipeline.send(token, outcome, request)
+
+
+def _deciding(core: BlockingCore, token: UUID, outcome: Decision) -> AbstractContextManager[None]:
+    telemetry = core.settings.telemetry
+    return NOT_TRACED if telemetry is None else telemetry.deciding(token, outcome)
 
 
 def request_check(core: BlockingCore, token: UUID) -> None:

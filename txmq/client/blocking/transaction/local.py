@@ -29,6 +29,8 @@ SHOW_HINT = "see `txmq tx show` once the broker answers"
 class LocalBundle(BrokerBundle):
     """A bundle whose seal decides it."""
 
+    decided_by_seal = True
+
     def _parts(self, stored: Sequence[BundlePart] = ()) -> list[BundlePart]:
         *parts, last = super()._parts(stored)
         return [*parts, last._replace(commit=True)]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Any, Self, Unpack
 
 from txmq.client.protocol.awaited.core import AwaitedCore
 from txmq.client.protocol.sender.routing import Routing
@@ -87,7 +87,7 @@ class Transaction:
         known: bool | None = False
         try:
             if error is None and not self._buffer.empty:
-                await self._commit()
+                await self._traced(self._commit())
                 committed = True
         except TxmqError as failure:
             known = None if failure.outcome == "unknown" else False
@@ -96,6 +96,15 @@ class Transaction:
             self._buffer.clear()
             for owner, delivered in self._acked:
                 owner.transaction_ended(delivered, committed=committed or known)
+
+    def _traced(self, work: Coroutine[Any, Any, None]) -> Awaitable[None]:
+        telemetry = self._core.settings.telemetry
+        if telemetry is None:
+            return work
+        traced: Awaitable[None] = telemetry.store(self._buffer.items, decided=True).around(
+            lambda: work
+        )
+        return traced
 
     async def _commit(self) -> None:
         for topic in self._topics:

@@ -82,6 +82,8 @@ class CheckedOperations(Operations):
         except BodyMismatch as error:
             self.nack(message, None, error, dead=True)
             self.has_refused = True
+            if self.on_refused is not None:
+                self.on_refused(message, error)
             return False
         return True
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from txmq.client.log import get_logger
 from txmq.client.protocol.consumer.failure import describe_failure
@@ -40,6 +40,7 @@ class Operations:
 
     # Messages were dead-lettered at receipt: the broker is to be told.
     has_refused = False
+    on_refused: Callable[[DeliveredMessage, BaseException], object] | None = None
 
     def __init__(self, member: Member) -> None:
         self._member = member

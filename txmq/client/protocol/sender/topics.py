@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.batch import NO_COMPRESSION, Compression
 from txmq.client.protocol.sender.rows import Rows, places_by_partition
@@ -12,6 +12,9 @@ from txmq.client.protocol.settings import Partitioner
 from txmq.errors import LocalProtocolError, RemoteProtocolError
 from txmq.model.keys import partition_of
 from txmq.model.message import check_name
+
+if TYPE_CHECKING:  # OpenTelemetry is for those who ask for it
+    from txmq.client.protocol.telemetry.tracing import Telemetry
 
 # Returns the broker's description of a topic. The broker may create it at first use.
 Describe = Callable[[str], dict[str, Any]]
@@ -44,7 +47,7 @@ def parse_description(topic: str, reply: Mapping[str, Any]) -> TopicMetadata:
 
 
 class TopicCache:
-    """Metadata of topics, the client's choice of partitions, and its compression.
+    """Metadata of topics, the client's choice of partitions, its compression and spans.
 
     For any number of threads.
     """
@@ -54,12 +57,13 @@ class TopicCache:
         describe: Describe,
         partitioner: Partitioner | None,
         compression: Compression = NO_COMPRESSION,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self._describe = describe
         self._partitioner = partitioner
         self._metadata: dict[str, TopicMetadata] = {}
         self.has_partitioner = partitioner is not None
-        self.compression = compression
+        self.compression, self.telemetry = compression, telemetry
         self._turns, self._refreshes = count(), count()
         self._refreshed: dict[str, int] = {}  # by topic: the number of the refresh
 

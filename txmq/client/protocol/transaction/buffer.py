@@ -140,9 +140,10 @@ class Buffer:
         self, topic: str, message: Message, born_at: int, requested_partition: int | None
     ) -> None:
         """Add a message. Raises LocalProtocolError or MessageTooLarge."""
-        self.items.append(
-            BufferedSend(check_name(topic, "topic"), frozen(message), born_at, requested_partition)
-        )
+        check_name(topic, "topic")
+        if self._topics.telemetry is not None:
+            message = self._topics.telemetry.create(topic, message)
+        self.items.append(BufferedSend(topic, frozen(message), born_at, requested_partition))
 
     def add_columns(self, topic: str, columns: ColumnRows, requested_partition: int | None) -> None:
         """Add columns, which must not be changed before the end of the transaction."""

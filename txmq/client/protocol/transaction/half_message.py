@@ -108,6 +108,18 @@ class HalfBundle:
         [part] = split_into_parts(self.token, self._description, batches)
         return b"".join(pack_part(part))
 
+    def half_message(self, decide: Callable[[Decision], F]) -> HalfMessage[F]:
+        """Return the stored half message, which is decided by that call."""
+        telemetry = self._topics.telemetry
+        if telemetry is None:
+            return HalfMessage(self.token, decide)
+
+        def traced(outcome: Decision) -> F:
+            decided: F = telemetry.decide(self.token, outcome).around(lambda: decide(outcome))
+            return decided
+
+        return HalfMessage(self.token, traced)
+
     def decide_request(self, outcome: Decision) -> bytes:
         """Return the payload of the DECIDE request."""
         return decide_request(self.token, outcome, self._description.service)
