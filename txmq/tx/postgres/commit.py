@@ -50,7 +50,8 @@ async def guarded_commit(
 ) -> CommitOutcome:
     """Commit the open transaction; return only if it is committed.
 
-    `commit` sends COMMIT in the driver's place, and shows no command tag. Raises
+    `commit` sends COMMIT in the driver's place, and returns the command tag, or None
+    where it does not know that. Raises
     TransactionAborted or DatabaseConflict where it certainly is not, and
     TransactionEnded where it is not the caller's block's any more. Raises InDoubt with
     the token where the outcome is unknown: then no decision may be sent, and a resolver
@@ -63,7 +64,7 @@ async def guarded_commit(
             if commit is None:
                 tag = await driver.commit()
             else:
-                await commit()
+                tag = await commit() or tag
     except TransactionGone:
         raise transaction_ended(str(token)) from None
     except Exception as error:
@@ -93,9 +94,14 @@ async def commit_and(driver: Driver, token: UUID, begin_next: Callable[[str], Aw
     `guarded_commit` before anything is sent. After that every DatabaseError is InDoubt,
     because a cancellation may strike on either side of COMMIT.
     """
-    await _require_healthy(driver, token)
+    if driver.tells_failed:
+        await _require_healthy(driver, token)
+        ending = "COMMIT; "
+    else:  # the command tag does; that is a round trip
+        await guarded_commit(driver, token)
+        ending = ""
     try:
-        result = await begin_next(f"COMMIT; {BEGIN}")
+        result = await begin_next(ending + BEGIN)
     except DatabaseError as error:
         raise InDoubt(
             f"COMMIT was sent, and then {error}",

@@ -105,6 +105,10 @@ class Driver(Protocol):
         """The state of the transaction."""
 
     @property
+    def tells_failed(self) -> bool:
+        """Whether `status` tells a failed transaction from an open one."""
+
+    @property
     def closed(self) -> bool:
         """Whether the connection is closed, by its owner or by a failure."""
 

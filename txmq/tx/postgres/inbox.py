@@ -101,11 +101,10 @@ async def claim(driver: Driver, wanted: Wanted, *, first: str = "") -> Claims:
     for number, position in enumerate(positions):  # in one order for all, against deadlocks
         group, log_id, topic_id, partition, epoch = position
         place = f"{topic_id}, {partition}, {epoch}, {lock_key(position)}"
-        offsets = ",".join(map(str, sorted(wanted[position])))
         calls.append(
-            f"SELECT {number}, public.txmq_claim(%s::text, %s::uuid, {place}, '{{{offsets}}}')"
+            f"SELECT {number}, public.txmq_claim(%s::text, %s::uuid, {place}, %s::text::int8[])"
         )
-        names += group, log_id
+        names += group, log_id, f"{{{','.join(map(str, sorted(wanted[position])))}}}"
     with translated("claiming messages in the inbox"):
         found = await driver.execute(first + " UNION ALL ".join(calls), names)
     return frozenset((positions[number], offset) for number, offset in found)

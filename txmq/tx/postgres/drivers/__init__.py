@@ -78,11 +78,19 @@ def _psycopg() -> Callable[[Any], Driver]:
     return PsycopgDriver
 
 
+def _asyncpg() -> Callable[[Any], Driver]:
+    from txmq.tx.postgres.drivers.asyncpg_driver import AsyncpgDriver  # noqa: PLC0415
+
+    return AsyncpgDriver
+
+
 _ADAPTED = set[object]()  # the classes of drivers that are loaded
 _ADAPTERS: dict[tuple[str, str], Callable[[], Callable[[Any], Driver]]] = {
     ("psycopg2.extensions", "connection"): _psycopg2,
     ("psycopg", "Connection"): _psycopg,
     ("psycopg", "AsyncConnection"): _psycopg,
+    ("asyncpg.connection", "Connection"): _asyncpg,
+    ("asyncpg.pool", "PoolConnectionProxy"): _asyncpg,
 }
 
 

@@ -47,6 +47,7 @@ class Psycopg2Driver:
     """A connection of psycopg2. For one thread."""
 
     awaits = False
+    tells_failed = True
     interruption = None
 
     def __init__(self, connection: Connection) -> None:

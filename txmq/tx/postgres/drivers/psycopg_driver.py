@@ -50,6 +50,8 @@ class _Settings(NamedTuple):
 class PsycopgDriver:
     """A connection of psycopg 3. For one thread, or one task."""
 
+    tells_failed = True
+
     def __init__(self, connection: Any) -> None:  # noqa: ANN401  # Connection or AsyncConnection
         self.connection = connection
         self.awaits = isinstance(connection, psycopg.AsyncConnection)
@@ -67,7 +69,8 @@ class PsycopgDriver:
 
     @property
     def autocommit(self) -> bool:
-        return bool(self.connection.autocommit)
+        # In its own `transaction()` nothing commits by itself.
+        return bool(self.connection.autocommit) and not self.connection._num_transactions  # noqa: SLF001  # nothing public tells
 
     @property
     def database(self) -> str:
