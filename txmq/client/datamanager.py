@@ -25,11 +25,11 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol
 
 from txmq.client.blocking.core import core_of
-from txmq.client.blocking.transaction.broker_bundle import BundlePosition
 from txmq.client.blocking.transaction.decisions import await_state, submit_decision
 from txmq.client.blocking.transaction.foreign_branch import ForeignBranch
 from txmq.client.blocking.transaction.transaction import TransactionOperations
 from txmq.client.log import get_logger
+from txmq.client.protocol.transaction.bundle import BundlePosition
 from txmq.client.protocol.transaction.lifecycle import Stage
 from txmq.client.protocol.transaction.tokens import new_token
 from txmq.errors import ClientClosed, ConfigError, RequestTimeout, TxmqError

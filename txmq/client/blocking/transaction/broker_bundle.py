@@ -7,18 +7,16 @@ so that several brokers cost hardly more time than one.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar
 from uuid import UUID
 
 from txmq.client.blocking.core import BlockingCore
 from txmq.client.blocking.decision_pipeline import PendingDecision, log_undelivered
 from txmq.client.blocking.transaction.bundle_upload import BundleUpload
 from txmq.client.blocking.transaction.decisions import await_state, send_decision
-from txmq.client.protocol.transaction.acks import AckOwner, ack_owner_of, require_same_log
-from txmq.client.protocol.transaction.buffer import Buffer, BufferPosition, BuiltBatches
+from txmq.client.protocol.transaction.buffer import BuiltBatches
+from txmq.client.protocol.transaction.bundle import Bundle
 from txmq.client.protocol.transaction.decision import is_published
-from txmq.client.protocol.transaction.parts import batch_count, split_into_parts
 from txmq.client.protocol.transaction.tokens import new_token
 from txmq.errors import (
     ClientClosed,
@@ -30,23 +28,13 @@ from txmq.errors import (
 )
 from txmq.model.bundle import BundleReceipt, BundleState
 from txmq.model.message import ROLLBACK, Decision, Receipt
-from txmq.wire.bundle import BundleDescription, BundlePart
+from txmq.wire.bundle import BundleDescription
 
 if TYPE_CHECKING:  # OpenTelemetry is for those who ask for it
     from txmq.client.protocol.telemetry.tracing import Operation
 
 
-class BundlePosition(NamedTuple):
-    """The length of a bundle's buffer and of its acks at a savepoint."""
-
-    buffer: BufferPosition
-    acked: int
-
-
-BUNDLE_START = BundlePosition(BufferPosition(0, 0), 0)
-
-
-class BrokerBundle:
+class BrokerBundle(Bundle[BlockingCore]):
     """A transaction's messages and acks at one broker. For one thread.
 
     `decided_by_seal`: the request that completes it commits it.
@@ -55,53 +43,13 @@ class BrokerBundle:
     decided_by_seal: ClassVar[bool] = False
 
     def __init__(self, core: BlockingCore, token: UUID) -> None:
-        self.core, self.token = core, token
-        self.buffer = Buffer(core.topics)
-        self.first_number = 0  # of its messages, whose ids are TOKEN-NUMBER
-        self.sent = False  # the broker may have it
-        self.published = False  # known to be visible to consumers
-        self.in_outbox = False  # it waits in the database instead
-        self._acked: list[tuple[AckOwner, object]] = []
-        self._built = BuiltBatches([], [])
-        self._deadline = 0.0
-        self._description: BundleDescription | None = None
+        super().__init__(core, token)
         self._upload: BundleUpload | None = None
         self._decision: PendingDecision | None = None
         self._operation: Operation | None = None
 
-    @property
-    def empty(self) -> bool:
-        """Return whether there is nothing to send and nothing to ack."""
-        return self.buffer.empty
-
-    def ack(self, delivered: object) -> None:
-        """Add the ack of a message or a batch, and reserve it at its consumer.
-
-        Raises LocalProtocolError or NotLeased.
-        """
-        owner = ack_owner_of(delivered)
-        if owner.log_id is not None and getattr(owner, "core", None) is not self.core:
-            require_same_log(owner, self.core.log_id)
-        self.buffer.actions += owner.ack_actions(delivered)
-        self._acked.append((owner, delivered))
-
-    def position(self) -> BundlePosition:
-        """Return the present length."""
-        return BundlePosition(self.buffer.position(), len(self._acked))
-
-    def truncate(self, position: BundlePosition) -> None:
-        """Withdraw the sends and acks behind a position."""
-        self.buffer.truncate(position.buffer)
-        self._finish_acks(position.acked, committed=False)
-
-    def finish(self, *, committed: bool | None) -> None:
-        """Settle the acks at the end of the transaction; None = the outcome is unknown.
-
-        A stored bundle has reserved the messages that it acks. After a rollback the
-        broker delivers them again, so the consumer does not hold them any more.
-        """
-        self.buffer.clear()
-        self._finish_acks(0, committed=committed or (None if self.sent else committed))
+    def _log_id(self) -> UUID:
+        return self.core.log_id
 
     def store(self, description: BundleDescription, deadline: float) -> BundleReceipt:
         """Build and send all parts, and wait until the broker has made them durable.
@@ -239,19 +187,6 @@ class BrokerBundle:
         offsets = [batch["offset"] for batch in shown["batches"]]
         return self._built.receipts(self.token, offsets, self.first_number)
 
-    def _parts(self, stored: Sequence[BundlePart] = ()) -> list[BundlePart]:
-        """Build the parts for the topics' partitions as they are cached now, but for
-        those that are `stored`.
-        """
-        assert self._description is not None, "build() sets it"
-        before = self._built.first(batch_count(stored)) if stored else None
-        built = self.buffer.build(self.token, self.first_number, stored=before)
-        parts = split_into_parts(self.token, self._description, built.batches, stored=stored)
-        self._built = BuiltBatches(
-            [batch._replace(batch=b"") for batch in built.batches], built.message_indexes
-        )
-        return parts
-
     def _decision_was_published(self, deadline: float) -> bool:
         if self._decision is None:
             return False
@@ -260,8 +195,3 @@ class BrokerBundle:
         except (TimeoutError, TxmqError):
             return False
         return is_published(payload)
-
-    def _finish_acks(self, start: int, *, committed: bool | None) -> None:
-        acked, self._acked[start:] = self._acked[start:], []
-        for owner, delivered in acked:
-            owner.transaction_ended(delivered, committed=committed)

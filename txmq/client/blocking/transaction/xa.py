@@ -27,11 +27,11 @@ from txmq.client.blocking.transaction.home_broker import (
     request_decision,
 )
 from txmq.client.blocking.transaction.prepared_slots import SlotDemand, prepared_slots
-from txmq.client.blocking.transaction.unrouted_bundle import UnroutedBundle
 from txmq.client.log import get_logger
 from txmq.client.protocol.sender.routing import Routing
 from txmq.client.protocol.transaction.lifecycle import Stage
 from txmq.client.protocol.transaction.outbox_entries import order_keys
+from txmq.client.protocol.transaction.unrouted import UnroutedSends
 from txmq.crashpoints import crashpoint
 from txmq.errors import (
     BrokerUnavailable,
@@ -89,7 +89,9 @@ class XaTransaction(CallerTransaction):
         self._branches: list[DatabaseBranch] = []
         self.unfinished: tuple[str, ...] = ()
 
-    def _spread(self, cores: Sequence[BlockingCore], routing: Routing) -> UnroutedBundle:
+    def _spread(
+        self, cores: Sequence[BlockingCore], routing: Routing
+    ) -> UnroutedSends[BrokerBundle]:
         unrouted = super()._spread(cores, routing)
         self._bundles.append(self._home)  # it takes part even without messages
         return unrouted

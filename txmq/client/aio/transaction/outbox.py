@@ -1,0 +1,189 @@
+"""The database outbox on asyncio: messages wait there while their broker is away.
+
+See txmq/client/blocking/transaction/outbox_fallback.py for the reasons of each step,
+and docs/PROTOCOL.md 2.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from uuid import UUID
+
+from txmq.client.aio.transaction.bundle import AioBundle
+from txmq.client.log import get_logger
+from txmq.client.protocol.transaction.outbox_entries import order_keys, outbox_entries
+from txmq.errors import (
+    BrokerUnavailable,
+    ConnectionLost,
+    DatabaseConflict,
+    ReadOnly,
+    RequestTimeout,
+    TxmqError,
+)
+from txmq.tx.outbox_entry import pack_entries
+from txmq.tx.postgres.driver import Driver
+from txmq.tx.postgres.identity import server_of
+from txmq.tx.postgres.outbox import (
+    NewOutboxRow,
+    OutboxStatus,
+    enqueue,
+    read_key_status,
+    read_status,
+)
+from txmq.wire.data_requests import Opcode
+
+UNAVAILABLE = (BrokerUnavailable, ConnectionLost, RequestTimeout, ReadOnly)
+NO_QUEUE = OutboxStatus(fetched=False, waiting=False)
+log = get_logger()
+
+
+class OutboxFallback:
+    """The bundles of one transaction that go to the outbox.
+
+    Those of brokers that are away go there only if it is `enabled`; those with earlier
+    transactions before them go there in any case.
+    """
+
+    def __init__(self, driver: Driver, *, enabled: bool) -> None:
+        self._driver, self._enabled = driver, enabled
+        self._queues: dict[UUID, OutboxStatus] = {}
+        # With the token that the row's new one replaces, if any.
+        self._outbox_bundles: dict[AioBundle, UUID | None] = {}
+        self._database = (0, 0)
+        # Of brokers at whose queues this transaction has not looked.
+        self._expected_stamps: dict[UUID, int] = {}
+
+    async def check_queues(self, bundles: Sequence[AioBundle]) -> None:
+        """Queue the bundles behind earlier transactions that wait for their broker.
+
+        Raises BrokerUnavailable if that is unknown or impossible, DatabaseConflict if a
+        snapshot hides it, LocalProtocolError or DatabaseError.
+        """
+        if self._enabled:
+            logs = [await _log_of(bundle) for bundle in bundles]
+            self._queues = await read_status(self._driver, logs)
+            for bundle, log_id in zip(bundles, logs, strict=True):
+                if self._queues[log_id].waiting:
+                    await self._move_to_outbox(
+                        bundle, BrokerUnavailable("Earlier transactions wait for the broker")
+                    )
+            return
+        server = (await server_of(self._driver)).identity
+        self._database = server.system_id, server.database_oid
+        for bundle in bundles:
+            log_id = await bundle.log_id()
+            stamp = bundle.core.outbox_stamps.get(self._database)
+            if stamp is None:
+                await self._queue_behind_keys(bundle, log_id)
+            else:
+                self._expected_stamps[log_id] = stamp
+
+    def check_stamps(self, bundles: Sequence[AioBundle], stamps: Mapping[UUID, int | None]) -> None:
+        """Check that no rows came or went unseen, by the stamps of the token's rows.
+
+        Raises DatabaseConflict.
+        """
+        if self._enabled:
+            return
+        self._learn(bundles, stamps)
+        for log_id, stamp in self._expected_stamps.items():
+            if stamps[log_id] != stamp:
+                raise DatabaseConflict(
+                    f"The outbox for the broker of log {log_id} came into use or was emptied "
+                    "during the transaction",
+                    hint="run the transaction again",
+                )
+
+    def forget_stamps(self, bundles: Sequence[AioBundle]) -> None:
+        """Let the next transaction look at the outbox before it sends anything."""
+        self._learn(bundles, {})
+
+    def _learn(self, bundles: Sequence[AioBundle], stamps: Mapping[UUID, int | None]) -> None:
+        for bundle in bundles:
+            known = bundle.core.known_log_id
+            stamp = None if known is None else stamps.get(known)
+            if not stamp:  # 0: there is no floor yet
+                bundle.core.outbox_stamps.pop(self._database, None)
+            else:
+                bundle.core.outbox_stamps[self._database] = stamp
+
+    async def _queue_behind_keys(self, bundle: AioBundle, log_id: UUID) -> None:
+        keys = order_keys(bundle.buffer.items)
+        self._queues[log_id] = queue = await read_key_status(self._driver, log_id, keys)
+        if queue.waiting:
+            # Where the broker is away, the transaction fails.
+            await bundle.core.request(Opcode.PING)
+            await self._move_to_outbox(
+                bundle, BrokerUnavailable("Earlier transactions on the same keys wait")
+            )
+
+    def sent_directly(self, bundles: list[AioBundle]) -> list[AioBundle]:
+        """Return the bundles that do not go to the outbox."""
+        return [bundle for bundle in bundles if bundle not in self._outbox_bundles]
+
+    def covering(self, bundle: AioBundle) -> AbstractAsyncContextManager[None]:
+        """Wrap calls of the broker: if it is away, the bundle goes to the outbox."""
+        return self._fall_back(bundle) if self._enabled else nullcontext()
+
+    @asynccontextmanager
+    async def _fall_back(self, bundle: AioBundle) -> AsyncIterator[None]:
+        try:
+            yield
+        except UNAVAILABLE as error:
+            bundle.abandon()
+            await self._move_to_outbox(bundle, error)
+
+    async def write_rows(self) -> None:
+        """Write the rows of the outbox. Raises MessageTooLarge or DatabaseError."""
+        if not self._outbox_bundles:
+            return
+        rows = []
+        for bundle, replaced in self._outbox_bundles.items():
+            entries, messages = outbox_entries(
+                bundle.buffer.items, bundle.core.topics, bundle.token
+            )
+            rows.append(
+                NewOutboxRow(
+                    await bundle.log_id(),
+                    bundle.token,
+                    replaced,
+                    bundle.core.settings.service or "",
+                    messages,
+                    order_keys(bundle.buffer.items),
+                    pack_entries(entries),
+                )
+            )
+        await enqueue(self._driver, rows)
+
+    async def _move_to_outbox(self, bundle: AioBundle, error: TxmqError) -> None:
+        log_id = await bundle.log_id()
+        if not self._queues.get(log_id, NO_QUEUE).fetched:
+            raise BrokerUnavailable(
+                f"{error.message}; no broker of log {log_id} reads this outbox",
+                hint="name this database under [[resolver]] in the broker's settings",
+            )
+        if bundle.buffer.actions:
+            raise BrokerUnavailable(
+                f"{error.message}; acks cannot wait in the outbox",
+                hint="run the transaction again when the broker delivers the message again",
+            )
+        self._outbox_bundles[bundle] = bundle.token if bundle.sent else None
+        bundle.move_to_outbox()
+        log.warning(
+            "transaction.queued",
+            token=str(bundle.token),
+            log_id=str(log_id),
+            reason=error.message,
+        )
+
+
+async def _log_of(bundle: AioBundle) -> UUID:
+    try:
+        return await bundle.log_id()
+    except UNAVAILABLE as error:
+        raise BrokerUnavailable(
+            f"{error.message}; the outbox needs the id of the broker's log, which is unknown",
+            hint="give the id to a client that may start before its broker: "
+            "txmq.aio.connect(url, log_id=...)",
+        ) from error
