@@ -30,7 +30,8 @@ from txmq.client.protocol.transaction.options import TransactionOptions, XaOptio
 from txmq.errors import ConfigError
 
 TWISTED = (txmq.twisted.Client, txmq.twisted.Cluster)
-CLIENTS = (txmq.Client, txmq.Cluster, *TWISTED)
+AIO = (txmq.aio.Client, txmq.aio.Cluster)
+CLIENTS = (txmq.Client, txmq.Cluster, *TWISTED, *AIO)
 CONSUMERS = (
     txmq.Consumer,
     txmq.Consumers,
@@ -58,7 +59,13 @@ THREADED = (
     txmq.twisted.ThreadedHalf,
     txmq.twisted.ThreadedXa,
 )
-OWN = (txmq.Client, txmq.twisted.Client)  # of one broker
+ON_LOOPS = (
+    txmq.aio.PostgresTransaction,
+    txmq.aio.HalfTransaction,
+    txmq.aio.XaTransaction,
+    txmq.aio.EnlistedTransaction,
+)
+OWN = (txmq.Client, txmq.twisted.Client, txmq.aio.Client)  # of one broker
 CALLS = {
     (txmq,): {
         "connect": "url service partition_map **Options",
@@ -95,7 +102,7 @@ CALLS = {
         "job": "token",
         "enlist": "connection **TransactionOptions",
     },
-    (txmq.EnlistedTransaction,): {
+    (txmq.EnlistedTransaction, txmq.aio.EnlistedTransaction): {
         "pending": "",
         "before_commit": "",
         "commit_with": "commit",
@@ -134,11 +141,15 @@ CALLS = {
         "export_letters": "group file saved mark operator reason **LetterOptions",
         "import_letters": "file to operator",
     },
-    TWISTED: {
+    AIO: {
+        "send_async": "topic body partition timeout **Fields",
+        "enlist": "connection **TransactionOptions",
+    },
+    (*TWISTED, *AIO): {
         "half": "topic body checker partition check_after **Fields",
         "read": "topic partition offset wait",
     },
-    (*TRANSACTIONS, *THREADED): {
+    (*TRANSACTIONS, *THREADED, *ON_LOOPS): {
         "send": "topic body partition **Fields",
         "send_many": "topic bodies keys tags partition",
         "ack": "delivered",
@@ -148,7 +159,7 @@ CALLS = {
         "wait_published": "timeout",
     },
     THREADED: {"run": "function *args **kwargs"},
-    (txmq.HalfTransaction, txmq.twisted.ThreadedHalf): {"prepare": ""},
+    (txmq.HalfTransaction, txmq.twisted.ThreadedHalf, txmq.aio.HalfTransaction): {"prepare": ""},
     READERS: {
         "receive": "timeout",
         "assign": "partitions",
@@ -219,6 +230,11 @@ ANNOTATIONS = {
         "Receipt ReceivedMessage ReceivedBatch Decision RetryPolicy OffsetStore FileOffsets "
         "AuditEntry ChangedLetters ExportedLetters ImportedLetters Trace Trial"
     ),
+    txmq.aio: (
+        "Client Cluster Consumer Consumers Reader Readers Transaction PostgresTransaction "
+        "HalfTransaction XaTransaction EnlistedTransaction Found Half HalfMessage DeadLetter "
+        "FoundMessage StoredBatch ReceivedBatch"
+    ),
     txmq.twisted: (
         "Client Cluster Consumer Consumers Reader Readers Transaction ThreadedTransaction "
         "ThreadedHalf ThreadedXa Found Half HalfMessage DeadLetter FoundMessage StoredBatch "
@@ -285,8 +301,12 @@ def test_a_client_loads_nothing_of_a_broker_or_a_terminal() -> None:
 
 def test_what_is_not_the_users_begins_with_an_underscore() -> None:
     url, reactor = "txmq://127.0.0.1:7650", Clock()
-    own = (txmq.connect(url), txmq.twisted.connect(reactor, url))
-    clusters = (txmq.connect([url]), txmq.twisted.connect(reactor, [url]))
+    own = (txmq.connect(url), txmq.twisted.connect(reactor, url), txmq.aio.connect(url))
+    clusters = (
+        txmq.connect([url]),
+        txmq.twisted.connect(reactor, [url]),
+        txmq.aio.connect([url]),
+    )
     assert {name for client in own for name in vars(client) if name[0] != "_"} == set()
     assert {name for one in clusters for name in vars(one) if name[0] != "_"} == {"clients"}
     promised = {name for owner, name, _takes in ONE_BY_ONE if owner in CLIENTS}

@@ -23,6 +23,10 @@ from txmq.client.aio.consumer.consumer import Consumer, Consumers
 from txmq.client.aio.core import AioCore
 from txmq.client.aio.loop import outcome_of
 from txmq.client.aio.reader import Reader, Readers
+from txmq.client.aio.transaction.enlisted import EnlistedTransaction
+from txmq.client.aio.transaction.half import HalfTransaction
+from txmq.client.aio.transaction.postgres import PostgresTransaction
+from txmq.client.aio.transaction.xa import XaTransaction
 from txmq.client.aio.typed import TypedTopic
 from txmq.client.protocol.audit import AuditEntry
 from txmq.client.protocol.awaited.plans import ReplayPlan
@@ -52,14 +56,17 @@ __all__ = [
     "Consumer",
     "Consumers",
     "DeadLetter",
+    "EnlistedTransaction",
     "ExportedLetters",
     "Found",
     "FoundMessage",
     "Half",
     "HalfMessage",
+    "HalfTransaction",
     "ImportedLetters",
     "PlanStatus",
     "PlannedLetter",
+    "PostgresTransaction",
     "Reader",
     "Readers",
     "ReceivedBatch",
@@ -69,6 +76,7 @@ __all__ = [
     "Transaction",
     "Trial",
     "TypedTopic",
+    "XaTransaction",
     "connect",
     "outcome_of",
 ]

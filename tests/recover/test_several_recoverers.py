@@ -20,7 +20,8 @@ from tests.recover.coordinators import killed
 from tests.recover.world import SAFETY_S, RecoveryWorld
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.transaction import xa
-from txmq.client.blocking.transaction.home_broker import HomeDecision, request_decision
+from txmq.client.blocking.transaction.home_broker import request_decision
+from txmq.client.protocol.transaction.home_decision import HomeDecision
 from txmq.errors import BrokerUnavailable, Conflict, TxmqError
 from txmq.model.message import COMMIT, ROLLBACK
 from txmq.recover.recoverer import XaRecoverer

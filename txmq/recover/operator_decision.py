@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
-from txmq.client.blocking.transaction.home_broker import DECIDED_BY_LIMIT
 from txmq.client.log import get_logger
+from txmq.client.protocol.transaction.home_decision import DECIDED_BY_LIMIT
 from txmq.errors import AlreadyResolved, RequestRejected, TransactionError, TxmqError
 from txmq.model.message import COMMIT, ROLLBACK, UNKNOWN, Decision
 from txmq.tx.orphans import KnownOutcome, known_outcome

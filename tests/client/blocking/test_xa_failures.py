@@ -18,6 +18,7 @@ from tests.client.scripted_broker import FakeBroker
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.transaction import database_branch, home_broker, xa
 from txmq.client.blocking.transaction.prepared_slots import SlotDemand, prepared_slots
+from txmq.client.protocol.transaction.home_decision import HomeDecision
 from txmq.errors import (
     BrokerUnavailable,
     DatabaseUnavailable,
@@ -46,7 +47,7 @@ CREATE CONSTRAINT TRIGGER dies AFTER INSERT ON lines DEFERRABLE INITIALLY DEFERR
 def before_the_decision(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) -> None:
     """Run a function when all have voted."""
 
-    def asked(*args: Any) -> home_broker.HomeDecision:
+    def asked(*args: Any) -> HomeDecision:
         happens()
         return home_broker.request_decision(*args)
 
@@ -56,7 +57,7 @@ def before_the_decision(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], o
 def after_the_decision(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) -> None:
     """Run a function after the decision, before the branches get it."""
 
-    def asked(*args: Any) -> home_broker.HomeDecision:
+    def asked(*args: Any) -> HomeDecision:
         verdict = home_broker.request_decision(*args)
         happens()
         return verdict

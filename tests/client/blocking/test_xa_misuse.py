@@ -15,6 +15,7 @@ from tests.client.ledgers import DEADLINE_S, Ledgers, run
 from tests.client.world import ApplicationError, fail
 from txmq.client.blocking.transaction import home_broker, xa
 from txmq.client.blocking.transaction.database_branch import DatabaseBranch
+from txmq.client.protocol.transaction.home_decision import HomeDecision
 from txmq.errors import InDoubt, TransactionAborted, TransactionEnded, TxmqError
 from txmq.model.message import UNKNOWN
 from txmq.testing.wait import wait_until
@@ -136,7 +137,7 @@ def test_a_notification_goes_out_with_the_decision(
 ) -> None:
     at_the_decision: list[list[str]] = []
 
-    def decide(*args: Any) -> home_broker.HomeDecision:
+    def decide(*args: Any) -> HomeDecision:
         at_the_decision.append(ears.heard())
         return home_broker.request_decision(*args)
 
@@ -180,7 +181,7 @@ def test_no_notification_goes_out_before_a_commit_in_one_phase(
 def test_without_an_answer_a_reading_branch_is_rolled_back(
     ledgers: Ledgers, ears: Ears, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    silent = home_broker.HomeDecision(UNKNOWN, published=False, why="no answer")
+    silent = HomeDecision(UNKNOWN, published=False, why="no answer")
     monkeypatch.setattr(xa, "request_decision", lambda *_: silent)
     tx = ledgers.client.xa(*ledgers.connections)
     tx.__enter__()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from asyncio import Future
 from collections.abc import Awaitable, Coroutine, Iterable, Sequence
-from typing import Any, NamedTuple, NoReturn, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Unpack, overload
 from uuid import UUID
 from weakref import WeakSet
 
@@ -14,7 +14,9 @@ from txmq.client.aio.consumer.consumer import Consumer, join_group
 from txmq.client.aio.core import AioCore, finish
 from txmq.client.aio.loop import cancelled, gather
 from txmq.client.aio.reader import Reader
+from txmq.client.aio.transaction.begin import begin, begin_xa, enlist
 from txmq.client.aio.transaction.checkers import Checker, Checkers
+from txmq.client.aio.transaction.half import HalfTransaction
 from txmq.client.aio.typed import TypedTopicCalls
 from txmq.client.log import get_logger
 from txmq.client.protocol.awaited.columns import send_columns
@@ -31,12 +33,17 @@ from txmq.client.protocol.sender.rows import Fields, checked_messages, column_ro
 from txmq.client.protocol.settings import no_spool
 from txmq.client.protocol.transaction.decision import is_published
 from txmq.client.protocol.transaction.half_message import HalfBundle, HalfMessage
-from txmq.client.protocol.transaction.options import CHECK_AFTER_S
+from txmq.client.protocol.transaction.options import CHECK_AFTER_S, TransactionOptions, XaOptions
 from txmq.client.protocol.typed.bodies import Topics
 from txmq.errors import RequestTimeout, TxmqError
 from txmq.model.message import Decision, Message, Receipt, ReceivedMessage
 from txmq.wire.chunks import unpack_chunks
 from txmq.wire.data_requests import Opcode, Read, pack_read
+
+if TYPE_CHECKING:  # for programs that have a database
+    from txmq.client.aio.transaction.enlisted import EnlistedTransaction
+    from txmq.client.aio.transaction.postgres import PostgresTransaction
+    from txmq.client.aio.transaction.xa import XaTransaction
 
 log = get_logger()
 
@@ -266,12 +273,57 @@ class Client(TypedTopicCalls, AwaitedMessageCalls, AioCloseable):
         self._readers.add(reader)
         return reader
 
-    def transaction(self) -> Transaction:
+    @overload
+    def transaction(self) -> Transaction: ...
+
+    @overload
+    def transaction(
+        self, *, checker: str, **options: Unpack[TransactionOptions]
+    ) -> HalfTransaction: ...
+
+    @overload
+    def transaction(
+        self, connection: object, **options: Unpack[TransactionOptions]
+    ) -> PostgresTransaction: ...
+
+    def transaction(
+        self,
+        connection: object = None,
+        *,
+        checker: str | None = None,
+        **options: Unpack[TransactionOptions],
+    ) -> Transaction | HalfTransaction | PostgresTransaction:
         """Return an `async with` block whose sends and acks take effect together.
 
-        The broker decides it alone.
+        With a `connection`, of psycopg 3 (AsyncConnection) or asyncpg, they take effect
+        together with the rows written on it. With the name of a registered `checker`
+        they do so together with other local work. With neither, the broker decides
+        alone.
         """
-        return Transaction(self._core)
+        begun = begin(self._core, connection, checker, options, self._answer_checks)
+        return Transaction(self._core) if begun is None else begun
+
+    def enlist(
+        self, connection: object, **options: Unpack[TransactionOptions]
+    ) -> EnlistedTransaction:
+        """Return sends and acks that take effect with the COMMIT of somebody else, in
+        the transaction that is open on the connection, or that its next statement
+        begins.
+
+        The rest is as for `enlist` of the blocking client.
+        """
+        return enlist([self._core], connection, options)
+
+    def xa(self, *connections: object, **options: Unpack[XaOptions]) -> XaTransaction:
+        """Return an `async with` block over several databases, committed in two phases.
+
+        The rows on all connections, the sends and the acks take effect together.
+        """
+        return begin_xa(self._core, connections, options)
+
+    def _answer_checks(self, core: AioCore) -> None:
+        del core  # the only one
+        self._checkers.start()
 
     async def half(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack, overload
 from weakref import WeakSet
 
 from txmq.client.aio.client import Client, Found
@@ -13,7 +13,9 @@ from txmq.client.aio.consumer.consumer import Consumers, join_group
 from txmq.client.aio.core import AioCore, finish
 from txmq.client.aio.loop import gather
 from txmq.client.aio.reader import Readers
+from txmq.client.aio.transaction.begin import begin, begin_xa, enlist
 from txmq.client.aio.transaction.checkers import Checker
+from txmq.client.aio.transaction.half import HalfTransaction
 from txmq.client.aio.typed import TypedTopicCalls
 from txmq.client.log import get_logger
 from txmq.client.protocol.awaited.cluster import AwaitedCluster
@@ -25,10 +27,15 @@ from txmq.client.protocol.sender.batches import StoredBatch
 from txmq.client.protocol.sender.rows import Fields, check_columns, checked_messages
 from txmq.client.protocol.settings import ClientSettings
 from txmq.client.protocol.transaction.half_message import HalfMessage
-from txmq.client.protocol.transaction.options import CHECK_AFTER_S
+from txmq.client.protocol.transaction.options import CHECK_AFTER_S, TransactionOptions, XaOptions
 from txmq.client.protocol.typed.bodies import Topics
 from txmq.errors import TxmqError
 from txmq.model.message import Message, Receipt
+
+if TYPE_CHECKING:  # for programs that have a database
+    from txmq.client.aio.transaction.enlisted import EnlistedTransaction
+    from txmq.client.aio.transaction.postgres import PostgresTransaction
+    from txmq.client.aio.transaction.xa import XaTransaction
 
 log = get_logger()
 
@@ -169,14 +176,63 @@ class Cluster(TypedTopicCalls, AwaitedCluster[Client, AioCore], AioCloseable):
         """
         _raise_first(await gather(client.flush(timeout) for client in self.clients))
 
-    def transaction(self) -> Transaction:
+    @overload
+    def transaction(self) -> Transaction: ...
+
+    @overload
+    def transaction(
+        self, *, checker: str, **options: Unpack[TransactionOptions]
+    ) -> HalfTransaction: ...
+
+    @overload
+    def transaction(
+        self, connection: object, **options: Unpack[TransactionOptions]
+    ) -> PostgresTransaction: ...
+
+    def transaction(
+        self,
+        connection: object = None,
+        *,
+        checker: str | None = None,
+        **options: Unpack[TransactionOptions],
+    ) -> Transaction | HalfTransaction | PostgresTransaction:
         """Return an `async with` block whose sends and acks take effect together.
 
-        One broker decides it: the block raises LocalProtocolError where its messages
-        and acks belong to several brokers. Messages without a key go to a broker that
-        the transaction uses anyway.
+        At the end of the block each message goes to the broker of its key or partition,
+        each ack to the broker that delivered the message. Messages without a key go to
+        a broker that the transaction uses anyway.
+
+        With a `connection` there may be several brokers, and one COMMIT decides for
+        all. Without it one broker decides: the block raises LocalProtocolError where
+        its messages and acks belong to several brokers. The rest is as for
+        `Client.transaction`.
         """
-        return ClusterTransaction(self._cores, self._routing, self._look_up)
+        begun = begin(self._cores[0], connection, checker, options, self._answer_checks)
+        if begun is None:
+            return ClusterTransaction(self._cores, self._routing, self._look_up)
+        begun._spread_by(self._cores, self._routing, self._look_up)  # noqa: SLF001  # not the user's
+        return begun
+
+    def enlist(
+        self, connection: object, **options: Unpack[TransactionOptions]
+    ) -> EnlistedTransaction:
+        """Return sends and acks that take effect with the COMMIT of somebody else; see
+        `Client.enlist`.
+        """
+        return enlist(self._cores, connection, options, self._routing, self._look_up)
+
+    def xa(self, *connections: object, **options: Unpack[XaOptions]) -> XaTransaction:
+        """Return an `async with` block over several databases, committed in two phases.
+
+        Messages and acks go to their brokers as in `transaction`. One broker, which has
+        to be there, decides in its log. The rest is as for `Client.xa`.
+        """
+        begun = begin_xa(self._cores[self._any_routes()[0].broker], connections, options)
+        begun._spread_by(self._cores, self._routing, self._look_up)  # noqa: SLF001  # not the user's
+        return begun
+
+    def _answer_checks(self, core: AioCore) -> None:
+        self.clients[self._cores.index(core)]._answer_checks(core)  # noqa: SLF001  # its own
 
     async def consumer(
         self, group: str, topics: Topics, **options: Unpack[ConsumerOptions]

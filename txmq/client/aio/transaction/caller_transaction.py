@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import abstractmethod
 from types import TracebackType
 
+from txmq.client.aio.loop import cancelled
 from txmq.client.aio.transaction.transaction import AioTransaction
 from txmq.client.log import get_logger
 from txmq.errors import LocalProtocolError, TransactionEnded
@@ -59,3 +61,9 @@ class CallerTransaction(AioTransaction):
             raise LocalProtocolError(text, hint=ADVICE) from refusal
         hidden.add_note(f"{text} ({ADVICE})")
         raise hidden from hidden.__cause__
+
+
+def not_begun(error: BaseException) -> None:
+    """Name the outcome of a transaction that was cancelled at its beginning."""
+    if isinstance(error, asyncio.CancelledError):
+        cancelled(error, "not done", "the beginning of a transaction")

@@ -11,7 +11,7 @@ from typing import Self
 
 from txmq.client.aio.core import AioCore
 from txmq.client.aio.transaction.bundle import AioBundle, unavailable
-from txmq.client.aio.transaction.caller_transaction import CallerTransaction
+from txmq.client.aio.transaction.caller_transaction import CallerTransaction, not_begun
 from txmq.client.aio.transaction.outbox import OutboxFallback
 from txmq.client.log import get_logger
 from txmq.client.protocol.transaction.lifecycle import Stage
@@ -30,7 +30,7 @@ from txmq.model.message import COMMIT, ROLLBACK, Decision
 from txmq.tx.postgres.caller import require_healthy, savepoint
 from txmq.tx.postgres.caller_block import CallerBlock
 from txmq.tx.postgres.commit import CommitOutcome, guarded_commit
-from txmq.tx.postgres.drivers import driver_of
+from txmq.tx.postgres.drivers import async_driver
 from txmq.tx.postgres.identity import (
     NamedServer,
     Server,
@@ -63,7 +63,7 @@ class PostgresTransaction(CallerTransaction):
         outbox: bool = False,
     ) -> None:
         super().__init__(core, timeout=timeout, check_after=check_after)
-        self._driver = driver_of(connection)
+        self._driver = async_driver(connection)
         self._fallback = OutboxFallback(self._driver, enabled=outbox)
         self._block = CallerBlock(self._driver, self.token, self._sends)
         self._allow_weak_commit = allow_weak_commit
@@ -75,8 +75,9 @@ class PostgresTransaction(CallerTransaction):
         self._stage = Stage.NEW
         try:
             await self._block.begin()
-        except BaseException:
+        except BaseException as error:
             await self._block.give_back()
+            not_begun(error)
             raise
         self._stage = Stage.OPEN
         return self

@@ -10,14 +10,11 @@ from txmq.client.blocking.transaction.half import HalfTransaction
 from txmq.client.blocking.transaction.local import LocalTransaction
 from txmq.client.blocking.transaction.transaction import Transaction
 from txmq.client.protocol.transaction.options import (
-    CHECK_AFTER_S,
-    STORE_TIMEOUT_S,
     TransactionOptions,
     XaOptions,
-    require_seconds,
+    checked_options,
+    checked_xa_options,
 )
-from txmq.errors import ConfigError, LocalProtocolError
-from txmq.tx.xid import node_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,8 +24,6 @@ if TYPE_CHECKING:
     from txmq.client.blocking.transaction.xa import XaTransaction
     from txmq.client.protocol.sender.routing import Routing
     from txmq.tx.postgres.session import Connection
-
-DEFAULT_NODE = "txmq"  # the node of clients without a service
 
 
 def begin(
@@ -42,31 +37,9 @@ def begin(
 
     Raises ConfigError or LocalProtocolError.
     """
-    if options and (unknown := options.keys() - TransactionOptions.__optional_keys__):
-        raise ConfigError(
-            "transaction", f"there is no option {min(unknown)!r}", hint="see TransactionOptions"
-        )
-    timeout = core.settings.timeout if connection is None else STORE_TIMEOUT_S
-    if "timeout" in options:
-        timeout = require_seconds("timeout", options["timeout"])
-    check_after = CHECK_AFTER_S
-    if "check_after" in options:
-        check_after = require_seconds("check_after", options["check_after"])
-    policy = options.get("on_unavailable", "fail")
-    if policy not in ("fail", "outbox"):
-        raise ConfigError(
-            "on_unavailable", f"there is no policy {policy!r}", hint="give 'fail' or 'outbox'"
-        )
-    if policy == "outbox" and connection is None:
-        raise LocalProtocolError(
-            "on_unavailable='outbox' needs a database, in which the messages wait",
-            hint="give the connection: client.transaction(connection)",
-        )
-    if connection is not None and checker is not None:
-        raise LocalProtocolError(
-            "A transaction has a connection or a checker, not both",
-            hint="leave the checker out: the database decides the transaction",
-        )
+    timeout, check_after, weak, outbox = checked_options(
+        core.settings, connection, checker, options
+    )
     if checker is not None:
         return HalfTransaction(core, checker, timeout=timeout, check_after=check_after)
     if connection is None:
@@ -76,8 +49,8 @@ def begin(
         connection,
         timeout=timeout,
         check_after=check_after,
-        allow_weak_commit=options.get("allow_weak_commit", False),
-        outbox=policy == "outbox",
+        allow_weak_commit=weak,
+        outbox=outbox,
     )
 
 
@@ -126,15 +99,14 @@ def begin_xa(
 
     Raises ConfigError or LocalProtocolError.
     """
-    if unknown := options.keys() - XaOptions.__optional_keys__:
-        raise ConfigError("xa", f"there is no option {min(unknown)!r}", hint="see XaOptions")
+    node, timeout, check_after = checked_xa_options(core.settings, options)
     # Programs without a database need not load psycopg2.
     from txmq.client.blocking.transaction.xa import XaTransaction  # noqa: PLC0415
 
     return XaTransaction(
         core,
         connections,
-        node=options.get("node", node_of(core.settings.service or DEFAULT_NODE)),
-        timeout=require_seconds("timeout", options.get("timeout", STORE_TIMEOUT_S)),
-        check_after=require_seconds("check_after", options.get("check_after", CHECK_AFTER_S)),
+        node=node,
+        timeout=timeout,
+        check_after=check_after,
     )

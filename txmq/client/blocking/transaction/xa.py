@@ -21,36 +21,30 @@ from txmq.client.blocking.core import BlockingCore
 from txmq.client.blocking.transaction.broker_bundle import BrokerBundle
 from txmq.client.blocking.transaction.caller_transaction import CallerTransaction
 from txmq.client.blocking.transaction.database_branch import DatabaseBranch
-from txmq.client.blocking.transaction.home_broker import (
-    HomeDecision,
-    record_mixed,
-    request_decision,
-)
+from txmq.client.blocking.transaction.home_broker import record_mixed, request_decision
 from txmq.client.blocking.transaction.prepared_slots import SlotDemand, prepared_slots
 from txmq.client.log import get_logger
 from txmq.client.protocol.sender.routing import Routing
+from txmq.client.protocol.transaction.home_decision import (
+    HomeDecision,
+    mixed_error,
+    uncommitted_error,
+)
 from txmq.client.protocol.transaction.lifecycle import Stage
 from txmq.client.protocol.transaction.outbox_entries import order_keys
 from txmq.client.protocol.transaction.unrouted import UnroutedSends
 from txmq.crashpoints import crashpoint
 from txmq.errors import (
-    BrokerUnavailable,
-    ConnectionLost,
-    HeuristicMixed,
-    InDoubt,
     LocalProtocolError,
-    RequestTimeout,
-    TransactionAborted,
     TwoPhaseFull,
     TxmqError,
 )
 from txmq.model.decider import BrokerBranch, ByHome, Participant
-from txmq.model.message import COMMIT, ROLLBACK, UNKNOWN, Decision
+from txmq.model.message import COMMIT, Decision
 from txmq.tx.coordinator import HOME, BundleStatus, Coordinator, Vote, needs_two_phases
 from txmq.tx.postgres.session import Connection
 from txmq.tx.xid import branches
 
-RECOVERY_HINT = "recovery ends the branches as the home broker decides: see `txmq xa recover`"
 log = get_logger()
 
 
@@ -301,38 +295,16 @@ class XaTransaction(CallerTransaction):
         if mixed:
             self._raise_mixed(decision, self._gids(mixed), failure)
         why = answer.why if answer is not None else ""
-        if decision is UNKNOWN:
-            text = f"The home broker did not answer: {why}"
-            raise InDoubt(text, token=str(self.token), hint=RECOVERY_HINT) from failure
-        if decision is ROLLBACK:
-            raise self._refusal(failure, why) from failure
-
-    def _refusal(self, failure: TxmqError | None, why: str) -> TxmqError:
-        if failure is None:
-            return TransactionAborted(
-                f"The home broker had rolled transaction {self.token} back: {why}",
-                hint="it took too long, or recovery or an operator was first: see `txmq tx show`",
-            )
-        text = f"{failure.message}; the transaction was rolled back"
-        if isinstance(failure, ConnectionLost | RequestTimeout):
-            return BrokerUnavailable(
-                f"A broker did not confirm the messages: {text}", hint="run the transaction again"
-            )
-        return failure if failure.outcome == "not done" else TransactionAborted(text)
+        error = uncommitted_error(self.token, decision, failure, why)
+        if error is not None:
+            raise error from failure
 
     def _raise_mixed(
         self, decision: Decision, gids: tuple[str, ...], failure: TxmqError | None
     ) -> None:
         for gid in gids:
             record_mixed(self._core, self.token, gid, decision)
-        raise HeuristicMixed(
-            f"{len(gids)} branches of transaction {self.token} contradict the decision "
-            f"{decision.name}",
-            token=str(self.token),
-            decision=decision.name,
-            branches=gids,
-            hint="compare the databases and correct them, then run `txmq xa forget`",
-        ) from failure
+        raise mixed_error(self.token, decision, gids) from failure
 
     def _gids(self, numbers: Sequence[int]) -> tuple[str, ...]:
         return tuple(self._branches[n].branch.gid for n in numbers)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict
+from typing import Literal, NamedTuple, TypedDict
 
-from txmq.client.protocol.settings import MAX_TIMEOUT_S
-from txmq.errors import ConfigError
+from txmq.client.protocol.settings import MAX_TIMEOUT_S, ClientSettings
+from txmq.errors import ConfigError, LocalProtocolError
+from txmq.tx.xid import node_of
 
 STORE_TIMEOUT_S = 2.0  # row locks are held for as long, should the broker not answer
 CHECK_AFTER_S = 6.0  # RocketMQ's first check
+DEFAULT_NODE = "txmq"  # the node of clients without a service
 
 
 class TransactionOptions(TypedDict, total=False):
@@ -42,6 +44,70 @@ class XaOptions(TypedDict, total=False):
     timeout: float
     check_after: float
     node: str
+
+
+class CheckedOptions(NamedTuple):
+    """The options of one transaction, with the defaults of those left out."""
+
+    timeout: float
+    check_after: float
+    allow_weak_commit: bool
+    outbox: bool
+
+
+def checked_options(
+    settings: ClientSettings, connection: object, checker: str | None, options: TransactionOptions
+) -> CheckedOptions:
+    """Return the options of a transaction with that connection or checker, if any.
+
+    Raises ConfigError or LocalProtocolError.
+    """
+    if options and (unknown := options.keys() - TransactionOptions.__optional_keys__):
+        raise ConfigError(
+            "transaction", f"there is no option {min(unknown)!r}", hint="see TransactionOptions"
+        )
+    timeout = settings.timeout if connection is None else STORE_TIMEOUT_S
+    if "timeout" in options:
+        timeout = require_seconds("timeout", options["timeout"])
+    check_after = CHECK_AFTER_S
+    if "check_after" in options:
+        check_after = require_seconds("check_after", options["check_after"])
+    policy = options.get("on_unavailable", "fail")
+    if policy not in ("fail", "outbox"):
+        raise ConfigError(
+            "on_unavailable", f"there is no policy {policy!r}", hint="give 'fail' or 'outbox'"
+        )
+    if policy == "outbox" and connection is None:
+        raise LocalProtocolError(
+            "on_unavailable='outbox' needs a database, in which the messages wait",
+            hint="give the connection: client.transaction(connection)",
+        )
+    if connection is not None and checker is not None:
+        raise LocalProtocolError(
+            "A transaction has a connection or a checker, not both",
+            hint="leave the checker out: the database decides the transaction",
+        )
+    weak = options.get("allow_weak_commit", False)
+    return CheckedOptions(timeout, check_after, weak, policy == "outbox")
+
+
+class CheckedXaOptions(NamedTuple):
+    """The options of one XA transaction, with the defaults of those left out."""
+
+    node: str
+    timeout: float
+    check_after: float
+
+
+def checked_xa_options(settings: ClientSettings, options: XaOptions) -> CheckedXaOptions:
+    """Return the options of an XA transaction. Raises ConfigError."""
+    if unknown := options.keys() - XaOptions.__optional_keys__:
+        raise ConfigError("xa", f"there is no option {min(unknown)!r}", hint="see XaOptions")
+    return CheckedXaOptions(
+        options.get("node", node_of(settings.service or DEFAULT_NODE)),
+        require_seconds("timeout", options.get("timeout", STORE_TIMEOUT_S)),
+        require_seconds("check_after", options.get("check_after", CHECK_AFTER_S)),
+    )
 
 
 def require_seconds(name: str, value: float) -> float:

@@ -1,0 +1,307 @@
+"""Rows and messages as one decision on asyncio, with real servers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+
+import txmq.aio
+from tests.client.aio.databases import DATABASES, Database
+from tests.client.aio.running import WAIT_S, run
+from tests.client.scripted_member import fresh
+from tests.client.world import World
+from txmq.aio import Client, outcome_of
+from txmq.errors import (
+    BrokerUnavailable,
+    LocalProtocolError,
+    TransactionAborted,
+    TransactionEnded,
+)
+from txmq.testing.wait import wait_until
+
+
+class Scene:
+    """A client with connections of one driver, in the world of the blocking tests."""
+
+    def __init__(self, world: World, database: Database, client: Client) -> None:
+        self.world, self.database, self.client = world, database, client
+        self._open: list[Any] = []
+
+    async def connect(self) -> Any:
+        """Open a connection that ends with the test."""
+        self._open.append(await self.database.connect(self.world.dsn))
+        return self._open[-1]
+
+    async def insert(self, connection: Any, order: str) -> None:
+        """Insert the row of an order."""
+        await self.database.execute(connection, f"INSERT INTO orders (id) VALUES ('{order}')")
+
+    async def order(self, connection: Any, order: str) -> txmq.aio.PostgresTransaction:
+        """Insert a row and send its message in one transaction."""
+        async with self.client.transaction(connection) as tx:
+            await self.insert(connection, order)
+            tx.send(self.world.topic, order.encode(), key=order)
+        return tx
+
+    async def agrees(self) -> set[str]:
+        """Return the orders, once all is decided, with a message each and no other."""
+
+        def settled() -> set[str]:
+            wait_until(self.world.settled, WAIT_S)
+            orders = self.world.orders()
+            found = [message.body.decode() for message in self.world.stored()]
+            assert sorted(found) == sorted(orders), "rows and messages differ"
+            return orders
+
+        return await asyncio.to_thread(settled)
+
+    async def close(self) -> None:
+        for connection in self._open:
+            await self.database.close(connection)
+
+
+Scenes = Callable[[], Any]
+
+
+@pytest.fixture(params=DATABASES)
+def scenes(world: World, request: pytest.FixtureRequest) -> Scenes:
+    """Make the scene of a test, in its loop, for each driver."""
+
+    @asynccontextmanager
+    async def scene(**options: Any) -> AsyncIterator[Scene]:
+        settings = {"service": "orders", "timeout": 5, **options}
+        async with txmq.aio.connect(world.broker.url, **settings) as client:
+            made = Scene(world, DATABASES[request.param], client)
+            try:
+                yield made
+            finally:
+                await made.close()
+
+    return scene
+
+
+def test_rows_and_messages_exist_together(scenes: Scenes) -> None:
+    async def story() -> None:
+        async with scenes() as scene:
+            connection = await scene.connect()
+            tx = await scene.order(connection, "o-1")
+            await tx.wait_published()
+            assert await scene.agrees() == {"o-1"}
+            [receipt] = await tx.receipts()
+            assert receipt.offset is not None
+            with pytest.raises(ValueError, match="no"):  # noqa: PT012
+                async with scene.client.transaction(connection) as tx:
+                    await scene.insert(connection, "o-2")
+                    tx.send(scene.world.topic, b"o-2", key="o-2")
+                    raise ValueError("no")
+            await scene.order(connection, "o-3")  # the connection is as it was
+            assert await scene.agrees() == {"o-1", "o-3"}
+
+    run(story())
+
+
+def test_a_swallowed_error_publishes_nothing(scenes: Scenes) -> None:
+    async def story() -> None:
+        async with scenes() as scene:
+            connection = await scene.connect()
+            with pytest.raises(TransactionAborted):  # noqa: PT012
+                async with scene.client.transaction(connection) as tx:
+                    tx.send(scene.world.topic, b"phantom", key="o")
+                    await scene.insert(connection, "o-1")
+                    with suppress(Exception):
+                        await scene.insert(connection, "o-1")
+            assert await scene.agrees() == set()
+
+    run(story())
+
+
+def test_a_savepoint_takes_its_sends_back(scenes: Scenes) -> None:
+    async def story() -> None:
+        async with scenes() as scene:
+            connection = await scene.connect()
+            async with scene.client.transaction(connection) as tx:
+                await scene.insert(connection, "o-1")
+                tx.send(scene.world.topic, b"o-1", key="o-1")
+                with suppress(ValueError):
+                    async with tx.savepoint():
+                        await scene.insert(connection, "o-2")
+                        tx.send(scene.world.topic, b"o-2", key="o-2")
+                        raise ValueError
+            assert await scene.agrees() == {"o-1"}
+
+    run(story())
+
+
+def test_many_tasks_commit_at_once(scenes: Scenes) -> None:
+    async def story() -> None:
+        async with scenes() as scene:
+
+            async def work(worker: int) -> None:
+                connection = await scene.connect()
+                for n in range(5):
+                    await scene.order(connection, f"o-{worker}-{n}")
+
+            await asyncio.gather(*(work(worker) for worker in range(6)))
+            assert len(await scene.agrees()) == 30
+
+    run(story())
+
+
+def test_acks_are_part_of_it(scenes: Scenes) -> None:
+    async def story() -> None:
+        async with scenes() as scene:
+            connection, topic = await scene.connect(), fresh("in")
+            await scene.client.send(topic, b"o-1")
+            group = fresh("g")
+            async with await scene.client.consumer(group, [topic]) as consumer:
+                message = await consumer.receive()
+                assert message is not None
+                with suppress(ValueError):
+                    async with scene.client.transaction(connection) as tx:
+                        tx.ack(message)
+                        raise ValueError
+                async with scene.client.transaction(connection) as tx:
+                    await scene.insert(connection, "o-1")
+                    tx.send(scene.world.topic, b"o-1", key="o-1")
+                    tx.ack(message)
+            async with await scene.client.consumer(group, [topic]) as consumer:
+                assert await consumer.receive(0.2) is None
+            assert await scene.agrees() == {"o-1"}
+
+    run(story())
+
+
+def test_without_a_broker_the_rows_are_rolled_back(scenes: Scenes) -> None:
+    async def story() -> None:
+        async with scenes() as scene:
+            connection = await scene.connect()
+            async with txmq.aio.connect("txmq://127.0.0.1:1", timeout=0.2) as lost:
+                with pytest.raises(BrokerUnavailable):  # noqa: PT012
+                    async with lost.transaction(connection) as tx:
+                        await scene.insert(connection, "o-1")
+                        tx.send(scene.world.topic, b"o-1")
+            await scene.order(connection, "o-2")
+            assert await scene.agrees() == {"o-2"}
+
+    run(story())
+
+
+def test_messages_wait_in_the_outbox_while_the_broker_is_away(scenes: Scenes) -> None:
+    async def story() -> None:
+        async with scenes() as scene:
+            connection = await scene.connect()
+            await scene.order(connection, "o-1")
+            log_id = await scene.client.log_id()
+            async with (
+                txmq.aio.connect(
+                    "txmq://127.0.0.1:1", timeout=0.2, log_id=log_id, service="orders"
+                ) as away,
+                away.transaction(connection, on_unavailable="outbox") as tx,
+            ):
+                await scene.insert(connection, "o-2")
+                tx.send(scene.world.topic, b"o-2", key="o-2")
+
+            def fetched() -> bool:
+                return {found.body for found in scene.world.stored()} == {b"o-1", b"o-2"}
+
+            await asyncio.to_thread(wait_until, fetched, WAIT_S)
+
+    run(story())
+
+
+def test_who_ends_it_inside_is_told(scenes: Scenes) -> None:
+    async def story() -> None:
+        async with scenes() as scene:
+            connection = await scene.connect()
+            with pytest.raises((TransactionEnded, LocalProtocolError)):  # noqa: PT012
+                async with scene.client.transaction(connection) as tx:
+                    await scene.insert(connection, "o-1")
+                    tx.send(scene.world.topic, b"o-1", key="o-1")
+                    await scene.database.execute(connection, "ROLLBACK")
+                    await scene.insert(connection, "o-2")
+            assert not scene.world.stored()
+
+    run(story())
+
+
+def test_a_half_message_in_a_block(world: World) -> None:
+    async def story() -> None:
+        async with txmq.aio.connect(world.broker.url, service="orders") as client:
+            async with client.transaction(checker="c") as tx:
+                tx.send(world.topic, b"o-1", key="o-1")
+                await tx.prepare()
+                assert not world.stored()
+            await tx.wait_published()
+            with suppress(ValueError):
+                async with client.transaction(checker="c") as tx:
+                    tx.send(world.topic, b"o-2", key="o-1")
+                    await tx.prepare()
+                    raise ValueError
+            assert world.messages() == {"o-1"}
+
+    run(story())
+
+
+class TestCancellation:
+    """Cancelled at the n-th await: what is left agrees, and the error names it."""
+
+    def test_at_each_step(self, scenes: Scenes) -> None:
+        async def story() -> None:
+            outcomes: dict[str | None, int] = {}
+            committed: set[str] = set()
+            async with scenes() as scene:
+                for step in range(36):
+                    order = f"o-{step}"
+                    connection = await scene.connect()
+                    task = asyncio.create_task(scene.order(connection, order))
+                    interrupter = Interrupter(task, step)
+                    interrupter.start()
+                    try:
+                        await task
+                        committed.add(order)
+                        outcome: str | None = "committed"
+                    except asyncio.CancelledError as error:
+                        outcome = outcome_of(error)
+                        assert outcome is not None, "the outcome is not named"
+                    finally:
+                        interrupter.stop()
+                    outcomes[outcome] = outcomes.get(outcome, 0) + 1
+                    if outcome == "not done":
+                        await asyncio.to_thread(wait_until, scene.world.settled, WAIT_S)
+                        assert order not in scene.world.orders()
+                        assert order not in scene.world.messages()
+                orders = await scene.agrees()
+                assert committed <= orders
+                assert outcomes.get("not done"), outcomes
+                assert outcomes.get("committed"), outcomes
+
+        run(story())
+
+
+class Interrupter:
+    """Cancels a task when it is resumed for the n-th time."""
+
+    def __init__(self, task: asyncio.Task[Any], step: int) -> None:
+        self._task, self._left = task, step
+        self._loop = asyncio.get_running_loop()
+        self._handle: asyncio.Handle | None = None
+
+    def start(self) -> None:
+        """Count turns of the loop from now on."""
+        self._handle = self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            self._task.cancel()
+        elif not self._task.done():
+            self._handle = self._loop.call_later(0.0005, self._turn)
+
+    def stop(self) -> None:
+        """Let the task alone."""
+        if self._handle is not None:
+            self._handle.cancel()

@@ -1,0 +1,104 @@
+"""The kind of a transaction, chosen by the arguments of its call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from txmq.client.aio.core import AioCore
+from txmq.client.aio.transaction.half import HalfTransaction
+from txmq.client.aio.transaction.transaction import LookUp
+from txmq.client.protocol.sender.routing import Routing
+from txmq.client.protocol.transaction.options import (
+    TransactionOptions,
+    XaOptions,
+    checked_options,
+    checked_xa_options,
+)
+
+if TYPE_CHECKING:  # for programs that have a database
+    from txmq.client.aio.transaction.enlisted import EnlistedTransaction
+    from txmq.client.aio.transaction.postgres import PostgresTransaction
+    from txmq.client.aio.transaction.xa import XaTransaction
+
+
+def begin(
+    core: AioCore,
+    connection: object,
+    checker: str | None,
+    options: TransactionOptions,
+    answer_checks: Callable[[AioCore], None],
+) -> HalfTransaction | PostgresTransaction | None:
+    """Return a transaction that is not entered yet; None where a broker decides alone.
+
+    `answer_checks` is called with the core of a broker that has a half message. Raises
+    ConfigError or LocalProtocolError.
+    """
+    timeout, check_after, weak, outbox = checked_options(
+        core.settings, connection, checker, options
+    )
+    if checker is not None:
+        return HalfTransaction(
+            core, checker, timeout=timeout, check_after=check_after, answer_checks=answer_checks
+        )
+    if connection is None:
+        return None
+    from txmq.client.aio.transaction.postgres import PostgresTransaction  # noqa: PLC0415
+
+    return PostgresTransaction(
+        core,
+        connection,
+        timeout=timeout,
+        check_after=check_after,
+        allow_weak_commit=weak,
+        outbox=outbox,
+    )
+
+
+def enlist(
+    cores: Sequence[AioCore],
+    connection: object,
+    options: TransactionOptions,
+    routing: Routing | None = None,
+    look_up: LookUp | None = None,
+) -> EnlistedTransaction:
+    """Return the messages of a connection's open transaction: new ones, or those that
+    the same client has begun.
+
+    `routing` is that of a cluster, whose cores these are. Raises ConfigError,
+    LocalProtocolError, or as `require_usable`.
+    """
+    from txmq.client.aio.transaction.enlisted import (  # noqa: PLC0415
+        EnlistedTransaction,
+        enlisted_in,
+    )
+
+    core = cores[0]
+    known = enlisted_in(connection)
+    if known is not None:
+        known.require_joinable(core, options)
+        return known
+    timeout, check_after, weak, outbox = checked_options(core.settings, connection, None, options)
+    transaction = EnlistedTransaction(
+        core,
+        connection,
+        timeout=timeout,
+        check_after=check_after,
+        allow_weak_commit=weak,
+        outbox=outbox,
+    )
+    if routing is not None and look_up is not None:
+        transaction._spread_by(cores, routing, look_up)  # noqa: SLF001  # not the user's call
+    transaction.join(options)
+    return transaction
+
+
+def begin_xa(core: AioCore, connections: Sequence[object], options: XaOptions) -> XaTransaction:
+    """Return an XA transaction that is not entered yet.
+
+    Raises ConfigError or LocalProtocolError.
+    """
+    node, timeout, check_after = checked_xa_options(core.settings, options)
+    from txmq.client.aio.transaction.xa import XaTransaction  # noqa: PLC0415
+
+    return XaTransaction(core, connections, node=node, timeout=timeout, check_after=check_after)
