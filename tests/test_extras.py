@@ -31,6 +31,7 @@ PARTS = {
     "txmq.twisted": "twisted",
     "txmq.sqlalchemy": "sqlalchemy",
     "txmq.django": "django",
+    "txmq.kombu": "celery",
     "txmq.cli.app": "cli",
     "txmq.broker.service": "broker",
     "txmq_spark": "spark",

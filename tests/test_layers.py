@@ -27,7 +27,7 @@ LAYERS = {
     "disk and database": "store tx.postgres recover.spool recover.local_store",
     "reactor and clients": "broker client twisted aio postgres psycopg asyncpg",
     "recovery and relay": "recover relay",
-    "frameworks": "sqlalchemy django",
+    "frameworks": "sqlalchemy django kombu",
     "edges": "cli admin testing __main__",
 }
 NAMES = tuple(LAYERS)
@@ -44,11 +44,12 @@ FIRST_LAYER = {
     **dict.fromkeys(("threading", "time"), 3),
     **dict.fromkeys(("opentelemetry",), 4),
     **dict.fromkeys(("structlog", "twisted", "zope"), 4),
-    **dict.fromkeys(("django", "sqlalchemy"), 6),
+    **dict.fromkeys(("django", "kombu", "sqlalchemy"), 6),
 }
 # The only places that may use a package, whatever the layer.
 PLACES = {
     "django": "django",
+    "kombu": "kombu",
     **dict.fromkeys(("asyncpg", "psycopg"), "tx.postgres.drivers"),
     "lmdb": "store",
     "opentelemetry": "client.protocol.telemetry",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.util import find_spec
 
 from txmq.errors.base import TxmqError
@@ -22,5 +23,10 @@ def require(extra: str, *modules: str) -> None:
     A part calls it before it imports them: their own error would name a module that its
     user has never heard of.
     """
-    if missing := [name for name in modules if find_spec(name) is None]:
+    if missing := [name for name in modules if _is_missing(name)]:
         raise MissingExtra(extra, missing)
+
+
+def _is_missing(name: str) -> bool:
+    # A module that is there already may have no spec, such as Kombu's.
+    return sys.modules[name] is None if name in sys.modules else find_spec(name) is None

@@ -1,0 +1,1 @@
+"""Task queues and frameworks on txmq."""

@@ -1,0 +1,32 @@
+"""A Celery app of the tests; a worker process imports it, too."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from celery import Celery
+
+import txmq.kombu  # noqa: F401  # URLs that begin with txmq://
+
+app = Celery("tested", broker=os.environ.get("TESTED_BROKER", ""), backend="cache+memory://")
+app.conf.task_acks_late = True
+app.conf.task_reject_on_worker_lost = True
+
+
+@app.task  # type: ignore[untyped-decorator]  # Celery has no types
+def add(a: int, b: int) -> int:
+    """Add."""
+    return a + b
+
+
+@app.task  # type: ignore[untyped-decorator]  # Celery has no types
+def die_once(folder: str) -> None:
+    """Kill the worker the first time, and leave a file the second time."""
+    first = Path(folder) / "first"
+    if not first.exists():
+        first.touch()
+        os.kill(os.getppid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
+    (Path(folder) / "second").touch()

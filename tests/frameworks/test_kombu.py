@@ -1,0 +1,170 @@
+"""Kombu's transport: queues, fanout, and Celery's tasks."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.contrib.testing.worker import start_worker
+from kombu import Connection, Exchange, Queue
+
+import txmq
+from tests.frameworks.celery_app import add, app
+from txmq.kombu import due_at, topic_of
+from txmq.testing.broker_thread import BrokerThread
+from txmq.testing.wait import wait_until
+
+WORKER = (sys.executable, "-m", "celery", "-A", "tests.frameworks.celery_app", "worker")
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerThread]:
+    with BrokerThread(tmp_path / "data") as broker:
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def working(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerThread]:
+    """A broker with a worker of the tested app."""
+    with BrokerThread(tmp_path_factory.mktemp("working") / "data") as broker:
+        app.conf.broker_url = broker.url
+        with start_worker(app, perform_ping_check=False, pool="solo", loglevel="ERROR"):
+            yield broker
+        app.close()
+
+
+def hear(said: list[object]) -> Callable[[object, Any], None]:
+    def callback(body: object, message: Any) -> None:
+        said.append(body)
+        message.ack()
+
+    return callback
+
+
+@contextmanager
+def worker_process(broker: BrokerThread, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with (folder / "log").open("ab") as log:
+        process = subprocess.Popen(
+            [*WORKER, "--pool", "prefork", "--concurrency", "1",
+             "--without-gossip", "--without-mingle"],
+            env=os.environ | {"TESTED_BROKER": broker.url}, stdout=log, stderr=log,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+
+def test_tasks_are_done_and_their_results_come(working: BrokerThread) -> None:
+    results = [add.delay(number, 1) for number in range(20)]
+    assert [result.get(timeout=20) for result in results] == list(range(1, 21))
+
+
+def test_a_countdown_waits_at_the_broker(working: BrokerThread) -> None:
+    result = add.apply_async((1, 1), countdown=0.5)
+    with txmq.connect(working.url) as client:
+        [delayed] = client.call("message.delayed")["messages"]
+        assert delayed["topic"] == topic_of("celery")
+    assert result.get(timeout=20) == 2
+
+
+def test_workers_hear_remote_control(working: BrokerThread) -> None:
+    [answer] = app.control.ping(timeout=20, limit=1)
+    assert list(answer.values()) == [{"ok": "pong"}]
+
+
+def test_what_was_not_acked_is_given_back(broker: BrokerThread) -> None:
+    with Connection(broker.url) as first, first.SimpleQueue("work") as queue:
+        queue.put({"number": 1})
+        assert queue.get(timeout=20).payload == {"number": 1}
+        assert queue.qsize() == 1
+    with Connection(broker.url) as second, second.SimpleQueue("work") as queue:
+        again = queue.get(timeout=20)
+        again.ack()
+        assert again.payload == {"number": 1}
+        with pytest.raises(queue.Empty):
+            queue.get(timeout=0.1)
+
+
+def test_a_rejected_message_is_a_dead_letter(broker: BrokerThread) -> None:
+    with Connection(broker.url) as connection, connection.SimpleQueue("work") as queue:
+        queue.put("x")
+        queue.get(timeout=20).reject()
+        queue.put("y")
+        message = queue.get(timeout=20)
+        message.requeue()
+        assert queue.get(timeout=20).payload == "y"
+        with txmq.connect(broker.url) as client:
+            group = topic_of("work")
+            wait_until(lambda: len(list(client.letters(group))) == 1, what="a dead letter")
+
+
+def test_a_purge_leaves_an_empty_queue(broker: BrokerThread) -> None:
+    with Connection(broker.url) as connection, connection.SimpleQueue("work") as queue:
+        for number in range(3):
+            queue.put(number)
+        assert (queue.clear(), queue.qsize()) == (3, 0)
+        queue.put("later")
+        assert queue.get(timeout=20).payload == "later"
+
+
+def test_a_fanout_reaches_everybody_who_listens(broker: BrokerThread) -> None:
+    news = Exchange("news", type="fanout", durable=False)
+    heard: dict[str, list[object]] = {"a": [], "b": []}
+    with Connection(broker.url) as one, Connection(broker.url) as two:
+        for connection, name in ((one, "a"), (two, "b")):
+            consumer = connection.Consumer(
+                Queue(f"news@{name}", news, auto_delete=True),
+                callbacks=[hear(heard[name])],
+            )
+            consumer.consume()
+        one.Producer().publish("hello", exchange=news, declare=[news])
+        for connection in (one, two):
+            connection.drain_events(timeout=20)
+        with pytest.raises(socket.timeout):
+            one.drain_events(timeout=0.05)
+    assert heard == {"a": ["hello"], "b": ["hello"]}
+
+
+def test_a_killed_worker_s_task_is_done_by_the_next_one(
+    broker: BrokerThread, tmp_path: Path
+) -> None:
+    with Celery(broker=broker.url) as sender:
+        sender.send_task("tests.frameworks.celery_app.die_once", (str(tmp_path),))
+    with worker_process(broker, tmp_path) as first:
+        wait_until(lambda: first.poll() is not None, 60, what="the worker has died")
+    assert (tmp_path / "first").exists()
+    assert not (tmp_path / "second").exists()
+    with worker_process(broker, tmp_path):
+        wait_until((tmp_path / "second").exists, 60, what="the task is done")
+
+
+def test_queues_do_not_share_topics() -> None:
+    names = ("a_b", "a.b", "a@b", "a_40b", "ä", "control", "q.control")
+    assert len({topic_of(name) for name in names}) == len(names)
+    assert topic_of("celery") == "kombu.q.celery"
+
+
+@pytest.mark.parametrize(
+    ("headers", "due"),
+    [
+        ({"eta": "2026-01-02T03:04:05+00:00"}, datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)),
+        ({"eta": "2026-01-02T03:04:05"}, datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)),
+        ({"eta": None}, None),
+        ({}, None),
+        (None, None),
+    ],
+)
+def test_an_eta_is_a_time_of_delivery(headers: Any, due: datetime | None) -> None:
+    assert due_at({"headers": headers}) == due
