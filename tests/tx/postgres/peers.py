@@ -42,11 +42,14 @@ class Peer:
 
 
 class DriverKind(NamedTuple):
-    """A driver: how to connect, and how to run a coroutine over it."""
+    """A driver: how to connect, how to run a coroutine over it, and what a pooler of
+    transactions needs.
+    """
 
     name: str
-    connect: Callable[[str], Awaitable[Any]]
+    connect: Callable[..., Awaitable[Any]]
     run: Callable[[Coroutine[Any, Any, Any]], Any]
+    pooled: dict[str, Any]
 
 
 def arguments(dsn: str) -> dict[str, Any]:
@@ -56,36 +59,36 @@ def arguments(dsn: str) -> dict[str, Any]:
     return {names.get(name, name): value for name, value in known.items()}
 
 
-async def _psycopg2(dsn: str) -> Any:
-    return psycopg2.connect(dsn)
+async def _psycopg2(dsn: str, **options: Any) -> Any:
+    return psycopg2.connect(dsn, **options)
 
 
-async def _psycopg(dsn: str) -> Any:
-    return psycopg.connect(dsn)
+async def _psycopg(dsn: str, **options: Any) -> Any:
+    return psycopg.connect(dsn, **options)
 
 
-async def _psycopg_async(dsn: str) -> Any:
-    return await psycopg.AsyncConnection.connect(dsn)
+async def _psycopg_async(dsn: str, **options: Any) -> Any:
+    return await psycopg.AsyncConnection.connect(dsn, **options)
 
 
-async def _asyncpg(dsn: str) -> Any:
-    return await asyncpg.connect(**arguments(dsn))
+async def _asyncpg(dsn: str, **options: Any) -> Any:
+    return await asyncpg.connect(**arguments(dsn), **options)
 
 
 KINDS = (
-    DriverKind("psycopg2", _psycopg2, run),
-    DriverKind("psycopg", _psycopg, run),
-    DriverKind("psycopg of asyncio", _psycopg_async, asyncio.run),
-    DriverKind("asyncpg", _asyncpg, asyncio.run),
+    DriverKind("psycopg2", _psycopg2, run, {}),
+    DriverKind("psycopg", _psycopg, run, {"prepare_threshold": None}),
+    DriverKind("psycopg of asyncio", _psycopg_async, asyncio.run, {"prepare_threshold": None}),
+    DriverKind("asyncpg", _asyncpg, asyncio.run, {"statement_cache_size": 0}),
 )
 
 
-def peer(kind: DriverKind, dsn: str) -> AbstractAsyncContextManager[Peer]:
+def peer(kind: DriverKind, dsn: str, **options: Any) -> AbstractAsyncContextManager[Peer]:
     """Connect, and close in the end."""
 
     @asynccontextmanager
     async def opened() -> Any:
-        found = Peer(await kind.connect(dsn))
+        found = Peer(await kind.connect(dsn, **options))
         try:
             yield found
         finally:

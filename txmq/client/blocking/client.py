@@ -43,7 +43,7 @@ if TYPE_CHECKING:  # psycopg2 is for those who have a database, the spool for ot
     from txmq.client.blocking.spool import ClientSpool
     from txmq.client.blocking.transaction.enlisted import EnlistedTransaction
     from txmq.client.blocking.transaction.xa import XaTransaction
-    from txmq.tx.postgres.session import Connection
+    from txmq.tx.postgres.driver import BlockingConnection
 
 log = get_logger()
 
@@ -219,7 +219,7 @@ class Client(BlockingProducer, BlockingMessageCalls, TypedTopicCalls):
     @overload
     def transaction(
         self,
-        connection: Connection | None = None,
+        connection: BlockingConnection | None = None,
         *,
         checker: None = None,
         **options: Unpack[TransactionOptions],
@@ -227,7 +227,7 @@ class Client(BlockingProducer, BlockingMessageCalls, TypedTopicCalls):
 
     def transaction(
         self,
-        connection: Connection | None = None,
+        connection: BlockingConnection | None = None,
         *,
         checker: str | None = None,
         **options: Unpack[TransactionOptions],
@@ -244,7 +244,7 @@ class Client(BlockingProducer, BlockingMessageCalls, TypedTopicCalls):
         return begin(self._core, connection, checker, options)
 
     def enlist(
-        self, connection: Connection, **options: Unpack[TransactionOptions]
+        self, connection: BlockingConnection, **options: Unpack[TransactionOptions]
     ) -> EnlistedTransaction:
         """Return the messages of a transaction that somebody else will commit.
 
@@ -257,7 +257,7 @@ class Client(BlockingProducer, BlockingMessageCalls, TypedTopicCalls):
         """
         return enlist([self._core], connection, options)
 
-    def xa(self, *connections: Connection, **options: Unpack[XaOptions]) -> XaTransaction:
+    def xa(self, *connections: BlockingConnection, **options: Unpack[XaOptions]) -> XaTransaction:
         """Return a `with` block over several databases, committed in two phases.
 
         The rows on all psycopg2 connections, the sends and the acks take effect

@@ -53,7 +53,7 @@ from txmq.model.message import Message, Receipt
 if TYPE_CHECKING:  # psycopg2 is for programs that have a database
     from txmq.client.blocking.transaction.enlisted import EnlistedTransaction
     from txmq.client.blocking.transaction.xa import XaTransaction
-    from txmq.tx.postgres.session import Connection
+    from txmq.tx.postgres.driver import BlockingConnection
 
 T = TypeVar("T")
 Send = Callable[[Client, int | None, float], T]  # at a broker, to a partition, within seconds
@@ -295,7 +295,7 @@ class Cluster(TypedTopicCalls):
     @overload
     def transaction(
         self,
-        connection: Connection | None = None,
+        connection: BlockingConnection | None = None,
         *,
         checker: None = None,
         **options: Unpack[TransactionOptions],
@@ -303,7 +303,7 @@ class Cluster(TypedTopicCalls):
 
     def transaction(
         self,
-        connection: Connection | None = None,
+        connection: BlockingConnection | None = None,
         *,
         checker: str | None = None,
         **options: Unpack[TransactionOptions],
@@ -324,7 +324,7 @@ class Cluster(TypedTopicCalls):
         return transaction
 
     def enlist(
-        self, connection: Connection, **options: Unpack[TransactionOptions]
+        self, connection: BlockingConnection, **options: Unpack[TransactionOptions]
     ) -> EnlistedTransaction:
         """Return the messages of a transaction that somebody else will commit.
 
@@ -333,7 +333,7 @@ class Cluster(TypedTopicCalls):
         """
         return enlist(self._cores, connection, options, self._routing)
 
-    def xa(self, *connections: Connection, **options: Unpack[XaOptions]) -> XaTransaction:
+    def xa(self, *connections: BlockingConnection, **options: Unpack[XaOptions]) -> XaTransaction:
         """Return a `with` block over several databases, committed in two phases.
 
         Messages and acks go to their brokers as in `transaction`. One broker, which has

@@ -46,7 +46,7 @@ if TYPE_CHECKING:  # psycopg2 is for programs that have a database
     from uuid import UUID
 
     from txmq.client.twisted.spool import TwistedSpool
-    from txmq.tx.postgres.session import Connection
+    from txmq.tx.postgres.driver import BlockingConnection
 
 T = TypeVar("T")
 log = get_logger()
@@ -214,12 +214,12 @@ class Client(TypedTopicCalls, TwistedMessageCalls, TwistedHalfCalls, AsyncClosea
 
     @overload
     def transaction(
-        self, connection: Connection, **options: Unpack[TransactionOptions]
+        self, connection: BlockingConnection, **options: Unpack[TransactionOptions]
     ) -> ThreadedTransaction[BlockingTransaction]: ...
 
     def transaction(
         self,
-        connection: Connection | None = None,
+        connection: BlockingConnection | None = None,
         *,
         checker: str | None = None,
         **options: Unpack[TransactionOptions],
@@ -236,7 +236,7 @@ class Client(TypedTopicCalls, TwistedMessageCalls, TwistedHalfCalls, AsyncClosea
         begun = begin(core_of(self._core.blocking), connection, checker, options)
         return threaded(self._core.reactor, self._core.threads, begun)
 
-    def xa(self, *connections: Connection, **options: Unpack[XaOptions]) -> ThreadedXa:
+    def xa(self, *connections: BlockingConnection, **options: Unpack[XaOptions]) -> ThreadedXa:
         """Return an `async with` block over several databases, committed in two phases.
 
         The rows on all psycopg2 connections, the sends and the acks take effect

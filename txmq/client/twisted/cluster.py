@@ -38,7 +38,7 @@ from txmq.client.twisted.typed import TypedTopicCalls
 from txmq.model.message import Message, Receipt
 
 if TYPE_CHECKING:  # psycopg2 is for programs that have a database
-    from txmq.tx.postgres.session import Connection
+    from txmq.tx.postgres.driver import BlockingConnection
 
 T = TypeVar("T")
 Work = Coroutine[Deferred[Any], Any, T]
@@ -180,12 +180,12 @@ class Cluster(TypedTopicCalls, AwaitedCluster[Client, TwistedCore], AsyncCloseab
 
     @overload
     def transaction(
-        self, connection: Connection, **options: Unpack[TransactionOptions]
+        self, connection: BlockingConnection, **options: Unpack[TransactionOptions]
     ) -> ThreadedTransaction[BlockingTransaction]: ...
 
     def transaction(
         self,
-        connection: Connection | None = None,
+        connection: BlockingConnection | None = None,
         *,
         checker: str | None = None,
         **options: Unpack[TransactionOptions],
@@ -208,7 +208,7 @@ class Cluster(TypedTopicCalls, AwaitedCluster[Client, TwistedCore], AsyncCloseab
         look_up = self._spread(begun)
         return threaded(self._reactor, self._cores[0].threads, begun, look_up)
 
-    def xa(self, *connections: Connection, **options: Unpack[XaOptions]) -> ThreadedXa:
+    def xa(self, *connections: BlockingConnection, **options: Unpack[XaOptions]) -> ThreadedXa:
         """Return an `async with` block over several databases, committed in two phases.
 
         Messages and acks go to their brokers as in `transaction`. One broker, which has

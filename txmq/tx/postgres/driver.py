@@ -36,6 +36,19 @@ class TransactionGone(Exception):
     """The transaction that `Driver.begin` began is over; nothing was sent."""
 
 
+class BlockingConnection(Protocol):
+    """A connection that a blocking client takes: psycopg2's, or one of psycopg 3."""
+
+    autocommit: bool
+
+    @property
+    def closed(self) -> int: ...
+    def cursor(self) -> Any: ...  # noqa: ANN401  # of any driver
+    def commit(self) -> None: ...
+    def rollback(self) -> None: ...
+    def close(self) -> None: ...
+
+
 class Watch(Protocol):
     """The rules for the statements of a caller whose block is open."""
 

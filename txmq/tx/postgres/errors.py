@@ -30,11 +30,18 @@ AWAY: Final = "is the server up, its address right, and a connection to be had?"
 MORE: Final = "PostgreSQL's own log tells more"
 LINE: Final = 200  # characters
 INSTALL: Final = "run `txmq schema install DSN`"
+# prepared statements that are of another session, or are there already
+POOLED: Final = (
+    "behind a pooler that shares sessions connect with prepare_threshold=None (psycopg) or "
+    "statement_cache_size=0 (asyncpg)"
+)
 HINTS: Final = {
     "25006": "this server is a standby or read-only: use the primary",
     "42501": "the role lacks a right on txmq's tables: GRANT it, or let their owner run this",
     "28000": "check the role and pg_hba.conf",
     "28P01": "check the password",
+    "26000": POOLED,
+    "42P05": POOLED,
 }
 DRIVERS: Final = ("psycopg2", "psycopg", "asyncpg")
 

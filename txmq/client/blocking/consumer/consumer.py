@@ -27,7 +27,7 @@ from txmq.model.message import ReceivedMessage
 from txmq.model.topic_partition import PartitionName
 
 if TYPE_CHECKING:
-    from psycopg2.extensions import connection as Connection  # noqa: N812  # a class, whatever its name
+    from txmq.tx.postgres.driver import BlockingConnection
 
 
 def consume(
@@ -142,7 +142,7 @@ class BlockingConsumer(ConsumerCalls[ThreadedMember]):
         self,
         handler: Callable[..., object],
         *,
-        inbox: Callable[[], Connection] | None = None,
+        inbox: Callable[[], BlockingConnection] | None = None,
         threads: int = 1,
         batch: int | None = None,
         batch_wait: float = 0.0,

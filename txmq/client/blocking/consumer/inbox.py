@@ -44,13 +44,11 @@ from txmq.tx.postgres.errors import driver_error, translate
 from txmq.tx.postgres.inbox import Claims, Position, claim
 
 if TYPE_CHECKING:
-    from psycopg2 import extensions
-
     from txmq.client.protocol.consumer.fetched import DeliveredMessage
     from txmq.model.message import ReceivedMessage
+    from txmq.tx.postgres.driver import BlockingConnection
 
-    Connection = extensions.connection
-    Connect = Callable[[], Connection]
+    Connect = Callable[[], BlockingConnection]
 
 CHAINED = 64  # transactions that begin in the round trip of the COMMIT before them
 CONFLICT_RUNS = 5  # runs of one transaction before its messages have failed
@@ -150,7 +148,7 @@ class InboxWorker:
         self._source, self._handler, self._connect = source, handler, connect
         self._openings = openings
         self._options, self._stop = options, stop
-        self._connection: Connection | None = None
+        self._connection: BlockingConnection | None = None
         # Of every commit. It has no row: the inbox shows the outcome of a commit.
         self._token = new_token()
         self._next, self._chained = EMPTY, 0  # to chain before the worker receives anew
@@ -268,7 +266,7 @@ class InboxWorker:
                 rest.append(message)
         return rest
 
-    def _transaction(self, connection: Connection, batch: _Batch) -> None:
+    def _transaction(self, connection: BlockingConnection, batch: _Batch) -> None:
         """Run one attempt. Raises _HandlerFailed, _NackedByHandler."""
         messages = batch.messages
         if batch.claims is None:
@@ -289,7 +287,7 @@ class InboxWorker:
             self._source.count(duplicates=len(messages) - len(fresh))
         self._source.ack_many(messages)
 
-    def _commit(self, connection: Connection) -> None:
+    def _commit(self, connection: BlockingConnection) -> None:
         messages = self._receive_next(connection)
         if not messages:
             guarded_commit(connection, self._token)
@@ -304,7 +302,7 @@ class InboxWorker:
         )
         self._next = _Batch(messages, claims)
 
-    def _receive_next(self, connection: Connection) -> Sequence[DeliveredMessage]:
+    def _receive_next(self, connection: BlockingConnection) -> Sequence[DeliveredMessage]:
         """Return waiting messages, if their transaction may begin with the COMMIT.
 
         With `batch_wait` a list has to fill first.
@@ -324,7 +322,9 @@ class InboxWorker:
         except TxmqError:  # raised again when the runner receives
             return ()
 
-    def _claim(self, connection: Connection, messages: Sequence[DeliveredMessage]) -> Claims:
+    def _claim(
+        self, connection: BlockingConnection, messages: Sequence[DeliveredMessage]
+    ) -> Claims:
         """Begin the transaction."""
         return run(claim(blocking_driver(connection), self._positions(messages), first=BEGIN))
 
@@ -359,7 +359,7 @@ class InboxWorker:
             for message in messages
         )
 
-    def _open(self, connection: Connection, messages: Sequence[DeliveredMessage]) -> None:
+    def _open(self, connection: BlockingConnection, messages: Sequence[DeliveredMessage]) -> None:
         """Open the partitions of the messages. Raises _NotOpen, InboxMismatch."""
         if self._are_open(messages):
             return
@@ -380,7 +380,7 @@ class InboxWorker:
         if restored and self._source.settings.ordered:
             raise _NotOpen
 
-    def _handle(self, messages: Sequence[DeliveredMessage], connection: Connection) -> None:
+    def _handle(self, messages: Sequence[DeliveredMessage], connection: BlockingConnection) -> None:
         argument: Any = messages if self._options.batch is not None else messages[0]
         try:
             require_finished(self._handler(argument, connection))
@@ -393,7 +393,7 @@ class InboxWorker:
                     raise translated from error
             raise _HandlerFailed(error) from error
 
-    def _connected(self) -> Connection:
+    def _connected(self) -> BlockingConnection:
         """Return a usable connection, as soon as there is one. Raises _Stopped."""
         pause = FIRST_PAUSE_S
         while self._connection is None or self._connection.closed:

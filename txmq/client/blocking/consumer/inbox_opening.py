@@ -30,11 +30,10 @@ from txmq.tx.postgres.inbox_names import Adoption, Evidence
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from psycopg2.extensions import connection as Connection  # noqa: N812  # a class, whatever its name
-
     from txmq.client.blocking.core import BlockingCore
     from txmq.client.protocol.consumer.settings import ConsumerSettings
     from txmq.client.protocol.consumer.stats import ConsumerStats
+    from txmq.tx.postgres.driver import BlockingConnection
 
 RANGES_AT_ONCE = 10_000
 FAR = 1 << 63
@@ -118,7 +117,7 @@ class InboxOpenings:
             self._rejoined = rejoined
         return self._open
 
-    def open(self, connection: Connection, position: Position, topic: str) -> int:
+    def open(self, connection: BlockingConnection, position: Position, topic: str) -> int:
         """Open a position, if it is not, and return the number of restored messages.
 
         Raises DatabaseError, InboxMismatch, and RequestRejected where the group, the
@@ -132,7 +131,7 @@ class InboxOpenings:
             opened.add(position)
             return restored
 
-    def _compare(self, connection: Connection, position: Position, topic: str) -> int:
+    def _compare(self, connection: BlockingConnection, position: Position, topic: str) -> int:
         shown = self._adopt(connection, position, topic)
         settings, present = self._member.settings, shown["epoch"] == position.epoch
         if present:
@@ -153,7 +152,9 @@ class InboxOpenings:
             return 0
         return self._restore(position, topic, lacking(shown, ranges))
 
-    def _adopt(self, connection: Connection, position: Position, topic: str) -> dict[str, Any]:
+    def _adopt(
+        self, connection: BlockingConnection, position: Position, topic: str
+    ) -> dict[str, Any]:
         """Take over what was stored by name. Return what the broker knows.
 
         With several brokers, another one may prove meanwhile that it is its own.
@@ -182,7 +183,7 @@ class InboxOpenings:
             time.sleep(ADOPTION_PAUSE_S)
 
     def _note_run(
-        self, connection: Connection, position: Position, topic: str, shown: dict[str, Any]
+        self, connection: BlockingConnection, position: Position, topic: str, shown: dict[str, Any]
     ) -> None:
         """Note the run of the broker, before messages of it are applied. Raises
         InboxMismatch where earlier ones had messages that the log does not have.

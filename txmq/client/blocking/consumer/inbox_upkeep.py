@@ -16,14 +16,14 @@ from txmq.tx.postgres.blocking import compact
 from txmq.tx.postgres.errors import translated
 
 if TYPE_CHECKING:
-    from psycopg2.extensions import connection as Connection  # noqa: N812  # a class, whatever its name
+    from txmq.tx.postgres.driver import BlockingConnection
 
 EVERY_S = 5.0
 REPORTED_S = 3_600.0
 log = get_logger()
 
 
-def open_connection(connect: Callable[[], Connection]) -> Connection:
+def open_connection(connect: Callable[[], BlockingConnection]) -> BlockingConnection:
     """Return a connection made by the user's function, in autocommit mode. Raises
     DatabaseUnavailable, DatabaseError.
     """
@@ -36,13 +36,13 @@ def open_connection(connect: Callable[[], Connection]) -> Connection:
 class InboxUpkeep:
     """A thread with a connection of its own, as long as handlers run."""
 
-    def __init__(self, member: InboxMember, connect: Callable[[], Connection]) -> None:
+    def __init__(self, member: InboxMember, connect: Callable[[], BlockingConnection]) -> None:
         self._member, self._connect = member, connect
         self._stopped = Event()
         self._thread = Thread(
             target=self._run, name=f"txmq-{member.settings.group}-inbox", daemon=True
         )
-        self._connection: Connection | None = None
+        self._connection: BlockingConnection | None = None
         self._folded_acks = 0  # the count of acks at the last fold
         self.openings = InboxOpenings(member)
 
@@ -82,7 +82,7 @@ class InboxUpkeep:
         except TxmqError as error:
             log.warning("inbox.not_tended", group=self._member.group, error=str(error))
 
-    def _open_assigned(self, connection: Connection) -> None:
+    def _open_assigned(self, connection: BlockingConnection) -> None:
         """Open what no handler has opened: a partition may lack effects and have no new
         messages.
         """

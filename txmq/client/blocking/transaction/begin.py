@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from txmq.client.blocking.transaction.postgres import PostgresTransaction
     from txmq.client.blocking.transaction.xa import XaTransaction
     from txmq.client.protocol.sender.routing import Routing
-    from txmq.tx.postgres.session import Connection
+    from txmq.tx.postgres.driver import BlockingConnection
 
 
 def begin(
     core: BlockingCore,
-    connection: Connection | None,
+    connection: BlockingConnection | None,
     checker: str | None,
     options: TransactionOptions,
     kind: Callable[[], type[PostgresTransaction]] | None = None,
@@ -56,7 +56,7 @@ def begin(
 
 def enlist(
     cores: Sequence[BlockingCore],
-    connection: Connection,
+    connection: BlockingConnection,
     options: TransactionOptions,
     routing: Routing | None = None,
 ) -> EnlistedTransaction:
@@ -93,7 +93,7 @@ def _postgres_transaction() -> type[PostgresTransaction]:
 
 
 def begin_xa(
-    core: BlockingCore, connections: Sequence[Connection], options: XaOptions
+    core: BlockingCore, connections: Sequence[BlockingConnection], options: XaOptions
 ) -> XaTransaction:
     """Return an XA transaction that is not entered yet.
 

@@ -33,11 +33,10 @@ from txmq.tx.postgres.blocking import (
 )
 from txmq.tx.postgres.caller import blocking_savepoint, require_usable
 from txmq.tx.postgres.caller_block import CallerBlock
-from txmq.tx.postgres.driver import run
+from txmq.tx.postgres.driver import BlockingConnection, run
 from txmq.tx.postgres.drivers import blocking_driver
 from txmq.tx.postgres.identity import require_supported
 from txmq.tx.postgres.prepared import BY_OTHERS, Ending, Work, require_two_phase
-from txmq.tx.postgres.session import Connection
 from txmq.tx.postgres.statement_watch import Sends
 from txmq.tx.xid import XaBranch
 
@@ -54,7 +53,7 @@ class BranchVote(NamedTuple):
 class DatabaseBranch:
     """A branch on a connection whose driver blocks. For one thread at a time."""
 
-    def __init__(self, connection: Connection, branch: XaBranch, sends: Sends) -> None:
+    def __init__(self, connection: BlockingConnection, branch: XaBranch, sends: Sends) -> None:
         self.branch = branch
         self._driver = blocking_driver(connection)
         self._block = CallerBlock(self._driver, branch.token, sends)

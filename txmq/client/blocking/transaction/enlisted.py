@@ -20,9 +20,8 @@ from txmq.errors import InDoubt, LocalProtocolError, TransactionAborted, TxmqErr
 from txmq.model.message import ROLLBACK, Message
 from txmq.tx.postgres.blocking import guarded_commit
 from txmq.tx.postgres.commit import CommitOutcome
-from txmq.tx.postgres.driver import run
+from txmq.tx.postgres.driver import BlockingConnection, run
 from txmq.tx.postgres.enlist import EnlistedBlock
-from txmq.tx.postgres.session import Connection
 
 
 class PendingMessage(NamedTuple):
@@ -43,7 +42,7 @@ class EnlistedTransaction(PostgresTransaction):
     later.
     """
 
-    def __init__(self, core: BlockingCore, connection: Connection, **settings: Any) -> None:  # noqa: ANN401  # of PostgresTransaction
+    def __init__(self, core: BlockingCore, connection: BlockingConnection, **settings: Any) -> None:  # noqa: ANN401  # of PostgresTransaction
         super().__init__(core, connection, **settings)
         self._block: EnlistedBlock = EnlistedBlock(self._driver, self.token, self._sends)
         self._options = TransactionOptions()
@@ -222,7 +221,7 @@ class EnlistedTransaction(PostgresTransaction):
             bundle.finish(committed=committed)
 
 
-def enlisted_in(connection: Connection) -> EnlistedTransaction | None:
+def enlisted_in(connection: BlockingConnection) -> EnlistedTransaction | None:
     """Return the messages in a connection's open transaction."""
     found = getattr(connection, "enlisted", None)
     return found if isinstance(found, EnlistedTransaction) else None

@@ -39,7 +39,7 @@ from txmq.tx.postgres.blocking import guarded_commit, insert_token, may_have_rep
 from txmq.tx.postgres.caller import blocking_savepoint, require_healthy
 from txmq.tx.postgres.caller_block import CallerBlock
 from txmq.tx.postgres.commit import CommitOutcome
-from txmq.tx.postgres.driver import run
+from txmq.tx.postgres.driver import BlockingConnection, run
 from txmq.tx.postgres.drivers import blocking_driver
 from txmq.tx.postgres.identity import (
     NamedServer,
@@ -48,7 +48,6 @@ from txmq.tx.postgres.identity import (
     note_server,
     require_supported,
 )
-from txmq.tx.postgres.session import Connection
 from txmq.tx.postgres.tokens import InsertedToken
 
 log = get_logger()
@@ -65,7 +64,7 @@ class PostgresTransaction(CallerTransaction):
     def __init__(
         self,
         core: BlockingCore,
-        connection: Connection,
+        connection: BlockingConnection,
         *,
         timeout: float,
         check_after: float,

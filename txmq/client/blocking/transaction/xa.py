@@ -42,7 +42,7 @@ from txmq.errors import (
 from txmq.model.decider import BrokerBranch, ByHome, Participant
 from txmq.model.message import COMMIT, Decision
 from txmq.tx.coordinator import HOME, BundleStatus, Coordinator, Vote, needs_two_phases
-from txmq.tx.postgres.session import Connection
+from txmq.tx.postgres.driver import BlockingConnection
 from txmq.tx.xid import branches
 
 log = get_logger()
@@ -66,7 +66,7 @@ class XaTransaction(CallerTransaction):
     def __init__(
         self,
         core: BlockingCore,
-        connections: Sequence[Connection],
+        connections: Sequence[BlockingConnection],
         *,
         node: str,
         timeout: float,

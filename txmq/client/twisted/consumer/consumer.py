@@ -26,7 +26,7 @@ from txmq.model.message import ReceivedMessage
 from txmq.model.topic_partition import PartitionName
 
 if TYPE_CHECKING:
-    from psycopg2.extensions import connection as Connection  # noqa: N812  # a class
+    from txmq.tx.postgres.driver import BlockingConnection
 
 
 class TwistedConsumer(ConsumerCalls[ReactorMember], AsyncCloseable):
@@ -110,7 +110,7 @@ class TwistedConsumer(ConsumerCalls[ReactorMember], AsyncCloseable):
         self,
         handler: Handler,
         *,
-        inbox: Callable[[], Connection] | None = None,
+        inbox: Callable[[], BlockingConnection] | None = None,
         workers: int = 1,
         batch: int | None = None,
         batch_wait: float = 0.0,

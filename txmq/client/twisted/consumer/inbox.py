@@ -31,7 +31,7 @@ from txmq.client.twisted.consumer.runner import Run
 from txmq.model.message import ReceivedMessage
 
 if TYPE_CHECKING:
-    from psycopg2.extensions import connection as Connection  # noqa: N812  # a class
+    from txmq.tx.postgres.driver import BlockingConnection
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -40,7 +40,7 @@ T = TypeVar("T")
 def run_with_inbox(
     members: ReactorMembers,
     handler: Callable[..., object],
-    connect: Callable[[], Connection],
+    connect: Callable[[], BlockingConnection],
     options: HandlerOptions,
 ) -> Run:
     """Run a handler in threads. To cancel the run ends the work; handlers finish."""
