@@ -21,6 +21,9 @@ NOBODY = "host=127.0.0.1 port=1 dbname=nowhere"
 NO_FILE, NO_DIR = "/nowhere/txmq.toml", "/nowhere/data"
 # each with its required arguments; no broker or database answers, and no file exists
 COMMANDS = {
+    "acl grant": "ada read topic:orders",
+    "acl list": "",
+    "acl revoke": "ada read topic:orders",
     "alarms": "",
     "audit": "",
     "broker": f"--config {NO_FILE}",
@@ -118,6 +121,13 @@ COMMANDS = {
     "tx rollback": f"{TOKEN} --reason x",
     "trace": "--key k",
     "tx show": TOKEN,
+    "user add": "ada --role admin --no-password",
+    "user delete": "ada",
+    "user init-admin": "--data /proc/nowhere",
+    "user list": "",
+    "user me": "",
+    "user password": "ada",
+    "user roles": "ada --role auditor",
     "xa doctor": f"--config {NO_FILE}",
     "xa forget": f"{TOKEN} --reason x",
     "xa list": "",
@@ -185,6 +195,7 @@ DOCUMENTS = [
         "docs/CONSUMERS.md",
         "docs/OPERATIONS.md",
         "docs/GUIDE.md",
+        "docs/SECURITY.md",
     )
 ]
 

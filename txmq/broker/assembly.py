@@ -10,6 +10,7 @@ from uuid import UUID
 
 from twisted.internet.task import LoopingCall
 
+from txmq.broker.access.guard import Guard
 from txmq.broker.background.clock_service import ClockService
 from txmq.broker.background.delay_service import LOOK_AHEAD_S, DelayService
 from txmq.broker.background.group_work_service import GroupWorkService
@@ -32,6 +33,7 @@ from txmq.broker.calls.plans import PlanCalls
 from txmq.broker.calls.recover import RecoverCalls
 from txmq.broker.calls.topics import TopicCalls
 from txmq.broker.calls.transactions import TransactionCalls
+from txmq.broker.calls.users import UserCalls
 from txmq.broker.calls.xa import XaCalls
 from txmq.broker.checkback.checkback_service import CheckBackService
 from txmq.broker.checkback.in_doubt_service import InDoubtService
@@ -112,6 +114,7 @@ class Assembly:
         self.statistics = Statistics(engine, clock, self.retention, self.catalogues)
         self.turns = TurnWork(engine, clock)
         self.holds = LogHolds(clock.seconds)
+        self.guard = Guard(engine, clock)
         letters = DeadLetterCalls(engine, self.turns)
         self._plans = PlanService(engine, self.turns, clock, letters.next_places)
         self._policies = PolicyService(engine, self.turns, letters.next_places)
@@ -139,9 +142,11 @@ class Assembly:
             MessageCalls(engine, self.catalogues),
             MessageLifeCalls(engine, self.catalogues, self.turns),
             AuditCalls(engine, self.turns),
+            UserCalls(engine, self.guard, self._users_changed),
         )
         self.calls = CallDispatcher(
-            {name: handler for part in parts for name, handler in part.handlers.items()}
+            {name: handler for part in parts for name, handler in part.handlers.items()},
+            lambda: engine.state,
         )
         requests = RequestDispatcher(
             engine,
@@ -151,7 +156,7 @@ class Assembly:
             listeners,
             message_bytes=settings.broker.message_bytes,
         )
-        self.sessions = SessionFactory(requests.handle, self._welcome, clock)
+        self.sessions = SessionFactory(requests.handle, self._welcome, clock, guard=self.guard)
         self._publication = PublicationService(engine, clock)
         self._delays = DelayService(engine, clock)
         self._outcomes = OutcomeExpiryService(engine, clock, self.sessions.connected_instances)
@@ -218,6 +223,10 @@ class Assembly:
         self.retention.stop()
         self._delays.stop()
         self._outcomes.stop()
+
+    def _users_changed(self) -> None:
+        self.guard.forget()
+        self.sessions.renew_rights()
 
     def _welcome(self, version: int) -> Welcome:
         store, state = self._engine.store, self._engine.state

@@ -42,6 +42,7 @@ from txmq.cli.commands import (
     topics,
     trace,
     transactions,
+    users,
     xa,
 )
 from txmq.cli.output import FAILED, Output
@@ -94,6 +95,8 @@ resolver.add_to(app)
 app.add_typer(relay.app, name="relay")
 app.add_typer(outbox.app, name="outbox")
 app.add_typer(inboxes.app, name="inbox")
+app.add_typer(users.app, name="user")
+app.add_typer(users.acl, name="acl")
 
 
 def _print_version(asked: bool) -> None:  # noqa: FBT001  # as typer calls it

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from txmq.core import audit, persistence
+from txmq.core import audit, persistence, users
 from txmq.core.audit import Audited, decide_audited
 from txmq.core.consumers import rules as consumer_rules
 from txmq.core.events.audit import OperatorActed, parts_in
@@ -29,6 +29,7 @@ RULES = (
     *consumer_rules.RULES,
     *transaction_rules.RULES,
     *retention_rules.RULES,
+    users,
 )
 
 

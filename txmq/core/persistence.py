@@ -126,6 +126,7 @@ def load(tables: t.Tables) -> State:
         state.listed[key[0]] += 1
     state.groups.load(tables)
     state.plans.load(tables)
+    state.users.load(tables)
     failed_messages.load_queues(state)
     return state
 

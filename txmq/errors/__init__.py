@@ -82,6 +82,7 @@ from txmq.errors.database import (
     WalLevelTooLow,
 )
 from txmq.errors.refusals import (
+    AccessDenied,
     BadRequest,
     BrokerFailed,
     Conflict,
@@ -90,6 +91,7 @@ from txmq.errors.refusals import (
     GroupMismatch,
     HeuristicOutcome,
     IncompatibleSchema,
+    LoginFailed,
     MessagesDamaged,
     MessageTooLarge,
     NoResolver,
@@ -115,6 +117,7 @@ from txmq.errors.refusals import (
     UnknownPlan,
     UnknownProducer,
     UnknownTopic,
+    UnknownUser,
 )
 from txmq.errors.transactions import (
     AlreadyResolved,
@@ -128,6 +131,7 @@ from txmq.errors.transactions import (
 )
 
 __all__ = (
+    "AccessDenied",
     "AlreadyResolved",
     "BackupDamaged",
     "BackupMismatch",
@@ -159,6 +163,7 @@ __all__ = (
     "LeaseRefused",
     "LocalProtocolError",
     "LogChanged",
+    "LoginFailed",
     "MessageTooLarge",
     "MessagesDamaged",
     "NoResolver",
@@ -207,6 +212,7 @@ __all__ = (
     "UnknownProducer",
     "UnknownTopic",
     "UnknownTransaction",
+    "UnknownUser",
     "UnsupportedFormat",
     "UnsupportedServer",
     "WalLevelTooLow",

@@ -129,6 +129,21 @@ class NotPermitted(RequestRejected):
     """The login does not allow this call on this resource."""
 
 
+class AccessDenied(NotPermitted):
+    """The user lacks a permission.
+
+    `detail` has the verb, the resource and the user; the hint says how to grant it.
+    """
+
+
+class LoginFailed(RequestRejected):
+    """The broker asks for a login, and there was none, or a wrong one."""
+
+
+class UnknownUser(RequestRejected):
+    """There is no such user."""
+
+
 class UnknownLetter(RequestRejected):
     """There is no such dead letter."""
 

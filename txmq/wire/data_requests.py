@@ -25,6 +25,7 @@ class Opcode(IntEnum):
     HELLO = 1
     PING = 2
     CALL = 3
+    LOGIN = 4
     SEND = 16
     GROUP = 17
     DECIDE = 18

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from txmq.errors import RemoteProtocolError
+from txmq.errors import LoginFailed, RemoteProtocolError
 from txmq.model.message import is_name
 from txmq.wire.data_requests import Opcode
 from txmq.wire.frames import MIN_LENGTH, Frame
@@ -77,7 +77,12 @@ class Hello(WireModel):
 
 
 def hello_payload(
-    client: str, service: str | None, instance: str | None, incarnation: int, process: str | None
+    client: str,
+    service: str | None,
+    instance: str | None,
+    incarnation: int,
+    process: str | None,
+    login: dict[str, str] | None = None,
 ) -> bytes:
     """Return the payload of the hello of this txmq."""
     hello = Hello(
@@ -87,8 +92,50 @@ def hello_payload(
         instance=instance,
         incarnation=incarnation,
         process=process,
+        login=login,
     )
     return hello.encode()
+
+
+class Challenge(WireModel):
+    """The broker's reply to a hello with a login, which goes on with `LoginStep`."""
+
+    login: Login
+
+    @classmethod
+    def parse(cls, frame: Frame) -> Self:
+        """Return the challenge in a frame. Raises the error of the broker's refusal,
+        RemoteProtocolError, or LoginFailed for a broker that asks for no login.
+        """
+        if frame.status != OK:
+            raise to_error(frame.status, frame.payload)
+        try:
+            return parse_as(cls, frame.payload)
+        except RemoteProtocolError:
+            Welcome.parse(frame)
+            raise LoginFailed(
+                "the broker has no users, and asks for no login",
+                hint="leave the user out of the URL, or see whether this is the right broker",
+            ) from None
+
+    def encode(self) -> bytes:
+        """Return the payload of the reply."""
+        return self.model_dump_json().encode()
+
+
+class LoginStep(WireModel):
+    """The client's second and last message of a login."""
+
+    message: Annotated[str, StringConstraints(max_length=2_048)]
+
+    @classmethod
+    def parse(cls, frame: Frame) -> Self:
+        """Return the step in a LOGIN frame. Raises RemoteProtocolError."""
+        return parse_as(cls, frame.payload)
+
+    def encode(self) -> bytes:
+        """Return the payload of the request."""
+        return self.model_dump_json().encode()
 
 
 class BrokerLimits(WireModel):
@@ -119,7 +166,7 @@ class Welcome(WireModel):
 
         Raises the error of the broker's refusal, or RemoteProtocolError.
         """
-        if frame.opcode != Opcode.HELLO:
+        if frame.opcode not in (Opcode.HELLO, Opcode.LOGIN):
             raise RemoteProtocolError(f"the reply to a hello has opcode {frame.opcode}")
         if frame.status != OK:
             raise to_error(frame.status, frame.payload)

@@ -18,6 +18,7 @@ TOKEN = "01" * 16
 GROUP = {"group": "g"}
 STORE = GROUP | {"store": "02" * 16}
 PLACE = {"topic": "t", "partition": 0, "offset": 1}
+GRANT = {"name": "root", "what": "read", "resource": "topic:t"}
 LETTERS = GROUP | {"letters": [["t", 0, 1]]}
 # with what they need at least, so that something is submitted
 ARGUMENTS: dict[str, dict[str, Any]] = {
@@ -54,6 +55,10 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "recover.tell": STORE | {"entries": []},
     "log.accept": {},
     "clock.confirm": {},
+    "user.set": {"name": "root", "roles": ["admin"]},
+    "user.delete": {"name": "root"},
+    "acl.grant": GRANT,
+    "acl.revoke": GRANT,
 }
 READS = {"audit.list"}  # `operator` is what to look for
 

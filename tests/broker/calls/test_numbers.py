@@ -37,6 +37,8 @@ TEXTS = {
     "instance": "i",
     "key": "k",
     "cursor": "0" * 96,
+    "what": "read",
+    "resource": "topic:t",
 }
 MESSAGE_ID = "00" * 16 + "-0"
 

@@ -17,8 +17,13 @@ from txmq.errors import Conflict, DiskFull
 from txmq.model.decider import ByBroker, ByChecker, ByHome, ByJob, ByPostgres, Decider
 from txmq.model.message import Decision, Message
 from txmq.model.units import SECOND
+from txmq.wire.data_requests import Opcode
+from txmq.wire.frames import encode_frame
+from txmq.wire.hello import Hello
 
 CHECKER = ByChecker("billing")
+SHOPS_HELLO = Hello(versions=(1, 1), client="test", service="shop")
+OF_SHOP = encode_frame(Opcode.HELLO, 1, SHOPS_HELLO.encode())
 SETTINGS = SettingsFile.model_validate(
     {
         "broker": {"data": "/data"},
@@ -141,7 +146,7 @@ def wait(client: Client) -> list[str]:
 
 
 def test_a_checker_s_answer_counts_only_where_the_check_was_due(broker: BrokerInMemory) -> None:
-    client, token = broker.connect(), half(broker, decider=CHECKER)
+    client, token = broker.connect(OF_SHOP), half(broker, decider=CHECKER)
     due = shown(broker, token)["check_at"]
     for _ in range(3):
         broker.ask("tx.check", token=token.hex())

@@ -16,7 +16,9 @@ from txmq.wire.calls.encoding import encode_call
 from txmq.wire.json import dump
 
 if TYPE_CHECKING:
+    from txmq.broker.access.guard import Rights
     from txmq.broker.reactor.protocol import ClientSession
+    from txmq.core.state.state import State
     from txmq.wire.frames import Frame
 
 Answer = Callable[[Any], None]  # a dict, or a Rejected
@@ -39,14 +41,16 @@ class CallContext(NamedTuple):
 class CallDispatcher:
     """Decodes calls and passes them to their handlers."""
 
-    def __init__(self, handlers: dict[str, Handler]) -> None:
+    def __init__(self, handlers: dict[str, Handler], state: Callable[[], State]) -> None:
         missing = wire.CALLS.keys() ^ handlers.keys()
         assert not missing, f"calls without a handler, or the other way round: {sorted(missing)}"
-        self._handlers = handlers
+        self._handlers, self._state = handlers, state
 
     def handle(self, session: ClientSession, frame: Frame) -> None:
         """Execute one call of a client."""
         name, args = wire.decode_call(frame.payload)
+        if session.rights is not None:
+            args = session.rights.judge_call(self._state(), name, args)
 
         def answer(reply: Any) -> None:  # noqa: ANN401  # whatever JSON can hold
             if isinstance(reply, Rejected):
@@ -56,14 +60,19 @@ class CallDispatcher:
 
         self._execute(name, CallContext(session, answer), args)
 
-    def ask(self, name: str, args: dict[str, object], answer: Answer) -> None:
+    def ask(
+        self, name: str, args: dict[str, object], answer: Answer, rights: Rights | None = None
+    ) -> None:
         """Execute a call that only reads, for an edge of the broker such as the admin
-        pages. Its arguments are checked like a client's.
+        pages. Its arguments are checked like a client's, and by the user's `rights`,
+        where the broker has users.
 
         `answer` gets a dict or a Rejected. Raises RemoteProtocolError for arguments
         that the call does not have.
         """
         _name, checked = wire.decode_call(encode_call(name, args))
+        if rights is not None:
+            checked = rights.judge_call(self._state(), name, checked)
         self._execute(name, CallContext(None, answer), checked)
 
     def _execute(self, name: str, call: CallContext, args: Any) -> None:  # noqa: ANN401  # the call's own model

@@ -19,7 +19,8 @@ from txmq.core.transactions import indexes, watermarks
 from txmq.core.transactions.jobs import DecideJob, undecided_bundles
 from txmq.core.transactions.model import Transaction, every_batch, get, unknown_transaction
 from txmq.core.transactions.xa import DecideByHand
-from txmq.model.decider import DatabaseId
+from txmq.errors import NotPermitted
+from txmq.model.decider import ByChecker, DatabaseId
 from txmq.model.message import Decision
 from txmq.model.topic_partition import TopicPartition
 from txmq.store import tables as t
@@ -277,6 +278,15 @@ class TransactionCalls:
 
     def answer_check(self, call: CallContext, args: calls.ChecksAnswer) -> None:
         token = bytes.fromhex(args.token)
+        found, hello = get(self._engine.state, token), call.session.hello
+        if (
+            found is not None
+            and isinstance(found.decider, ByChecker)
+            and (hello is None or hello.service != found.service)
+        ):
+            message = f"transaction {args.token} is decided by service {found.service!r}"
+            call.answer(Rejected(NotPermitted, message, "connect as that service, or ask it"))
+            return
 
         def answered(reply: object) -> None:
             if isinstance(reply, Rejected):

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from txmq.store.log.record import Record
 
 assert machine, "imported because it registers all events"
+SECRETS, HIDDEN = {"verifier", "secret"}, "(not shown)"  # of users
 TOPIC_FIELD = "topic_id"
 # events of several things: in which field, and what these are
 NESTED: dict[type, tuple[str, Callable[..., object]]] = {
@@ -104,7 +105,10 @@ def _record_view(record: Record, names: dict[int, str]) -> dict[str, Any]:
 
 
 def _fields(event: Any, names: dict[int, str]) -> dict[str, Any]:  # noqa: ANN401  # an Event, which has no fields
-    fields = {name: _readable(value) for name, value in event._asdict().items()}
+    fields = {
+        name: HIDDEN if name in SECRETS else _readable(value)
+        for name, value in event._asdict().items()
+    }
     if TOPIC_FIELD in fields:
         fields["topic"] = names.get(event.topic_id, "")
     if isinstance(event, OperatorActed):

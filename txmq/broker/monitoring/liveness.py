@@ -37,7 +37,7 @@ class Liveness:
             return
         self._asked = self._clock.seconds()
         if self._connection is None:
-            self._connection = _Connection(self, self._sessions.accept())
+            self._connection = _Connection(self, self._sessions.accept(is_own=True))
             self._connection.send(HELLO)
         else:
             self._connection.send(PING)

@@ -7,9 +7,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Callable, Iterable
 
     from twisted.internet.defer import Deferred
+
+    from txmq.core.state.state import State
+    from txmq.errors import LoginFailed
+    from txmq.model.access import Grant, Need
+    from txmq.wire.scram import ScramServer
 
 
 class Timer(Protocol):
@@ -41,6 +47,31 @@ class Transport(Protocol):
     def registerProducer(self, producer: object, streaming: bool) -> None: ...  # noqa: FBT001  # Twisted's
     def pauseProducing(self) -> None: ...
     def resumeProducing(self) -> None: ...
+
+
+class UserRights(Protocol):
+    """What a user may do (`txmq.broker.access.guard`)."""
+
+    user: str
+    roles: tuple[str, ...]
+    grants: tuple[Grant, ...]
+
+    def allows(self, need: Need) -> bool: ...
+    def require(self, needs: Iterable[Need]) -> None: ...
+    def check(self, state: State, opcode: int, payload: bytes) -> None: ...
+    def judge_call(self, state: State, name: str, args: Any) -> Any: ...  # noqa: ANN401  # the call's own model
+
+
+class LoginGuard(Protocol):
+    """Logins and rights of a broker (`txmq.broker.access.guard`)."""
+
+    logins: Counter[str]
+
+    @property
+    def has_users(self) -> bool: ...
+    def rights_of(self, name: str) -> UserRights | None: ...
+    def begin(self, peer: str, message: str) -> ScramServer: ...
+    def failed(self, peer: str, user: str) -> LoginFailed: ...
 
 
 class RunInThread(Protocol):

@@ -17,12 +17,14 @@ from zope.interface import implementer
 
 from txmq.broker.reactor import process_limits
 from txmq.broker.reactor.frame_memory import FrameMemory
-from txmq.errors import ProtocolError, TxmqError
+from txmq.errors import LoginFailed, ProtocolError, RemoteProtocolError, RequestRejected, TxmqError
 from txmq.model import limits
+from txmq.model.access import Need
 from txmq.wire.data_requests import Opcode
 from txmq.wire.frames import Frame, FrameDecoder, encode_frame, frame_buffers
-from txmq.wire.hello import Hello, Welcome, negotiate
+from txmq.wire.hello import Challenge, Hello, LoginStep, Welcome, negotiate
 from txmq.wire.lost_peers import notice_lost_peer
+from txmq.wire.scram import MECHANISM, ScramServer
 from txmq.wire.status import error_reply
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from twisted.internet.interfaces import IAddress
     from twisted.python.failure import Failure
 
-    from txmq.broker.reactor.interfaces import Clock, Timer, Transport
+    from txmq.broker.reactor.interfaces import Clock, LoginGuard, Timer, Transport, UserRights
     from txmq.core.events.outcome import Rejected
 
     Handle = Callable[["ClientSession", Frame], None]
@@ -44,6 +46,7 @@ REFUSALS_S = 60.0  # between lines in the log about refused connections
 # time
 RECEIVE_BYTES = 120 << 10
 TURN_S = 0.002  # of a turn of the reactor, for the requests of one connection
+LOGIN_HINT = "give a user: txmq://USER@HOST:PORT, and the password in TXMQ_PASSWORD"
 UNSENT_BYTES = 1 << 20  # of replies that a flush will send; no request is begun beyond
 MAX_OUTSTANDING = 4_096  # requests of a connection without a reply, long polls included
 REQUEST_BYTES = 64 << 20  # of all requests without a reply, unless a connection has none
@@ -63,6 +66,7 @@ class SharedLimits:
     buffering: bool = False
     unsent: dict[ClientSession, None] = field(default_factory=dict)
     request_bytes: int = 0
+    guard: LoginGuard | None = None  # None = no users, in tests of sessions alone
     stalled: dict[ClientSession, None] = field(default_factory=dict)
 
 
@@ -93,6 +97,9 @@ class ClientSession(Protocol):
         self.instance: tuple[str, str] | None = None
         self.incarnation = 0
         self.origin = b""  # the client's process, if its hello names one
+        self.rights: UserRights | None = None  # of the user, where the broker has users
+        self.is_own = False  # of the broker itself, which does not log in
+        self._login: tuple[Hello, ScramServer] | None = None  # under way
         # called when the connection is gone, by the key of their owner
         self.on_lost: dict[object, Callable[[], None]] = {}
         self.lost = False  # once it is, nothing calls what is added to `on_lost`
@@ -120,7 +127,7 @@ class ClientSession(Protocol):
             self._requests += self._decoder.feed(data)
             self._note_unfinished_frame()
             self._work()
-        except ProtocolError as error:
+        except (ProtocolError, RequestRejected) as error:
             self._end_conversation(error)
 
     def _note_unfinished_frame(self) -> None:
@@ -184,7 +191,7 @@ class ClientSession(Protocol):
             return
         try:
             self._work()
-        except ProtocolError as error:
+        except (ProtocolError, RequestRejected) as error:
             self._end_conversation(error)
 
     def _read_or_pause(self) -> None:
@@ -196,7 +203,7 @@ class ClientSession(Protocol):
             else:
                 self._wire.pauseProducing()
 
-    def _end_conversation(self, error: ProtocolError) -> None:
+    def _end_conversation(self, error: TxmqError) -> None:
         self.log.warning("session.protocol_error", error=error.message)
         self._ignoring = True  # and its bytes would only say so again
         self._requests.clear()
@@ -206,8 +213,71 @@ class ClientSession(Protocol):
         self._wire.loseConnection()
 
     def _handle_hello(self, frame: Frame) -> None:
+        if self._login is not None:
+            self._end_login(frame, *self._login)
+            return
         hello = Hello.parse(frame)
+        guard = self._shared.guard
+        if guard is None or self.is_own or not guard.has_users:
+            self._greet(frame, hello)
+            return
+        negotiate(hello)  # or refuse
+        if hello.login is None:
+            raise LoginFailed("this broker asks for a login", hint=LOGIN_HINT)
+        if hello.login.get("mechanism") != MECHANISM:
+            raise LoginFailed(f"unknown mechanism of login: use {MECHANISM}")
+        login = guard.begin(self.peer_host, hello.login.get("message", ""))
+        self._login = hello, login
+        self.reply(frame, Challenge(login={"message": login.challenge()}).encode())
+
+    def _end_login(self, frame: Frame, hello: Hello, login: ScramServer) -> None:
+        guard = self._shared.guard
+        assert guard is not None, "it began the login"
+        if frame.opcode != Opcode.LOGIN or frame.status:
+            raise RemoteProtocolError(f"request {frame.opcode} came before the end of the login")
+        proof = login.verify(LoginStep.parse(frame).message)
+        rights = None if proof is None else guard.rights_of(login.user)
+        if proof is None or rights is None:
+            raise guard.failed(self.peer_host, login.user)
+        guard.logins["succeeded"] += 1
+        self._login = None
+        self._admit(rights, hello)
+        self._greet(frame, hello, {"message": proof})
+
+    def _admit(self, rights: UserRights, hello: Hello) -> None:
+        """Take the rights of a user. Raises AccessDenied for an instance of a service
+        that is not the user's.
+        """
+        if hello.instance is not None and hello.service is not None:
+            rights.require((Need("write", "service", hello.service),))
+        self.rights = rights
+        self.log = self.log.bind(user=rights.user)
+
+    @property
+    def peer_host(self) -> str:
+        """The host of the client, without its port."""
+        peer = self._wire.getPeer()
+        return str(getattr(peer, "host", peer))
+
+    def renew_rights(self) -> None:
+        """Take the user's rights as they are now: users have changed. A session whose
+        user is gone, or that began before there were users, ends.
+        """
+        guard = self._shared.guard
+        if guard is None or self.is_own or self.hello is None:
+            return
+        current = None if self.rights is None else guard.rights_of(self.rights.user)
+        if current is not None or not guard.has_users:
+            self.rights = current if guard.has_users else None
+            return
+        self.log.info("session.ended", reason="its user was deleted, or it has none")
+        self.ignore_requests()
+        self._clock.callLater(0, self._wire.loseConnection)
+
+    def _greet(self, frame: Frame, hello: Hello, login: dict[str, str] | None = None) -> None:
         welcome = self._welcome(negotiate(hello))
+        if login is not None:
+            welcome = welcome.model_copy(update={"login": login})
         self._cancel_deadline()
         self.hello = hello
         if hello.instance is not None and hello.service is not None:
@@ -375,12 +445,13 @@ class SessionFactory(Factory):
         welcome: Callable[[int], Welcome],
         clock: Clock,
         connection_limit: Callable[[], int] = process_limits.connection_limit,
+        guard: LoginGuard | None = None,
     ) -> None:
         """`connection_limit` returns the most connections there may be now. Further
         ones are closed at once.
         """
         self.frames = FrameMemory(clock)
-        self._shared = SharedLimits(self.frames)
+        self._shared = SharedLimits(self.frames, guard=guard)
         self._make = partial(ClientSession, handle, welcome, clock, self._shared)
         self._connection_limit = connection_limit
         self._open: dict[ClientSession, None] = {}
@@ -405,9 +476,12 @@ class SessionFactory(Factory):
             )
         return None
 
-    def accept(self) -> ClientSession:
-        """Return a session for a new connection within the limit."""
+    def accept(self, *, is_own: bool = False) -> ClientSession:
+        """Return a session for a new connection within the limit, or for the broker
+        itself.
+        """
         session = self._make()
+        session.is_own = is_own
         self._open[session] = None
         session.on_lost[self] = lambda: self._open.pop(session, None)
         return session
@@ -416,6 +490,11 @@ class SessionFactory(Factory):
     def all_closed(self) -> bool:
         """Return whether all connections are closed."""
         return not self._open
+
+    def renew_rights(self) -> None:
+        """Take the rights of all users as they are now."""
+        for session in list(self._open):
+            session.renew_rights()
 
     def connected_instances(self) -> set[tuple[str, str]]:
         """Return the connected producer instances (service, name)."""

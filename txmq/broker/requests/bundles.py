@@ -22,7 +22,7 @@ from txmq.errors import NoResolver, TxmqError
 from txmq.model.decider import ByPostgres
 from txmq.wire.batched import unpack_requests
 from txmq.wire.bundle import pack_bundle_receipt, unpack_part
-from txmq.wire.data_requests import pack_decide_receipt, unpack_decide
+from txmq.wire.data_requests import Opcode, pack_decide_receipt, unpack_decide
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,6 +66,8 @@ class BundleRequests:
         requests = MultiRequest(self._engine, StoreBundles, pack_bundle_receipt)
         for payload in unpack_requests(frame.payload):
             try:
+                if session.rights is not None:
+                    session.rights.check(self._engine.state, Opcode.GROUP, payload)
                 command = self._store_command(session, payload)
             except TxmqError as error:
                 requests.refuse(error)
@@ -81,6 +83,8 @@ class BundleRequests:
         requests = MultiRequest(self._engine, DecideBundles, pack_decide_receipt)
         for payload in unpack_requests(frame.payload):
             try:
+                if session.rights is not None:
+                    session.rights.check(self._engine.state, Opcode.DECIDE, payload)
                 command = _decide_command(payload)
             except TxmqError as error:
                 requests.refuse(error)

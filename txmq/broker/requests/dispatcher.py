@@ -69,6 +69,8 @@ class RequestDispatcher:
         engine = self._engine
         engine.requester = (self._fail, session, frame)
         try:
+            if session.rights is not None:
+                session.rights.check(engine.state, frame.opcode, frame.payload)
             handler(session, frame)
         except Exception as error:  # noqa: BLE001
             self._fail(session, frame, error)

@@ -20,7 +20,7 @@ from txmq.core.topics.sends import StoreBatch, StoreBatches
 from txmq.core.transactions.instances import check_incarnation
 from txmq.errors import TxmqError
 from txmq.wire.batched import BatchedReply, pack_replies, unpack_requests
-from txmq.wire.data_requests import pack_send_receipt, unpack_send
+from txmq.wire.data_requests import Opcode, pack_send_receipt, unpack_send
 from txmq.wire.status import error_reply
 
 if TYPE_CHECKING:
@@ -63,6 +63,8 @@ class SendRequests:
         )
         for payload in unpack_requests(frame.payload):
             try:
+                if session.rights is not None:
+                    session.rights.check(self._engine.state, Opcode.SEND, payload)
                 command = _command(payload)
             except TxmqError as error:
                 requests.refuse(error)

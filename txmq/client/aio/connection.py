@@ -103,6 +103,8 @@ class AioConnection(asyncio.BufferedProtocol):
             self._fail(error)
             self.abort()
             return
+        if self.conversation.outgoing:
+            self.write(self.conversation.take_outgoing())
         if not greeted and self.conversation.welcome is not None and not self.welcomed.done():
             self.welcomed.set_result(None)
         waiting = self._waiting

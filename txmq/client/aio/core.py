@@ -49,7 +49,8 @@ class AioCore:
         )
         self.closed = False
         self._failover_after = failover_after
-        self._connector = Connector(parse_url(url))
+        self._addresses = parse_url(url)
+        self._connector = Connector(self._addresses)
         self._log = LogIdentity(settings.log_id)
         self._instance = settings.producer_instance()
         self._descriptions: dict[str, dict[str, Any]] = {}
@@ -146,6 +147,7 @@ class AioCore:
         to the sender.
         """
         conversation = Conversation(self.settings.service, self._log, self._instance)
+        conversation.log_in(self._addresses.login)
         return AioConnection(self._loop.running(), conversation, self.sender.receive)
 
     def connection(self) -> PersistentConnection:

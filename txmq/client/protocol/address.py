@@ -1,14 +1,34 @@
-"""Addresses of a broker: `txmq://host:port`, or several that are tried in turn."""
+"""URLs of a broker: `txmq://host:port`, or several addresses that are tried in turn.
+
+`txmqs://user@host:port/?ca=ca.pem` logs in and uses TLS. The password comes from
+TXMQ_PASSWORD, from the file that TXMQ_PASSWORD_FILE or `password_file=` names, or from
+the URL itself; where it may be seen by others, such as on a command line, it should not
+be in the URL.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, Self
+from urllib.parse import parse_qsl, unquote
 
 from txmq.errors import ConfigError
 
-SCHEME = "txmq://"
+SCHEME, TLS_SCHEME = "txmq://", "txmqs://"
 PORT = 7650
 HINT = "use txmq://127.0.0.1:7650, or txmq://a:7650,b:7650 for addresses to try in turn"
+OPTIONS = ("ca", "cert", "key", "verify", "password_file")
+OPTIONS_HINT = "valid options: ca, cert, key, verify=full|ca, password_file"
+PASSWORD, PASSWORD_FILE, USER = (
+    "TXMQ_PASSWORD",
+    "TXMQ_PASSWORD_FILE",
+    "TXMQ_USER",
+)  # names of variables
+_PASSWORD = re.compile(r"(//[^/?@:]*):[^/?]*@")
 
 
 class Address(NamedTuple):
@@ -21,12 +41,125 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def parse_url(url: str) -> tuple[Address, ...]:
-    """Return the addresses in a URL, in their order. Raises ConfigError."""
-    if not url.startswith(SCHEME):
-        raise ConfigError("url", f"{url!r} does not begin with {SCHEME}", hint=HINT)
-    parts = [part.removeprefix(SCHEME).rstrip("/") for part in url.removeprefix(SCHEME).split(",")]
-    return tuple(_parse_address(part, url) for part in parts)
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """A user, and where the password is."""
+
+    user: str
+    password: str | None = field(default=None, repr=False)
+    password_file: str | None = None
+
+    def get_password(self) -> str:
+        """Return the password. Raises ConfigError where there is none."""
+        if self.password is not None:
+            return self.password
+        path = self.password_file
+        if path is None and PASSWORD in os.environ:
+            return os.environ[PASSWORD]
+        path = path or os.environ.get(PASSWORD_FILE)
+        if path is None:
+            raise ConfigError(
+                "url",
+                f"user {self.user!r} has no password",
+                hint=f"set {PASSWORD}, or {PASSWORD_FILE} to the name of a file with it",
+            )
+        try:
+            return Path(path).read_text(encoding="utf-8").rstrip("\r\n")
+        except OSError as error:
+            raise ConfigError(path, f"cannot be read: {error.strerror}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class TlsSettings:
+    """How a client checks the broker's certificate, and its own certificate.
+
+    Without `ca` the system's authorities are trusted. `check_host` is off for
+    `verify=ca`: any certificate of the authority will do.
+    """
+
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = field(default=None, repr=False)
+    check_host: bool = True
+
+
+class Addresses(tuple[Address, ...]):  # noqa: SLOT001  # tuples cannot have slots
+    """The addresses of one broker in their order. Login and TLS None = without."""
+
+    login: Credentials | None
+    tls: TlsSettings | None
+
+    def __new__(
+        cls,
+        addresses: Iterable[Address],
+        login: Credentials | None = None,
+        tls: TlsSettings | None = None,
+    ) -> Self:
+        made = super().__new__(cls, addresses)
+        made.login, made.tls = login, tls
+        return made
+
+
+def parse_url(url: str) -> Addresses:
+    """Return the addresses in a URL, with login and TLS. Raises ConfigError."""
+    scheme = next((one for one in (SCHEME, TLS_SCHEME) if url.startswith(one)), None)
+    if scheme is None:
+        raise ConfigError("url", f"{safe(url)!r} does not begin with {SCHEME}", hint=HINT)
+    place, _, query = url.removeprefix(scheme).partition("?")
+    user_text, _, hosts = place.rpartition("@")
+    options = _options(query, url)
+    parts = [part.removeprefix(scheme).rstrip("/") for part in hosts.split(",")]
+    return Addresses(
+        (_parse_address(part, url) for part in parts),
+        _login(user_text, options, url),
+        _tls(options, url, encrypted=scheme == TLS_SCHEME),
+    )
+
+
+def safe(url: str) -> str:
+    """Return a URL without its password, for errors and logs."""
+    return _PASSWORD.sub(r"\1:***@", url)
+
+
+def _options(query: str, url: str) -> dict[str, str]:
+    try:
+        pairs = parse_qsl(query, strict_parsing=True) if query else []
+    except ValueError:
+        raise ConfigError("url", f"invalid options in {safe(url)!r}", hint=OPTIONS_HINT) from None
+    options = dict(pairs)
+    unknown = options.keys() - set(OPTIONS)
+    if unknown or len(options) != len(pairs):
+        name = min(unknown, default="")
+        message = f"unknown or repeated option {name!r} in {safe(url)!r}"
+        raise ConfigError("url", message, hint=OPTIONS_HINT)
+    return options
+
+
+def _login(text: str, options: dict[str, str], url: str) -> Credentials | None:
+    user, colon, password = text.partition(":")
+    user = unquote(user) or os.environ.get(USER, "")
+    if not user:
+        if colon or "password_file" in options:
+            raise ConfigError("url", f"a password without a user in {safe(url)!r}", hint=HINT)
+        return None
+    return Credentials(user, unquote(password) if colon else None, options.get("password_file"))
+
+
+def _tls(options: dict[str, str], url: str, *, encrypted: bool) -> TlsSettings | None:
+    if not encrypted:
+        if options.keys() - {"password_file"}:
+            message = f"{safe(url)!r} has options of TLS"
+            raise ConfigError("url", message, hint=f"begin it with {TLS_SCHEME}")
+        return None
+    verify = options.get("verify", "full")
+    if verify not in {"full", "ca"} or ("key" in options and "cert" not in options):
+        raise ConfigError("url", f"invalid options in {safe(url)!r}", hint=OPTIONS_HINT)
+    return TlsSettings(
+        options.get("ca", os.environ.get("TXMQ_CA")),
+        options.get("cert"),
+        options.get("key"),
+        verify == "full",
+    )
 
 
 def _parse_address(text: str, url: str) -> Address:
@@ -42,5 +175,5 @@ def _parse_address(text: str, url: str) -> Address:
         or (":" in host) != bracketed
         or any(c in host for c in "/@?# ")
     ):
-        raise ConfigError("url", f"{text!r} in {url!r} is not a host and port", hint=HINT)
+        raise ConfigError("url", f"{text!r} in {safe(url)!r} is not a host and port", hint=HINT)
     return Address(host, port)

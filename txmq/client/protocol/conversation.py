@@ -10,9 +10,10 @@ from __future__ import annotations
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 from uuid import UUID
 
+from txmq.client.protocol.address import Credentials
 from txmq.client.protocol.identity import ProducerInstance, process_id
 from txmq.errors import (
     BrokerUnavailable,
@@ -28,8 +29,16 @@ from txmq.wire.batched import BatchedReply
 from txmq.wire.calls.encoding import encode_call
 from txmq.wire.data_requests import Opcode
 from txmq.wire.frames import Frame, FrameDecoder, frame_buffers
-from txmq.wire.hello import VERSIONS, BrokerLimits, Welcome, hello_payload
+from txmq.wire.hello import (
+    VERSIONS,
+    BrokerLimits,
+    Challenge,
+    LoginStep,
+    Welcome,
+    hello_payload,
+)
 from txmq.wire.json import parse_result
+from txmq.wire.scram import MECHANISM, ScramClient
 from txmq.wire.status import OK, to_error
 
 CLIENT_NAME = (
@@ -105,6 +114,9 @@ class Conversation:
         self, service: str | None, log: LogIdentity, instance: ProducerInstance | None = None
     ) -> None:
         self._service = service
+        # the login under way; what it has to send is in `outgoing`
+        self._login: ScramClient | None = None
+        self.outgoing: list[bytes] = []
         self._log = log
         self._instance = instance
         self.registering = False
@@ -114,6 +126,12 @@ class Conversation:
         self._last = 0
         self.welcome: Welcome | None = None
         self.in_large_reply = False  # more of a reply is due than an ordinary read brings
+
+    def log_in(self, login: Credentials | None) -> Self:
+        """Begin with a login, before `hello`. Raises ConfigError without a password."""
+        if login is not None:
+            self._login = ScramClient(login.user, login.get_password())
+        return self
 
     @property
     def limits(self) -> BrokerLimits:
@@ -142,12 +160,24 @@ class Conversation:
             self.close()
             return self._hello(instance.name, instance.epoch)
         hello = self._hello(instance.name, 0)
+        # after a login: the broker takes no other request before
+        return hello if self._login is not None else [*hello, *self._register(instance)]
+
+    def _register(self, instance: ProducerInstance) -> list[bytes]:
         args: dict[str, Any] = {"service": self._service, "instance": instance.name}
-        return [*hello, *self.request(Opcode.CALL, encode_call("producer.register", args))[1]]
+        return self.request(Opcode.CALL, encode_call("producer.register", args))[1]
+
+    def take_outgoing(self) -> list[bytes]:
+        """Return what the login has to send after `receive`, in pieces."""
+        pieces, self.outgoing = self.outgoing, []
+        return pieces
 
     def _hello(self, instance: str | None, epoch: int) -> list[bytes]:
         process = process_id() if self._service is not None else None
-        hello = hello_payload(CLIENT_NAME, self._service, instance, epoch, process)
+        login = None
+        if self._login is not None:
+            login = {"mechanism": MECHANISM, "message": self._login.first()}
+        hello = hello_payload(CLIENT_NAME, self._service, instance, epoch, process, login)
         return self.request(Opcode.HELLO, hello)[1]
 
     def close(self) -> None:
@@ -189,14 +219,27 @@ class Conversation:
         return frames
 
     def _greet(self, frame: Frame) -> None:
-        """Handle the welcome, or the reply to the registration that follows it."""
-        if self._greeted is None:
+        """Handle the challenge, the welcome, or the reply to the registration that
+        follows it.
+        """
+        if self._login is not None and frame.opcode == Opcode.HELLO:
+            final = self._login.final(Challenge.parse(frame).login.get("message", ""))
+            self.outgoing += self.request(Opcode.LOGIN, LoginStep(message=final).encode())[1]
+        elif self._login is not None:
+            welcome = Welcome.parse(frame)
+            self._login.finish((welcome.login or {}).get("message", ""))
+            self._login = None
+            self._greeted = self._check(welcome)
+            self._decoder.limit = limits.FRAME
+            if self.registering and self._instance is not None:
+                self.outgoing += self._register(self._instance)
+        elif self._greeted is None:
             self._greeted = self._check(Welcome.parse(frame))
             self._decoder.limit = limits.FRAME
         elif self._instance is not None:
             self._instance.epoch = int(parse_result(reply_payload(frame))["epoch"])
             self.close()
-        if not self.registering:
+        if self._greeted is not None and not self.registering:
             self.welcome = self._greeted
 
     def _check(self, welcome: Welcome) -> Welcome:

@@ -109,6 +109,8 @@ class TwistedConnection(Protocol):
             self._fail(error)
             self.abort()
             return
+        if self.conversation.outgoing:
+            self.write(self.conversation.take_outgoing())
         if not greeted and self.conversation.welcome is not None:
             self._cancel_hello_timeout()
             self.welcomed.callback(self)

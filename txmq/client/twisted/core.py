@@ -135,6 +135,7 @@ class TwistedCore:
         to the sender.
         """
         conversation = Conversation(self.settings.service, self._log, self._instance)
+        conversation.log_in(self._addresses.login)
         return TwistedConnection(self.reactor, conversation, self.sender.receive)
 
     def connection(self) -> PersistentConnection:

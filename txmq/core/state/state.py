@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.core.state.group_registry import GroupRegistry
 from txmq.core.state.plans import PlanRegistry
+from txmq.core.state.users import UserRegistry
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
@@ -168,6 +169,7 @@ class State:
         self.producers: dict[bytes, ProducerState] = {}
         self.groups = GroupRegistry()
         self.plans = PlanRegistry()
+        self.users = UserRegistry()
         # number of rows of table `holds`
         self.held_keys: Counter[TopicPartition] = Counter()
         self.barriers: dict[TopicPartition, VisibilityBarrier] = {}

@@ -19,6 +19,7 @@ from txmq.wire.calls import (
     recover,
     topics,
     transactions,
+    users,
     xa,
 )
 from txmq.wire.calls.alarms import AlarmsReport
@@ -136,6 +137,12 @@ CALLS: dict[str, type[Args]] = {
     "clock.show": NoArgs,
     "clock.confirm": ClockConfirm,
     "alarms.report": AlarmsReport,
+    "user.me": NoArgs,
+    "user.set": users.UserSetArgs,
+    "user.delete": users.UserDelete,
+    "user.list": users.UserList,
+    "acl.grant": users.AclChange,
+    "acl.revoke": users.AclChange,
 }
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from txmq.client.protocol.address import Address
+from txmq.client.protocol.address import Address, Addresses
 from txmq.client.protocol.conversation import Conversation, Payload, reply_payload
 from txmq.errors import (
     BrokerUnavailable,
@@ -164,6 +164,8 @@ class Connection:
         self._send(self.conversation.hello(), deadline)
         while (welcome := self.conversation.welcome) is None:
             self.receive(deadline)
+            if self.conversation.outgoing:
+                self._send(self.conversation.take_outgoing(), deadline)
         self.welcome, self.limits = welcome, welcome.limits
 
     def is_stale(self) -> bool:
@@ -243,7 +245,7 @@ class Connection:
 
 
 def open_connection(
-    addresses: Sequence[Address],
+    addresses: Addresses,
     conversation: Callable[[], Conversation],
     deadline: float,
     *,
@@ -262,7 +264,8 @@ def open_connection(
             left = max(deadline - time.monotonic(), 0.001)
             share = left / (len(addresses) - index)
             try:
-                return _open(address, conversation(), time.monotonic() + share)
+                begun = conversation().log_in(addresses.login)
+                return _open(address, begun, time.monotonic() + share)
             except TxmqError as error:
                 failures[address] = error
         if not any(error.retriable for error in failures.values()):

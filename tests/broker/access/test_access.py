@@ -1,0 +1,191 @@
+"""Logins and rights of sessions, over a broker in memory."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.broker.access.support import BrokerWithUsers, login
+from tests.broker.support import BrokerInMemory, send_payload
+from txmq import errors
+from txmq.broker.access import guard
+from txmq.model.decider import ByChecker
+from txmq.model.message import Decision, Message
+from txmq.model.own_topics import AUDIT
+from txmq.wire import scram
+from txmq.wire.calls.encoding import encode_call
+from txmq.wire.data_requests import Decide, Opcode, Read, pack_decide, pack_read
+from txmq.wire.frames import encode_frame
+from txmq.wire.hello import Challenge, Hello, LoginStep
+from txmq.wire.status import to_error
+
+
+def refusal_of(reply: Any) -> errors.TxmqError:
+    assert reply.status, "it was accepted"
+    return to_error(reply.status, reply.payload)
+
+
+def test_a_wrong_password_and_an_unknown_user_get_the_same_answer() -> None:
+    answers = []
+    for user, password in (("root", "wrong password"), ("stranger", "wrong password")):
+        broker = BrokerWithUsers()
+        with pytest.raises(errors.LoginFailed) as caught:
+            broker.log_in(user, password)
+        answers.append((caught.value.message, caught.value.hint))
+    assert len(set(answers)) == 1
+
+
+def test_the_challenge_to_an_unknown_user_looks_like_any_other_and_stays_the_same() -> None:
+    def salt(user: str) -> str:
+        client = broker.connect(None)
+        hello = Hello(versions=(1, 1), client="test", login=login(user))
+        client.send(encode_frame(Opcode.HELLO, 1, hello.encode()))
+        [reply] = client.replies()
+        return Challenge.parse(reply).login["message"].split(",", 1)[1]
+
+    broker = BrokerWithUsers()
+    assert salt("stranger") == salt("stranger") != salt("other")
+    assert len(salt("stranger")) - len("i=15000") == len(salt("root")) - len("i=4096")
+
+
+def test_a_peer_with_too_many_failures_has_to_wait_and_others_need_not() -> None:
+    broker = BrokerWithUsers()
+    for _ in range(guard.MAX_FAILURES):
+        with pytest.raises(errors.LoginFailed):
+            broker.log_in("root", "wrong password")
+    with pytest.raises(errors.Throttled):
+        broker.log_in("root")
+    broker.assembly.guard.check_peer("10.0.0.9")
+    broker.pass_time(guard.WINDOW_S)
+    assert broker.log_in("root").call("user.me")
+
+
+def test_a_login_cannot_be_replayed_and_comes_once() -> None:
+    broker = BrokerWithUsers()
+    mine = scram.ScramClient("root", "correct horse", "n" * 24)
+    hello = Hello(versions=(1, 1), client="test", login=login("root", mine))
+    frame = encode_frame(Opcode.HELLO, 1, hello.encode())
+    one = broker.connect(None)
+    one.send(frame)
+    [challenge] = one.replies()
+    final = mine.final(Challenge.parse(challenge).login["message"])
+    proof = encode_frame(Opcode.LOGIN, 2, LoginStep(message=final).encode())
+    other = broker.connect(None)
+    other.send(frame)
+    other.replies()
+    other.send(proof)  # as it was overheard
+    assert isinstance(other.refusal(), errors.LoginFailed)
+    assert other.closed
+    one.send(proof)
+    [welcome] = one.replies()
+    assert not welcome.status
+    for again in (frame, proof):  # as another user, or the same
+        one.send(again)
+        assert isinstance(one.refusal(), errors.BadRequest)
+
+
+def test_rights_that_are_changed_hold_for_open_connections() -> None:
+    broker = BrokerWithUsers()
+    root, shop = broker.log_in("root"), broker.log_in("nobody")
+    assert isinstance(refusal_of(shop.ask(Opcode.SEND, send_payload())), errors.AccessDenied)
+    root.call("acl.grant", name="nobody", what="producer", resource="topic:t")
+    root.call("topic.create", name="t", partitions=1)
+    assert shop.ask(Opcode.SEND, send_payload()).status == 0
+    root.call("acl.revoke", name="nobody", what="producer", resource="topic:t")
+    assert isinstance(refusal_of(shop.ask(Opcode.SEND, send_payload(1))), errors.AccessDenied)
+    root.call("user.delete", name="nobody")
+    broker.pass_time(0.1)
+    assert shop.closed
+    assert not root.closed
+
+
+def test_the_first_user_ends_connections_without_a_login() -> None:
+    broker = BrokerInMemory()
+    broker.start()
+    maker, other = broker.connect(), broker.connect()
+    key = "AAAAAAAAAAAAAAAAAAAAAA=="
+    password = {"salt": key, "iterations": 4_096, "stored_key": key, "server_key": key}
+    reply = maker.call("user.set", name="root", roles=["admin"], password=password, new=True)
+    assert reply == {"user": "root", "changed": True}
+    broker.pass_time(0.1)
+    assert maker.closed
+    assert other.closed
+    fresh = broker.connect(None)
+    fresh.send(encode_frame(Opcode.HELLO, 1, Hello(versions=(1, 1), client="test").encode()))
+    assert isinstance(fresh.refusal(), errors.LoginFailed)
+
+
+def test_a_service_decides_its_own_transactions_only() -> None:
+    broker = BrokerWithUsers()
+    token = bytes.fromhex(broker.half(1, Message(b"x", "k")))  # of the service `shop`
+    broker.grant("nobody", "producer", "service:billing")
+    thief = broker.log_in("nobody", service="billing")
+    decide = pack_decide(Decide(Decision.COMMIT, token, 0, "producer"))
+    assert isinstance(refusal_of(thief.ask(Opcode.DECIDE, decide)), errors.AccessDenied)
+    calls: tuple[tuple[str, dict[str, object]], ...] = (
+        ("checks.answer", {"token": token.hex(), "answer": "COMMIT"}),
+        ("checks.wait", {"service": "shop", "wait_ms": 0}),
+        ("producer.register", {"service": "shop", "instance": "shop-1"}),
+        ("tx.show", {"token": token.hex()}),
+    )
+    for call, args in calls:
+        refused = refusal_of(thief.ask(Opcode.CALL, encode_call(call, args)))
+        assert isinstance(refused, errors.AccessDenied), call
+    with pytest.raises(errors.AccessDenied):
+        broker.log_in("nobody", service="shop", instance="shop-1")
+    broker.grant("nobody", "producer", "service:shop")
+    assert thief.ask(Opcode.DECIDE, decide).status == 0
+
+
+def test_without_users_a_check_back_is_answered_by_its_service_only() -> None:
+    broker = BrokerInMemory()
+    token = broker.half(1, Message(b"x", "k"), decider=ByChecker("c"))  # of the service `shop`
+    other = broker.connect()  # of the service `s`
+    answer = encode_call("checks.answer", {"token": token, "answer": "COMMIT"})
+    refused = refusal_of(other.ask(Opcode.CALL, answer))
+    assert isinstance(refused, errors.NotPermitted)
+    assert "shop" in refused.message
+
+
+def test_an_operator_sees_letters_without_bodies_and_acts_under_the_own_name() -> None:
+    broker = BrokerWithUsers()
+    ops = broker.log_in("ops")
+    asked = encode_call("message.find", {"topic": "t", "bodies": True})
+    assert isinstance(refusal_of(ops.ask(Opcode.CALL, asked)), errors.AccessDenied)
+    ops.call("topic.create", name="t", partitions=1)
+    ops.call("topic.alter", name="t", writable=False, operator="ada", reason="frozen")
+    found: Any = broker.log_in("checks").call("audit.list", call="topic.alter")
+    assert [entry["operator"] for entry in found["entries"]] == ["ops"]
+
+
+def test_denials_are_counted_and_audited_once_a_minute() -> None:
+    broker = BrokerWithUsers()
+    nobody = broker.log_in("nobody")
+    for _ in range(5):
+        nobody.ask(Opcode.SEND, send_payload())
+    broker.pass_time(0.1)
+    assert broker.assembly.guard.denied == {"write": 5}
+    found: Any = broker.log_in("checks").call("audit.list", call="access.denied")
+    assert [
+        (entry["operator"], entry["arguments"]["verb"], entry["arguments"]["resource"])
+        for entry in found["entries"]
+    ] == [("nobody", "write", "topic:t")]
+
+
+def test_the_audit_topic_is_for_auditors() -> None:
+    broker = BrokerWithUsers()
+    broker.grant("billing", "read", "topic:*")
+    read = pack_read(Read(0, 0, 0, 1 << 16, AUDIT))
+    refused = refusal_of(broker.log_in("billing").ask(Opcode.READ, read))
+    assert isinstance(refused, errors.AccessDenied)
+    assert broker.log_in("checks").ask(Opcode.READ, read).status == 0
+
+
+def test_a_list_of_users_and_the_log_of_operators_show_no_keys() -> None:
+    broker = BrokerWithUsers()
+    root = broker.log_in("root")
+    shown = json.dumps([root.call("user.list"), root.call("audit.list"), root.call("user.me")])
+    for secret in ("stored_key", "salt", "verifier"):
+        assert secret not in shown

@@ -1,0 +1,106 @@
+"""Users and grants: who must stay, and that snapshot and log give the same users."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.broker.access.support import VERIFIER
+from txmq.core import machine, users
+from txmq.core.events.base import KINDS, Event, RecordContext, decode, encode
+from txmq.core.events.outcome import Outcome, Rejected
+from txmq.core.state.state import State
+from txmq.core.users import DeleteUser, GrantAccess, RevokeAccess, SetUser
+from txmq.model.access import Grant
+from txmq.store.tables import MemoryTables
+
+SECRET = b"s" * 32
+READ = Grant("read", "topic:orders")
+
+
+class Fold:
+    """A state, and the events behind it."""
+
+    def __init__(self) -> None:
+        self.tables = MemoryTables()
+        self.state = machine.load(self.tables)
+        self.events: list[Event] = []
+
+    def do(self, command: object) -> Any:
+        made = machine.decide(self.state, command, 7)
+        if isinstance(made, Rejected):
+            return made
+        assert isinstance(made, Outcome)
+        for event in made.events:
+            self.events.append(event)
+            apply(self.state, event)
+        return made.reply
+
+
+def apply(state: State, event: Event) -> None:
+    # as the log has it: no attributes inside
+    again = decode(KINDS[type(event)], encode(event))
+    machine.apply(state, again, RecordContext(0, 1, 0, 7, 1))
+
+
+def set_user(name: str, *roles: str, new: bool | None = True) -> SetUser:
+    return SetUser(name, roles, tuple(VERIFIER), "ada", SECRET, new)  # type: ignore[arg-type]  # a plain tuple
+
+
+def test_users_are_the_same_from_the_log_and_from_the_tables() -> None:
+    fold = Fold()
+    for command in (
+        set_user("root", "admin"),
+        set_user("shop", "producer"),
+        GrantAccess("shop", READ, "root"),
+        GrantAccess("shop", Grant("describe", "cluster"), "root"),
+        RevokeAccess("shop", Grant("describe", "cluster"), "root"),
+        set_user("gone"),
+        DeleteUser("gone", "root"),
+        SetUser("shop", ("consumer",), None, "root", b"other" * 8, new=False),
+    ):
+        assert fold.do(command) == users.Changed(changed=True)
+    machine.save(fold.state)
+    stored = machine.load(fold.tables).users
+    replayed = machine.load(MemoryTables())
+    for event in fold.events:
+        apply(replayed, event)
+    for found in (stored, replayed.users):
+        assert found.by_name == fold.state.users.by_name
+        assert found.secret == SECRET
+    shop = stored.by_name["shop"]
+    assert (shop.roles, shop.grants, shop.verifier) == (("consumer",), (READ,), tuple(VERIFIER))
+    assert "stored" not in repr(shop)
+    assert VERIFIER.stored_key.hex() not in repr(shop)
+
+
+def test_the_first_user_is_an_admin_and_the_last_admin_stays() -> None:
+    fold = Fold()
+    assert isinstance(fold.do(set_user("shop", "producer")), Rejected)
+    fold.do(set_user("root", "admin"))
+    fold.do(set_user("shop", "producer"))
+    for command in (
+        DeleteUser("root", "root"),
+        SetUser("root", (), None, "root", SECRET, new=False),
+    ):
+        refused = fold.do(command)
+        assert isinstance(refused, Rejected)
+        assert "admin" in refused.message
+    fold.do(DeleteUser("shop", "root"))
+    assert fold.do(DeleteUser("root", "root")) == users.Changed(changed=True)
+    assert not fold.state.users.by_name
+
+
+def test_what_is_there_already_changes_nothing_and_what_is_not_is_refused() -> None:
+    fold = Fold()
+    fold.do(set_user("root", "admin"))
+    assert isinstance(fold.do(set_user("root", "admin")), Rejected)
+    assert fold.do(set_user("root", "admin", new=None)) == users.Changed(changed=False)
+    fold.do(GrantAccess("root", READ, "root"))
+    assert fold.do(GrantAccess("root", READ, "root")) == users.Changed(changed=False)
+    for command in (
+        RevokeAccess("root", Grant("write", "topic:t"), "root"),
+        GrantAccess("nobody", READ, "root"),
+        DeleteUser("nobody", "root"),
+        set_user("nobody", new=False),
+    ):
+        assert isinstance(fold.do(command), Rejected)

@@ -1,0 +1,209 @@
+"""Rights of users, compiled once for all sessions of a user, and logins.
+
+Without users a session has no rights object, and nothing is looked up.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter, OrderedDict
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from txmq.broker.access.needs import BODIES, CALLS, FRAMES_OF, NOT_JUDGED, REQUESTS
+from txmq.core.audit import Audited, AuditEntry
+from txmq.core.state.users import User
+from txmq.core.users import NoteDenial
+from txmq.errors import AccessDenied, LoginFailed, Throttled
+from txmq.model.access import Need, allows
+from txmq.wire import scram
+from txmq.wire.calls import registry
+from txmq.wire.data_requests import Opcode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from txmq.broker.engine.engine import Engine
+    from txmq.broker.reactor.interfaces import Clock
+    from txmq.core.state.state import State
+
+# A user of the broker's own parts in this process. No user can have this name.
+OWN_USER = ".broker"
+WINDOW_S = 60.0  # in which failures of a peer are counted
+MAX_FAILURES = 10  # of a peer in this time
+MAX_PEERS = 10_000  # that are remembered
+DENIAL_S = 60.0  # between two entries of the audit topic about the same denial
+MAX_DENIALS = 100  # that are remembered, and so may be stored in this time
+MAX_CACHED = 10_000  # answers about resources, of one user
+OPERATOR_IS_SOUGHT = {"audit.list"}  # there it is not who calls
+log = structlog.get_logger()
+
+
+class Rights:
+    """What one user may do, as of now."""
+
+    def __init__(self, guard: Guard, name: str, user: User) -> None:
+        self.user = name
+        self.roles, self.grants = user.roles, user.grants
+        self._guard = guard
+        self._cache: dict[Need, bool] = {}
+
+    def allows(self, need: Need) -> bool:
+        """Return whether the user may do this."""
+        found = self._cache.get(need)
+        if found is None:
+            if len(self._cache) >= MAX_CACHED:
+                self._cache.clear()
+            found = self._cache[need] = allows(self.roles, self.grants, need)
+        return found
+
+    def require(self, needs: Iterable[Need]) -> None:
+        """Raise AccessDenied unless the user may do all of this."""
+        for need in needs:
+            if not self.allows(need):
+                raise self._guard.denial(self.user, need)
+
+    def check(self, state: State, opcode: int, payload: bytes) -> None:
+        """Raise AccessDenied for a request that the user may not make. Frames of
+        several requests pass: each request is judged when it is taken out.
+        """
+        if opcode not in NOT_JUDGED and opcode not in FRAMES_OF:
+            needs = REQUESTS.get(opcode)
+            if needs is not None:
+                self.require(needs(state, payload))
+
+    def judge_call(self, state: State, name: str, args: Any) -> Any:  # noqa: ANN401  # the call's own model
+        """Return the arguments of a call as the user may give them: the operator is the
+        user, and bodies are left out where the user may not see them. Raises
+        AccessDenied.
+        """
+        self.require(CALLS[name](state, args))
+        changes: dict[str, object] = {}
+        fields = type(args).model_fields
+        if "operator" in fields and name not in OPERATOR_IS_SOUGHT:
+            changes["operator"] = self.user
+        if getattr(args, "bodies", False):
+            needs = tuple(BODIES[name](state, args))
+            if "bodies" in args.model_fields_set:
+                self.require(needs)
+            elif not all(map(self.allows, needs)):
+                changes["bodies"] = False
+        return args.model_copy(update=changes) if changes else args
+
+
+class _EveryRight(Rights):
+    """The rights of the broker's own parts."""
+
+    def allows(self, need: Need) -> bool:
+        return True
+
+    def judge_call(self, state: State, name: str, args: Any) -> Any:  # noqa: ANN401
+        return args
+
+
+class Guard:
+    """Logins and rights of a broker. All methods belong to the reactor's thread."""
+
+    def __init__(self, engine: Engine, clock: Clock) -> None:
+        missing = (registry.CALLS.keys() ^ CALLS.keys()) | {
+            opcode for opcode in Opcode if opcode not in {*REQUESTS, *FRAMES_OF, *NOT_JUDGED}
+        }
+        assert not missing, f"requests without a row in the table of permissions: {missing}"
+        self._engine, self._clock = engine, clock
+        self._rights: dict[str, Rights] = {}
+        self._failures: OrderedDict[str, tuple[float, int]] = OrderedDict()  # by peer
+        self._denials: OrderedDict[tuple[str, Need], float] = OrderedDict()
+        self.denied: Counter[str] = Counter()  # by verb, since the start
+        self.logins: Counter[str] = Counter()  # by outcome, since the start
+        self.own_password = secrets.token_urlsafe(32)
+        self._own = scram.make_verifier(self.own_password, iterations=scram.MIN_ITERATIONS)
+        self._fallback = secrets.token_bytes(32)
+
+    @property
+    def has_users(self) -> bool:
+        """Return whether clients must log in."""
+        return bool(self._engine.state.users.by_name)
+
+    def rights_of(self, name: str) -> Rights | None:
+        """Return what a user may do; None = there is no such user."""
+        rights = self._rights.get(name)
+        if rights is None:
+            if name == OWN_USER:
+                rights = _EveryRight(self, name, User(("admin",), (), 0, ""))
+            else:
+                user = self._engine.state.users.by_name.get(name)
+                if user is None:
+                    return None
+                rights = Rights(self, name, user)
+            self._rights[name] = rights
+        return rights
+
+    def forget(self) -> None:
+        """Compile rights anew: users have changed."""
+        self._rights.clear()
+
+    def verifier_of(self, name: str) -> scram.Verifier:
+        """Return a user's verifier; for others a false one that looks the same."""
+        if name == OWN_USER:
+            return self._own
+        users = self._engine.state.users
+        user = users.by_name.get(name)
+        fake = scram.fake_verifier(users.secret or self._fallback, name)
+        return scram.Verifier(*user.verifier) if user is not None and user.verifier else fake
+
+    def begin(self, peer: str, message: str) -> scram.ScramServer:
+        """Begin a login by SCRAM. Raises LoginFailed, and Throttled for a peer with too
+        many failures.
+        """
+        self.check_peer(peer)
+        first = scram.parse_client_first(message)
+        return scram.ScramServer(first, self.verifier_of(first.user))
+
+    def check_peer(self, peer: str) -> None:
+        """Raise Throttled for a peer with too many failures."""
+        since, count = self._failures.get(peer, (0.0, 0))
+        left = since + WINDOW_S - self._clock.seconds()
+        if count >= MAX_FAILURES and left > 0:
+            raise Throttled(
+                f"too many failed logins from {peer}", hint=f"wait {left:.0f} s, then try again"
+            )
+
+    def failed(self, peer: str, user: str) -> LoginFailed:
+        """Count a failed login, and return its error: the same for every cause."""
+        now = self._clock.seconds()
+        since, count = self._failures.pop(peer, (now, 0))
+        if since + WINDOW_S <= now:
+            since, count = now, 0
+        self._failures[peer] = (since, count + 1)
+        if len(self._failures) > MAX_PEERS:
+            self._failures.popitem(last=False)
+        self.logins["failed"] += 1
+        log.warning("login.failed", peer=peer, user=user[:128])
+        return LoginFailed(scram.WRONG, hint=scram.WRONG_HINT)
+
+    def denial(self, user: str, need: Need) -> AccessDenied:
+        """Count a denial, have the audit topic know of it, and return its error."""
+        self.denied[need.verb] += 1
+        now = self._clock.seconds()
+        last = self._denials.get((user, need))
+        if last is not None and now >= last + DENIAL_S:
+            del self._denials[user, need]
+            last = None
+        while self._denials and next(iter(self._denials.values())) + DENIAL_S <= now:
+            self._denials.popitem(last=False)
+        if last is None and len(self._denials) < MAX_DENIALS:
+            self._denials[user, need] = now
+            self._note(user, need)
+        return AccessDenied(
+            f"user {user!r} may not {need.verb} {need.resource}",
+            hint=f"an admin can allow it: txmq acl grant {user} {need.verb} {need.resource}",
+            detail={"user": user, "verb": need.verb, "resource": need.resource},
+        )
+
+    def _note(self, user: str, need: Need) -> None:
+        entry = AuditEntry(user, "access.denied", f"user:{user}", "", {
+            "verb": need.verb, "resource": need.resource})  # fmt: skip
+        command = Audited(NoteDenial(user, need.verb, need.resource), entry)
+        # in a turn of its own: this is within a request, whose errors are the client's
+        self._clock.callLater(0, self._engine.submit, command, lambda _reply: None)

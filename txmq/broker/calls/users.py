@@ -1,0 +1,113 @@
+"""Control calls of users and grants."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Any
+
+from txmq.broker.calls.dispatcher import CallContext, Handler
+from txmq.broker.calls.operators import audited
+from txmq.broker.calls.pages import page_of
+from txmq.core import users as rules
+from txmq.core.events.outcome import Rejected
+from txmq.model.access import VERBS, Need
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from txmq.broker.access.guard import Guard
+    from txmq.broker.engine.engine import Engine
+    from txmq.core.state.users import User
+    from txmq.wire.calls import users
+    from txmq.wire.calls.arguments import NoArgs
+
+
+class UserCalls:
+    """Calls about users. `changed` is called once a change is durable."""
+
+    def __init__(self, engine: Engine, guard: Guard, changed: Callable[[], None]) -> None:
+        self._engine, self._guard, self._changed = engine, guard, changed
+        self.handlers: dict[str, Handler] = {
+            "user.set": self.set_user,
+            "user.delete": self.delete,
+            "user.list": self.list_users,
+            "user.me": self.me,
+            "acl.grant": self.grant,
+            "acl.revoke": self.revoke,
+        }
+
+    def set_user(self, call: CallContext, args: users.UserSetArgs) -> None:
+        verifier = None if args.password is None else tuple(args.password.verifier())
+        by, secret = args.operator or "", secrets.token_bytes(32)
+        command = rules.SetUser(args.name, args.roles, verifier, by, secret, args.new)  # type: ignore[arg-type]  # a plain tuple
+        self._submit(call, "user.set", args, command)
+
+    def delete(self, call: CallContext, args: users.UserDelete) -> None:
+        self._submit(call, "user.delete", args, rules.DeleteUser(args.name, args.operator or ""))
+
+    def grant(self, call: CallContext, args: users.AclChange) -> None:
+        command = rules.GrantAccess(args.name, args.grant(), args.operator or "")
+        self._submit(call, "acl.grant", args, command)
+
+    def revoke(self, call: CallContext, args: users.AclChange) -> None:
+        command = rules.RevokeAccess(args.name, args.grant(), args.operator or "")
+        self._submit(call, "acl.revoke", args, command)
+
+    def _submit(self, call: CallContext, name: str, args: users.UserActs, command: object) -> None:
+        def answer(reply: Any) -> None:  # noqa: ANN401  # a Changed, or a Rejected
+            if isinstance(reply, Rejected):
+                call.answer(reply)
+                return
+            call.answer({"user": args.name, "changed": reply.changed})
+            if reply.changed:
+                self._changed()
+
+        self._engine.submit(audited(name, f"user:{args.name}", args, command), answer)
+
+    def list_users(self, call: CallContext, args: users.UserList) -> None:
+        by_name = self._engine.state.users.by_name
+        page = page_of(by_name, args, "users")
+        if isinstance(page, Rejected):
+            call.answer(page)
+            return
+        found = [view(name, by_name[name]) for name in page.names]
+        self._engine.answer_when_durable(call.answer, {"users": found, "next": page.following})
+
+    def me(self, call: CallContext, args: NoArgs) -> None:
+        """Answer who the caller is, and what the caller may do."""
+        del args
+        rights = call.session.rights
+        if rights is None:
+            every = sorted(f"{verb} {kind}" for kind, verbs in VERBS.items() for verb in verbs)
+            call.answer(
+                {"user": None, "login": False, "roles": [], "grants": [], "permissions": every}
+            )
+            return
+        permissions = {
+            f"{verb} {kind}" if kind == "cluster" else f"{verb} {kind}:*"
+            for kind, verbs in VERBS.items()
+            for verb in verbs
+            if rights.allows(Need(verb, kind))
+        }
+        grants = [" ".join(grant) for grant in rights.grants]
+        call.answer(
+            {
+                "user": rights.user,
+                "login": True,
+                "roles": list(rights.roles),
+                "grants": grants,
+                "permissions": sorted(permissions | set(grants)),
+            }
+        )
+
+
+def view(name: str, user: User) -> dict[str, Any]:
+    """Return a user for a list, without what is kept of the password."""
+    return {
+        "user": name,
+        "roles": list(user.roles),
+        "password": bool(user.verifier),
+        "grants": [" ".join(grant) for grant in user.grants],
+        "set_at": user.set_at,
+        "by": user.by,
+    }

@@ -1,0 +1,213 @@
+"""`txmq user` and `txmq acl`: who may log in to a broker, and what they may do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from txmq.cli.command import CommandSession, broker_command, local_command
+from txmq.cli.options import Operator, Reason
+from txmq.cli.output import Output
+from txmq.cli.parsers import parse_name
+from txmq.cli.passwords import PasswordFile, new_verifier
+from txmq.model.access import ALL_VERBS, ROLES, is_grant
+
+app = typer.Typer(no_args_is_help=True, help="Add, list and delete users of a broker.")
+acl = typer.Typer(no_args_is_help=True, help="Grant permissions to users, and take them back.")
+COLUMNS = ("user", "roles", "password", "grants", "by")
+ROLE_NAMES = ", ".join(ROLES)
+
+User = Annotated[str, typer.Argument(metavar="USER", parser=parse_name, help="Name of the user.")]
+Roles = Annotated[
+    list[str] | None,
+    typer.Option("--role", metavar="ROLE", help=f"Role: {ROLE_NAMES}. May be repeated."),
+]
+What = Annotated[
+    str,
+    typer.Argument(
+        metavar="VERB", help=f"Verb ({', '.join(ALL_VERBS)}), or a role ({ROLE_NAMES})."
+    ),
+]
+Resource = Annotated[
+    str,
+    typer.Argument(
+        metavar="RESOURCE",
+        help="cluster, topic:NAME, group:NAME or service:NAME; NAME* = all names that begin so.",
+    ),
+]
+
+
+def _roles(roles: list[str] | None) -> list[str] | None:
+    for role in roles or ():
+        if role not in ROLES:
+            raise typer.BadParameter(f"there is no role {role!r}: use {ROLE_NAMES}")
+    return roles
+
+
+@broker_command(app, "add")
+def add(
+    session: CommandSession,
+    user: User,
+    *,
+    role: Roles = None,
+    password_file: PasswordFile = None,
+    no_password: Annotated[
+        bool, typer.Option("--no-password", help="The user logs in by a certificate.")
+    ] = False,
+    operator: Operator,
+    reason: Reason = "",
+) -> None:
+    """Add a user. The first one must be an admin: from then on the broker asks every
+    client for a login.
+    """
+    roles = _roles(role) or []
+    password = None if no_password else _password(session.out, password_file)
+    session.show(
+        "user.set", name=user, roles=roles, password=password, new=True, operator=operator,
+        reason=reason,
+    )  # fmt: skip
+
+
+@broker_command(app, "password")
+def password(
+    session: CommandSession,
+    user: User,
+    *,
+    password_file: PasswordFile = None,
+    operator: Operator,
+    reason: Reason = "",
+) -> None:
+    """Give a user a new password. Connections that are logged in stay."""
+    session.show(
+        "user.set", name=user, password=_password(session.out, password_file), new=False,
+        operator=operator, reason=reason,
+    )  # fmt: skip
+
+
+@broker_command(app, "roles")
+def roles(
+    session: CommandSession,
+    user: User,
+    *,
+    role: Roles = None,
+    operator: Operator,
+    reason: Reason = "",
+) -> None:
+    """Set the roles of a user; without --role it has none any more. Grants stay."""
+    session.show(
+        "user.set", name=user, roles=_roles(role) or [], new=False, operator=operator,
+        reason=reason,
+    )  # fmt: skip
+
+
+@broker_command(app, "delete")
+def delete(session: CommandSession, user: User, *, operator: Operator, reason: Reason = "") -> None:
+    """Delete a user with all grants, and end its connections."""
+    session.show("user.delete", name=user, operator=operator, reason=reason)
+
+
+@broker_command(app, "list")
+def list_(session: CommandSession) -> None:
+    """List the users, with their roles and grants."""
+    session.show_list("user.list", "users", columns=COLUMNS)
+
+
+@broker_command(app, "me")
+def me(session: CommandSession) -> None:
+    """Show who you are to the broker, and what you may do."""
+    session.show("user.me")
+
+
+@local_command(app, "init-admin")
+def init_admin(
+    out: Output,
+    user: Annotated[
+        str, typer.Argument(metavar="USER", parser=parse_name, help="Name of the admin.")
+    ] = "admin",
+    *,
+    data: Annotated[
+        Path, typer.Option(metavar="DIR", help="Data directory of a broker that is stopped.")
+    ],
+    password_file: PasswordFile = None,
+) -> None:
+    """Make an admin in the data directory of a stopped broker: the first one, or again
+    when all admins have lost their passwords.
+    """
+    from txmq.broker.data_directory.first_admin import make_admin
+    from txmq.store.filesystem import RealFileSystem
+
+    make_admin(RealFileSystem(), data, user, new_verifier(out, password_file))
+    out.show({"user": user, "roles": ["admin"]})
+
+
+@broker_command(acl, "grant")
+def grant(
+    session: CommandSession,
+    user: User,
+    verb: What,
+    resource: Resource,
+    *,
+    operator: Operator,
+    reason: Reason = "",
+) -> None:
+    """Let a user do something. Whatever nobody has granted is denied."""
+    _change(session, "acl.grant", user, verb, resource, operator, reason)
+
+
+@broker_command(acl, "revoke")
+def revoke(
+    session: CommandSession,
+    user: User,
+    verb: What,
+    resource: Resource,
+    *,
+    operator: Operator,
+    reason: Reason = "",
+) -> None:
+    """Take a grant back. It holds for open connections, too."""
+    _change(session, "acl.revoke", user, verb, resource, operator, reason)
+
+
+@broker_command(acl, "list")
+def list_grants(
+    session: CommandSession,
+    user: Annotated[
+        str | None, typer.Argument(metavar="USER", help="Only the grants of this user.")
+    ] = None,
+) -> None:
+    """List the grants, and the roles, which are grants on everything of a kind."""
+    found = session.client.call("user.list")["users"]
+    rows = [
+        {"user": one["user"], "what": what, "resource": resource}
+        for one in found
+        if user in (None, one["user"])
+        for what, resource in (
+            *((role, "*") for role in one["roles"]),
+            *(text.split(" ", 1) for text in one["grants"]),
+        )
+    ]
+    session.out.show({"grants": rows})
+
+
+def _change(  # the call's arguments
+    session: CommandSession,
+    call: str,
+    user: str,
+    verb: str,
+    resource: str,
+    operator: str,
+    reason: str,
+) -> None:
+    if not is_grant(verb, resource):
+        raise typer.BadParameter(
+            f"{verb!r} on {resource!r} is no permission: see docs/SECURITY.md for the table"
+        )
+    session.show(call, name=user, what=verb, resource=resource, operator=operator, reason=reason)
+
+
+def _password(out: Output, file: str | None) -> dict[str, object]:
+    from txmq.wire.calls.users import VerifierArgs
+
+    return VerifierArgs.of(new_verifier(out, file))

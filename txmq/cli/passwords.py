@@ -1,0 +1,56 @@
+"""New passwords: from a file, standard input or the terminal, never from an option."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from txmq.cli.output import Output
+from txmq.errors import ConfigError
+
+if TYPE_CHECKING:
+    from txmq.wire.scram import Verifier
+
+SHORTEST = 8
+PasswordFile = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE", help="File with the new password, - for standard input; else it asks."
+    ),
+]
+
+
+def new_verifier(out: Output, file: str | None) -> Verifier:
+    """Return what the broker is to keep of a new password. The password itself stays
+    in this process. Raises ConfigError.
+    """
+    from txmq.wire.scram import make_verifier
+
+    password = _read(out, file)
+    if len(password) < SHORTEST:
+        raise ConfigError(
+            "password", f"it has fewer than {SHORTEST} characters", hint="choose a longer one"
+        )
+    try:
+        return make_verifier(password)
+    except ValueError as error:
+        raise ConfigError("password", str(error), hint="choose another one") from None
+
+
+def _read(out: Output, file: str | None) -> str:
+    if file == "-":
+        return sys.stdin.readline().rstrip("\r\n")
+    if file is not None:
+        try:
+            return Path(file).read_text(encoding="utf-8").rstrip("\r\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(file, f"cannot be read: {error}", hint="name a text file") from None
+    if out.as_json or not sys.stdin.isatty():
+        raise ConfigError(
+            "password", "there is no terminal to ask for it", hint="use --password-file FILE, or -"
+        )
+    asked: str = typer.prompt("New password", hide_input=True, confirmation_prompt=True, err=True)
+    return asked

@@ -1,0 +1,69 @@
+"""Events of users and their permissions. The log holds no passwords."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from txmq.core.events.base import event
+
+
+@event(204)
+class UserSet(NamedTuple):
+    """A user was added, or has other roles or another password; grants stay.
+
+    `verifier` is (salt, iterations, stored key, server key) of SCRAM-SHA-256, empty =
+    the user has no password and logs in by a certificate.
+    """
+
+    name: str
+    roles: tuple[str, ...]
+    verifier: tuple[bytes, int, bytes, bytes] | tuple[()]
+    by: str
+
+
+@event(205)
+class UserDeleted(NamedTuple):
+    """A user and all grants of this user are gone."""
+
+    name: str
+    by: str
+
+
+@event(206)
+class AccessGranted(NamedTuple):
+    """A user got a verb or a role on a resource."""
+
+    user: str
+    what: str
+    resource: str
+    by: str
+
+
+@event(207)
+class AccessRevoked(NamedTuple):
+    """A grant was taken back."""
+
+    user: str
+    what: str
+    resource: str
+    by: str
+
+
+@event(208)
+class LoginSecretMade(NamedTuple):
+    """The secret behind the salts of users that do not exist, made with the first
+    user.
+    """
+
+    secret: bytes
+
+
+@event(209)
+class DenialNoted(NamedTuple):
+    """A user was denied something: only with an audit message, and nothing else
+    changes.
+    """
+
+    user: str
+    verb: str
+    resource: str

@@ -1,0 +1,215 @@
+"""Rules of users, their roles and their grants.
+
+The first user must be an admin, and the last admin stays while there are other users:
+nobody could manage them. When the last user is gone, the broker asks for no login any
+more.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
+from txmq.core.events.users import (
+    AccessGranted,
+    AccessRevoked,
+    DenialNoted,
+    LoginSecretMade,
+    UserDeleted,
+    UserSet,
+)
+from txmq.core.state.users import User
+from txmq.errors import BadRequest, UnknownUser
+from txmq.model.access import Grant
+
+if TYPE_CHECKING:
+    from txmq.core.events.base import RecordContext
+    from txmq.core.state.state import State
+
+MAX_USERS = 10_000
+MAX_GRANTS = 1_000  # of a user
+
+
+class SetUser(NamedTuple):
+    """Add a user, or change it; None leaves roles or verifier as they are.
+
+    `new`: only if there is none of the name; False = only if there is one; None = both.
+    `secret` is for the first user of the broker.
+    """
+
+    name: str
+    roles: tuple[str, ...] | None
+    verifier: tuple[bytes, int, bytes, bytes] | tuple[()] | None
+    by: str
+    secret: bytes
+    new: bool | None = None
+
+
+class DeleteUser(NamedTuple):
+    """Remove a user and all its grants."""
+
+    name: str
+    by: str
+
+
+class GrantAccess(NamedTuple):
+    """Give a user a verb or a role on a resource."""
+
+    user: str
+    grant: Grant
+    by: str
+
+
+class RevokeAccess(NamedTuple):
+    """Take a grant back."""
+
+    user: str
+    grant: Grant
+    by: str
+
+
+class NoteDenial(NamedTuple):
+    """Have the audit topic know of a denial."""
+
+    user: str
+    verb: str
+    resource: str
+
+
+class Changed(NamedTuple):
+    """A reply: whether anything is other than before."""
+
+    changed: bool
+
+
+def find_user(state: State, name: str) -> User | Rejected:
+    """Return a user."""
+    user = state.users.by_name.get(name)
+    if user is None:
+        return Rejected(UnknownUser, f"there is no user {name!r}", "see the users: txmq user list")
+    return user
+
+
+def decide_set(state: State, command: SetUser, now: int) -> Outcome | Rejected:
+    del now
+    users = state.users
+    before = users.by_name.get(command.name)
+    if before is None and command.new is False:
+        return find_user(state, command.name)  # type: ignore[return-value]  # a Rejected
+    if before is not None and command.new:
+        hint = "change the password: txmq user password; or the roles: txmq user roles"
+        return Rejected(BadRequest, f"there is a user {command.name!r} already", hint)
+    if before is None and len(users.by_name) >= MAX_USERS:
+        return Rejected(BadRequest, f"there are {MAX_USERS} users already", "delete some")
+    roles = command.roles if command.roles is not None else before.roles if before else ()
+    if "admin" not in roles and not users.admins - {command.name}:
+        hint = "add a user with --role admin first"
+        return Rejected(BadRequest, f"without {command.name!r} there is no admin", hint)
+    verifier = command.verifier
+    if verifier is None:
+        verifier = () if before is None else before.verifier
+    if before is not None and (before.roles, before.verifier) == (roles, verifier):
+        return Outcome(reply=Changed(changed=False))
+    secret = () if users.secret else (LoginSecretMade(command.secret),)
+    return Outcome(
+        (UserSet(command.name, roles, verifier, command.by), *secret),
+        reply=Changed(changed=True),
+    )
+
+
+def decide_delete(state: State, command: DeleteUser, now: int) -> Outcome | Rejected:
+    del now
+    user = find_user(state, command.name)
+    if isinstance(user, Rejected):
+        return user
+    users = state.users
+    if users.admins == {command.name} and len(users.by_name) > 1:
+        message = f"{command.name!r} is the last admin"
+        return Rejected(BadRequest, message, "add another admin, or delete the other users first")
+    return Outcome((UserDeleted(command.name, command.by),), reply=Changed(changed=True))
+
+
+def decide_grant(state: State, command: GrantAccess, now: int) -> Outcome | Rejected:
+    del now
+    user = find_user(state, command.user)
+    if isinstance(user, Rejected):
+        return user
+    if command.grant in user.grants:
+        return Outcome(reply=Changed(changed=False))
+    if len(user.grants) >= MAX_GRANTS:
+        message = f"user {command.user!r} has {MAX_GRANTS} grants already"
+        return Rejected(BadRequest, message, "grant prefixes (topic:orders.*), or a role")
+    return Outcome(
+        (AccessGranted(command.user, *command.grant, command.by),), reply=Changed(changed=True)
+    )
+
+
+def decide_revoke(state: State, command: RevokeAccess, now: int) -> Outcome | Rejected:
+    del now
+    user = find_user(state, command.user)
+    if isinstance(user, Rejected):
+        return user
+    if command.grant not in user.grants:
+        message = f"user {command.user!r} has no grant {' '.join(command.grant)!r}"
+        return Rejected(BadRequest, message, "see the grants: txmq acl list; roles are no grants")
+    return Outcome(
+        (AccessRevoked(command.user, *command.grant, command.by),), reply=Changed(changed=True)
+    )
+
+
+def decide_note(state: State, command: NoteDenial, now: int) -> Outcome | Rejected:
+    del state, now
+    return Outcome((DenialNoted(*command),))
+
+
+def apply_set(state: State, event: UserSet, context: RecordContext) -> None:
+    before = state.users.by_name.get(event.name)
+    grants = () if before is None else before.grants
+    user = User(tuple(event.roles), event.verifier, context.stored_at, event.by, grants)
+    state.users.put(state.tables, event.name, user)
+
+
+def apply_deleted(state: State, event: UserDeleted, context: RecordContext) -> None:
+    del context
+    state.users.put(state.tables, event.name, None)
+
+
+def apply_granted(state: State, event: AccessGranted, context: RecordContext) -> None:
+    del context
+    user = state.users.by_name[event.user]
+    grants = (*user.grants, Grant(event.what, event.resource))
+    state.users.put(state.tables, event.user, user._replace(grants=grants))
+
+
+def apply_revoked(state: State, event: AccessRevoked, context: RecordContext) -> None:
+    del context
+    user = state.users.by_name[event.user]
+    gone = Grant(event.what, event.resource)
+    grants = tuple(grant for grant in user.grants if grant != gone)
+    state.users.put(state.tables, event.user, user._replace(grants=grants))
+
+
+def apply_secret(state: State, event: LoginSecretMade, context: RecordContext) -> None:
+    del context
+    state.users.put_secret(state.tables, event.secret)
+
+
+def apply_noted(state: State, event: DenialNoted, context: RecordContext) -> None:
+    """Change nothing: the audit message beside it is what counts."""
+
+
+DECIDERS: Deciders = {
+    SetUser: decide_set,
+    DeleteUser: decide_delete,
+    GrantAccess: decide_grant,
+    RevokeAccess: decide_revoke,
+    NoteDenial: decide_note,
+}
+APPLIERS: Appliers = {
+    UserSet: apply_set,
+    UserDeleted: apply_deleted,
+    AccessGranted: apply_granted,
+    AccessRevoked: apply_revoked,
+    LoginSecretMade: apply_secret,
+    DenialNoted: apply_noted,
+}

@@ -1,0 +1,100 @@
+"""Arguments of control calls of users and grants (docs/FORMATS.md 2.3)."""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
+
+from txmq.model.access import Grant, is_grant
+from txmq.wire import scram
+from txmq.wire.calls.arguments import Args, ListArgs, Name, Text
+
+Role = Literal["producer", "consumer", "operator", "auditor", "admin"]
+ResourceText = Annotated[str, StringConstraints(min_length=1, max_length=140)]
+
+
+def _key(text: str) -> str:
+    try:
+        if len(b64decode(text, validate=True)) <= 64:
+            return text
+    except ValueError:
+        pass
+    raise ValueError("not base64 of at most 64 bytes")
+
+
+Key = Annotated[str, StringConstraints(min_length=16, max_length=88), AfterValidator(_key)]
+
+
+class VerifierArgs(Args):
+    """What the broker keeps of a password; made by the client (`txmq.wire.scram`)."""
+
+    salt: Key
+    iterations: Annotated[int, Field(ge=scram.MIN_ITERATIONS, le=scram.MAX_ITERATIONS)]
+    stored_key: Key
+    server_key: Key
+
+    @classmethod
+    def of(cls, verifier: scram.Verifier) -> dict[str, object]:
+        """Return the arguments for a verifier."""
+        salt, iterations, stored_key, server_key = verifier
+        keys = {"salt": salt, "stored_key": stored_key, "server_key": server_key}
+        return {"iterations": iterations} | {
+            name: b64encode(value).decode() for name, value in keys.items()
+        }
+
+    def verifier(self) -> scram.Verifier:
+        """Return the verifier."""
+        return scram.Verifier(
+            b64decode(self.salt),
+            self.iterations,
+            b64decode(self.stored_key),
+            b64decode(self.server_key),
+        )
+
+
+class UserActs(Args):
+    """An admin's change of a user; operator and reason are stored in the log."""
+
+    name: Name
+    operator: Name | None = None
+    reason: Text = ""
+
+
+class UserSetArgs(UserActs):
+    """A user to add (`new`), or to change. Roles or password null = as they are; for a
+    new user none. A user without a password logs in by a certificate.
+    """
+
+    roles: Annotated[tuple[Role, ...], Field(max_length=5)] | None = None
+    password: VerifierArgs | None = None
+    new: bool | None = None
+
+
+class UserDelete(UserActs):
+    """A user to delete, with all grants."""
+
+
+class UserList(ListArgs):
+    """The users by name, with their roles and grants."""
+
+
+class AclChange(UserActs):
+    """A grant to give or to take back: a verb or a role on a resource."""
+
+    what: Annotated[str, StringConstraints(min_length=1, max_length=32)]
+    resource: ResourceText
+
+    @model_validator(mode="after")
+    def _gives_something(self) -> Self:
+        if not is_grant(self.what, self.resource):
+            raise ValueError(
+                "no such permission: use a verb or a role, and cluster, topic:NAME, group:NAME or"
+                " service:NAME, with * at the end for all names that begin so"
+            )
+        return self
+
+    def grant(self) -> Grant:
+        """Return the grant."""
+        return Grant(self.what, self.resource)
