@@ -17,6 +17,7 @@ from random import Random
 from threading import Event
 from typing import TYPE_CHECKING, Final
 
+from txmq.client.protocol.address import safe
 from txmq.client.protocol.alarm_reports import MIN_DURATION_S, alarm_source
 from txmq.recover.alarms import RecoveryAlarms
 from txmq.recover.branches import BranchRecovery
@@ -137,7 +138,10 @@ class XaRecoverer:
 
     def _troubles(self) -> tuple[tuple[str, str], ...]:
         databases = [(one.name, one.trouble) for one in self.databases if one.trouble]
-        return (*databases, *((home.url, home.trouble) for home in self.homes.all if home.trouble))
+        return (
+            *databases,
+            *((safe(home.url), home.trouble) for home in self.homes.all if home.trouble),
+        )
 
     def _judge_databases(self, *, act: bool) -> Iterator[Finding]:
         elsewhere: dict[tuple[DatabaseId, str], Finding] = {}

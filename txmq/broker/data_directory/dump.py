@@ -105,7 +105,7 @@ def _record_view(record: Record, names: dict[int, str]) -> dict[str, Any]:
 
 
 def _fields(event: Any, names: dict[int, str]) -> dict[str, Any]:  # noqa: ANN401  # an Event, which has no fields
-    fields = {
+    fields: dict[str, Any] = {
         name: HIDDEN if name in SECRETS else _readable(value)
         for name, value in event._asdict().items()
     }

@@ -57,9 +57,9 @@ class UserRegistry:
             self.by_name[key.decode()] = User(
                 tuple(roles), tuple(verifier), set_at, by, tuple(Grant(*grant) for grant in grants)
             )
-        row: Any = tables[t.META].get(SECRET_ROW)
-        if row is not None:
-            self.secret = row[0]
+        secret: Any = tables[t.META].get(SECRET_ROW)
+        if secret is not None:
+            self.secret = secret[0]
 
     @property
     def admins(self) -> set[str]:
