@@ -242,6 +242,13 @@ def test_copies_are_made_until_none_is_left(client: ScriptedClient) -> None:
     assert run(*redrive, "--all", "--again", "--yes").stdout.split() == ["done", "2"]
     assert client.calls[-1][1]["cursor"] == "aa"
     assert run(*redrive).exit_code == 2
+    client.replies = [{"done": [], "refused": [], "next": None}]
+    aim = ("dlq", "redrive", "billing", "--reason", "typo", "--operator", "ada", "--all", "--yes")
+    assert run(*aim, "--to-group", "shop").exit_code == 0
+    assert client.calls[-1][1]["to_group"] == "shop"
+    assert "to" not in client.calls[-1][1]
+    for wrong in ((), ("--to", "spare", "--to-group", "shop")):
+        assert run(*aim, *wrong).exit_code == 2
 
 
 def test_a_version_that_is_damaged_can_be_left(client: ScriptedClient) -> None:

@@ -78,3 +78,34 @@ def test_a_broker_killed_in_a_redrive_has_each_copy_once_with_its_letter_closed(
         assert (len(again["done"]), len(again["refused"])) == (1, 2)
         assert [found.headers["txmq-origin-offset"] for found in client.find("other")] == [*"012"]
     report({"kills": 1})
+
+
+def test_a_broker_killed_while_it_gives_letters_to_another_group_gives_each_once(
+    tmp_path: Path, report: Report
+) -> None:
+    args = {"group": "g", "to_group": "h", "operator": "ada", "reason": "r", "abandon": True}
+    with broker(tmp_path, "redrive.after_copy") as (url, process):
+        with txmq.connect(url) as client, peer(url) as connection:
+            client.call("topic.create", name="t", partitions=1)
+            for number in range(3):
+                client.send("t", b"%d" % number)
+            connection.dead_letters("g", "t", 3)
+            connection.call(
+                "consumer.join", group="h", member="n", instance="n", topics=["t"], start="last"
+            )
+            edit(connection, 0, b"mended")
+            with suppress(TxmqError):
+                connection.call("dlq.redrive", **args, select={})
+        assert process.status() == -SIGKILL
+    with broker(tmp_path, "redrive.after_give") as (url, process):
+        with peer(url) as connection, suppress(TxmqError):
+            connection.call("dlq.redrive", **args, letters=[["t", 0, 0], ["t", 0, 1]])
+        assert process.status() == -SIGKILL
+    with broker(tmp_path) as (url, _process), peer(url) as connection:
+        again = connection.call("dlq.redrive", **args, select={"states": ["open", "abandoned"]})
+        assert (len(again["done"]), len(again["refused"])) == (1, 2)
+        joined = connection.call("consumer.join", group="h", member="n", instance="n", topics=["t"])
+        chunks = connection.fetch("h", "n", joined["generation"])
+        bodies = [BatchView(bytes(chunk.batch)).bodies[chunk.first_row] for chunk in chunks]
+        assert sorted(bodies) == [b"1", b"2", b"mended"]
+    report({"kills": 2})

@@ -9,12 +9,14 @@ import pytest
 from tests.broker.calls.test_letter_edits import EditOffice
 from txmq.broker.calls import letter_redrives
 from txmq.core.events.outcome import Rejected
+from txmq.core.state import failed_messages, log_pins
 from txmq.core.topics.topics import AlterTopic, CreateTopic
 from txmq.core.transactions.decisions import DecideTransaction
 from txmq.errors import BadRequest, RemoteProtocolError, UnknownTopic
 from txmq.model.message import Decision, Message
 from txmq.model.origin import MAX_REDRIVES, REDRIVES, origin_headers
 from txmq.store.tables import COPIES
+from txmq.wire.data_requests import Ack, AckedRange, Opcode, pack_ack
 
 WHY = {"operator": "ada", "reason": "to the other shop"}
 
@@ -174,3 +176,83 @@ def test_a_forged_count_of_redrives_is_no_count() -> None:
     for forged in ("-1", "1e9", " 3", "9999", "\u0663", ""):
         assert origin_headers({REDRIVES: forged}, **at)[REDRIVES] == "1"  # type: ignore[arg-type]
     assert origin_headers({REDRIVES: "3", "a": "b"}, **at)["a"] == "b"  # type: ignore[arg-type]
+
+
+class GivingOffice(RedriveOffice):
+    """An office whose group h has processed all messages."""
+
+    def __init__(self) -> None:
+        super().__init__(4)
+        self.waiting = self.give(0)
+        assert len(self.fetch("h", "b")) == 4
+        for offset in range(4):
+            ack = Ack(self.other["generation"], "h", "b", (AckedRange("t", 0, offset, offset + 1),))
+            self.client.ask(Opcode.ACK, pack_ack(ack))
+
+    def give(self, *offsets: int, **args: Any) -> Any:
+        return self.redrive(*offsets, to=None, to_group="h", **args)
+
+    def nack_of_other(self, offset: int) -> None:
+        place = {"topic": "t", "partition": 0, "offset": offset}
+        error = {"type": "H", "text": "", "fingerprint": "h"}
+        self.client.call(
+            "consumer.nack", group="h", member="b", generation=self.other["generation"],
+            **place, error=error, dead=True,
+        )  # fmt: skip
+
+
+def test_another_group_gets_the_messages_themselves_once_each() -> None:
+    office = GivingOffice()
+    assert office.waiting["refused"][0][3].startswith("group h gets it anyway")
+    office.edit(1, body=b"mended")
+    before = {offset: office.show(offset)["message_id"] for offset in (0, 1, 2)}
+    reply = office.give(0, 1, 2)
+    assert (reply["done"], reply["refused"]) == (
+        tuple(("t", 0, at, 0, at) for at in (0, 1, 2)),
+        (),
+    )
+    got = office.fetch("h", "b")
+    assert {offset: message[0] for offset, message in got.items()} == before
+    assert (got[0][4], got[1][4]) == (office.body(0), b"mended")
+    assert office.fetch() == {}, "group g has dead letters only"
+    [copy] = office.show(1)["copies"]
+    assert (copy["group"], copy["by"], copy["reason"]) == ("h", "ada", "to the other shop")
+    again = office.give(0)
+    assert again["refused"] == (("t", 0, 0, "group h was given it already"),)
+    under_way = office.give(0, again=True)
+    assert under_way["refused"][0][3] == "group h has it as a failed message: retry"
+    office.nack_of_other(0)
+    died = office.call("dlq.show", group="h", topic="t", partition=0, offset=0)
+    assert (died["given_by"], died["state"]) == ("g", "dead")
+    assert office.state_again()
+
+
+def test_what_the_topic_has_not_as_it_is_is_kept_for_the_other_group() -> None:
+    office = GivingOffice()
+    office.edit(1, body=b"mended")
+    office.give(0, 1)
+    state = office.broker.engine.state
+    rows = [failed_messages.get(state, state.groups.by_name["h"], (1, 0, at)) for at in (0, 1)]
+    pins = [log_pins.get(state, row.position) for row in rows if row is not None]
+    other = state.groups.by_name["h"].group_id
+    assert (pins[0], pins[1] and pins[1][1:]) == (None, (other, 1, 0, 1))
+    office.edit(1, edits=1, revert=True)
+    assert office.fetch("h", "b")[1][4] == b"mended"
+
+
+def test_letters_are_given_and_closed_by_one_record() -> None:
+    office = GivingOffice()
+    reply = office.give(select={"key": "k3"}, abandon=True)
+    assert [one[2] for one in reply["done"]] == [3]
+    assert office.show(3)["state"] == "abandoned"
+    assert office.fetch("h", "b").keys() == {3}
+    assert office.give(3)["refused"][0][3] == "abandoned"
+    assert office.state_again()
+
+
+@pytest.mark.parametrize(
+    "args",
+    [{"to_group": "g", "to": None}, {"to_group": "h"}, {"to": None}],
+)
+def test_a_redrive_has_one_aim_which_is_another_group(args: dict[str, Any]) -> None:
+    assert RedriveOffice(1).redrive(0, **args).error is BadRequest

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from txmq.batch import BatchView, edited_row, single_row
 from txmq.broker.calls import operators
 from txmq.broker.calls.dispatcher import CallContext, Handler, then
+from txmq.broker.calls.group_redrives import GroupRedrives
 from txmq.broker.calls.operators import audited
 from txmq.broker.engine.log_reader import read_batches
 from txmq.core.consumers.authorization import find_group
@@ -59,9 +60,17 @@ class RedriveCalls:
     def __init__(self, engine: Engine, letters: DeadLetterCalls, turns: TurnWork) -> None:
         self._engine, self._letters, self._turns = engine, letters, turns
         self._state = engine.state
+        self._groups = GroupRedrives(engine, letters)
         self.handlers: dict[str, Handler] = {"dlq.redrive": self.redrive}
 
     def redrive(self, call: CallContext, args: wire.DlqRedrive) -> None:
+        if refused := _mistake(args):
+            call.answer(refused)
+            return
+        if args.to_group is not None:
+            self._groups.give(call, args)
+            return
+
         def read(page: _Page | Rejected) -> None:
             if isinstance(page, Rejected):
                 call.answer(page)
@@ -71,6 +80,7 @@ class RedriveCalls:
         self._turns.run(call.caller, self._read(args), read)
 
     def _publish(self, call: CallContext, args: wire.DlqRedrive, page: _Page) -> None:
+        assert args.to is not None, "it is what the call wants"
         store, epoch = self._engine.store, self._state.boot_epoch
         # no other record begins there in this life of the broker
         producer = b"copy" + epoch.to_bytes(4, "big") + store.end.to_bytes(8, "big")
@@ -94,15 +104,12 @@ class RedriveCalls:
         self._engine.submit(acted, then(call.answer, published))
 
     def _read(self, args: wire.DlqRedrive) -> Steps[_Page | Rejected]:
+        assert args.to is not None, "it is what the call wants"
         group, to = find_group(self._state, args.group), find_topic(self._state, args.to)
         if isinstance(group, Rejected):
             return group
         if isinstance(to, Rejected):
             return to
-        if bool(args.letters) == args.selects or len(args.letters) > MAX_COPIES:
-            message = f"{len(args.letters)} letters{' and a selection' if args.selects else ''}"
-            hint = f"send either a selection, or 1 to {MAX_COPIES} letters"
-            return Rejected(BadRequest, message, hint)
         pages = _Copies(_Source(group, to, args.operator))
         read = self._read_named if args.letters else self._read_selected
         rest = yield from read(args, pages)
@@ -180,6 +187,17 @@ class RedriveCalls:
         key, partitions = view.keys[0], len(source.to.end_offsets)
         place = ref[1] % partitions if key is None else partition_of(key, partitions)
         return WantedCopy(letter, row.number, row.edits, place, copied)
+
+
+def _mistake(args: wire.DlqRedrive) -> Rejected | None:
+    if (args.to is None) == (args.to_group is None):
+        message = "copies for neither or both"
+        return Rejected(BadRequest, message, "send either `to`, a topic, or `to_group`")
+    if bool(args.letters) == args.selects or len(args.letters) > MAX_COPIES:
+        message = f"{len(args.letters)} letters{' and a selection' if args.selects else ''}"
+        hint = f"send either a selection, or 1 to {MAX_COPIES} letters"
+        return Rejected(BadRequest, message, hint)
+    return None
 
 
 class _Copies:

@@ -223,8 +223,12 @@ def redrive(  # noqa: PLR0913  # its options
     letter: Letters = None,
     *,
     to: Annotated[
-        str, typer.Option(parser=parse_name, metavar="TOPIC", help="Topic of the copies.")
-    ],
+        str | None, typer.Option(parser=parse_name, metavar="TOPIC", help="Topic of the copies.")
+    ] = None,
+    to_group: Annotated[
+        str | None,
+        typer.Option(parser=parse_name, metavar="GROUP", help="Group that gets the messages."),
+    ] = None,
     close: Annotated[
         bool, typer.Option("--abandon", help="Close the letters that were copied for good.")
     ] = False,
@@ -238,16 +242,20 @@ def redrive(  # noqa: PLR0913  # its options
     reason: Reason,
     yes: Yes = False,
 ) -> None:
-    """Copy dead letters to another topic, each once, with headers of their origin.
+    """Copy dead letters to another topic, or give them to another group, each once.
 
-    The copies are new messages; the letters stay, or are abandoned in the same record.
+    Copies in a topic are new messages, with headers of their origin. A group gets the
+    messages themselves. The letters stay, or are abandoned in the same record.
     """
+    if (to is None) == (to_group is None):
+        raise typer.BadParameter("use either --to TOPIC or --to-group GROUP")
     chosen = _chosen(letter, where, select, everything=everything)
     if not letter:
-        _confirm(session, f"Copy to {to}", group, chosen, yes=yes)
+        _confirm(session, f"Copy to {to or f'group {to_group}'}", group, chosen, yes=yes)
     named = {"group": group, "operator": operator, "reason": reason}
+    aim = {"to": to} if to_group is None else {"to_group": to_group}
     _change(
-        session, "dlq.redrive", chosen, COPIES_PER_CALL, to=to, abandon=close, again=again, **named
+        session, "dlq.redrive", chosen, COPIES_PER_CALL, abandon=close, again=again, **aim, **named
     )
 
 

@@ -101,7 +101,9 @@ def describe_letter(
     ]
     copied = letter_copies.copies(state, (group.group_id, *ref)) if row.copies else ()
     letter.fields["copies"] = [
-        one._asdict() | {"topic": _name_of(state, one.topic_id)} for one in copied
+        one._asdict()
+        | {"topic": _name_of(state, one.topic_id), "group": _group_of(state, one.group_id)}
+        for one in copied
     ]
     if version in (None, row.edits):
         return letter
@@ -111,6 +113,11 @@ def describe_letter(
     return letter._replace(
         position=versions[version].position, length=versions[version].length, row=0
     )
+
+
+def _group_of(state: State, group_id: int) -> str | None:
+    group = state.groups.by_id.get(group_id)
+    return None if group is None else group.name
 
 
 def _name_of(state: State, topic_id: int) -> str:
@@ -147,6 +154,7 @@ def view_of(state: State, group: ConsumerGroup, ref: MessageRef, row: FailedMess
         "edits": row.edits,
         "exported_at": row.exported,
         "trial_by": row.trial_by,
+        "given_by": row.given_by,
         "plan": None if plan is None else plan.name,
     }
     return LetterView(row.position, row.length, row.row, fields)

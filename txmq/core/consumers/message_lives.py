@@ -118,6 +118,7 @@ def _failed(
         "number": row.number or None,
         "reason": row.reason,
         "reserved_by": row.token.hex() or None,
+        "given_by": row.given_by or None,
         "failures": history.failures or len(kept),
         "history": [attempt._asdict() for attempt in kept],
     }

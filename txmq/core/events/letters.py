@@ -51,6 +51,24 @@ class LettersRedriven(NamedTuple):
     reason: str
 
 
+@event(144)
+class LettersGiven(NamedTuple):
+    """Messages of dead letters are delivered to another group, too.
+
+    `letters` are (topic id, partition, offset), and whether the new row points at a
+    copy, which a record before has stored (MessagesCopied). `theirs` are moves and
+    fences of the other group, `ours` those of letters that are abandoned with it.
+    """
+
+    group_id: int
+    to: int
+    letters: tuple[tuple[int, int, int, bool], ...]
+    theirs: tuple[tuple[Move, ...], tuple[FenceChange, ...]]
+    ours: tuple[tuple[Move, ...], tuple[FenceChange, ...]]
+    by: str
+    reason: str
+
+
 @event(142)
 class LettersExported(NamedTuple):
     """An operator has these dead letters in a file: retention may delete them."""

@@ -71,7 +71,8 @@ class FailedMessage(NamedTuple):
     `position` is that of another batch than the published one. `copies` is the number
     of its copies in other topics. `exported` is the time of the export that has this
     death of this version. `trial_by` is the member that alone gets the message, for one
-    delivery.
+    delivery. `given_by` is the group whose dead letter it is, and by which an operator
+    gave it to this one.
     """
 
     kind: int
@@ -100,6 +101,7 @@ class FailedMessage(NamedTuple):
     copies: int = 0
     exported: int = 0
     trial_by: str = ""
+    given_by: str = ""
 
 
 class Move(NamedTuple):
@@ -158,6 +160,24 @@ def new_row(
         entry.visible_at,
         entry.stored_at,
         deaths=deaths,
+    )
+
+
+def given_row(
+    letter: FailedMessage, position: int, length: int, row: int, group: str
+) -> FailedMessage:
+    """Return the row of another group that gets a dead letter of this `group`."""
+    return FailedMessage(
+        FailedKind.RETRY,
+        0,
+        0,
+        letter.key_hash,
+        position,
+        length,
+        row,
+        letter.visible_at,
+        letter.stored_at,
+        given_by=group,
     )
 
 

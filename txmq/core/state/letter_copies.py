@@ -27,6 +27,7 @@ class LetterCopy(NamedTuple):
     at: int
     by: str
     reason: str
+    group_id: int = 0  # of the group that was given the message itself; 0 = a topic has it
 
 
 def copies(state: State, ref: FailedRef) -> Iterator[LetterCopy]:
@@ -37,7 +38,13 @@ def copies(state: State, ref: FailedRef) -> Iterator[LetterCopy]:
 
 def copy_of(state: State, ref: FailedRef, number: int, topic_id: int) -> LetterCopy | None:
     """Return the copy of a death in a topic."""
-    return next((one for one in copies(state, ref) if one[:2] == (number, topic_id)), None)
+    found = (one for one in copies(state, ref) if not one.group_id)
+    return next((one for one in found if one[:2] == (number, topic_id)), None)
+
+
+def was_given(state: State, ref: FailedRef, number: int, group_id: int) -> bool:
+    """Return True if this death was given to another group."""
+    return any((one.number, one.group_id) == (number, group_id) for one in copies(state, ref))
 
 
 def add(state: State, ref: FailedRef, nth: int, one: LetterCopy) -> None:

@@ -172,14 +172,15 @@ class DlqEdit(GroupArgs):
 
 
 class DlqRedrive(DlqReplay):
-    """Dead letters to copy to another topic: by their places, or the next ones of a
-    selection.
+    """Dead letters to copy to another topic, or to give to another group: by their
+    places, or the next ones of a selection.
 
     `abandon` closes them in the same record. `again`: also those that have a copy
     there.
     """
 
-    to: Name
+    to: Name | None = None
+    to_group: Name | None = None
     abandon: bool = False
     again: bool = False
     operator: Name

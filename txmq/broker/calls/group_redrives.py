@@ -1,0 +1,166 @@
+"""The control call that gives dead letters to another group.
+
+Letters that are not in their topic as they are, are copied first; once the copies are
+durable, the other group's rows point at them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from txmq.batch import single_row
+from txmq.broker.calls import operators
+from txmq.broker.calls.dispatcher import CallContext, then
+from txmq.broker.calls.operators import audited
+from txmq.broker.engine.log_reader import read_batches
+from txmq.core.consumers import group_redrives
+from txmq.core.consumers.failures import closed_reason, find_message
+from txmq.core.consumers.group_redrives import GiveLetters, GivenLetter
+from txmq.core.events.outcome import Rejected
+from txmq.core.events.topics import MessagesCopied
+from txmq.core.retention.relocation import CopyMessages
+from txmq.crashpoints import crashpoint
+from txmq.errors import CorruptRecord
+
+if TYPE_CHECKING:
+    from txmq.broker.calls.letters import DeadLetterCalls
+    from txmq.broker.engine.engine import Engine
+    from txmq.core.consumers.commands import TopicOffset
+    from txmq.core.events.base import RecordContext
+    from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
+    from txmq.core.state.failed_messages import FailedMessage
+    from txmq.core.steps import Steps
+    from txmq.wire.calls import letters as wire
+
+MAX_GIVEN = 500  # of one call
+MAX_BYTES = 4 << 20  # of their copies, or one that is larger: they are one record
+PER_STEP = 32  # letters, between which other connections have their turns
+
+
+class _Page(NamedTuple):
+    letters: list[GivenLetter]
+    batches: list[bytes]  # of those letters that are copied, in their order
+    copied: list[int]  # their numbers
+    refused: list[tuple[str, int, int, str]]
+    rest: dict[str, Any]
+
+
+class GroupRedrives:
+    """Letters that another group gets. All methods belong to the reactor's thread."""
+
+    def __init__(self, engine: Engine, letters: DeadLetterCalls) -> None:
+        self._engine, self._letters = engine, letters
+        self._state = engine.state
+        self._copied_to = 0
+        engine.listen(MessagesCopied, self._copied)
+
+    def _copied(self, event: MessagesCopied, place: RecordContext) -> None:
+        del event
+        self._copied_to = place.attachment_position
+
+    def give(self, call: CallContext, args: wire.DlqRedrive) -> None:
+        def read(page: _Page | Rejected) -> None:
+            if isinstance(page, Rejected):
+                call.answer(page)
+            elif page.batches:
+                self._store(call, args, page)
+            else:
+                self._point(call, args, page)
+
+        self._letters.turns.run(call.caller, self._read(args), read)
+
+    def _read(self, args: wire.DlqRedrive) -> Steps[_Page | Rejected]:
+        assert args.to_group is not None, "it is what the call wants"
+        groups = group_redrives.find_groups(self._state, args.group, args.to_group)
+        if isinstance(groups, Rejected):
+            return groups
+        page = _Page([], [], [], [], {})
+        read = self._read_named if args.letters else self._read_selected
+        refused = yield from read(args, groups[0], page)
+        return page if refused is None else refused
+
+    def _read_named(
+        self, args: wire.DlqRedrive, group: ConsumerGroup, page: _Page
+    ) -> Steps[Rejected | None]:
+        left: list[TopicOffset] = []
+        for number, letter in enumerate(dict.fromkeys(args.letters), 1):
+            ref, row = find_message(self._state, group, *letter)
+            if ref is None or row is None or closed_reason(row):
+                page.refused.append((*letter, closed_reason(row)))
+            elif not self._add(page, letter, ref, row):
+                left.append(letter)
+            if not number % PER_STEP:
+                yield
+        page.rest["left"] = left
+        return None
+
+    def _read_selected(
+        self, args: wire.DlqRedrive, group: ConsumerGroup, page: _Page
+    ) -> Steps[Rejected | None]:
+        del group
+        selected = self._letters.selected(args, args.cursor)
+        if isinstance(selected, Rejected):
+            return selected
+        full = False
+        while not (full or selected.scan.ended or selected.exhausted):
+            for found, fields in selected.step(bodies=None):
+                topic_id, partition, offset = found.ref
+                letter = (self._state.topics_by_id[topic_id].name, partition, offset)
+                if "damaged" in fields:
+                    page.refused.append((*letter, fields["damaged"]))
+                elif full := not self._add(page, letter, found.ref, found.row):
+                    selected.scan.step_back()
+                    break
+            yield
+        page.rest.update(next=selected.following, scanned=selected.scan.examined)
+        return None
+
+    def _add(self, page: _Page, letter: TopicOffset, ref: MessageRef, row: FailedMessage) -> bool:
+        """Add a letter, or the reason why it is not given. False = there is no room."""
+        size = sum(map(len, page.batches))
+        if len(page.letters) >= MAX_GIVEN or size >= MAX_BYTES:
+            return False
+        try:
+            [data] = read_batches(self._engine.store, [(row.position, row.length)])
+        except CorruptRecord as error:
+            page.refused.append((*letter, error.message))
+            return True
+        if not group_redrives.in_topic(self._state, ref, row):
+            page.copied.append(len(page.letters))
+            page.batches.append(single_row(bytes(data), row.row))
+        page.letters.append(GivenLetter(letter, row.number, row.edits))
+        return True
+
+    def _store(self, call: CallContext, args: wire.DlqRedrive, page: _Page) -> None:
+        def stored(reply: object) -> None:
+            if isinstance(reply, Rejected):
+                call.answer(reply)
+                return
+            crashpoint("redrive.after_copy")
+            self._point(call, args, page)
+
+        self._engine.submit(CopyMessages(tuple(page.batches)), stored)
+        position = self._copied_to  # of the record that was just appended, if one was
+        for number, batch in zip(page.copied, page.batches, strict=True):
+            span = (position, len(batch))
+            page.letters[number] = page.letters[number]._replace(span=span)
+            position += len(batch)
+
+    def _point(self, call: CallContext, args: wire.DlqRedrive, page: _Page) -> None:
+        assert args.to_group is not None, "it is what the call wants"
+        command = GiveLetters(
+            args.group,
+            args.to_group,
+            tuple(page.letters),
+            args.abandon,
+            args.again,
+            args.operator,
+            args.reason,
+        )
+
+        def given(reply: Any) -> dict[str, Any]:  # noqa: ANN401  # a GivenReply
+            crashpoint("redrive.after_give")
+            return {"done": reply.done, "refused": (*reply.refused, *page.refused), **page.rest}
+
+        acted = audited("dlq.redrive", operators.group(args.group), args, command)
+        self._engine.submit(acted, then(call.answer, given))
