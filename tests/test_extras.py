@@ -30,6 +30,7 @@ PARTS = {
     "txmq.recover.local_store": "local",
     "txmq.twisted": "twisted",
     "txmq.sqlalchemy": "sqlalchemy",
+    "txmq.taskiq": "taskiq",
     "txmq.django": "django",
     "txmq.kombu": "celery",
     "txmq.cli.app": "cli",

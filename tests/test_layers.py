@@ -27,7 +27,7 @@ LAYERS = {
     "disk and database": "store tx.postgres recover.spool recover.local_store",
     "reactor and clients": "broker client twisted aio postgres psycopg asyncpg",
     "recovery and relay": "recover relay",
-    "frameworks": "sqlalchemy django kombu",
+    "frameworks": "sqlalchemy django kombu taskiq",
     "edges": "cli admin testing __main__",
 }
 NAMES = tuple(LAYERS)
@@ -44,7 +44,7 @@ FIRST_LAYER = {
     **dict.fromkeys(("threading", "time"), 3),
     **dict.fromkeys(("opentelemetry",), 4),
     **dict.fromkeys(("structlog", "twisted", "zope"), 4),
-    **dict.fromkeys(("django", "kombu", "sqlalchemy"), 6),
+    **dict.fromkeys(("django", "kombu", "sqlalchemy", "taskiq"), 6),
 }
 # The only places that may use a package, whatever the layer.
 PLACES = {
@@ -59,6 +59,7 @@ PLACES = {
         "cli testing",
     ),
     "sqlalchemy": "sqlalchemy",
+    "taskiq": "taskiq",
 }
 # Packages that are imported inside functions only: programs that do without them need
 # not load them.

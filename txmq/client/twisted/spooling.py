@@ -82,9 +82,7 @@ class SpoolingClient(Client):
         """Send messages together, for their receipts in order. It is not all or
         nothing.
         """
-        listed = checked_messages(messages)
-        sent = [self._submit(topic, message, partition) for message in listed]
-        return DeferredList(sent, consumeErrors=True).addCallback(receipts_of)
+        return self._submit_all(topic, checked_messages(messages), partition)
 
     def send_many(
         self,
@@ -99,7 +97,7 @@ class SpoolingClient(Client):
         costs for each of them.
         """
         messages = column_messages(bodies, keys, tags)
-        sent = self.send_batch(topic, messages, partition=partition)
+        sent = self._submit_all(topic, messages, partition)
         return sent.addCallback(lambda receipts: list(stored_batches(receipts)))
 
     def send_one_way(
@@ -134,6 +132,12 @@ class SpoolingClient(Client):
         await self._in_order.run(lambda: None)  # after everything sent so far
         await self._close()
         await self._in_order.stop()
+
+    def _submit_all(
+        self, topic: str, messages: Sequence[Message], partition: int | None
+    ) -> Deferred[list[Receipt]]:
+        sent = [self._submit(topic, message, partition) for message in messages]
+        return DeferredList(sent, consumeErrors=True).addCallback(receipts_of)
 
     def _submit(self, topic: str, message: Message, partition: int | None) -> Deferred[Receipt]:
         receipt: Deferred[Receipt] = Deferred(lambda _cancelled: None)

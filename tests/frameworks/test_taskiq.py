@@ -1,0 +1,283 @@
+"""Tasks of taskiq over txmq: with taskiq's own receiver, and with its workers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from taskiq import Context, InMemoryBroker, SimpleRetryMiddleware, TaskiqDepends
+from taskiq.receiver import Receiver
+
+import txmq
+from tests.client.real import RealBroker
+from tests.client.scripted_member import fresh
+from txmq.client.blocking.client import Client
+from txmq.errors import LocalProtocolError
+from txmq.model.message import Message
+from txmq.model.retry import RetryPolicy
+from txmq.taskiq import TxmqBroker
+from txmq.testing.wait import wait_until
+
+WAIT_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealBroker]:
+    broker = RealBroker(tmp_path_factory.mktemp("broker"))
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture
+def client(real: RealBroker) -> Iterator[Client]:
+    with txmq.connect(real.url, service="tests", timeout=WAIT_S) as client:
+        yield client
+
+
+@pytest.fixture
+def broker(real: RealBroker) -> TxmqBroker:
+    """A broker with a queue of its own, and results in memory."""
+    return make(real)
+
+
+def make(real: RealBroker, **options: Any) -> TxmqBroker:
+    name = fresh("queue")
+    made = TxmqBroker(real.url, topic=name, group=name, timeout=WAIT_S, **options)
+    return made.with_result_backend(InMemoryBroker().result_backend)
+
+
+@asynccontextmanager
+async def working(broker: TxmqBroker) -> AsyncIterator[None]:
+    """Run taskiq's receiver in the block, as its worker does."""
+    broker.is_worker_process = True
+    finish = asyncio.Event()
+    receiver = Receiver(broker, max_async_tasks=8)
+    await broker.startup()
+    listening = asyncio.create_task(receiver.listen(finish))
+    try:
+        yield
+    finally:
+        finish.set()
+        await listening
+        await broker.shutdown()
+
+
+def run(story: Callable[[], Awaitable[Any]]) -> Any:
+    async def bounded() -> Any:
+        async with asyncio.timeout(60):
+            return await story()
+
+    return asyncio.run(bounded())
+
+
+async def until(holds: Callable[[], object]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not holds():  # noqa: ASYNC110  # whatever it is about
+            await asyncio.sleep(0.02)
+
+
+def test_tasks_run_and_their_results_come_back(broker: TxmqBroker, client: Client) -> None:
+    @broker.task
+    async def add(one: int, other: int = 1) -> int:
+        return one + other
+
+    @broker.task
+    def plain(text: str) -> str:  # in a thread
+        return text.upper()
+
+    async def story() -> list[Any]:
+        async with working(broker):
+            kicked: list[Any] = [await add.kiq(1), await add.kiq(2, other=3), await plain.kiq("x")]
+            return [(await task.wait_result(timeout=WAIT_S)).return_value for task in kicked]
+
+    assert run(story) == [2, 5, "X"]
+    [group] = [one for one in client.call("group.list")["groups"] if one["group"] == broker.group]
+    wait_until(lambda: lag(client, broker) == 0, what="the acks")
+    assert group["mode"] == "concurrent"
+
+
+def lag(client: Client, broker: TxmqBroker) -> int:
+    return int(client.call("group.show", group=broker.group)["lag"])
+
+
+def test_labels_choose_topic_key_and_delay(broker: TxmqBroker, client: Client) -> None:
+    other = fresh("t")
+
+    @broker.task(task_name="here", key="k")
+    async def here() -> None: ...
+
+    async def story() -> None:
+        await broker.startup()
+        await here.kiq()
+        await here.kicker().with_labels(topic=other).kiq()
+        await here.kicker().with_labels(delay=900).kiq()
+        await broker.shutdown()
+
+    run(story)
+    [stored] = client.find(broker.topic)
+    assert (stored.key, stored.headers["taskiq-task"]) == ("k", "here")
+    assert [one.key for one in client.find(other)] == ["k"]
+    delayed = client.call("message.delayed", limit=100)["messages"]
+    assert [one["topic"] for one in delayed if one["topic"] == broker.topic] == [broker.topic]
+
+
+def test_tasks_of_a_transaction_run_if_it_commits(broker: TxmqBroker, client: Client) -> None:
+    ran = []
+
+    @broker.task
+    async def note(name: str) -> None:
+        ran.append(name)
+
+    async def story() -> None:
+        async with working(broker):
+            with suppress(ZeroDivisionError):
+                async with broker.client.transaction() as tx:
+                    with broker.within(tx):
+                        await note.kiq("lost")
+                    raise ZeroDivisionError
+            async with broker.client.transaction() as tx:
+                with broker.within(tx):
+                    await note.kiq("kept")
+                await note.kiq("outside")
+            await until(lambda: len(ran) == 2)
+
+    run(story)
+    assert sorted(ran) == ["kept", "outside"]
+    assert len(list(client.find(broker.topic))) == 2
+
+
+def test_a_task_that_fails_is_taskiq_s_own_matter(broker: TxmqBroker, client: Client) -> None:
+    broker.add_middlewares(SimpleRetryMiddleware(default_retry_count=3))
+    runs = []
+
+    @broker.task(retry_on_error=True)
+    async def fail() -> None:
+        runs.append(1)
+        raise ZeroDivisionError
+
+    async def story() -> Any:
+        async with working(broker):
+            return await (await fail.kiq()).wait_result(timeout=WAIT_S)
+
+    assert run(story).is_err
+    assert len(runs) == 3
+    wait_until(lambda: lag(client, broker) == 0, what="the acks")
+    assert not list(client.letters(broker.group))
+
+
+def test_a_task_that_fails_can_be_the_group_s_matter(real: RealBroker, client: Client) -> None:
+    broker = make(real, failed="nack", consumer={"retry": RetryPolicy.table(0, attempts=2)})
+    runs = []
+
+    @broker.task
+    async def fail(context: Context = TaskiqDepends()) -> None:  # noqa: B008  # taskiq's way
+        runs.append(context.message.task_id)
+        raise ZeroDivisionError("no")
+
+    @broker.task
+    async def reject(context: Context = TaskiqDepends()) -> None:  # noqa: B008  # likewise
+        runs.append("rejected")
+        context.reject()
+
+    async def story() -> None:
+        async with working(broker):
+            await fail.kiq()
+            await until(lambda: len(runs) == 3)
+            await reject.kiq()
+            await until(lambda: len(list(client.letters(broker.group))) == 2)
+
+    run(story)
+    assert len(set(runs)) == 2
+    assert len(runs) == 4
+    [failed, rejected] = client.letters(broker.group)
+    assert (failed.error_type, failed.attempts) == ("ZeroDivisionError", 3)
+    assert "rejected" in rejected.error_text
+
+
+def test_what_no_task_can_run_is_a_dead_letter(broker: TxmqBroker, client: Client) -> None:
+    other = InMemoryBroker()
+
+    @other.task(task_name="unknown")
+    async def unknown() -> None: ...
+
+    @broker.task
+    async def known() -> int:
+        return 1
+
+    async def story() -> None:
+        async with working(broker):
+            await unknown.kicker().with_broker(broker).kiq()
+            client.send_batch(broker.topic, [Message(b"no task")])
+            assert not (await (await known.kiq()).wait_result(timeout=WAIT_S)).is_err
+            await until(lambda: len(list(client.letters(broker.group))) == 2)
+
+    other.global_task_registry.pop("unknown", None)
+    other.local_task_registry.pop("unknown", None)
+    run(story)
+
+
+def test_a_broker_that_was_not_started_says_so(broker: TxmqBroker) -> None:
+    @broker.task
+    async def nothing() -> None: ...
+
+    async def story() -> None:
+        with pytest.raises(Exception, match=r"await broker.startup\(\) first") as told:
+            await broker.kick(broker.formatter.dumps(nothing.kicker()._prepare_message()))
+        assert isinstance(told.value, LocalProtocolError)
+
+    run(story)
+    with pytest.raises(LocalProtocolError, match="failed is 'drop'"):
+        TxmqBroker("txmq://127.0.0.1:1", failed="drop")  # type: ignore[arg-type]  # the mistake
+
+
+def test_the_task_of_a_killed_worker_is_run_by_another(
+    real: RealBroker, client: Client, tmp_path: Path
+) -> None:
+    topic, out = fresh("queue"), tmp_path / "out"
+    client.call("topic.create", name=topic, partitions=1)
+    environment = os.environ | {"BROKER": real.url, "TOPIC": topic, "OUT": str(out)}
+
+    def started() -> subprocess.Popen[bytes]:
+        module = "tests.frameworks.taskiq_app:broker"
+        command = [sys.executable, "-m", "taskiq", "worker", "--workers", "1", module]
+        return subprocess.Popen(
+            command, env=environment, start_new_session=True, stderr=subprocess.DEVNULL
+        )
+
+    async def kick() -> None:
+        broker = TxmqBroker(real.url, topic=topic)
+
+        @broker.task(task_name="tests.frameworks.taskiq_app:work")
+        def task(name: str) -> None: ...
+
+        await broker.startup()
+        await task.kiq("one")
+        await broker.shutdown()
+
+    run(kick)
+    workers = [started()]
+    try:
+        wait_until(out.exists, what="the first run")
+        os.killpg(workers[0].pid, signal.SIGKILL)
+        Path(f"{out}.go").touch()
+        workers.append(started())
+        wait_until(lambda: len(out.read_text().splitlines()) == 2, what="the second run")
+        wait_until(
+            lambda: client.call("group.show", group=topic)["lag"] == 0, what="the second ack"
+        )
+    finally:
+        for worker in workers:
+            if worker.poll() is None:
+                os.killpg(worker.pid, signal.SIGTERM)
+            worker.wait(WAIT_S)
+    names = [line.split() for line in out.read_text().splitlines()]
+    assert [name for name, _pid in names] == ["one", "one"]
+    assert len({pid for _name, pid in names}) == 2
