@@ -19,6 +19,7 @@ from tests.bench import (
     spark,
     spool,
     startup,
+    tasks,
     transactions,
     xa,
     yardsticks,
@@ -69,6 +70,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     consumers.slow,
     consumers.gaps,
     consumers.retries,
+    tasks.celery,
     spark.batch,
     spark.stream,
 )

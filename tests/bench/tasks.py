@@ -1,0 +1,99 @@
+"""Celery's tasks over txmq, beside RabbitMQ and Redis (Debian's packages)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from tests.bench.brokers import broker
+from tests.bench.harness import BenchError, measured, python
+from tests.bench.rows import Row, Run, at_least, benchmark, row
+from txmq.testing.ports import free_port
+from txmq.testing.wait import wait_until
+
+CLIENT = "tests.bench.clients.celery_tasks"
+READY_S = 60.0
+HERE = "127.0.0.1"
+
+
+@benchmark("flow.celery", "Celery's tasks that do nothing")
+def celery(run: Run) -> Iterator[Row]:
+    tasks = run.count(10_000)
+    with rabbitmq(run.directory / "rabbitmq") as url:
+        rabbit = measured(python(CLIENT, url, tasks))["per_s"]
+    with redis(run.directory / "redis") as url:
+        fast = measured(python(CLIENT, url, tasks))["per_s"]
+    with broker(run) as program:
+        ours = measured(python(CLIENT, program.address, tasks))["per_s"]
+    what = "tasks that do nothing, sent and done, beside RabbitMQ"
+    yield row("flow.celery_rabbitmq", what, "tasks/s", ours, yardstick=rabbit, goal=at_least(1.0))
+    yield row("flow.celery_redis", "the same beside Redis", "tasks/s", ours, yardstick=fast)
+
+
+@contextmanager
+def redis(directory: Path) -> Iterator[str]:
+    """Run Redis without persistence."""
+    port = free_port()
+    argv = ["redis-server", "--port", str(port), "--bind", HERE, "--save", "", "--dir", "."]
+    with _serving(argv, directory, port, {}):
+        yield f"redis://{HERE}:{port}/0"
+
+
+@contextmanager
+def rabbitmq(directory: Path) -> Iterator[str]:
+    """Run RabbitMQ, with a node's daemon of its own."""
+    port, epmd, distribution = free_port(), free_port(), free_port()
+    settings = {
+        "RABBITMQ_NODENAME": f"txmq{port}@localhost",
+        "RABBITMQ_NODE_IP_ADDRESS": HERE,
+        "RABBITMQ_NODE_PORT": str(port),
+        "RABBITMQ_DIST_PORT": str(distribution),
+        "RABBITMQ_MNESIA_BASE": str(directory / "mnesia"),
+        "RABBITMQ_LOG_BASE": str(directory / "log"),
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(directory / "plugins"),
+        "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
+        "ERL_EPMD_PORT": str(epmd),
+        "ERL_EPMD_ADDRESS": HERE,
+        "HOME": str(directory),
+    }
+    # The script of /usr/sbin changes the user; this is what it starts.
+    try:
+        with _serving(["/usr/lib/rabbitmq/bin/rabbitmq-server"], directory, port, settings):
+            yield f"amqp://guest:guest@{HERE}:{port}//"
+    finally:  # the server has left its daemon behind
+        subprocess.run(
+            ["epmd", "-kill"], env=os.environ | settings, check=False, capture_output=True
+        )
+
+
+@contextmanager
+def _serving(
+    argv: list[str], directory: Path, port: int, settings: Mapping[str, str]
+) -> Iterator[None]:
+    if shutil.which(argv[0]) is None:
+        raise BenchError(f"{argv[0]} is missing: install Debian's redis-server, rabbitmq-server")
+    directory.mkdir()
+    with (directory / "out").open("wb") as out:
+        process = subprocess.Popen(
+            argv, cwd=directory, env=os.environ | settings, stdout=out, stderr=out,
+            stdin=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        try:
+            wait_until(lambda: _answers(port), READY_S, what=f"{argv[0]} listens")
+            yield
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _answers(port: int) -> bool:
+    with suppress(OSError), socket.create_connection((HERE, port), 1.0):
+        return True
+    return False
