@@ -9,6 +9,7 @@ import socket
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from tests.bench.brokers import broker
@@ -66,10 +67,11 @@ def rabbitmq(directory: Path) -> Iterator[str]:
     try:
         with _serving(["/usr/lib/rabbitmq/bin/rabbitmq-server"], directory, port, settings):
             yield f"amqp://guest:guest@{HERE}:{port}//"
-    finally:  # the server has left its daemon behind
-        subprocess.run(
-            ["epmd", "-kill"], env=os.environ | settings, check=False, capture_output=True
+    finally:  # the server has left a daemon behind, which ends when it knows of no node
+        ending = partial(
+            subprocess.run, ["epmd", "-kill"], env=os.environ | settings, capture_output=True
         )
+        wait_until(lambda: b"Killed" in ending().stdout, READY_S, what="epmd has ended")
 
 
 @contextmanager
