@@ -77,6 +77,9 @@ NAMES = (
 # thousands of rows are put before the first scan of a range
 SCANNED = frozenset({HOLDS, DELAYED, LETTER_INDEX})
 
+# a delivery reads large rows several times: to plan it, to decide it, to record it
+REREAD = frozenset({FAILED})
+
 PARTITION_KEY = Struct(">II")  # topic id, partition
 ENTRY_KEY = Struct(">IIQ")  # topic id, partition, base offset
 # ticket: tables undecided, queued, conflicts and backlog

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.core.consumers import circuit_breaker, key_fences, leases
@@ -69,6 +70,8 @@ def decide_ack(state: State, command: AckMessages, now: int) -> Outcome | Reject
         return Outcome((Acked(group.group_id, ranges, rows, (), ()),), reply)
     changes = FailureChanges(state, group, now)
     for ref in rows:
+        if ref[0] not in group.fences:
+            continue
         row = failed_messages.get(state, group, ref)
         assert row is not None, "leased, so it is there"
         changes.processed(ref, row.key_hash)
@@ -102,8 +105,7 @@ def apply_acked(state: State, event: Acked, context: RecordContext) -> None:
     group = state.groups.by_id[event.group_id]
     if event.moves or event.fences:
         key_fences.apply_changes(state, group, event.moves, event.fences, context.stored_at)
-    for ref in event.rows:
-        settle_row(state, group, ref)
+    _settle_rows(state, group, event.rows)
     for acked in event.ranges:
         settle_range(state, group, acked)
 
@@ -117,6 +119,24 @@ def settle_range(state: State, group: ConsumerGroup, acked: Range) -> None:
         position.settle(released.start, released.end)
         messages = released.end - released.start
         circuit_breaker.record_acks(group, released.value.lease, messages)
+
+
+def _settle_rows(state: State, group: ConsumerGroup, rows: tuple[MessageRef, ...]) -> None:
+    """Apply: messages that had failed before are processed."""
+    refs: list[MessageRef] = [(ref[0], ref[1], ref[2]) for ref in rows]
+    # a fence has to know the key of each
+    plain = [ref for ref in refs if ref[0] not in group.fences]
+    others = set(failed_messages.remove_processed(state, group, plain))
+    acked = Counter[int]()
+    for ref in plain:
+        if ref not in others:
+            acked[group.leased_rows.get(ref, 0)] += 1
+            leases.release_row(state, group, ref)
+    for lease, messages in acked.items():
+        circuit_breaker.record_acks(group, lease, messages)
+    for ref in refs:
+        if ref[0] in group.fences or ref in others:
+            settle_row(state, group, ref)
 
 
 def settle_row(

@@ -204,24 +204,33 @@ def current(
     """Return what a row of table `moved` stands for: a letter that its plan has put
     back is a retry. The same row = it is not put back.
     """
-    if not row.plan or row.kind != FailedKind.LETTER or row.token:
+    if not (row.plan and _is_put_back(state, ref, row)):
         return row
-    if not plan_letters.is_put_back(state, row.plan, row.visible_at, ref):
-        return row
-    lease = group.leased_rows.get(ref)
-    again = replayed_row(row)._replace(kind=FailedKind.RETRY, plan=row.plan)
+    lease, plan = group.leased_rows.get(ref), row.plan
     if lease is None:
-        return again
-    return again._replace(attempt=1, consumer=group.leases[lease].member)
+        return replayed_row(row, kind=FailedKind.RETRY, plan=plan)
+    consumer = group.leases[lease].member
+    return replayed_row(row, kind=FailedKind.RETRY, plan=plan, attempt=1, consumer=consumer)
 
 
-def replayed_row(row: FailedMessage) -> FailedMessage:
+def _is_put_back(state: State, ref: MessageRef, row: FailedMessage) -> bool:
+    return (
+        row.plan > 0
+        and row.kind == FailedKind.LETTER
+        and not row.token
+        and plan_letters.is_put_back(state, row.plan, row.visible_at, ref)
+    )
+
+
+def replayed_row(row: FailedMessage, **changes: Any) -> FailedMessage:  # noqa: ANN401  # fields
     """Return the row of a dead letter that is replayed.
 
     Attempts and consumer deaths count from zero again; replays go on counting. A plan
     that has ended without it has nothing to do with it any more.
     """
-    return row._replace(attempt=0, deaths=0, replays=row.replays + 1, token=b"", plan=0)
+    replays = row.replays + 1
+    fields = {"attempt": 0, "deaths": 0, "replays": replays, "token": b"", "plan": 0}
+    return row._replace(**(fields | changes))
 
 
 def put_back(state: State, group: ConsumerGroup, plan_id: int, refs: Iterable[MessageRef]) -> None:
@@ -267,7 +276,7 @@ def is_waiting(state: State, group: ConsumerGroup, ref: MessageRef) -> bool:
     if ref in group.leased_rows:
         return False
     row = _stored(state, group, ref)
-    return row is not None and current(state, group, ref, row) is not row
+    return row is not None and _is_put_back(state, ref, row)
 
 
 def take_from_queue(state: State, group: ConsumerGroup, ref: MessageRef) -> bool:
@@ -400,6 +409,38 @@ def remove(
     if row is not None and row.copies:
         letter_copies.forget(state, (group.group_id, *ref))
     return row
+
+
+def remove_processed(
+    state: State, group: ConsumerGroup, refs: Iterable[MessageRef]
+) -> list[MessageRef]:
+    """Apply: remove the rows of leased letters that plans had put back: they are
+    processed. Return the other messages, to be removed one by one.
+    """
+    if group.unfinished_clones:
+        return list(refs)
+    tables = state.tables
+    others: list[MessageRef] = []
+    letters: list[Letter] = []
+    for ref in refs:
+        row = _stored(state, group, ref)
+        if row is None or not _is_put_back(state, ref, row):
+            others.append(ref)
+            continue
+        key = t.FAILED_KEY.pack(group.group_id, *ref)
+        state.failed_messages.delete(key)
+        tables[t.ATTEMPTS].delete(key)
+        state.letters.delete(t.LETTER_KEY.pack(group.group_id, row.number))
+        plan_letters.processed(state, row.plan, row.visible_at, ref, row.number)
+        if row.edits:
+            letter_edits.forget(state, (group.group_id, *ref))
+        if row.copies:
+            letter_copies.forget(state, (group.group_id, *ref))
+        letter = letter_of(ref, row)
+        assert letter is not None, "it was put back"
+        letters.append(letter)
+    letter_index.discard_put_back(tables, group.group_id, letters)
+    return others
 
 
 def _at_store(row: FailedMessage) -> StoredMessage:

@@ -9,6 +9,7 @@ write them, and `core/upgrades.py` makes them anew.
 
 from __future__ import annotations
 
+from collections import Counter
 from enum import IntEnum
 from itertools import islice
 from struct import Struct
@@ -168,6 +169,22 @@ def put_back(
         else:
             before = (row[0] + count, row[1] + count, min(row[2], first), max(row[3], last))
             cells.put(to, (*before, *names))
+
+
+def discard_put_back(
+    tables: Mapping[str, Table] | Tables, group_id: int, letters: Iterable[Letter]
+) -> None:
+    """Apply: letters that were put back leave the index. They are as they were when
+    they were open.
+    """
+    index, left = tables[t.LETTER_INDEX], Counter[bytes]()
+    for letter in letters:
+        for key in _keys(group_id, letter):
+            index.delete(key)
+        left[_cell_key(group_id, letter)] += 1
+    for key, count in left.items():
+        to = key[:STATE_AT] + bytes((LetterState.REPLAYING,)) + key[STATE_AT + 1 :]
+        _count(tables[t.LETTER_CELLS], to, -count, -count)
 
 
 def _count(cells: Table, key: bytes, letters: int, replayed: int) -> None:

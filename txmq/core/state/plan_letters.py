@@ -184,6 +184,19 @@ def ended(state: State, plan_id: int, visible_at: int, ref: MessageRef, why: str
     change(state, plan, key, letter._replace(outcome=outcome, why=why))
 
 
+def processed(state: State, plan_id: int, visible_at: int, ref: MessageRef, number: int) -> None:
+    """Apply: a letter that its plan has put back is processed, and nothing was known
+    of it since.
+    """
+    plan = state.plans.by_id[plan_id]
+    key = key_of(plan_id, visible_at, ref)
+    state.tables[t.PLAN_LETTERS].put(key, (int(LetterOutcome.PROCESSED), number, 0, ""))
+    _count(plan, LetterOutcome.DELIVERED, -1)
+    _count(plan, LetterOutcome.PROCESSED, 1)
+    _note_recent(plan, "")
+    state.plans.dirty.add(plan_id)
+
+
 def _find(
     state: State, plan_id: int, visible_at: int, ref: MessageRef
 ) -> tuple[Plan, PlanLetter] | None:

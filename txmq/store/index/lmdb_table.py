@@ -6,7 +6,9 @@ rows, the frozen one is on its way to LMDB.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from functools import partial
+from heapq import merge
 from operator import gt, lt
 from typing import TYPE_CHECKING
 
@@ -35,7 +37,9 @@ DAMAGE = (
     ValueError,
 )
 
-ORDERED_AT_ONCE = 1024  # keys: about 2 ms in which nothing else runs
+KEPT_ROWS = 2_048  # of one table, that were read since a commit
+ORDERED_AT_ONCE = 1024  # keys: about 0.2 ms in which nothing else runs
+MERGED_AT_ONCE = 1 << 16  # keys of two sorted parts: about 2 ms
 
 
 class Overlay:
@@ -45,7 +49,7 @@ class Overlay:
     the reactor looks rows up.
     """
 
-    __slots__ = ("_keys", "_unordered", "ordered", "rows")
+    __slots__ = ("_keys", "_runs", "_unordered", "ordered", "rows")
 
     def __init__(self, *, ordered: bool = False) -> None:
         self.rows: dict[bytes, Row | None] = {}
@@ -55,22 +59,30 @@ class Overlay:
         self.ordered = ordered
         self._unordered: list[bytes] = []
         self._keys: SortedList[bytes] = SortedList()
+        # Where thousands arrive between two ranges: sorted parts, each at least twice
+        # as long as the next. To add them to the keys one by one costs more.
+        self._runs: list[list[bytes]] = []
 
     def put(self, key: bytes, row: Row | None) -> None:
         """Set the row of `key`, or delete it."""
         if key not in self.rows:
             self._unordered.append(key)
             if self.ordered and len(self._unordered) >= ORDERED_AT_ONCE:
-                self._order()
+                self._add_run()
         self.rows[key] = row
 
     def range(self, start: bytes, stop: bytes | None, *, reverse: bool) -> Iterator[Item]:
         """Yield rows as `Table.range` does, with deleted keys among them."""
         self.ordered = True
         if self._unordered:
-            self._order()
+            self._keys.update(self._unordered)
+            self._unordered.clear()
         rows = self.rows
-        for key in self._keys.irange(start, stop, inclusive=(True, False), reverse=reverse):
+        keys = self._keys.irange(start, stop, inclusive=(True, False), reverse=reverse)
+        if self._runs:
+            parts = [_part(run, start, stop, reverse=reverse) for run in self._runs]
+            keys = merge(keys, *parts, reverse=reverse)
+        for key in keys:
             yield key, rows[key]
 
     def clear(self) -> None:
@@ -78,13 +90,24 @@ class Overlay:
 
         Dropping a large dict at once would hold the interpreter lock all the while.
         """
-        self._unordered, self._keys = [], SortedList()
+        self._unordered, self._keys, self._runs = [], SortedList(), []
         while self.rows:
             self.rows.popitem()
 
-    def _order(self) -> None:
-        self._keys.update(self._unordered)
+    def _add_run(self) -> None:
+        run, runs = sorted(self._unordered), self._runs
         self._unordered.clear()
+        while runs and len(runs[-1]) < 2 * len(run) <= MERGED_AT_ONCE:
+            run += runs.pop()
+            run.sort()
+        runs.append(run)
+
+
+def _part(run: list[bytes], start: bytes, stop: bytes | None, *, reverse: bool) -> Iterator[bytes]:
+    """Return the keys of a sorted part with start <= key < stop."""
+    low = bisect_left(run, start)
+    high = len(run) if stop is None else bisect_left(run, stop)
+    return map(run.__getitem__, range(high - 1, low - 1, -1) if reverse else range(low, high))
 
 
 def merge_layers(upper: Iterator[Item], lower: Iterator[Item], *, reverse: bool) -> Iterator[Item]:
@@ -110,12 +133,21 @@ class LmdbTable:
     A row that was read back from disk is a plain tuple, and its lists are tuples.
     """
 
-    __slots__ = ("_database", "_frozen", "_recent", "_stored", "_txn")
+    __slots__ = ("_database", "_frozen", "_read", "_recent", "_stored", "_txn")
 
     def __init__(
-        self, database: _Database, txn: Transaction[bytes], *, ordered: bool = False
+        self,
+        database: _Database,
+        txn: Transaction[bytes],
+        *,
+        ordered: bool = False,
+        reread: bool = False,
     ) -> None:
-        """Create the table; `ordered` keeps its keys in order from the start."""
+        """Create the table; `ordered` keeps its keys in order from the start, `reread`
+        keeps the rows that were read since the last commit, up to a number.
+        """
+        # rows of the transaction
+        self._read: dict[bytes, Row | None] | None = {} if reread else None
         self._database = database
         self._recent = Overlay(ordered=ordered)
         self._frozen = Overlay()
@@ -130,11 +162,22 @@ class LmdbTable:
         row = rows.get(key)
         if row is not None or key in rows or not self._stored:
             return row
+        return self._get_stored(key) if self._read is None else self._get_read(self._read, key)
+
+    def _get_stored(self, key: bytes) -> Row | None:
         try:
             value = self._txn.get(key, None, self._database)
             return None if value is None else _unpack(value)
         except DAMAGE as error:
             raise IndexDamaged.because(error) from error
+
+    def _get_read(self, read: dict[bytes, Row | None], key: bytes) -> Row | None:
+        row = read.get(key)
+        if row is None:
+            if len(read) >= KEPT_ROWS:
+                read.clear()
+            row = read[key] = self._get_stored(key)
+        return row
 
     def put(self, key: bytes, row: Row) -> None:
         self._recent.put(key, row)
@@ -171,6 +214,8 @@ class LmdbTable:
     def use_transaction(self, txn: Transaction[bytes]) -> None:
         """Read with `txn` from now on."""
         self._txn = txn
+        if self._read:
+            self._read.clear()
         self._stored = txn.stat(self._database)["entries"] > 0
 
     @property

@@ -38,7 +38,7 @@ from txmq.store.index.environment import (
     write_transaction,
 )
 from txmq.store.index.lmdb_table import LmdbTable
-from txmq.store.tables import META, NAMES, SCANNED, Row
+from txmq.store.tables import META, NAMES, REREAD, SCANNED, Row
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -91,7 +91,7 @@ class LmdbTables:
         self._env, self._databases, self.position, self._digests, self.reason = opened
         self._txn = self._env.begin()
         self._tables = {
-            name: LmdbTable(database, self._txn, ordered=name in SCANNED)
+            name: LmdbTable(database, self._txn, ordered=name in SCANNED, reread=name in REREAD)
             for name, database in self._databases.items()
         }
         self._frozen: FrozenOverlays | None = None
