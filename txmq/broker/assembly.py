@@ -196,6 +196,10 @@ class Assembly:
         ]
         self._loops: list[LoopingCall] = []
 
+    def bound_background_work(self, has_room: Callable[[], bool]) -> None:
+        """Let background work that changes very many rows wait until there is room."""
+        self._plans.has_room = has_room
+
     def add_timer(self, seconds: float, function: Callable[[], None]) -> None:
         """Add a timer, before `start`."""
         self._timers.append((seconds, function))

@@ -172,6 +172,7 @@ class BrokerService:
         archive = self._settings.retention.archive or settings.data / "archive"
         self._storage.remove_segments(self._assembly.retention, str(archive), self._assembly.holds)
         self._assembly.add_timer(STORAGE_S, self._storage.tick)
+        self._assembly.bound_background_work(self._storage.has_room)
         self._catalogue_builder = build_beside(
             fs, str(settings.data), opened, self._assembly.catalogues, self._threads["catalogue"]
         )

@@ -332,3 +332,17 @@ def test_a_check_counts_bodies_that_the_topics_schema_does_not_have(desk: Desk) 
     checked = desk.ask("plan.check", name="p")
     assert (checked["invalid"], checked["would_replay"]) == (40, 40)
     assert all(mistake for mistake in checked["schema_mistakes"])
+
+
+def test_a_plan_waits_while_too_many_rows_are_not_on_disk(desk: Desk) -> None:
+    room = [False]
+    desk.broker.assembly.bound_background_work(lambda: room[0])
+    desk.plan()
+    assert desk.show()["state"] == "building"
+    room[0] = True
+    desk.broker.pass_time(0.2)
+    assert desk.show()["delivered"] == 40
+    room[0] = False
+    desk.work(lambda _offset: False)
+    assert desk.show()["state"] == "ramping", "nobody is stopped but the plan"
+    assert desk.show()["processed"] == 40

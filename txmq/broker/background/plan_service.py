@@ -121,6 +121,8 @@ class PlanService:
         """`next_places` finds the next letters of a selection, at most so many."""
         self._engine, self._turns, self._clock = engine, turns, clock
         self._next_places = next_places
+        # False = rows that are not on disk yet fill enough memory
+        self.has_room: Callable[[], bool] = lambda: True
         self._plans = engine.state.plans
         self._busy: set[int] = set()  # plans with a step under way
         self._paces: dict[int, Pace] = {}
@@ -204,6 +206,8 @@ class PlanService:
         return self._clock.seconds()
 
     def _begin(self, plan: Plan) -> None:
+        if not self.has_room():
+            return  # until a later tick
         if plan.state is PlanState.DELETED:
             self._submit(plan, TidyPlan(plan.plan_id), self._tidied)
         elif plan.state is PlanState.BUILDING and plan.complete:

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from txmq.store.log.recovery import RecoveryReport
     from txmq.store.log.segment import SegmentInfo
 
+# rows that are not written yet: a dead letter with its traceback takes 2 KiB of memory
+CROWDED_ROWS = 30_000
 RETRY_TICKS = 25  # calls of `tend`: 5 s
 
 
@@ -216,6 +218,16 @@ class StorageService:
                 work.addCallback(lambda _: self._committed())
         else:
             self._maintain()
+
+    def has_room(self) -> bool:
+        """Return True while few rows wait to be written. Otherwise start to write them,
+        before the timer does.
+        """
+        if self._tables.overlay_rows < CROWDED_ROWS:
+            return True
+        if not self._pause:
+            self.tick()
+        return False
 
     def _maintain(self) -> None:
         log, disk = self._engine.store, self._engine.disk

@@ -228,9 +228,8 @@ def replayed_row(row: FailedMessage, **changes: Any) -> FailedMessage:  # noqa: 
     Attempts and consumer deaths count from zero again; replays go on counting. A plan
     that has ended without it has nothing to do with it any more.
     """
-    replays = row.replays + 1
-    fields = {"attempt": 0, "deaths": 0, "replays": replays, "token": b"", "plan": 0}
-    return row._replace(**(fields | changes))
+    fields: dict[str, Any] = {"attempt": 0, "deaths": 0, "token": b"", "plan": 0}
+    return row._replace(**(fields | changes), replays=row.replays + 1)
 
 
 def put_back(state: State, group: ConsumerGroup, plan_id: int, refs: Iterable[MessageRef]) -> None:
