@@ -69,9 +69,13 @@ def rabbitmq(directory: Path) -> Iterator[str]:
             yield f"amqp://guest:guest@{HERE}:{port}//"
     finally:  # the server has left a daemon behind, which ends when it knows of no node
         ending = partial(
-            subprocess.run, ["epmd", "-kill"], env=os.environ | settings, capture_output=True
+            subprocess.run,
+            ["epmd", "-kill"],
+            env=os.environ | settings,
+            capture_output=True,
+            text=True,
         )
-        wait_until(lambda: b"Killed" in ending().stdout, READY_S, what="epmd has ended")
+        wait_until(lambda: "Killed" in ending().stdout, READY_S, what="epmd has ended")
 
 
 @contextmanager
