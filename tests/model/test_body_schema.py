@@ -64,6 +64,8 @@ def test_a_hostile_schema_fetches_nothing_and_ends() -> None:
         ("[]", "a schema is an object"),
         ("{", "is no JSON"),
         ('{"default": NaN}', "NaN is no number"),
+        ('{"minimum": 1e999}', "is no JSON"),
+        ('{"title": "\\ud800"}', "is no JSON"),
         ('{"type": "text"}', r'\$.type: "text" is none of'),
         ('{"properties": {"a": 5}}', r"\$.properties.a: a schema is an object"),
         ('{"items": {"required": "a"}}', r"\$.items.required: names"),

@@ -1,16 +1,19 @@
-"""Changes of JSON Schemas: each row is judged, and pydantic itself agrees."""
+"""Changes of JSON Schemas, as pydantic writes them for models."""
 
 from __future__ import annotations
 
 import json
+import random
+from contextlib import suppress
 from datetime import datetime
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from txmq.model.schemas.compatibility import CannotJudge, breaks
+from txmq.model.schemas.bodies import checked_schema
+from txmq.model.schemas.compatibility import JUDGED, CannotJudge, breaks
 
 
 class Cat(BaseModel):
@@ -124,3 +127,35 @@ def test_a_schema_that_multiplies_is_not_followed() -> None:
     text = json.dumps({"$defs": twice | {names[-1]: {"type": "string"}}, "$ref": "#/$defs/A0"})
     with pytest.raises(CannotJudge, match="too large"):
         breaks(text, text, "backward")
+
+
+def test_any_schema_that_is_stored_is_judged_or_refused() -> None:
+    seeds = random.Random(7)
+    parts = [{"properties": {"a": _any_schema(seeds, 3)}} for _ in range(60)]
+    stored = [checked_schema(json.dumps(part)) for part in parts]
+    for old, new in product(stored, repeat=2):
+        with suppress(CannotJudge):
+            assert isinstance(breaks(old, new, "backward"), list)
+
+
+def _any_schema(seeds: random.Random, depth: int) -> Any:
+    """Return a schema of a valid form, and no sense."""
+    if not depth or seeds.random() < 0.2:
+        return seeds.choice([True, False, {}, {"type": "string"}, {"$ref": "#"}, {"const": 1.0}])
+    schema: dict[str, Any] = {}
+    for name in seeds.sample(sorted(JUDGED | {"not", "x"}), 4):
+        parts = [_any_schema(seeds, depth - 1) for _ in range(2)]
+        number = seeds.choice([-1, 0, 2, 2.5])
+        schema[name] = {
+            "type": seeds.choice(["object", "array", ["null", "integer"], []]),
+            "enum": [1, None, "a"],
+            "required": ["a"],
+            "properties": dict(zip("ab", parts, strict=True)),
+            **dict.fromkeys(("anyOf", "oneOf", "allOf", "prefixItems"), parts),
+            **dict.fromkeys(("items", "additionalProperties", "not"), parts[0]),
+            **dict.fromkeys(("format", "pattern"), "date"),
+            "$ref": seeds.choice(["#", "#/properties/a", "#/items", "x"]),
+            "uniqueItems": True,
+            "discriminator": {},
+        }.get(name, number)
+    return schema

@@ -38,11 +38,12 @@ def checked_schema(text: str) -> str:
     Only the form of the usual keywords is checked, because this may run in a broker: it
     takes some milliseconds, the meta-schema takes a hundred times as long.
     """
-    if len(text.encode()) > MAX_SCHEMA:
+    if len(text.encode(errors="replace")) > MAX_SCHEMA:
         raise ValueError(f"a schema may have {MAX_SCHEMA} bytes")
     try:
         tree = json.loads(text, parse_constant=_no_number)
-        short = json.dumps(tree, separators=(",", ":"), ensure_ascii=False)
+        short = json.dumps(tree, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        short.encode()  # lone surrogates cannot be stored
     except (ValueError, RecursionError) as error:
         raise ValueError(f"the schema is no JSON: {str(error)[:MAX_MISTAKE]}") from None
     if not isinstance(tree, dict):

@@ -197,7 +197,7 @@ class _Judge:
         rest, accepted = written.get("items", True), wanted.get("items", True)
         most = written.get("maxItems")
         places = max(len(own), len(asked))
-        for place in range(places if most is None else min(places, most)):
+        for place in range(places if most is None else int(min(places, most))):
             one = own[place] if place < len(own) else rest
             other = asked[place] if place < len(asked) else accepted
             yield from self._fit(one, other, f"{path}[{place}]")
