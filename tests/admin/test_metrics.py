@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.broker.calls.test_plan_calls import Desk
 from tests.broker.support import BrokerInMemory, FakeResolver
+from txmq.admin.group_metrics import GroupMetrics
 from txmq.admin.metrics import Metrics
 from txmq.admin.transactions import decider_kind
 from txmq.broker.checkback.resolver_service import ResolverStatus
@@ -18,6 +20,7 @@ from txmq.config.broker import SettingsFile
 from txmq.core.consumers.commands import JoinGroup
 from txmq.core.consumers.plans import CancelPlan, CreatePlan
 from txmq.core.state.plans import LetterOutcome
+from txmq.core.steps import run_to_end
 from txmq.core.topics.topics import CreateTopic
 from txmq.core.transactions.decisions import DecideTransaction
 from txmq.core.transactions.jobs import DecideJob
@@ -88,6 +91,26 @@ def test_unfinished_plans_tell_their_progress(desk: MetricsBroker) -> None:
     assert desk.value("txmq_plan_paused", **labels) == 0
     desk.broker.do(CancelPlan("p"))
     assert desk.value("txmq_plan_letters", **labels, outcome="processed") == 0
+
+
+def test_a_group_tells_an_outage_and_the_letters_that_wait_for_an_export() -> None:
+    desk = Desk()
+    desk.ask("group.alter", group="g", keep_until_exported=True, operator="ada")
+
+    def values() -> dict[str, float]:
+        metrics = GroupMetrics(desk.broker.engine)
+        run_to_end(metrics.sample())
+        samples = [sample for metric in metrics.collect() for sample in metric.samples]
+        return {one.name: one.value for one in samples if one.labels == {"group": "g"}}
+
+    before = values()
+    assert before["txmq_group_letters_until_exported"] == 40
+    assert before["txmq_group_outage_partitions"] == 0
+    desk.plan()  # all of them wait for the group
+    after = values()
+    assert after["txmq_group_outage_partitions"] == 1
+    assert after["txmq_group_poison_partitions"] == 0
+    assert after["txmq_group_standing_unprocessed"] == 40
 
 
 def test_transactions_are_counted_by_how_they_stand(desk: MetricsBroker) -> None:

@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from txmq.core.consumers import letter_stats
 from txmq.core.consumers.group_views import TopicLag, summarize, topic_lags
+from txmq.core.consumers.head_of_line import OUTAGE, POISON, Window, window_of
 from txmq.core.state import visibility
 from txmq.model.units import SECOND
 
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
 MAX_NAMES = 500  # per metric, because Prometheus keeps each series in memory
 MAX_PAIRS = 2_000  # of group and topic, or of group and error
-LETTERS_S = 30.0  # between two counts of letters by error, which read a table
+MAX_WINDOWS = 2_000  # of partitions, that are looked at
+LETTERS_S = 30.0  # between two looks at letters and windows, which read tables
 GROUP_GAUGES = {
     "lag": "Messages that are not settled",
     "leased": "Messages leased to members",
@@ -45,6 +47,15 @@ GROUP_GAUGES = {
 }
 
 
+HEADS = {
+    "poison_partitions": "Partitions whose head is poison: most of what follows is processed",
+    "outage_partitions": "Partitions most of whose window is unprocessed: an outage",
+    "standing_unprocessed": "Unprocessed messages of windows that stand",
+    "standing_processed": "Messages of windows that stand and were processed behind the head",
+    "letters_until_exported": "Open dead letters of a group that keeps them until an export",
+}
+
+
 class GroupMetrics(Collector):
     """Metrics of topics and groups. What takes long is read by `sample`, in steps."""
 
@@ -55,6 +66,7 @@ class GroupMetrics(Collector):
         self._lags: dict[str, dict[str, TopicLag]] = {}  # by group and topic
         self._letters: dict[tuple[str, str], int] = {}  # by group and type of error
         self._letters_at = 0
+        self._heads: dict[str, Counter[str]] = {}  # by name of HEADS and group
 
     def sample(self) -> Steps[None]:
         """Read what takes long."""
@@ -70,6 +82,7 @@ class GroupMetrics(Collector):
         self._views, self._lags = sorted(views, key=lambda view: str(view["group"])), lags
         if self._engine.now() - self._letters_at >= LETTERS_S * SECOND:
             self._letters = yield from self._letters_by_error(groups)
+            self._heads = yield from self._heads_of(groups)
             self._letters_at = self._engine.now()
 
     def _published(self) -> Steps[dict[str, int]]:
@@ -95,6 +108,29 @@ class GroupMetrics(Collector):
                     counts[_name(group.name), error] += letters
         return dict(counts.most_common(MAX_PAIRS))
 
+    def _heads_of(self, groups: Iterable[ConsumerGroup]) -> Steps[dict[str, Counter[str]]]:
+        """Return what the windows of partitions tell of each group, twice a minute: it
+        reads failed messages.
+        """
+        found = {name: Counter[str]() for name in HEADS}
+        state, left = self._engine.state, MAX_WINDOWS
+        for group in groups:
+            name = _name(group.name)
+            for counts in found.values():
+                counts[name] += 0
+            if group.settings.keep_until_exported:
+                found["letters_until_exported"][name] += group.letters
+            for number, tp in enumerate(list(group.positions)):
+                if tp not in group.positions or group.deleted or not left:
+                    break
+                if group.positions[tp].unsettled or group.retrying[tp]:
+                    left -= 1
+                    _add_window(found, name, window_of(state, group, tp, self._engine.now()))
+                    yield
+                elif number % 64 == 63:
+                    yield
+        return found
+
     def collect(self) -> Iterator[Metric]:
         yield from self._topics()
         yield from self._groups()
@@ -107,6 +143,8 @@ class GroupMetrics(Collector):
         for labels, number in self._letters.items():
             letters.add_metric(labels, number)
         yield letters
+        for field, meaning in HEADS.items():
+            yield _by_group(f"txmq_group_{field}", meaning, self._heads.get(field, Counter()))
 
     def _topics(self) -> Iterator[Metric]:
         topics = self._engine.state.topics
@@ -175,6 +213,15 @@ class GroupMetrics(Collector):
             age.add_metric((group, one.topic), one.lag_ms / 1_000)
             done.add_metric((group, one.topic), one.processed)
         yield from (lag, age, done)
+
+
+def _add_window(found: dict[str, Counter[str]], group: str, window: Window) -> None:
+    if not window.standing:
+        return
+    found["poison_partitions"][group] += window.word == POISON
+    found["outage_partitions"][group] += window.word == OUTAGE
+    found["standing_unprocessed"][group] += window.unprocessed
+    found["standing_processed"][group] += window.processed
 
 
 def _name(group: str) -> str:
