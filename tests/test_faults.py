@@ -344,6 +344,18 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_replay_goes_on_without_the_command_that_began_it",
         "test_each_letter_of_a_plan_is_in_one_place_and_has_one_outcome",
     ),
+    200: (
+        "test_a_letter_behind_a_dead_one_that_is_not_replayed_stays_where_it_is",
+        "test_a_dead_head_goes_back_with_the_letters_before_it_in_their_order",
+        "test_a_letter_ends_in_its_plan_once_it_waits_for_a_letter_that_died_again",
+        "test_a_letter_that_is_damaged_stands_in_nobodys_way",
+        "test_a_plan_ends_though_the_log_has_lost_records_of_it",
+    ),
+    201: (
+        "test_another_group_gets_the_messages_themselves_once_each",
+        "test_hostile_68_letters_that_are_given_in_a_circle_are_not_multiplied",
+        "test_a_broker_killed_while_it_gives_letters_to_another_group_gives_each_once",
+    ),
     185: (
         "test_a_plan_stops_where_its_letters_die_with_the_same_fingerprint",
         "test_an_open_circuit_breaker_pauses_a_plan",
