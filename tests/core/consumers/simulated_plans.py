@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from tests.core.consumers.plan_invariants import check_plans
 from tests.core.consumers.simulator import STEPS, Sim
+from txmq.core.consumers.commands import AlterGroup, ReplayLetters, RequestedSettings
+from txmq.core.consumers.group_redrives import GiveLetters, GivenLetter
 from txmq.core.consumers.plan_steps import (
     AddPlanLetters,
     AdvancePlan,
+    EndLostLetters,
     FreezePlan,
     TidyPlan,
     manifest_digest,
+    what_may_be_lost,
 )
 from txmq.core.consumers.plans import (
     CancelPlan,
@@ -23,6 +27,7 @@ from txmq.core.consumers.plans import (
     StartPlan,
 )
 from txmq.core.consumers.policies import AUTHOR, FirePolicy, ReplayPolicy, SetPolicy, policies
+from txmq.core.events.outcome import Rejected
 from txmq.core.events.plans import PlanFrozen, PlanLettersAdded, PlanMoved, PlanPutBack
 from txmq.core.state import failed_messages, plan_letters
 from txmq.core.state.plans import FINISHED, LetterOutcome, Plan, PlanSettings, PlanState
@@ -35,6 +40,7 @@ if TYPE_CHECKING:
 PLANNING = STEPS | {
     "act": 150, "make_plan": 2, "set_policy": 0.5, "fire": 1, "build": 12, "go_on": 25,
     "order_plan": 9, "tidy_plans": 3, "produce": 20, "operate": 0.4, "crash": 0.3, "reset": 0.7,
+    "give": 2, "alter": 0.5, "end_lost": 1,
 }  # fmt: skip
 
 
@@ -52,6 +58,7 @@ class PlanningSim(Sim):
     def __init__(self, seed: int) -> None:
         super().__init__(seed, PLANNING)
         self.plans_made = 0
+        self.given: Counter[tuple[str, Message, int]] = Counter()  # to a group, by operators
         self.seen: dict[tuple[int, Message], int] = {}  # outcomes that were looked at
 
     def do(self, command: object) -> Any:
@@ -154,6 +161,58 @@ class PlanningSim(Sim):
         version = self.random.choice(("", "", "1", "2", "3"))
         for group, _policy in list(policies(self.state)):
             self.do_unseen(FirePolicy(group.name, "{}", version))
+
+    def give(self) -> None:
+        """Let an operator give letters of one group to another, sensible or not."""
+        source, to = self.random.choices(self.names_of_groups() or [""], k=2)
+        letters = super().letters(source)
+        if not letters:
+            return
+        some = self.random.sample(letters, min(len(letters), 3))
+        rows = [(ref, self._row(source, ref)) for ref in some]
+        given = tuple(
+            GivenLetter((self.topic_names[ref[0]], *ref[1:]), row.number, row.edits)
+            for ref, row in rows
+        )
+        abandon, again = self.random.random() < 0.3, self.random.random() < 0.2
+        before = {ref: failed_messages.get(self.state, self.group(to), ref) for ref in some}
+        reply = self.do(GiveLetters(source, to, given, abandon, again, "ada", "theirs"))
+        if isinstance(reply, Rejected):
+            return
+        for topic, *place, _partition, _offset in reply.done:
+            ref = (self.topic_ids[topic], place[0], place[1])
+            assert before[ref] is None, "it was a failed message there"
+            death = (to, ref, dict(rows)[ref].number)
+            assert again or not self.given[death], "a death was given twice"
+            self.given[death] += 1
+            self.ledgers[to].done.discard(ref)
+            self.ledgers[to].replayed(ref)
+            if abandon:
+                self.ledgers[source].abandoned.add(ref)
+
+    def alter(self) -> None:
+        """Let an operator change what a group does with dead letters: the one that
+        skips them parks their keys for a while.
+        """
+        for group in list(self.state.groups.by_name.values()):
+            if group.name == "skip":
+                wish = RequestedSettings(on_exhausted=self.random.choice(("park", "skip")))
+                self.do(AlterGroup(group.name, wish))
+
+    def operate(self) -> None:
+        """Let an operator replay letters one by one; one behind another one is
+        refused.
+        """
+        group = self.random.choice(self.names_of_groups())
+        for ref in self.letters(group)[:2]:
+            self.ledgers[group].replayed(ref)
+            self.do(ReplayLetters(group, ((self.topic_names[ref[0]], *ref[1:]),)))
+
+    def end_lost(self) -> None:
+        """Let the broker's timer look for letters that nobody will get."""
+        for plan in list(self.state.plans.by_name.values()):
+            if what_may_be_lost(self.state, plan) is not None:
+                self.do_unseen(EndLostLetters(plan.plan_id))
 
     def tidy_plans(self) -> None:
         for plan in list(self.state.plans.active.values()):

@@ -11,7 +11,7 @@ import pytest
 from tests.core.consumers.simulated_plans import PlanningSim
 from tests.core.consumers.simulator import run_steps, shorten_pauses
 from txmq.core import machine
-from txmq.core.consumers import failures, plan_steps, policies
+from txmq.core.consumers import failures, group_redrives, plan_steps, policies
 from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.state import failed_messages, plan_letters
 from txmq.core.state.failed_messages import FailedMessage
@@ -143,9 +143,14 @@ def a_policy_does_not_wait(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(policies, "is_busy", lambda *_: False)
 
 
+def messages_under_way_are_given(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(group_redrives, "_place_in", lambda *_: "")
+
+
 @pytest.mark.parametrize(
     "bug",
     [
+        messages_under_way_are_given,
         a_policy_does_not_wait,
         an_ack_tells_no_plan,
         a_second_death_keeps_the_plan,
