@@ -110,7 +110,7 @@ def connect(
     describes `url`, `service` and `partition_map`,
     `txmq.client.protocol.settings.Options` the options. Raises ConfigError.
     """
-    settings = ClientSettings.of(service, **options)
+    settings = ClientSettings.of(service, **options).at(url)
     if not isinstance(url, str):
         refuse_spool(settings)
         return traced(Cluster(url, settings, partition_map), settings)

@@ -143,7 +143,7 @@ def linked(span: ReadableSpan) -> list[Ids]:
 
 
 def test_a_message_carries_the_context_of_its_send_to_its_handler(
-    client: Client, seen: Seen, topic: str
+    client: Client, seen: Seen, topic: str, real: RealBroker
 ) -> None:
     with seen.tracer.start_as_current_span("request") as request:
         receipt = client.send(topic, b"x", key="k", headers={"h": "v"})
@@ -153,6 +153,8 @@ def test_a_message_carries_the_context_of_its_send_to_its_handler(
     assert sent.parent == request.get_span_context()
     assert attributes["messaging.message.id"] == receipt.message_id
     assert attributes["messaging.destination.partition.id"] == "0"
+    host, port = attributes["server.address"], attributes["server.port"]
+    assert real.url == f"txmq://{host}:{port}"
     inner, headers = [], []
 
     def handle(message: Any) -> None:

@@ -47,7 +47,7 @@ def connect(
     of; checkers are registered and transactions listed under this name.
     `txmq.client.protocol.settings.Options` describes the options. Raises ConfigError.
     """
-    settings = ClientSettings.of(service, **options)
+    settings = ClientSettings.of(service, **options).at(url)
     if not isinstance(url, str):
         # Programs with one broker need not load it.
         from txmq.client.blocking.cluster import Cluster  # noqa: PLC0415

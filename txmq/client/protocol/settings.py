@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeVar, Unpack
 from uuid import UUID
 
 from txmq.batch import NO_COMPRESSION, Codec, Compression, codec_library
+from txmq.client.protocol.address import parse_url
 from txmq.client.protocol.identity import ProducerInstance
 from txmq.errors import ConfigError
 from txmq.errors.extras import require
@@ -151,6 +152,15 @@ class ClientSettings:
     def producer_instance(self) -> ProducerInstance | None:
         """Return the producer instance of a new client, or None without one."""
         return None if self.instance is None else ProducerInstance(self.instance)
+
+    def at(self, url: object) -> Self:
+        """Return the settings for the broker at `url`, whose address spans tell, if it
+        has only one. Raises ConfigError.
+        """
+        if self.telemetry is None or not isinstance(url, str):
+            return self
+        first, *others = parse_url(url)
+        return self if others else replace(self, telemetry=self.telemetry.at(*first))
 
     @classmethod
     def of(cls, service: str | None, **options: Unpack[Options]) -> Self:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from copy import copy
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from opentelemetry import context as contexts
 from opentelemetry import metrics, trace
@@ -83,6 +84,7 @@ class Telemetry:
         self._tracer = trace.get_tracer("txmq", __version__, tracer_provider, SCHEMA)
         meter = metrics.get_meter("txmq", __version__, meter_provider, SCHEMA)
         self._propagator = TraceContextTextMapPropagator()
+        self._server: dict[str, Any] = {}
         self.durations = meter.create_histogram(
             "messaging.client.operation.duration",
             "s",
@@ -106,6 +108,12 @@ class Telemetry:
             "Number of messages that were delivered to the application.",
         )
 
+    def at(self, host: str, port: int) -> Self:
+        """Return the same for the client of a broker at this address."""
+        own = copy(self)
+        own._server = {"server.address": host, "server.port": port}  # noqa: SLF001  # its own
+        return own
+
     def start(
         self,
         name: str,
@@ -124,6 +132,7 @@ class Telemetry:
             "messaging.system": "txmq",
             "messaging.operation.name": name,
             "messaging.operation.type": kind.type,
+            **self._server,
         }
         if destination:
             named["messaging.destination.name"] = destination
