@@ -35,6 +35,7 @@ LETTERS: Final = pa.schema(
         pa.field("reserved_by", pa.string()),  # the undecided transaction that replays it
         pa.field("state", pa.string()),  # as selections of letters have it
         pa.field("damaged", pa.string()),  # why its message cannot be read; null = it can
+        pa.field("number", pa.int64()),  # of this death, in its group
     ]
 )
 BATCH_LETTERS: Final = 1_000  # letters in a record batch

@@ -14,7 +14,7 @@ from txmq.broker.calls import plan_checks
 from txmq.broker.search import message_view
 from txmq.core.consumers.plan_steps import AddPlanLetters, EndLostLetters
 from txmq.core.events.outcome import Rejected
-from txmq.errors import BadRequest, Conflict, Throttled, UnknownPlan
+from txmq.errors import BadRequest, Conflict, RemoteProtocolError, Throttled, UnknownPlan
 from txmq.wire.data_requests import Ack, AckedRange, Fetch, Opcode, pack_ack, pack_fetch
 
 if TYPE_CHECKING:
@@ -112,6 +112,22 @@ def test_a_client_adds_the_letters_itself(desk: Desk) -> None:
     }  # fmt: skip
     desk.ask("dlq.abandon", group="g", letters=[["t", 0, 3]], reason="x")
     assert desk.ask("plan.check", name="p")["would_skip"] == {"abandoned": 1}
+
+
+def test_a_letter_that_died_again_since_it_was_judged_is_skipped(desk: Desk) -> None:
+    desk.plan(select=None)
+    [one, other, *_] = desk.ask("dlq.list", group="g", select={}, limit=2)["letters"]
+    places = [["t", 0, letter["offset"]] for letter in (one, other)]
+    numbers = [one["number"], other["number"] - 1]
+    added = desk.ask("plan.add", name="p", letters=places, numbers=numbers)
+    assert (added["added"], added["skipped"]) == (1, 1)
+    [skipped] = desk.letters(outcome="skipped")
+    assert (skipped["offset"], skipped["why"]) == (
+        other["offset"],
+        "it was replayed since, and died again",
+    )
+    with pytest.raises(RemoteProtocolError, match="a number for each letter"):
+        desk.ask("plan.add", name="p", letters=places, numbers=[1])
 
 
 def test_letters_follow_at_the_rate_that_grows(desk: Desk) -> None:

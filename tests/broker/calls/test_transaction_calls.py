@@ -69,6 +69,18 @@ def test_a_transaction_shows_the_messages_that_it_holds(broker: BrokerInMemory) 
     assert [row["offset"] for row in show(broker, token)["rows"]] == [0, 1]
 
 
+def test_the_states_of_many_transactions_are_one_call(broker: BrokerInMemory) -> None:
+    one, other = broker.half(1, Message(b"a")), broker.half(2, Message(b"b"))
+    commit(broker, other)
+    asked = [f"{number:032x}" for number in range(transactions.STATES_PER_STEP)]
+    found = broker.ask("tx.states", tokens=[*asked, one, other])["transactions"]
+    decider = broker.ask("tx.show", token=one)["decider"]
+    assert found == {one: ["UNDECIDED", decider], other: ["PUBLISHED", decider]}
+    assert broker.ask("tx.states", tokens=[]) == {"transactions": {}}
+    with pytest.raises(errors.RemoteProtocolError, match="at most 5000"):
+        broker.ask("tx.states", tokens=["0" * 32] * 5_001)
+
+
 def test_messages_come_page_by_page(broker: BrokerInMemory) -> None:
     token = broker.half(1, *(Message(str(number).encode()) for number in range(5)))
     bodies, after = list[list[bytes]](), 0

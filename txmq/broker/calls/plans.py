@@ -123,7 +123,8 @@ class PlanCalls:
         if refused := self._is_searching(args.name):
             call.answer(refused)
             return
-        self._submit(plan_steps.AddPlanLetters(args.name, args.letters), call.answer)
+        command = plan_steps.AddPlanLetters(args.name, args.letters, numbers=args.numbers)
+        self._submit(command, call.answer)
 
     def freeze(self, call: CallContext, args: wire.PlanOrder) -> None:
         if refused := self._is_searching(args.name):

@@ -28,7 +28,7 @@ from txmq.wire.calls.audit import AuditList
 from txmq.wire.json import dump
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from txmq.broker.checkback.checkback_service import CheckBackService, CheckRequest
     from txmq.broker.checkback.resolver_service import Resolvers
@@ -51,6 +51,7 @@ LISTS = {
 # first message of one is larger
 CHECK_BYTES = 1 << 20
 REPLY_BYTES = 2 << 20
+STATES_PER_STEP = 100  # about a millisecond
 LIST_BYTES = 8 << 20  # of a list of transactions
 
 
@@ -71,6 +72,7 @@ class TransactionCalls:
             "tx.list": self.list_transactions,
             "tx.pending": self.list_pending,
             "tx.show": self.show,
+            "tx.states": self.states,
             "tx.decide": self.decide,
             "tx.check": self.check,
             "tx.oldest": self.oldest,
@@ -163,6 +165,21 @@ class TransactionCalls:
             self._turns.run(call.caller, shown, call.answer)
             return
         self._engine.answer_when_durable(call.answer, view)
+
+    def states(self, call: CallContext, args: calls.TxStates) -> None:
+        """Return the states of many transactions; those that are not known are left
+        out.
+        """
+        self._turns.run(call.caller, self._states(args.tokens), call.answer)
+
+    def _states(self, tokens: Sequence[str]) -> Steps[dict[str, Any]]:
+        found: dict[str, list[Any]] = {}
+        for number, token in enumerate(tokens):
+            if row := get(self._engine.state, bytes.fromhex(token)):
+                found[token] = [row.state.name, views.json_fields(row.decider)]
+            if number % STATES_PER_STEP == 0:
+                yield
+        return {"transactions": found}
 
     def decide(self, call: CallContext, args: calls.TxDecide) -> None:
         token, log_id = bytes.fromhex(args.token), self._engine.store.log_id.bytes

@@ -48,13 +48,15 @@ STEP_LETTERS = 250  # put back by one record
 STEP_ROWS = 1_000  # read, added or removed by one record
 READ_ROWS = 250  # by one step of the digest: about a millisecond
 MAX_REASON = 256  # characters
+DIED_AGAIN = "it was replayed since, and died again"
 
 
 class AddPlanLetters(NamedTuple):
     """Add letters to a plan that is being built. Repeating the command is fine.
 
     `damaged` are letters whose messages cannot be read, with the reason. `complete`:
-    there are no more; otherwise the search goes on at `scan`.
+    there are no more; otherwise the search goes on at `scan`. `numbers` are the letters'
+    numbers, if the client has judged them: one that died again since is skipped.
     """
 
     name: str
@@ -62,6 +64,7 @@ class AddPlanLetters(NamedTuple):
     damaged: tuple[tuple[str, int, int, str], ...] = ()
     scan: str = ""
     complete: bool = False
+    numbers: tuple[int, ...] = ()
 
 
 class AddedReply(NamedTuple):
@@ -147,6 +150,7 @@ def decide_add(state: State, command: AddPlanLetters, now: int) -> Outcome | Rej
         return Rejected(BadRequest, message, f"send at most {STEP_ROWS} in each call")
     group = state.groups.by_id[plan.group_id]
     damaged = {(topic, at, offset): why for topic, at, offset, why in command.damaged}
+    judged = dict(zip(command.letters, command.numbers, strict=False))
     added: list[NotPlanned] = []
     refused: list[TopicOffset] = []
     for place in dict.fromkeys((*command.letters, *damaged)):
@@ -154,7 +158,8 @@ def decide_add(state: State, command: AddPlanLetters, now: int) -> Outcome | Rej
         if ref is None or row is None:
             refused.append(place)
         elif not _is_in(state, plan, ref, row):
-            why = _not_open(state, row) or damaged.get(place, "")
+            again = DIED_AGAIN if judged.get(place, row.number) != row.number else ""
+            why = _not_open(state, row) or again or damaged.get(place, "")
             if not (why and is_own(state, plan)):  # which selects them again until it can
                 added.append((*ref, why[:MAX_REASON]))
     skipped = sum(bool(why) for *_ref, why in added)
@@ -336,7 +341,7 @@ def reason_to_skip(
         return reason
     assert row is not None, "it is open"
     if (row.plan, row.number) != (plan.plan_id, placed.letter.number):
-        return "it was replayed since, and died again"
+        return DIED_AGAIN
     return ""
 
 

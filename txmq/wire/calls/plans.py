@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from txmq.wire.calls.arguments import Args, Limit, ListArgs, Name, Text
 from txmq.wire.calls.consumers import MessagePlace, OperatorArgs
@@ -21,6 +21,7 @@ def _cursor(text: str) -> str:
     return text
 
 
+Number = Annotated[int, Field(ge=0, lt=2**63)]
 PlanCursor = Annotated[str, AfterValidator(_cursor)]
 Outcome = Literal["planned", "delivered", "processed", "died_again", "skipped", "ended"]
 
@@ -81,9 +82,18 @@ class PlanOrder(PlanName):
 
 
 class PlanAdd(PlanName):
-    """Letters to add to a plan that is being built."""
+    """Letters to add to a plan that is being built. `numbers` are those that they had
+    when a client judged them.
+    """
 
     letters: Annotated[tuple[MessagePlace, ...], Field(max_length=MAX_PLACES)]
+    numbers: Annotated[tuple[Number, ...], Field(max_length=MAX_PLACES)] = ()
+
+    @model_validator(mode="after")
+    def _a_number_for_each(self) -> Self:
+        if self.numbers and len(self.numbers) != len(self.letters):
+            raise ValueError("give a number for each letter, or none")
+        return self
 
 
 class PlanList(ListArgs):

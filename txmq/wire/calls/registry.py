@@ -67,6 +67,7 @@ CALLS: dict[str, type[Args]] = {
     "inbox.restore": consumers.InboxRestore,
     "tx.list": transactions.TxList,
     "tx.show": transactions.TxShow,
+    "tx.states": transactions.TxStates,
     "tx.decide": transactions.TxDecide,
     "tx.check": transactions.TxCheck,
     "tx.pending": transactions.TxPending,

@@ -9,6 +9,9 @@ from pydantic import Field, StringConstraints
 from txmq.wire.calls.arguments import Args, Limit, Name, Text, Token
 
 
+MAX_TOKENS = 5_000  # of one call
+
+
 class TxList(Args):
     """A list of transactions in one state."""
 
@@ -47,6 +50,12 @@ class TxShow(TokenArgs):
     after: Annotated[int, Field(ge=0)] = 0  # number of messages on earlier pages
     limit: Limit = 100
     bodies: bool = False
+
+
+class TxStates(Args):
+    """Many transactions, of which only states and deciders are asked for."""
+
+    tokens: Annotated[tuple[Token, ...], Field(max_length=MAX_TOKENS)]
 
 
 class TxDecide(TokenArgs):
