@@ -5,8 +5,6 @@ A move is a call, or the return from it, that leads from code in one file of `tx
 process, the broker in another, without its periodic timers (Twisted's LoopingCall).
 Each walk is made several times. The first one warms up; the shortest of the others
 counts, because other timers only add moves.
-
-The replay runs `spark/replay.py` in this process, on a stand-in for Spark.
 """
 
 from __future__ import annotations
@@ -20,14 +18,12 @@ import threading
 import time
 from argparse import ArgumentParser
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stdout
-from hashlib import sha256
-from io import StringIO
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 from unittest import mock
 
 if TYPE_CHECKING:
@@ -44,7 +40,7 @@ TITLES: Final = {
     "decision": "its decision",
     "transaction": "half message and decision",
     "failure": "failure to dead letter",
-    "replay": "replay by Spark",
+    "replay": "replay of a letter",
 }
 
 
@@ -184,9 +180,8 @@ def serve(root: Path, data: str) -> None:
 class Walks:
     """Makes the walks and keeps the traces of each repetition."""
 
-    def __init__(self, root: Path, broker: Broker, directory: Path) -> None:
-        self._broker, self._plan = broker, directory / "plan.jsonl"
-        self._replay_program = root / "spark" / "replay.py"
+    def __init__(self, root: Path, broker: Broker) -> None:
+        self._broker = broker
         self._tracer = Tracer(root)
         self.traces: dict[str, list[Walk]] = {}
 
@@ -228,12 +223,9 @@ class Walks:
         return sent
 
     def _replay(self, client: Client, dead: Receipt) -> None:
-        found = client.call("dlq.list", group=GROUP, after=0, limit=REPEATS, bodies=False)
-        [letter] = [one for one in found["letters"] if one["message_id"] == dead.message_id]
-        self._plan.write_bytes(plan(letter, str(client.log_id)))
-        arguments = ["replay.py", "--url", self._broker.url, "--plan", str(self._plan)]
-        with stand_in_for_spark(), mock.patch("sys.argv", arguments), self._traced("replay"):
-            run_program(self._replay_program)
+        place = [dead.topic, dead.partition, dead.offset]
+        with self._traced("replay"):
+            client.call("dlq.replay", group=GROUP, letters=[place], operator="walker")
 
     @contextmanager
     def _traced(self, name: str) -> Iterator[None]:
@@ -246,81 +238,12 @@ class Walks:
         self.traces.setdefault(name, []).append(walk)
 
 
-def plan(letter: dict[str, Any], log_id: str) -> bytes:
-    """Return a plan that replays one letter, in the format of `spark/reconcile.py`."""
-    fields = ("topic", "partition", "offset", "message_id", "key", "fingerprint", "dead_at")
-    entry = {name: letter[name] for name in fields}
-    entry |= {"class": "replay_alone", "reason": "walk", "chunk": 0}
-    facts: dict[str, Any] = {
-        "group": GROUP,
-        "log_id": log_id,
-        "ends": {FAILING: [0]},
-        "evidence": [],
-        "database": None,
-        "snapshot": None,
-        "snapshot_at": None,
-    }
-    filters = {
-        "include": ["replay_alone"],
-        "replays": 2,
-        "deaths": 3,
-        "error_types": [],
-        "fingerprints": [],
-        "chunk": 1_000,
-    }
-    header = {"txmq_plan": 1, "facts": facts, "filters": filters, "digest": ""}
-    header |= {"letters": {"replay_alone": 1}, "replays": 1, "chunks": 1}
-    header["digest"] = sha256(json_line(header) + json_line(entry)).hexdigest()
-    return json_line(header) + json_line(entry)
-
-
-def json_line(fields: dict[str, Any]) -> bytes:
-    return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode() + b"\n"
-
-
-def run_program(path: Path) -> None:
-    with redirect_stdout(StringIO()) as printed:
-        try:
-            runpy.run_path(str(path), run_name="__main__")
-        except SystemExit as end:
-            if end.code or not printed.getvalue().startswith("1 done"):
-                sys.exit(f"{path}: {end.code}: {printed.getvalue()}")
-
-
-@contextmanager
-def stand_in_for_spark() -> Iterator[None]:
-    """Let a program that was submitted to Spark find a stand-in for its session."""
-    from pyspark.sql import SparkSession  # noqa: PLC0415  # slow, and not for the broker
-
-    builder = mock.Mock()
-    builder.appName().getOrCreate().createDataFrame = data_frame
-    submitted = mock.patch.dict(os.environ, {"PYSPARK_GATEWAY_PORT": "0"})
-    with submitted, mock.patch.object(SparkSession, "builder", builder):
-        yield
-
-
-def data_frame(rows: Iterable[Sequence[Any]], schema: str) -> mock.Mock:
-    """Return a stand-in whose one task runs here, at once."""
-    from pyarrow import RecordBatch  # noqa: PLC0415  # slow, and not for the broker
-
-    names = [column.split()[0] for column in schema.split(",")]
-    batch = RecordBatch.from_pylist([dict(zip(names, row, strict=True)) for row in rows])
-
-    def map_in_arrow(task: Callable[..., Any], _schema: str) -> mock.Mock:
-        results = [row for done in task(iter([batch])) for row in done.to_pylist()]
-        return mock.Mock(**{"collect.return_value": results})
-
-    frame = mock.Mock()
-    frame.repartition.return_value.mapInArrow = map_in_arrow
-    return frame
-
-
 def measure(root: Path) -> dict[str, Walk]:
     """Return the shortest of each walk, and half message and decision together."""
     with TemporaryDirectory(prefix="txmq-walks-") as name:
         directory = Path(name)
         with Broker(root, directory) as broker:
-            walks = Walks(root, broker, directory)
+            walks = Walks(root, broker)
             walks.make()
     shortest = {
         name: Walk(*(min(side, key=lambda trace: (len(trace.moves), trace)) for side in sides))

@@ -153,14 +153,15 @@ def _recover(deployment: Deployment, screen: Screen) -> dict[str, int]:
             time.sleep(PAUSE_S)
     restart_crashed(deployment, screen)
     screen.echo(operator.output()[shown:])
-    headers = [
-        json.loads(plan.read_text("ascii").partition("\n")[0])
-        for plan in deployment.directory.glob("*-plan.jsonl")
+    manifests = [
+        json.loads(plan.read_text("utf-8"))
+        for plan in deployment.directory.glob("*-plan/plan.json")
     ]
+    classes = [counts for one in manifests for counts in one["letters"].values()]
     return {
-        "dead": sum(sum(header["letters"].values()) for header in headers),
-        "replayed": sum(header["replays"] for header in headers),
-        "abandoned": sum(header["letters"]["poison"] for header in headers),
+        "dead": sum(sum(counts.values()) for counts in classes),
+        "replayed": sum(sum(one["replays"].values()) for one in manifests),
+        "abandoned": sum(counts["poison"] for counts in classes),
     }
 
 

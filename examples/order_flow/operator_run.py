@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import Counter
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -23,11 +23,12 @@ from rich.console import Console
 
 import txmq
 from examples.order_flow.services import payment, shipping
-from txmq_spark.database_tables import BusinessTable
 from txmq_spark.local_session import local_session
+from txmq_spark.mapping import BusinessTable, Mapping
 from txmq_spark.plan import SAFE, LetterClass, PlanRules
-from txmq_spark.reconcile import ReconcileOptions, Reconciliation, reconcile
-from txmq_spark.replay import replay
+from txmq_spark.plan_directory import StoredPlan
+from txmq_spark.reconcile import ReconcileOptions, reconciled
+from txmq_spark.replay import ReplayOptions, replay
 from txmq_spark.report import html_page, terminal_summary
 
 if TYPE_CHECKING:
@@ -50,39 +51,42 @@ CALL_LETTERS: Final = 1_000  # the most letters of one call
 FIX: Final = "UPDATE parts SET customs_code = 'HS-' || part_id WHERE customs_code IS NULL"
 
 
+SETTINGS: Final = {"rate": 0, "stop_after": 0}  # the cause is removed, so all may go at once
+Place = tuple[str, int, int]
+
+
 def main() -> None:
     directory, url, dsn = Path(sys.argv[1]), os.environ["TXMQ_BROKER"], os.environ["TXMQ_DSN"]
-    with local_session() as spark:
+    with local_session() as spark, txmq.connect(url, service="operator") as client:
         found = [reconcile_group(spark, directory, _options(url, dsn, group)) for group in RULES]
         print(f"fixed: customs codes entered for {enter_customs_codes(dsn)} parts", flush=True)
-        for reconciliation in found:
-            replay_plan(spark, url, reconciliation)
-    with txmq.connect(url, service="operator") as client:
-        for reconciliation in found:
-            abandon(client, reconciliation)
+        for group, plan in zip(RULES, found, strict=True):
+            replay_plan(url, group, plan)
+            abandon(client, group, poison(plan))
 
 
 def _options(url: str, dsn: str, group: str) -> ReconcileOptions:
+    orders = BusinessTable(name="orders", key="customer_id")
     return ReconcileOptions(
         url=url,
-        group=group,
+        groups=(group,),
         dsn=dsn,
-        business=BusinessTable("orders", key="customer_id"),
-        version="header:version",
+        mapping=Mapping(tables=(orders,), version="header:version"),
         rules=RULES[group],
     )
 
 
-def reconcile_group(
-    spark: SparkSession, directory: Path, question: ReconcileOptions
-) -> Reconciliation:
+def reconcile_group(spark: SparkSession, directory: Path, question: ReconcileOptions) -> StoredPlan:
     """Reconcile a group: print a table, and write the plan and the page."""
-    found = reconcile(spark, question)
-    (directory / f"{question.group}-plan.jsonl").write_bytes(found.data)
-    report = directory / f"{question.group}.html"
-    report.write_text(html_page(found), "utf-8")
-    Console().print(terminal_summary(found), f"Report: {report}\n")
-    return found
+    [group] = question.groups
+    with reconciled(spark, question) as found:
+        plan = found.write(str(directory / f"{group}-plan"))
+        report = directory / f"{group}.html"
+        page = html_page(found.manifest, found.made, found.summary, plan.path)
+        report.write_text(page, "utf-8")
+        summary = terminal_summary(found.manifest, found.summary)
+    Console().print(summary, f"Report: {report}\n")
+    return plan
 
 
 def enter_customs_codes(dsn: str) -> int:
@@ -92,23 +96,26 @@ def enter_customs_codes(dsn: str) -> int:
         return cursor.rowcount
 
 
-def replay_plan(spark: SparkSession, url: str, found: Reconciliation) -> None:
-    """Replay the letters of the plan, if there are any."""
-    plan = found.manifest
-    if plan.replays:
-        counts = Counter(one.outcome for one in replay(spark, url, plan).outcomes)
+def replay_plan(url: str, group: str, plan: StoredPlan) -> None:
+    """Have the broker replay the letters of the plan, if there are any."""
+    if sum(plan.manifest.replays.values()):
+        options = ReplayOptions(url, settings=SETTINGS, operator="order-flow", wait=False)
+        [begun] = replay(plan, options).plans
         print(
-            f"replayed: {counts['done']} letters of {plan.header.facts.group},"
-            f" {counts['refused']} refused",
+            f"replayed: {begun['letters']} letters of {group}, {begun['skipped']} skipped",
             flush=True,
         )
 
 
-def abandon(client: txmq.Client, found: Reconciliation) -> None:
-    """Abandon the poison letters."""
-    poison = [item.letter for item in found.planned if item.cls is LetterClass.POISON]
-    places = [(letter.topic, letter.partition, letter.offset) for letter in poison]
-    group = found.manifest.header.facts.group
+def poison(plan: StoredPlan) -> list[Place]:
+    """Return the letters that would fail again."""
+    chosen = plan.letters.where(plan.letters["class"] == str(LetterClass.POISON))
+    rows = chosen.select("topic", "partition", "offset").collect()
+    return sorted((row["topic"], row["partition"], row["offset"]) for row in rows)
+
+
+def abandon(client: txmq.Client, group: str, places: Sequence[Place]) -> None:
+    """Abandon letters."""
     for start in range(0, len(places), CALL_LETTERS):
         some = places[start : start + CALL_LETTERS]
         client.call("dlq.abandon", group=group, letters=some, operator="order-flow", reason=REASON)

@@ -36,6 +36,7 @@ LETTERS: Final = pa.schema(
         pa.field("state", pa.string()),  # as selections of letters have it
         pa.field("damaged", pa.string()),  # why its message cannot be read; null = it can
         pa.field("number", pa.int64()),  # of this death, in its group
+        pa.field("plan", pa.string()),  # the unfinished replay plan that holds it
     ]
 )
 BATCH_LETTERS: Final = 1_000  # letters in a record batch
@@ -70,6 +71,7 @@ CELLS: Final[dict[str, Cell]] = {
     "parked": _field("parked_behind"),
     "state": letter_state,
     "damaged": lambda letter: letter.get("damaged"),
+    "plan": lambda letter: letter.get("plan"),
 }
 
 

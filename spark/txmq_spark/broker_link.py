@@ -132,7 +132,7 @@ class BrokerLink(AbstractContextManager["BrokerLink"]):
         topics: dict[str, TopicBounds] = {}
         by_pattern = options.pattern is not None
         for name in sorted(
-            filter(options.selects, self._topics()) if by_pattern else options.topics
+            filter(options.selects, self.topics()) if by_pattern else options.topics
         ):
             try:
                 shown = self.call("topic.show", name=name)
@@ -150,7 +150,8 @@ class BrokerLink(AbstractContextManager["BrokerLink"]):
             raise LogChanged("the broker's log was replaced meanwhile", hint="run the job again")
         return Survey(log_name, topics)
 
-    def _topics(self) -> Iterator[str]:
+    def topics(self) -> Iterator[str]:
+        """Yield the names of all topics."""
         after: str | None = ""
         while after is not None:
             reply = self.call("topic.list", after=after, limit=PAGE_NAMES)

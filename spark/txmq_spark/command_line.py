@@ -1,6 +1,7 @@
 """The command `txmq-spark` and its jobs.
 
-The exit status is 0 for success, 1 for an error of txmq, 2 for wrong usage.
+The exit status is 0 for success, 1 for an error of txmq, 2 for wrong usage, and 3 where
+a plan waits for somebody: it is paused, cancelled, or not approved.
 """
 
 from __future__ import annotations
@@ -9,24 +10,21 @@ import os
 import signal
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Final, NamedTuple
-
-from rich.console import Console
 
 from txmq.errors import ConfigError, TxmqError
 from txmq.model.units import DAY, SECOND
 from txmq_spark.alert_sinks import AlertTable
-from txmq_spark.database_tables import BusinessTable
+from txmq_spark.job_options import (
+    add_reconcile_options,
+    add_replay_options,
+    positive,
+    run_reconcile,
+    run_replay,
+)
 from txmq_spark.landing import DATE_COLUMNS, LandOptions, land
-from txmq_spark.plan import SAFE, LetterClass, PlanRules
-from txmq_spark.plan_file import read_plan
-from txmq_spark.reconcile import ReconcileOptions, reconcile
-from txmq_spark.replay import ReplayResult, replay
-from txmq_spark.report import html_page, terminal_summary
 from txmq_spark.spark_session import job_session
 from txmq_spark.watch_rules import WatchRules
 from txmq_spark.watching import WatchOptions, watch
@@ -39,7 +37,7 @@ class Job(NamedTuple):
 
     help: str
     add_options: Callable[[ArgumentParser], None]
-    run: Callable[[Namespace], None]
+    run: Callable[[Namespace], int]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -79,58 +77,7 @@ def _ended_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _reconcile(options: Namespace) -> None:
-    reconcile_options = _options(options)
-    with job_session() as spark:
-        found = reconcile(spark, reconcile_options)
-    options.plan.write_bytes(found.data)
-    if options.report:
-        options.report.write_text(html_page(found), encoding="utf-8")
-    Console().print(terminal_summary(found))
-    print(f"plan: {options.plan}" + (f", report: {options.report}" if options.report else ""))
-
-
-def _options(options: Namespace) -> ReconcileOptions:
-    business = None
-    if options.business:
-        if not options.business_key:
-            raise ConfigError(
-                "--business-key",
-                "the column with the key is needed",
-                hint="--business-key order_id",
-            )
-        columns = (options.business_key, options.business_version, options.business_token)
-        business = BusinessTable(options.business, *columns)
-    rules = PlanRules(
-        replays=options.max_replays,
-        deaths=options.max_deaths,
-        error_types=frozenset(options.poison_type),
-        fingerprints=frozenset(options.poison_fingerprint),
-        include=SAFE | frozenset(map(LetterClass, options.include)),
-        chunk=options.chunk,
-    )
-    return ReconcileOptions(
-        url=options.url,
-        group=options.group,
-        dsn=options.dsn,
-        topics=tuple(options.topic),
-        business=business,
-        applied_query=options.applied_query,
-        version=options.version_from,
-        rules=rules,
-    )
-
-
-def _replay(options: Namespace) -> None:
-    plan = read_plan(options.plan)
-    with job_session() as spark:
-        done = replay(spark, options.url, plan, canary=options.canary, dry_run=options.dry_run)
-    if options.outcomes:
-        options.outcomes.write_text("".join(f"{line}\n" for line in done.lines()), encoding="utf-8")
-    print(_summary(done))
-
-
-def _land(options: Namespace) -> None:
+def _land(options: Namespace) -> int:
     with job_session() as spark:
         progress = land(
             spark,
@@ -147,9 +94,10 @@ def _land(options: Namespace) -> None:
             ),
         )
     print(f"landed: {progress.messages} messages, skipped {progress.skipped}")
+    return 0
 
 
-def _watch(options: Namespace) -> None:
+def _watch(options: Namespace) -> int:
     rules = WatchRules(
         options.flood,
         options.window * SECOND,
@@ -173,128 +121,15 @@ def _watch(options: Namespace) -> None:
     )
     with job_session() as spark:
         watch(spark, watched)
-
-
-def _summary(done: ReplayResult) -> str:
-    counts = Counter(one.outcome for one in done.outcomes)
-    what = (
-        ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
-        or "nothing to replay"
-    )
-    job = f" (job {done.job})" if done.job else ""
-    return f"{what}{job}{': an earlier run replayed this plan' if done.repeated else ''}"
-
-
-def _exit_status(run: Callable[[], None]) -> int:
-    try:
-        run()
-    except TxmqError as error:
-        print(f"txmq: {error}", file=sys.stderr)
-        return 1
     return 0
 
 
-def _reconcile_options(parser: ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--group", required=True, help="the consumer group")
-    add(
-        "--topic",
-        action="append",
-        default=[],
-        help="read only this topic; repeatable (default: all topics of the group)",
-    )
-    add(
-        "--dsn",
-        default=os.environ.get("TXMQ_DSN"),
-        help="the business database (default: TXMQ_DSN)",
-    )
-    add("--plan", type=Path, required=True, help="file for the plan")
-    add("--report", type=Path, help="file for a report as an HTML page")
-    add(
-        "--business",
-        metavar="TABLE",
-        help="table of the producer with the rows that messages are about",
-    )
-    add(
-        "--business-key", metavar="COLUMN", help="column of that table with the key of the messages"
-    )
-    add(
-        "--business-version",
-        metavar="COLUMN",
-        help="column of that table with the version of the row",
-    )
-    add(
-        "--business-token",
-        metavar="COLUMN",
-        help="column of that table with the token of the transaction that wrote the row",
-    )
-    add(
-        "--applied-query",
-        metavar="SQL",
-        help="query for what the consumer has applied, with the columns message_id;"
-        " topic, partition, offset; or key, version",
-    )
-    add(
-        "--version-from",
-        metavar="SOURCE",
-        help="source of the version in a message: header:NAME or json:PATH",
-    )
-    add(
-        "--include",
-        action="append",
-        default=[],
-        choices=list(LetterClass),
-        help="also replay letters of this class; repeatable",
-    )
-    add(
-        "--poison-type",
-        action="append",
-        default=[],
-        metavar="TYPE",
-        help="letters with errors of this type are poison; repeatable",
-    )
-    add(
-        "--poison-fingerprint",
-        action="append",
-        default=[],
-        metavar="HEX",
-        help="letters with this fingerprint are poison; repeatable",
-    )
-    add(
-        "--max-replays",
-        type=_positive,
-        default=PlanRules().replays,
-        help="letters are poison after so many replays (default: %(default)s)",
-    )
-    add(
-        "--max-deaths",
-        type=_positive,
-        default=PlanRules().deaths,
-        help="letters are poison after so many crashes of the consumer (default: %(default)s)",
-    )
-    add(
-        "--chunk",
-        type=_positive,
-        default=PlanRules().chunk,
-        help="letters that a task replays (default: %(default)s)",
-    )
-
-
-def _replay_options(parser: ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--plan", type=Path, required=True, help="the file that reconcile wrote")
-    add("--outcomes", type=Path, help="file for the outcome of each letter, as JSON lines")
-    add(
-        "--dry-run",
-        action="store_true",
-        help="change nothing; print the expected outcomes",
-    )
-    add(
-        "--canary",
-        type=_positive,
-        metavar="N",
-        help="replay only the first N letters; run without this option for the rest",
-    )
+def _exit_status(run: Callable[[], int]) -> int:
+    try:
+        return run()
+    except TxmqError as error:
+        print(f"txmq: {error}", file=sys.stderr)
+        return 1
 
 
 def _land_options(parser: ArgumentParser) -> None:
@@ -311,11 +146,11 @@ def _land_options(parser: ArgumentParser) -> None:
     )
     add(
         "--every",
-        type=_positive,
+        type=positive,
         metavar="SECONDS",
         help="go on until stopped, with a batch so often (default: land what is there, and end)",
     )
-    add("--max-messages", type=_positive, metavar="N", help="messages of one batch, about")
+    add("--max-messages", type=positive, metavar="N", help="messages of one batch, about")
     add(
         "--skip-lost",
         action="store_true",
@@ -336,21 +171,21 @@ def _watch_options(parser: ArgumentParser) -> None:
     add("--checkpoint", required=True, help="directory for progress and memory")
     add(
         "--every",
-        type=_positive,
+        type=positive,
         metavar="SECONDS",
         help="go on until stopped, with a batch so often (default: judge what is there, and end)",
     )
     add("--from-now", action="store_true", help="begin with the next letter, not with the first")
     add(
         "--flood",
-        type=_positive,
+        type=positive,
         default=rules.flood,
         metavar="N",
         help="letters of one window that are a flood (default: %(default)s)",
     )
     add(
         "--window",
-        type=_positive,
+        type=positive,
         default=rules.window // SECOND,
         metavar="SECONDS",
         help="length of a window (default: %(default)s)",
@@ -364,14 +199,14 @@ def _watch_options(parser: ArgumentParser) -> None:
     )
     add(
         "--age",
-        type=_positive,
+        type=positive,
         default=rules.age // SECOND,
         metavar="SECONDS",
         help="tell a letter that is open for so long (default: %(default)s)",
     )
     add(
         "--memory-days",
-        type=_positive,
+        type=positive,
         default=rules.memory // DAY,
         metavar="DAYS",
         help="an error is new again after so long (default: %(default)s)",
@@ -392,19 +227,13 @@ def _percent(text: str) -> int:
     return int(text)
 
 
-def _positive(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text)):
-        raise ArgumentTypeError(f"{text!r} is not a number from 1 on")
-    return int(text)
-
-
 JOBS: Final = {
     "reconcile": Job(
         "Classify the dead letters of a consumer group and plan a replay.",
-        _reconcile_options,
-        _reconcile,
+        add_reconcile_options,
+        run_reconcile,
     ),
-    "replay": Job("Replay the letters of a plan, once.", _replay_options, _replay),
+    "replay": Job("Replay the letters of a plan, once.", add_replay_options, run_replay),
     "land": Job("Write topics as Parquet files by date, each message once.", _land_options, _land),
     "watch": Job(
         "Send alerts about dead letters to a topic: new errors, floods, old letters.",

@@ -15,17 +15,18 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.csv
+from psycopg2.extensions import make_dsn
 from psycopg2.sql import SQL, Composable, Identifier, Literal
 from pyspark.sql import DataFrame, SparkSession
 
-from txmq.errors import SchemaMissing
+from txmq.errors import ConfigError, DatabaseUnavailable, SchemaMissing
 from txmq.tx.postgres.blocking import read_server
 from txmq.tx.postgres.errors import translated
 from txmq.tx.postgres.identity import ServerIdentity
 from txmq.tx.postgres.session import Connection, connect
 
 TASK_PAGES: Final = 8_192  # pages that one task reads: 64 MiB
-MEMORY_BYTES: Final = 64 << 20  # bytes of a result before it goes to a file
+FILE_BUFFER: Final = 1 << 20  # bytes; a result goes to a file, so that a task of any size fits
 APPLICATION_NAME: Final = "txmq reconcile"
 
 _BEGIN: Final = (
@@ -33,7 +34,12 @@ _BEGIN: Final = (
 )
 _FACTS: Final = """
 SELECT pg_export_snapshot(), pg_current_snapshot()::text,
-       (extract(epoch FROM clock_timestamp()) * 1000000)::int8, current_database()
+       (extract(epoch FROM clock_timestamp()) * 1000000)::int8, current_database(),
+       pg_is_in_recovery()
+"""
+_COLUMNS: Final = """
+SELECT attname, atttypid::regtype::text FROM pg_attribute
+WHERE attrelid = to_regclass(%(table)s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum
 """
 # Tables that hold rows: the table itself, or its partitions at any depth.
 _LEAVES: Final = """
@@ -59,17 +65,33 @@ class DatabaseSnapshot(NamedTuple):
 
 
 @contextmanager
-def open_snapshot(dsn: str) -> Iterator[DatabaseSnapshot]:
+def open_snapshot(dsn: str, *, standby: bool = False) -> Iterator[DatabaseSnapshot]:
     """Take a snapshot of the database, which lasts for the block.
 
-    Raises DatabaseError.
+    `standby` allows one of a standby server. Raises ConfigError, DatabaseError.
     """
-    with closing(connect(dsn, application_name=APPLICATION_NAME)) as connection:
+    # a list of hosts has the primary, which is chosen unless standbys are fine
+    anything = make_dsn(dsn, target_session_attrs="any")
+    try:
+        opened = connect(anything if standby else dsn, application_name=APPLICATION_NAME)
+    except DatabaseUnavailable:
+        if standby:
+            raise
+        opened = connect(anything, application_name=APPLICATION_NAME)
+    dsn = anything if standby else dsn
+    with closing(opened) as connection:
         identity = read_server(connection).identity
         with translated("taking a snapshot"), connection.cursor() as cursor:
             cursor.execute(_BEGIN)
             cursor.execute(_FACTS)
-            [(exported, sees, at, database)] = cursor.fetchall()
+            [(exported, sees, at, database, replica)] = cursor.fetchall()
+        if replica and not standby:
+            raise ConfigError(
+                "dsn",
+                f"database {database} is on a standby: it shows commits later than the primary,"
+                " and in another order, so a committed row may seem to be missing",
+                hint="name the primary, or allow it: --standby",
+            )
         yield DatabaseSnapshot(connection, dsn, exported, sees, at, database, identity)
 
 
@@ -81,6 +103,24 @@ def table_name(name: str) -> Identifier:
 def table_exists(snapshot: DatabaseSnapshot, table: str) -> bool:
     """Return whether the database has this table."""
     return bool(fetch(snapshot, _KIND, {"table": _quoted(snapshot, table)}))
+
+
+def table_columns(snapshot: DatabaseSnapshot, table: str) -> dict[str, str]:
+    """Return the types of a table's columns by name.
+
+    Raises SchemaMissing where the database has no such table.
+    """
+    require_table(snapshot, table)
+    return dict(fetch(snapshot, _COLUMNS, {"table": _quoted(snapshot, table)}))
+
+
+def require_table(snapshot: DatabaseSnapshot, table: str) -> str:
+    """Return the kind of a table. Raises SchemaMissing."""
+    for (kind,) in fetch(snapshot, _KIND, {"table": _quoted(snapshot, table)}):
+        return str(kind)
+    raise SchemaMissing(
+        f"the database has no table {table}", hint="include the schema, as in public.orders"
+    )
 
 
 def fetch(
@@ -106,17 +146,13 @@ def table_frame(
     changes of its definition until the snapshot ends. Raises SchemaMissing where the
     database has no such table.
     """
-    kinds = fetch(snapshot, _KIND, {"table": _quoted(snapshot, table)})
-    if not kinds:
-        raise SchemaMissing(
-            f"the database has no table {table}", hint="include the schema, as in public.orders"
-        )
+    kind = require_table(snapshot, table)
     selected = SQL(", ").join(
         SQL("{} AS {}").format(what, Identifier(name)) for name, what in columns.items()
     )
     sources = (
         _page_ranges(snapshot, table)
-        if kinds[0][0] in TABLES_WITH_PAGES
+        if kind in TABLES_WITH_PAGES
         else [(table_name(table), SQL("true"))]
     )
     condition = where or SQL("true")
@@ -155,7 +191,7 @@ def copy_batches(dsn: str, exported: str, query: str, schema: str) -> Iterator[p
     Raises DatabaseError, also where the snapshot has ended.
     """
     fields = dict(field.split() for field in schema.split(", "))
-    with tempfile.SpooledTemporaryFile(MEMORY_BYTES) as file:
+    with tempfile.TemporaryFile(buffering=FILE_BUFFER) as file:
         with (
             closing(connect(dsn, application_name=APPLICATION_NAME)) as connection,
             translated("reading the database in a task"),

@@ -4,7 +4,8 @@ the business.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import reduce
 from typing import Any, Final, NamedTuple
 
 import psycopg2
@@ -17,6 +18,8 @@ from txmq.tx.postgres.errors import translate
 from txmq.tx.postgres.partitions import partitions
 from txmq_spark.database_snapshot import DatabaseSnapshot, query_frame, table_exists, table_frame
 from txmq_spark.letter_evidence import EvidenceTables
+from txmq_spark.mapping import BusinessTable
+from txmq_spark.mapping import Mapping as TableMapping
 
 TOKENS, RECENT = "public.txmq_token", "public.txmq_inbox_recent"
 # Results of --applied-query, by the names of the columns.
@@ -26,17 +29,6 @@ APPLIED_COLUMNS: Final = {
     frozenset({"key", "version"}): "key string, version bigint",
 }
 TYPES: Final = {"string": SQL("text"), "bigint": SQL("int8")}
-
-
-class BusinessTable(NamedTuple):
-    """A table of the producer with the rows that messages are about; names of its
-    columns.
-    """
-
-    table: str
-    key: str
-    version: str | None = None
-    token: str | None = None  # of the transaction that wrote the row, as text or uuid
 
 
 LAST_OFFSET: Final = 2**63 - 1
@@ -77,24 +69,41 @@ class GroupIdentity(NamedTuple):
 def read_tables(
     spark: SparkSession,
     snapshot: DatabaseSnapshot,
-    group: GroupIdentity,
-    business: BusinessTable | None,
-    applied_query: str | None,
+    groups: Sequence[GroupIdentity],
+    mapping: TableMapping,
 ) -> EvidenceTables:
-    """Return the tables that exist and those that were requested.
+    """Return the tables that exist and those that were requested, extracted once.
 
     Raises SchemaMissing, ConfigError, DatabaseError.
     """
-    found = EvidenceTables(
-        applied=inbox_ranges(spark, snapshot, group) if table_exists(snapshot, RECENT) else None,
-        tokens=decided_tokens(spark, snapshot, group.log_id)
-        if table_exists(snapshot, TOKENS)
-        else None,
-        business=business_rows(spark, snapshot, business) if business else None,
+    applied = _all(
+        inbox_ranges(spark, snapshot, group).withColumn("group", f.lit(group.name))
+        for group in groups
+        if table_exists(snapshot, RECENT)
     )
-    if business and business.token and found.business is not None:
+    tokens = None
+    if table_exists(snapshot, TOKENS):
+        tokens = decided_tokens(spark, snapshot, groups[0].log_id)
+    found = EvidenceTables(
+        applied=applied,
+        tokens=tokens,
+        business=_all(
+            business_rows(spark, snapshot, table).withColumn("about", f.lit(about))
+            for about, table in enumerate(mapping.tables)
+        ),
+    )
+    if mapping.applied:
+        found = _with_query(spark, snapshot, found, mapping.applied, groups[0].name)
+    found = found.kept()
+    if any(table.token for table in mapping.tables) and found.business is not None:
         found = found._replace(tokens=_with_writers(found.tokens, found.business))
-    return _with_query(spark, snapshot, found, applied_query) if applied_query else found
+    return found
+
+
+def _all(frames: Iterable[DataFrame]) -> DataFrame | None:
+    """Return the rows of all frames; None where there is no frame."""
+    several = list(frames)
+    return reduce(DataFrame.union, several) if several else None
 
 
 def oldest_token(snapshot: DatabaseSnapshot) -> str | None:
@@ -189,7 +198,7 @@ def business_rows(
         ),
     }
     return table_frame(
-        spark, snapshot, business.table, columns, "key string, version bigint, token string", None
+        spark, snapshot, business.name, columns, "key string, version bigint, token string", None
     )
 
 
@@ -206,7 +215,7 @@ def _with_writers(known: DataFrame | None, business: DataFrame) -> DataFrame:
 
 
 def _with_query(
-    spark: SparkSession, snapshot: DatabaseSnapshot, found: EvidenceTables, query: str
+    spark: SparkSession, snapshot: DatabaseSnapshot, found: EvidenceTables, query: str, group: str
 ) -> EvidenceTables:
     schema = APPLIED_COLUMNS[_query_columns(snapshot, query)]
     columns = [
@@ -221,7 +230,9 @@ def _with_query(
         return found._replace(applied_ids=rows)
     if "key" in rows.columns:
         return found._replace(applied_versions=rows)
-    ranges = rows.selectExpr("topic", "partition", "offset AS lower", "offset + 1 AS upper")
+    ranges = rows.selectExpr(
+        "topic", "partition", "offset AS lower", "offset + 1 AS upper"
+    ).withColumn("group", f.lit(group))
     return found._replace(
         applied=found.applied.union(ranges) if found.applied is not None else ranges
     )

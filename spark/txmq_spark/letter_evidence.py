@@ -8,28 +8,17 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 
-from txmq.errors import ConfigError
-
 PLACE: Final = ["topic", "partition", "offset"]
-LETTER_COLUMNS: Final = [
-    *(
-        *PLACE,
-        "message_id",
-        "key",
-        "stored_at",
-        "dead_at",
-        "attempts",
-        "error_type",
-        "error_text",
-        "fingerprint",
-    ),
-    *("replays", "deaths", "parked", "reserved_by"),
-]
+LETTER: Final = ["group", *PLACE]
 TOKEN_DIGITS: Final = 32  # a message id begins with its token or producer id
 VERSION_DIGIT: Final = 13  # of a UUID: 7 in tokens, 4 in producer ids
+# Frames that several joins read are on executors' disks: their size is no matter of
+# memory.
+KEPT: Final = StorageLevel.DISK_ONLY
 
 
 class EvidenceTables(NamedTuple):
@@ -37,50 +26,37 @@ class EvidenceTables(NamedTuple):
     exist.
     """
 
-    # topic, partition, lower, upper: offsets whose effect is committed
+    # topic, partition, lower, upper, group: offsets whose effect is committed
     applied: DataFrame | None = None
     applied_ids: DataFrame | None = None  # message_id
     applied_versions: DataFrame | None = None  # key, version
-    tokens: DataFrame | None = None  # token, state
-    business: DataFrame | None = None  # key, version, token; version and token may be null
+    tokens: DataFrame | None = None  # token, state, at
+    # key, version, token, about; version and token may be null
+    business: DataFrame | None = None
+
+    def kept(self) -> EvidenceTables:
+        """Return the tables so that each is read once."""
+        return EvidenceTables(*(table and table.persist(KEPT) for table in self))
+
+    def release(self) -> None:
+        """Free what was kept."""
+        for table in self:
+            if table is not None:
+                table.unpersist()
 
 
-def version_column(source: str | None) -> Column | None:
-    """Return the expression for the version of a message.
-
-    The source is `header:NAME`, or `json:PATH` into the body. Raises ConfigError.
-    """
-    if not source:
-        return None
-    kind, _, where = source.partition(":")
-    if kind == "header" and where:
-        return f.col("headers").getItem(where).try_cast("bigint")
-    if kind == "json" and where:
-        text = f.try_validate_utf8(f.col("body").cast("string"))
-        return f.get_json_object(text, f"$.{where}").try_cast("bigint")
-    raise ConfigError(
-        "version", f"invalid source {source!r} of the version", hint="use header:NAME or json:PATH"
-    )
-
-
-def join_evidence(
-    letters: DataFrame, log: DataFrame, tables: EvidenceTables, version: Column | None
-) -> DataFrame:
+def join_evidence(letters: DataFrame, log: DataFrame | None, tables: EvidenceTables) -> DataFrame:
     """Return the letters with their evidence.
 
-    The added columns are `applied`, `later_applied`, `token`, `token_state`,
-    `business_row`, `version` and `current_version`.
+    The added columns are `applied`, `later_applied`, `token_state`, `business_row` and
+    `current_version`.
     """
-    known = letters.select(
-        *LETTER_COLUMNS,
-        (f.lit(None).cast("bigint") if version is None else version).alias("version"),
-        token_column("message_id").alias("token"),
-    )
-    found = known.join(_applied(known, log, tables), PLACE, "left")
+    found = letters.join(_applied(letters, log, tables), LETTER, "left")
     if tables.tokens is None:
         found = found.withColumn("token_state", f.lit(None).cast("string"))
     else:
-        found = found.join(tables.tokens.withColumnRenamed("state", "token_state"), "token", "left")
+        states = tables.tokens.selectExpr("token", "state AS token_state")
+        found = found.join(states, "token", "left")
     return _with_versions(found, tables)
 
 
@@ -91,22 +67,29 @@ def token_column(column: str) -> Column:
     )
 
 
-def _applied(letters: DataFrame, log: DataFrame, tables: EvidenceTables) -> DataFrame:
+def chain_column() -> Column:
+    """Return the chain of a message within its topic: that of its key.
+
+    A message without a key is a chain of its own.
+    """
+    alone = f.concat_ws("/", f.lit("o"), "partition", "offset")
+    return f.when(f.length("key") > 0, f.concat(f.lit("k"), "key")).otherwise(alone)
+
+
+def _applied(letters: DataFrame, log: DataFrame | None, tables: EvidenceTables) -> DataFrame:
     """Return `applied` and `later_applied` by the place of each letter.
 
     `later_applied` is the last later message of the key whose effect is committed.
     """
-    if tables.applied is None and tables.applied_ids is None:
-        return (
-            letters.select(*PLACE)
-            .distinct()
-            .selectExpr(
-                *PLACE, "CAST(NULL AS boolean) applied", "CAST(NULL AS bigint) later_applied"
-            )
+    if log is None or (tables.applied is None and tables.applied_ids is None):
+        return letters.selectExpr(
+            *[f"`{name}`" for name in LETTER],
+            "CAST(NULL AS boolean) applied",
+            "CAST(NULL AS bigint) later_applied",
         )
     judged = _with_applied(_candidates(letters, log), tables)
     later = (
-        Window.partitionBy("topic", "partition", "key")
+        Window.partitionBy("group", "topic", "partition", chain_column())
         .orderBy("offset")
         .rowsBetween(1, Window.unboundedFollowing)
     )
@@ -114,18 +97,18 @@ def _applied(letters: DataFrame, log: DataFrame, tables: EvidenceTables) -> Data
     return (
         judged.withColumn("later_applied", last)
         .where("letter")
-        .select(*PLACE, "applied", "later_applied")
+        .select(*LETTER, "applied", "later_applied")
     )
 
 
 def _candidates(letters: DataFrame, log: DataFrame) -> DataFrame:
-    """Return the letters and all other messages of their keys."""
-    columns = [*PLACE, "key", "message_id"]
-    keys = letters.where("key IS NOT NULL").select("topic", "key").distinct()
+    """Return the letters and all other messages of their keys, for each group."""
+    columns = [*LETTER, "key", "message_id"]
+    keys = letters.where("key IS NOT NULL").select("group", "topic", "key").distinct()
     others = (
-        log.select(*columns)
-        .join(keys, ["topic", "key"], "left_semi")
-        .join(letters.select(*PLACE), PLACE, "left_anti")
+        log.join(keys, ["topic", "key"])
+        .select(*columns)
+        .join(letters.select(*LETTER), LETTER, "left_anti")
     )
     return letters.select(*columns, f.lit(True).alias("letter")).union(
         others.select(*columns, f.lit(False))
@@ -153,11 +136,13 @@ def _applied_by_range(candidates: DataFrame, ranges: DataFrame) -> DataFrame:
     ranges are sorted together, ranges by their lower bound. An offset is covered where
     a range with a lower bound at or before it has an upper bound after it.
     """
-    columns = [*PLACE, "key", "message_id", "letter"]
+    columns = [*LETTER, "key", "message_id", "letter"]
     nothing = [f.lit(None).cast("string"), f.lit(None).cast("string"), f.lit(None).cast("boolean")]
-    begins = ranges.select("topic", "partition", "lower", *nothing, "upper")
+    begins = ranges.select("group", "topic", "partition", "lower", *nothing, "upper")
     both = candidates.select(*columns, f.lit(None).cast("bigint").alias("upper")).union(begins)
-    before = Window.partitionBy("topic", "partition").orderBy("offset", f.col("upper").isNull())
+    before = Window.partitionBy("group", "topic", "partition").orderBy(
+        "offset", f.col("upper").isNull()
+    )
     covered = f.coalesce(f.max("upper").over(before) > f.col("offset"), f.lit(False))
     return both.withColumn("applied", covered).where("upper IS NULL").select(*columns, "applied")
 
@@ -171,12 +156,13 @@ def _with_versions(found: DataFrame, tables: EvidenceTables) -> DataFrame:
     business, applied = none, none
     row = f.lit(None).cast("boolean")
     if tables.business is not None:
-        rows = tables.business.groupBy("key").agg(
+        rows = tables.business.groupBy("about", "key").agg(
             f.max("version").alias("business_version"), f.lit(True).alias("there")
         )
-        found = found.join(rows, "key", "left")
+        found = found.join(rows, ["about", "key"], "left")
         business = f.col("business_version")
-        row = f.when(f.col("key").isNotNull(), f.col("there").isNotNull())
+        known = f.col("key").isNotNull() & f.col("about").isNotNull()
+        row = f.when(known, f.col("there").isNotNull())
     if tables.applied_versions is not None:
         rows = tables.applied_versions.groupBy("key").agg(f.max("version").alias("applied_version"))
         found = found.join(rows, "key", "left")
@@ -204,14 +190,18 @@ def tokens_without_messages(tokens: DataFrame, log: DataFrame) -> DataFrame:
     )
 
 
-def keys_without_messages(business: DataFrame, log: DataFrame) -> DataFrame:
-    """Return the keys of business rows that no message of the log has.
+def keys_apart(business: DataFrame, log: DataFrame) -> DataFrame:
+    """Return the keys that only messages or only business rows have.
 
-    The only column is `key`.
+    The columns are `about`, `key`, and `told`: 1 = messages have it.
     """
+    told = log.where("about IS NOT NULL").select("about", "key", f.lit(1).alias("told"))
+    rows = business.select("about", "key", f.lit(0).alias("told"))
     return (
-        business.where("key IS NOT NULL")
-        .select("key")
-        .distinct()
-        .join(log.select("key").distinct(), "key", "left_anti")
+        told.union(rows)
+        .where("key IS NOT NULL")
+        .groupBy("about", "key")
+        .agg(f.min("told").alias("least"), f.max("told").alias("told"))
+        .where("least = told")
+        .drop("least")
     )

@@ -37,19 +37,11 @@ def job_token(name: str, generation: int = 0) -> UUID:
     return UUID(int=int.from_bytes(digest[:16], "big") & MASK | VERSION | VARIANT)
 
 
-def current_job(broker: ControlCalls, name: str, *, take_over: bool = False) -> NamedJob:
-    """Return the generation of the job that is not rolled back.
-
-    `take_over` rolls back an undecided generation that has stored bundles. These
-    bundles are left from a run that died, or belong to a run that is about to decide.
-    That run then fails, and has sent nothing.
-    """
+def current_job(broker: ControlCalls, name: str) -> NamedJob:
+    """Return the generation of the job that is not rolled back."""
     for generation in count():
         token = job_token(name, generation)
-        found = broker.call("job.show", token=token.hex)
-        outcome = found["outcome"]
-        if take_over and outcome is None and found["groups"]:
-            outcome = broker.call("job.decide", token=token.hex, outcome=ROLLBACK)["outcome"]
+        outcome = broker.call("job.show", token=token.hex)["outcome"]
         if outcome != ROLLBACK:
             return NamedJob(token, outcome == COMMIT)
     raise AssertionError("counting does not end")

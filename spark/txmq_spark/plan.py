@@ -1,4 +1,4 @@
-"""Classes of dead letters, and the order in which letters are replayed.
+"""Classes of dead letters, and what a plan replays.
 
     pending           an undecided transaction acks or replays the letter
     applied           the effect is in the database: the handler failed after it,
@@ -9,16 +9,21 @@
     replay_chain      safe, only in the order of the key's messages before and behind
     replay_alone      safe
 
-A letter belongs to the first class that matches. These rules are pure: the same letters
-in any order give the same plan.
+A letter belongs to the first class that matches. The rules are expressions of Spark
+over a row of evidence, and windows over the letters of a key. So they run where the
+letters are, and the same letters in any order give the same plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
-from itertools import groupby
+from functools import reduce
 from typing import Final, NamedTuple
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as f
+
+from txmq_spark.letter_evidence import chain_column
 
 
 class LetterClass(StrEnum):
@@ -38,45 +43,22 @@ SAFE: Final = frozenset({LetterClass.REPLAY_ALONE, LetterClass.REPLAY_CHAIN})
 # letters of their keys must not overtake them.
 BLOCKING: Final = frozenset({LetterClass.PENDING, LetterClass.POISON})
 
-
-class TokenEvidence(StrEnum):
-    """The state of the transaction that sent a message, by the token table."""
-
-    NONE = "none"  # no transaction sent it, or the row may have been dropped
-    COMMITTED = "committed"
-    ABSENT = "absent"
-    FENCED = "fenced"
-
-
-class Letter(NamedTuple):
-    """A dead letter and its evidence.
-
-    A field of the evidence is None where its table was not read or has no answer.
-    """
-
-    topic: str
-    partition: int
-    offset: int
-    message_id: str
-    key: str | None
-    stored_at: int
-    dead_at: int
-    attempts: int
-    error_type: str = ""
-    error_text: str = ""
-    fingerprint: str = ""
-    deaths: int = 0  # deliveries during which the consumer was lost
-    replays: int = 0
-    parked: int = 0  # later messages of its key that wait behind it
-    reserved: bool = False  # an undecided transaction acks or replays it
-    applied: bool | None = None
-    # offset of a later message of its key whose effect is committed
-    later_applied: int | None = None
-    token: TokenEvidence = TokenEvidence.NONE
-    business_row: bool | None = None
-    version: int | None = None  # of the key, in the message
-    current_version: int | None = None  # in the tables
-    readable: bool = True  # False where the version should be in it and is not
+# the columns that the rules read; null = a table was not read, or has no answer
+EVIDENCE: Final = {
+    "reserved": "boolean",  # an undecided transaction acks or replays it
+    "applied": "boolean",
+    "later_applied": "bigint",  # a later offset of its key whose effect is committed
+    "token_state": "string",  # of the transaction that sent it: committed, fenced or absent
+    "business_row": "boolean",
+    "version": "bigint",  # of the key, in the message
+    "current_version": "bigint",  # in the tables
+    "mistake": "string",  # why its message cannot be judged
+    "deaths": "int",  # deliveries during which the consumer was lost
+    "replays": "int",
+    "parked": "bigint",  # later messages of its key that wait behind it
+    "error_type": "string",
+    "fingerprint": "string",
+}
 
 
 class PlanRules(NamedTuple):
@@ -87,158 +69,118 @@ class PlanRules(NamedTuple):
     error_types: frozenset[str] = frozenset()  # errors that are always poison
     fingerprints: frozenset[str] = frozenset()
     include: frozenset[LetterClass] = SAFE
-    chunk: int = 1_000  # letters of a task, unless one key has more
 
 
-class PlannedLetter(NamedTuple):
-    """A letter, its class, and the reason.
+Rule = tuple[Column, LetterClass, str | Column]
 
-    `chunk` is the task that replays it, None where the plan leaves the letter.
+
+def classified(letters: DataFrame, rules: PlanRules) -> DataFrame:
+    """Return letters with their `class`, the `reason`, and whether the plan is to
+    `replay` them.
     """
-
-    letter: Letter
-    cls: LetterClass
-    reason: str
-    chunk: int | None
-
-
-Classification = tuple[LetterClass, str]
-
-
-def make_plan(letters: Iterable[Letter], rules: PlanRules) -> list[PlannedLetter]:
-    """Return all letters with their classes: chunk by chunk, then those that stay.
-
-    A chunk contains whole keys, in order.
-    """
-    replayed_chains: list[list[PlannedLetter]] = []
-    staying: list[PlannedLetter] = []
-    for chain in key_chains(letters):
-        judged = list(_classify_chain(chain, rules))
-        if replayed := [item for item in judged if item.chunk is not None]:
-            replayed_chains.append(replayed)
-        staying += [item for item in judged if item.chunk is None]
-    return [*_chunked(replayed_chains, rules.chunk), *staying]
-
-
-def key_chains(letters: Iterable[Letter]) -> list[list[Letter]]:
-    """Return the letters of each key in the order of publication.
-
-    A letter without a key is a chain of its own. When a topic has grown, a key may be
-    in two partitions; the partition that had it first comes first.
-    """
-    distinct = sorted(
-        {(letter.topic, letter.partition, letter.offset): letter for letter in letters}.values(),
-        key=_place,
-    )
-    keyed = sorted(
-        (letter for letter in distinct if letter.key), key=lambda letter: (letter.topic, letter.key)
-    )
-    found = [
-        _in_order(list(same))
-        for _key, same in groupby(keyed, key=lambda letter: (letter.topic, letter.key))
-    ]
-    return sorted(
-        [*found, *([letter] for letter in distinct if not letter.key)],
-        key=lambda chain: _place(chain[0]),
-    )
-
-
-def _place(letter: Letter) -> tuple[str, int, int]:
-    return letter.topic, letter.partition, letter.offset
-
-
-def _in_order(chain: list[Letter]) -> list[Letter]:
+    chain = ["group", "topic", "chain"]
+    judged = letters.withColumns({"verdict": _verdict(rules), "chain": chain_column()})
     # Within a partition only offsets count: a transaction may be stored long before its
-    # messages get offsets.
-    born: dict[int, int] = {}
-    for letter in chain:
-        born[letter.partition] = min(letter.stored_at, born.get(letter.partition, letter.stored_at))
-    return sorted(
-        chain, key=lambda letter: (born[letter.partition], letter.partition, letter.offset)
+    # messages get offsets. Where a topic has grown, a key may be in two partitions; the
+    # one that had it first comes first.
+    born = f.min("stored_at").over(Window.partitionBy(*chain, "partition"))
+    safe = f.sum(f.col("verdict").isNull().cast("int")).over(Window.partitionBy(*chain))
+    judged = judged.repartition(*chain).withColumns({"born": born, "safe": safe})
+    judged = judged.withColumn("verdict", f.coalesce("verdict", _safe()))
+    cls, included = f.col("verdict")["class"], f.col("verdict")["class"].isin(*rules.include)
+    stays = f.when(
+        ~included & cls.isin(*BLOCKING),
+        f.concat("partition", f.lit("/"), "offset", f.lit(" of its key, which is "), cls),
+    )
+    before = (
+        Window.partitionBy(*chain)
+        .orderBy("born", "partition", "offset")
+        .rowsBetween(Window.unboundedPreceding, -1)
+    )
+    judged = judged.withColumn("behind", f.first(stays, ignorenulls=True).over(before))
+    blocked = included & f.col("behind").isNotNull()
+    because = f.concat(f.lit("behind "), "behind", f.lit(" and stays"))
+    return judged.withColumns(
+        {
+            "class": cls,
+            "reason": f.when(blocked, because).otherwise(f.col("verdict")["reason"]),
+            "replay": included & f.col("behind").isNull(),
+        }
+    ).drop("verdict", "chain", "born", "safe", "behind")
+
+
+def _verdict(rules: PlanRules) -> Column:
+    """Return the class of a letter and the reason; null where it may be replayed."""
+    ordered = [*_settled(), *_superseded(), *_poison(rules)]
+    first, *others = ordered
+    return reduce(
+        lambda so_far, rule: so_far.when(rule[0], _class_and_reason(*rule[1:])),
+        others,
+        f.when(first[0], _class_and_reason(*first[1:])),
     )
 
 
-def _classify_chain(chain: Sequence[Letter], rules: PlanRules) -> Iterator[PlannedLetter]:
-    verdicts = [classify(letter, rules) for letter in chain]
-    several = sum(found is None for found in verdicts) > 1
-    blocked = ""
-    for letter, found in zip(chain, verdicts, strict=True):
-        cls, reason = found or _safe(letter, several=several)
-        if cls not in rules.include:
-            yield PlannedLetter(letter, cls, reason, None)
-            if cls in BLOCKING:
-                blocked = (
-                    blocked
-                    or f"behind {letter.partition}/{letter.offset} of its key,"
-                    f" which is {cls} and stays"
-                )
-        elif blocked:
-            yield PlannedLetter(letter, cls, blocked, None)
-        else:
-            yield PlannedLetter(letter, cls, reason, 0)
+def _class_and_reason(cls: LetterClass, reason: str | Column) -> Column:
+    text = f.lit(reason) if isinstance(reason, str) else reason
+    return f.struct(f.lit(str(cls)).alias("class"), text.alias("reason"))
 
 
-def classify(letter: Letter, rules: PlanRules) -> Classification | None:
-    """Return the class of the letter and the reason; None where it may be replayed."""
-    if letter.reserved:
-        return LetterClass.PENDING, "an undecided transaction acks or replays it"
-    if letter.applied:
-        return LetterClass.APPLIED, "its effect is committed"
-    if letter.token is TokenEvidence.FENCED:
-        return LetterClass.NO_BUSINESS_ROW, "its transaction was decided as rolled back"
-    if letter.token is TokenEvidence.ABSENT:
-        return LetterClass.NO_BUSINESS_ROW, "its transaction left no row in the database"
-    if letter.business_row is False:
-        return LetterClass.NO_BUSINESS_ROW, "there is no row of its key"
-    return _superseded(letter) or _poison(letter, rules)
+def _settled() -> list[Rule]:
+    nothing = LetterClass.NO_BUSINESS_ROW
+    state = f.col("token_state")
+    return [
+        (f.col("reserved"), LetterClass.PENDING, "an undecided transaction acks or replays it"),
+        (f.col("applied"), LetterClass.APPLIED, "its effect is committed"),
+        (state == "fenced", nothing, "its transaction was decided as rolled back"),
+        (state == "absent", nothing, "its transaction left no row in the database"),
+        (~f.col("business_row"), nothing, "there is no row of its key"),
+    ]
 
 
-def _superseded(letter: Letter) -> Classification | None:
-    if letter.later_applied is not None:
-        return LetterClass.SUPERSEDED, f"offset {letter.later_applied} of its key has been applied"
-    if (
-        letter.version is None
-        or letter.current_version is None
-        or letter.version >= letter.current_version
-    ):
-        return None
+def _superseded() -> list[Rule]:
+    later, version, current = f.col("later_applied"), f.col("version"), f.col("current_version")
+    by_offset = f.format_string("offset %d of its key has been applied", later)
+    by_version = f.format_string("it has version %d, the tables have %d", version, current)
+    return [
+        (later.isNotNull(), LetterClass.SUPERSEDED, by_offset),
+        (version < current, LetterClass.SUPERSEDED, by_version),
+    ]
+
+
+def _poison(rules: PlanRules) -> list[Rule]:
+    deaths, replays = f.col("deaths"), f.col("replays")
+    kind, print_ = f.col("error_type"), f.col("fingerprint")
+    found: list[tuple[Column, Column]] = [
+        (f.col("mistake").isNotNull(), f.col("mistake")),
+        (deaths >= rules.deaths, f.format_string("its consumer died of it %d times", deaths)),
+        (
+            replays >= rules.replays,
+            f.format_string("it was replayed %d times and failed again", replays),
+        ),
+        (
+            kind.isin(*sorted(rules.error_types)),
+            f.format_string("errors of type %s do not heal", kind),
+        ),
+        (
+            print_.isin(*sorted(rules.fingerprints)),
+            f.format_string("failures like %s do not heal", print_),
+        ),
+    ]
+    return [(condition, LetterClass.POISON, reason) for condition, reason in found]
+
+
+def _safe() -> Column:
+    chain = LetterClass.REPLAY_CHAIN
     return (
-        LetterClass.SUPERSEDED,
-        f"it has version {letter.version}, the tables have {letter.current_version}",
+        f.when(
+            f.col("safe") > 1,
+            _class_and_reason(chain, "in order with the other letters of its key"),
+        )
+        .when(
+            f.col("parked") > 0,
+            _class_and_reason(
+                chain, f.format_string("%d messages of its key wait behind it", f.col("parked"))
+            ),
+        )
+        .otherwise(_class_and_reason(LetterClass.REPLAY_ALONE, "nothing speaks against it"))
     )
-
-
-def _poison(letter: Letter, rules: PlanRules) -> Classification | None:
-    if not letter.readable:
-        return LetterClass.POISON, "its version cannot be read"
-    if letter.deaths >= rules.deaths:
-        return LetterClass.POISON, f"its consumer died of it {letter.deaths} times"
-    if letter.replays >= rules.replays:
-        return LetterClass.POISON, f"it was replayed {letter.replays} times and failed again"
-    if letter.error_type in rules.error_types:
-        return LetterClass.POISON, f"errors of type {letter.error_type} do not heal"
-    if letter.fingerprint in rules.fingerprints:
-        return LetterClass.POISON, f"failures like {letter.fingerprint} do not heal"
-    return None
-
-
-def _safe(letter: Letter, *, several: bool) -> Classification:
-    if several:
-        return LetterClass.REPLAY_CHAIN, "in order with the other letters of its key"
-    if letter.parked:
-        return LetterClass.REPLAY_CHAIN, f"{letter.parked} messages of its key wait behind it"
-    return LetterClass.REPLAY_ALONE, "nothing speaks against it"
-
-
-def _chunked(chains: Iterable[Sequence[PlannedLetter]], size: int) -> Iterator[PlannedLetter]:
-    """Assign chains to chunks of `size` letters.
-
-    A chain is never cut, so a long chain makes a long chunk.
-    """
-    chunk, filled = 0, 0
-    for chain in chains:
-        if filled and filled + len(chain) > size:
-            chunk, filled = chunk + 1, 0
-        filled += len(chain)
-        for item in chain:
-            yield item._replace(chunk=chunk)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from pyspark.errors import PySparkException
@@ -19,8 +21,27 @@ class QueryFailed(TxmqError):
     advice = "mend the cause and run the job again: it goes on where it was"
 
 
+class JobFailed(TxmqError):
+    """A task of a job has failed, more often than Spark tries it."""
+
+    advice = "mend the cause and run the job again: it goes on with what is done"
+
+
+@contextmanager
+def job_errors() -> Iterator[None]:
+    """Turn errors of tasks into errors of txmq. Raises JobFailed."""
+    try:
+        yield
+    except PySparkException as error:
+        raise JobFailed(_cause(error)) from error
+
+
 def query_failure(error: PySparkException) -> QueryFailed:
     """Return the error of a query, with the error of txmq that caused it if one did."""
+    return QueryFailed(_cause(error))
+
+
+def _cause(error: PySparkException) -> str:
     text = str(error)
     ours = OURS.findall(text)
-    return QueryFailed(ours[-1] if ours else text.partition("\n")[0])
+    return str(ours[-1]) if ours else text.partition("\n")[0]

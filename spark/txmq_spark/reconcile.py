@@ -1,94 +1,96 @@
-"""Classification of a consumer group's dead letters by log and database, as a plan.
+"""Classification of dead letters by log and database, as a plan.
 
 The snapshot of the database comes first, then the published ends. So a row of the
 snapshot had its message sent before, unless the transaction is still undecided. The
 plan is a function of the two, byte for byte. Nothing is changed.
+
+What grows with the letters stays in executors: they read letters, log and tables, ask
+the broker, join and classify. The driver has counts.
 """
 
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import reduce
 from typing import Any, Final, NamedTuple
 
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from txmq.errors import ConfigError, UnknownTransaction
+from txmq.errors import ConfigError
 from txmq.model.units import DAY, MILLISECOND
-from txmq.tx.postgres.identity import ServerIdentity
 from txmq_spark.arrow_letters import LETTERS
 from txmq_spark.arrow_messages import MESSAGES
 from txmq_spark.broker_link import BrokerLink
 from txmq_spark.database_snapshot import DatabaseSnapshot, open_snapshot
 from txmq_spark.database_tables import (
-    BusinessTable,
     GroupIdentity,
     GroupPartition,
     oldest_token,
     read_tables,
 )
 from txmq_spark.letter_evidence import (
+    KEPT,
+    PLACE,
     EvidenceTables,
     join_evidence,
-    keys_without_messages,
+    keys_apart,
+    token_column,
     tokens_without_messages,
-    version_column,
 )
-from txmq_spark.plan import Letter, PlannedLetter, PlanRules, TokenEvidence, make_plan
-from txmq_spark.plan_file import PlanFile, PlanInputs, decode_plan, encode_plan
+from txmq_spark.mapping import Mapping, mistake_column, version_column
+from txmq_spark.plan import LetterClass, PlanRules, classified
+from txmq_spark.plan_directory import (
+    PlanFilters,
+    PlanInputs,
+    PlanMade,
+    PlanManifest,
+    StoredPlan,
+    arranged,
+    in_parts,
+    part_digests,
+    write_plan,
+)
+from txmq_spark.plan_summary import PlanSummary, summarize
+from txmq_spark.query_errors import job_errors
+from txmq_spark.token_states import broker_states
 
 # the broker keeps outcomes of transactions for so long
 OUTCOME_KEPT_US: Final = 7 * DAY
-# more missing messages are counted, not listed
-MISSING_LISTED: Final = 10_000
+ERROR_CHARACTERS: Final = 200  # of the last line of a letter's error
+MISSING: Final = "what string, `table` string, name string, state string, at bigint"
+LOG_COLUMNS: Final = ("topic", "partition", "offset", "message_id", "key")
 
 
 class ReconcileOptions(NamedTuple):
     """Options of a reconciliation. Without `dsn` it uses the letters alone."""
 
     url: str
-    group: str
+    groups: tuple[str, ...]
     dsn: str | None = None
-    topics: tuple[str, ...] = ()  # () = the topics that the group reads
-    business: BusinessTable | None = None
-    applied_query: str | None = None
-    version: str | None = None  # source of the key's version in a message: header:NAME or json:PATH
+    topics: tuple[str, ...] = ()  # () = the topics that the groups read
+    mapping: Mapping = Mapping()
     rules: PlanRules = PlanRules()
-
-
-class MissingMessage(NamedTuple):
-    """A committed transaction or key whose message is not in the log.
-
-    `state` is "missing"; "pending" where the message is stored and undecided, or waits
-    behind an earlier message of its key; "rolled back" where the broker decided against
-    the committed row; "forgotten" where the transaction is too old for the broker to
-    know whether its messages went to other topics.
-    """
-
-    what: str  # "transaction" or "key"
-    name: str
-    state: str
-    at: int | None  # microseconds; None where the table has no time
+    standby: bool = False  # a snapshot of a standby is allowed
 
 
 class Reconciliation(NamedTuple):
-    """The plan and the missing messages.
-
-    `unlisted` is the number of missing messages that `missing` does not list.
+    """A plan and what it is about. `letters` and `missing` are in executors until the
+    block of `reconciled` ends.
     """
 
-    data: bytes  # of the plan's file
-    manifest: PlanFile
-    planned: tuple[PlannedLetter, ...]
-    missing: tuple[MissingMessage, ...]
-    unlisted: int
+    manifest: PlanManifest
+    made: PlanMade
+    summary: PlanSummary
+    letters: DataFrame
+    missing: DataFrame
 
-    def counts(self) -> Counter[str]:
-        """Return the number of letters by class."""
-        return Counter(str(item.cls) for item in self.planned)
+    def write(self, path: str) -> StoredPlan:
+        """Write the plan into a directory of any file system that Spark knows."""
+        spark = self.letters.sparkSession
+        return write_plan(spark, path, self.manifest, self.made, self.letters, self.missing)
 
 
 class _Inputs(NamedTuple):
@@ -96,84 +98,138 @@ class _Inputs(NamedTuple):
 
     link: BrokerLink
     snapshot: DatabaseSnapshot | None
-    group: GroupIdentity
+    groups: tuple[GroupIdentity, ...]
+    firsts: dict[str, tuple[int, ...]]
     ends: dict[str, tuple[int, ...]]
 
 
-def reconcile(spark: SparkSession, options: ReconcileOptions) -> Reconciliation:
-    """Classify the letters and make a plan; change nothing. Raises TxmqError."""
-    version = version_column(options.version)
+@contextmanager
+def reconciled(spark: SparkSession, options: ReconcileOptions) -> Iterator[Reconciliation]:
+    """Classify the letters and make a plan, which lasts for the block; change nothing.
+
+    Raises TxmqError.
+    """
+    if options.mapping.applied and len(options.groups) > 1:
+        raise ConfigError(
+            "applied", "a query is about one group", hint="reconcile each group by itself"
+        )
     with ExitStack() as stack:
-        snapshot = stack.enter_context(open_snapshot(options.dsn)) if options.dsn else None
+        stack.enter_context(job_errors())
+        snapshot = None
+        if options.dsn:
+            snapshot = stack.enter_context(open_snapshot(options.dsn, standby=options.standby))
+            options.mapping.check(snapshot)
         inputs = _fix_inputs(stack.enter_context(BrokerLink(options.url)), snapshot, options)
-        found = EvidenceTables()
+        tables = EvidenceTables()
         if snapshot is not None:
-            found = read_tables(
-                spark, snapshot, inputs.group, options.business, options.applied_query
-            )
-        log = _log(
-            spark, options.url, inputs, ["topic", "partition", "offset", "message_id", "key"]
-        )
-        frame = join_evidence(_letters(spark, options, inputs), log, found, version)
-        letters = list(
-            _as_letters(inputs, frame.toArrow().to_pylist(), versioned=version is not None)
-        )
-        missing, unlisted = _missing(inputs, found, log)
-    planned = make_plan(letters, options.rules)
-    data = encode_plan(_plan_inputs(inputs, found), options.rules, planned)
-    return Reconciliation(data, decode_plan(data), tuple(planned), missing, unlisted)
+            tables = read_tables(spark, snapshot, inputs.groups, options.mapping)
+        stack.callback(tables.release)
+        log = None if snapshot is None else _log(spark, options, inputs).persist(KEPT)
+        if log is not None:
+            stack.callback(log.unpersist)
+        found = _reconcile(spark, options, inputs, tables, log)
+        stack.callback(found.letters.unpersist)
+        stack.callback(found.missing.unpersist)
+        yield found
+
+
+def reconcile(spark: SparkSession, options: ReconcileOptions, path: str) -> Reconciliation:
+    """Classify the letters, and write a plan into a directory. Raises TxmqError."""
+    with reconciled(spark, options) as found:
+        stored = found.write(path)
+        return found._replace(letters=stored.letters)
+
+
+def _reconcile(
+    spark: SparkSession,
+    options: ReconcileOptions,
+    inputs: _Inputs,
+    tables: EvidenceTables,
+    log: DataFrame | None,
+) -> Reconciliation:
+    letters = in_parts(_letters(spark, options, inputs))
+    evidence = join_evidence(letters.frame, log, tables)
+    judged = classified(_with_token_states(evidence, options, inputs), options.rules)
+    plan = arranged(judged, letters.parts)
+    parts = part_digests(plan)
+    missing = _missing(spark, options, inputs, tables, log).persist(KEPT)
+    snapshot = inputs.snapshot
+    youngest = plan.agg(f.max("dead_at").alias("at")).first() if snapshot is None else None
+    now = snapshot.at if snapshot else int((youngest and youngest["at"]) or 0)
+    summary = summarize(plan, missing, now)
+    groups = [group.name for group in inputs.groups]
+    manifest = PlanManifest(
+        facts=PlanInputs(
+            groups=tuple(groups),
+            log_id=inputs.groups[0].log_id,
+            firsts=inputs.firsts,
+            ends=inputs.ends,
+            evidence=tuple(name for name, frame in tables._asdict().items() if frame is not None),
+            database=f"{snapshot.identity.system_id}/{snapshot.database}" if snapshot else None,
+        ),
+        filters=PlanFilters.of(options.rules),
+        letters={
+            group: {cls: summary.classes.get((group, cls), 0) for cls in LetterClass}
+            for group in groups
+        },
+        replays={
+            group: sum(summary.replayed.get((group, cls), 0) for cls in LetterClass)
+            for group in groups
+        },
+        parts=parts,
+    )
+    made = PlanMade()
+    if snapshot is not None:
+        made = PlanMade(snapshot=snapshot.visible, snapshot_at=snapshot.at)
+    return Reconciliation(manifest.sealed(), made, summary, plan, missing)
 
 
 def _fix_inputs(
     link: BrokerLink, snapshot: DatabaseSnapshot | None, options: ReconcileOptions
 ) -> _Inputs:
-    shown = link.call("group.show", group=options.group)
-    there = {topic["name"] for topic in link.call("topic.list")["topics"]}
-    topics = options.topics or there.intersection(shown["topics"])
-    if not topics:
-        raise ConfigError(
-            "group", f"group {options.group} reads no topic", hint="check the name of the group"
+    there = set(link.topics())
+    groups, topics = [], set(options.topics)
+    for name in sorted(set(options.groups)):
+        shown = link.call("group.show", group=name)
+        read = there.intersection(shown["topics"])
+        if not (options.topics or read):
+            raise ConfigError(
+                "group", f"group {name} reads no topic", hint="check the name of the group"
+            )
+        topics |= set() if options.topics else read
+        places = tuple(
+            place
+            for position in shown["positions"]
+            if position["topic"] in (options.topics or read)
+            for place in GroupPartition.of(position)
         )
-    ends = {topic: tuple(link.published_ends(topic)) for topic in sorted(topics)}
-    places = tuple(
-        place
-        for position in shown["positions"]
-        if position["topic"] in topics
-        for place in GroupPartition.of(position)
-    )
-    return _Inputs(link, snapshot, GroupIdentity(options.group, link.log_id, places), ends)
+        groups.append(GroupIdentity(name, link.log_id, places))
+    firsts, ends = {}, {}
+    for topic in sorted(topics):
+        bounds = link.offset_bounds(topic)
+        firsts[topic], ends[topic] = (tuple(one) for one in bounds)
+    return _Inputs(link, snapshot, tuple(groups), firsts, ends)
 
 
-def _plan_inputs(inputs: _Inputs, found: EvidenceTables) -> PlanInputs:
-    snapshot = inputs.snapshot
-    return PlanInputs(
-        group=inputs.group.name,
-        log_id=inputs.group.log_id,
-        ends=inputs.ends,
-        evidence=tuple(name for name, frame in found._asdict().items() if frame is not None),
-        database=f"{snapshot.identity.system_id}/{snapshot.database}" if snapshot else None,
-        snapshot=snapshot.visible if snapshot else None,
-        snapshot_at=snapshot.at if snapshot else None,
-    )
-
-
-def _log(spark: SparkSession, url: str, inputs: _Inputs, names: Sequence[str]) -> DataFrame:
+def _log(spark: SparkSession, options: ReconcileOptions, inputs: _Inputs) -> DataFrame:
+    """Return the messages of the log up to the ends, without bodies."""
     ends = {topic: dict(enumerate(ends)) for topic, ends in inputs.ends.items()}
-    reader = spark.read.format("txmq").option("url", url).option("topic", ",".join(ends))
+    reader = spark.read.format("txmq").option("url", options.url).option("topic", ",".join(ends))
     reader = reader.option("endingOffsets", json.dumps(ends)).option(
         "minPartitions", spark.sparkContext.defaultParallelism
     )
-    return reader.schema(_ddl(MESSAGES, names)).load()
+    read = reader.schema(_ddl(MESSAGES, LOG_COLUMNS)).load()
+    return read.withColumn("about", options.mapping.about())
 
 
 def _letters(spark: SparkSession, options: ReconcileOptions, inputs: _Inputs) -> DataFrame:
     """Return the open letters of messages below the ends, with times as numbers."""
-    names = [
-        name
-        for name in LETTERS.names
-        if name != "body" or (options.version or "").startswith("json:")
-    ]
-    reader = spark.read.format("txmq").option("url", options.url).option("letters", options.group)
+    version = options.mapping.version
+    heavy = {"body": "json:", "headers": "header:"}
+    names = [name for name in LETTERS.names if (version or "").startswith(heavy.get(name, ""))]
+    groups = ",".join(group.name for group in inputs.groups)
+    reader = spark.read.format("txmq").option("url", options.url).option("letters", groups)
+    reader = reader.option("minPartitions", spark.sparkContext.defaultParallelism)
     letters = reader.schema(_ddl(LETTERS, names)).load()
     ends = [
         (topic, number, end)
@@ -181,11 +237,28 @@ def _letters(spark: SparkSession, options: ReconcileOptions, inputs: _Inputs) ->
         for number, end in enumerate(ends)
     ]
     below = spark.createDataFrame(ends, "topic string, partition int, end bigint")
-    known = (
-        letters.join(f.broadcast(below), ["topic", "partition"]).where("offset < end").drop("end")
+    known = letters.join(f.broadcast(below), PLACE[:2]).where("offset < end")
+    column = version_column(version)
+    none = f.lit(None).cast("bigint")
+    known = known.withColumn("version", none if column is None else column).withColumns(
+        {
+            "mistake": mistake_column(version),
+            "stored_at": f.unix_micros("stored_at"),
+            "dead_at": f.unix_micros("dead_at"),
+            "reserved": f.col("reserved_by").isNotNull(),
+            "token": token_column("message_id"),
+            "error": _last_line("error_text"),
+            "about": options.mapping.about(),
+        }
     )
-    known = known.withColumns({name: f.unix_micros(name) for name in ("stored_at", "dead_at")})
-    return known.localCheckpoint()  # listed once, because several joins must see the same letters
+    left = known.drop("end", "body", "headers", "error_text", "reserved_by", "damaged")
+    # listed once, because several joins must see the same letters
+    return left.localCheckpoint(storageLevel=KEPT)
+
+
+def _last_line(column: str) -> Column:
+    line = f.substring_index(f.rtrim(f.regexp_replace(column, r"\s+$", "")), "\n", -1)
+    return f.left(line, f.lit(ERROR_CHARACTERS))
 
 
 def _ddl(schema: Any, names: Sequence[str]) -> str:  # noqa: ANN401  # Arrow has no types
@@ -201,106 +274,82 @@ def _ddl(schema: Any, names: Sequence[str]) -> str:  # noqa: ANN401  # Arrow has
     )
 
 
-def _as_letters(
-    inputs: _Inputs, rows: Sequence[Mapping[str, Any]], *, versioned: bool
-) -> Iterator[Letter]:
-    """Yield rows of evidence as letters.
+def _with_token_states(
+    evidence: DataFrame, options: ReconcileOptions, inputs: _Inputs
+) -> DataFrame:
+    """Turn states of the token table into words.
 
-    The broker is asked about tokens that the token table does not have.
+    The broker is asked about tokens that the table does not have: one that this
+    database decided should have its row there.
     """
-    oldest = oldest_token(inputs.snapshot) if inputs.snapshot else None
-    by_token: dict[str, TokenEvidence] = {}
-    for row in rows:
-        token = TokenEvidence.NONE
-        if row["token"] is not None and inputs.snapshot is not None:
-            token = _token_evidence(inputs.link, inputs.snapshot, row, oldest, by_token)
-        fields = {name: row[name] for name in Letter._fields if name in row}
-        fields |= {
-            "reserved": row["reserved_by"] is not None,
-            "token": token,
-            "readable": not versioned or row["version"] is not None,
-        }
-        yield Letter(**fields)
-
-
-def _token_evidence(
-    link: BrokerLink,
-    snapshot: DatabaseSnapshot,
-    row: Mapping[str, Any],
-    oldest: str | None,
-    by_token: dict[str, TokenEvidence],
-) -> TokenEvidence:
-    state, token = row["token_state"], row["token"]
-    if state is not None:
-        return TokenEvidence.FENCED if state == "R" else TokenEvidence.COMMITTED
-    if oldest is None or token < oldest:
-        return TokenEvidence.NONE
-    if token not in by_token:
-        by_token[token] = (
-            TokenEvidence.ABSENT
-            if _decided_by(link, token, snapshot.identity)
-            else TokenEvidence.NONE
-        )
-    return by_token[token]
-
-
-def _decided_by(link: BrokerLink, token: str, database: ServerIdentity) -> bool:
-    """Return whether this database decided the transaction, and should have its row."""
-    try:
-        kind, *fields = link.call("tx.show", token=token)["decider"]
-    except UnknownTransaction:
-        return False
-    return bool(
-        kind == "postgres" and (fields[0], fields[2]) == (database.system_id, database.database_oid)
+    state = f.when(f.col("token_state") == "R", "fenced").when(
+        f.col("token_state").isNotNull(), "committed"
     )
+    oldest = oldest_token(inputs.snapshot) if inputs.snapshot else None
+    if inputs.snapshot is None or oldest is None:
+        return evidence.withColumn("token_state", state)
+    unknown = (f.col("token") >= oldest) & f.col("token_state").isNull()
+    asked = broker_states(evidence.where(unknown), options.url, inputs.snapshot.identity)
+    absent = asked.where("ours").select("token", f.lit(True).alias("absent"))
+    joined = evidence.join(absent, "token", "left")
+    return joined.withColumn("token_state", state.when(f.col("absent"), "absent")).drop("absent")
 
 
-def _missing(
-    inputs: _Inputs, found: EvidenceTables, log: DataFrame
-) -> tuple[tuple[MissingMessage, ...], int]:
-    """Return the missing messages, and the number of those not listed."""
-    missing: list[MissingMessage] = []
-    more = 0
-    if found.tokens is not None:
-        rows, unlisted = _listed(tokens_without_messages(found.tokens, log), "token")
-        states = ((row, _state(inputs, row["token"])) for row in rows)
-        missing += [
-            MissingMessage("transaction", row["token"], state, row["at"])
-            for row, state in states
-            if state
-        ]
-        more += unlisted
-    if found.business is not None:
-        rows, unlisted = _listed(keys_without_messages(found.business, log), "key")
-        missing += [MissingMessage("key", row["key"], "missing", None) for row in rows]
-        more += unlisted
-    return tuple(missing), more
-
-
-def _listed(frame: DataFrame, name: str) -> tuple[list[Row], int]:
-    """Return the first rows in order, and the number of the others."""
-    rows = frame.orderBy(name).limit(MISSING_LISTED).collect()
-    return rows, frame.count() - len(rows) if len(rows) == MISSING_LISTED else 0
-
-
-STATES: Final = {
+KNOWN_STATES: Final = {
     "OPEN": "pending",
     "UNDECIDED": "pending",
     "COMMITTED": "pending",
     "ROLLED_BACK": "rolled back",
-    "PUBLISHED": "",
 }
 
 
-def _state(inputs: _Inputs, token: str) -> str:
-    """Return the state of a transaction without messages in the frames.
-
-    It is "" for one whose messages are in other topics, or that had none.
-    """
-    try:
-        return STATES[inputs.link.call("tx.show", token=token)["state"]]
-    except UnknownTransaction:
-        now = inputs.snapshot.at if inputs.snapshot else 0
-        return (
-            "missing" if int(token[:12], 16) * MILLISECOND > now - OUTCOME_KEPT_US else "forgotten"
+def _missing(
+    spark: SparkSession,
+    options: ReconcileOptions,
+    inputs: _Inputs,
+    tables: EvidenceTables,
+    log: DataFrame | None,
+) -> DataFrame:
+    """Return rows and transactions without messages, and messages without rows."""
+    found = spark.createDataFrame([], MISSING)
+    if tables.tokens is not None and log is not None and inputs.snapshot is not None:
+        found = found.union(_missing_transactions(options, inputs.snapshot, tables.tokens, log))
+    if tables.business is not None and log is not None:
+        apart = keys_apart(tables.business, log)
+        names = f.array(*(f.lit(table.name) for table in options.mapping.tables))
+        removed = any(first > 0 for firsts in inputs.firsts.values() for first in firsts)
+        found = found.union(
+            apart.select(
+                f.when(f.col("told") == 1, "row").otherwise("key"),
+                names[f.col("about")],
+                "key",
+                f.when(f.col("told") == 1, "missing").otherwise(
+                    "removed?" if removed else "missing"
+                ),
+                f.lit(None).cast("bigint"),
+            )
         )
+    return found
+
+
+def _missing_transactions(
+    options: ReconcileOptions, snapshot: DatabaseSnapshot, tokens: DataFrame, log: DataFrame
+) -> DataFrame:
+    """Return committed transactions without messages, but for those whose messages are
+    in other topics, or that had none.
+    """
+    silent = tokens_without_messages(tokens, log).persist(KEPT)
+    asked = broker_states(silent, options.url, snapshot.identity)
+    millis = f.conv(f.substring("token", 1, 12), 16, 10).cast("bigint")
+    kept = millis * MILLISECOND > snapshot.at - OUTCOME_KEPT_US
+    known = reduce(
+        lambda column, one: column.when(f.col("known") == one[0], one[1]),
+        KNOWN_STATES.items(),
+        f.when(f.col("known").isNull(), f.when(kept, "missing").otherwise("forgotten")),
+    )
+    return (
+        silent.join(asked, "token", "left")
+        .withColumn("state", known)
+        .where("state IS NOT NULL")
+        .select(f.lit("transaction"), f.lit(None).cast("string"), "token", "state", "at")
+    )

@@ -2,33 +2,29 @@
 page.
 
 The page loads no resource and runs no script, and its policy tells the browser so.
-Texts from messages are escaped, and unprintable characters are replaced.
+Texts from messages are escaped, and unprintable characters are replaced. The page is a
+function of the findings, so no clock is read.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import resources
 from string import Template
-from typing import Final
+from typing import Any, Final
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from txmq.model.units import DAY, HOUR, SECOND
+from txmq.model.units import SECOND
 from txmq_spark.charts import Bar, bar_chart, escape_text
-from txmq_spark.plan import LetterClass, PlannedLetter
-from txmq_spark.plan_file import PlanHeader
-from txmq_spark.reconcile import MissingMessage, Reconciliation
+from txmq_spark.plan import LetterClass
+from txmq_spark.plan_directory import PlanMade, PlanManifest
+from txmq_spark.plan_summary import AGES, OLDER, MissingMessage, PlanSummary
 
-AGES: Final = ((HOUR, "under an hour"), (DAY, "under a day"), (7 * DAY, "under a week"))
-OLDER: Final = "a week or more"
-CHART_BARS: Final = 12  # the other bars are summed up
-LISTED_LETTERS: Final = 20  # shown of each class
-LISTED_MISSING: Final = 100  # shown of the rows without a message
+TOP_KEYS: Final = 20  # shown
 MEANINGS: Final = {
     LetterClass.PENDING: "an undecided transaction acks or replays it: reconcile again later",
     LetterClass.APPLIED: "its effect is committed: a replay would only lift the fence of its key",
@@ -38,28 +34,6 @@ MEANINGS: Final = {
     LetterClass.REPLAY_CHAIN: "safe to replay, in the order of its key",
     LetterClass.REPLAY_ALONE: "safe to replay",
 }
-
-
-def terminal_summary(found: Reconciliation) -> RenderableType:
-    """Return the summary for a terminal.
-
-    Texts from messages are printed as they are, never as markup.
-    """
-    header, counts = found.manifest.header, found.counts()
-    table = Table(title=f"Dead letters of {header.facts.group}", title_justify="left")
-    table.add_column("class")
-    table.add_column("letters", justify="right")
-    table.add_column("what it means")
-    for cls in LetterClass:
-        table.add_row(
-            Text(cls, style=STYLES[cls]),
-            str(counts[cls]),
-            MEANINGS[cls],
-            style="" if counts[cls] else "dim",
-        )
-    return Group(table, *_lines(found, header))
-
-
 STYLES: Final = {
     LetterClass.PENDING: "yellow",
     LetterClass.APPLIED: "green",
@@ -69,148 +43,286 @@ STYLES: Final = {
     LetterClass.REPLAY_CHAIN: "bold blue",
     LetterClass.REPLAY_ALONE: "bold blue",
 }
+MISSING_MEANINGS: Final = {
+    ("transaction", "missing"): "committed, and the broker has never seen the transaction:"
+    " its messages are lost, send them again",
+    ("transaction", "pending"): "committed, and its messages are not visible yet",
+    ("transaction", "rolled back"): "committed, and the broker decided against it:"
+    " its messages are lost, send them again",
+    ("transaction", "forgotten"): "committed too long ago for the broker to know it",
+    ("key", "missing"): "a business row whose key no message has",
+    ("key", "removed?"): "a business row whose key no message has; retention has removed some",
+    ("row", "missing"): "messages about a row that is gone, or never was",
+}
 
 
-def _lines(found: Reconciliation, header: PlanHeader) -> Iterable[Text]:
-    facts = header.facts
-    tables = ", ".join(facts.evidence) or "none (no database was read)"
+def terminal_summary(manifest: PlanManifest, summary: PlanSummary) -> RenderableType:
+    """Return the summary for a terminal.
+
+    Texts from messages are printed as they are, never as markup.
+    """
+    groups = ", ".join(manifest.facts.groups)
+    table = Table(title=f"Dead letters of {groups}", title_justify="left")
+    table.add_column("class")
+    table.add_column("letters", justify="right")
+    table.add_column("what it means")
+    for cls in LetterClass:
+        count = summary.of_class(cls)
+        table.add_row(
+            Text(cls, style=STYLES[cls]), str(count), MEANINGS[cls], style="" if count else "dim"
+        )
+    return Group(table, *_lines(manifest, summary))
+
+
+def _lines(manifest: PlanManifest, summary: PlanSummary) -> Iterable[Text]:
+    tables = ", ".join(manifest.facts.evidence) or "none (no database was read)"
     yield Text(f"Evidence: {tables}")
-    total = len(found.missing) + found.unlisted
-    states = Counter(row.state for row in found.missing)
-    by_state = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    total = sum(summary.missing.values())
+    by_state = ", ".join(
+        f"{count} {what} {state}" for (what, state), count in summary.missing.items()
+    )
     yield Text(
-        f"Committed rows without a message: {total}" + (f" ({by_state})" if by_state else ""),
+        f"Rows without messages, and messages without rows: {total}"
+        + (f" ({by_state})" if by_state else ""),
         "red" if total else "",
     )
-    yield Text(f"Plan {header.digest[:12]}: {_extent(header)}", "bold")
+    yield Text(f"Plan {manifest.digest[:12]}: {_extent(manifest)}", "bold")
 
 
-def _extent(header: PlanHeader) -> str:
-    letters, chunks = header.replays, header.chunks
-    return (
-        f"{letters} letter{'s' * (letters != 1)} to replay in {chunks} chunk{'s' * (chunks != 1)}"
-    )
+def _extent(manifest: PlanManifest) -> str:
+    letters = sum(manifest.replays.values())
+    return f"{letters} letter{'s' * (letters != 1)} to replay"
 
 
-def html_page(found: Reconciliation) -> str:
-    """Return the report as one HTML page."""
-    header = found.manifest.header
+def html_page(
+    manifest: PlanManifest, made: PlanMade, summary: PlanSummary, path: str = "PLAN"
+) -> str:
+    """Return the report as one HTML page; `path` is that of the plan's directory."""
     template = Template(resources.files(__package__).joinpath("report.html").read_text("utf-8"))
+    samples: dict[str, list[Mapping[str, Any]]] = {cls: [] for cls in LetterClass}
+    for row in summary.samples:
+        samples[row["class"]].append(row)
     return template.substitute(
-        group=escape_text(header.facts.group),
-        facts=_facts(header),
-        charts=_charts(found),
-        letters="".join(
-            _class(cls, [item for item in found.planned if item.cls is cls]) for cls in LetterClass
-        ),
-        missing=_missing(found.missing, found.unlisted),
+        group=escape_text(", ".join(manifest.facts.groups), 2_000),
+        headline=_headline(manifest, summary),
+        steps=_steps(manifest, summary, path),
+        facts=_facts(manifest, made),
+        groups=_groups(manifest),
+        charts=_charts(summary),
+        keys=_keys(summary),
+        letters="".join(_class(cls, summary.of_class(cls), samples[cls]) for cls in LetterClass),
+        missing=_missing(summary),
     )
 
 
-def _facts(header: PlanHeader) -> str:
-    facts = header.facts
-    ends = "; ".join(f"{topic} {', '.join(map(str, ends))}" for topic, ends in facts.ends.items())
+def _headline(manifest: PlanManifest, summary: PlanSummary) -> str:
+    """Return the few numbers that a reader wants first."""
+    replays = sum(manifest.replays.values())
+    lost = sum(
+        count
+        for (what, state), count in summary.missing.items()
+        if what == "transaction" and state in ("missing", "rolled back")
+    )
+    numbers = [
+        ("dead letters", summary.letters, ""),
+        ("safe to replay", replays, "replay_chain"),
+        ("would fail again", summary.of_class(LetterClass.POISON), "poison"),
+        ("committed, never sent", lost, "poison" if lost else ""),
+    ]
+    return "".join(
+        f'<div class="number"><b>{count:,}</b><span class="bar {kind}"></span>{name}</div>'
+        for name, count, kind in numbers
+    )
+
+
+def _steps(manifest: PlanManifest, summary: PlanSummary, path: str) -> str:
+    found = "".join(f"<li>{step}</li>" for step in _next_steps(manifest, summary, path))
+    return f"<ol>{found}</ol>" if found else "<p>Nothing: there are no letters.</p>"
+
+
+def _next_steps(manifest: PlanManifest, summary: PlanSummary, path: str) -> Iterator[str]:
+    """Yield what to do, in the order in which it helps."""
+    counts = {cls: summary.of_class(cls) for cls in LetterClass}
+    lost = [state for what, state in summary.missing if what == "transaction"]
+    if {"missing", "rolled back"} & set(lost):
+        yield (
+            "Send again what was committed and never sent: the list is below, and as a whole in"
+            f" {_code(path + '/missing')}."
+        )
+    if counts[LetterClass.POISON]:
+        most = summary.failures[0] if summary.failures else None
+        why = (
+            f" Most letters failed with {_code(most.error_type or most.fingerprint)}"
+            f" ({most.letters:,})."
+            if most
+            else ""
+        )
+        yield (
+            f"Remove the cause of {counts[LetterClass.POISON]:,} letters that would fail again,"
+            f" or edit their messages: {_code('txmq dlq edit')}.{why}"
+        )
+    if replays := sum(manifest.replays.values()):
+        yield (
+            f"Try some, then replay all {replays:,}:"
+            f" {_code(f'txmq-spark replay --plan {path} --canary 100 --hold')}, then"
+            f" {_code(f'txmq-spark replay --plan {path}')}."
+        )
+    settled = counts[LetterClass.SUPERSEDED] + counts[LetterClass.NO_BUSINESS_ROW]
+    if settled:
+        yield (
+            f"Look at {settled:,} letters that are superseded or about no row, and abandon them:"
+            f" {_code('txmq dlq abandon')}."
+        )
+    if count := counts[LetterClass.APPLIED]:
+        yield (
+            f"{count:,} letters have had their effect. Where consumers have an inbox, replay them,"
+            f" too, to lift the fences of their keys: {_code('reconcile --include applied')}."
+        )
+    if count := counts[LetterClass.PENDING]:
+        yield (
+            f"Reconcile again later: undecided transactions hold {count:,} letters"
+            f" ({_code('txmq tx list')})."
+        )
+
+
+def _code(text: str) -> str:
+    return f"<code>{escape_text(text)}</code>"
+
+
+def _facts(manifest: PlanManifest, made: PlanMade) -> str:
+    facts = manifest.facts
+    ends = "; ".join(
+        f"{topic} " + ", ".join(f"{first}–{end}" for first, end in zip(firsts, ends, strict=True))
+        for (topic, ends), firsts in zip(facts.ends.items(), facts.firsts.values(), strict=True)
+    )
+    database = f"{facts.database} at {format_time(made.snapshot_at)}" if facts.database else "none"
     rows = (
-        ("Plan", header.digest),
-        ("Takes", _extent(header)),
-        ("Of classes", ", ".join(header.filters.include)),
-        ("Log", f"{facts.log_id}, published ends: {ends}"),
-        (
-            "Database",
-            f"{facts.database} at {format_time(facts.snapshot_at)}" if facts.database else "none",
-        ),
+        ("Plan", manifest.digest),
+        ("Takes", _extent(manifest)),
+        ("Of classes", ", ".join(manifest.filters.include)),
+        ("Log", f"{facts.log_id}, offsets: {ends}"),
+        ("Database", database),
         ("Evidence", ", ".join(facts.evidence) or "none"),
     )
     return "".join(f"<dt>{name}</dt><dd>{escape_text(value, 2_000)}</dd>" for name, value in rows)
 
 
-def _charts(found: Reconciliation) -> str:
-    counts = found.counts()
-    by_class = [Bar(cls, counts[cls], cls) for cls in LetterClass]
-    prints = Counter(
-        f"{item.letter.error_type} {item.letter.fingerprint}".strip() for item in found.planned
+def _groups(manifest: PlanManifest) -> str:
+    """Return a table of classes by group."""
+    head = _row("th", "group", *LetterClass, "to replay")
+    rows = "".join(
+        _row(
+            "td",
+            group,
+            *(f"{counts[cls]:,}" for cls in LetterClass),
+            f"{manifest.replays[group]:,}",
+        )
+        for group, counts in manifest.letters.items()
     )
-    by_print = [Bar(name or "(none)", count, "neutral") for name, count in _most(prints)]
-    ages = Counter(_age(item.letter.dead_at, _now(found)) for item in found.planned)
+    return _table(head, rows)
+
+
+def _charts(summary: PlanSummary) -> str:
+    by_class = [Bar(cls, summary.of_class(cls), cls) for cls in LetterClass]
+    by_print = [
+        Bar(f"{one.error_type} {one.fingerprint}".strip() or "(none)", one.letters, "neutral")
+        for one in summary.failures
+    ]
+    kinds, rest = summary.other_failures
+    if kinds:
+        by_print.append(Bar(f"{kinds} others", rest, "neutral"))
     by_age = [
-        Bar(name, ages[name], "neutral") for name in (*(name for _limit, name in AGES), OLDER)
+        Bar(age, sum(n for (_cls, one), n in summary.ages.items() if one == age), "neutral")
+        for age in (*(name for _limit, name in AGES), OLDER)
     ]
-    titles = (
-        "Letters by class",
-        "Letters by failure",
-        "Letters by age, at the time of this report",
+    charts = (
+        ("Letters by class", by_class),
+        ("Letters by failure", by_print),
+        ("Letters by age, at the time of this report", by_age),
     )
-    return "".join(
-        bar_chart(title, rows)
-        for title, rows in zip(titles, (by_class, by_print, by_age), strict=True)
+    return "".join(bar_chart(title, rows) for title, rows in charts)
+
+
+def _keys(summary: PlanSummary) -> str:
+    keys = summary.keys
+    if not keys.keys:
+        return "<p>No letter has a key.</p>"
+    alone = summary.letters - keys.letters
+    text = (
+        f"{keys.letters:,} letters have {keys.keys:,} keys; the key with most of them has"
+        f" {keys.share(1):.0%}, the first 10 have {keys.share(10):.0%}, the first 100"
+        f" {keys.share(100):.0%}."
     )
-
-
-def _most(counts: Counter[str]) -> list[tuple[str, int]]:
-    """Return the largest counts, equal ones by name, and the sum of the rest."""
-    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    rest = ordered[CHART_BARS:]
-    return [
-        *ordered[:CHART_BARS],
-        *([(f"{len(rest)} others", sum(count for _name, count in rest))] if rest else []),
-    ]
-
-
-def _now(found: Reconciliation) -> int:
-    """Return the time of the snapshot, or the time of the youngest letter.
-
-    The report is a function of the findings, so no clock is read.
-    """
-    return found.manifest.header.facts.snapshot_at or max(
-        (item.letter.dead_at for item in found.planned), default=0
+    if alone:
+        text += f" {alone:,} letters have no key."
+    head = _row("th", "key", "topic", "group", "letters", "to replay", "oldest")
+    rows = "".join(
+        _row(
+            "td",
+            one.key,
+            one.topic,
+            one.group,
+            f"{one.letters:,}",
+            f"{one.replayed:,}",
+            format_time(one.oldest),
+        )
+        for one in keys.top[:TOP_KEYS]
     )
+    return f"<p>{escape_text(text, 1_000)}</p>{_table(head, rows)}"
 
 
-def _age(dead_at: int, now: int) -> str:
-    return next((name for limit, name in AGES if now - dead_at < limit), OLDER)
-
-
-def _class(cls: LetterClass, items: Sequence[PlannedLetter]) -> str:
-    if not items:
+def _class(cls: LetterClass, count: int, rows: Sequence[Mapping[str, Any]]) -> str:
+    if not count:
         return ""
-    rows = "".join(_letter(item) for item in items[:LISTED_LETTERS])
-    more = f"<p>and {len(items) - LISTED_LETTERS} more</p>" if len(items) > LISTED_LETTERS else ""
-    head = _row("th", "letter", "key", "failure", "died", "why", "chunk")
+    shown = "".join(_letter(row) for row in rows)
+    more = f"<p>and {count - len(rows):,} more</p>" if count > len(rows) else ""
+    head = _row("th", "letter", "key", "failure", "died", "why", "plan")
     meaning = escape_text(MEANINGS[cls])
-    title = f'<h2><span class="dot {cls}"></span>{cls}: {len(items)}</h2><p>{meaning}</p>'
-    return (
-        f"<section>{title}<table><thead>{head}</thead><tbody>{rows}</tbody></table>{more}</section>"
-    )
+    title = f'<h3><span class="dot {cls}"></span>{cls}: {count:,}</h3><p>{meaning}</p>'
+    return f"<section>{title}{_table(head, shown)}{more}</section>"
 
 
-def _letter(item: PlannedLetter) -> str:
-    letter = item.letter
+def _letter(row: Mapping[str, Any]) -> str:
+    kind, error = row["error_type"] or "", row["error"] or ""
     cells = (
-        f"{letter.topic}/{letter.partition}/{letter.offset}",
-        letter.key or "",
-        f"{letter.error_type}: {letter.error_text}" if letter.error_text else letter.error_type,
-        format_time(letter.dead_at),
-        item.reason,
-        "left" if item.chunk is None else str(item.chunk),
+        f"{row['topic']}/{row['partition']}/{row['offset']}",
+        row["key"] or "",
+        f"{kind}: {error}" if error else kind,
+        format_time(row["dead_at"]),
+        row["reason"],
+        "replays" if row["replay"] else "leaves",
     )
     return _row("td", *cells)
+
+
+def _table(head: str, rows: str) -> str:
+    return f'<div class="wide"><table><thead>{head}</thead><tbody>{rows}</tbody></table></div>'
 
 
 def _row(tag: str, *cells: str) -> str:
     return f"<tr>{''.join(f'<{tag}>{escape_text(cell)}</{tag}>' for cell in cells)}</tr>"
 
 
-def _missing(missing: Sequence[MissingMessage], unlisted: int) -> str:
-    total = len(missing) + unlisted
-    if not total:
-        return "<p>None: every committed row that was read has its message.</p>"
-    rows = "".join(
-        _row("td", row.what, row.name, row.state, format_time(row.at))
-        for row in missing[:LISTED_MISSING]
+def _missing(summary: PlanSummary) -> str:
+    if not summary.missing:
+        return "<p>None: every committed row that was read has its message, and the reverse.</p>"
+    counts = "".join(
+        _row("td", what, state, f"{count:,}", MISSING_MEANINGS.get((what, state), ""))
+        for (what, state), count in summary.missing.items()
     )
-    more = f"<p>and {total - LISTED_MISSING} more</p>" if total > LISTED_MISSING else ""
-    head = _row("th", "what", "name", "state", "committed")
-    return f"<table><thead>{head}</thead><tbody>{rows}</tbody></table>{more}"
+    rows = "".join(_missing_row(one) for one in summary.missing_samples)
+    total, listed = sum(summary.missing.values()), len(summary.missing_samples)
+    more = f"<p>and {total - listed:,} more</p>" if total > listed else ""
+    return (
+        _table(_row("th", "what", "state", "number", "what it means"), counts)
+        + "<h3>The first of them</h3>"
+        + _table(_row("th", "what", "table", "name", "state", "committed"), rows)
+        + more
+    )
+
+
+def _missing_row(one: MissingMessage) -> str:
+    return _row("td", one.what, one.table or "", one.name, one.state, format_time(one.at))
 
 
 def format_time(micros: int | None) -> str:

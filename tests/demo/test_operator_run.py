@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 from examples.order_flow import operator_run
-from txmq_spark.plan import LetterClass
 
 LETTERS = 2 * operator_run.CALL_LETTERS + 18
 
@@ -23,28 +21,17 @@ class RecordingBroker:
         self.abandoned += letters
 
 
-def found(*classes: LetterClass) -> Any:
-    letters = [
-        SimpleNamespace(topic="order-placed", partition=0, offset=offset)
-        for offset in range(len(classes))
-    ]
-    planned = [
-        SimpleNamespace(letter=letter, cls=cls)
-        for letter, cls in zip(letters, classes, strict=True)
-    ]
-    facts = SimpleNamespace(group="payment")
-    return SimpleNamespace(
-        planned=planned, manifest=SimpleNamespace(header=SimpleNamespace(facts=facts))
-    )
+def places(count: int) -> list[tuple[str, int, int]]:
+    return [("order-placed", 0, offset) for offset in range(count)]
 
 
 def test_more_letters_than_a_call_takes_are_abandoned() -> None:
     broker: Any = RecordingBroker()
-    operator_run.abandon(broker, found(*[LetterClass.POISON] * LETTERS, LetterClass.APPLIED))
-    assert broker.abandoned == [("order-placed", 0, offset) for offset in range(LETTERS)]
+    operator_run.abandon(broker, "payment", places(LETTERS))
+    assert broker.abandoned == places(LETTERS)
 
 
-def test_without_poison_letters_there_is_no_call() -> None:
+def test_without_letters_there_is_no_call() -> None:
     broker: Any = RecordingBroker()
-    operator_run.abandon(broker, found(LetterClass.APPLIED))
+    operator_run.abandon(broker, "payment", [])
     assert broker.abandoned == []

@@ -30,6 +30,7 @@ from txmq_spark.database_tables import (
     oldest_token,
     read_tables,
 )
+from txmq_spark.mapping import Mapping
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -194,7 +195,7 @@ def test_tokens_are_those_of_this_log(
         (
             "SELECT topic, partition, 7 AS offset FROM (VALUES ('orders', 3)) v(topic, partition)",
             "applied",
-            [("orders", 3, 7, 8)],
+            [("orders", 3, 7, 8, "billing")],
         ),
         (
             "SELECT 'o-1' AS key, '12' AS version WHERE '{}' = '{}' AND 'a' LIKE '%a%'",
@@ -210,7 +211,7 @@ def test_what_was_applied_may_come_from_a_query(
     field: str,
     rows: list[tuple[object, ...]],
 ) -> None:
-    found = read_tables(spark, taken, GROUP, None, query)
+    found = read_tables(spark, taken, [GROUP], Mapping(applied=query))
     assert [tuple(row) for row in getattr(found, field).collect()] == rows
 
 
@@ -227,4 +228,4 @@ def test_a_query_with_other_columns_or_with_effects_is_refused(
     spark: SparkSession, taken: DatabaseSnapshot, query: str, says: str
 ) -> None:
     with pytest.raises(ConfigError, match=says):
-        read_tables(spark, taken, GROUP, None, query)
+        read_tables(spark, taken, [GROUP], Mapping(applied=query))

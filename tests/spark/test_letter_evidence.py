@@ -6,15 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import PySparkException
+from pyspark.sql import functions as f
 
 from txmq.errors import ConfigError
 from txmq_spark.letter_evidence import (
     EvidenceTables,
     join_evidence,
-    keys_without_messages,
+    keys_apart,
+    token_column,
     tokens_without_messages,
-    version_column,
 )
+from txmq_spark.mapping import LARGEST_PARSED, Mapping, mistake_column, version_column
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -22,13 +24,15 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(300)  # includes the start of a JVM on a loaded machine
 
 LETTER = (
-    "topic string, partition int, offset bigint, message_id string, key string, stored_at bigint, "
+    "`group` string, topic string, partition int, offset bigint, message_id string, key string, "
+    "stored_at bigint, "
     "dead_at bigint, attempts int, error_type string, error_text string, fingerprint string, "
     "replays int, deaths int, parked bigint, reserved_by string, headers map<string,string>, "
-    "body binary"
+    "body binary, damaged string"
 )
 LOG = "topic string, partition int, offset bigint, message_id string, key string"
-RANGES = "topic string, partition bigint, lower bigint, upper bigint"
+RANGES = "topic string, partition bigint, lower bigint, upper bigint, `group` string"
+BUSINESS = "key string, version bigint, token string, about int"
 REST = (1, 2, 3, "E", "text", "f", 0, 0, 0, None)  # from stored_at on
 TOKEN = "0190000000007" + "a" * 19
 OTHER = "0190000000007" + "b" * 19
@@ -36,9 +40,10 @@ OTHER = "0190000000007" + "b" * 19
 
 def letters(spark: SparkSession, *places: tuple[int, int, str | None], **fields: Any) -> DataFrame:
     """Return letters of topic t, given as partition, offset and key."""
-    given = {"producer": "0" * 32, "headers": None, "body": b""} | fields
+    given = {"producer": "0" * 32, "headers": None, "body": b"", "damaged": None} | fields
     rows = [
         (
+            "g",
             "t",
             partition,
             offset,
@@ -47,10 +52,20 @@ def letters(spark: SparkSession, *places: tuple[int, int, str | None], **fields:
             *REST,
             given["headers"],
             given["body"],
+            given["damaged"],
         )
         for partition, offset, key in places
     ]
-    return spark.createDataFrame(rows, LETTER)
+    version = version_column(given.get("version"))
+    frame = spark.createDataFrame(rows, LETTER)
+    none = f.lit(None).cast("bigint")
+    return frame.withColumn("version", none if version is None else version).withColumns(
+        {
+            "token": token_column("message_id"),
+            "about": f.lit(0),
+            "mistake": mistake_column(given.get("version")),
+        }
+    )
 
 
 def log(spark: SparkSession, *rows: tuple[int, int, str | None]) -> DataFrame:
@@ -65,7 +80,13 @@ def judged(frame: DataFrame, *columns: str) -> dict[tuple[int, int], Any]:
 
 
 def test_an_offset_is_applied_where_a_range_or_an_id_covers_it(spark: SparkSession) -> None:
-    ranges = [("t", 0, 0, 5), ("t", 0, 6, 7), ("t", 1, 0, 100), ("u", 0, 0, 100)]
+    ranges = [
+        ("t", 0, 0, 5, "g"),
+        ("t", 0, 6, 7, "g"),
+        ("t", 1, 0, 100, "g"),
+        ("u", 0, 0, 100, "g"),
+        ("t", 0, 0, 100, "another"),
+    ]
     tables = EvidenceTables(
         applied=spark.createDataFrame(ranges, RANGES),
         applied_ids=spark.createDataFrame(
@@ -82,7 +103,7 @@ def test_an_offset_is_applied_where_a_range_or_an_id_covers_it(spark: SparkSessi
         (1, 50, None),
         (2, 1, None),
     ]
-    found = judged(join_evidence(letters(spark, *places), log(spark), tables, None), "applied")
+    found = judged(join_evidence(letters(spark, *places), log(spark), tables), "applied")
     assert [found[p, o] for p, o, _key in places] == [
         (x,) for x in (True, True, False, True, False, True, True, False)
     ]
@@ -101,11 +122,18 @@ def test_a_later_message_of_the_key_counts_where_it_is_applied(spark: SparkSessi
     ]
     dead = [(0, 1, "a"), (0, 3, "b"), (0, 5, None), (0, 7, "c")]
     applied = spark.createDataFrame(
-        [("t", 0, 2, 3), ("t", 0, 4, 5), ("t", 0, 6, 7), ("t", 1, 9, 10)], RANGES
+        [
+            ("t", 0, 2, 3, "g"),
+            ("t", 0, 4, 5, "g"),
+            ("t", 0, 6, 7, "g"),
+            ("t", 1, 9, 10, "g"),
+            ("t", 0, 7, 9, "another"),
+        ],
+        RANGES,
     )
     found = judged(
         join_evidence(
-            letters(spark, *dead), log(spark, *everything), EvidenceTables(applied=applied), None
+            letters(spark, *dead), log(spark, *everything), EvidenceTables(applied=applied)
         ),
         "applied",
         "later_applied",
@@ -119,9 +147,7 @@ def test_a_later_message_of_the_key_counts_where_it_is_applied(spark: SparkSessi
 
 
 def test_without_tables_there_is_no_evidence(spark: SparkSession) -> None:
-    found = join_evidence(
-        letters(spark, (0, 1, "a")), log(spark, (0, 1, "a")), EvidenceTables(), None
-    )
+    found = join_evidence(letters(spark, (0, 1, "a")), log(spark, (0, 1, "a")), EvidenceTables())
     columns = (
         "applied",
         "later_applied",
@@ -137,7 +163,7 @@ def test_tokens_and_business_rows_are_joined(spark: SparkSession) -> None:
     tables = EvidenceTables(
         tokens=spark.createDataFrame([(TOKEN, "C", 5)], "token string, state string, at bigint"),
         business=spark.createDataFrame(
-            [("a", 3, None), ("a", 4, None)], "key string, version bigint, token string"
+            [("a", 3, None, 0), ("a", 4, None, 0), ("b", 1, None, 1)], BUSINESS
         ),
     )
     dead = letters(spark, (0, 1, "a"), producer=TOKEN).union(
@@ -145,7 +171,7 @@ def test_tokens_and_business_rows_are_joined(spark: SparkSession) -> None:
     )
     dead = dead.union(letters(spark, (0, 3, None)))
     found = judged(
-        join_evidence(dead, log(spark), tables, None),
+        join_evidence(dead, log(spark), tables),
         "token",
         "token_state",
         "business_row",
@@ -175,18 +201,16 @@ def test_tokens_and_business_rows_are_joined(spark: SparkSession) -> None:
 def test_a_version_is_read_from_a_header_or_the_body(
     spark: SparkSession, where: str, fields: dict[str, Any], version: int
 ) -> None:
-    found = join_evidence(
-        letters(spark, (0, 1, "a"), **fields), log(spark), EvidenceTables(), version_column(where)
-    )
-    assert judged(found, "version") == {(0, 1): (version,)}
+    dead = letters(spark, (0, 1, "a"), version=where, **fields)
+    said = None if version else "its version cannot be read"
+    assert judged(dead, "version", "mistake") == {(0, 1): (version, said)}
 
 
 def test_an_applied_version_is_that_of_its_message_or_a_newer_one(spark: SparkSession) -> None:
     versions = spark.createDataFrame([("a", 6), ("a", 7), ("b", 9)], "key string, version bigint")
-    dead = letters(spark, (0, 1, "a"), (0, 2, "b"), (0, 3, "c"), headers={"v": "7"})
-    found = join_evidence(
-        dead, log(spark), EvidenceTables(applied_versions=versions), version_column("header:v")
-    )
+    places = [(0, 1, "a"), (0, 2, "b"), (0, 3, "c")]
+    dead = letters(spark, *places, headers={"v": "7"}, version="header:v")
+    found = join_evidence(dead, log(spark), EvidenceTables(applied_versions=versions))
     assert judged(found, "applied", "current_version") == {
         (0, 1): (True, 7),
         (0, 2): (None, 9),
@@ -201,11 +225,40 @@ def test_rows_whose_messages_are_not_in_the_log_are_found(spark: SparkSession) -
         [("t", 0, 0, f"{TOKEN}-0", "a"), ("t", 0, 1, f"{'0' * 32}-1", "b")], LOG
     )
     assert [tuple(row) for row in tokens_without_messages(known, seen).collect()] == [(OTHER, 6)]
-    business = spark.createDataFrame(
-        [("a", 1, None), ("c", 1, None), (None, 1, None)],
-        "key string, version bigint, token string",
+    rows = [("a", 1, None, 0), ("c", 1, None, 0), ("b", 1, None, 1), (None, 1, None, 0)]
+    business = spark.createDataFrame(rows, BUSINESS)
+    apart = keys_apart(business, seen.withColumn("about", f.lit(0))).collect()
+    assert sorted((row["about"], row["key"], row["told"]) for row in apart) == [
+        (0, "b", 1),
+        (0, "c", 0),
+        (1, "b", 0),
+    ]
+
+
+def test_damaged_and_huge_letters_have_a_reason_of_their_own(spark: SparkSession) -> None:
+    huge = letters(spark, (0, 1, "a"), version="json:v", body=b" " * (LARGEST_PARSED + 1))
+    assert judged(huge, "version", "mistake") == {
+        (0, 1): (None, "its body of 1048577 bytes is too large to be searched")
+    }
+    damaged = letters(spark, (0, 1, None), body=None, damaged="bad checksum")
+    assert judged(damaged, "mistake") == {(0, 1): ("its message is damaged: bad checksum",)}
+
+
+def test_each_topic_is_about_the_table_that_names_it(spark: SparkSession) -> None:
+    mapping = Mapping.model_validate(
+        {
+            "table": [
+                {"name": "orders", "key": "id", "topics": ["o", "o2"]},
+                {"name": "rest", "key": "id"},
+                {"name": "refunds", "key": "id", "topics": ["r"]},
+            ]
+        }
     )
-    assert [tuple(row) for row in keys_without_messages(business, seen).collect()] == [("c",)]
+    topics = spark.createDataFrame([("o",), ("o2",), ("r",), ("x",)], "topic string")
+    found = topics.withColumn("about", mapping.about()).collect()
+    assert {row["topic"]: row["about"] for row in found} == {"o": 0, "o2": 0, "x": 1, "r": 2}
+    [none] = topics.limit(1).select(Mapping().about().alias("about")).collect()
+    assert none["about"] is None
 
 
 @pytest.mark.parametrize("where", ["v", "header:", "body:v", "json"])
@@ -215,12 +268,7 @@ def test_an_invalid_source_of_the_version_is_refused(spark: SparkSession, where:
 
 
 def test_an_invalid_path_fails_or_finds_no_version(spark: SparkSession) -> None:
-    found = join_evidence(
-        letters(spark, (0, 1, "a"), body=b"{}"),
-        log(spark),
-        EvidenceTables(),
-        version_column("json:[["),
-    )
+    found = letters(spark, (0, 1, "a"), body=b"{}", version="json:[[")
     try:
         assert judged(found, "version") == {(0, 1): (None,)}
     except PySparkException as error:

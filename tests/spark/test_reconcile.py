@@ -18,6 +18,7 @@ import pytest
 import txmq
 from tests.spark.consuming import drain
 from txmq.client.protocol.transaction.tokens import new_token
+from txmq.errors import ConfigError
 from txmq.model.decider import ByJob, ByPostgres
 from txmq.model.message import ReceivedMessage
 from txmq.testing.own_broker import OwnBroker
@@ -25,13 +26,15 @@ from txmq.tx.postgres.blocking import claim, read_server
 from txmq.tx.postgres.inbox import Position
 from txmq.tx.postgres.session import connect, transaction
 from txmq.wire.bundle import NO_DIGEST, BundleDescription, BundlePart, bundle_digest
+from txmq_spark import database_snapshot, token_states
 from txmq_spark.broker_link import BrokerLink
 from txmq_spark.command_line import reconcile_main, replay_main
-from txmq_spark.database_tables import BusinessTable
+from txmq_spark.mapping import BusinessTable, Mapping
 from txmq_spark.plan import LetterClass, PlanRules
-from txmq_spark.plan_file import decode_plan
-from txmq_spark.reconcile import ReconcileOptions, reconcile
-from txmq_spark.replay import replay
+from txmq_spark.plan_directory import MADE
+from txmq_spark.plan_summary import MissingMessage
+from txmq_spark.reconcile import ReconcileOptions, Reconciliation, reconciled
+from txmq_spark.replay import ReplayOptions, replay
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -139,7 +142,8 @@ def consume(shop: ReconciledShop, dead: frozenset[str], lost: frozenset[str] = f
 
 
 def question(shop: ReconciledShop, **fields: object) -> ReconcileOptions:
-    asked = ReconcileOptions(shop.url, GROUP, shop.dsn, business=BusinessTable("orders", "id"))
+    mapping = Mapping(tables=(BusinessTable(name="orders", key="id"),))
+    asked = ReconcileOptions(shop.url, (GROUP,), shop.dsn, mapping=mapping)
     return asked._replace(**fields)  # type: ignore[arg-type] # fields of a question
 
 
@@ -206,43 +210,54 @@ def store(shop: ReconciledShop, token: UUID, description: BundleDescription) -> 
         link.store(part._replace(digest=bundle_digest([part])))
 
 
+def classes_of(found: Reconciliation) -> dict[str, LetterClass]:
+    return {row["key"]: LetterClass(row["class"]) for row in found.letters.collect()}
+
+
 def test_every_letter_gets_its_class_and_what_is_safe_is_replayed_once(
-    spark: SparkSession, failed: ReconciledShop
+    spark: SparkSession, failed: ReconciledShop, tmp_path: Path
 ) -> None:
     shop = failed
     rules = PlanRules(fingerprints=frozenset({str(letter(shop, "bad")["fingerprint"])}))
     prints = {str(letter(shop, key)["fingerprint"]) for key in ("bad", "fine")}
     assert len(prints) == 2, "the failures look different"
-    found = reconcile(spark, question(shop, rules=rules))
-    classes = {(item.letter.key, item.cls) for item in found.planned}
-    assert classes == set(CLASSES.items())
-    assert len(found.planned) == len(DEAD)
-    facts = found.manifest.header.facts
-    assert (facts.group, facts.ends) == (GROUP, {ORDERS: (len(CLASSES) + 3,)})
-    assert facts.evidence == ("applied", "tokens", "business")
-    assert [entry.key for entry in found.manifest.replays] == ["fine", "chain", "chain"]
-
-    done = replay(spark, shop.url, found.manifest)
-    assert [one.outcome for one in done.outcomes] == ["done"] * 3
+    with reconciled(spark, question(shop, rules=rules)) as found:
+        assert classes_of(found) == CLASSES
+        plan = found.write(str(tmp_path / "plan"))
+        assert found.summary.letters == len(DEAD)
+        assert found.summary.missing == {("row", "missing"): 1}
+        facts = plan.manifest.facts
+        assert (facts.groups, facts.ends) == ((GROUP,), {ORDERS: (len(CLASSES) + 3,)})
+        assert facts.evidence == ("applied", "tokens", "business")
+        replayed = plan.letters.where("replay").collect()
+        assert sorted(row["key"] for row in replayed) == ["chain", "chain", "fine"]
+        options = ReplayOptions(shop.url, settings={"rate": 0, "stop_after": 0}, wait=False)
+        assert replay(plan, options).plans[0]["letters"] == 3
     consume(shop, frozenset())
     assert effects(shop) == ["applied 1", "chain 1", "chain 2", "fine 1", "old 2", "well 1"]
-
-    again = reconcile(spark, question(shop, rules=rules))
-    assert {item.letter.key for item in again.planned} == CLASSES.keys() - {"fine", "chain"}
-    assert again.manifest.replays == ()
+    assert replay(plan, options._replace(wait=True)).counts == {"processed": 3}
 
 
-def test_a_plan_is_a_function_of_log_and_database(
-    spark: SparkSession, failed: ReconciledShop
+def test_the_same_data_make_the_same_plan(
+    spark: SparkSession, failed: ReconciledShop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, other = (reconcile(spark, question(failed)) for _ in range(2))
-    assert one.data.split(b"\n")[1:] == other.data.split(b"\n")[1:]
-    headers = [found.manifest.header.model_copy(update={"digest": ""}) for found in (one, other)]
-    moments = [
-        header.facts.model_copy(update={"snapshot_at": 0, "snapshot": ""}) for header in headers
+    monkeypatch.setattr(database_snapshot, "TASK_PAGES", 1)
+    monkeypatch.setattr(token_states, "TOKENS_PER_CALL", 1)
+    with reconciled(spark, question(failed)) as one:
+        one.write(str(tmp_path / "one"))
+    monkeypatch.undo()
+    spark.conf.set("spark.sql.shuffle.partitions", 5)
+    with reconciled(spark, question(failed)) as other:
+        other.write(str(tmp_path / "other"))
+    spark.conf.set("spark.sql.shuffle.partitions", 2)
+    files = [
+        {one.name: one.read_bytes() for one in (tmp_path / name).glob("*.json")}
+        for name in ("one", "other")
     ]
-    assert moments[0] == moments[1]
-    assert decode_plan(one.data).entries == one.manifest.entries
+    for plan in files:
+        assert json.loads(plan.pop(MADE))["snapshot_at"]
+    assert files[0] == files[1]
+    assert one.manifest.digest == other.manifest.digest
 
 
 def test_rows_without_messages_are_found(spark: SparkSession, shop: ReconciledShop) -> None:
@@ -271,14 +286,17 @@ def test_rows_without_messages_are_found(spark: SparkSession, shop: ReconciledSh
         "ALTER TABLE orders ADD writer uuid; UPDATE orders SET writer = %s WHERE id = 'told'",
         str(OLD),
     )
-    found = reconcile(spark, question(shop, business=BusinessTable("orders", "id", token="writer")))
-    assert {(row.what, row.name, row.state) for row in found.missing} == {
-        ("transaction", lost.hex, "missing"),
-        ("transaction", waiting.hex, "pending"),
-        ("transaction", OLD.hex, "forgotten"),
-        ("key", "untold", "missing"),
-    }
-    assert found.unlisted == 0
+    order(shop, "gone")
+    execute(shop, "DELETE FROM orders WHERE id = 'gone'")
+    tables = (BusinessTable(name="orders", key="id", token="writer"),)
+    with reconciled(spark, question(shop, mapping=Mapping(tables=tables))) as found:
+        assert {(one.what, one.table, one.name, one.state) for one in missing(found)} == {
+            ("transaction", None, lost.hex, "missing"),
+            ("transaction", None, waiting.hex, "pending"),
+            ("transaction", None, OLD.hex, "forgotten"),
+            ("key", "orders", "untold", "missing"),
+            ("row", "orders", "gone", "missing"),
+        }
 
 
 def test_versions_and_queries_are_evidence(spark: SparkSession, shop: ReconciledShop) -> None:
@@ -288,30 +306,50 @@ def test_versions_and_queries_are_evidence(spark: SparkSession, shop: Reconciled
     consume(shop, frozenset({"new 3", "same 3", "old 3", "moved 3"}))
     execute(shop, "INSERT INTO billed VALUES ('new', 2), ('same', 3), ('old', 4)")
     execute(shop, "UPDATE orders SET version = 9 WHERE id = 'moved'")
-    asked = question(
-        shop, version="header:version", business=BusinessTable("orders", "id", "version")
+    mapping = Mapping(
+        tables=(BusinessTable(name="orders", key="id", version="version"),),
+        version="header:version",
+        applied="SELECT id AS key, version FROM billed",
     )
-    found = reconcile(spark, asked._replace(applied_query="SELECT id AS key, version FROM billed"))
-    assert {item.letter.key: item.cls for item in found.planned} == {
-        "new": LetterClass.REPLAY_ALONE,
-        "same": LetterClass.APPLIED,
-        "old": LetterClass.SUPERSEDED,
-        "moved": LetterClass.SUPERSEDED,
-    }
-    unread = reconcile(spark, asked._replace(version="json:v"))
-    assert {item.cls for item in unread.planned} == {LetterClass.POISON}
+    with reconciled(spark, question(shop, mapping=mapping)) as found:
+        assert classes_of(found) == {
+            "new": LetterClass.REPLAY_ALONE,
+            "same": LetterClass.APPLIED,
+            "old": LetterClass.SUPERSEDED,
+            "moved": LetterClass.SUPERSEDED,
+        }
+    unread = mapping.model_copy(update={"version": "json:v", "applied": None})
+    with reconciled(spark, question(shop, mapping=unread)) as found:
+        assert set(classes_of(found).values()) == {LetterClass.POISON}
+    wrong = (
+        ({"key": "idd"}, "it has no column idd, only id, version"),
+        ({"key": "id", "version": "id"}, "column id is of type text"),
+    )
+    for columns, says in wrong:
+        bad = Mapping(tables=(BusinessTable(name="orders", **columns),))
+        with (
+            pytest.raises(ConfigError, match=says),
+            reconciled(spark, question(shop, mapping=bad)),
+        ):
+            pytest.fail("it was read")
+
+
+def missing(found: Reconciliation) -> tuple[MissingMessage, ...]:
+    return found.summary.missing_samples
 
 
 def test_without_a_database_letters_are_the_only_evidence(
     spark: SparkSession, failed: ReconciledShop
 ) -> None:
-    found = reconcile(spark, ReconcileOptions(failed.url, GROUP))
-    classes = {item.letter.key: item.cls for item in found.planned}
-    assert classes == dict.fromkeys(CLASSES, LetterClass.REPLAY_ALONE) | {
-        "chain": LetterClass.REPLAY_CHAIN,
-        "busy": LetterClass.PENDING,
-    }
-    assert (found.missing, found.manifest.header.facts.evidence) == ((), ())
+    """Of two groups, one without letters."""
+    drain(failed.client, "audit", ORDERS)
+    with reconciled(spark, ReconcileOptions(failed.url, (GROUP, "audit"))) as found:
+        assert classes_of(found) == dict.fromkeys(CLASSES, LetterClass.REPLAY_ALONE) | {
+            "chain": LetterClass.REPLAY_CHAIN,
+            "busy": LetterClass.PENDING,
+        }
+        assert (missing(found), found.manifest.facts.evidence) == ((), ())
+        assert found.manifest.replays == {"audit": 0, GROUP: len(DEAD) - 1}
 
 
 def test_the_jobs_run_from_the_command_line(
@@ -327,31 +365,31 @@ def test_the_jobs_run_from_the_command_line(
 
     monkeypatch.setattr(command_line, "job_session", lambda: nullcontext(spark))
     monkeypatch.setenv("TXMQ_DSN", failed.dsn)
-    plan, report, outcomes = (
-        tmp_path / name for name in ("plan.jsonl", "report.html", "outcomes.jsonl")
-    )
+    plan, report = tmp_path / "plan", tmp_path / "report.html"
+    mapping = tmp_path / "shop.toml"
+    mapping.write_text('[[table]]\nname = "orders"\nkey = "id"\n')
     asked = [f"--url={failed.url}", f"--plan={plan}"]
-    told = [
-        f"--group={GROUP}",
-        "--business=orders",
-        "--business-key=id",
-        f"--report={report}",
-        "--include=applied",
-    ]
-    assert reconcile_main([*asked, *told]) == 0
-    assert "Dead letters of billing" in capsys.readouterr().out
+    told = [f"--group={GROUP}", f"--mapping={mapping}", f"--report={report}", "--include=applied"]
+    more = ["--table=public.plans", "--broker-plan=night", "--operator=ada"]
+    assert reconcile_main([*asked, *told, *more]) == 0
+    out = capsys.readouterr().out
+    assert "Dead letters of billing" in out
+    assert "table: public.plans (9 rows), broker: night" in out
     assert report.read_text().startswith("<!doctype html>")
+    shown = failed.client.call("plan.show", name="night")
+    assert (shown["state"], shown["letters"], shown["by"][:3]) == ("planned", 5, "ada")
+    with closing(connect(failed.dsn, application_name="tests")) as connection:
+        cursor = connection.cursor()
+        cursor.execute("SELECT key, class FROM plans WHERE replay ORDER BY key")
+        assert [key for key, _class in cursor] == ["applied", "bad", "chain", "chain", "fine"]
     assert replay_main([*asked, "--dry-run"]) == 0
     assert capsys.readouterr().out == "5 planned\n"
-    assert replay_main([*asked, f"--outcomes={outcomes}"]) == 0
-    assert capsys.readouterr().out.startswith("5 done (job ")
-    lines = [json.loads(line) for line in outcomes.read_text().splitlines()]
-    assert sorted(line["key"] for line in lines) == ["applied", "bad", "chain", "chain", "fine"]
-    assert replay_main([*asked]) == 0
-    assert "an earlier run replayed this plan" in capsys.readouterr().out
-    plan.write_bytes(plan.read_bytes().replace(b"fine", b"evil"))
-    assert replay_main([*asked]) == 1
-    assert "it was changed after it was made" in capsys.readouterr().err
+    assert replay_main([*asked, "--name=night", "--rate=100", "--no-wait", "--operator=ada"]) == 0
+    assert "plan night: " in capsys.readouterr().out
+    assert replay_main([*asked, "--plan=/etc", "--dry-run"]) == 1
+    assert (
+        "/etc has no plan.json (name a directory that reconcile wrote)" in capsys.readouterr().err
+    )
     with pytest.raises(SystemExit) as wrong:
         replay_main([*asked, "--canary=0"])
     assert wrong.value.code == 2

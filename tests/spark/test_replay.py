@@ -3,36 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 import pytest
 
+import txmq
 from tests.spark.consuming import drain, let_die
-from txmq.client.protocol.transaction.tokens import new_token
-from txmq.errors import ConfigError, TransactionAborted
-from txmq_spark import replay as replay_module
+from tests.spark.plans import plan_of
+from txmq.errors import ConfigError, RequestRejected
+from txmq.testing.own_broker import OwnBroker
+from txmq_spark import broker_plans, resend
 from txmq_spark.broker_link import BrokerLink
-from txmq_spark.named_jobs import current_job, job_token
-from txmq_spark.plan import Letter, PlanRules, make_plan
-from txmq_spark.plan_file import PlanEntry, PlanFile, PlanInputs, decode_plan, encode_plan
-from txmq_spark.replay import (
-    LetterOutcome,
-    ReplayResult,
-    expected_outcomes,
-    past_outcomes,
-    replay,
-    take_canary,
-)
+from txmq_spark.plan_directory import OUTCOMES
+from txmq_spark.replay import ReplayOptions, expected, replay
+from txmq_spark.resend import in_key_order
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    import txmq
-
 pytestmark = pytest.mark.timeout(300)  # includes the start of a JVM on a loaded machine
 KEYS = 4
+AT_ONCE = {"rate": 0, "ramp_s": 0, "stop_after": 0}
+REST = {b"%d" % key: [b"1", b"2", b"3", b"4"] for key in range(KEYS)}
+
+
+class Killed(Exception):
+    """The end of a driver."""
 
 
 @pytest.fixture
@@ -41,25 +39,15 @@ def dead(broker: str, topic: str, client: txmq.Client) -> str:
 
     The second of five messages of each key is a letter; three wait behind it.
     """
+    return fill(client, topic)
+
+
+def fill(client: txmq.Client, topic: str) -> str:
     client.call("topic.create", name=topic, partitions=2)
     for n in range(5 * KEYS):
         client.send(topic, b"%d-%d" % (n % KEYS, n // KEYS), key=f"k{n % KEYS}")
     let_die(client, topic, topic, [b"%d-1" % key for key in range(KEYS)])
     return topic
-
-
-def planned(broker: str, group: str, rules: PlanRules | None = None) -> PlanFile:
-    rules = rules or PlanRules()
-    with BrokerLink(broker) as link:
-        facts = PlanInputs(group=group, log_id=link.log_id, ends={group: (0,)})
-        letters = [
-            Letter(
-                **{name: told[name] for name in Letter._fields if name in told}
-                | {"parked": told["parked_behind"]}
-            )
-            for told in link.letters(group, bodies=False)
-        ]
-    return decode_plan(encode_plan(facts, rules, make_plan(letters, rules)))
 
 
 def in_order(bodies: Iterable[bytes]) -> dict[bytes, list[bytes]]:
@@ -70,326 +58,204 @@ def in_order(bodies: Iterable[bytes]) -> dict[bytes, list[bytes]]:
     return found
 
 
-REST = {b"%d" % key: [b"1", b"2", b"3", b"4"] for key in range(KEYS)}
+def at_once(url: str, **more: Any) -> ReplayOptions:
+    return ReplayOptions(url, settings=AT_ONCE, wait=False)._replace(**more)
 
 
-def test_letters_are_delivered_again_and_their_keys_follow_in_order(
-    spark: SparkSession, broker: str, dead: str, client: txmq.Client
+def test_letters_are_put_back_once_and_their_keys_follow_in_order(
+    spark: SparkSession, broker: str, dead: str, client: txmq.Client, tmp_path: Path
 ) -> None:
-    manifest = planned(broker, dead, PlanRules(chunk=2))
-    done = replay(spark, broker, manifest)
-    assert [one.outcome for one in done.outcomes] == ["done"] * KEYS
-    assert not done.repeated
+    plan = plan_of(spark, tmp_path / "plan", broker, dead)
+    counts = expected(plan, broker).groupBy("outcome").count().collect()
+    assert [tuple(row) for row in counts] == [("planned", KEYS)]
+    begun = replay(plan, at_once(broker))
+    assert not begun.is_over
     assert in_order(drain(client, dead, dead)) == REST
     assert client.call("group.show", group=dead)["fence_list"] == []
-    lines = [json.loads(line) for line in done.lines()]
-    assert sorted((line["key"], line["outcome"], line["why"]) for line in lines) == [
-        (f"k{n}", "done", "") for n in range(KEYS)
-    ]
-
-
-def test_a_plan_that_is_run_twice_replays_once(
-    spark: SparkSession, broker: str, dead: str, client: txmq.Client
-) -> None:
-    manifest = planned(broker, dead)
-    replay(spark, broker, manifest)
-    again = replay(spark, broker, manifest)
-    assert (again.repeated, {one.outcome for one in again.outcomes}) == (True, {"done"})
-    assert in_order(drain(client, dead, dead)) == REST
-    let_die(client, dead, dead, [])
-    assert replay(spark, broker, manifest).repeated
+    done = replay(plan, at_once(broker, wait=True))
+    assert (done.is_over, done.counts, done.gone) == (True, {"processed": KEYS}, 0)
     assert drain(client, dead, dead) == []
-
-
-def test_letters_that_die_again_are_replayed_by_another_plan_only(
-    spark: SparkSession, broker: str, dead: str, client: txmq.Client
-) -> None:
-    first = planned(broker, dead)
-    replay(spark, broker, first)
-    let_die(client, dead, dead, [b"%d-1" % key for key in range(KEYS)])
-    again = replay(spark, broker, first)
-    assert (again.repeated, {one.outcome for one in again.outcomes}) == (True, {"done"})
-    assert {one.why for one in replay(spark, broker, first, canary=1).outcomes} == {
-        "it was replayed after the plan was made, and failed again"
+    rows = spark.read.parquet(f"{plan.path}/{OUTCOMES}").collect()
+    assert {(row["group"], row["topic"], row["outcome"]) for row in rows} == {
+        (dead, dead, "processed")
     }
-    second = planned(broker, dead)
-    assert second.header.digest != first.header.digest
-    assert not replay(spark, broker, second).repeated
+    [gone] = {row["outcome"] for row in expected(plan, broker).collect()}
+    assert gone == "gone"
+    facts = plan.manifest.facts.model_copy(update={"log_id": "another"})
+    other = plan._replace(manifest=plan.manifest.model_copy(update={"facts": facts}))
+    with BrokerLink(broker) as link, pytest.raises(ConfigError, match="is of log"):
+        broker_plans.require_log(link, other)
+
+
+def test_a_replay_whose_driver_dies_goes_on_when_it_is_run_again(
+    spark: SparkSession,
+    broker: str,
+    dead: str,
+    client: txmq.Client,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The driver dies before and after each of its calls that change something."""
+    plan = plan_of(spark, tmp_path / "plan", broker, dead)
+    call, deaths = BrokerLink.call, list[str]()
+
+    def killing(name: str, *, late: bool) -> Callable[..., dict[str, Any]]:
+        def dying(link: BrokerLink, called: str, /, **args: object) -> dict[str, Any]:
+            if called != name:
+                return call(link, called, **args)
+            if late:
+                call(link, called, **args)
+            deaths.append(name)
+            raise Killed(name)
+
+        return dying
+
+    for name in ("plan.create", "plan.freeze", "plan.start"):
+        for late in (False, True):
+            monkeypatch.setattr(BrokerLink, "call", killing(name, late=late))
+            with pytest.raises(Killed, match=name):
+                replay(plan, at_once(broker))
+            monkeypatch.undo()
+    assert len(deaths) == 6
+    assert replay(plan, at_once(broker)).plans[0]["letters"] == KEYS
     assert in_order(drain(client, dead, dead)) == REST
+    assert replay(plan, at_once(broker, wait=True)).counts == {"processed": KEYS}
 
 
-def test_a_dry_run_changes_nothing(
-    spark: SparkSession, broker: str, dead: str, client: txmq.Client
-) -> None:
-    done = replay(spark, broker, planned(broker, dead), dry_run=True)
-    assert (done.job, [one.outcome for one in done.outcomes]) == (None, ["planned"] * KEYS)
-    assert drain(client, dead, dead) == []
-
-
-def test_a_canary_is_replayed_first_and_the_rest_later(
-    spark: SparkSession, broker: str, dead: str, client: txmq.Client
-) -> None:
-    manifest = planned(broker, dead)
-    first = replay(spark, broker, manifest, canary=1)
-    [one] = first.outcomes
-    key = (one.entry.key or "")[1:].encode()
-    assert in_order(drain(client, dead, dead)) == {key: REST[key]}
-    rest = replay(spark, broker, manifest)
-    assert sorted(one.outcome for one in rest.outcomes) == ["done"] * (KEYS - 1) + ["gone"]
-    assert in_order(drain(client, dead, dead)) == {
-        other: left for other, left in REST.items() if other != key
-    }
-
-
-def test_a_run_that_died_is_rolled_back_and_repeated(
-    spark: SparkSession, broker: str, dead: str, client: txmq.Client
-) -> None:
-    manifest = planned(broker, dead, PlanRules(chunk=1))
-    died = job_token(f"replay {manifest.header.digest}")
-    with BrokerLink(broker) as link:
-        foreseen = list(
-            expected_outcomes(manifest.replays, replay_module._open_letters(link, dead), "done")
-        )
-    assert replay_module._store_chunks(spark, broker, dead, died, foreseen[:2])
-    done = replay(spark, broker, manifest)
-    assert (done.repeated, done.job == died) == (False, False)
-    assert in_order(drain(client, dead, dead)) == REST
-
-
-def test_a_repeated_task_stores_its_bundle_once(
+def test_a_repeated_task_adds_its_letters_once_and_none_that_died_again(
     broker: str, dead: str, client: txmq.Client
 ) -> None:
-    manifest = planned(broker, dead)
-    places = json.dumps(
-        [(entry.topic, entry.partition, entry.offset) for entry in manifest.replays]
-    )
-    job, token = new_token(), new_token()
     with BrokerLink(broker) as link:
-        assert [
-            replay_module._store_chunk(link, dead, job, token.hex, places) for _ in range(2)
-        ] == [
-            None,
-            None,
+        rows = [
+            {name: told[name] for name in ("group", "topic", "partition", "offset", "number")}
+            for told in link.letters(dead, bodies=False)
         ]
-        other = replay_module._store_chunk(link, dead, job, new_token().hex, places)
-    assert "an undecided transaction replays it" in str(other)
-    assert len(client.call("job.show", token=job.hex)["groups"]) == 1
-    client.job(job).decide([token])
-    assert in_order(drain(client, dead, dead)) == REST
+        rows[0]["number"] -= 1
+        link.call("plan.create", name=dead, group=dead, settings=AT_ONCE)
+        added = [broker_plans._added(link, dead, rows).to_pylist()[0] for _ in range(2)]
+        shown = link.call("plan.show", name=dead)
+    assert [(one["added"], one["skipped"]) for one in added] == [(KEYS - 1, 1), (0, 0)]
+    assert (shown["planned"], shown["skipped"]) == (KEYS - 1, 1)
+    one, other = rows[:2], [row | {"group": "another"} for row in rows]
+    assert list(broker_plans.pages([*one, *other, *one])) == [one, other, one]
 
 
-def test_of_two_runs_at_once_one_replays(
-    spark: SparkSession,
-    broker: str,
-    dead: str,
-    client: txmq.Client,
-    monkeypatch: pytest.MonkeyPatch,
+def kill_once(spark: SparkSession, letters: Any, directory: Path, pid: int) -> Any:
+    """Return letters whose tasks kill a process as soon as they have the first."""
+    marker = str(directory / "killed")
+
+    def kill(batches: Iterator[Any]) -> Iterator[Any]:
+        import os
+        import signal
+
+        for batch in batches:
+            if batch.num_rows and not os.path.exists(marker):  # noqa: PTH110
+                with open(marker, "x"):  # noqa: PTH123
+                    os.kill(pid, signal.SIGKILL)
+            yield batch
+
+    del spark
+    return letters.mapInArrow(kill, letters.schema)
+
+
+def test_a_broker_that_is_killed_while_letters_are_added_goes_on(
+    spark: SparkSession, tmp_path: Path
 ) -> None:
-    """A second run takes over when the first has stored all bundles and not decided."""
-    manifest, others = planned(broker, dead), list[ReplayResult]()
-    store = replay_module._store_chunks
-
-    def interrupted(*arguments: Any) -> list[UUID] | None:
-        stored = store(*arguments)
-        monkeypatch.setattr(replay_module, "_store_chunks", store)
-        others.append(replay(spark, broker, manifest))
-        return stored
-
-    monkeypatch.setattr(replay_module, "_store_chunks", interrupted)
-    ours = replay(spark, broker, manifest)
-    assert (ours.repeated, [other.repeated for other in others]) == (True, [False])
-    assert in_order(drain(client, dead, dead)) == REST
-
-
-def test_a_letter_that_is_closed_during_a_run_is_left_out_of_the_next_attempt(
-    spark: SparkSession,
-    broker: str,
-    dead: str,
-    client: txmq.Client,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    manifest = planned(broker, dead)
-    gone = manifest.replays[2]
-    store = replay_module._store_chunks
-
-    def late(*arguments: Any) -> list[UUID] | None:
-        named = [[gone.topic, gone.partition, gone.offset]]
-        client.call("dlq.abandon", group=dead, letters=named, operator="tests", reason="a test")
-        monkeypatch.setattr(replay_module, "_store_chunks", store)
-        return store(*arguments)
-
-    monkeypatch.setattr(replay_module, "_store_chunks", late)
-    done = replay(spark, broker, manifest)
-    assert {one.entry: one.outcome for one in done.outcomes}[gone] == "gone"
-    assert [one.outcome for one in done.outcomes].count("done") == KEYS - 1
+    with OwnBroker(tmp_path / "broker") as own:
+        with txmq.connect(own.url, timeout=60.0) as client:
+            fill(client, "t")
+        plan = plan_of(spark, tmp_path / "plan", own.url, "t")
+        pid = own.process.process.pid
+        killing = plan._replace(letters=kill_once(spark, plan.letters, tmp_path, pid))
+        again = restarted(own, tmp_path / "killed")
+        begun = replay(killing, at_once(own.url))
+        again()
+        assert own.starts == 2, "the broker was killed"
+        assert (begun.plans[0]["letters"], begun.plans[0]["skipped"]) == (KEYS, 0)
+        own.restart()
+        with txmq.connect(own.url, timeout=60.0) as client:
+            assert in_order(drain(client, "t", "t")) == REST
+        assert replay(plan, at_once(own.url, wait=True)).counts == {"processed": KEYS}
 
 
-def test_a_run_gives_up_after_several_conflicts_with_others(
-    spark: SparkSession,
-    broker: str,
-    dead: str,
-    client: txmq.Client,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(replay_module, "_store_chunks", lambda *_: None)
-    with pytest.raises(TransactionAborted, match="run it again"):
-        replay(spark, broker, planned(broker, dead))
-    assert drain(client, dead, dead) == []
-
-
-def test_a_plan_whose_letters_are_all_in_use_can_be_run_later(
-    spark: SparkSession, broker: str, dead: str, client: txmq.Client
-) -> None:
-    manifest = planned(broker, dead)
-    places = json.dumps(
-        [(entry.topic, entry.partition, entry.offset) for entry in manifest.replays]
-    )
-    others = new_token()
-    with BrokerLink(broker) as link:
-        assert replay_module._store_chunk(link, dead, others, new_token().hex, places) is None
-    refused = replay(spark, broker, manifest)
-    assert (refused.job, {one.outcome for one in refused.outcomes}) == (None, {"refused"})
-    client.job(others).abort()
-    assert {one.outcome for one in replay(spark, broker, manifest).outcomes} == {"done"}
-    assert in_order(drain(client, dead, dead)) == REST
-
-
-def test_a_plan_of_another_log_is_refused(spark: SparkSession, broker: str, dead: str) -> None:
-    other = planned(broker, dead)
-    facts = other.header.facts.model_copy(update={"log_id": str(new_token())})
-    strange = other.model_copy(update={"header": other.header.model_copy(update={"facts": facts})})
-    with pytest.raises(ConfigError, match="is of log"):
-        replay(spark, broker, strange)
-
-
-def test_an_empty_plan_is_done_at_once(
-    spark: SparkSession, broker: str, topic: str, client: txmq.Client
-) -> None:
-    client.send(topic, b"x")
-    let_die(client, topic, topic, [])
-    assert replay(spark, broker, planned(broker, topic)).outcomes == ()
-
-
-# Expected outcomes, without a broker.
-
-
-def entry(offset: int, key: str | None = None, chunk: int = 0) -> PlanEntry:
-    return PlanEntry.model_validate(
-        {
-            "topic": "t",
-            "partition": 0,
-            "offset": offset,
-            "message_id": f"m-{offset}",
-            "key": key,
-            "class": "replay_chain" if key else "replay_alone",
-            "reason": "",
-            "fingerprint": "",
-            "dead_at": 7,
-            "chunk": chunk,
-        }
-    )
-
-
-def told(offset: int, **fields: Any) -> tuple[tuple[str, int, int], dict[str, Any]]:
-    return ("t", 0, offset), {
-        "message_id": f"m-{offset}",
-        "reserved_by": None,
-        "dead_at": 7,
-    } | fields
-
-
-def test_unavailable_letters_are_refused_and_reserved_ones_are_not_overtaken() -> None:
-    entries = [
-        entry(1, "a"),
-        entry(2, "a"),
-        entry(3, "b"),
-        entry(4),
-        entry(5),
-        entry(6, "b"),
-        entry(7, "a"),
-        entry(8),
-    ]
-    letters = dict(
-        [told(1), told(2, reserved_by="ff"), told(4, message_id="other"), told(5), told(6), told(7)]
-    )
-    letters |= [told(8, dead_at=9)]
-    found = list(expected_outcomes(entries, letters, "done"))
-    assert [(one.entry.offset, one.outcome) for one in found] == [
-        (1, "done"),
-        (2, "refused"),
-        (3, "gone"),
-        (4, "refused"),
-        (5, "done"),
-        (6, "done"),
-        (7, "refused"),
-        (8, "refused"),
-    ]
-    assert [one.why for one in found if one.why] == [
-        "transaction ff has reserved it",
-        "it is no dead letter any more: it was replayed before, or closed",
-        "it was replayed after the plan was made, and failed again",
-        "behind 0/2 of its key, which stays",
-        "it was replayed after the plan was made, and failed again",
-    ]
-
-
-def test_an_earlier_run_has_replayed_all_letters_but_the_unchanged_ones() -> None:
-    letters = dict([told(1), told(2, dead_at=9)])
-    found = past_outcomes([entry(1), entry(2), entry(3)], letters)
-    assert [(one.entry.offset, one.outcome) for one in found] == [
-        (1, "refused"),
-        (2, "done"),
-        (3, "done"),
-    ]
-
-
-def test_a_canary_ends_with_a_whole_key() -> None:
-    entries = [entry(1, "a"), entry(2, "a"), entry(3, "b"), entry(4), entry(5)]
-    assert [len(take_canary(entries, count)) for count in (1, 2, 3, 4, 5, 9)] == [2, 2, 3, 4, 5, 5]
-    with pytest.raises(ConfigError):
-        take_canary(entries, 0)
-
-
-class Jobs:
-    """The jobs of a broker, by generation.
-
-    Each has its outcome, or None, and the number of stored bundles.
+def restarted(own: OwnBroker, marker: Path) -> Callable[[], None]:
+    """Start the broker again, in a thread, once it is killed; return what waits for
+    that.
     """
+    import threading
 
-    def __init__(self, *generations: tuple[str | None, int]) -> None:
-        self._jobs = {job_token("n", number).hex: job for number, job in enumerate(generations)}
+    from txmq.testing.wait import wait_until
 
-    def call(self, name: str, /, **args: Any) -> dict[str, Any]:
-        known, groups = self._jobs[args["token"]]
-        if name == "job.decide":
-            known, groups = self._jobs[args["token"]] = (known or args["outcome"], 0)
-        return {"outcome": known, "groups": ["aa"] * groups}
+    def restart() -> None:
+        wait_until(lambda: marker.exists() and not own.process.alive, 120.0)
+        own.start()
 
-
-def test_the_current_generation_is_the_first_that_is_not_rolled_back() -> None:
-    assert current_job(Jobs((None, 0)), "n") == (job_token("n", 0), False)
-    assert current_job(Jobs(("ROLLBACK", 0), ("ROLLBACK", 0), ("COMMIT", 0)), "n") == (
-        job_token("n", 2),
-        True,
-    )
-    assert current_job(Jobs((None, 3), (None, 0)), "n") == (job_token("n", 0), False)
+    thread = threading.Thread(target=restart)
+    thread.start()
+    return thread.join
 
 
-def test_taking_a_job_over_rolls_back_an_undecided_generation() -> None:
-    jobs = Jobs((None, 3), (None, 0))
-    assert current_job(jobs, "n", take_over=True) == (job_token("n", 1), False)
-    assert jobs.call("job.show", token=job_token("n", 0).hex)["outcome"] == "ROLLBACK"
-    assert current_job(Jobs((None, 0)), "n", take_over=True) == (job_token("n", 0), False)
+def test_letters_are_sent_again_once_in_the_order_of_their_keys(
+    spark: SparkSession,
+    broker: str,
+    topic: str,
+    client: txmq.Client,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The driver dies behind the decision; another plan has one of the letters."""
+    bodies = [b"%d-%d" % (n % KEYS, n // KEYS) for n in range(3 * KEYS)]
+    for n, body in enumerate(bodies):
+        client.send(topic, body, key=f"k{n % KEYS}", tag="x", headers={"n": str(n)})
+    let_die(client, topic, topic, bodies, "concurrent")
+    plan = plan_of(spark, tmp_path / "plan", broker, topic)
+    [taken] = [one for one in client.call("dlq.list", group=topic)["letters"] if one["number"] == 1]
+    place = [taken["topic"], taken["partition"], taken["offset"]]
+    client.call("plan.create", name=f"{topic}-other", group=topic)
+    client.call("plan.add", name=f"{topic}-other", letters=[place])
+
+    def killed(*_: object) -> int:
+        raise Killed("before it abandons")
+
+    monkeypatch.setattr(resend, "_abandon", killed)
+    with pytest.raises(Killed):
+        resend.resend(plan, broker, f"{topic}-again")
+    monkeypatch.undo()
+    again = resend.resend(plan, broker, f"{topic}-again")
+    assert (again.abandoned, again.kept) == (len(bodies) - 1, 1)
+    assert resend.resend(plan, broker, f"{topic}-again").abandoned == 0
+    seen = drain(client, f"{topic}-a", f"{topic}-again")
+    left = [body for body in bodies if body != bodies[int(taken["headers"]["n"])]]
+    assert in_order(seen) == in_order(sorted(left, key=bodies.index))
+    states = client.call("dlq.stats", group=topic)
+    assert states["letters"] == 1, json.dumps(states)
+    with pytest.raises(RequestRejected):
+        client.call("plan.start", name=f"resend-{plan.manifest.digest[:12]}")
 
 
-def test_tokens_of_jobs_differ_by_name_and_generation() -> None:
-    tokens = {
-        job_token(name, generation) for name in ("a", "b", "a 1", "") for generation in range(3)
-    }
-    assert len(tokens) == 12
-    assert {token.version for token in tokens} == {8}
-    assert job_token("a") == job_token("a", 0)
+def test_letters_with_messages_behind_them_are_not_sent_again(
+    spark: SparkSession, broker: str, dead: str, client: txmq.Client, tmp_path: Path
+) -> None:
+    plan = plan_of(spark, tmp_path / "plan", broker, dead)
+    client.call("topic.create", name=f"{dead}-again", partitions=1)
+    done = resend.resend(plan, broker, f"{dead}-again")
+    assert (done.abandoned, done.kept) == (0, KEYS)
+    assert drain(client, f"{dead}-a", f"{dead}-again") == []
 
 
-def test_outcomes_name_their_places() -> None:
-    assert LetterOutcome(entry(3), "done").place == ("t", 0, 3)
+def test_a_key_is_in_one_task_in_the_order_of_publication(spark: SparkSession) -> None:
+    schema = "`group` string, topic string, partition int, offset bigint, key string,"
+    rows = [
+        ("g", "t", n % 3, (7 * n) % 90, f"k{n % 5}" if n % 6 else None, 1_000 - (7 * n) % 90)
+        for n in range(90)
+    ]
+    frame = spark.createDataFrame(rows, f"{schema} stored_at bigint").repartition(4)
+    tasks = in_key_order(frame).rdd.glom().collect()
+    homes: dict[str, set[int]] = {}
+    for number, task in enumerate(tasks):
+        for key in {row["key"] for row in task if row["key"]}:
+            homes.setdefault(key, set()).add(number)
+            times = [row["stored_at"] for row in task if row["key"] == key]
+            assert times == sorted(times)
+    assert len(homes) == 5
+    assert all(len(numbers) == 1 for numbers in homes.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections import Counter
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from typing import Any
@@ -11,12 +12,22 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tests.spark.letters import letter
+from tests.spark.letters import Letter, letter
 from txmq_spark.charts import Bar, bar_chart, escape_text
-from txmq_spark.plan import Letter, LetterClass, PlanRules, TokenEvidence, make_plan
-from txmq_spark.plan_file import PlanInputs, decode_plan, encode_plan
-from txmq_spark.reconcile import MissingMessage, Reconciliation
-from txmq_spark.report import CHART_BARS, LISTED_LETTERS, html_page, terminal_summary
+from txmq_spark.plan import SAFE, LetterClass, PlanRules
+from txmq_spark.plan_directory import PlanFilters, PlanInputs, PlanMade, PlanManifest
+from txmq_spark.plan_summary import (
+    AGES,
+    LISTED_LETTERS,
+    OLDER,
+    TOP_FAILURES,
+    Concentration,
+    Failure,
+    KeyCount,
+    MissingMessage,
+    PlanSummary,
+)
+from txmq_spark.report import html_page, terminal_summary
 
 HOUR = 3_600_000_000
 NOW = 1_700_000_000_000_000
@@ -38,18 +49,55 @@ HOSTILE = [
 
 def found(
     letters: Sequence[Letter], missing: Sequence[MissingMessage] = (), unlisted: int = 0
-) -> Reconciliation:
+) -> tuple[PlanManifest, PlanMade, PlanSummary]:
+    """Return what `html_page` takes, for letters that may have a class."""
+    rows = [
+        {"class": "replay_alone", "reason": "it is fine", "replay": True} | one for one in letters
+    ]
+    for row in rows:
+        row["replay"] = row["class"] in SAFE
+    classes = Counter(("billing", row["class"]) for row in rows)
+    replays = sum(row["replay"] for row in rows)
+    kinds = Counter((row["error_type"], row["fingerprint"], row["error"]) for row in rows)
+    failures = sorted(Failure(*kind, count) for kind, count in kinds.items())
+    rest = failures[TOP_FAILURES:]
+    keys = Counter(row["key"] for row in rows if row["key"] is not None)
+    top = tuple(KeyCount("billing", "orders", key, n, n, NOW) for key, n in sorted(keys.items()))
+    counts = Counter((one.what, one.state) for one in missing)
+    if unlisted:
+        counts[missing[0].what, missing[0].state] += unlisted
     facts = PlanInputs(
-        group="billing",
+        groups=("billing",),
         log_id="l",
+        firsts={"orders": (0,)},
         ends={"orders": (9,)},
         evidence=("applied",),
         database="7/shop",
-        snapshot_at=NOW,
     )
-    planned = make_plan(letters, PlanRules())
-    data = encode_plan(facts, PlanRules(), planned)
-    return Reconciliation(data, decode_plan(data), tuple(planned), tuple(missing), unlisted)
+    manifest = PlanManifest(
+        facts=facts,
+        filters=PlanFilters.of(PlanRules()),
+        letters={"billing": {cls: classes["billing", str(cls)] for cls in LetterClass}},
+        replays={"billing": replays},
+        parts=(),
+    )
+    summary = PlanSummary(
+        now=NOW,
+        classes=dict(classes),
+        replayed={},
+        ages=dict(Counter((row["class"], age(row)) for row in rows)),
+        failures=tuple(failures[:TOP_FAILURES]),
+        other_failures=(len(rest), sum(one.letters for one in rest)),
+        keys=Concentration(len(keys), keys.total(), top),
+        samples=tuple(sorted(rows, key=lambda row: row["offset"])[:LISTED_LETTERS]),
+        missing=dict(counts),
+        missing_samples=tuple(missing[:100]),
+    )
+    return manifest.sealed(), PlanMade(snapshot_at=NOW), summary
+
+
+def age(row: Letter) -> str:
+    return next((name for limit, name in AGES if NOW - row["dead_at"] < limit), OLDER)
 
 
 class Seen(HTMLParser):
@@ -74,15 +122,15 @@ class Seen(HTMLParser):
 def test_a_page_shows_hostile_texts_without_interpreting_them(text: str) -> None:
     fields: dict[str, Any] = {
         "error_type": text,
-        "error_text": text,
+        "error": text,
         "fingerprint": text,
         "dead_at": NOW,
     }
     html = html_page(
-        found([letter(1, text, **fields)], [MissingMessage("key", text, "missing", None)])
+        *found([letter(1, text, **fields)], [MissingMessage("key", text, text, "missing", None)])
     )
     plain = html_page(
-        found([letter(1, "k", dead_at=NOW)], [MissingMessage("key", "k", "missing", None)])
+        *found([letter(1, "k", dead_at=NOW)], [MissingMessage("key", "k", "k", "missing", None)])
     )
     seen, known = Seen(html), Seen(plain)
     assert set(seen.tags) == set(known.tags)
@@ -97,7 +145,7 @@ def test_a_page_shows_hostile_texts_without_interpreting_them(text: str) -> None
 
 
 def test_a_page_is_self_contained_and_forbids_scripts() -> None:
-    html = html_page(found([letter(n, f"k{n}", dead_at=NOW) for n in range(3)]))
+    html = html_page(*found([letter(n, f"k{n}", dead_at=NOW) for n in range(3)]))
     seen = Seen(html)
     assert not {"script", "link", "iframe", "object", "img", "base", "form"} & set(seen.tags)
     assert not {"href", "src", "srcset", "action", "onload"} & {
@@ -113,19 +161,18 @@ def test_a_page_counts_classes_failures_and_ages() -> None:
     letters = [
         letter(1, "a", error_type="Timeout", fingerprint="f1", dead_at=NOW - HOUR // 2),
         letter(2, "b", error_type="Timeout", fingerprint="f1", dead_at=NOW - 5 * HOUR),
-        letter(
-            3, "c", error_type="BadOrder", fingerprint="f2", dead_at=NOW - 100 * HOUR, applied=True
-        ),
+        letter(3, "c", error_type="BadOrder", fingerprint="f2", dead_at=NOW - 100 * HOUR)
+        | {"class": "applied"},
         letter(
             4,
             "d",
             error_type="BadOrder",
             fingerprint="f2",
             dead_at=NOW - 1_000 * HOUR,
-            token=TokenEvidence.ABSENT,
-        ),
+        )
+        | {"class": "no_business_row"},
     ]
-    html = html_page(found(letters))
+    html = html_page(*found(letters))
     titles = re.findall(r"<title>([^<]*): (\d+)</title>", html)
     assert dict(titles) == {
         **{str(cls): "0" for cls in LetterClass},
@@ -144,39 +191,47 @@ def test_a_page_counts_classes_failures_and_ages() -> None:
 
 def test_long_lists_are_cut_with_the_number_of_the_rest() -> None:
     letters = [letter(n, error_type=f"E{n:03}", dead_at=NOW) for n in range(LISTED_LETTERS + 5)]
-    missing = [MissingMessage("transaction", f"{n:032x}", "missing", NOW) for n in range(150)]
-    html = html_page(found(letters, missing, unlisted=7))
+    missing = [MissingMessage("transaction", None, f"{n:032x}", "missing", NOW) for n in range(150)]
+    html = html_page(*found(letters, missing, unlisted=7))
     assert "and 5 more" in html
     assert "and 57 more" in html
-    assert f"{LISTED_LETTERS + 5 - CHART_BARS} others" in html
-    assert html.count("<tr>") < 200
+    assert f"{LISTED_LETTERS + 5 - TOP_FAILURES} others" in html
+    assert html.count("<tr>") < 220
 
 
 def test_the_same_findings_make_the_same_page() -> None:
     letters = [
         letter(n, f"k{n % 2}", dead_at=NOW - n * HOUR, fingerprint=f"f{n}") for n in range(9)
     ]
-    assert html_page(found(letters)) == html_page(found(letters[::-1]))
+    assert html_page(*found(letters)) == html_page(*found(letters[::-1]))
 
 
 def test_the_terminal_shows_counts_and_no_markup_of_messages() -> None:
     out = Console(file=io.StringIO(), width=120, force_terminal=False)
     missing = [
-        MissingMessage("key", "k", "missing", None),
-        MissingMessage("transaction", "t", "pending", NOW),
+        MissingMessage("key", "orders", "k", "missing", None),
+        MissingMessage("transaction", None, "t", "pending", NOW),
     ]
-    out.print(
-        terminal_summary(
-            found(
-                [letter(1, "[bold]k[/]", deaths=9, dead_at=NOW), letter(2, dead_at=NOW)], missing, 3
-            )
-        )
-    )
+    poison = letter(1, "[bold]k[/]", dead_at=NOW) | {"class": "poison"}
+    manifest, _made, summary = found([poison, letter(2, dead_at=NOW)], missing, 3)
+    out.print(terminal_summary(manifest, summary))
     text = out.file.getvalue()  # type: ignore[attr-defined] # a StringIO
     assert re.search(r"poison\s+│\s+1 │", text)
     assert re.search(r"replay_alone\s+│\s+1 │", text)
-    assert "Committed rows without a message: 5 (1 missing, 1 pending)" in text
-    assert "1 letter to replay in 1 chunk" in text
+    assert "messages without rows: 5 (4 key missing, 1 transaction pending)" in text
+    assert "1 letter to replay" in text
+
+
+def test_a_page_says_what_to_do_and_which_keys_have_most_letters() -> None:
+    letters = [letter(n, "hot" if n < 8 else f"k{n}", dead_at=NOW) for n in range(10)]
+    letters[0]["class"], letters[1]["class"] = "poison", "pending"
+    lost = [MissingMessage("transaction", None, "ab", "missing", NOW)]
+    html = html_page(*found(letters, lost), path="s3a://plans/<today>")
+    assert "txmq-spark replay --plan s3a://plans/&lt;today&gt; --canary 100 --hold" in html
+    assert "10 letters have 3 keys; the key with most of them has 80%" in html
+    steps = re.findall(r"<li>([A-Z]\w+ \w+)", html)
+    assert steps == ["Send again", "Remove the", "Try some", "Reconcile again"]
+    assert "Nothing: there are no letters." in html_page(*found([]))
 
 
 def test_bars_are_in_proportion_and_never_empty_for_a_count() -> None:

@@ -9,7 +9,7 @@ from selenium.webdriver.common.by import By
 from tests.fixtures_browser import Browser
 from tests.spark.letters import letter
 from tests.spark.test_report import HOSTILE, NOW, found
-from txmq_spark.reconcile import MissingMessage
+from txmq_spark.plan_summary import MissingMessage
 from txmq_spark.report import html_page
 
 # A name that would be run as a script wherever it is not escaped sets the title.
@@ -26,12 +26,14 @@ def test_the_report_opens_without_errors_and_requests_and_shows_hostile_texts(
     browser: Browser, tmp_path: Path
 ) -> None:
     letters = [
-        letter(n, text, error_type=text, error_text=text, fingerprint=text, dead_at=NOW)
+        letter(n, text, error_type=text, error=text, fingerprint=text, dead_at=NOW)
         for n, text in enumerate(HOSTILE_NAMES)
     ]
     path = tmp_path / "report.html"
     path.write_text(
-        html_page(found(letters, [MissingMessage("key", HOSTILE_NAMES[-1], "missing", None)])),
+        html_page(
+            *found(letters, [MissingMessage("key", "orders", HOSTILE_NAMES[-1], "missing", None)])
+        ),
         "utf-8",
     )
     page = browser.open(path)

@@ -1,0 +1,215 @@
+"""Plans of the broker with the letters of a plan that Spark has made.
+
+The broker puts letters back: it keeps rate, order, stop rules and outcomes
+(docs/OPERATIONS.md, "Replay plans"). Tasks add the letters in pages, and later read the
+outcomes. Each step may be repeated, so a run that was killed is run again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
+
+from txmq.errors import ConfigError
+from txmq.model import limits
+from txmq_spark.broker_link import BrokerLink
+from txmq_spark.plan_directory import StoredPlan
+
+PAGE: Final = 1_000  # letters of a call
+ADDING_TASKS: Final = 4  # at once: the broker adds with one core
+LOOK_S: Final = 0.5
+RUNNING: Final = ("canary", "ramping")
+OUTCOMES: Final = (
+    "`group` string, topic string, partition int, offset bigint, outcome string, why string,"
+    " died_as bigint"
+)
+
+
+class BrokerPlan(NamedTuple):
+    """A plan of the broker and its letters: `skipped` are open no more or died again,
+    `refused` are no failed messages any more.
+    """
+
+    name: str
+    group: str
+    added: int = 0
+    skipped: int = 0
+    refused: int = 0
+
+
+def plan_names(plan: StoredPlan, name: str | None) -> dict[str, str]:
+    """Return the broker's plans by group: one for each group that has letters to
+    replay.
+
+    Raises ConfigError where a name is too long.
+    """
+    stem = name or f"spark-{plan.manifest.digest[:12]}"
+    groups = [group for group, letters in plan.manifest.replays.items() if letters]
+    several = len(plan.manifest.facts.groups) > 1
+    names = {group: f"{stem}.{group}" if several else stem for group in groups}
+    for one in names.values():
+        if len(one) > limits.NAME:
+            raise ConfigError(
+                "name", f"{one} has {len(one)} characters, not {limits.NAME}", hint="--name SHORT"
+            )
+    return names
+
+
+def hand_over(
+    url: str,
+    plan: StoredPlan,
+    name: str | None,
+    settings: Mapping[str, object],
+    operator: str | None = None,
+) -> list[BrokerPlan]:
+    """Make the broker's plans, and freeze them. What an earlier run has added stays.
+
+    Raises ConfigError where the broker has another log, RequestRejected.
+    """
+    names = plan_names(plan, name)
+    by = {"operator": operator, "reason": f"reconcile {plan.manifest.digest}"}
+    with BrokerLink(url) as link:
+        require_log(link, plan)
+        for group, one in names.items():
+            link.call("plan.create", name=one, group=group, settings=dict(settings), **by)
+        # a plan that an earlier run has frozen has its letters; some may be gone by now
+        building = {group: one for group, one in names.items() if state_of(link, one) == "building"}
+        counts = _add(url, plan.letters.where("replay"), building) if building else {}
+        for one in names.values():
+            link.call("plan.freeze", name=one, **by)
+            _wait(link, one, lambda shown: shown["state"] != "building")
+    return [BrokerPlan(one, group, *counts.get(group, ())) for group, one in names.items()]
+
+
+def require_log(link: BrokerLink, plan: StoredPlan) -> None:
+    """Raise ConfigError where the broker has another log than the plan."""
+    expected = plan.manifest.facts.log_id
+    if link.log_id != expected:
+        raise ConfigError(
+            "plan",
+            f"the plan is of log {expected}, the broker has log {link.log_id}",
+            hint="connect to the broker of the plan",
+        )
+
+
+def _add(url: str, letters: DataFrame, names: dict[str, str]) -> dict[str, tuple[int, ...]]:
+    def add(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with BrokerLink(url) as link:
+            for batch in batches:
+                for page in pages(batch.to_pylist()):
+                    yield _added(link, names[page[0]["group"]], page)
+
+    letters = letters.where(f.col("group").isin(*names))
+    schema = "`group` string, added bigint, skipped bigint, refused bigint"
+    chosen = letters.select("group", "topic", "partition", "offset", "number")
+    counts = chosen.coalesce(ADDING_TASKS).mapInArrow(add, schema).groupBy("group")
+    sums = counts.agg(f.sum("added"), f.sum("skipped"), f.sum("refused")).collect()
+    return {group: tuple(rest) for group, *rest in sums}
+
+
+def pages(rows: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Yield rows as pages of one group each."""
+    page: list[dict[str, Any]] = []
+    for row in rows:
+        if page and (len(page) == PAGE or row["group"] != page[0]["group"]):
+            yield page
+            page = []
+        page.append(row)
+    if page:
+        yield page
+
+
+def _added(link: BrokerLink, name: str, page: Sequence[dict[str, Any]]) -> pa.RecordBatch:
+    reply = link.call(
+        "plan.add",
+        name=name,
+        letters=[(row["topic"], row["partition"], row["offset"]) for row in page],
+        numbers=[row["number"] for row in page],
+    )
+    return pa.RecordBatch.from_pydict(
+        {
+            "group": pa.array([page[0]["group"]], pa.string()),
+            "added": pa.array([reply["added"]], pa.int64()),
+            "skipped": pa.array([reply["skipped"]], pa.int64()),
+            "refused": pa.array([len(reply["refused"])], pa.int64()),
+        }
+    )
+
+
+def start(link: BrokerLink, name: str, by: Mapping[str, object]) -> None:
+    """Start a plan, or go on with it where it was paused; a running one goes on."""
+    if state_of(link, name) == "planned":
+        link.call("plan.start", name=name, **by)
+    elif state_of(link, name) == "paused":
+        link.call("plan.resume", name=name, **by)
+
+
+def state_of(link: BrokerLink, name: str) -> str:
+    """Return the state of a plan."""
+    return str(link.call("plan.show", name=name)["state"])
+
+
+def follow(
+    link: BrokerLink, names: Sequence[str], tell: Callable[[dict[str, Any]], None] | None
+) -> list[dict[str, Any]]:
+    """Return the plans once none of them is running; tell about each now and then."""
+
+    def ended(shown: dict[str, Any]) -> bool:
+        if tell is not None:
+            tell(shown)
+        return shown["state"] not in RUNNING
+
+    return [_wait(link, name, ended) for name in names]
+
+
+def _wait(link: BrokerLink, name: str, over: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    while True:
+        shown = link.call("plan.show", name=name)
+        if over(shown):
+            return shown
+        time.sleep(LOOK_S)
+
+
+def outcomes(letters: DataFrame, url: str, names: Mapping[str, str]) -> DataFrame:
+    """Return the outcome of each letter of the broker's plans, read by a task for each
+    plan.
+    """
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with BrokerLink(url) as link:
+            for batch in batches:
+                for row in batch.to_pylist():
+                    yield from _outcomes(link, row["group"], row["name"])
+
+    spark = letters.sparkSession
+    rows = spark.createDataFrame(list(names.items()), "`group` string, name string")
+    return rows.repartition(max(len(names), 1), "name").mapInArrow(read, OUTCOMES)
+
+
+def _outcomes(link: BrokerLink, group: str, name: str) -> Iterator[pa.RecordBatch]:
+    cursor: str | None = None
+    while True:
+        reply = link.call("plan.letters", name=name, cursor=cursor, limit=PAGE)
+        rows = [{"group": group, **letter} for letter in reply["letters"]]
+        yield pa.RecordBatch.from_pylist(rows, schema=OUTCOME_SCHEMA)
+        cursor = reply["next"]
+        if cursor is None:
+            return
+
+
+OUTCOME_SCHEMA: Final = pa.schema(
+    [
+        ("group", pa.string()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("outcome", pa.string()),
+        ("why", pa.string()),
+        ("died_as", pa.int64()),
+    ]
+)
