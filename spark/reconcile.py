@@ -2,7 +2,7 @@ r"""Classify the dead letters of a consumer group by the log and the database, a
 a plan to replay them.
 
     spark-submit spark/reconcile.py --group billing --dsn postgresql://... \
-        --plan plan.jsonl --report report.html
+        --plan plan --report report.html
 """
 
 import sys

@@ -117,7 +117,7 @@ def checked_mapping(where: str, tree: Any) -> Mapping:  # noqa: ANN401  # from a
     try:
         mapping = Mapping.model_validate(tree)
     except ValidationError as error:
-        place, reason = first_mistake(error)
+        place, reason = first_mistake(error, unit="setting")
         raise ConfigError(f"{where}: {'.'.join(place)}", reason, hint=HINT) from None
     version_column(mapping.version)
     if sum(not table.topics for table in mapping.tables) > 1:

@@ -141,7 +141,7 @@ def _failures(letters: DataFrame) -> tuple[tuple[Failure, ...], tuple[int, int]]
         f.count("*").alias("letters"), f.min("error").alias("error")
     )
     every = Window.partitionBy()
-    order = [f.desc("letters"), "error_type", "fingerprint"]
+    order: list[Column | str] = [f.desc("letters"), "error_type", "fingerprint"]
     rows = (
         found.withColumns({"kinds": f.count("*").over(every), "all": f.sum("letters").over(every)})
         .orderBy(*order)
@@ -165,7 +165,7 @@ def _keys(letters: DataFrame) -> Concentration:
         f.min("dead_at").alias("oldest"),
     ).persist()
     totals = counted.agg(f.count("*").alias("keys"), f.sum("letters").alias("letters")).first()
-    order = [f.desc("letters"), "group", "topic", "key"]
+    order: list[Column | str] = [f.desc("letters"), "group", "topic", "key"]
     top = tuple(KeyCount(*row) for row in counted.orderBy(*order).limit(TOP_KEYS).collect())
     counted.unpersist()
     assert totals is not None, "an aggregation has a row"
@@ -186,7 +186,7 @@ def _missing(
     missing: DataFrame,
 ) -> tuple[dict[tuple[str, str], int], tuple[MissingMessage, ...]]:
     counts = missing.groupBy("what", "state").count().collect()
-    order = [f.desc("what"), "table", "name"]
+    order: list[Column | str] = [f.desc("what"), "table", "name"]
     first = missing.orderBy(*order).limit(LISTED_MISSING).collect()
     found = {(row["what"], row["state"]): row["count"] for row in counts}
     return dict(sorted(found.items())), tuple(MissingMessage(*row) for row in first)

@@ -326,7 +326,7 @@ def test_versions_and_queries_are_evidence(spark: SparkSession, shop: Reconciled
         ({"key": "id", "version": "id"}, "column id is of type text"),
     )
     for columns, says in wrong:
-        bad = Mapping(tables=(BusinessTable(name="orders", **columns),))
+        bad = Mapping.model_validate({"table": [{"name": "orders", **columns}]})
         with (
             pytest.raises(ConfigError, match=says),
             reconciled(spark, question(shop, mapping=bad)),

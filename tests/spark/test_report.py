@@ -51,7 +51,7 @@ def found(
     letters: Sequence[Letter], missing: Sequence[MissingMessage] = (), unlisted: int = 0
 ) -> tuple[PlanManifest, PlanMade, PlanSummary]:
     """Return what `html_page` takes, for letters that may have a class."""
-    rows = [
+    rows: list[Letter] = [
         {"class": "replay_alone", "reason": "it is fine", "replay": True} | one for one in letters
     ]
     for row in rows:
