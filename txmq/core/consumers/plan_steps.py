@@ -55,8 +55,8 @@ class AddPlanLetters(NamedTuple):
     """Add letters to a plan that is being built. Repeating the command is fine.
 
     `damaged` are letters whose messages cannot be read, with the reason. `complete`:
-    there are no more; otherwise the search goes on at `scan`. `numbers` are the letters'
-    numbers, if the client has judged them: one that died again since is skipped.
+    there are no more; otherwise the search goes on at `scan`. `numbers` are those of
+    letters that the client has judged: one that died again since is skipped.
     """
 
     name: str

@@ -8,7 +8,6 @@ from pydantic import Field, StringConstraints
 
 from txmq.wire.calls.arguments import Args, Limit, Name, Text, Token
 
-
 MAX_TOKENS = 5_000  # of one call
 
 
