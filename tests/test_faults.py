@@ -407,17 +407,18 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_every_invariant_holds_for_every_seed",
     ),
     80: (
-        "test_a_run_that_died_is_rolled_back_and_repeated",
-        "test_a_plan_that_is_run_twice_replays_once",
-        "test_a_repeated_task_stores_its_bundle_once",
-        "test_of_two_runs_at_once_one_replays",
-        "test_letters_are_delivered_again_and_their_keys_follow_in_order",
+        "test_letters_are_put_back_once_and_their_keys_follow_in_order",
+        "test_a_replay_whose_driver_dies_goes_on_when_it_is_run_again",
+        "test_a_repeated_task_adds_its_letters_once_and_none_that_died_again",
+        "test_a_broker_that_is_killed_while_letters_are_added_goes_on",
+        "test_letters_are_sent_again_once_in_the_order_of_their_keys",
     ),
     81: (
         "test_pages_shrink_until_large_bodies_fit",
         "test_letters_with_large_bodies_come_in_pages_that_fit",
         "test_a_damaged_letter_is_named_and_the_others_are_shown",
         "test_a_letter_whose_message_is_damaged_is_read_without_its_body",
+        "test_damaged_and_huge_letters_have_a_reason_of_their_own",
         "test_versions_and_queries_are_evidence",
     ),
     179: (

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from txmq.errors import ConfigError
-from txmq.tx.postgres.errors import translate
+from txmq.tx.postgres.errors import translate, translated
 from txmq.tx.postgres.partitions import partitions
 from txmq_spark.database_snapshot import DatabaseSnapshot, query_frame, table_exists, table_frame
 from txmq_spark.letter_evidence import EvidenceTables
@@ -111,9 +111,9 @@ def oldest_token(snapshot: DatabaseSnapshot) -> str | None:
 
     Returns None where no row has been dropped yet.
     """
-    closed = [
-        partition.upper for partition in partitions(snapshot.connection) if partition.lower is None
-    ]
+    with translated("reading the database"):
+        known = list(partitions(snapshot.connection))
+    closed = [partition.upper for partition in known if partition.lower is None]
     return max(closed).hex if closed else None
 
 

@@ -20,6 +20,7 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from py4j.protocol import Py4JJavaError
 from pydantic import Field
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -298,7 +299,7 @@ def read_plan(spark: SparkSession, path: str) -> StoredPlan:
     letters = arranged(stored, max(1, len(manifest.parts)))
     try:
         same = manifest.is_sealed and part_digests(letters) == manifest.parts
-    except PySparkException as error:
+    except (PySparkException, Py4JJavaError) as error:  # Spark does not translate all
         reason = str(error).partition("\n")[0][:300]
         raise ConfigError("plan", f"its letters cannot be read: {reason}", hint=HINT) from error
     finally:

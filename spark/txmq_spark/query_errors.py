@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 from txmq.errors import TxmqError
@@ -32,7 +33,7 @@ def job_errors() -> Iterator[None]:
     """Turn errors of tasks into errors of txmq. Raises JobFailed."""
     try:
         yield
-    except PySparkException as error:
+    except (PySparkException, Py4JJavaError) as error:  # Spark does not translate all
         raise JobFailed(_cause(error)) from error
 
 
@@ -41,7 +42,7 @@ def query_failure(error: PySparkException) -> QueryFailed:
     return QueryFailed(_cause(error))
 
 
-def _cause(error: PySparkException) -> str:
+def _cause(error: Exception) -> str:
     text = str(error)
     ours = OURS.findall(text)
     return str(ours[-1]) if ours else text.partition("\n")[0]

@@ -56,15 +56,20 @@ def resend(plan: StoredPlan, url: str, topic: str, name: str | None = None) -> R
     if not groups:
         return ResendResult(topic, 0, 0)
     letters = _sendable(plan, url, groups)
-    messages = letters.select("body", "key", "tag", "headers")
-    writer = messages.write.format("txmq").option("url", url).option("topic", topic)
-    writer.option("idempotency_key", job_name(plan)).mode("append").save()
+    write_letters(letters, url, topic, job_name(plan))
     done = _abandon(letters.select(*LETTER), url, f"sent again to {topic} by {job_name(plan)}")
     with BrokerLink(url) as link:
         for one in groups.values():
             if state_of(link, one) not in ENDED:
                 link.call("plan.cancel", name=one, operator=OPERATOR, reason=SENT)
     return ResendResult(topic, done, sum(plan.manifest.replays.values()) - done)
+
+
+def write_letters(letters: DataFrame, url: str, topic: str, job: str) -> None:
+    """Send letters as new messages, in one job that is carried out once."""
+    messages = letters.select("body", "key", "tag", "headers")
+    writer = messages.write.format("txmq").option("url", url).option("topic", topic)
+    writer.option("idempotency_key", job).mode("append").save()
 
 
 def job_name(plan: StoredPlan) -> str:

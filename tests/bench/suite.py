@@ -17,6 +17,7 @@ from tests.bench import (
     search,
     sends,
     spark,
+    spark_jobs,
     spool,
     startup,
     tasks,
@@ -73,4 +74,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     tasks.celery,
     spark.batch,
     spark.stream,
+    spark_jobs.small,
+    spark_jobs.reconcile,
+    spark_jobs.replay,
+    spark_jobs.memory,
 )

@@ -18,7 +18,7 @@ import pytest
 import txmq
 from tests.spark.consuming import drain
 from txmq.client.protocol.transaction.tokens import new_token
-from txmq.errors import ConfigError
+from txmq.errors import ConfigError, TxmqError
 from txmq.model.decider import ByJob, ByPostgres
 from txmq.model.message import ReceivedMessage
 from txmq.testing.own_broker import OwnBroker
@@ -26,18 +26,18 @@ from txmq.tx.postgres.blocking import claim, read_server
 from txmq.tx.postgres.inbox import Position
 from txmq.tx.postgres.session import connect, transaction
 from txmq.wire.bundle import NO_DIGEST, BundleDescription, BundlePart, bundle_digest
-from txmq_spark import database_snapshot, token_states
+from txmq_spark import database_snapshot, reconcile, token_states
 from txmq_spark.broker_link import BrokerLink
 from txmq_spark.command_line import reconcile_main, replay_main
 from txmq_spark.mapping import BusinessTable, Mapping
 from txmq_spark.plan import LetterClass, PlanRules
-from txmq_spark.plan_directory import MADE
+from txmq_spark.plan_directory import MADE, PlacedLetters, in_parts
 from txmq_spark.plan_summary import MissingMessage
 from txmq_spark.reconcile import ReconcileOptions, Reconciliation, reconciled
 from txmq_spark.replay import ReplayOptions, replay
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.timeout(300)  # includes the start of a JVM on a loaded machine
 ORDERS, GROUP = "orders", "billing"
@@ -51,12 +51,22 @@ dsn = "{dsn}"
 """
 
 
+KILL = """
+SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
+WHERE application_name = %s AND datname = current_database()
+"""
+
+
 class ReconciledShop(NamedTuple):
     """A broker, and the database of a service."""
 
-    url: str
+    broker: OwnBroker
     dsn: str
     client: txmq.Client
+
+    @property
+    def url(self) -> str:
+        return self.broker.url
 
 
 @pytest.fixture
@@ -70,7 +80,7 @@ def shop(tmp_path: Path, database: str) -> Iterator[ReconciledShop]:
         ):
             cursor.execute("CREATE TABLE orders (id text PRIMARY KEY, version int8 NOT NULL)")
         with txmq.connect(broker.url, service="shop") as client:
-            yield ReconciledShop(broker.url, database, client)
+            yield ReconciledShop(broker, database, client)
 
 
 def order(shop: ReconciledShop, key: str, version: int = 1) -> None:
@@ -260,6 +270,40 @@ def test_the_same_data_make_the_same_plan(
     assert one.manifest.digest == other.manifest.digest
 
 
+def test_a_job_whose_broker_or_database_dies_changes_nothing_and_runs_again(
+    spark: SparkSession,
+    failed: ReconciledShop,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The broker is killed behind the letters and before the log, and serves again.
+
+    The connections of a server that dies go with it: so do those of the first run's
+    tasks and its snapshot, once the letters are there.
+    """
+    deaths: list[str] = []
+
+    def killing(letters: DataFrame) -> PlacedLetters:
+        if deaths:
+            failed.broker.restart()
+            deaths.append("broker")
+        else:
+            execute(failed, KILL, "txmq reconcile")
+            deaths.append("database")
+        return in_parts(letters)
+
+    monkeypatch.setattr(reconcile, "in_parts", killing)
+    path = tmp_path / "plan"
+    with pytest.raises(TxmqError, match="reading the database"):
+        reconcile.reconcile(spark, question(failed), str(path))
+    assert not path.exists()
+    found = reconcile.reconcile(spark, question(failed), str(path))
+    assert deaths == ["database", "broker"]
+    assert failed.broker.starts == 2
+    assert classes_of(found) == CLASSES | {"bad": LetterClass.REPLAY_ALONE}
+    assert failed.client.call("dlq.stats", group=GROUP)["letters"] == len(DEAD)
+
+
 def test_rows_without_messages_are_found(spark: SparkSession, shop: ReconciledShop) -> None:
     order(shop, "told")
     drain(shop.client, GROUP, ORDERS)
@@ -361,9 +405,9 @@ def test_the_jobs_run_from_the_command_line(
 ) -> None:
     from contextlib import nullcontext
 
-    from txmq_spark import command_line
+    from txmq_spark import job_options
 
-    monkeypatch.setattr(command_line, "job_session", lambda: nullcontext(spark))
+    monkeypatch.setattr(job_options, "job_session", lambda: nullcontext(spark))
     monkeypatch.setenv("TXMQ_DSN", failed.dsn)
     plan, report = tmp_path / "plan", tmp_path / "report.html"
     mapping = tmp_path / "shop.toml"
