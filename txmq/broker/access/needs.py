@@ -241,6 +241,7 @@ CALLS: dict[str, CallNeeds] = {
     "group.clone": _clone,
     "tx.list": _always(*SHOW_CLUSTER),
     "tx.show": _of_token("describe"),
+    "tx.states": _always(Need("describe", "service", ANY)),
     "tx.decide": _of_token("operate"),
     "tx.check": _check,
     "tx.pending": _always(*SHOW_CLUSTER),
