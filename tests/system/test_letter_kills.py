@@ -13,7 +13,10 @@ from tests.cli.peer import Peer, peer
 from tests.reporting import Report
 from tests.system.test_adoption_kills import broker
 from txmq.batch import BatchView
+from txmq.client.protocol.letter_file import read_file
+from txmq.crashpoints import VARIABLE
 from txmq.errors import TxmqError
+from txmq.testing.processes import ENVIRONMENT, Running
 
 LETTER = {"group": "g", "topic": "t", "partition": 0, "offset": 0}
 
@@ -108,4 +111,33 @@ def test_a_broker_killed_while_it_gives_letters_to_another_group_gives_each_once
         chunks = connection.fetch("h", "n", joined["generation"])
         bodies = [BatchView(bytes(chunk.batch)).bodies[chunk.first_row] for chunk in chunks]
         assert sorted(bodies) == [b"1", b"2", b"mended"]
+    report({"kills": 2})
+
+
+def export(directory: Path, url: str, point: str, file: Path) -> int:
+    """Let an operator export and mark all letters; return the status of the command."""
+    (directory / point).mkdir()
+    command = Running(
+        directory / point, "dlq", "export", "g", "--file", str(file), "--mark", "--operator", "ada",
+        "--broker", url, environment={**ENVIRONMENT, VARIABLE: point},
+    )  # fmt: skip
+    return int(command.status())
+
+
+def test_an_operator_killed_in_an_export_has_no_file_that_is_not_whole(
+    tmp_path: Path, report: Report
+) -> None:
+    file = tmp_path / "letters.jsonl"
+    with broker(tmp_path) as (url, _process), peer(url) as connection:
+        connection.call("topic.create", name="t", partitions=1)
+        with txmq.connect(url) as client:
+            for number in range(3):
+                client.send("t", b"%d" % number)
+        connection.dead_letters("g", "t", 3)
+        assert export(tmp_path, url, "export.before_name", file) == -SIGKILL
+        assert not file.exists()
+        assert export(tmp_path, url, "export.after_name", file) == -SIGKILL
+        assert len(read_file(file)[1]) == 3, "it is whole"
+        letters = connection.call("dlq.list", group="g", select={})["letters"]
+        assert {letter["exported_at"] for letter in letters} == {0}, "nothing was marked"
     report({"kills": 2})

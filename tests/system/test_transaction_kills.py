@@ -41,7 +41,7 @@ ROLES = {
     "log",  # a broker, at each record
     "plan",  # a broker that replays dead letters, and the operator's command
     "adoption",  # a broker that gives a consumer's store to others
-    "edit", "redrive",  # a broker that changes or copies dead letters
+    "edit", "redrive", "export",  # who changes, copies or takes out dead letters
     "backup", "restore",  # of a log
     "spark",  # a task or the driver of a job in Spark
 }  # fmt: skip

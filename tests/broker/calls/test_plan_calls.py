@@ -362,3 +362,13 @@ def test_a_plan_waits_while_too_many_rows_are_not_on_disk(desk: Desk) -> None:
     desk.work(lambda _offset: False)
     assert desk.show()["state"] == "ramping", "nobody is stopped but the plan"
     assert desk.show()["processed"] == 40
+
+
+def test_a_letter_shows_what_operators_did_to_its_plan(desk: Desk) -> None:
+    desk.plan(settings={"rate": 0, "second_approver": True})
+    desk.ask("plan.approve", name="p", operator="kim", reason="seen")
+    shown = desk.ask("dlq.show", group="g", topic="t", partition=0, offset=3)
+    assert [(one["call"], one["operator"]) for one in shown["operations"]] == [
+        ("plan.create", "ada"),
+        ("plan.approve", "kim"),
+    ]

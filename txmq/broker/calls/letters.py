@@ -239,8 +239,10 @@ class DeadLetterCalls:
         view = self._view if args.bodies else self.fields_of
         fields = view(letter, bodies=args.bodies)
         place = (args.topic, args.partition, args.offset)
-        wanted = AuditList(about=operators.group(args.group), message=place)
-        shown = with_operations(self._engine, fields, wanted)
+        wanted = [AuditList(about=operators.group(args.group), message=place)]
+        if fields["plan"] is not None:
+            wanted.append(AuditList(about=f"plan:{fields['plan']}"))
+        shown = with_operations(self._engine, fields, *wanted)
         self.turns.run(call.caller, shown, call.answer)
 
     def stats(self, call: CallContext, args: wire.DlqStats) -> None:

@@ -50,11 +50,15 @@ def about(engine: Engine, wanted: AuditList) -> Steps[list[dict[str, Any]]]:
 
 
 def with_operations(
-    engine: Engine, fields: dict[str, Any], wanted: AuditList
+    engine: Engine, fields: dict[str, Any], *wanted: AuditList
 ) -> Steps[dict[str, Any]]:
-    """Return the view of a thing, with what operators did to it."""
-    operations = yield from about(engine, wanted)
-    return fields | {"operations": operations}
+    """Return the view of a thing, with what operators did to it, and to what has it."""
+    found: dict[int, dict[str, Any]] = {}
+    for one in wanted:
+        entries = yield from about(engine, one)
+        found |= {entry["offset"]: entry for entry in entries}
+    operations = [found[offset] for offset in sorted(found)]
+    return fields | {"operations": operations[-SHOWN:]}
 
 
 def matching(engine: Engine, batch: PublishedBatch, wanted: AuditList) -> Iterator[dict[str, Any]]:

@@ -22,6 +22,7 @@ from typing import IO, Annotated, Any, Literal, NoReturn
 
 from pydantic import ConfigDict, Field, ValidationError
 
+from txmq.crashpoints import crashpoint
 from txmq.errors import ConfigError, RemoteProtocolError
 from txmq.errors.validation import first_mistake
 from txmq.model import limits
@@ -122,7 +123,9 @@ def new_file(path: Path, group: str) -> Iterator[LetterWriter]:
                 writer = LetterWriter(out, group)
                 yield writer
                 writer.end()
+                crashpoint("export.before_name")
                 publish_file(path, out)
+                crashpoint("export.after_name")
             finally:
                 Path(out.name).unlink(missing_ok=True)
     except OSError as error:
