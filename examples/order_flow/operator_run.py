@@ -1,5 +1,5 @@
-"""The recovery of an operator: reconcile dead letters in Spark, remove the cause,
-replay the plan, abandon the rest.
+"""The recovery of an operator: reconcile dead letters in Spark, replay a few of them,
+remove the cause, replay the rest, and abandon what cannot succeed.
 
     python -m examples.order_flow.operator_run DIRECTORY
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping as Settings
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -22,6 +23,8 @@ import psycopg2
 from rich.console import Console
 
 import txmq
+from examples.order_flow import careful_replay
+from examples.order_flow.careful_replay import OPERATOR
 from examples.order_flow.services import payment, shipping
 from txmq_spark.local_session import local_session
 from txmq_spark.mapping import BusinessTable, Mapping
@@ -47,11 +50,10 @@ RULES: Final = {
     shipping.GROUP: PlanRules(include=REPLAYED_CLASSES),
 }
 REASON: Final = "the customer's account is blocked: the money is collected by other means"
-CALL_LETTERS: Final = 1_000  # the most letters of one call
 FIX: Final = "UPDATE parts SET customs_code = 'HS-' || part_id WHERE customs_code IS NULL"
 
 
-SETTINGS: Final = {"rate": 0, "stop_after": 0}  # the cause is removed, so all may go at once
+AT_ONCE: Final = {"rate": 0, "stop_after": 0}  # where nothing has to be removed before
 Place = tuple[str, int, int]
 
 
@@ -59,9 +61,18 @@ def main() -> None:
     directory, url, dsn = Path(sys.argv[1]), os.environ["TXMQ_BROKER"], os.environ["TXMQ_DSN"]
     with local_session() as spark, txmq.connect(url, service="operator") as client:
         found = [reconcile_group(spark, directory, _options(url, dsn, group)) for group in RULES]
-        print(f"fixed: customs codes entered for {enter_customs_codes(dsn)} parts", flush=True)
-        for group, plan in zip(RULES, found, strict=True):
-            replay_plan(url, group, plan)
+        plans = dict(zip(RULES, found, strict=True))
+        careful = begin(url, shipping.GROUP, plans[shipping.GROUP], careful_replay.SETTINGS)
+
+        def mend() -> str:
+            return f"customs codes entered for {enter_customs_codes(dsn)} parts"
+
+        if careful is None:
+            print(f"mended: {mend()}", flush=True)
+        else:
+            print(careful_replay.report(careful_replay.follow(client, careful, mend)), flush=True)
+        begin(url, payment.GROUP, plans[payment.GROUP], AT_ONCE)
+        for group, plan in plans.items():
             abandon(client, group, poison(plan))
 
 
@@ -96,15 +107,16 @@ def enter_customs_codes(dsn: str) -> int:
         return cursor.rowcount
 
 
-def replay_plan(url: str, group: str, plan: StoredPlan) -> None:
-    """Have the broker replay the letters of the plan, if there are any."""
-    if sum(plan.manifest.replays.values()):
-        options = ReplayOptions(url, settings=SETTINGS, operator="order-flow", wait=False)
-        [begun] = replay(plan, options).plans
-        print(
-            f"replayed: {begun['letters']} letters of {group}, {begun['skipped']} skipped",
-            flush=True,
-        )
+def begin(url: str, group: str, plan: StoredPlan, settings: Settings[str, object]) -> str | None:
+    """Have the broker replay the letters of the plan; return the name of its own plan.
+    None = there are none.
+    """
+    if not sum(plan.manifest.replays.values()):
+        return None
+    options = ReplayOptions(url, settings=settings, operator=OPERATOR, wait=False)
+    [begun] = replay(plan, options).plans
+    print(f"replays: {begun['letters']} letters of {group}, {begun['skipped']} skipped", flush=True)
+    return str(begun["name"])
 
 
 def poison(plan: StoredPlan) -> list[Place]:
@@ -116,11 +128,9 @@ def poison(plan: StoredPlan) -> list[Place]:
 
 def abandon(client: txmq.Client, group: str, places: Sequence[Place]) -> None:
     """Abandon letters."""
-    for start in range(0, len(places), CALL_LETTERS):
-        some = places[start : start + CALL_LETTERS]
-        client.call("dlq.abandon", group=group, letters=some, operator="order-flow", reason=REASON)
     if places:
-        print(f"abandoned: {len(places)} letters of {group}, because {REASON}", flush=True)
+        done = client.abandon_letters(group, places, operator=OPERATOR, reason=REASON).done
+        print(f"abandoned: {len(done)} letters of {group}, because {REASON}", flush=True)
 
 
 if __name__ == "__main__":
