@@ -52,6 +52,8 @@ class SimulationHistory:
     edits: dict[tuple[str, int, int], list[str]] = field(default_factory=dict)
     # as in `edits` → number of the newest edit that is known to be there
     edited: Counter[tuple[str, int, int]] = field(default_factory=Counter)
+    # group, topic, partition, offset, number of the death → its copy was reported
+    copies: dict[tuple[str, str, int, int, int], bool] = field(default_factory=dict)
     # operators' calls by their reasons → their replies said that something was changed
     operations: dict[str, bool] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)

@@ -7,20 +7,26 @@ the edit. Consumers strip it, and check that it is theirs, and the newest.
 from __future__ import annotations
 
 from base64 import b64encode
+from collections import Counter
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation import operators
 from tests.simulation.history import InvariantBroken
+from txmq.batch import BatchView
+from txmq.broker.engine.log_reader import read_batches
 from txmq.errors import RequestRejected
-from txmq.store.tables import EDITS
+from txmq.store.tables import EDITS, ENTRY_KEY, BatchEntry
 
 if TYPE_CHECKING:
+    from tests.simulation.simulated_broker import SimulatedBroker
     from tests.simulation.world import SimulatedWorld
 
 SHARE = 0.3  # of the seeds
 GROUPS = ("c", "o")
 MARK = "~"  # before the suffix
+COPIES = "copies"  # the topic
+Origin = tuple[str, str, int, int]  # group, topic, partition, offset
 
 
 def is_at_work(seed: int) -> bool:
@@ -42,6 +48,8 @@ class LetterMender(operators.LetterReplayer):
             for letter in letters:
                 if letter["state"] == "dead" and self._own.random() < 0.6:
                     await self._edit(letter)
+                if letter["state"] == "dead" and self._own.random() < 0.3:
+                    await self._redrive(letter)
                 if letter["state"] == "dead" and self._own.random() < 0.3:
                     await self._try(letter)
         await super()._replay(group)
@@ -73,6 +81,23 @@ class LetterMender(operators.LetterReplayer):
         self.world.history.edited[group, partition, offset] = reply["edits"]
         self.world.history.counts["edits"] += 1
 
+    async def _redrive(self, letter: dict[str, Any]) -> None:
+        """Copy a letter to a topic, often once more: a topic has one of each death."""
+        copies = self.world.history.copies
+        if not copies:
+            topic = {"name": COPIES, "partitions": 1}
+            await self.connection.call("topic.create", **topic)
+        place = [letter["topic"], letter["partition"], letter["offset"]]
+        death = (letter["group"], *place, letter["number"])
+        copies.setdefault(death, False)
+        for _repetition in range(self._own.choice((1, 2))):
+            reply = await self.connection.call(
+                "dlq.redrive", group=letter["group"], letters=[place], to=COPIES, operator="sim",
+                reason="test",
+            )  # fmt: skip
+            copies[death] |= bool(reply["done"])
+            self.world.history.counts["copies"] += len(reply["done"])
+
     async def _try(self, letter: dict[str, Any]) -> None:
         """Have a member try a letter. What it does not process dies again."""
         place = {name: letter[name] for name in ("group", "topic", "partition", "offset")}
@@ -103,8 +128,40 @@ def check_received(
 
 
 def check(world: SimulatedWorld) -> None:
-    """Check at the end, when all letters are processed, that no version is left."""
+    """Check at the end, when all letters are processed, that no version is left, and
+    that the topic of copies has each death at most once.
+    """
     assert world.broker is not None
+    check_copies(world, origins(world.broker))
     left = [*world.broker.engine.state.tables[EDITS].range(b"")]
     if left:
         raise InvariantBroken(f"versions of letters that are processed: {left}")
+
+
+def origins(broker: SimulatedBroker) -> Counter[Origin]:
+    """Return the number of copies of each letter."""
+    state, found = broker.engine.state, Counter[Origin]()
+    topic = state.topics.get(COPIES)
+    if topic is None:
+        return found
+    prefix = ENTRY_KEY.pack(topic.topic_id, 0, 0), ENTRY_KEY.pack(topic.topic_id, 1, 0)
+    for _key, row in state.entries.range(*prefix):
+        entry = BatchEntry._make(row)
+        [data] = read_batches(broker.engine.store, [entry[:2]])
+        for headers in BatchView(bytes(data)).headers:
+            named = dict(headers)
+            group, topic_name = named["txmq-origin-group"], named["txmq-origin-topic"]
+            place = (int(named["txmq-origin-partition"]), int(named["txmq-origin-offset"]))
+            found[group, topic_name, *place] += 1
+    return found
+
+
+def check_copies(world: SimulatedWorld, found: Counter[Origin]) -> None:
+    """Check that each death has the copy that was reported, and at most one."""
+    known, wanted = Counter[Origin](), Counter[Origin]()
+    for (*origin, _number), is_known in world.history.copies.items():
+        place: Any = tuple(origin)
+        wanted[place] += 1
+        known[place] += is_known
+    if not known <= found <= wanted:
+        raise InvariantBroken(f"copies of letters: {found}, not {known} to {wanted}")

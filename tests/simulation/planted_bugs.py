@@ -52,7 +52,7 @@ from txmq.core.events.consumers import PositionReset
 from txmq.core.events.letters import LetterEdited
 from txmq.core.events.outcome import Outcome, Rejected
 from txmq.core.retention import broker_time
-from txmq.core.state import failed_messages, plan_letters, visibility
+from txmq.core.state import failed_messages, letter_copies, plan_letters, visibility
 from txmq.core.state.failed_messages import FailedMessage
 from txmq.core.state.group_registry import GroupRegistry
 from txmq.core.state.positions import EffectsRecord
@@ -134,6 +134,10 @@ _record_answer = checkback_service.CheckBackService.record_answer
 _begin_reset, _mark_deleted = resets._begin, GroupRegistry.mark_deleted
 _apply_edited = letter_edits.apply_edited
 _delivery, _put = LocalQueue.delivery, store_consumers.ModelStore.put
+
+
+def _no_copy(*_arguments: Any) -> None:
+    """Take no letter for one that has a copy."""
 
 
 def _edit_in_the_list_only(state: Any, event: LetterEdited, context: Any) -> None:
@@ -611,6 +615,10 @@ BUGS = (
     Bug(
         "an edit leaves the letter where it was",
         around=_in_every_seed(letter_mender, _applying(LetterEdited, _edit_in_the_list_only)),
+    ),
+    Bug(
+        "a redrive copies a death again",
+        around=_in_every_seed(letter_mender, _patching(letter_copies, "copy_of", _no_copy)),
     ),
     Bug(
         "an edit concerns all groups",

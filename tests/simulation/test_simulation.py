@@ -58,6 +58,7 @@ LEAST_PER_SEED = {
     "planned processed": 0.2,
     "edited received": 0.2,
     "trials": 0.03,
+    "copies": 0.05,
 }  # on average; a count below it means that seeds no longer test this
 
 
