@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+import psycopg
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.metrics import MeterProvider
@@ -429,3 +430,26 @@ def test_a_transaction_with_a_database_is_stored_and_then_decided(world: World, 
     told: Any = seen.one("commit")
     for span in (created, stored, told):
         assert span.parent == request.get_span_context()
+
+
+def test_a_transaction_on_asyncio_with_a_database_has_the_same(world: World, seen: Seen) -> None:
+    async def story() -> None:
+        async with (
+            await psycopg.AsyncConnection.connect(world.dsn) as connection,
+            txmq.aio.connect(
+                world.broker.url, service="orders", telemetry=seen.telemetry, timeout=WAIT_S
+            ) as client,
+        ):
+            async with client.transaction(connection) as tx:
+                await connection.execute("SELECT 1")
+                tx.send(world.topic, b"o-1")
+            with suppress(ZeroDivisionError):
+                async with client.transaction(connection) as tx:
+                    tx.send(world.topic, b"o-2")
+                    raise ZeroDivisionError
+            async with client.transaction(checker="c") as half:
+                half.send(world.topic, b"o-3")
+
+    asyncio.run(story())
+    assert seen.check_table() == {"create", "send_half", "commit"}
+    assert len(seen.spans("commit")) == len(seen.spans(f"send_half {world.topic}")) == 2

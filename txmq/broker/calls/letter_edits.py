@@ -73,7 +73,9 @@ class LetterEditCalls:
             return Rejected(BadRequest, error.message, error.hint)
         if mistake := self._mistake_in(after, args):
             message = f"the body does not fit the schema of topic {args.topic!r}: {mistake}"
-            return Rejected(BadRequest, message, "mend the body: txmq topic show has the schema")
+            return Rejected(
+                BadRequest, message, "mend the body: txmq topic schema show prints the schema"
+            )
         if after == before:
             message = "the edit changes nothing: the letter has this body and these headers"
             return Rejected(BadRequest, message, "see the letter: txmq dlq show")

@@ -17,7 +17,7 @@ from txmq.client.log import get_logger
 from txmq.client.protocol.sender.routing import Routing
 from txmq.client.protocol.transaction.buffer import BuiltBatches
 from txmq.client.protocol.transaction.bundle import Bundle
-from txmq.client.protocol.transaction.decision import decide_request, is_published
+from txmq.client.protocol.transaction.decision import decide_request, deciding, is_published
 from txmq.client.protocol.transaction.tokens import new_token
 from txmq.client.protocol.transaction.unrouted import UnroutedSends, in_order
 from txmq.errors import (
@@ -67,8 +67,13 @@ class AioBundle(Bundle[AioCore]):
         BrokerUnavailable is the only error after which the broker certainly has
         nothing.
         """
-        await self.core.wait_connected(self._deadline - self.core.seconds())
-        self._send_parts()
+        self._begin_operation()
+        try:
+            await self.core.wait_connected(self._deadline - self.core.seconds())
+            self._send_parts()
+        except BaseException as error:
+            self._end_operation(error)
+            raise
 
     def _send_parts(self) -> None:
         self.sent = True
@@ -101,8 +106,10 @@ class AioBundle(Bundle[AioCore]):
                     await self.core.refresh(str(stale.detail.get("topic", "")))
                 self._sent_parts = self._parts(stored=self._sent_parts[: self._stored_parts])
                 self._send_parts()
-        except RequestRejected:
-            self.sent = len(self._sent_parts) > 1  # some parts may be stored
+        except BaseException as error:
+            self._end_operation(error)
+            if isinstance(error, RequestRejected):
+                self.sent = len(self._sent_parts) > 1  # some parts may be stored
             raise
         finally:
             self.abandon()
@@ -139,6 +146,7 @@ class AioBundle(Bundle[AioCore]):
 
     def abandon(self) -> None:
         """Stop waiting for the receipt."""
+        self._end_operation()
         self._answers.clear()
 
     def send_decision(self, outcome: Decision) -> None:
@@ -149,7 +157,8 @@ class AioBundle(Bundle[AioCore]):
         request = decide_request(self.token, outcome, self.core.settings.service)
         try:
             self.core.connection()
-            self._decision = self.core.sender.send_request(Opcode.DECIDE, request)
+            with deciding(self.core.settings, self.token, outcome):
+                self._decision = self.core.sender.send_request(Opcode.DECIDE, request)
             self._decision.add_done_callback(_retrieve)
         except ClientClosed as closed:
             log.warning(
@@ -165,9 +174,9 @@ class AioBundle(Bundle[AioCore]):
         Raises Conflict if the bundle has the other outcome, and as a call does.
         """
         payload = decide_request(self.token, outcome, self.core.settings.service)
-        return unpack_decide_receipt(
-            await self.core.request(Opcode.DECIDE, payload, within=seconds, repeat=True)
-        )
+        with deciding(self.core.settings, self.token, outcome):
+            receipt = await self.core.request(Opcode.DECIDE, payload, within=seconds, repeat=True)
+        return unpack_decide_receipt(receipt)
 
     def move_to_outbox(self) -> None:
         """Leave the messages to the outbox.

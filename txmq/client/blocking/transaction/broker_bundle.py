@@ -7,7 +7,6 @@ so that several brokers cost hardly more time than one.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, ClassVar
 from uuid import UUID
 
 from txmq.client.blocking.core import BlockingCore
@@ -30,23 +29,14 @@ from txmq.model.bundle import BundleReceipt, BundleState
 from txmq.model.message import ROLLBACK, Decision, Receipt
 from txmq.wire.bundle import BundleDescription
 
-if TYPE_CHECKING:  # OpenTelemetry is for those who ask for it
-    from txmq.client.protocol.telemetry.tracing import Operation
-
 
 class BrokerBundle(Bundle[BlockingCore]):
-    """A transaction's messages and acks at one broker. For one thread.
-
-    `decided_by_seal`: the request that completes it commits it.
-    """
-
-    decided_by_seal: ClassVar[bool] = False
+    """A transaction's messages and acks at one broker. For one thread."""
 
     def __init__(self, core: BlockingCore, token: UUID) -> None:
         super().__init__(core, token)
         self._upload: BundleUpload | None = None
         self._decision: PendingDecision | None = None
-        self._operation: Operation | None = None
 
     def _log_id(self) -> UUID:
         return self.core.log_id
@@ -72,20 +62,13 @@ class BrokerBundle(Bundle[BlockingCore]):
         nothing.
         """
         assert self._upload is not None, "build() comes before send()"
-        telemetry = self.core.settings.telemetry
-        if telemetry is not None:
-            self._operation = telemetry.store(self.buffer.items, decided=self.decided_by_seal)
+        self._begin_operation()
         try:
             self._upload.send()
         except BaseException as error:
             self._end_operation(error)
             raise
         self.sent = True
-
-    def _end_operation(self, error: BaseException | None = None) -> None:
-        if self._operation is not None:
-            self._operation.end(None, error)
-            self._operation = None
 
     def extend_deadline(self, deadline: float) -> None:
         """Set a later deadline for the receipt."""

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from uuid import UUID
 
 from txmq.client.blocking.core import BlockingCore
 from txmq.client.blocking.decision_pipeline import PendingDecision
-from txmq.client.protocol.transaction.decision import decide_request
+from txmq.client.protocol.transaction.decision import decide_request, deciding
 from txmq.errors import ClientClosed, TxmqError, UnknownTransaction
 from txmq.model.bundle import BundleState, DecideReceipt
 from txmq.model.message import Decision
 from txmq.wire.calls.encoding import encode_call
 from txmq.wire.data_requests import Opcode, unpack_decide_receipt
 
-NOT_TRACED = nullcontext()
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.005, 0.2  # between polls of a bundle's state
 
 
@@ -28,7 +27,7 @@ def decide(
     Raises Conflict if the bundle has the other outcome, and as a call does.
     """
     payload = decide_request(token, outcome, core.settings.service)
-    with _deciding(core, token, outcome):
+    with deciding(core.settings, token, outcome):
         receipt = core.request(Opcode.DECIDE, payload, timeout=timeout, repeat=True)
     return unpack_decide_receipt(receipt)
 
@@ -44,13 +43,8 @@ def send_decision(core: BlockingCore, token: UUID, outcome: Decision) -> Pending
     The answer is read by a later request on the same connection.
     """
     request = decide_request(token, outcome, core.settings.service)
-    with _deciding(core, token, outcome):
+    with deciding(core.settings, token, outcome):
         return core.decision_pipeline.send(token, outcome, request)
-
-
-def _deciding(core: BlockingCore, token: UUID, outcome: Decision) -> AbstractContextManager[None]:
-    telemetry = core.settings.telemetry
-    return NOT_TRACED if telemetry is None else telemetry.deciding(token, outcome)
 
 
 def request_check(core: BlockingCore, token: UUID) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
 from txmq.client.protocol.sender.topics import TopicCache
@@ -12,6 +12,9 @@ from txmq.client.protocol.transaction.acks import AckOwner, ack_owner_of, requir
 from txmq.client.protocol.transaction.buffer import Buffer, BufferPosition, BuiltBatches
 from txmq.client.protocol.transaction.parts import batch_count, split_into_parts
 from txmq.wire.bundle import BundleDescription, BundlePart
+
+if TYPE_CHECKING:  # OpenTelemetry is for those who ask for it
+    from txmq.client.protocol.telemetry.tracing import Operation
 
 
 class BundleCore(Protocol):
@@ -37,7 +40,12 @@ K = TypeVar("K", bound=BundleCore)
 
 
 class Bundle(Generic[K]):
-    """A transaction's messages and acks at one broker."""
+    """A transaction's messages and acks at one broker.
+
+    `decided_by_seal`: the request that completes it commits it.
+    """
+
+    decided_by_seal: ClassVar[bool] = False
 
     def __init__(self, core: K, token: UUID) -> None:
         self.core, self.token = core, token
@@ -50,6 +58,7 @@ class Bundle(Generic[K]):
         self._built = BuiltBatches([], [])
         self._deadline = 0.0
         self._description: BundleDescription | None = None
+        self._operation: Operation | None = None  # that stores it, for telemetry
 
     @property
     def empty(self) -> bool:
@@ -101,6 +110,16 @@ class Bundle(Generic[K]):
             [batch._replace(batch=b"") for batch in built.batches], built.message_indexes
         )
         return parts
+
+    def _begin_operation(self) -> None:
+        telemetry = self.core.settings.telemetry
+        if telemetry is not None:
+            self._operation = telemetry.store(self.buffer.items, decided=self.decided_by_seal)
+
+    def _end_operation(self, error: BaseException | None = None) -> None:
+        if self._operation is not None:
+            self._operation.end(None, error)
+            self._operation = None
 
     def _finish_acks(self, start: int, *, committed: bool | None) -> None:
         acked, self._acked[start:] = self._acked[start:], []

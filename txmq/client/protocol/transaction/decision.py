@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from uuid import UUID
 
+from txmq.client.protocol.settings import ClientSettings
 from txmq.client.protocol.transaction.parts import EPOCH
 from txmq.model.bundle import BundleState
 from txmq.model.message import Decision
 from txmq.wire.data_requests import Decide, pack_decide, unpack_decide_receipt
+
+NOT_TRACED = nullcontext()
 
 
 def decided_by(service: str | None) -> str:
@@ -18,6 +22,14 @@ def decided_by(service: str | None) -> str:
 def decide_request(token: UUID, outcome: Decision, service: str | None) -> bytes:
     """Return the payload of a DECIDE request."""
     return pack_decide(Decide(outcome, token.bytes, EPOCH, decided_by(service)))
+
+
+def deciding(
+    settings: ClientSettings, token: UUID, outcome: Decision
+) -> AbstractContextManager[None]:
+    """Return a block in which a client decides a bundle, for its telemetry."""
+    telemetry = settings.telemetry
+    return NOT_TRACED if telemetry is None else telemetry.deciding(token, outcome)
 
 
 def is_published(receipt: bytes) -> bool:
