@@ -17,7 +17,7 @@ from tests.simulation.actors import TOPIC, Actor, Changes
 from tests.simulation.history import InvariantBroken
 from tests.simulation.network import RequestLost
 from tests.simulation.world import SimulatedWorld
-from txmq.client.blocking.consumer.inbox_opening import cut, epoch_parts, lacking
+from txmq.client.protocol.awaited.inbox_opening import cut, epoch_parts, lacking
 from txmq.client.protocol.consumer.fetched import DeliveredMessage
 from txmq.client.protocol.consumer.member import Member, MemberPhase
 from txmq.client.protocol.consumer.operations import Operations

@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractAsyncContextManager
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 import psycopg
 import psycopg2
+
+import txmq.asyncpg
+import txmq.psycopg
 
 asyncpg: Any = import_module("asyncpg")  # which has no types
 
 
 class Database(ABC):
-    """A driver, as tests use it."""
+    """A driver, as tests use it. `error`: the class of its errors."""
+
+    error: ClassVar[type[Exception]]
 
     @abstractmethod
     async def connect(self, dsn: str) -> Any:
         """Open a connection."""
+
+    @abstractmethod
+    async def connect_enlisting(self, dsn: str) -> Any:
+        """Open a connection whose own COMMIT takes messages along."""
+
+    @abstractmethod
+    def transaction(self, connection: Any) -> AbstractAsyncContextManager[Any]:
+        """Return the driver's own block of a transaction."""
 
     @abstractmethod
     async def execute(self, connection: Any, statement: str) -> None:
@@ -31,8 +45,17 @@ class Database(ABC):
 class Psycopg(Database):
     """psycopg 3."""
 
+    error = psycopg.Error
+
     async def connect(self, dsn: str) -> Any:
         return await psycopg.AsyncConnection.connect(dsn)
+
+    async def connect_enlisting(self, dsn: str) -> Any:
+        return await txmq.psycopg.AsyncEnlistConnection.connect(dsn)
+
+    def transaction(self, connection: Any) -> AbstractAsyncContextManager[Any]:
+        block: AbstractAsyncContextManager[Any] = connection.transaction()
+        return block
 
     async def execute(self, connection: Any, statement: str) -> None:
         await connection.execute(statement)
@@ -44,12 +67,18 @@ class Psycopg(Database):
 class Asyncpg(Database):
     """asyncpg."""
 
+    error = asyncpg.PostgresError
+
     async def connect(self, dsn: str) -> Any:
-        settings = psycopg2.extensions.parse_dsn(dsn)
-        names = {"dbname": "database"}
-        return await asyncpg.connect(
-            **{names.get(name, name): value for name, value in settings.items()}
-        )
+        return await asyncpg.connect(**_settings(dsn))
+
+    async def connect_enlisting(self, dsn: str) -> Any:
+        kind = txmq.asyncpg.EnlistConnection
+        return await asyncpg.connect(**_settings(dsn), connection_class=kind)
+
+    def transaction(self, connection: Any) -> AbstractAsyncContextManager[Any]:
+        block: AbstractAsyncContextManager[Any] = connection.transaction()
+        return block
 
     async def execute(self, connection: Any, statement: str) -> None:
         await connection.execute(statement)
@@ -58,4 +87,10 @@ class Asyncpg(Database):
         connection.terminate()
 
 
-DATABASES: dict[str, Database] = {"psycopg": Psycopg()}
+def _settings(dsn: str) -> dict[str, Any]:
+    names = {"dbname": "database"}
+    settings = psycopg2.extensions.parse_dsn(dsn)
+    return {names.get(name, name): value for name, value in settings.items()}
+
+
+DATABASES: dict[str, Database] = {"psycopg": Psycopg(), "asyncpg": Asyncpg()}

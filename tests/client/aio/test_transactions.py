@@ -12,8 +12,9 @@ import pytest
 import txmq.aio
 from tests.client.aio.databases import DATABASES, Database
 from tests.client.aio.running import WAIT_S, run
+from tests.client.ledgers import Ledgers
 from tests.client.scripted_member import fresh
-from tests.client.world import World
+from tests.client.world import ApplicationError, World
 from txmq.aio import Client, outcome_of
 from txmq.errors import (
     BrokerUnavailable,
@@ -224,6 +225,124 @@ def test_who_ends_it_inside_is_told(scenes: Scenes) -> None:
                     await scene.database.execute(connection, "ROLLBACK")
                     await scene.insert(connection, "o-2")
             assert not scene.world.stored()
+
+    run(story())
+
+
+def test_an_inbox_applies_each_message_once(scenes: Scenes) -> None:
+    async def story() -> None:
+        async with scenes() as scene:
+            topic, group = fresh("in"), fresh("g")
+            world, database = scene.world, scene.database
+            for n in range(12):
+                await scene.client.send(topic, b"o-%d" % n, key=f"k{n % 3}")
+            calls: list[bytes] = []
+
+            async def connect() -> Any:
+                return await database.connect(world.dsn)
+
+            async def handle(message: Any, connection: Any) -> None:
+                calls.append(message.body)
+                await scene.insert(connection, message.body.decode())
+                if message.body == b"o-3" and calls.count(b"o-3") == 1:
+                    raise ValueError("its row is rolled back")
+
+            retry = txmq.RetryPolicy.table(0.01, attempts=5)
+            async with await scene.client.consumer(
+                group, [topic], retry=retry, mode="ordered"
+            ) as consumer:
+                work = asyncio.create_task(consumer.run(handle, inbox=connect, workers=3))
+                await asyncio.to_thread(wait_until, lambda: len(world.orders()) == 12, WAIT_S)
+                work.cancel()
+                with suppress(asyncio.CancelledError):
+                    await work
+            assert world.orders() == {f"o-{n}" for n in range(12)}
+            assert calls.count(b"o-3") == 2
+            # What was applied counts as applied, wherever the group begins again.
+            await scene.client.call("group.reset", group=group, topic=topic, to="first")
+            calls.clear()
+            async with await scene.client.consumer(group, [topic], mode="ordered") as consumer:
+                await consumer.run(handle, inbox=connect, batch=4, idle_exit=0.3)
+                assert consumer.stats.duplicates
+            assert not calls
+
+    run(story())
+
+
+def test_a_cancelled_inbox_loses_and_doubles_nothing(scenes: Scenes) -> None:
+    async def story() -> None:
+        async with scenes() as scene:
+            topic, group, world = fresh("in"), fresh("g"), scene.world
+            await scene.client.send_batch(topic, [txmq.Message(b"o-%d" % n) for n in range(40)])
+
+            async def connect() -> Any:
+                return await scene.database.connect(world.dsn)
+
+            async def handle(message: Any, connection: Any) -> None:
+                await scene.insert(connection, message.body.decode())
+
+            async with await scene.client.consumer(group, [topic]) as consumer:
+                for step in range(6):
+                    work = asyncio.create_task(consumer.run(handle, inbox=connect, workers=2))
+                    await asyncio.sleep(0.02 + 0.007 * step)
+                    work.cancel()
+                    with suppress(asyncio.CancelledError):
+                        await work
+                await consumer.run(handle, inbox=connect, workers=2, idle_exit=0.5)
+            assert world.orders() == {f"o-{n}" for n in range(40)}
+
+    run(story())
+
+
+def test_messages_are_enlisted_in_the_drivers_own_transaction(scenes: Scenes) -> None:
+    async def story() -> None:
+        async with scenes() as scene:
+            database = scene.database
+            connection = await database.connect_enlisting(scene.world.dsn)
+            try:
+                for order, committed in (("o-1", True), ("o-2", False), ("o-3", True)):
+                    with suppress(ValueError):
+                        async with database.transaction(connection):
+                            tx = scene.client.enlist(connection)
+                            await scene.insert(connection, order)
+                            tx.send(scene.world.topic, order.encode(), key=order)
+                            assert [one.message.key for one in tx.pending()] == [order]
+                            if not committed:
+                                raise ValueError
+                assert await scene.agrees() == {"o-1", "o-3"}
+            finally:
+                await database.close(connection)
+
+    run(story())
+
+
+@pytest.mark.parametrize("database", DATABASES.values(), ids=list(DATABASES))
+def test_two_databases_and_their_messages(either: Ledgers, database: Database) -> None:
+    async def story() -> None:
+        async with txmq.aio.connect(either.broker.url, service="orders") as client:
+            connections = [await database.connect(dsn) for dsn in either.dsns]
+
+            async def order(name: str, *, fail: bool = False) -> None:
+                async with client.xa(*connections) as tx:
+                    for connection in connections:
+                        await database.execute(connection, f"INSERT INTO orders VALUES ('{name}')")
+                    tx.send(either.topic, name.encode(), key="k")
+                    if fail:
+                        raise ApplicationError
+                assert not tx.unfinished
+
+            try:
+                await order("o-1")
+                with pytest.raises(ApplicationError):
+                    await order("o-2", fail=True)
+                with pytest.raises(database.error):
+                    await order("o-1")
+                await order("o-3")
+            finally:
+                for connection in connections:
+                    await database.close(connection)
+        await asyncio.to_thread(either.await_published, "o-1", "o-3")
+        assert either.agree("o-1", "o-3")
 
     run(story())
 

@@ -17,8 +17,8 @@ from tests.client.effects import effects, take_effect, with_effects
 from tests.client.real import RealBroker
 from tests.client.scripted_member import fresh
 from txmq.client.blocking.client import Client
-from txmq.client.blocking.consumer import inbox_opening
 from txmq.client.protocol import conversation
+from txmq.client.protocol.awaited import inbox_opening
 from txmq.errors import InboxMismatch
 from txmq.model.message import Message, ReceivedMessage
 from txmq.model.retry import RetryPolicy

@@ -9,7 +9,7 @@ import os
 import re
 import socket
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 MAX_TEXT = 1_000  # characters that a broker accepts
 MAX_DURATION_S = 3_600.0
@@ -45,5 +45,10 @@ def report_alarms(
 
     They last for `for_s` seconds, unless reported again. Raises TxmqError.
     """
+    call("alarms.report", **report_args(source, alarms, for_s))
+
+
+def report_args(source: str, alarms: Iterable[AlarmReport], for_s: float) -> dict[str, Any]:
+    """Return the arguments of that call."""
     reported = [alarm._replace(text=alarm.text[:MAX_TEXT])._asdict() for alarm in alarms]
-    call("alarms.report", source=source, alarms=reported, for_s=min(for_s, MAX_DURATION_S))
+    return {"source": source, "alarms": reported, "for_s": min(for_s, MAX_DURATION_S)}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
 from typing import Any, TypeVar, Unpack
 
 from txmq.client.aio.closing import AioCloseable
 from txmq.client.aio.consumer.group_member import LoopMember
 from txmq.client.aio.consumer.members import LoopMembers
-from txmq.client.aio.consumer.runner import Handler, PlainWorker, Worker, run_workers
+from txmq.client.aio.consumer.runner import Handler, PlainWorker, run_workers
 from txmq.client.aio.core import AioCore
 from txmq.client.protocol.consumer.consumer_calls import ConsumerCalls
 from txmq.client.protocol.consumer.fetched import DeliveredMessage, ReceivedBatch
@@ -129,6 +129,11 @@ class AioConsumer(ConsumerCalls[LoopMember], AioCloseable):
         `batch_wait` is the time in seconds for a list to fill. `idle_exit`: seconds
         without a message after which to end.
 
+        `inbox`, a function that connects to PostgreSQL and may be a coroutine: then
+        `handler(message, connection)` runs in a transaction that also records the
+        message, and effect, record and position are committed together. The connection
+        is of psycopg 3 (AsyncConnection) or asyncpg, one for each worker.
+
         To cancel the call cancels the handlers: their messages are delivered again. It
         returns when all of them have ended.
         """
@@ -137,14 +142,25 @@ class AioConsumer(ConsumerCalls[LoopMember], AioCloseable):
         require_handler(handler, coroutines=True)
         self._members.core.seconds()  # on this loop
         self._members.set_workers(workers * (batch or 1))
-        staff = self._workers(handler, inbox, options)
-        await run_workers(self._members, options, staff)
+        members, lists = self._members, batch is not None
+        if inbox is None:
+            plain = [PlainWorker(members, handler, lists=lists) for _ in range(workers)]
+            await run_workers(members, options, plain)
+            return
+        # For programs that have a database.
+        from txmq.client.aio.consumer.inbox import (  # noqa: PLC0415
+            Inbox,
+            InboxWorker,
+            run_with_inbox,
+        )
 
-    def _workers(
-        self, handler: Handler, inbox: Callable[[], Any] | None, options: HandlerOptions
-    ) -> Sequence[Worker]:
-        lists = options.batch is not None
-        return [PlainWorker(self._members, handler, lists=lists) for _ in range(options.workers)]
+        async def apply(inboxes: Mapping[object, Inbox]) -> None:
+            staff = [
+                InboxWorker(members, inboxes, handler, inbox, lists=lists) for _ in range(workers)
+            ]
+            await run_workers(members, options, staff)
+
+        await run_with_inbox(members, inbox, apply)
 
     async def close(self) -> None:
         """Leave the group: handlers may finish, what waits locally is returned, acks

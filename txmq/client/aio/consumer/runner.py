@@ -23,9 +23,12 @@ Handler: TypeAlias = Callable[..., object]
 class Worker(ABC):
     """One of the workers of a run: it handles the messages of one call at a time."""
 
+    def __init__(self, members: LoopMembers) -> None:
+        self._members = members
+
     @abstractmethod
-    async def attempt(self, messages: Sequence[DeliveredMessage]) -> Exception | None:
-        """Handle and ack the messages. Return the error if that fails."""
+    async def process(self, messages: Sequence[DeliveredMessage]) -> None:
+        """Handle the messages and settle them."""
 
     @abstractmethod
     async def end(self) -> None:
@@ -36,11 +39,41 @@ class PlainWorker(Worker):
     """A worker whose handler is called without an inbox."""
 
     def __init__(self, members: LoopMembers, handler: Handler, *, lists: bool) -> None:
-        self._members, self._handler, self._lists = members, handler, lists
+        super().__init__(members)
+        self._handler, self._lists = handler, lists
 
-    async def attempt(self, messages: Sequence[DeliveredMessage]) -> Exception | None:
-        answer = self._handler(messages if self._lists else messages[0])
-        require_finished(await answer if isawaitable(answer) else answer)
+    async def process(self, messages: Sequence[DeliveredMessage]) -> None:
+        """Handle the messages, as often in place as the consumer may, and settle
+        them.
+        """
+        members, error = self._members, await self._attempt(messages)
+        attempts = None if error is None else members.in_place()
+        while error is not None and attempts is not None:
+            pause = attempts.pause_after(error, messages)
+            if pause is not None:
+                await asyncio.sleep(pause)
+            if pause is None or members.closed:
+                members.nack_many(failed_messages(messages, error), error=error)
+                return
+            members.count(retried=len(messages))
+            error = await self._attempt(messages)
+
+    async def _attempt(self, messages: Sequence[DeliveredMessage]) -> BaseException | None:
+        """Handle and ack the messages. Return the error if that fails.
+
+        A handler that awaits what somebody else has cancelled fails like any other; one
+        that is cancelled itself ends the worker.
+        """
+        try:
+            answer = self._handler(messages if self._lists else messages[0])
+            require_finished(await answer if isawaitable(answer) else answer)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return error
+        except Exception as error:  # noqa: BLE001  # a handler may raise anything
+            return error
         self._members.ack_many(messages)
         return None
 
@@ -133,40 +166,7 @@ class Run:
         try:
             if batch_wait:
                 messages = await self._members.filled(messages, most, batch_wait)
-            await self._process(worker, messages)
+            await worker.process(messages)
         except BaseException:  # cancelled: handlers' own errors end as nacks
             self._members.postpone(messages)
             raise
-
-    async def _process(self, worker: Worker, messages: Sequence[DeliveredMessage]) -> None:
-        """Handle the messages, as often in place as the consumer may, and settle
-        them.
-        """
-        members, error = self._members, await _attempt(worker, messages)
-        attempts = None if error is None else members.in_place()
-        while error is not None and attempts is not None:
-            pause = attempts.pause_after(error, messages)
-            if pause is not None:
-                await asyncio.sleep(pause)
-            if pause is None or members.closed:
-                members.nack_many(failed_messages(messages, error), error=error)
-                return
-            members.count(retried=len(messages))
-            error = await _attempt(worker, messages)
-
-
-async def _attempt(worker: Worker, messages: Sequence[DeliveredMessage]) -> BaseException | None:
-    """Return the error of the handler.
-
-    One that awaits what somebody else has cancelled fails like any other; one that is
-    cancelled itself ends the worker.
-    """
-    try:
-        return await worker.attempt(messages)
-    except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
-            raise
-        return error
-    except Exception as error:  # noqa: BLE001  # a handler may raise anything
-        return error

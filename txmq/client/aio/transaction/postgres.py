@@ -17,6 +17,7 @@ from txmq.client.log import get_logger
 from txmq.client.protocol.transaction.lifecycle import Stage
 from txmq.errors import (
     ConnectionLost,
+    DatabaseError,
     DatabaseUnavailable,
     InDoubt,
     NoResolver,
@@ -31,6 +32,7 @@ from txmq.tx.postgres.caller import require_healthy, savepoint
 from txmq.tx.postgres.caller_block import CallerBlock
 from txmq.tx.postgres.commit import CommitOutcome, guarded_commit
 from txmq.tx.postgres.drivers import async_driver
+from txmq.tx.postgres.errors import FAILED_TRANSACTION
 from txmq.tx.postgres.identity import (
     NamedServer,
     Server,
@@ -130,6 +132,12 @@ class PostgresTransaction(CallerTransaction):
             self._withdraw(bundles)
             if isinstance(error, ConnectionLost | RequestTimeout):
                 raise unavailable(error) from error
+            if isinstance(error, DatabaseError) and error.sqlstate == FAILED_TRANSACTION:
+                # asyncpg does not tell it before the next statement.
+                raise TransactionAborted(
+                    "a statement of the transaction failed earlier",
+                    hint="roll back and begin again",
+                ) from error
             raise
 
     async def _server(self) -> Server:

@@ -1,288 +1,42 @@
-"""The opening of an inbox's partitions, before the first message of each is applied.
-
-The database is the authority for what was applied, the broker for what must be. A
-partition is opened once for each connection to the database and each join of the group.
-What the group has settled and the inbox lacks is delivered again: the database was
-restored to the past. The broker knows what has no effect by an operator's word, by
-retention or by failure, so gaps in the inbox are no signs.
-
-An inbox that has more of an earlier run than the log had at the begin of this one is of
-another history: the log was restored to the past, whatever was sent since.
-
-A consumer with tags or a selector cannot compare: messages that it does not want are
-acked without a trace in the inbox.
-"""
+"""The opening of an inbox's partitions by several threads."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from txmq.client.log import get_logger
-from txmq.client.protocol.consumer.membership import Membership
-from txmq.errors import InboxMismatch, StaleGeneration
-from txmq.tx.postgres.blocking import adopt, applied, note_run, noted_run
+from txmq.client.protocol.awaited import inbox_opening
+from txmq.tx.postgres.driver import run
+from txmq.tx.postgres.drivers import blocking_driver
 from txmq.tx.postgres.inbox import Position
-from txmq.tx.postgres.inbox_names import Adoption, Evidence
 
 if TYPE_CHECKING:
-    from uuid import UUID
-
     from txmq.client.blocking.core import BlockingCore
-    from txmq.client.protocol.consumer.settings import ConsumerSettings
-    from txmq.client.protocol.consumer.stats import ConsumerStats
     from txmq.tx.postgres.driver import BlockingConnection
 
-RANGES_AT_ONCE = 10_000
-FAR = 1 << 63
-ADOPTION_S, ADOPTION_PAUSE_S = 10.0, 0.2
-OffsetRange = tuple[int, int]
-log = get_logger()
 
+class InboxMember(inbox_opening.InboxMember, Protocol):
+    """A member of a consumer, as its inbox uses it in any thread."""
 
-class InboxMember(Protocol):
-    """A member of a consumer, as its inbox uses it in any thread.
-
-    `owner` is stored in the batches that it fetches. `log_id` is the log of its broker.
-    """
-
-    @property
-    def owner(self) -> object: ...
-    @property
-    def settings(self) -> ConsumerSettings: ...
     @property
     def core(self) -> BlockingCore: ...
-    @property
-    def group(self) -> str: ...
-    @property
-    def log_id(self) -> UUID | None: ...
-    @property
-    def membership(self) -> Membership | None: ...
-    @property
-    def stats(self) -> ConsumerStats: ...
 
 
-class InboxOpenings:
-    """The open partitions of a member's inbox, for all its threads.
-
-    `lost` has the messages whose effects nothing restores, by position.
-    """
+class InboxOpenings(inbox_opening.InboxOpenings):
+    """The open partitions of a member's inbox, for all its threads."""
 
     def __init__(self, member: InboxMember) -> None:
-        self._member = member
+        async def call(name: str, args: dict[str, Any]) -> dict[str, Any]:
+            return member.core.call(name, args, repeat=True)
+
+        async def sleep(seconds: float) -> None:
+            time.sleep(seconds)  # noqa: ASYNC251  # in a thread, as all that `run` runs
+
+        super().__init__(member, call, sleep)
         self._lock = Lock()
-        self._open: set[Position] = set()
-        self._rejoined = 0  # the count of joins before these were opened
-        self.lost: dict[Position, str] = {}
-
-    def position(self, topic: str, topic_id: int, partition: int, epoch: int) -> Position:
-        """Return what the inbox knows a partition by. Raises InboxMismatch."""
-        if not topic_id:
-            raise InboxMismatch(
-                f"the broker does not report the id of topic {topic!r}, by which an inbox knows it",
-                hint="update the broker",
-            )
-        member = self._member
-        return Position(member.group, str(member.log_id), topic_id, partition, epoch)
-
-    def assigned(self) -> list[tuple[Position, str]]:
-        """Return the member's partitions, with their topics."""
-        membership = self._member.membership
-        if membership is None:
-            return []
-        identities = membership.identities
-        return [
-            (self.position(topic, identities.topics.get(topic, 0), partition, epoch), topic)
-            for topic, partition in sorted(membership.assignment)
-            for epoch in identities.epochs_of((topic, partition))
-        ]
-
-    def forget(self) -> None:
-        """Open all partitions anew: the database may be another one now."""
-        self._open = set()
-
-    def are_open(self, positions: Iterable[Position]) -> bool:
-        """Return whether all these positions are open."""
-        return self._of_this_run().issuperset(positions)
-
-    def _of_this_run(self) -> set[Position]:
-        """Return what is open: nothing after each join. The broker may be in another
-        run, or have made the group again.
-        """
-        rejoined = self._member.stats.rejoined
-        if rejoined != self._rejoined:
-            self._open = set()
-            self._rejoined = rejoined
-        return self._open
 
     def open(self, connection: BlockingConnection, position: Position, topic: str) -> int:
-        """Open a position, if it is not, and return the number of restored messages.
-
-        Raises DatabaseError, InboxMismatch, and RequestRejected where the group, the
-        topic or the epoch is another one by now.
-        """
+        """Open a position; see `open_position`."""
         with self._lock:
-            opened = self._of_this_run()
-            if position in opened:
-                return 0
-            restored = self._compare(connection, position, topic)
-            opened.add(position)
-            return restored
-
-    def _compare(self, connection: BlockingConnection, position: Position, topic: str) -> int:
-        shown = self._adopt(connection, position, topic)
-        settings, present = self._member.settings, shown["epoch"] == position.epoch
-        if present:
-            self._note_run(connection, position, topic, shown)
-        if settings.tags is not None or settings.selector is not None or not present:
-            return 0
-        # The broker was asked before: all that it has settled is committed.
-        ranges = [
-            item
-            for epoch, start, end in epoch_parts(shown)
-            for item in cut(applied(connection, position._replace(epoch=epoch)).ranges, start, end)
-        ]
-        top = ranges[-1][1] if ranges else 0
-        if top > shown["end"]:
-            self._refuse_ahead(position, topic, top)
-        if shown["base"] is None:
-            self._call("inbox.open", position, topic, applied=ranges[-RANGES_AT_ONCE:])
-            return 0
-        return self._restore(position, topic, lacking(shown, ranges))
-
-    def _adopt(
-        self, connection: BlockingConnection, position: Position, topic: str
-    ) -> dict[str, Any]:
-        """Take over what was stored by name. Return what the broker knows.
-
-        With several brokers, another one may prove meanwhile that it is its own.
-        """
-        deadline = time.monotonic() + ADOPTION_S
-        while True:
-            shown = self._call("inbox.show", position, topic)
-            if position.epoch not in shown["older"]:
-                raise StaleGeneration(
-                    f"epoch {position.epoch} of topic {topic!r} is over",
-                    hint="fetch again: the group was reset, or made again",
-                )
-            evidence = Evidence(shown["made_at"] or None, shown["floor"], shown["cursor"])
-            found = adopt(connection, position, topic, evidence)
-            if found is not Adoption.UNCLEAR:
-                if found is Adoption.ADOPTED:
-                    log.info("inbox.adopted", group=position.group, topic=topic)
-                return shown
-            if time.monotonic() > deadline:
-                raise InboxMismatch(
-                    f"the inbox of group {position.group!r} for {topic}/{position.partition} was"
-                    " stored by an older txmq, and may be that of another topic or broker of"
-                    " this name",
-                    hint="decide with: txmq inbox adopt, or txmq inbox discard",
-                )
-            time.sleep(ADOPTION_PAUSE_S)
-
-    def _note_run(
-        self, connection: BlockingConnection, position: Position, topic: str, shown: dict[str, Any]
-    ) -> None:
-        """Note the run of the broker, before messages of it are applied. Raises
-        InboxMismatch where earlier ones had messages that the log does not have.
-        """
-        run: str | None = shown.get("run")  # a broker of an older version has none
-        noted = noted_run(connection, position)
-        if run is None or noted == run:
-            return
-        ranges = applied(connection, position).ranges if noted is not None else ()
-        if ranges and ranges[-1][1] > shown["began_at"]:
-            # Another member may have noted the run and gone on, since it was read.
-            if noted_run(connection, position) == run:
-                return
-            self._refuse(position, topic, ranges[-1][1], shown["began_at"])
-        note_run(connection, position, run)
-
-    def _refuse_ahead(self, position: Position, topic: str, top: int) -> None:
-        """Raise InboxMismatch, if the inbox has messages that the log does not have.
-
-        Other members may have applied newer ones since the broker was asked.
-        """
-        end = self._call("inbox.show", position, topic)["end"]
-        if top > end:
-            self._refuse(position, topic, top, end)
-
-    def _refuse(self, position: Position, topic: str, top: int, end: int) -> NoReturn:
-        raise InboxMismatch(
-            f"the inbox of group {position.group!r} has messages of {topic}/{position.partition}"
-            f" up to {top}, the broker's log had them only up to {end}: the log was restored to"
-            " the past, and new messages would be taken for duplicates",
-            hint=f"let them take effect: txmq group reset {position.group} {topic}"
-            f" --to {position.partition}={end} --reprocess",
-        )
-
-    def _restore(self, position: Position, topic: str, lacking: Sequence[OffsetRange]) -> int:
-        restored = 0
-        for at in range(0, len(lacking), RANGES_AT_ONCE):
-            ranges = lacking[at : at + RANGES_AT_ONCE]
-            reply = self._call("inbox.restore", position, topic, ranges=ranges)
-            restored += reply["restored"]
-            if reply["lost"]:
-                self._lose(position, topic, reply["lost"])
-        if restored:
-            place = f"{topic}/{position.partition}"
-            log.error("inbox.behind", group=position.group, place=place, restored=restored)
-        return restored
-
-    def _lose(self, position: Position, topic: str, lost: Sequence[OffsetRange]) -> None:
-        """Note messages that are not retained, then give them up."""
-        text = ", ".join(f"{start} to {end}" for start, end in lost[:5])
-        self.lost[position] = f"messages {text} of {topic}/{position.partition}"
-        log.error("inbox.lost", group=position.group, messages=self.lost[position])
-        self._call("inbox.restore", position, topic, ranges=lost, lost=True)
-
-    def _call(self, name: str, position: Position, topic: str, **args: object) -> dict[str, Any]:
-        at = {
-            "group": position.group,
-            "topic": topic,
-            "topic_id": position.topic_id,
-            "partition": position.partition,
-        }
-        return self._member.core.call(name, at | args, repeat=True)
-
-
-def epoch_parts(shown: dict[str, Any]) -> list[tuple[int, int, int]]:
-    """Return the epochs that the messages of a partition have, each with its offsets
-    [start, end).
-    """
-    # A broker of an older version tells no offsets: it compares the present epoch only.
-    steps = shown.get("steps") or [(0, shown["epoch"])]
-    if steps[0][0]:
-        steps = [(0, shown["older"][0]), *steps]
-    ends = [*(start for start, _epoch in steps[1:]), FAR]
-    return [(epoch, start, end) for (start, epoch), end in zip(steps, ends, strict=True)]
-
-
-def cut(ranges: Iterable[OffsetRange], start: int, end: int) -> list[OffsetRange]:
-    """Return what ranges have within [start, end)."""
-    cut = ((max(low, start), min(high, end)) for low, high in ranges)
-    return [(low, high) for low, high in cut if low < high]
-
-
-def lacking(shown: dict[str, Any], ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
-    """Return what the group has settled, the inbox does not have, and nobody passed
-    over. Failed messages are among it: only the broker tells them.
-    """
-    settled = [(shown["base"], shown["floor"])] if shown["base"] < shown["floor"] else []
-    settled += [(start, end) for start, end in shown["settled"] if start >= shown["base"]]
-    known = sorted([*ranges, *map(tuple, shown["passed"])])
-    return [gap for start, end in settled for gap in _gaps(known, start, end)]
-
-
-def _gaps(known: Iterable[OffsetRange], start: int, end: int) -> Iterable[OffsetRange]:
-    """Yield what sorted ranges leave of [start, end)."""
-    for low, high in known:
-        if low >= end:
-            break
-        if start < low:
-            yield start, low
-        start = max(start, high)
-    if start < end:
-        yield start, end
+            return run(self.open_position(blocking_driver(connection), position, topic))
