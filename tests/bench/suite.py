@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.bench import (
     adopt,
+    aio,
     backlog,
     backup,
     consumers,
@@ -35,6 +36,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     yardsticks.plain_commit_rows,
     sends.send_one,
     sends.send_64,
+    aio.send_64,
     sends.send_64_flushed,
     sends.send_64_threads,
     sends.send_many,
@@ -49,6 +51,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     hostile.hostile,
     search.find,
     transactions.row_and_message,
+    aio.transactions,
     transactions.commit_to_consumer,
     transactions.outbox,
     resolver.checkback,

@@ -90,7 +90,8 @@ class Asyncpg(Database):
 def _settings(dsn: str) -> dict[str, Any]:
     names = {"dbname": "database"}
     settings = psycopg2.extensions.parse_dsn(dsn)
-    return {names.get(name, name): value for name, value in settings.items()}
+    # Where its TLS handshake is cancelled, asyncpg leaves a failed future behind.
+    return {names.get(name, name): value for name, value in settings.items()} | {"ssl": False}
 
 
 DATABASES: dict[str, Database] = {"psycopg": Psycopg(), "asyncpg": Asyncpg()}
