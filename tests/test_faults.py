@@ -931,6 +931,20 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_the_page_is_one_file_and_no_text_becomes_markup",
         "test_on_a_terminal_no_text_is_a_control_sequence",
     ),
+    202: (
+        "test_a_cancellation_at_any_await_leaves_no_doubt_unnamed",
+        "test_a_send_that_has_not_gone_out_is_taken_back",
+        "test_a_send_without_an_answer_may_be_stored",
+        "test_a_cancelled_receive_loses_nothing",
+        "test_a_cancelled_run_gives_its_messages_back",
+        "test_a_cancelled_inbox_loses_and_doubles_nothing",
+        "test_a_cancelled_life_leaves_nothing_behind",
+    ),
+    203: (
+        "test_another_loop_is_refused",
+        "test_a_thread_without_a_loop_is_refused",
+        "test_the_child_of_a_fork_is_refused",
+    ),
     # somebody else commits
     190: (
         "test_a_hook_that_lies_publishes_nothing",

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -192,386 +192,400 @@ def test_without_a_broker_calls_say_so(tmp_path: Path) -> None:
     run(story())
 
 
-class TestCancellation:
-    """Calls that are cancelled, and what became of them."""
+def test_a_send_that_has_not_gone_out_is_taken_back(own_broker: RealBroker) -> None:
+    async def story() -> None:
+        topic = fresh("t")
+        async with connected(own_broker) as client:
+            await client.send(topic, b"first", partition=0)
+            await asyncio.to_thread(own_broker.kill)
+            await disconnected(client)
+            sends = [
+                asyncio.create_task(client.send(topic, b"%d" % n, partition=0)) for n in range(4)
+            ]
+            await asyncio.sleep(0.01)
+            for n in (1, 2):
+                sends[n].cancel()
+                with pytest.raises(asyncio.CancelledError) as error:
+                    await sends[n]
+                assert outcome_of(error.value) == "not done"
+            await asyncio.to_thread(own_broker.start)
+            await sends[0]
+            await sends[3]
+            assert await bodies(client, topic) == [b"first", b"0", b"3"]
 
-    def test_a_send_that_has_not_gone_out_is_taken_back(self, own_broker: RealBroker) -> None:
-        async def story() -> None:
-            topic = fresh("t")
-            async with connected(own_broker) as client:
-                await client.send(topic, b"first", partition=0)
-                await asyncio.to_thread(own_broker.kill)
-                await disconnected(client)
-                sends = [
-                    asyncio.create_task(client.send(topic, b"%d" % n, partition=0))
-                    for n in range(4)
-                ]
-                await asyncio.sleep(0.01)
-                for n in (1, 2):
-                    sends[n].cancel()
-                    with pytest.raises(asyncio.CancelledError) as error:
-                        await sends[n]
-                    assert outcome_of(error.value) == "not done"
-                await asyncio.to_thread(own_broker.start)
-                await sends[0]
-                await sends[3]
-                assert await bodies(client, topic) == [b"first", b"0", b"3"]
+    run(story())
 
-        run(story())
 
-    def test_a_send_without_an_answer_may_be_stored(self, own_broker: RealBroker) -> None:
-        async def story() -> None:
-            topic = fresh("t")
-            async with connected(own_broker) as client:
-                await client.send(topic, b"first", partition=0)
-                os.kill(own_broker.pid, signal.SIGSTOP)
-                try:
-                    with pytest.raises(TimeoutError) as late:
-                        async with asyncio.timeout(0.05):
-                            await client.send(topic, b"second", partition=0)
-                    assert outcome_of(late.value) == "unknown"
-                    with pytest.raises(TimeoutError) as late:
-                        await asyncio.wait_for(client.send(topic, b"third", partition=0), 0.05)
-                    assert outcome_of(late.value) == "unknown"
-                finally:
-                    os.kill(own_broker.pid, signal.SIGCONT)
-                await client.send(topic, b"fourth", partition=0)
-                assert await bodies(client, topic) == [b"first", b"second", b"third", b"fourth"]
-
-        run(story())
-
-    def test_a_send_that_waits_for_its_broker_is_not_done(self) -> None:
-        async def story() -> None:
-            async with txmq.aio.connect("txmq://127.0.0.1:1", timeout=5) as client:
+def test_a_send_without_an_answer_may_be_stored(own_broker: RealBroker) -> None:
+    async def story() -> None:
+        topic = fresh("t")
+        async with connected(own_broker) as client:
+            await client.send(topic, b"first", partition=0)
+            os.kill(own_broker.pid, signal.SIGSTOP)
+            try:
                 with pytest.raises(TimeoutError) as late:
-                    async with asyncio.timeout(0.02):
-                        await client.send("t", b"x")
-                assert outcome_of(late.value) == "not done"
+                    async with asyncio.timeout(0.05):
+                        await client.send(topic, b"second", partition=0)
+                assert outcome_of(late.value) == "unknown"
+                with pytest.raises(TimeoutError) as late:
+                    await asyncio.wait_for(client.send(topic, b"third", partition=0), 0.05)
+                assert outcome_of(late.value) == "unknown"
+            finally:
+                os.kill(own_broker.pid, signal.SIGCONT)
+            await client.send(topic, b"fourth", partition=0)
+            assert await bodies(client, topic) == [b"first", b"second", b"third", b"fourth"]
 
-        run(story())
-
-    @pytest.mark.parametrize("step", range(0, 40, 3))
-    def test_a_cancelled_life_leaves_nothing_behind(self, real: RealBroker, step: int) -> None:
-        """Cancel at the n-th turn of the loop, wherever the client waits then."""
-
-        async def life() -> None:
-            topic = fresh("t")
-            async with connected(real) as client:
-                await client.send(topic, b"x")
-                async with await client.consumer(fresh("g"), [topic]) as consumer:
-                    async for message in consumer:
-                        await consumer.ack(message, wait=True)
-                        break
-                async with client.transaction() as tx:
-                    tx.send(topic, b"y")
-
-        async def story() -> None:
-            task = asyncio.create_task(life())
-            for _ in range(step):
-                await asyncio.sleep(0.001 if step > 6 else 0)
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
-
-        run(story())
+    run(story())
 
 
-class TestMisuse:
-    """Clients used where they do not belong."""
+def test_a_send_that_waits_for_its_broker_is_not_done() -> None:
+    async def story() -> None:
+        async with txmq.aio.connect("txmq://127.0.0.1:1", timeout=5) as client:
+            with pytest.raises(TimeoutError) as late:
+                async with asyncio.timeout(0.02):
+                    await client.send("t", b"x")
+            assert outcome_of(late.value) == "not done"
 
-    def test_another_loop_is_refused(self, real: RealBroker) -> None:
-        client = connected(real)
-
-        async def send() -> None:
-            await client.send(fresh("t"), b"x")
-
-        async def story() -> None:
-            await send()
-
-            def in_another_loop() -> None:
-                with pytest.raises(LocalProtocolError, match="another event loop"):
-                    asyncio.run(send())
-
-            await asyncio.to_thread(in_another_loop)
-            await client.close()
-
-        run(story())
-
-    def test_a_thread_without_a_loop_is_refused(self, real: RealBroker) -> None:
-        async def story() -> None:
-            async with connected(real) as client:
-                await client.send(topic := fresh("t"), b"x")
-                errors: list[Exception] = []
-
-                def work() -> None:
-                    try:
-                        client.send_one_way(topic, b"x")
-                    except LocalProtocolError as error:
-                        errors.append(error)
-
-                thread = threading.Thread(target=work)
-                thread.start()
-                await asyncio.to_thread(thread.join)
-                assert "without a running event loop" in str(errors[0])
-
-        run(story())
-
-    def test_the_child_of_a_fork_is_refused(self, real: RealBroker) -> None:
-        async def story() -> None:
-            async with connected(real) as client:
-                await client.send(topic := fresh("t"), b"x")
-                child = os.fork()
-                if not child:
-                    try:
-                        client.send_one_way(topic, b"x")
-                    except LocalProtocolError as error:
-                        os._exit(0 if "forked" in str(error) else 1)
-                    os._exit(2)
-                _pid, status = await asyncio.to_thread(os.waitpid, child, 0)
-                assert status == 0
-                await client.send(topic, b"the parent goes on")
-
-        run(story())
-
-    def test_a_spool_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="spool"):
-            txmq.aio.connect("txmq://127.0.0.1:1", spool=tmp_path)
+    run(story())
 
 
-class TestConsumer:
-    """Messages of a group."""
+@pytest.mark.parametrize("step", range(0, 40, 3))
+def test_a_cancelled_life_leaves_nothing_behind(real: RealBroker, step: int) -> None:
+    """Cancel at the n-th turn of the loop, wherever the client waits then."""
 
-    @asynccontextmanager
-    async def filled(
-        self, real: RealBroker, count: int, **options: Any
-    ) -> AsyncIterator[tuple[Client, Consumer]]:
+    async def life() -> None:
         topic = fresh("t")
         async with connected(real) as client:
-            await client.send_batch(
-                topic, [Message(b"%d" % n, key=f"k{n % 4}") for n in range(count)]
-            )
-            async with await client.consumer(fresh("g"), [topic], **options) as consumer:
-                yield client, consumer
+            await client.send(topic, b"x")
+            async with await client.consumer(fresh("g"), [topic]) as consumer:
+                async for message in consumer:
+                    await consumer.ack(message, wait=True)
+                    break
+            async with client.transaction() as tx:
+                tx.send(topic, b"y")
 
-    def test_workers_handle_messages_at_once(self, real: RealBroker) -> None:
-        async def story() -> None:
-            handled: list[bytes] = []
-            running = most = 0
+    async def story() -> None:
+        task = asyncio.create_task(life())
+        for _ in range(step):
+            await asyncio.sleep(0.001 if step > 6 else 0)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
 
-            async def handle(message: ReceivedMessage) -> None:
-                nonlocal running, most
-                running += 1
-                most = max(most, running)
-                await asyncio.sleep(0.001)
-                handled.append(message.body)
-                running -= 1
+    run(story())
 
-            async with self.filled(real, 60) as (_client, consumer):
-                await consumer.run(handle, workers=8, idle_exit=0.2)
-            assert sorted(map(int, handled)) == list(range(60))
-            assert 4 <= most <= 8
 
-        run(story())
+def test_another_loop_is_refused(real: RealBroker) -> None:
+    client = connected(real)
 
-    def test_an_ordered_group_runs_one_message_of_a_key_at_a_time(self, real: RealBroker) -> None:
-        async def story() -> None:
-            by_key: dict[str | None, list[int]] = {}
-            busy: set[str | None] = set()
+    async def send() -> None:
+        await client.send(fresh("t"), b"x")
 
-            async def handle(message: ReceivedMessage) -> None:
-                assert message.key not in busy
-                busy.add(message.key)
-                await asyncio.sleep(0.001)
-                busy.remove(message.key)
-                by_key.setdefault(message.key, []).append(int(message.body))
+    async def story() -> None:
+        await send()
 
-            async with self.filled(real, 60, mode="ordered") as (_client, consumer):
-                await consumer.run(handle, workers=8, idle_exit=0.3)
-            assert by_key == {f"k{n}": list(range(n, 60, 4)) for n in range(4)}
+        def in_another_loop() -> None:
+            with pytest.raises(LocalProtocolError, match="another event loop"):
+                asyncio.run(send())
 
-        run(story())
+        await asyncio.to_thread(in_another_loop)
+        await client.close()
 
-    def test_a_failed_handler_is_retried(self, real: RealBroker) -> None:
-        async def story() -> None:
-            attempts: list[int] = []
+    run(story())
 
-            async def handle(message: ReceivedMessage) -> None:
-                attempts.append(message.attempt)
-                if len(attempts) == 1:
-                    raise ValueError("once")
-                if len(attempts) == 2:
-                    never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                    never.cancel()
-                    await never  # somebody else's cancellation is a failure, too
 
-            retry = txmq.RetryPolicy.table(0.01, 0.01, attempts=5)
-            async with self.filled(real, 1, retry=retry) as (_client, consumer):
-                await consumer.run(handle, idle_exit=1.0)
-            assert attempts == [1, 2, 3]
+def test_a_thread_without_a_loop_is_refused(real: RealBroker) -> None:
+    async def story() -> None:
+        async with connected(real) as client:
+            await client.send(topic := fresh("t"), b"x")
+            errors: list[Exception] = []
 
-        run(story())
+            def work() -> None:
+                try:
+                    client.send_one_way(topic, b"x")
+                except LocalProtocolError as error:
+                    errors.append(error)
 
-    def test_a_cancelled_run_gives_its_messages_back(self, real: RealBroker) -> None:
-        async def story() -> None:
-            began = asyncio.Event()
+            thread = threading.Thread(target=work)
+            thread.start()
+            await asyncio.to_thread(thread.join)
+            assert "without a running event loop" in str(errors[0])
 
-            async def handle(message: ReceivedMessage) -> None:
-                began.set()
-                await asyncio.sleep(WAIT_S)
+    run(story())
 
-            async with self.filled(real, 3) as (_client, consumer):
-                work = asyncio.create_task(consumer.run(handle, workers=2))
-                await began.wait()
-                work.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await work
-                again = [await consumer.receive(WAIT_S) for _ in range(3)]
-                assert {message.body for message in again if message} == {b"0", b"1", b"2"}
-                assert {message.attempt for message in again if message} == {1}
-                for message in again:
-                    assert message is not None
+
+def test_the_child_of_a_fork_is_refused(real: RealBroker) -> None:
+    async def story() -> None:
+        async with connected(real) as client:
+            await client.send(topic := fresh("t"), b"x")
+            child = os.fork()
+            if not child:
+                try:
+                    client.send_one_way(topic, b"x")
+                except LocalProtocolError as error:
+                    os._exit(0 if "forked" in str(error) else 1)
+                os._exit(2)
+            _pid, status = await asyncio.to_thread(os.waitpid, child, 0)
+            assert status == 0
+            await client.send(topic, b"the parent goes on")
+
+    run(story())
+
+
+def test_a_spool_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="spool"):
+        txmq.aio.connect("txmq://127.0.0.1:1", spool=tmp_path)
+
+
+async def handle_all(
+    consumer: Consumer, handle: Callable[[ReceivedMessage], Any], count: int, **options: Any
+) -> None:
+    """Run a handler until so many of its calls have ended; then close the consumer."""
+    done, left = asyncio.Event(), count
+
+    async def counted(message: ReceivedMessage) -> None:
+        nonlocal left
+        try:
+            await handle(message)
+        finally:
+            left -= 1
+            if not left:
+                done.set()
+
+    work = asyncio.create_task(consumer.run(counted, **options))
+    await done.wait()
+    await consumer.close()
+    await work
+
+
+@asynccontextmanager
+async def filled(
+    real: RealBroker, count: int, **options: Any
+) -> AsyncIterator[tuple[Client, Consumer]]:
+    topic = fresh("t")
+    async with connected(real) as client:
+        await client.send_batch(topic, [Message(b"%d" % n, key=f"k{n % 4}") for n in range(count)])
+        async with await client.consumer(fresh("g"), [topic], **options) as consumer:
+            yield client, consumer
+
+
+def test_workers_handle_messages_at_once(real: RealBroker) -> None:
+    async def story() -> None:
+        handled: list[bytes] = []
+        running = most = 0
+
+        async def handle(message: ReceivedMessage) -> None:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            await asyncio.sleep(0.001)
+            handled.append(message.body)
+            running -= 1
+
+        async with filled(real, 60) as (_client, consumer):
+            await handle_all(consumer, handle, 60, workers=8)
+        assert sorted(map(int, handled)) == list(range(60))
+        assert 4 <= most <= 8
+
+    run(story())
+
+
+def test_an_ordered_group_runs_one_message_of_a_key_at_a_time(real: RealBroker) -> None:
+    async def story() -> None:
+        by_key: dict[str | None, list[int]] = {}
+        busy: set[str | None] = set()
+
+        async def handle(message: ReceivedMessage) -> None:
+            assert message.key not in busy
+            busy.add(message.key)
+            await asyncio.sleep(0.001)
+            busy.remove(message.key)
+            by_key.setdefault(message.key, []).append(int(message.body))
+
+        async with filled(real, 60, mode="ordered") as (_client, consumer):
+            await handle_all(consumer, handle, 60, workers=8)
+        assert by_key == {f"k{n}": list(range(n, 60, 4)) for n in range(4)}
+
+    run(story())
+
+
+def test_a_failed_handler_is_retried(real: RealBroker) -> None:
+    async def story() -> None:
+        attempts: list[int] = []
+
+        async def handle(message: ReceivedMessage) -> None:
+            attempts.append(message.attempt)
+            if len(attempts) == 1:
+                raise ValueError("once")
+            if len(attempts) == 2:
+                never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                never.cancel()
+                await never  # somebody else's cancellation is a failure, too
+
+        retry = txmq.RetryPolicy.table(0.01, 0.01, attempts=5)
+        async with filled(real, 1, retry=retry) as (_client, consumer):
+            await handle_all(consumer, handle, 3)
+        assert attempts == [1, 2, 3]
+
+    run(story())
+
+
+def test_a_cancelled_run_gives_its_messages_back(real: RealBroker) -> None:
+    async def story() -> None:
+        began = asyncio.Event()
+
+        async def handle(message: ReceivedMessage) -> None:
+            began.set()
+            await asyncio.sleep(WAIT_S)
+
+        async with filled(real, 3) as (_client, consumer):
+            work = asyncio.create_task(consumer.run(handle, workers=2))
+            await began.wait()
+            work.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await work
+            again = [await consumer.receive(WAIT_S) for _ in range(3)]
+            assert {message.body for message in again if message} == {b"0", b"1", b"2"}
+            assert {message.attempt for message in again if message} == {1}
+            for message in again:
+                assert message is not None
+                consumer.ack(message)
+
+    run(story())
+
+
+def test_a_cancelled_receive_loses_nothing(real: RealBroker) -> None:
+    async def story() -> None:
+        async with filled(real, 20) as (_client, consumer):
+            found: list[bytes] = []
+            while len(found) < 20:
+                receives = [asyncio.create_task(consumer.receive(1.0)) for _ in range(3)]
+                await asyncio.sleep(0)
+                receives[0].cancel()
+                for end in await asyncio.gather(*receives, return_exceptions=True):
+                    if not isinstance(end, BaseException) and end is not None:
+                        consumer.ack(end)
+                        found.append(end.body)
+            assert sorted(map(int, found)) == list(range(20))
+
+    run(story())
+
+
+def test_an_ack_can_be_waited_for(real: RealBroker) -> None:
+    async def story() -> None:
+        async with filled(real, 2) as (_client, consumer):
+            message = await consumer.receive()
+            assert message is not None
+            await consumer.ack(message, wait=True)
+            with pytest.raises(NotLeased):
+                await consumer.ack(message, wait=True)
+            await consumer.ack(message)
+            assert (await consumer.receive_many(5, WAIT_S))[0].body != message.body
+
+    run(story())
+
+
+def test_close_ends_an_iteration(real: RealBroker) -> None:
+    async def story() -> None:
+        async with filled(real, 1) as (_client, consumer):
+
+            async def consume() -> int:
+                count = 0
+                async for message in consumer:
                     consumer.ack(message)
+                    count += 1
+                    asyncio.get_running_loop().call_later(
+                        0.05, lambda: asyncio.ensure_future(consumer.close())
+                    )
+                return count
 
-        run(story())
+            assert await consume() == 1
+            await consumer.close()
 
-    def test_a_cancelled_receive_loses_nothing(self, real: RealBroker) -> None:
-        async def story() -> None:
-            async with self.filled(real, 20) as (_client, consumer):
-                found: list[bytes] = []
-                while len(found) < 20:
-                    receives = [asyncio.create_task(consumer.receive(1.0)) for _ in range(3)]
-                    await asyncio.sleep(0)
-                    receives[0].cancel()
-                    for end in await asyncio.gather(*receives, return_exceptions=True):
-                        if not isinstance(end, BaseException) and end is not None:
-                            consumer.ack(end)
-                            found.append(end.body)
-                assert sorted(map(int, found)) == list(range(20))
+    run(story())
 
-        run(story())
 
-    def test_an_ack_can_be_waited_for(self, real: RealBroker) -> None:
-        async def story() -> None:
-            async with self.filled(real, 2) as (_client, consumer):
+def test_positions_are_kept(real: RealBroker, tmp_path: Path) -> None:
+    async def story() -> None:
+        topic = fresh("t")
+        async with connected(real) as client:
+            await client.send_batch(topic, [Message(b"%d" % n) for n in range(10)], partition=0)
+            async with await client.reader("r", [topic], FileOffsets(tmp_path)) as reader:
+                first = [(await reader.receive(WAIT_S)) for _ in range(4)]
+            async with await client.reader("r", [topic], FileOffsets(tmp_path)) as reader:
+                rest = [message.body async for message in _until(reader, 7)]
+                assert await reader.receive(0.01) is None
+            assert [message.body for message in first if message] == [b"%d" % n for n in range(4)]
+            assert rest == [b"%d" % n for n in range(3, 10)]  # the last one was not done
+
+    async def _until(reader: txmq.aio.Reader, most: int) -> AsyncIterator[ReceivedMessage]:
+        while most and (message := await reader.receive(WAIT_S)) is not None:
+            most -= 1
+            yield message
+
+    run(story())
+
+
+def test_messages_and_acks_take_effect_together(real: RealBroker) -> None:
+    async def story() -> None:
+        orders, bills = fresh("orders"), fresh("bills")
+        async with connected(real) as client:
+            await client.send(orders, b"order")
+            async with await client.consumer(fresh("g"), [orders]) as consumer:
                 message = await consumer.receive()
                 assert message is not None
-                await consumer.ack(message, wait=True)
-                with pytest.raises(NotLeased):
-                    await consumer.ack(message, wait=True)
-                await consumer.ack(message)
-                assert (await consumer.receive_many(5, 1.0))[0].body != message.body
-
-        run(story())
-
-    def test_close_ends_an_iteration(self, real: RealBroker) -> None:
-        async def story() -> None:
-            async with self.filled(real, 1) as (_client, consumer):
-
-                async def consume() -> int:
-                    count = 0
-                    async for message in consumer:
-                        consumer.ack(message)
-                        count += 1
-                        asyncio.get_running_loop().call_later(
-                            0.05, lambda: asyncio.ensure_future(consumer.close())
-                        )
-                    return count
-
-                assert await consume() == 1
-                await consumer.close()
-
-        run(story())
-
-
-class TestReader:
-    """Messages without a group."""
-
-    def test_positions_are_kept(self, real: RealBroker, tmp_path: Path) -> None:
-        async def story() -> None:
-            topic = fresh("t")
-            async with connected(real) as client:
-                await client.send_batch(topic, [Message(b"%d" % n) for n in range(10)], partition=0)
-                async with await client.reader("r", [topic], FileOffsets(tmp_path)) as reader:
-                    first = [(await reader.receive(WAIT_S)) for _ in range(4)]
-                async with await client.reader("r", [topic], FileOffsets(tmp_path)) as reader:
-                    rest = [message.body async for message in _until(reader, 7)]
-                    assert await reader.receive(0.01) is None
-                assert [message.body for message in first if message] == [
-                    b"%d" % n for n in range(4)
-                ]
-                assert rest == [b"%d" % n for n in range(3, 10)]  # the last one was not done
-
-        async def _until(reader: txmq.aio.Reader, most: int) -> AsyncIterator[ReceivedMessage]:
-            while most and (message := await reader.receive(0.5)) is not None:
-                most -= 1
-                yield message
-
-        run(story())
-
-
-class TestBrokerDecides:
-    """Transactions without a database."""
-
-    def test_messages_and_acks_take_effect_together(self, real: RealBroker) -> None:
-        async def story() -> None:
-            orders, bills = fresh("orders"), fresh("bills")
-            async with connected(real) as client:
-                await client.send(orders, b"order")
-                async with await client.consumer(fresh("g"), [orders]) as consumer:
-                    message = await consumer.receive()
-                    assert message is not None
-                    with suppress(ValueError):
-                        async with client.transaction() as tx:
-                            tx.send(bills, b"not sent")
-                            tx.ack(message)
-                            raise ValueError
+                with suppress(ValueError):
                     async with client.transaction() as tx:
-                        tx.send(bills, b"bill", partition=0)
+                        tx.send(bills, b"not sent")
                         tx.ack(message)
-                assert await bodies(client, bills) == [b"bill"]
+                        raise ValueError
+                async with client.transaction() as tx:
+                    tx.send(bills, b"bill", partition=0)
+                    tx.ack(message)
+            assert await bodies(client, bills) == [b"bill"]
 
-        run(story())
+    run(story())
 
-    @pytest.mark.parametrize(("answer", "published"), [(COMMIT, [b"half"]), (ROLLBACK, [])])
-    def test_a_coroutine_can_be_a_checker(
-        self, real: RealBroker, answer: Decision, published: list[bytes]
-    ) -> None:
-        async def story() -> None:
-            topic, name = fresh("t"), fresh("checker")
-            asked = asyncio.Event()
 
-            async def check(half: txmq.aio.Half) -> Decision:
-                await asyncio.sleep(0)
-                assert half.messages[0].body == b"half"
-                asked.set()
-                return answer
+@pytest.mark.parametrize(("answer", "published"), [(COMMIT, [b"half"]), (ROLLBACK, [])])
+def test_a_coroutine_can_be_a_checker(
+    real: RealBroker, answer: Decision, published: list[bytes]
+) -> None:
+    async def story() -> None:
+        topic, name = fresh("t"), fresh("checker")
+        asked = asyncio.Event()
 
-            async with connected(real) as client:
-                client.register_checker(name, check)
-                half = await client.half(
-                    topic, b"half", checker=name, partition=0, check_after=0.05
-                )
-                token = half.token
-                del half  # its owner is gone: the checker decides
-                await asyncio.wait_for(asked.wait(), WAIT_S)
-                await decided(client, token)
-                assert await bodies(client, topic) == published
+        async def check(half: txmq.aio.Half) -> Decision:
+            await asyncio.sleep(0)
+            assert half.messages[0].body == b"half"
+            asked.set()
+            return answer
 
-        run(story())
+        async with connected(real) as client:
+            client.register_checker(name, check)
+            half = await client.half(topic, b"half", checker=name, partition=0, check_after=0.05)
+            token = half.token
+            del half  # its owner is gone: the checker decides
+            await asyncio.wait_for(asked.wait(), WAIT_S)
+            await decided(client, token)
+            assert await bodies(client, topic) == published
 
-    def test_a_half_message_is_decided_by_its_owner(self, real: RealBroker) -> None:
-        async def story() -> None:
-            topic = fresh("t")
-            async with connected(real) as client:
-                first, second = await asyncio.gather(
-                    client.half(topic, b"committed", checker="c", partition=0),
-                    client.half(topic, b"rolled back", checker="c", partition=0),
-                )
-                await first.commit()
-                await second.rollback()
-                assert await bodies(client, topic) == [b"committed"]
+    run(story())
 
-        run(story())
+
+def test_a_half_message_is_decided_by_its_owner(real: RealBroker) -> None:
+    async def story() -> None:
+        topic = fresh("t")
+        async with connected(real) as client:
+            first, second = await asyncio.gather(
+                client.half(topic, b"committed", checker="c", partition=0),
+                client.half(topic, b"rolled back", checker="c", partition=0),
+            )
+            await first.commit()
+            await second.rollback()
+            assert await bodies(client, topic) == [b"committed"]
+
+    run(story())
 
 
 def test_letters_and_calls_are_those_of_the_other_faces(real: RealBroker) -> None:

@@ -263,8 +263,10 @@ def test_an_inbox_applies_each_message_once(scenes: Scenes) -> None:
             await scene.client.call("group.reset", group=group, topic=topic, to="first")
             calls.clear()
             async with await scene.client.consumer(group, [topic], mode="ordered") as consumer:
-                await consumer.run(handle, inbox=connect, batch=4, idle_exit=0.3)
-                assert consumer.stats.duplicates
+                work = asyncio.create_task(consumer.run(handle, inbox=connect, batch=4))
+                await asyncio.to_thread(wait_until, lambda: consumer.stats.duplicates == 12, WAIT_S)
+                await consumer.close()
+                await work
             assert not calls
 
     run(story())
@@ -289,7 +291,10 @@ def test_a_cancelled_inbox_loses_and_doubles_nothing(scenes: Scenes) -> None:
                     work.cancel()
                     with suppress(asyncio.CancelledError):
                         await work
-                await consumer.run(handle, inbox=connect, workers=2, idle_exit=0.5)
+                work = asyncio.create_task(consumer.run(handle, inbox=connect, workers=2))
+                await asyncio.to_thread(wait_until, lambda: len(world.orders()) == 40, WAIT_S)
+                await consumer.close()
+                await work
             assert world.orders() == {f"o-{n}" for n in range(40)}
 
     run(story())
