@@ -7,11 +7,11 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from zipfile import ZipFile
 
 import pytest
 
 from tests.test_layers import imports_of
+from txmq_spark import shipping
 
 ROOT = Path(__file__).parents[1]
 # The other folders of txmq belong to the broker and to programs of their own.
@@ -66,11 +66,7 @@ def test_the_wheel_has_the_command() -> None:
 
 def test_the_packages_work_from_a_zip_as_py_files_ships_them(tmp_path: Path) -> None:
     shipped = tmp_path / "txmq.zip"
-    with ZipFile(shipped, "w") as archive:
-        for package in (ROOT / "txmq", ROOT / "spark" / "txmq_spark"):
-            for path in package.rglob("*"):
-                if path.is_file() and "__pycache__" not in path.parts:
-                    archive.write(path, path.relative_to(package.parent))
+    shipping.write_zip(shipped)
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(shipped)],
         capture_output=True,

@@ -7,5 +7,6 @@ from txmq.errors.extras import require
 require("spark", "pyspark", "pyarrow")
 
 from txmq_spark.source import TxmqDataSource
+from txmq_spark.spark_session import register
 
-__all__ = ["TxmqDataSource"]
+__all__ = ["TxmqDataSource", "register"]

@@ -1,0 +1,136 @@
+"""A standalone cluster of Spark on this machine: a master and two workers, each a
+process with one core.
+
+The workers have different addresses, because Spark runs a speculative copy on another
+host only. Their Python sees the packages that txmq depends on, and no txmq: it has to
+be shipped with a job, or installed.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Final
+
+import pyspark
+
+from txmq.testing.ports import free_port
+from txmq.testing.processes import ENVIRONMENT, Running
+from txmq.testing.wait import wait_until
+from txmq_spark.java import java_home
+from txmq_spark.local_session import spark_home
+
+HOSTS: Final = ("127.0.0.1", "127.0.0.2")
+HOME: Final = Path(pyspark.__file__).parent
+PACKAGES: Final = sysconfig.get_paths()["purelib"]
+START_S: Final = 120.0
+SUBMIT_S: Final = 200.0
+SMALL: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xss4m"
+OPENED: Final = (
+    "java.lang java.lang.invoke java.lang.reflect java.io java.net java.nio java.util"
+    " java.util.concurrent java.util.concurrent.atomic jdk.internal.ref sun.nio.ch sun.nio.cs"
+    " sun.security.action sun.util.calendar"
+)
+SETTINGS: Final = {
+    "spark.executor.cores": "1",
+    "spark.executor.memory": "512m",
+    "spark.driver.memory": "512m",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.executor.extraJavaOptions": SMALL,
+    "spark.driver.extraJavaOptions": SMALL,
+    "spark.ui.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.catalogImplementation": "in-memory",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+}
+
+
+class Cluster:
+    """A running cluster. Its files are in `directory`."""
+
+    def __init__(self, directory: Path, url: str, environment: Mapping[str, str]) -> None:
+        self.directory, self.url, self._environment = directory, url, environment
+
+    def submit(
+        self, program: Path, *arguments: str, settings: Mapping[str, str], path: str = ""
+    ) -> subprocess.CompletedProcess[str]:
+        """Run `spark-submit`. `path`: where Python finds txmq, in driver and executors;
+        "" = it is shipped.
+        """
+        python_path = os.pathsep.join(filter(None, (path, PACKAGES)))
+        given = SETTINGS | {"spark.executorEnv.PYTHONPATH": python_path} | dict(settings)
+        pairs = [f"--conf={name}={value}" for name, value in given.items()]
+        return subprocess.run(
+            [HOME / "bin" / "spark-submit", "--master", self.url, *pairs, program, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=SUBMIT_S,
+            env={**self._environment, "PYTHONPATH": python_path},
+            cwd=self.directory,
+            check=False,
+        )
+
+
+@contextmanager
+def running_cluster(directory: Path) -> Iterator[Cluster]:
+    """Run a cluster for the block."""
+    home, python = java_home(directory), directory / "python"
+    # Without the module `site`, Python does not see where this checkout is installed.
+    python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -S "$@"\n', "ascii")
+    python.chmod(0o755)
+    environment = {
+        **ENVIRONMENT,
+        "JAVA_HOME": str(home),
+        "SPARK_HOME": str(spark_home(directory)),
+        "SPARK_LAUNCHER_OPTS": SMALL,
+        "SPARK_SCALA_VERSION": "2.13",  # as bin/load-spark-env.sh sets it
+        "SPARK_LOCAL_IP": HOSTS[0],
+        "PYSPARK_PYTHON": str(python),
+        "PYSPARK_DRIVER_PYTHON": str(python),
+        "PYTHONPATH": PACKAGES,
+    }
+    address = f"{HOSTS[0]}:{free_port()}"
+    with ExitStack() as stack:
+
+        def start(name: str, kind: str, *arguments: str, host: str = HOSTS[0]) -> Running:
+            opened = [f"--add-opens=java.base/{one}=ALL-UNNAMED" for one in OPENED.split()]
+            java = [str(home / "bin" / "java"), "-Xmx192m", *SMALL.split(), *opened]
+            process = Running(
+                directory / name,
+                *(f"org.apache.spark.deploy.{kind}", "--host", host, "--webui-port", "0"),
+                *arguments,
+                command=[*java, "-cp", f"{HOME / 'jars'}/*"],
+                environment={**environment, "SPARK_LOCAL_IP": host},
+            )
+            stack.callback(process.process.wait)
+            stack.callback(process.process.kill)
+            return process
+
+        master = start("master", "master.Master", "--port", address.partition(":")[2])
+        wait_until(lambda: said(master, "ALIVE"), START_S, what="the master is there")
+        for number, host in enumerate(HOSTS):
+            place = str(directory / f"work-{number}")
+            worker = ("-c", "1", "-m", "640m", "-d", place, f"spark://{address}")
+            start(f"worker-{number}", "worker.Worker", *worker, host=host)
+        registered = len(HOSTS)
+        wait_until(
+            lambda: said(master, "Registering worker") == registered, START_S, what="two workers"
+        )
+        yield Cluster(directory, f"spark://{address}", environment)
+
+
+def said(process: Running, words: str) -> int:
+    """Return how often the log has these words. Raises ProcessEnded."""
+    if not process.alive:
+        raise process.unexpected_end()
+    return process.err.read_text("utf-8", "replace").count(words)

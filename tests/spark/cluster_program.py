@@ -1,0 +1,66 @@
+"""A program for `spark-submit`: copies a topic twice, as a batch and as a stream, with
+a straggler in each.
+
+    spark-submit cluster_program.py URL TOPIC DIRECTORY
+
+The first attempt of partition 0 waits until a speculative copy of it has made its rows,
+in another order. `DIRECTORY/attempts` gets a line for each attempt: what, partition,
+attempt, host. It is no module of a package: executors have it by value.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+
+import txmq_spark
+
+LIMIT_S = 100.0
+COLUMNS = "body binary, key string"
+
+
+def straggling(
+    what: str, directory: str
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    copied = Path(directory, f"{what}-copied")
+
+    def straggle(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        task = TaskContext.get()
+        assert task is not None
+        partition, attempt = task.partitionId(), task.attemptNumber()
+        with Path(directory, "attempts").open("a") as journal:
+            journal.write(f"{what} {partition} {attempt}\n")
+        for batch in batches:
+            yield batch.take(pa.array(range(len(batch))[:: -1 if attempt else 1]))
+        if attempt:
+            copied.touch()
+        deadline = time.monotonic() + LIMIT_S
+        while partition == 0 and not copied.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    return straggle
+
+
+def main(url: str, topic: str, directory: str) -> None:
+    spark = SparkSession.builder.getOrCreate()
+    txmq_spark.register(spark)
+    source = {"url": url, "topic": topic, "columns": "body,key", "minPartitions": "4"}
+    frame = spark.read.format("txmq").options(**source).load()
+    for _ in range(2):  # the second one sends nothing
+        writer = frame.mapInArrow(straggling("batch", directory), COLUMNS).write.format("txmq")
+        writer = writer.option("url", url).option("topic", f"{topic}-batch")
+        writer.option("idempotency_key", topic).mode("append").save()
+    stream = spark.readStream.format("txmq").options(**source).load()
+    rows = stream.mapInArrow(straggling("stream", directory), COLUMNS)
+    query = rows.writeStream.format("txmq").option("url", url).option("topic", f"{topic}-stream")
+    query = query.option("checkpointLocation", f"{directory}/checkpoint")
+    query.trigger(availableNow=True).start().awaitTermination()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
