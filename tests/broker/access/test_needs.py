@@ -165,3 +165,20 @@ def test_a_login_is_needed_before_anything_else() -> None:
         assert client.closed, opcode
         assert client.refusal()
     assert json.dumps(login("root"))
+
+
+@pytest.mark.parametrize(
+    ("aim", "wanted"),
+    [
+        ({"to": "t"}, Need("write", "topic", "t")),
+        ({"to_group": "h"}, Need("operate", "group", "h")),
+    ],
+)
+def test_a_redrive_needs_a_permission_where_it_brings_bodies_to(
+    aim: dict[str, str], wanted: Need
+) -> None:
+    given = {"group": "g", "letters": [["t", 0, 0]], "operator": "ada", "reason": "r", **aim}
+    args = CALLS["dlq.redrive"].model_validate_json(json.dumps(given))
+    found = set(needs.CALLS["dlq.redrive"](None, args))  # type: ignore[arg-type]  # it needs no state
+    read = {Need(verb, "group", "g") for verb in ("operate", "read")}
+    assert found == read | {wanted}

@@ -186,11 +186,14 @@ def _edit(state: State, args: Any) -> Needs:  # noqa: ANN401
 
 
 def _redrive(state: State, args: Any) -> Needs:  # noqa: ANN401
-    """Return the needs of a redrive: it copies bodies to where others may read them."""
+    """Return the needs of a redrive: it brings bodies to where others may read them."""
     del state
     yield group("operate", args.group)
     yield group("read", args.group)
-    yield topic("write", args.to)
+    if args.to is not None:
+        yield topic("write", args.to)
+    if args.to_group is not None:
+        yield group("operate", args.to_group)
 
 
 def _check(state: State, args: Any) -> Needs:  # noqa: ANN401
