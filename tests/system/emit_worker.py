@@ -11,8 +11,8 @@ from random import Random
 from threading import Event, Thread
 from typing import NamedTuple
 
+import psycopg
 import psycopg2
-from psycopg2.extensions import connection as Connection  # noqa: N812  # a class, whatever its name
 
 from tests.system.order_worker import NEVER, Abandoned, Journal, connect_to_database, write_order
 from tests.system.orders import PlacedOrder, ReportedOutcome
@@ -22,6 +22,7 @@ from txmq.client.protocol.transaction.tokens import new_token
 from txmq.errors import TxmqError
 from txmq.relay.relay import Relay, RelayPolicy
 from txmq.testing.wait import wait_until
+from txmq.tx.postgres.driver import BlockingConnection as Connection
 
 RELAY = "relay"  # argument of a worker that runs a relay instead of placing orders
 SLOT = "txmq_relay"
@@ -88,8 +89,8 @@ def _place(connection: Connection, topic: str, key: str, journal: Journal, rando
         random.choice(VARIANTS)(connection, topic, order._replace(version=NEVER))
         committing = True
         connection.commit()
-    except (Abandoned, psycopg2.Error, TxmqError) as error:
-        with suppress(psycopg2.Error):
+    except (Abandoned, psycopg2.Error, psycopg.Error, TxmqError) as error:
+        with suppress(psycopg2.Error, psycopg.Error):
             connection.rollback()
         journal.note(
             token, ReportedOutcome.UNKNOWN if committing else ReportedOutcome.ABORTED, repr(error)

@@ -9,8 +9,8 @@ from itertools import cycle
 from pathlib import Path
 from random import Random
 
+import psycopg
 import psycopg2
-from psycopg2.extensions import connection as Connection  # noqa: N812  # a class, whatever its name
 
 from tests.system.orders import PlacedOrder, ReportedOutcome, Token
 from tests.system.supervisor import SupervisorConfig, WorkerSpec
@@ -19,6 +19,7 @@ from txmq.client.blocking.client import Client
 from txmq.client.blocking.transaction.transaction import Transaction
 from txmq.errors import TxmqError
 from txmq.testing.wait import wait_until
+from txmq.tx.postgres.driver import BlockingConnection as Connection
 
 TABLES = """
 CREATE TABLE account (key text PRIMARY KEY, version int NOT NULL);
@@ -59,7 +60,7 @@ class Journal:
         self.note(token, ReportedOutcome.BEGAN)
         try:
             yield
-        except (Abandoned, psycopg2.Error) as error:
+        except (Abandoned, psycopg2.Error, psycopg.Error) as error:
             self.note(token, ReportedOutcome.ABORTED, repr(error))
         except TxmqError as error:
             self.note(
@@ -107,13 +108,25 @@ def run_worker(
                     _place(client, connection, config.topic, next(keys), journal, random)
 
 
+def driver_of_worker(pid: int) -> str:
+    """Return the name of the driver that a worker uses: half of them has each."""
+    return ("psycopg2", "psycopg")[pid % 2]
+
+
 def connect_to_database(dsn: str) -> Connection:
     """Return a connection, as soon as a server accepts one."""
     found: list[Connection] = []
+    pid = os.getpid()
+    drivers: dict[str, Callable[..., Connection]] = {
+        "psycopg2": psycopg2.connect,
+        "psycopg": psycopg.connect,
+    }
 
     def try_once() -> bool:
-        with suppress(psycopg2.OperationalError):
-            found.append(psycopg2.connect(dsn, application_name=application_name(os.getpid())))
+        with suppress(psycopg2.OperationalError, psycopg.OperationalError):
+            found.append(
+                drivers[driver_of_worker(pid)](dsn, application_name=application_name(pid))
+            )
         return bool(found)
 
     wait_until(try_once, RESTART_S, what="a connection to the database")
@@ -157,7 +170,7 @@ def _swallow_an_error(
     transaction: Transaction, connection: Connection, topic: str, never: PlacedOrder
 ) -> None:
     """Fail a statement and hide its error, so that the transaction cannot commit."""
-    with suppress(psycopg2.DataError), connection.cursor() as cursor:
+    with suppress(psycopg2.DataError, psycopg.DataError), connection.cursor() as cursor:
         cursor.execute("SELECT 1 / 0")
 
 

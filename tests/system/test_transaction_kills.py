@@ -20,7 +20,12 @@ import txmq_spark
 from tests.reporting import Report
 from tests.system.commit_holds import HOLDS, TRIGGER, CommitHold
 from tests.system.order_system import OrderSystem, endless_workers, order_system
-from tests.system.order_worker import application_name, open_transaction, reported_outcomes
+from tests.system.order_worker import (
+    application_name,
+    driver_of_worker,
+    open_transaction,
+    reported_outcomes,
+)
 from tests.system.orders import ReportedOutcome, Token
 from tests.system.supervisor import WorkerSpec
 from txmq.testing.postgres_server import OwnServer
@@ -98,7 +103,9 @@ def test_services_killed_at_every_crash_point(system: OrderSystem, report: Repor
         for point, pids in dead.items()
         for pid in pids
     }
-    report(running_workers.deaths() | system.check(hits))
+    drivers = Counter(driver_of_worker(pid) for pids in dead.values() for pid in pids)
+    assert len(drivers) == 2
+    report(running_workers.deaths() | drivers | system.check(hits))
 
 
 def kill_clients(server: OwnServer, held: Mapping[int, int]) -> None:

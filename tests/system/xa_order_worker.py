@@ -8,8 +8,8 @@ from itertools import cycle
 from pathlib import Path
 from random import Random
 
+import psycopg
 import psycopg2
-from psycopg2.extensions import connection as Connection  # noqa: N812  # a class, whatever its name
 
 from tests.system.order_worker import (
     PATIENCE_S,
@@ -22,6 +22,7 @@ from tests.system.orders import PlacedOrder
 from tests.system.supervisor import SupervisorConfig, WorkerSpec
 from txmq import connect
 from txmq.client.blocking.client import Client
+from txmq.tx.postgres.driver import BlockingConnection as Connection
 
 CHECK_AFTER_S = 5.0
 # no server detects a deadlock over two databases
@@ -43,7 +44,7 @@ def run_worker(
                 closing(connect_to_database(second_dsn)) as second,
             ):
                 pair = (first, second)
-                with suppress(psycopg2.Error):
+                with suppress(psycopg2.Error, psycopg.Error):
                     for connection in pair:
                         connection.cursor().execute(LOCK_TIMEOUT)
                         connection.commit()
