@@ -66,10 +66,9 @@ def enlist(
     """
     if hasattr(session, "sync_session") or hasattr(session, "sync_connection"):
         raise LocalProtocolError(
-            f"{type(session).__name__} needs an asynchronous driver, and txmq speaks psycopg2, "
-            "which has no such mode",
-            hint="use a Session of an engine postgresql+psycopg2:// in a thread, or "
-            'client.transaction(checker="…")',
+            f"{type(session).__name__} is not taken: its savepoints may begin later than a send",
+            hint="use a Session in a thread, or, with txmq.aio, a connection of the driver itself: "
+            "async with client.transaction(connection)",
         )
     sender = client or session.info.get(INFO)
     if sender is None:

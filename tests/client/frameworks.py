@@ -283,7 +283,7 @@ class Atomic(Framework):
 
 
 # By the tables that show what users see.
-FRAMEWORKS: tuple[tuple[type[Framework], ...], ...] = (
+BLOCKING_FRAMEWORKS: tuple[tuple[type[Framework], ...], ...] = (
     (Block, Bare, Hooks, OfSession, TwoPhases),  # psycopg2
     (
         PsycopgBlock,

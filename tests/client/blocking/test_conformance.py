@@ -16,7 +16,8 @@ from pathlib import Path
 import psycopg2
 import pytest
 
-from tests.client.frameworks import FRAMEWORKS, Framework, Work
+from tests.client.async_frameworks import ASYNC_FRAMEWORKS
+from tests.client.frameworks import BLOCKING_FRAMEWORKS, Framework, Work
 from tests.client.world import ApplicationError, World, fail
 from txmq.testing.wait import wait_until
 
@@ -29,6 +30,7 @@ CREATE CONSTRAINT TRIGGER die AFTER INSERT ON orders DEFERRABLE INITIALLY DEFERR
 FOR EACH ROW EXECUTE FUNCTION die()
 """
 Scene = Callable[[Framework], object]
+FRAMEWORKS = (*BLOCKING_FRAMEWORKS, ASYNC_FRAMEWORKS)  # by the tables of what users see
 
 
 def order(work: Work, name: str = "o-1") -> None:

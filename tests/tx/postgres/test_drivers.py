@@ -14,6 +14,7 @@ import psycopg
 import psycopg2
 import pytest
 
+import txmq.asyncpg
 from tests.tx.postgres.peers import KINDS, DriverKind, Peer, arguments, peer
 from tests.tx.postgres.support import LOG, OTHER_LOG, identity_of, new_token, rows
 from txmq.errors import (
@@ -31,6 +32,7 @@ from txmq.tx.postgres.commit import commit_and, guarded_commit
 from txmq.tx.postgres.driver import Status
 from txmq.tx.postgres.drivers import async_driver, blocking_driver, driver_of, uninterrupted
 from txmq.tx.postgres.emit import write_emitted
+from txmq.tx.postgres.enlist import EnlistedBlock
 from txmq.tx.postgres.identity import server_of
 from txmq.tx.postgres.inbox import Position, applied, claim, note_run, noted_run
 from txmq.tx.postgres.inbox_compaction import compact
@@ -196,6 +198,34 @@ def test_a_drivers_own_transaction_in_a_block_is_a_savepoint(
 
     perform(lambda one: scene(one) if hasattr(one.connection, "transaction") else without_one(one))
     assert len(business(database)) == (inner == "kept" and tokens(database) == 2)
+
+
+def test_a_prepared_statement_of_asyncpg_is_followed_when_it_runs(database: str) -> None:
+    """SQLAlchemy keeps prepared statements, those of savepoints as well."""
+
+    async def scene() -> None:
+        one = await asyncpg.connect(
+            **arguments(database), connection_class=txmq.asyncpg.EnlistConnection
+        )
+        kept = {text: await one.prepare(text) for text in ("SAVEPOINT a", "ROLLBACK TO a", "END")}
+        marks = Marks()
+        async with one.transaction():
+            block = EnlistedBlock(driver_of(one), new_token(), marks.sends)
+            block.join(nobody())
+            await kept["SAVEPOINT a"].fetch()
+            marks.sent.append("withdrawn")
+            await kept["ROLLBACK TO a"].fetchval()
+            assert marks.sent == []
+            with pytest.raises(LocalProtocolError, match="would end transaction"):
+                await kept["END"].fetch()
+            block.release()
+        await one.close()
+
+    asyncio.run(scene())
+
+
+def nobody() -> Any:
+    return None
 
 
 async def now(result: object) -> object:

@@ -11,7 +11,14 @@ from typing import Final
 
 from txmq.errors import DatabaseError, LocalProtocolError, TransactionAborted
 from txmq.tx.postgres.driver import Driver, Status, run
-from txmq.tx.postgres.errors import FAILED_TRANSACTION, DriverError, translate, translated
+from txmq.tx.postgres.errors import (
+    FAILED_EARLIER,
+    FAILED_TRANSACTION,
+    ROLL_BACK,
+    DriverError,
+    translate,
+    translated,
+)
 
 BEGIN: Final = "BEGIN ISOLATION LEVEL READ COMMITTED; "
 _savepoints = count(1)
@@ -34,9 +41,7 @@ def require_healthy(driver: Driver) -> None:
     Raises TransactionAborted.
     """
     if driver.status is Status.FAILED:
-        raise TransactionAborted(
-            "a statement of the transaction failed earlier", hint="roll back and begin again"
-        )
+        raise TransactionAborted(FAILED_EARLIER, hint=ROLL_BACK)
 
 
 def require_open(driver: Driver) -> None:
@@ -47,7 +52,7 @@ def require_open(driver: Driver) -> None:
     """
     status = driver.status
     if status is Status.FAILED:
-        raise TransactionAborted("a statement of the transaction failed earlier", hint="roll back")
+        raise TransactionAborted(FAILED_EARLIER, hint=ROLL_BACK)
     begins_by_itself = not driver.autocommit and driver.is_ready
     if status is not Status.OPEN and not begins_by_itself:
         raise LocalProtocolError(
@@ -59,8 +64,8 @@ def failure(error: DriverError, doing: str) -> DatabaseError | TransactionAborte
     """Return the error to raise for a failed statement of txmq's in the caller's
     transaction.
     """
-    if error.sqlstate == FAILED_TRANSACTION:  # asyncpg's status does not show it
-        return TransactionAborted("a statement of the transaction failed earlier", hint="roll back")
+    if error.sqlstate == FAILED_TRANSACTION:
+        return TransactionAborted(FAILED_EARLIER, hint=ROLL_BACK)
     return translate(error, doing)
 
 

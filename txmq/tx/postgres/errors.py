@@ -13,7 +13,13 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Final
 
-from txmq.errors import DatabaseConflict, DatabaseError, DatabaseUnavailable, SchemaMissing
+from txmq.errors import (
+    DatabaseConflict,
+    DatabaseError,
+    DatabaseUnavailable,
+    SchemaMissing,
+    TransactionAborted,
+)
 
 SERIALIZATION_FAILURE: Final = "40001"
 DEADLOCK_DETECTED: Final = "40P01"
@@ -22,6 +28,8 @@ CHECK_VIOLATION: Final = "23514"
 UNIQUE_VIOLATION: Final = "23505"
 QUERY_CANCELED: Final = "57014"
 FAILED_TRANSACTION: Final = "25P02"  # a statement of it had failed before
+FAILED_EARLIER: Final = "a statement of the transaction failed earlier"
+ROLL_BACK: Final = "roll back and begin again"
 CONFLICTS: Final = frozenset({SERIALIZATION_FAILURE, DEADLOCK_DETECTED, LOCK_NOT_AVAILABLE})
 # table, column, function, schema
 NO_OBJECT: Final = frozenset({"42P01", "42703", "42883", "3F000"})
@@ -104,13 +112,18 @@ _BASES: Final = ("Error", "PostgresError", "InterfaceError", "InternalClientErro
 
 @contextmanager
 def translated(doing: str) -> Iterator[None]:
-    """Translate drivers' errors of a block; their texts begin with `doing`."""
+    """Translate drivers' errors of a block; their texts begin with `doing`.
+
+    Raises TransactionAborted where a statement of the transaction had failed before.
+    """
     try:
         yield
     except Exception as error:
         known = driver_error(error)
         if known is None:
             raise
+        if known.sqlstate == FAILED_TRANSACTION:  # asyncpg's status does not show it
+            raise TransactionAborted(FAILED_EARLIER, hint=ROLL_BACK) from None
         raise translate(known, doing) from None  # the original would print the rows it quotes
 
 

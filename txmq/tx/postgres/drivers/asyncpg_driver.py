@@ -25,7 +25,7 @@ from txmq.errors import DatabaseUnavailable, LocalProtocolError
 from txmq.tx.postgres.driver import AsyncEnlisted, Rows, Status, TransactionGone, Values, Watch
 from txmq.tx.postgres.drivers.uninterrupted import uninterrupted
 from txmq.tx.postgres.errors import DriverError, driver_error
-from txmq.tx.postgres.statement_watch import watch_of
+from txmq.tx.postgres.statement_watch import control_in, watch_of
 
 _PLACEHOLDER: Final = re.compile(r"%(?:\((\w+)\))?s")
 _ERRORS: Final = (
@@ -248,7 +248,48 @@ def _translated(statements: str) -> list[_Statement]:
     return found
 
 
-_CALLS: Final = ("execute", "executemany", "fetch", "fetchmany", "fetchrow", "fetchval", "prepare")
+_CALLS: Final = ("execute", "executemany", "fetch", "fetchmany", "fetchrow", "fetchval")
+
+
+class _WatchedStatement(asyncpg.prepared_stmt.PreparedStatement):  # type: ignore[misc]  # no types
+    """A prepared statement about savepoints: SQLAlchemy keeps them for later use."""
+
+    __slots__ = ()
+
+    async def fetch(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401  # asyncpg's
+        return await self._followed(super().fetch, args, options)
+
+    async def fetchrow(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401  # likewise
+        return await self._followed(super().fetchrow, args, options)
+
+    async def fetchval(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401  # likewise
+        return await self._followed(super().fetchval, args, options)
+
+    async def _followed(
+        self,
+        call: Any,  # noqa: ANN401  # as above
+        args: tuple[Any, ...],
+        options: dict[str, Any],
+    ) -> Any:  # noqa: ANN401  # likewise
+        watch = watch_of(self._connection)
+        found = None if watch is None else watch.require_allowed(self.get_query())
+        result = await call(*args, **options)
+        if watch is not None and found is not None:
+            watch.follow(found)
+        return result
+
+
+def _watched_prepare(base: Any) -> Any:  # noqa: ANN401  # mypy takes no class for hashable
+    async def prepare(self: Any, query: str, **options: Any) -> Any:  # noqa: ANN401  # asyncpg's
+        watch = watch_of(self)
+        if watch is not None:
+            watch.require_allowed(query)
+        statement = await base.prepare(self, query, **options)
+        if control_in(query) is not None:
+            statement.__class__ = _WatchedStatement
+        return statement
+
+    return prepare
 
 
 def _watched_call(base: Any, name: str) -> Any:  # noqa: ANN401  # mypy takes no class for hashable
@@ -271,6 +312,7 @@ def _watched_call(base: Any, name: str) -> Any:  # noqa: ANN401  # mypy takes no
 def watched(base: Any) -> Any:  # noqa: ANN401  # mypy takes no class for hashable
     """Return the class of watched connections of a class of connections."""
     calls = {name: _watched_call(base, name) for name in _CALLS}
+    calls["prepare"] = _watched_prepare(base)
     return type(f"Watched{base.__name__}", (base,), {"__slots__": (), **calls})
 
 
