@@ -198,6 +198,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_transactions_with_messages",
         "test_transactions_over_two_databases",
         "test_a_resolver_behind_a_pool",
+        "test_each_driver_through_the_pooler",
     ),
     # XA
     62: (KILLED_COORDINATOR, "test_a_server_that_dies_with_them_changes_nothing"),
@@ -965,6 +966,12 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_trigger_s_messages_are_those_of_committed_rows_in_their_order",
         "test_what_no_broker_could_publish_is_refused",
     ),
+    202: (
+        "test_a_swallowed_error_is_an_abort",
+        "test_branches_are_prepared_or_refused",
+        "test_each_way_does_what_the_table_says",
+    ),
+    203: ("test_a_task_that_is_cancelled_in_commit_knows_its_outcome_or_is_in_doubt",),
 }
 
 # Each bug with the names under which it is planted, or the test that must find it.
