@@ -202,5 +202,5 @@ def test_sessions_that_cannot_take_messages_along_say_what_to_do(
         sync_session = None
 
     asynchronous: Any = AsyncSession()
-    with pytest.raises(LocalProtocolError, match="asynchronous driver"):
+    with pytest.raises(LocalProtocolError, match="AsyncSession is not taken"):
         enlist(asynchronous, world.client)
