@@ -9,6 +9,7 @@ from itertools import cycle
 from pathlib import Path
 from random import Random
 
+import asyncpg
 import psycopg
 import psycopg2
 
@@ -31,6 +32,7 @@ ON CONFLICT (key) DO UPDATE SET version = account.version + 1 RETURNING version
 """
 # longer than most transactions take; a slower one may be fenced
 CHECK_AFTER_S = 0.3
+DRIVERS = ("psycopg2", "psycopg", "asyncio psycopg", "asyncio asyncpg")
 RESTART_S = 60.0
 PATIENCE_S = 20.0  # for the upload of a bundle, over a restart of the broker
 NEVER = 0  # the version in messages that must not be published
@@ -60,7 +62,7 @@ class Journal:
         self.note(token, ReportedOutcome.BEGAN)
         try:
             yield
-        except (Abandoned, psycopg2.Error, psycopg.Error) as error:
+        except (Abandoned, psycopg2.Error, psycopg.Error, asyncpg.PostgresError) as error:
             self.note(token, ReportedOutcome.ABORTED, repr(error))
         except TxmqError as error:
             self.note(
@@ -99,7 +101,18 @@ def application_name(pid: object) -> str:
 def run_worker(
     config: SupervisorConfig, worker: WorkerSpec, keep_running: Callable[[], bool]
 ) -> None:
-    """Place orders, and connect again after each lost connection."""
+    """Place orders, and connect again after each lost connection.
+
+    Workers without a crash point take turns between all drivers.
+    """
+    driver = DRIVERS[sum(worker.name.encode()) % len(DRIVERS)] if not worker.point else ""
+    note_driver(Path(config.directory), driver or driver_of_worker(os.getpid()))
+    if driver.startswith("asyncio "):
+        # It imports this module.
+        from tests.system import async_order_worker
+
+        async_order_worker.run_worker(config, worker, keep_running, driver.removeprefix("asyncio "))
+        return
     journal, random, keys = Journal(Path(config.directory)), Random(), cycle(worker.arguments)
     with connect(config.url, service="orders", timeout=PATIENCE_S, retries=20) as client:
         while keep_running():
@@ -109,8 +122,18 @@ def run_worker(
 
 
 def driver_of_worker(pid: int) -> str:
-    """Return the name of the driver that a worker uses: half of them has each."""
-    return ("psycopg2", "psycopg")[pid % 2]
+    """Return the name of the driver of a worker that blocks: half of them has each."""
+    return DRIVERS[pid % 2]
+
+
+def note_driver(directory: Path, driver: str) -> None:
+    """Leave the name of this worker's driver to the test."""
+    (directory / f"{os.getpid()}.driver").write_text(driver)
+
+
+def noted_driver(directory: Path, pid: int) -> str:
+    """Return the name of a worker's driver."""
+    return (directory / f"{pid}.driver").read_text()
 
 
 def connect_to_database(dsn: str) -> Connection:

@@ -21,8 +21,9 @@ from tests.reporting import Report
 from tests.system.commit_holds import HOLDS, TRIGGER, CommitHold
 from tests.system.order_system import OrderSystem, endless_workers, order_system
 from tests.system.order_worker import (
+    DRIVERS,
     application_name,
-    driver_of_worker,
+    noted_driver,
     open_transaction,
     reported_outcomes,
 )
@@ -103,8 +104,8 @@ def test_services_killed_at_every_crash_point(system: OrderSystem, report: Repor
         for point, pids in dead.items()
         for pid in pids
     }
-    drivers = Counter(driver_of_worker(pid) for pids in dead.values() for pid in pids)
-    assert len(drivers) == 2
+    drivers = Counter(noted_driver(system.journals, pid) for pids in dead.values() for pid in pids)
+    assert drivers.keys() == {"psycopg2", "psycopg"}
     report(running_workers.deaths() | drivers | system.check(hits))
 
 
@@ -139,12 +140,13 @@ KILLS: tuple[Kill, ...] = (kill_clients, terminate_backends, kill_a_backend, kil
 
 
 def kill_held(
-    system: OrderSystem, server: OwnServer, hold: CommitHold, kill: Kill
+    system: OrderSystem, server: OwnServer, hold: CommitHold, kill: Kill, drivers: Counter[str]
 ) -> Mapping[Token, bool]:
     """Kill what is held in COMMIT. Return the transactions, each with whether it must
-    be committed in the end.
+    be committed in the end; count their drivers.
     """
     held = hold.hold_commits(AT_ONCE)
+    drivers.update(noted_driver(system.journals, worker) for worker in held)
     tokens = [open_transaction(system.journals, worker) for worker in held]
     kill(server, held)
     hold.release()
@@ -159,16 +161,18 @@ def test_clients_backends_and_servers_killed_in_a_commit(
     holds = [hold(crashable_postgres, parse_dsn(system.dsn)["dbname"]) for hold in HOLDS]
     hits: dict[Token, bool] = {}
     counts: dict[str, int] = {}
+    drivers = Counter[str]()
     with system.run_workers(*endless_workers(AT_ONCE)):
         for hold in holds:
             for kill in KILLS:
                 window = f"{kill.__name__}, {type(hold).__name__}"
                 counts[window] = 0
                 while counts[window] < HITS:
-                    more = kill_held(system, crashable_postgres, hold, kill)
+                    more = kill_held(system, crashable_postgres, hold, kill, drivers)
                     counts[window] += len(more)
                     hits |= more
-    report(counts | system.check(hits))
+    assert drivers.keys() == {*DRIVERS}
+    report(counts | drivers | system.check(hits))
 
 
 def test_brokers_killed_under_transactions(system: OrderSystem, report: Report) -> None:
