@@ -378,3 +378,20 @@ def test_an_edited_body_fits_the_schema_of_its_topic() -> None:
     assert "'amount' is a required property" in refused.message
     assert office.edit(0, body=b'{"amount": 1}') == {"edits": 1}
     assert office.edit(0, edits=1, revert=True) == {"edits": 2}, "it was published so"
+
+
+def test_a_damaged_letter_of_a_plan_stands_in_nobodys_way() -> None:
+    office = EditOffice(6)
+    office.broker.start()
+    office.damage(0)
+    office.damage(3)
+    settings = {"rate": 0, "ramp_s": 0, "start": True}
+    office.call("plan.create", name="p", group="g", select={}, settings=settings, operator="ada")
+    office.broker.pass_time(0.2)
+    got = [at for _ in range(4) for at in office.fetch()]
+    assert sorted(got) == [1, 2, 4, 5]
+    shown = office.call("plan.show", name="p")
+    assert (shown["delivered"], shown["died_again"]) == (4, 2)
+    letters = office.call("plan.letters", name="p", outcome="died_again")["letters"]
+    assert {one["why"] for one in letters} == {"MessagesDamaged"}
+    assert office.state_again()

@@ -205,21 +205,29 @@ class _FetchRequest:
         """Make damaged messages dead letters again that were put back. Return True if
         there was one, and its partition goes on.
         """
-        done = False
+        before, damage = stopped.copy(), dict[tuple[int, int], str]()
         for one in left:
-            tp = TopicPartition(one.topic_id, one.partition)
-            if one.source is not CandidateSource.FAILED or tp not in stopped:
+            tp, span = TopicPartition(one.topic_id, one.partition), (one.batch[0], one.batch[1])
+            if one.source is not CandidateSource.FAILED or tp not in before:
                 continue
-            try:
-                read_batches(self._engine.store, [one.batch[:2]])
-            except CorruptRecord as error:
-                ref = (one.topic_id, one.partition, one.start)
-                command = SetAside(self._member[0], ref, error.message)
-                self._engine.submit(command, _ignore)
-                if not is_put_back(self._engine.state, command):
-                    stopped.discard(tp)
-                    done = True
-        return done
+            if span not in damage:
+                damage[span] = self._damage_at(span)
+            if not damage[span]:
+                continue
+            ref = (one.topic_id, one.partition, one.start)
+            command = SetAside(self._member[0], ref, damage[span])
+            self._engine.submit(command, _ignore)
+            if not is_put_back(self._engine.state, command):
+                stopped.discard(tp)
+        return stopped != before
+
+    def _damage_at(self, span: tuple[int, int]) -> str:
+        """Return why a batch cannot be read; "" = it can."""
+        try:
+            read_batches(self._engine.store, [span])
+        except CorruptRecord as error:
+            return error.message
+        return ""
 
     def _read(self, candidates: tuple[Candidate, ...]) -> list[Batches]:
         """Return the candidates' batches, each read once; none for those that the
