@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.broker.calls.test_letter_calls import HOSTILE, Office
-from txmq.batch import BatchView
+from txmq.batch import BatchView, encode, verify
 from txmq.broker.data_directory.verify import verify_index
 from txmq.core import machine
 from txmq.core.audit import AUDIT_TOPIC_ID
@@ -16,6 +16,7 @@ from txmq.core.consumers import letter_edits
 from txmq.core.events.outcome import Rejected
 from txmq.core.state import failed_messages, log_pins
 from txmq.core.state.state import TrialOutcomes
+from txmq.core.topics.sends import StoreBatch
 from txmq.errors import (
     BadRequest,
     Conflict,
@@ -26,6 +27,7 @@ from txmq.errors import (
     UnknownMember,
 )
 from txmq.model import limits
+from txmq.model.message import Message
 from txmq.store.log.segment import segment_path
 from txmq.store.tables import EDITS, NAMES, SIGN, MemoryTables
 from txmq.wire.chunks import unpack_chunks
@@ -395,3 +397,20 @@ def test_a_damaged_letter_of_a_plan_stands_in_nobodys_way() -> None:
     letters = office.call("plan.letters", name="p", outcome="died_again")["letters"]
     assert {one["why"] for one in letters} == {"MessagesDamaged"}
     assert office.state_again()
+
+
+def test_all_letters_of_a_damaged_batch_are_set_aside_by_one_fetch() -> None:
+    office = EditOffice(1)
+    many = [Message(b"x", f"k{number}") for number in range(5)]
+    data = encode(many, producer_id=b"q" * 16, epoch=0, sequence=0, born_at=1)
+    office.broker.do(StoreBatch("t", 0, 0, data, verify(data)))
+    office.fetch()
+    for offset in range(1, 6):
+        office.nack(offset, {"type": "C", "text": "", "bases": []})
+    office.damage(1)
+    office.replay(*range(6))
+    assert office.fetch().keys() == {0}
+    office.send(Message(b"fresh", "fresh"))
+    assert office.fetch().keys() == {6}
+    errors = {office.show(offset, bodies=False)["error_type"] for offset in range(1, 6)}
+    assert errors == {"MessagesDamaged"}

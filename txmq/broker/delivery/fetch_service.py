@@ -214,11 +214,12 @@ class _FetchRequest:
                 damage[span] = self._damage_at(span)
             if not damage[span]:
                 continue
-            ref = (one.topic_id, one.partition, one.start)
-            command = SetAside(self._member[0], ref, damage[span])
-            self._engine.submit(command, _ignore)
-            if not is_put_back(self._engine.state, command):
-                stopped.discard(tp)
+            for offset in range(one.start, one.start + one.rows):  # neighbours of the batch
+                ref = (one.topic_id, one.partition, offset)
+                command = SetAside(self._member[0], ref, damage[span])
+                self._engine.submit(command, _ignore)
+                if not is_put_back(self._engine.state, command):
+                    stopped.discard(tp)
         return stopped != before
 
     def _damage_at(self, span: tuple[int, int]) -> str:
