@@ -485,6 +485,20 @@ def test_an_ack_can_be_waited_for(real: RealBroker) -> None:
     run(story())
 
 
+def test_a_consumer_that_its_user_has_dropped_leaves_with_the_client(real: RealBroker) -> None:
+    async def story() -> None:
+        topic, group = fresh("t"), fresh("g")
+        async with connected(real) as client:
+            await client.send(topic, b"x")
+            async for message in await client.consumer(group, [topic]):
+                assert message.body == b"x"
+                break  # and it was not acked
+        async with connected(real) as client, await client.consumer(group, [topic]) as consumer:
+            assert await consumer.receive(WAIT_S) is not None  # the group is free at once
+
+    run(story())
+
+
 def test_close_ends_an_iteration(real: RealBroker) -> None:
     async def story() -> None:
         async with filled(real, 1) as (_client, consumer):

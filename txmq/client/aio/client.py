@@ -11,6 +11,7 @@ from weakref import WeakSet
 
 from txmq.client.aio.closing import AioCloseable
 from txmq.client.aio.consumer.consumer import Consumer, join_group
+from txmq.client.aio.consumer.members import LoopMembers
 from txmq.client.aio.core import AioCore, finish
 from txmq.client.aio.loop import cancelled, gather
 from txmq.client.aio.reader import Reader
@@ -71,7 +72,7 @@ class Client(TypedTopicCalls, AwaitedMessageCalls, AioCloseable):
     def __init__(self, core: AioCore) -> None:
         self._core = core
         self._checkers = Checkers(core)
-        self._consumers = WeakSet[Consumer]()
+        self._consumers = WeakSet[LoopMembers]()  # live on without the object of their user
         self._readers = WeakSet[Reader]()
         self._closing: asyncio.Task[None] | None = None
 
@@ -251,7 +252,7 @@ class Client(TypedTopicCalls, AwaitedMessageCalls, AioCloseable):
         consumer = await join_group(
             Consumer, [self._core], group, topics, self._core.settings.timeout, **options
         )
-        self._consumers.add(consumer)
+        self._consumers.add(consumer._members)  # noqa: SLF001  # of this face
         return consumer
 
     async def reader(
@@ -393,7 +394,8 @@ class Client(TypedTopicCalls, AwaitedMessageCalls, AioCloseable):
         await finish(self._closing)
 
     async def _close(self) -> None:
-        ends = await gather(one.close() for one in (*self._consumers, *self._readers))
+        consumers = [members.close() for members in self._consumers]
+        ends = await gather([*consumers, *(reader.close() for reader in self._readers)])
         await self._checkers.close()
         await self._core.close()
         for end in ends:

@@ -10,6 +10,7 @@ from weakref import WeakSet
 from txmq.client.aio.client import Client, Found
 from txmq.client.aio.closing import AioCloseable
 from txmq.client.aio.consumer.consumer import Consumers, join_group
+from txmq.client.aio.consumer.members import LoopMembers
 from txmq.client.aio.core import AioCore, finish
 from txmq.client.aio.loop import gather
 from txmq.client.aio.reader import Readers
@@ -67,7 +68,7 @@ class Cluster(TypedTopicCalls, AwaitedCluster[Client, AioCore], AioCloseable):
             for url in urls
         )
         self.clients = tuple(map(Client, self._cores))
-        self._consumers = WeakSet[Consumers]()
+        self._consumers = WeakSet[LoopMembers]()  # live on without the object of their user
         self._readers = WeakSet[Readers]()
         self._closing: asyncio.Task[None] | None = None
 
@@ -245,7 +246,7 @@ class Cluster(TypedTopicCalls, AwaitedCluster[Client, AioCore], AioCloseable):
         consumers = await join_group(
             Consumers, self._cores, group, topics, self._settings.timeout, **options
         )
-        self._consumers.add(consumers)
+        self._consumers.add(consumers._members)  # noqa: SLF001  # of this face
         return consumers
 
     async def reader(
@@ -295,7 +296,8 @@ class Cluster(TypedTopicCalls, AwaitedCluster[Client, AioCore], AioCloseable):
         await finish(self._closing)
 
     async def _close(self) -> None:
-        ends = await gather(one.close() for one in (*self._consumers, *self._readers))
+        consumers = [members.close() for members in self._consumers]
+        ends = await gather([*consumers, *(reader.close() for reader in self._readers)])
         ends += await gather(client.close() for client in self.clients)
         _raise_first(ends)
 
