@@ -28,6 +28,7 @@ OPTIONS = """
 --disable-default-apps --mute-audio --window-size=1280,1600 --lang=en
 --host-resolver-rules=MAP|*|~NOTFOUND|,|EXCLUDE|127.0.0.1
 """
+INSIDE = ("chrome", "data")
 LOGS = {"browser": "ALL", "performance": "ALL"}
 LIMIT_S = 60  # to load a page or to run a script, on a busy machine
 
@@ -68,7 +69,7 @@ class Browser:
 
     def requests(self) -> list[str]:
         """Return the addresses that were asked for since the last look, without those
-        of the browser's own pages.
+        of the browser's own pages, and without what stands in a page itself.
         """
         events = [json.loads(entry["message"])["message"] for entry in self._log("performance")]
         asked = [
@@ -76,7 +77,7 @@ class Browser:
             for event in events
             if event["method"] == "Network.requestWillBeSent"
         ]
-        return [address for address in asked if urlsplit(address).scheme != "chrome"]
+        return [address for address in asked if urlsplit(address).scheme not in INSIDE]
 
     def close(self) -> None:
         self.driver.quit()

@@ -445,6 +445,9 @@ FAULTS: dict[int, tuple[str, ...]] = {
     ),
     187: (
         "test_installed_jobs_send_once_though_stragglers_are_run_twice",
+        "test_jobs_whose_driver_was_killed_in_its_decision_send_once_when_they_run_again",
+        "test_two_writes_with_one_key_at_once_send_once",
+        "test_a_broker_killed_while_tasks_read_and_write_loses_and_doubles_nothing",
         "test_a_batch_is_published_once_however_often_and_in_whatever_order_it_is_run",
         "test_a_batch_that_failed_is_run_again",
         "test_of_two_runs_of_one_batch_at_once_the_loser_raises_an_error",

@@ -1,0 +1,155 @@
+"""Drivers killed before, during and after their decisions; brokers killed while tasks
+read and write.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from threading import Thread
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+import txmq
+from tests.spark.killed_driver import copy_batch, rows, start_stream
+from tests.spark.stream_driver import texts
+from tests.spark.test_writing import bodies, driver, sent, undecided
+from txmq.testing.own_broker import OwnBroker
+from txmq.testing.processes import Running
+from txmq.testing.wait import wait_until
+from txmq_spark.arrow_messages import OffsetRange
+from txmq_spark.broker_link import READ_BYTES, BrokerLink
+from txmq_spark.message_reading import read_task
+from txmq_spark.offset_ranges import TaskRange
+from txmq_spark.source_options import ReadOptions
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.timeout(500)  # includes the start of a JVM on a loaded machine
+# True: the decision is made there.
+POINTS = {"spark.before_decision": False, "spark.decided": True, "spark.published": True}
+KINDS = ("batch", "stream")
+PATIENCE_S = 200.0
+ROWS = 60
+
+
+def processes(session: int) -> dict[int, str]:
+    """Return the states of the living processes of a session, by id."""
+    found = {}
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            state, _parent, _group, its, *_more = (
+                (place / "stat").read_text().rpartition(")")[2].split()
+            )
+            if int(its) == session and state != "Z":
+                found[int(place.name)] = state
+    return found
+
+
+def reverse(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield batch.take(pa.array(range(len(batch))[::-1]))
+
+
+def test_jobs_whose_driver_was_killed_in_its_decision_send_once_when_they_run_again(
+    spark: SparkSession, broker: str, topic: str, client: txmq.Client, tmp_path: Path
+) -> None:
+    before = undecided(client)
+    client.call("topic.create", name=topic, partitions=2)
+    client.send_many(topic, texts(*range(ROWS)))
+    targets = {f"{topic}-{kind}-{point}": point for kind in KINDS for point in POINTS}
+    for target in targets:
+        client.call("topic.create", name=target, partitions=1)
+    arguments = (broker, topic, str(tmp_path / "checkpoints"), *POINTS)
+    program = Running(
+        tmp_path / "driver", *arguments, command=(sys.executable, "-m", "tests.spark.killed_driver")
+    )
+    session = os.getsid(program.process.pid)
+
+    def stopped() -> int:
+        assert program.alive, program.unexpected_end()
+        return list(processes(session).values()).count("T")
+
+    wait_until(lambda: stopped() == len(targets), PATIENCE_S, what="all decisions are met")
+    for pid in processes(session):
+        os.kill(pid, signal.SIGKILL)
+    program.process.wait()
+    wait_until(lambda: not processes(session), PATIENCE_S, what="the driver is gone")
+    everything = Counter(texts(*range(ROWS)))
+    for target, point in targets.items():
+        assert bodies(broker, target) == (everything if POINTS[point] else Counter()), target
+    for _ in range(2):
+        batch, stream = (rows(spark, broker, topic, stream=stream) for stream in (False, True))
+        for target in targets:
+            # The rows come in another order than in the first run.
+            if target.startswith(f"{topic}-batch"):
+                copy_batch(batch.mapInArrow(reverse, batch.schema), broker, target)
+            else:
+                again = stream.mapInArrow(reverse, stream.schema)
+                place = str(tmp_path / "checkpoints")
+                start_stream(again, broker, target, place).awaitTermination()
+        assert [bodies(broker, target) for target in targets] == [everything] * len(targets)
+    assert undecided(client) == before
+
+
+def test_two_writes_with_one_key_at_once_send_once(
+    spark: SparkSession, broker: str, topic: str, client: txmq.Client
+) -> None:
+    client.call("topic.create", name=topic, partitions=1)
+    client.call("topic.create", name=f"{topic}-2", partitions=1)
+    client.send_many(topic, texts(*range(ROWS)))
+    frame = rows(spark, broker, topic, stream=False)
+    writes = [Thread(target=copy_batch, args=(frame, broker, f"{topic}-2")) for _ in range(2)]
+    for write in writes:
+        write.start()
+    for write in writes:
+        write.join()
+    assert bodies(broker, f"{topic}-2") == Counter(texts(*range(ROWS)))
+
+
+def test_a_broker_killed_while_tasks_read_and_write_loses_and_doubles_nothing(
+    topic: str, tmp_path: Path
+) -> None:
+    large = [b"%d" % n + bytes(READ_BYTES // 5) for n in range(20)]
+    with OwnBroker(tmp_path) as own, txmq.connect(own.url, timeout=60.0) as client:
+        client.call("topic.create", name=topic, partitions=1)
+        client.call("topic.create", name=f"{topic}-2", partitions=1)
+        for body in large:
+            client.send(topic, body)
+        options = ReadOptions(own.url, (topic,))
+        with BrokerLink(own.url) as link:
+            log, topic_id = link.log_name, int(link.call("topic.show", name=topic)["topic_id"])
+        task = TaskRange(OffsetRange(topic, 0, 0, len(large)), log, topic_id)
+        starts = []
+
+        def killed_between(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                yield batch
+                own.restart()
+                starts.append(own.starts)
+
+        read = [
+            body
+            for batch in killed_between(read_task(options, task, ["body"]))
+            for body in batch.column("body").to_pylist()
+        ]
+        assert read == large
+        assert len(starts) >= 2
+        writer = driver(own.url, f"{topic}-2", "once")
+        rows = (pa.record_batch({"body": [body], "key": ["k"]}) for body in large[:8])
+        stored = [writer.write(killed_between(rows))]
+        assert len(starts) >= 10
+        assert bodies(own.url, f"{topic}-2") == Counter()
+        own.restart()
+        writer.commit(stored)
+        own.restart()
+        writer.commit(stored)
+        assert [message.body for _partition, message in sent(own.url, f"{topic}-2")] == large[:8]
