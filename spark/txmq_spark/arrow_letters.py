@@ -37,6 +37,8 @@ LETTERS: Final = pa.schema(
         pa.field("damaged", pa.string()),  # why its message cannot be read; null = it can
         pa.field("number", pa.int64()),  # of this death, in its group
         pa.field("plan", pa.string()),  # the unfinished replay plan that holds it
+        # why its body does not fit the schema of its topic; null = it does, or has none
+        pa.field("unfit", pa.string()),
     ]
 )
 BATCH_LETTERS: Final = 1_000  # letters in a record batch
@@ -72,6 +74,7 @@ CELLS: Final[dict[str, Cell]] = {
     "state": letter_state,
     "damaged": lambda letter: letter.get("damaged"),
     "plan": lambda letter: letter.get("plan"),
+    "unfit": lambda letter: letter.get("unfit"),
 }
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
+from txmq.errors import UnknownTopic
+from txmq.model.schemas.bodies import CONTENT_TYPE, mistake_in
 from txmq_spark.arrow_letters import letter_batches, letter_state
 from txmq_spark.broker_link import BrokerLink
 from txmq_spark.letter_ranges import LetterRange, letter_tasks
@@ -71,8 +74,33 @@ def read_letters(
         )
 
     with BrokerLink(options.url) as link:
-        found = _listed(link, task, bodies="body" in names)
+        judged = "unfit" in names
+        found = _listed(link, task, bodies="body" in names or judged)
+        if judged:
+            found = with_mistakes(link, found)
         yield from letter_batches((letter for letter in found if has(letter)), names)
+
+
+def with_mistakes(link: BrokerLink, letters: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield letters, of which those whose bodies do not fit their topics' schemas say
+    why.
+    """
+    schemas: dict[str, str] = {}
+    for letter in letters:
+        topic = letter["topic"]
+        if topic not in schemas:
+            schemas[topic] = _schema(link, topic)
+        if schemas[topic] and "body" in letter:
+            kind = letter["headers"].get(CONTENT_TYPE, "")
+            letter["unfit"] = mistake_in(schemas[topic], b64decode(letter["body"]), kind) or None
+        yield letter
+
+
+def _schema(link: BrokerLink, topic: str) -> str:
+    try:
+        return str(link.call("topic.show", name=topic).get("schema") or "")
+    except UnknownTopic:  # deleted since
+        return ""
 
 
 def _listed(link: BrokerLink, task: LetterRange, *, bodies: bool) -> Iterable[dict[str, Any]]:

@@ -101,6 +101,7 @@ class _Inputs(NamedTuple):
     groups: tuple[GroupIdentity, ...]
     firsts: dict[str, tuple[int, ...]]
     ends: dict[str, tuple[int, ...]]
+    has_schemas: bool  # some topic has a JSON Schema
 
 
 @contextmanager
@@ -208,7 +209,8 @@ def _fix_inputs(
     for topic in sorted(topics):
         bounds = link.offset_bounds(topic)
         firsts[topic], ends[topic] = (tuple(one) for one in bounds)
-    return _Inputs(link, snapshot, tuple(groups), firsts, ends)
+    schemas = any(link.call("topic.show", name=topic).get("schema") for topic in ends)
+    return _Inputs(link, snapshot, tuple(groups), firsts, ends, schemas)
 
 
 def _log(spark: SparkSession, options: ReconcileOptions, inputs: _Inputs) -> DataFrame:
@@ -227,6 +229,8 @@ def _letters(spark: SparkSession, options: ReconcileOptions, inputs: _Inputs) ->
     version = options.mapping.version
     heavy = {"body": "json:", "headers": "header:"}
     names = [name for name in LETTERS.names if (version or "").startswith(heavy.get(name, ""))]
+    if not inputs.has_schemas:  # bodies are not read without a need
+        names.remove("unfit")
     groups = ",".join(group.name for group in inputs.groups)
     reader = spark.read.format("txmq").option("url", options.url).option("letters", groups)
     reader = reader.option("minPartitions", spark.sparkContext.defaultParallelism)
@@ -242,7 +246,7 @@ def _letters(spark: SparkSession, options: ReconcileOptions, inputs: _Inputs) ->
     none = f.lit(None).cast("bigint")
     known = known.withColumn("version", none if column is None else column).withColumns(
         {
-            "mistake": mistake_column(version),
+            "mistake": f.coalesce(mistake_column(version), _unfit(letters)),
             "stored_at": f.unix_micros("stored_at"),
             "dead_at": f.unix_micros("dead_at"),
             "reserved": f.col("reserved_by").isNotNull(),
@@ -251,9 +255,17 @@ def _letters(spark: SparkSession, options: ReconcileOptions, inputs: _Inputs) ->
             "about": options.mapping.about(),
         }
     )
-    left = known.drop("end", "body", "headers", "error_text", "reserved_by", "damaged")
+    left = known.drop("end", "unfit", "body", "headers", "error_text", "reserved_by", "damaged")
     # listed once, because several joins must see the same letters
     return left.localCheckpoint(storageLevel=KEPT)
+
+
+def _unfit(letters: DataFrame) -> Column:
+    """Return why a body does not fit the schema of its topic; null = it does."""
+    if "unfit" not in letters.columns:
+        return f.lit(None).cast("string")
+    mistake = f.left("unfit", f.lit(ERROR_CHARACTERS))
+    return f.concat(f.lit("its body does not fit the schema of its topic: "), mistake)
 
 
 def _last_line(column: str) -> Column:

@@ -394,6 +394,13 @@ def test_without_a_database_letters_are_the_only_evidence(
         }
         assert (missing(found), found.manifest.facts.evidence) == ((), ())
         assert found.manifest.replays == {"audit": 0, GROUP: len(DEAD) - 1}
+    failed.client.call("topic.schema", name=ORDERS, json_schema='{"type": "object"}')
+    with reconciled(spark, ReconcileOptions(failed.url, (GROUP,))) as found:
+        reasons = {row["key"]: row["reason"] for row in found.letters.collect()}
+    assert reasons.pop("busy") == "an undecided transaction acks or replays it"
+    begin = "its body does not fit the schema of its topic: the body is no JSON"
+    assert all(reason.startswith(begin) for reason in reasons.values())
+    assert len(reasons) == len(CLASSES) - 1
 
 
 def test_the_jobs_run_from_the_command_line(
