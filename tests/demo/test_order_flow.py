@@ -113,6 +113,8 @@ def test_the_flow_survives_its_faults(tmp_path: Path) -> None:
     assert sorted(path.name for path in directory.iterdir() if path.is_dir()) == [
         "journals",
         "logs",
+        "payment-plan",
+        "shipping-plan",
     ]
 
 
