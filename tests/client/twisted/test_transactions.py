@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from typing import Any
 
+import psycopg
 import psycopg2
 import pytest
 from twisted.internet.defer import Deferred, gatherResults, succeed
@@ -96,9 +97,13 @@ def test_a_block_that_raises_leaves_nothing_and_gives_its_message_back(
     assert (world.orders(), world.messages()) == (set(), set())
 
 
+@pytest.mark.parametrize("driver", [psycopg2, psycopg])
 def test_a_savepoint_takes_back_rows_and_messages(
-    world: World, client: Client, in_reactor: InReactor
+    world: World, client: Client, in_reactor: InReactor, driver: Any
 ) -> None:
+    world.connection.close()
+    world.connection = driver.connect(world.dsn)
+
     async def story() -> None:
         async with client.transaction(world.connection) as tx:
             await tx.run(world.insert, "o-1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import re
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -15,6 +16,7 @@ import psycopg2
 import pytest
 
 import txmq.asyncpg
+import txmq.psycopg
 from tests.tx.postgres.peers import KINDS, DriverKind, Peer, arguments, peer
 from tests.tx.postgres.support import LOG, OTHER_LOG, identity_of, new_token, rows
 from txmq.errors import (
@@ -26,6 +28,7 @@ from txmq.errors import (
     TransactionEnded,
     TxmqError,
 )
+from txmq.postgres import EnlistConnection
 from txmq.tx.postgres import caller
 from txmq.tx.postgres.caller_block import CallerBlock
 from txmq.tx.postgres.commit import commit_and, guarded_commit
@@ -222,6 +225,41 @@ def test_a_prepared_statement_of_asyncpg_is_followed_when_it_runs(database: str)
         await one.close()
 
     asyncio.run(scene())
+
+
+ENLISTING: dict[str, Callable[[str], Any]] = {
+    "psycopg2": lambda dsn: psycopg2.connect(dsn, connection_factory=EnlistConnection),
+    "psycopg": txmq.psycopg.EnlistConnection.connect,
+    "psycopg of asyncio": txmq.psycopg.AsyncEnlistConnection.connect,
+    "asyncpg": lambda dsn: asyncpg.connect(
+        **arguments(dsn), connection_class=txmq.asyncpg.EnlistConnection
+    ),
+}
+
+
+def test_a_block_on_a_connection_that_could_take_messages_along(
+    kind: DriverKind, database: str
+) -> None:
+    rows(database, TABLE)
+
+    async def scene() -> None:
+        connection = ENLISTING[kind.name](database)
+        one = Peer(await connection if inspect.isawaitable(connection) else connection)
+        for number in range(2):
+            marks = Marks()
+            block = await begun(one, marks)
+            await one.execute("SAVEPOINT a")
+            marks.sent.append("withdrawn")
+            await one.execute("ROLLBACK TO a")
+            with pytest.raises(LocalProtocolError):
+                await one.execute("COMMIT")
+            await one.execute(f"INSERT INTO business VALUES ({number})")
+            assert marks.sent == []
+            await finish(block)
+        await one.close()
+
+    kind.run(scene())
+    assert (business(database), tokens(database)) == ([(0,), (1,)], 4)
 
 
 def nobody() -> Any:
