@@ -123,7 +123,10 @@ def consumed_row(address: str, count: int) -> Row:
             time.sleep(POLL_S)
         dying.close()
         thread.join()
-        client.call("plan.create", name="mended", group="c", select={}, settings=AT_ONCE)
+        frozen = AT_ONCE | {"start": False}
+        client.call("plan.create", name="mended", group="c", select={}, settings=frozen)
+        wait(client, "mended", lambda plan: plan["state"] == "planned")
+        client.call("plan.start", name="mended")  # it puts back while the group consumes
         replayed = consumed_per_s(client, "c", "mended", count)
         wait(client, "mended", lambda plan: plan["state"] == "done")
         fresh = consumed_per_s(client, "fresh", "mended", count)
