@@ -5,9 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from txmq.core.events import base
-from txmq.core.events.consumers import FingerprintNoted, SelectionSaved
+from txmq.core.events.consumers import FenceChange, FingerprintNoted, SelectionSaved
+from txmq.core.events.letters import LettersGiven
+from txmq.core.state import failed_messages
+from txmq.core.state.failed_messages import FailedMessage, Move
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "letter-events-v1.bin"
+GIVEN = Path(__file__).parents[2] / "golden" / "given-events-v1.bin"
 EVENTS = (
     FingerprintNoted(7, "f-1", "see ticket 9: é", "ada"),
     SelectionSaved("bees", '{"error_type":"B"}', "ada: for Monday"),
@@ -19,3 +23,17 @@ def test_the_events_are_those_in_the_golden_file() -> None:
     assert b"".join(map(base.encode, EVENTS)) == GOLDEN.read_bytes()
     for event in EVENTS:
         assert base.decode(base.KINDS[type(event)], base.encode(event)) == event
+
+
+def test_letters_that_were_given_are_those_in_the_golden_file() -> None:
+    row = FailedMessage(1, 0, 0, -5, 4_096, 300, 2, 1_000, 900, given_by="billing")
+    fence = FenceChange(1, -5, 1, 0, 17, 9)
+    nothing: tuple[tuple[Move, ...], tuple[FenceChange, ...]] = ((), ())
+    event = LettersGiven(
+        7, 8, ((1, 0, 17, True),), ((Move(1, 0, 17, row),), (fence,)), nothing, "ada", "theirs"
+    )
+    assert base.KINDS[LettersGiven] == 144
+    assert base.encode(event) == GIVEN.read_bytes()
+    again = base.decode(144, base.encode(event))
+    assert isinstance(again, LettersGiven)
+    assert failed_messages.decode_move(again.theirs[0][0]).row == row
