@@ -501,3 +501,25 @@ def test_a_plan_ends_though_the_log_has_lost_records_of_it(
         process(world)
     assert world.plan_of("p").state in FINISHED
     assert not world.plan_of("p").count(LetterOutcome.DELIVERED)
+
+
+def test_failures_that_are_told_before_acks_do_not_stop_a_plan(world: PlansWorld) -> None:
+    settings = AT_ONCE._replace(stop_after=4)
+    world.create("p", *world.letters(*range(10)), settings=settings)
+    world.run_plan("p")
+    world.fetch("m")
+    for offset in (0, 1, 2, 3):
+        world.fail_as(offset, "f1")
+        world.run_plan("p")
+    assert world.plan_of("p").state is PlanState.RAMPING
+    world.ack("m", (4, 10), topic="a")
+    world.run_plan("p")
+    assert world.plan_of("p").state is PlanState.DONE
+    world.create("q", *world.open_places(), *world.letters(*range(9)), settings=settings)
+    world.run_plan("q")
+    slow = world.fetch("m")
+    world.now += 3 * SECOND
+    for one in slow[:4]:
+        world.fail_as(one.offset, "f1")
+    world.run_plan("q")
+    assert world.plan_of("q").why == "4 of the last 4 failed again: f1"

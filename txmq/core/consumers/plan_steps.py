@@ -34,6 +34,7 @@ from txmq.core.state.failed_messages import CLOSED
 from txmq.core.state.plan_letters import PlacedLetter, PlanLetter
 from txmq.core.state.plans import RUNNING, LetterOutcome, Plan, PlanState
 from txmq.errors import BadRequest, Conflict
+from txmq.model.units import SECOND
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ STEP_LETTERS = 500  # put back by one record: about 7 ms
 STEP_ROWS = 1_000  # read, added or removed by one record
 READ_ROWS = 250  # by one step of the digest: about a millisecond
 MAX_REASON = 256  # characters
+IN_HAND = 2 * SECOND  # within which members tell what they have processed
 DIED_AGAIN = "it was replayed since, and died again"
 
 
@@ -303,7 +305,7 @@ def next_move(state: State, plan: Plan) -> PlanMoved | None:
     least = plan.settings.stop_after
     if plan.state is PlanState.CANARY:
         least = min(least, 1 if canary_ends else plan.settings.canary)
-    if why := stop_reason(plan, least):
+    if stop_reason(plan, least) and (why := stop_reason(plan, least, _in_hand(state, group))):
         return pause_of(plan, why, resume_to=PlanState.RAMPING if canary_ends else plan.state)
     if canary_ends and plan.settings.hold:
         return pause_of(plan, "the canary is through", resume_to=PlanState.RAMPING)
@@ -312,15 +314,25 @@ def next_move(state: State, plan: Plan) -> PlanMoved | None:
     return None
 
 
-def stop_reason(plan: Plan, least: int) -> str:
+def _in_hand(state: State, group: ConsumerGroup) -> int:
+    """Return the number of failed messages that members have had for a short time.
+
+    Members tell of failures at once, and of what they have processed later, in bulk. So
+    these count as such that have not failed.
+    """
+    since = state.stored_at - IN_HAND
+    return sum(len(one.rows) for one in group.leases.values() if one.granted_at >= since)
+
+
+def stop_reason(plan: Plan, least: int, in_hand: int = 0) -> str:
     """Return why the stop rule holds, if there are as many outcomes as it needs. The
-    first failure of a letter is one.
+    first failure of a letter is one. Beside them, so many messages are `in_hand`.
     """
     if not plan.settings.stop_after or len(plan.recent) < max(least, 1):
         return ""
     deaths = Counter(fingerprint for fingerprint in plan.recent if fingerprint)
     for fingerprint, count in deaths.most_common(1):
-        if count > plan.settings.stop_share * len(plan.recent):
+        if count > plan.settings.stop_share * (len(plan.recent) + in_hand):
             seen = len(plan.recent)
             return f"{count} of the last {seen} failed again: {fingerprint}"[:MAX_REASON]
     return ""
