@@ -29,6 +29,8 @@ PARTS = {
     "txmq.relay.relay": BASE,
     "txmq.recover.local_store": "local",
     "txmq.twisted": "twisted",
+    "txmq.psycopg": "psycopg",
+    "txmq.asyncpg": "asyncpg",
     "txmq.sqlalchemy": "sqlalchemy",
     "txmq.taskiq": "taskiq",
     "txmq.django": "django",
