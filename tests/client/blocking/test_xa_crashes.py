@@ -26,6 +26,7 @@ from txmq.errors import HeuristicMixed, TransactionAborted
 from txmq.model.bundle import BundleReceipt
 from txmq.testing.postgres_server import OwnServer, PostgresServer
 from txmq.tx.postgres import identity, prepared
+from txmq.tx.postgres.driver import Driver
 from txmq.tx.postgres.prepared import Ending
 from txmq.tx.xid import XaBranch
 
@@ -171,10 +172,10 @@ def test_recovery_that_reads_absence_as_a_rollback_would_be_seen(
 def test_a_prepare_that_is_believed_as_psycopg2_reports_it_would_be_detected(
     ledgers: Ledgers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def believed(connection: Any, name: XaBranch) -> None:
-        with connection.cursor() as cursor:
+    def believed(driver: Driver, name: XaBranch) -> None:
+        with driver.connection.cursor() as cursor:
             cursor.execute("PREPARE TRANSACTION %s", (name.gid,))
-        connection.reset()
+        driver.connection.reset()
 
     server = identity.ServerIdentity(1, 1, 1)
     work = prepared.Work(7, "postgres", server, 1)
@@ -202,6 +203,10 @@ def test_a_missing_branch_that_counts_as_committed_would_be_detected(
         return verdict
 
     monkeypatch.setattr(xa, "request_decision", by_hand)
-    monkeypatch.setattr(prepared, "_ended", lambda *_, **__: Ending.FOUND)
+
+    async def found(*_driver: Any, **_wanted: Any) -> Ending:
+        return Ending.FOUND
+
+    monkeypatch.setattr(prepared, "_ended", found)
     ledgers.begin("o-1").__exit__(None, None, None)
     assert not ledgers.agree("o-1")
