@@ -111,6 +111,8 @@ def test_hostile_68_letters_that_are_given_in_a_circle_are_not_multiplied() -> N
     assert office.give(0, again=True)["done"] == ()
     rows = [office.call("dlq.list", group=name, select={})["letters"] for name in ("g", "h")]
     assert [len(found) for found in rows] == [4, 1]
+    events = trace(office, message=office.show(0)["message_id"]).events
+    assert "dead, given by group g" in {one.text for one in events if one.what == "state"}
 
 
 def test_hostile_78_a_line_of_the_audit_topic_is_one_line() -> None:

@@ -99,7 +99,8 @@ def _of_group(name: str, group: Fields) -> Iterator[LifeEvent]:
         text = f"version {edit['number']}: {edit['reason']}"
         yield LifeEvent(edit["at"], name, "edited", edit["by"], text)
     reason = f": {group['reason']}" if group.get("reason") else ""
-    yield LifeEvent(None, name, "state", who, f"{group['state']}{reason}")
+    given = f", given by group {group['given_by']}" if group.get("given_by") else ""
+    yield LifeEvent(None, name, "state", who, f"{group['state']}{reason}{given}")
 
 
 def _of_operator(name: str, entry: Fields) -> LifeEvent:
