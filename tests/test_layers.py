@@ -43,7 +43,7 @@ FIRST_LAYER = {
     **dict.fromkeys(("asyncio", "concurrent", "select", "selectors", "socket", "subprocess"), 3),
     **dict.fromkeys(("threading", "time"), 3),
     **dict.fromkeys(("opentelemetry",), 4),
-    **dict.fromkeys(("structlog", "twisted", "zope"), 4),
+    **dict.fromkeys(("OpenSSL", "cryptography", "structlog", "twisted", "zope"), 4),
     **dict.fromkeys(("django", "kombu", "sqlalchemy", "taskiq"), 6),
 }
 # The only places that may use a package, whatever the layer.

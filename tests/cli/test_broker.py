@@ -9,13 +9,16 @@ import socket
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
 from tests.cli.peer import peer
 from tests.cli.support import reply, run
-from txmq.cli.commands.broker import warn_if_exposed
+from txmq.broker.service import refuse_exposed
+from txmq.config.broker import TlsSettings, load_broker
+from txmq.errors import ConfigError
 from txmq.model.decider import ByChecker
 from txmq.testing.processes import TXMQ, Running, running
 from txmq.testing.wait import wait_until
@@ -333,9 +336,20 @@ def test_a_wrong_setting_is_named_with_its_file(tmp_path: Path, text: str, outpu
     ("listen", "events"),
     [("0.0.0.0:7650", 1), ("[::]:7650", 1), ("10.1.2.3:0", 1), ("127.0.0.1:0", 0), ("[::1]:0", 0)],
 )
-def test_an_address_that_others_reach_is_warned_of(listen: str, events: int) -> None:
+def test_an_address_that_others_reach_needs_users_and_tls(listen: str, events: int) -> None:
+    section: dict[str, Any] = {"data": "/data", "listen": listen}
+    open_to_all = load_broker(None, section)
     with capture_logs() as logged:
-        warn_if_exposed(listen)
+        if events:
+            with pytest.raises(ConfigError, match="no users and no TLS") as refused:
+                refuse_exposed(open_to_all, has_users=False)
+            assert "txmq user init-admin" in refused.value.hint
+            with pytest.raises(ConfigError, match="no TLS"):
+                refuse_exposed(open_to_all, has_users=True)
+        trusting = load_broker(None, {**section, "trusted_network": True})
+        refuse_exposed(trusting, has_users=False)
+        tls = TlsSettings(cert=Path("c"), key=Path("k"))
+        refuse_exposed(open_to_all.model_copy(update={"tls": tls}), has_users=True)
     assert [event["event"] for event in logged] == ["broker.exposed"] * events
     assert all(event["log_level"] == "warning" and event["hint"] for event in logged)
 

@@ -12,12 +12,14 @@ import time
 from enum import IntEnum
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlencode
 
 import structlog
 from twisted.internet.defer import Deferred, inlineCallbacks
 from twisted.internet.endpoints import TCP4ServerEndpoint
 from twisted.internet.task import deferLater
 
+from txmq.broker.access.guard import OWN_USER
 from txmq.broker.assembly import Assembly
 from txmq.broker.checkback.resolver_service import ResolverService
 from txmq.broker.data_directory.directory_id import directory_id
@@ -32,9 +34,10 @@ from txmq.broker.reactor.steady_clock import THIS_MACHINE, MachineClocks, Steady
 from txmq.broker.reactor.threads import WorkerThreads
 from txmq.broker.requests.outbox_publisher import OutboxPublisher
 from txmq.broker.search.catalogue_service import build_beside
-from txmq.config.listen import ListenAddress, listen_address
+from txmq.config.listen import ListenAddress, is_loopback, listen_address
 from txmq.core.transactions import indexes
-from txmq.errors import StoreClosed, StoreError
+from txmq.errors import ConfigError, StoreClosed, StoreError
+from txmq.errors.extras import require
 from txmq.store.filesystem import RealFileSystem
 from txmq.tx.postgres.brokers import DatabaseLease
 
@@ -43,12 +46,13 @@ if TYPE_CHECKING:
 
     from twisted.python.failure import Failure
 
+    from txmq.broker.access.guard import Guard
     from txmq.broker.calls.dispatcher import CallDispatcher
     from txmq.broker.checkback.resolver_service import Resolvers
     from txmq.broker.checkback.transaction_listeners import TransactionListeners
     from txmq.broker.engine.turn_work import TurnWork
     from txmq.broker.monitoring.alarms import AlarmService
-    from txmq.config.broker import SettingsFile
+    from txmq.config.broker import SettingsFile, TlsSettings
 
     # begins to listen, and gives an IListeningPort
     Edge = Callable[["BrokerParts"], Awaitable[Any]]
@@ -90,6 +94,8 @@ class BrokerParts(NamedTuple):
     reactor: Any  # several interfaces of Twisted's
     liveness: Liveness
     turns: TurnWork
+    guard: Guard
+    certificates: Any = None  # of TLS (txmq.broker.reactor.tls), where there is any
 
 
 class BrokerService:
@@ -111,6 +117,8 @@ class BrokerService:
         self._clocks = clocks
         self.life = Lifecycle.OPENING
         self.drained = True  # False where the broker ended with records not on disk
+        self.own_url = ""  # for clients within this process, once it serves
+        self._certificates: Any = None  # of TLS
         self._ports: list[Any] = []  # IListeningPorts, the broker's own first
         self._threads = {
             name: WorkerThreads(reactor, f"txmq-{name}")
@@ -198,9 +206,14 @@ class BrokerService:
     async def start(self) -> str:
         """Begin to serve, after `open`. Return the address."""
         host, port = listen_address(self._settings.broker.listen)
+        refuse_exposed(self._settings, has_users=self._assembly.guard.has_users)
         # this class takes IPv6 addresses as well
         endpoint = TCP4ServerEndpoint(self._reactor, port, backlog=BACKLOG, interface=host)
-        main: Any = await endpoint.listen(self._assembly.sessions)
+        sessions: Any = self._assembly.sessions
+        tls = self._settings.tls
+        if tls is not None:
+            sessions = self._encrypted(tls)
+        main: Any = await endpoint.listen(sessions)
         self._ports.append(main)
         self._assembly.start(self._failed)
         self._scrub.start()
@@ -217,11 +230,41 @@ class BrokerService:
             self._reactor,
             self._liveness,
             assembly.turns,
+            assembly.guard,
+            self._certificates,
         )
         for edge in self._edges:
             self._ports.append(await edge(parts))
-        address = main.getHost()
-        return f"txmq://{ListenAddress(address.host, address.port)}"
+        bound = main.getHost()
+        address = ListenAddress(bound.host, bound.port)
+        self.own_url = self._url_inside(address)
+        return f"{'txmq' if tls is None else 'txmqs'}://{address}"
+
+    def _encrypted(self, tls: TlsSettings) -> Any:  # noqa: ANN401  # a factory of Twisted's
+        """Return the factory of encrypted sessions. Raises ConfigError."""
+        require("tls", "OpenSSL")
+        from txmq.broker.reactor.tls import (  # noqa: PLC0415  # an extra
+            Certificates,
+            TlsFactory,
+            certificate_name,
+        )
+
+        self._certificates = Certificates(tls, self._reactor)
+        if tls.client_ca is not None:
+            self._assembly.guard.certificate_name = lambda transport: certificate_name(
+                transport, tls.user_from
+            )
+        return TlsFactory(self._certificates, self._assembly.sessions, self._reactor)
+
+    def _url_inside(self, address: ListenAddress) -> str:
+        """Return the URL for clients within this process, with a login of their own."""
+        wildcard = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # it listens there
+        place = address._replace(host=wildcard.get(address.host, address.host))
+        login = f"{OWN_USER}:{self._assembly.guard.own_password}"
+        tls = self._settings.tls
+        if tls is None:
+            return f"txmq://{login}@{place}"
+        return f"txmqs://{login}@{place}/?{urlencode({'ca': str(tls.cert), 'verify': 'ca'})}"
 
     @inlineCallbacks
     def stop(self) -> Any:  # noqa: ANN401  # a Deferred, called by the reactor's shutdown
@@ -303,11 +346,45 @@ class BrokerService:
         return None if failed is None else failed.value or StoreClosed("the engine failed")
 
 
+def refuse_exposed(settings: SettingsFile, *, has_users: bool) -> None:
+    """Raise ConfigError where others than this machine could connect, and nothing
+    protects the broker; log a warning where the settings say that the network does.
+    """
+    broker = settings.broker
+    for name, text in (("listen", broker.listen), ("http", broker.http)):
+        if text is None or is_loopback(listen_address(text).host):
+            continue
+        missing = [] if has_users else ["users"]
+        missing += [] if settings.tls is not None else ["TLS"]
+        if not missing:
+            continue
+        what = " and no ".join(missing)
+        if not broker.trusted_network:
+            raise ConfigError(
+                f"broker.{name}",
+                f"{text} can be reached by others, and the broker has no {what}",
+                hint="make an admin (txmq user init-admin --data DIR), set [tls] cert and key, or"
+                " listen on 127.0.0.1; on a network that you trust: trusted_network = true",
+            )
+        log.warning(
+            "broker.exposed",
+            setting=name,
+            listen=text,
+            missing=what,
+            hint="whoever reaches this address can "
+            + ("read and change everything" if not has_users else "read what is sent"),
+        )
+
+
 def run(
-    settings: SettingsFile, *, ready: Callable[[str], None], edges: Iterable[Edge] = ()
+    settings: SettingsFile,
+    *,
+    ready: Callable[[str], None],
+    edges: Iterable[Edge] = (),
+    inside: Callable[[str], None] | None = None,
 ) -> None:
     """Run a broker until SIGTERM or SIGINT. `ready` gets its address once the broker
-    and its `edges` serve.
+    and its `edges` serve; `inside` gets a URL with a login for clients in this process.
 
     Raises what opening the data directory or listening raises, and StoreError where the
     broker had to stop.
@@ -328,7 +405,12 @@ def run(
             trouble.append(failure.value or StoreClosed("the broker could not start"))
             the_reactor.stop()
 
-        Deferred.fromCoroutine(service.start()).addCallbacks(ready, refused)
+        def serves(url: str) -> None:
+            ready(url)
+            if inside is not None:
+                inside(service.own_url)
+
+        Deferred.fromCoroutine(service.start()).addCallbacks(serves, refused)
 
     the_reactor.callWhenRunning(start)
     the_reactor.addSystemEventTrigger("before", "shutdown", service.stop)

@@ -5,7 +5,11 @@
     listen = "127.0.0.1:7650"
     flush = "sync"              # or: flush = { every_ms = 10, messages = 1000 }
 
-    [retention]                 # default; txmq topic alter --set retention=7d
+    [tls]                       # of listen and http; clients use txmqs://
+cert = "/etc/txmq/broker.pem"
+key = "/etc/txmq/broker.key"
+
+[retention]                 # default; txmq topic alter --set retention=7d
     hours = 168
     policy = "delete"           # or "archive"
 
@@ -49,7 +53,7 @@ from pydantic import (
     model_validator,
 )
 
-from txmq.config.listen import is_loopback, listen_address
+from txmq.config.listen import listen_address
 from txmq.errors import ConfigError
 from txmq.errors.validation import first_mistake
 from txmq.model import limits
@@ -146,14 +150,6 @@ def _valid_address(text: str) -> str:
     return text
 
 
-def _loopback_address(text: str) -> str:
-    if not is_loopback(listen_address(text).host):
-        raise ValueError(
-            f"{text!r} is not a loopback address, and there is no login: use 127.0.0.1"
-        )
-    return text
-
-
 def _valid_name(text: str) -> str:
     if not is_name(text):
         raise ValueError(f"invalid name {text!r}: use letters, digits, '.', '_' and '-'")
@@ -162,7 +158,6 @@ def _valid_name(text: str) -> str:
 
 Name = Annotated[str, AfterValidator(_valid_name)]
 Listen = Annotated[str, AfterValidator(_valid_address)]
-LoopbackAddress = Annotated[str, AfterValidator(_loopback_address)]
 
 
 # The tags choose the type that a wrong value is checked against. Blank tags stay out of
@@ -180,6 +175,28 @@ class ResolverSettings(StrictModel):
     dsn: str = Field(repr=False)  # may hold a password
     # end a backend that has been in a transaction for longer; None = never
     end_backend_after_s: PositiveInt | None = None
+
+
+class TlsSettings(StrictModel):
+    """TLS of the broker's port and of its HTTP. The files are read again when they
+    change.
+
+    `client_ca`: the authority of certificates that clients may log in with, as the user
+    that `user_from` names: the common name, or the first DNS name.
+    """
+
+    cert: Path = Field(strict=False)  # with the chain of its authority behind it
+    key: Path = Field(strict=False, repr=False)
+    client_ca: Path | None = Field(default=None, strict=False)
+    require_client_cert: bool = False
+    user_from: Literal["CN", "DNS"] = "CN"
+    min_version: Literal["1.2", "1.3"] = "1.3"
+
+    @model_validator(mode="after")
+    def _has_an_authority(self) -> Self:
+        if self.require_client_cert and self.client_ca is None:
+            raise ValueError("require_client_cert needs client_ca")
+        return self
 
 
 class ConsumerDefaults(StrictModel):
@@ -237,8 +254,10 @@ class BrokerSettings(StrictModel):
     data: Path = Field(strict=False)
     name: Name = "broker-1"
     listen: Listen = "127.0.0.1:7650"
-    # console and metrics; loopback only, because they have no login
-    http: LoopbackAddress | None = None
+    # others than this machine may connect though there are no users, or no TLS
+    trusted_network: bool = False
+    http: Listen | None = None  # console and metrics
+    http_hosts: tuple[Name, ...] = Field(default=(), strict=False)  # by which browsers may name it
     flush: Flush = "sync"
     # largest body; topics may have a lower limit
     message_bytes: int = Field(default=limits.MESSAGE, ge=1, le=limits.MESSAGE)
@@ -265,7 +284,7 @@ class XaDatabaseSettings(StrictModel):
 class XaBrokerSettings(StrictModel):
     """Another broker that takes part in XA transactions."""
 
-    url: Annotated[str, Field(pattern=r"^txmq://[^/\s]+$")]
+    url: Annotated[str, Field(pattern=r"^txmqs?://[^\s]+$")]
 
 
 class XaSettings(StrictModel):
@@ -301,6 +320,7 @@ class SettingsFile(StrictModel):
     """The whole settings file."""
 
     broker: BrokerSettings
+    tls: TlsSettings | None = None
     consumers: ConsumerDefaults = ConsumerDefaults()
     checks: CheckbackSettings = CheckbackSettings()
     alarms: AlarmSettings = AlarmSettings()

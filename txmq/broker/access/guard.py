@@ -22,7 +22,7 @@ from txmq.wire.calls import registry
 from txmq.wire.data_requests import Opcode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from txmq.broker.engine.engine import Engine
     from txmq.broker.reactor.interfaces import Clock
@@ -116,6 +116,8 @@ class Guard:
         self._denials: OrderedDict[tuple[str, Need], float] = OrderedDict()
         self.denied: Counter[str] = Counter()  # by verb, since the start
         self.logins: Counter[str] = Counter()  # by outcome, since the start
+        # of a client, where there is TLS and certificates are asked for
+        self.certificate_name: Callable[[object], str | None] = lambda _transport: None
         self.own_password = secrets.token_urlsafe(32)
         self._own = scram.make_verifier(self.own_password, iterations=scram.MIN_ITERATIONS)
         self._fallback = secrets.token_bytes(32)
@@ -124,6 +126,11 @@ class Guard:
     def has_users(self) -> bool:
         """Return whether clients must log in."""
         return bool(self._engine.state.users.by_name)
+
+    def asks(self, login: dict[str, str] | None) -> bool:
+        """Return whether a client has to log in, or does as a part of the broker."""
+        own = login is not None and login.get("message", "").startswith(f"n,,n={OWN_USER},")
+        return own or self.has_users
 
     def rights_of(self, name: str) -> Rights | None:
         """Return what a user may do; None = there is no such user."""
@@ -138,6 +145,11 @@ class Guard:
                 rights = Rights(self, name, user)
             self._rights[name] = rights
         return rights
+
+    def certified(self, transport: object) -> Rights | None:
+        """Return the rights of the user that a client's certificate names, if any."""
+        name = self.certificate_name(transport)
+        return None if name is None else self.rights_of(name)
 
     def forget(self) -> None:
         """Compile rights anew: users have changed."""

@@ -218,11 +218,16 @@ class ClientSession(Protocol):
             return
         hello = Hello.parse(frame)
         guard = self._shared.guard
-        if guard is None or self.is_own or not guard.has_users:
+        if guard is None or self.is_own or not guard.asks(hello.login):
             self._greet(frame, hello)
             return
         negotiate(hello)  # or refuse
         if hello.login is None:
+            rights = guard.certified(self.transport)
+            if rights is not None:
+                self._admit(rights, hello)
+                self._greet(frame, hello)
+                return
             raise LoginFailed("this broker asks for a login", hint=LOGIN_HINT)
         if hello.login.get("mechanism") != MECHANISM:
             raise LoginFailed(f"unknown mechanism of login: use {MECHANISM}")

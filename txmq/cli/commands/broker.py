@@ -37,7 +37,7 @@ Http = Annotated[
     str | None,
     typer.Option(
         metavar="HOST:PORT",
-        help="Address of the console, metrics and JSON API; loopback only.",
+        help="Address of the console, metrics and JSON API.",
     ),
 ]
 
@@ -97,36 +97,19 @@ def serve(out: Output, settings: SettingsFile, *, ready: Callable[[str, str], No
 
     logs.configure(as_json=out.as_json)
     logs.redirect_twisted()
-    warn_if_exposed(settings.broker.listen)
     edges = _edges(settings.broker.http)
     try:
         with xa_recovery(settings) as begin_recovery:
 
             def serves(url: str) -> None:
                 ready(url, "".join(edge.url for edge in edges))
-                begin_recovery(url)
 
-            run(settings, ready=serves, edges=edges)
+            run(settings, ready=serves, edges=edges, inside=begin_recovery)
     except CannotListenError as error:
         reason = f"cannot listen on {settings.broker.listen}: {error.socketError.strerror}"
         raise ConfigError(
             "broker.listen", reason, hint="choose another address, or port 0 for any free one"
         ) from None
-
-
-def warn_if_exposed(listen: str) -> None:
-    """Log a warning where others than this machine reach the address."""
-    import structlog
-
-    from txmq.config.listen import is_loopback, listen_address
-
-    if not is_loopback(listen_address(listen).host):
-        structlog.get_logger().warning(
-            "broker.exposed",
-            listen=listen,
-            hint="who reaches this address can read and change everything: "
-            "listen on 127.0.0.1, or on a network that is closed to others",
-        )
 
 
 def _edges(http: str | None) -> tuple[AdminEdge, ...]:

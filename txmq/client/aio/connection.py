@@ -7,17 +7,18 @@ import socket
 from asyncio import AbstractEventLoop, Future
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from ssl import SSLContext
+from ssl import SSLCertVerificationError
 from typing import cast
 
 from txmq.client.aio.loop import expire
-from txmq.client.protocol.address import Address
+from txmq.client.protocol.address import Address, Addresses
 from txmq.client.protocol.conversation import (
     Conversation,
     Payload,
     client_closed,
     reply_payload,
 )
+from txmq.client.tls import not_trusted, tls_context
 from txmq.errors import (
     BrokerUnavailable,
     ConnectionLost,
@@ -164,8 +165,8 @@ class AioConnection(asyncio.BufferedProtocol):
 class Connector:
     """The way to a broker: addresses that are tried in turn."""
 
-    def __init__(self, addresses: Sequence[Address], ssl: SSLContext | None = None) -> None:
-        self._addresses, self._ssl = addresses, ssl
+    def __init__(self, addresses: Addresses) -> None:
+        self._addresses = addresses
 
     async def open(
         self, loop: AbstractEventLoop, make: Callable[[], AioConnection]
@@ -185,10 +186,15 @@ class Connector:
     async def _open_one(
         self, loop: AbstractEventLoop, make: Callable[[], AioConnection], address: Address
     ) -> AioConnection:
-        async with asyncio.timeout(CONNECT_S):
-            _transport, link = await loop.create_connection(
-                make, address.host, address.port, ssl=self._ssl
-            )
+        tls = self._addresses.tls
+        context = None if tls is None else tls_context(tls)
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                _transport, link = await loop.create_connection(
+                    make, address.host, address.port, ssl=context
+                )
+        except SSLCertVerificationError as error:
+            raise not_trusted(address, error) from None
         try:
             await expire(loop, link.welcomed, HELLO_S, ConnectionLost("no answer to the hello"))
         except BaseException:

@@ -70,7 +70,8 @@ class TwistedConnection(Protocol):
         self._tcp: TcpTransport = self.transport
         self._tcp.setTcpNoDelay(True)
         # tests have transports without a socket
-        if (handle := getattr(self.transport, "getHandle", None)) is not None:
+        below = getattr(self.transport, "transport", self.transport)  # of TLS
+        if (handle := getattr(below, "getHandle", None)) is not None:
             notice_lost_peer(handle(), socket)
         self._tcp.registerProducer(self, streaming=True)
         self._hello_timeout = self._reactor.callLater(HELLO_S, self.abort)
@@ -136,6 +137,7 @@ class TwistedConnection(Protocol):
 
     def end(self) -> None:
         """End the connection when everything is written."""
+        self._tcp.unregisterProducer()  # TLS would wait for it
         self._tcp.loseConnection()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
@@ -176,6 +178,15 @@ class FirstAddressEndpoint:
             HostnameEndpoint(reactor, address.host, address.port, CONNECT_S)
             for address in addresses
         ]
+        tls = getattr(addresses, "tls", None)
+        if tls is not None:
+            # programs without TLS need not have it
+            from txmq.client.twisted.tls import encrypted  # noqa: PLC0415
+
+            pairs = zip(self._endpoints, addresses, strict=True)
+            self._endpoints = [
+                encrypted(reactor, endpoint, tls, address) for endpoint, address in pairs
+            ]
 
     def connect(
         self,

@@ -23,6 +23,7 @@ class TcpTransport(Protocol):
     """The transport of a TCP connection."""
 
     def writeSequence(self, data: Iterable[bytes]) -> None: ...  # noqa: N802  # Twisted's
+    def unregisterProducer(self) -> None: ...  # noqa: N802
     def abortConnection(self) -> None: ...
     def loseConnection(self) -> None: ...
     def setTcpNoDelay(self, enabled: bool) -> None: ...  # noqa: FBT001  # Twisted's

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from txmq.client.protocol.address import Address, Addresses
+from txmq.client.protocol.address import Address, Addresses, TlsSettings
 from txmq.client.protocol.conversation import Conversation, Payload, reply_payload
 from txmq.errors import (
     BrokerUnavailable,
@@ -265,7 +265,7 @@ def open_connection(
             share = left / (len(addresses) - index)
             try:
                 begun = conversation().log_in(addresses.login)
-                return _open(address, begun, time.monotonic() + share)
+                return _open(address, begun, time.monotonic() + share, addresses.tls)
             except TxmqError as error:
                 failures[address] = error
         if not any(error.retriable for error in failures.values()):
@@ -276,11 +276,15 @@ def open_connection(
         pause = min(2 * pause, LONGEST_PAUSE_S)
 
 
-def _open(address: Address, conversation: Conversation, deadline: float) -> Connection:
+def _open(
+    address: Address, conversation: Conversation, deadline: float, tls: TlsSettings | None
+) -> Connection:
     try:
         sock = socket.create_connection(address, max(deadline - time.monotonic(), 0.001))
     except OSError as error:
         raise BrokerUnavailable(f"{error.strerror or error}") from error
+    if tls is not None:
+        sock = _encrypted(sock, tls, address, deadline)
     connection = Connection(sock, conversation, address)
     try:
         sock.settimeout(None)
@@ -295,6 +299,24 @@ def _open(address: Address, conversation: Conversation, deadline: float) -> Conn
         connection.close()
         raise
     return connection
+
+
+def _encrypted(
+    sock: socket.socket, tls: TlsSettings, address: Address, deadline: float
+) -> socket.socket:
+    # programs without TLS need not load it
+    from txmq.client.blocking.connections.tls_socket import TlsSocket  # noqa: PLC0415
+
+    encrypted = TlsSocket(sock, tls, address)
+    try:
+        encrypted.shake_hands(deadline)
+    except OSError as error:
+        encrypted.close()
+        raise BrokerUnavailable(f"{error.strerror or error}") from error
+    except BaseException:
+        encrypted.close()
+        raise
+    return encrypted
 
 
 def _refuse_self_connection(sock: socket.socket) -> None:

@@ -1,0 +1,148 @@
+"""TLS of the broker's ports, with certificates that are read anew when their files
+change. Needs the extra `tls`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import structlog
+from twisted.internet.interfaces import IOpenSSLServerConnectionCreator
+from twisted.protocols.tls import BufferingTLSTransport, TLSMemoryBIOFactory
+from zope.interface import implementer
+
+from txmq.errors import ConfigError
+
+if TYPE_CHECKING:
+    from txmq.config.broker import TlsSettings
+
+LOOK_S = 1.0  # between two looks at the files
+log = structlog.get_logger()
+
+
+@implementer(IOpenSSLServerConnectionCreator)
+class Certificates:
+    """The encryption of new connections. Open connections keep theirs."""
+
+    def __init__(self, settings: TlsSettings, clock: Any) -> None:  # noqa: ANN401  # the reactor
+        """Raises ConfigError for files that cannot be used."""
+        from OpenSSL import SSL  # noqa: PLC0415  # an extra
+
+        self._settings, self._clock, self._ssl = settings, clock, SSL
+        self._times = self._read_times()
+        self._context = self._load()
+        self._look_at = clock.seconds() + LOOK_S
+
+    def serverConnectionForTLS(self, tlsProtocol: object) -> Any:  # noqa: ANN401, N802, N803
+        """Return the encryption of a new connection. Twisted calls it."""
+        del tlsProtocol
+        now = self._clock.seconds()
+        if now >= self._look_at:
+            self._look_at = now + LOOK_S
+            self._reload()
+        return self._ssl.Connection(self._context, None)
+
+    def _reload(self) -> None:
+        try:
+            times = self._read_times()
+            if times == self._times:
+                return
+            self._times = times
+            self._context = self._load()
+            log.info("tls.reloaded", cert=str(self._settings.cert))
+        except (ConfigError, OSError) as error:
+            # the old one serves on: the new files may not be complete yet
+            log.error("tls.not_reloaded", error=str(error))  # noqa: TRY400  # no bug of ours
+
+    def _read_times(self) -> tuple[int, ...]:
+        settings = self._settings
+        files = (settings.cert, settings.key, settings.client_ca)
+        try:
+            return tuple(file.stat().st_mtime_ns for file in files if file is not None)
+        except OSError as error:
+            raise _unusable(error.strerror, Path(error.filename)) from None
+
+    def _load(self) -> Any:  # noqa: ANN401  # an OpenSSL context
+        settings, SSL = self._settings, self._ssl  # noqa: N806  # a module
+        context = SSL.Context(SSL.TLS_METHOD)
+        context.set_min_proto_version(
+            SSL.TLS1_3_VERSION if settings.min_version == "1.3" else SSL.TLS1_2_VERSION
+        )
+        context.set_options(SSL.OP_NO_COMPRESSION | SSL.OP_NO_RENEGOTIATION)
+        context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
+        try:
+            context.use_certificate_chain_file(str(settings.cert))
+            context.use_privatekey_file(str(settings.key))
+            context.check_privatekey()
+            if settings.client_ca is not None:
+                context.load_verify_locations(str(settings.client_ca))
+                must = SSL.VERIFY_FAIL_IF_NO_PEER_CERT if settings.require_client_cert else 0
+                context.set_verify(SSL.VERIFY_PEER | must)
+        except SSL.Error as error:
+            reasons = [str(reason[-1]) for reason in error.args[0]] or ["is it PEM?"]
+            raise _unusable(reasons[-1], settings.cert) from None
+        return context
+
+
+def _unusable(reason: str | None, path: Path) -> ConfigError:
+    return ConfigError(
+        "tls",
+        f"{path}: {reason}",
+        hint="cert, key and client_ca are PEM files that belong together",
+    )
+
+
+class TlsTransport(BufferingTLSTransport):
+    """A transport with TLS for sessions, which use a bit more than Twisted's has."""
+
+    writeSomeData = None  # noqa: N815  # Twisted's: the plain transport's would not encrypt
+
+    def getHandle(self) -> Any:  # noqa: ANN401, N802  # a socket
+        """Return the socket below."""
+        below: Any = self.transport
+        return below.getHandle()
+
+    def loseConnection(self) -> None:
+        """Close after sending what is written. A producer would hold it open."""
+        if self._producer is not None:
+            self.unregisterProducer()  # type: ignore[no-untyped-call]  # Twisted's
+        super().loseConnection()
+
+
+class TlsFactory(TLSMemoryBIOFactory):
+    """Wraps the connections of another factory."""
+
+    protocol = TlsTransport
+    noisy = False
+
+    def __init__(
+        self,
+        certificates: Any,  # noqa: ANN401  # Certificates; mypy does not know zope's interfaces
+        wrapped: Any,  # noqa: ANN401  # a factory
+        reactor: Any,  # noqa: ANN401
+    ) -> None:
+        super().__init__(certificates, False, wrapped, reactor)  # as Twisted has it
+
+
+def certificate_name(transport: Any, rule: str) -> str | None:  # noqa: ANN401
+    """Return the name in a client's certificate by the rule, None without one.
+
+    The handshake has checked the certificate: CN = the subject's common name, DNS = the
+    first such subject alternative name.
+    """
+    get = getattr(transport, "getPeerCertificate", None)
+    certificate = None if get is None else get()
+    if certificate is None:
+        return None
+    from cryptography import x509  # noqa: PLC0415  # an extra
+
+    checked = certificate.to_cryptography()
+    if rule == "CN":
+        names = checked.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
+        return str(names[0].value) if len(names) == 1 else None
+    try:
+        found = checked.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except x509.ExtensionNotFound:
+        return None
+    return next(iter(found.value.get_values_for_type(x509.DNSName)), None)
