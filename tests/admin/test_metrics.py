@@ -56,6 +56,7 @@ class MetricsBroker:
                 broker.clock,
                 Liveness(broker.engine, assembly.sessions, broker.clock),
                 assembly.turns,
+                assembly.guard,
             )
         )
 

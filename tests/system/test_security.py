@@ -5,8 +5,11 @@ does not, while a witness client goes on.
 from __future__ import annotations
 
 import asyncio
+import base64
+import http.client
 import json
 import os
+import re
 import signal
 import socket
 import ssl
@@ -86,6 +89,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     settings = directory / "broker.toml"
     settings.write_text(
         f'[broker]\ndata = "{directory / "data"}"\nlisten = "127.0.0.1:0"\n'
+        'http = "127.0.0.1:0"\nhttp_hosts = ["broker.example"]\n'
         f'[tls]\ncert = "{files.cert}"\nkey = "{files.key}"\nclient_ca = "{authority.ca}"\n'
     )
     words = directory / "password"
@@ -291,3 +295,39 @@ def test_a_renewed_certificate_serves_new_connections_and_ends_no_old_one(
         wait_until(lambda: "tls.not_reloaded" in secured.log or not serial(), WITHIN_S)
         assert serial()
         files.write_bytes(good)
+
+
+def ask(secured: Secured, path: str, user: str | None = None, **headers: str) -> tuple[int, Any]:
+    """Send a GET by HTTP; return status and body."""
+    [place] = re.findall(r'"console": ?"https://([^/"]+)/"', secured.log)
+    context = ssl.create_default_context(cafile=str(secured.authority.ca))
+    if user is not None:
+        word = base64.b64encode(f"{user}:{PASSWORD}".encode()).decode()
+        headers["Authorization"] = f"Basic {word}"
+    with closing(http.client.HTTPSConnection(place, context=context, timeout=WITHIN_S)) as one:
+        one.request("GET", path, headers=headers)
+        reply = one.getresponse()
+        body = reply.read()
+        if reply.status == 401:
+            assert (reply.getheader("WWW-Authenticate") or "").startswith("Basic")
+        assert "script-src 'self'" in (reply.getheader("Content-Security-Policy") or "")
+        return reply.status, body
+
+
+def test_http_asks_for_a_login_and_answers_by_the_same_table(secured: Secured) -> None:
+    assert ask(secured, "/healthz")[0] == 200
+    for path in ("/", "/metrics", "/api/v1/topics"):
+        assert ask(secured, path)[0] == 401, path
+        assert ask(secured, path, "root")[0] == 200, path
+    assert ask(secured, "/", Authorization="Bearer eyJhbGciOiJub25lIn0.e30.")[0] == 401
+    assert ask(secured, "/", Authorization="Basic !!")[0] == 401
+    status, body = ask(secured, "/api/v1/topics", "shop")
+    assert (status, json.loads(body)["error"]) == (403, "AccessDenied")
+    assert ask(secured, "/metrics", "shop")[0] == 403
+    assert ask(secured, "/api/v1/topics/orders", "shop")[0] == 200
+    assert ask(secured, "/healthz", Host="evil.example")[0] == 421
+    assert ask(secured, "/healthz", Host="broker.example")[0] == 200
+    assert ask(secured, "/healthz", Origin="http://evil.example")[0] == 403
+    metrics = ask(secured, "/metrics", "root")[1].decode()
+    assert 'txmq_access_denied_total{verb="describe"}' in metrics
+    assert "txmq_users 5.0" in metrics

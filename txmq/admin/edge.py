@@ -8,7 +8,7 @@ import structlog
 from twisted.internet.endpoints import TCP4ServerEndpoint
 from twisted.internet.error import CannotListenError
 
-from txmq.admin.http import AdminFactory
+from txmq.admin.http import AdminFactory, HttpAccess
 from txmq.admin.site import AdminSite
 from txmq.config.listen import ListenAddress
 from txmq.errors import ConfigError
@@ -32,7 +32,14 @@ class AdminEdge:
         """Start to listen. Raises ConfigError where the address is in use or
         invalid.
         """
-        factory = AdminFactory(AdminSite(parts).handle, parts.reactor)
+        hosts = frozenset({*map(str.lower, parts.settings.broker.http_hosts), self._address.host})
+        scheme = "http" if parts.certificates is None else "https"
+        access = HttpAccess(parts.guard.log_in_by_http, hosts, scheme)
+        factory: Any = AdminFactory(AdminSite(parts).handle, parts.reactor, access=access)
+        if parts.certificates is not None:
+            from txmq.broker.reactor.tls import TlsFactory  # noqa: PLC0415  # an extra
+
+            factory = TlsFactory(parts.certificates, factory, parts.reactor)
         endpoint = TCP4ServerEndpoint(
             parts.reactor, self._address.port, interface=self._address.host
         )
@@ -44,6 +51,6 @@ class AdminEdge:
                 "broker.http", reason, hint="choose another address, or omit it"
             ) from None
         listening = port.getHost()
-        self.url = f"http://{ListenAddress(listening.host, listening.port)}/"
+        self.url = f"{scheme}://{ListenAddress(listening.host, listening.port)}/"
         log.info("admin.serving", console=self.url)
         return port

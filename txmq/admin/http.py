@@ -9,13 +9,14 @@ another origin, and no request changes anything.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from twisted.internet.protocol import connectionDone
 from twisted.web.http import HTTPChannel, HTTPFactory, Request, datetimeToString
 
 from txmq.config.listen import is_loopback
+from txmq.errors import LoginFailed, Throttled
 from txmq.wire.json import dump
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ class HttpReply(NamedTuple):
 
 
 Respond = Callable[[HttpReply], None]
-Handle = Callable[[str, Query, Respond], None]  # path and query; it may respond later
+# path and query, and the rights of a user where there are users; it may respond later
+Handle = Callable[..., None]
 
 
 def json_reply(value: object, status: int = 200) -> HttpReply:
@@ -70,6 +72,23 @@ def json_reply(value: object, status: int = 200) -> HttpReply:
 def error_reply(status: int, error: str, message: str, hint: str = "") -> HttpReply:
     """Return an error, with the fields of an error of the command line."""
     return json_reply({"error": error, "message": message, "hint": hint}, status)
+
+
+class HttpAccess(NamedTuple):
+    """Who may send requests: the hosts that a Host header may name beside this machine,
+    the scheme of our own origin, and the login.
+
+    `log_in` gets the peer's host and the Authorization header, and returns the rights
+    of a user, None where the broker has no users. It raises LoginFailed and Throttled.
+    """
+
+    log_in: Callable[[str, str | None], object | None]
+    hosts: frozenset[str] = frozenset()
+    scheme: str = "http"
+
+
+OPEN_ACCESS = HttpAccess(lambda _peer, _authorization: None)
+OPEN_PATHS = frozenset({b"/healthz", b"/readyz"})  # they say nothing but yes or no
 
 
 class AdminRequest(Request):
@@ -98,15 +117,36 @@ class AdminRequest(Request):
     def _answer(self, factory: AdminFactory) -> None:
         if self._disconnected:
             return
-        error = self._check()
-        if error is None:
+        access: HttpAccess = factory.access
+        error = self._check(access)
+        rights = None
+        if error is None and self.path not in OPEN_PATHS:
+            try:
+                rights = self._log_in(access)
+            except LoginFailed as failed:
+                self.responseHeaders.setRawHeaders(
+                    "WWW-Authenticate", ['Basic realm="txmq", charset="UTF-8"']
+                )
+                error = error_reply(401, "LoginFailed", failed.message, failed.hint)
+            except Throttled as throttled:
+                error = error_reply(429, "Throttled", throttled.message, throttled.hint)
+        if error is not None:
+            self._respond(error)
+        elif rights is None:
             factory.handle(self.path.decode("latin-1"), self.args, self._respond)
         else:
-            self._respond(error)
+            factory.handle(self.path.decode("latin-1"), self.args, self._respond, rights)
 
-    def _check(self) -> HttpReply | None:
+    def _log_in(self, access: HttpAccess) -> object | None:
+        headers = self.requestHeaders.getRawHeaders("Authorization", [])
+        peer: Any = self.client  # type: ignore[no-untyped-call]  # Twisted's address
+        return access.log_in(
+            str(getattr(peer, "host", peer)), headers[0] if len(headers) == 1 else None
+        )
+
+    def _check(self, access: HttpAccess) -> HttpReply | None:
         hosts = self.requestHeaders.getRawHeaders("Host", [])
-        if len(hosts) != 1 or not is_local_host(hosts[0]):
+        if len(hosts) != 1 or not is_known_host(hosts[0], access.hosts):
             return error_reply(
                 421,
                 "WrongHost",
@@ -114,7 +154,7 @@ class AdminRequest(Request):
                 "use 127.0.0.1 or localhost",
             )
         if any(
-            origin != f"http://{hosts[0]}"
+            origin != f"{access.scheme}://{hosts[0]}"
             for origin in self.requestHeaders.getRawHeaders("Origin", [])
         ):
             return error_reply(403, "WrongOrigin", "requests from other origins are refused")
@@ -150,10 +190,13 @@ class AdminRequest(Request):
         Request.connectionLost(self, reason)
 
 
-def is_local_host(host: str) -> bool:
-    """Return whether a Host header names this machine."""
+def is_known_host(host: str, known: Collection[str]) -> bool:
+    """Return whether a Host header names this machine, or one of the known names."""
     match = HOST_HEADER.fullmatch(host)
-    return match is not None and is_loopback((match["bracketed"] or match["plain"]).lower())
+    if match is None:
+        return False
+    name = (match["bracketed"] or match["plain"]).lower()
+    return is_loopback(name) or name in known
 
 
 class AdminChannel(HTTPChannel):
@@ -213,8 +256,10 @@ class AdminFactory(HTTPFactory):
         reactor: Any,  # noqa: ANN401  # Twisted's
         *,
         request_s: float = REQUEST_TIMEOUT_S,
+        access: HttpAccess = OPEN_ACCESS,
     ) -> None:
         super().__init__(timeout=request_s, reactor=reactor)
+        self.access = access
         self.handle, self.clock = handle, reactor
         self.channels: dict[AdminChannel, None] = {}  # the oldest first
 

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from txmq.admin.access_metrics import AccessMetrics
 from txmq.admin.group_metrics import GroupMetrics
 from txmq.admin.transactions import DecisionCounters, TransactionGauges
 from txmq.core.state.plans import LetterOutcome, PlanState
@@ -38,6 +39,7 @@ class Metrics:
         self._registry.register(self._groups)
         self._registry.register(TransactionGauges(parts))
         parts.listeners.all.append(DecisionCounters(self._registry))
+        self._registry.register(AccessMetrics(parts.guard, parts.engine))
         ProcessCollector(registry=self._registry)
 
     def text(self) -> bytes:

@@ -14,11 +14,13 @@ from txmq.admin.metrics import CONTENT_TYPE, Metrics
 from txmq.admin.partition_metrics import PartitionMetrics
 from txmq.admin.routes import PREFIX, call_of, one_of_each
 from txmq.core.events.outcome import Rejected
-from txmq.errors import RemoteProtocolError, TxmqError
+from txmq.errors import NotPermitted, RemoteProtocolError, TxmqError
+from txmq.model.access import Need
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from txmq.broker.access.guard import Rights
     from txmq.broker.service import BrokerParts
 
 METRICS_S = 1.0
@@ -55,8 +57,18 @@ class AdminSite:
             )
             self._pages[path] = partial(_static, reply)
 
-    def handle(self, path: str, query: Query, respond: Respond) -> None:
-        """Answer one GET request."""
+    def handle(
+        self, path: str, query: Query, respond: Respond, rights: Rights | None = None
+    ) -> None:
+        """Answer one GET request, by the rights of a user where there are users."""
+        try:
+            if rights is not None and path.startswith("/metrics"):
+                rights.require((Need("describe", "cluster"),))
+            self._answer(path, query, respond, rights)
+        except NotPermitted as denied:
+            respond(error_reply(403, type(denied).__name__, denied.message, denied.hint))
+
+    def _answer(self, path: str, query: Query, respond: Respond, rights: Rights | None) -> None:
         page = self._pages.get(path)
         if page is not None:
             page(respond)
@@ -65,13 +77,15 @@ class AdminSite:
             if path == PARTITIONS:
                 self._partitions_page(query, respond)
             else:
-                self._api(path, query, respond)
+                self._api(path, query, respond, rights)
         except RemoteProtocolError as error:
             respond(error_reply(400, "BadRequest", str(error), error.hint or ""))
+        except NotPermitted:
+            raise
         except TxmqError as error:
             respond(error_reply(500, type(error).__name__, str(error), error.hint or ""))
 
-    def _api(self, path: str, query: Query, respond: Respond) -> None:
+    def _api(self, path: str, query: Query, respond: Respond, rights: Rights | None) -> None:
         call = call_of(path, query) if path.startswith(PREFIX) else None
         if call is None:
             respond(
@@ -90,7 +104,7 @@ class AdminSite:
             else:
                 respond(json_reply(reply))
 
-        self._calls.ask(call.call, call.args, answer)
+        self._calls.ask(call.call, call.args, answer, rights)
 
     def _health_page(self, respond: Respond) -> None:
         if self._engine.failed is not None:

@@ -101,6 +101,7 @@ def test_prometheus_gets_the_histogram_and_the_sizes(desk: StatisticsBroker) -> 
         desk.broker.clock,
         Liveness(desk.broker.engine, assembly.sessions, desk.broker.clock),
         assembly.turns,
+        assembly.guard,
     )
     found = {
         (sample.name, sample.labels.get("topic") or sample.labels.get("le", "")): sample.value

@@ -5,7 +5,9 @@ Without users a session has no rights object, and nothing is looked up.
 
 from __future__ import annotations
 
+import hmac
 import secrets
+from base64 import b64decode
 from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Any
 
@@ -121,6 +123,7 @@ class Guard:
         self.own_password = secrets.token_urlsafe(32)
         self._own = scram.make_verifier(self.own_password, iterations=scram.MIN_ITERATIONS)
         self._fallback = secrets.token_bytes(32)
+        self._http_logins: set[bytes] = set()  # sealed names and passwords that were right
 
     @property
     def has_users(self) -> bool:
@@ -153,6 +156,7 @@ class Guard:
 
     def forget(self) -> None:
         """Compile rights anew: users have changed."""
+        self._http_logins.clear()
         self._rights.clear()
 
     def verifier_of(self, name: str) -> scram.Verifier:
@@ -171,6 +175,28 @@ class Guard:
         self.check_peer(peer)
         first = scram.parse_client_first(message)
         return scram.ScramServer(first, self.verifier_of(first.user))
+
+    def log_in_by_http(self, peer: str, authorization: str | None) -> Rights | None:
+        """Return the rights of the user in an Authorization header (Basic); None = the
+        broker has no users. Raises LoginFailed, and Throttled.
+
+        A password that was right is not hashed again until users change.
+        """
+        if not self.has_users:
+            return None
+        if authorization is None:
+            raise LoginFailed("this broker asks for a login", hint="give user and password")
+        self.check_peer(peer)
+        user, password = _basic(authorization)
+        verifier = self.verifier_of(user)
+        seal = hmac.digest(self._fallback, repr((user, password)).encode(), "sha256")
+        known = seal in self._http_logins and user in self._engine.state.users.by_name
+        rights = self.rights_of(user) if known or scram.is_password(verifier, password) else None
+        if rights is None or user == OWN_USER:
+            raise self.failed(peer, user)
+        if len(self._http_logins) < MAX_CACHED:
+            self._http_logins.add(seal)
+        return rights
 
     def check_peer(self, peer: str) -> None:
         """Raise Throttled for a peer with too many failures."""
@@ -219,3 +245,15 @@ class Guard:
         command = Audited(NoteDenial(user, need.verb, need.resource), entry)
         # in a turn of its own: this is within a request, whose errors are the client's
         self._clock.callLater(0, self._engine.submit, command, lambda _reply: None)
+
+
+def _basic(header: str) -> tuple[str, str]:
+    """Return user and password of a header. Raises LoginFailed."""
+    scheme, _, text = header.partition(" ")
+    try:
+        user, colon, password = b64decode(text.strip(), validate=True).decode().partition(":")
+    except ValueError:
+        user = colon = password = ""
+    if scheme.lower() != "basic" or not colon:
+        raise LoginFailed("the login is not valid", hint="use Basic, with user and password")
+    return user, password
