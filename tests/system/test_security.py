@@ -10,6 +10,8 @@ import http.client
 import json
 import os
 import re
+import shlex
+import shutil
 import signal
 import socket
 import ssl
@@ -27,6 +29,7 @@ import txmq
 import txmq.aio
 import txmq.twisted
 from tests.certificates import CLIENT, Authority
+from tests.cli.support import run
 from tests.client.reactor_thread import make_in_reactor, running_reactor
 from txmq.errors import AccessDenied, ConfigError, LoginFailed, TxmqError
 from txmq.testing.processes import ENVIRONMENT, Running
@@ -37,6 +40,7 @@ from txmq.wire.frames import FrameDecoder, encode_frame
 from txmq.wire.hello import Hello, LoginStep
 from txmq.wire.status import to_error
 
+ROOT = Path(__file__).parents[2]
 PASSWORD = "a-password-of-a-test"
 WITHIN_S = 20.0
 
@@ -331,3 +335,40 @@ def test_http_asks_for_a_login_and_answers_by_the_same_table(secured: Secured) -
     metrics = ask(secured, "/metrics", "root")[1].decode()
     assert 'txmq_access_denied_total{verb="describe"}' in metrics
     assert "txmq_users 5.0" in metrics
+
+
+def test_the_commands_of_the_page_lead_from_nothing_to_a_user_over_tls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (ROOT / "docs" / "SECURITY.md").read_text("utf-8").partition("From nothing to a user")[2]
+    [commands, *_] = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    [settings, *_] = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "broker.toml").write_text(
+        settings.replace("[tls]", 'listen = "127.0.0.1:0"\n[tls]')
+    )
+    monkeypatch.chdir(tmp_path)
+    running, place = None, ""
+    try:
+        for line in commands.strip().splitlines():
+            *words, last = shlex.split(line.replace("127.0.0.1:7650", place))
+            if words[0] == "openssl" and shutil.which("openssl") is None:
+                Authority(tmp_path).sign("broker")
+            elif words[0] == "openssl":
+                subprocess.run([*words, last], check=True, capture_output=True, timeout=60)
+            elif words[0] == "echo":
+                Path(last).write_text(words[1] + "\n")
+            elif last == "&":
+                running = Running(tmp_path, *words[1:])
+                place = running.first_line().removeprefix("ready txmqs://").strip()
+            elif words[0] == "export":
+                for pair in (*words[1:], last):
+                    monkeypatch.setenv(*pair.split("=", 1))
+            else:
+                while "=" in words[0]:
+                    monkeypatch.setenv(*words.pop(0).split("=", 1))
+                ran = run(*words[1:], last)
+                assert ran.exit_code == 0, (line, ran.stderr)
+    finally:
+        if running is not None:
+            running.process.send_signal(signal.SIGTERM)
+            running.process.wait(WITHIN_S)

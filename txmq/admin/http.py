@@ -139,7 +139,7 @@ class AdminRequest(Request):
 
     def _log_in(self, access: HttpAccess) -> object | None:
         headers = self.requestHeaders.getRawHeaders("Authorization", [])
-        peer: Any = self.client  # type: ignore[no-untyped-call]  # Twisted's address
+        peer: Any = self.client
         return access.log_in(
             str(getattr(peer, "host", peer)), headers[0] if len(headers) == 1 else None
         )

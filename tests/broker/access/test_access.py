@@ -12,10 +12,11 @@ from tests.broker.support import BrokerInMemory, send_payload
 from txmq import errors
 from txmq.broker.access import guard
 from txmq.model.decider import ByChecker
-from txmq.model.message import Decision, Message
+from txmq.model.message import Decision, Message, is_name
 from txmq.model.own_topics import AUDIT
 from txmq.wire import scram
 from txmq.wire.calls.encoding import encode_call
+from txmq.wire.calls.users import VerifierArgs
 from txmq.wire.data_requests import Decide, Opcode, Read, pack_decide, pack_read
 from txmq.wire.frames import encode_frame
 from txmq.wire.hello import Challenge, Hello, LoginStep
@@ -189,3 +190,30 @@ def test_a_list_of_users_and_the_log_of_operators_show_no_keys() -> None:
     shown = json.dumps([root.call("user.list"), root.call("audit.list"), root.call("user.me")])
     for secret in ("stored_key", "salt", "verifier"):
         assert secret not in shown
+
+
+def test_a_new_password_is_the_one_that_counts() -> None:
+    broker = BrokerWithUsers()
+    root, shop = broker.log_in("root"), broker.log_in("shop")
+    made = scram.make_verifier("another password", iterations=scram.MIN_ITERATIONS)
+    root.call("user.set", name="shop", password=VerifierArgs.of(made), new=False)
+    assert broker.log_in("shop", "another password")
+    with pytest.raises(errors.LoginFailed):
+        broker.log_in("shop")
+    assert not shop.closed
+
+
+def test_clients_inside_the_broker_have_a_login_of_their_own() -> None:
+    for broker in (BrokerWithUsers(), BrokerInMemory()):
+        secret = broker.assembly.guard.own_password
+        own = scram.ScramClient(guard.OWN_USER, secret)
+        client = broker.connect(None)
+        hello = Hello(versions=(1, 1), client="test", login=login(guard.OWN_USER, own))
+        client.send(encode_frame(Opcode.HELLO, 1, hello.encode()))
+        [challenge] = client.replies()
+        final = own.final(Challenge.parse(challenge).login["message"])
+        client.send(encode_frame(Opcode.LOGIN, 2, LoginStep(message=final).encode()))
+        assert not client.replies()[0].status
+        shown: Any = client.call("broker.show")
+        assert shown["name"]
+    assert not is_name(guard.OWN_USER), "nobody else can have it"
