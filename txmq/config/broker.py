@@ -284,7 +284,8 @@ class XaDatabaseSettings(StrictModel):
 class XaBrokerSettings(StrictModel):
     """Another broker that takes part in XA transactions."""
 
-    url: Annotated[str, Field(pattern=r"^txmqs?://[^\s]+$")]
+    # may hold a password
+    url: Annotated[str, Field(pattern=r"^txmqs?://[^\s]+$", repr=False)]
 
 
 class XaSettings(StrictModel):
@@ -307,7 +308,7 @@ class RelaySettings(StrictModel):
     """Settings of `txmq relay run`, a process of its own."""
 
     dsn: str = Field(repr=False)  # may hold a password
-    broker: str = "txmq://127.0.0.1:7650"
+    broker: str = Field(default="txmq://127.0.0.1:7650", repr=False)  # may hold a password
     slot: str = "txmq_relay"
     timeout_s: float = Field(default=10.0, gt=0)  # of the broker's answers
     confirm_every_s: float = Field(default=1.0, gt=0)  # after a crash, so much is read again

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from txmq.client.blocking.core import core_of
+from txmq.client.protocol.address import place_of
 from txmq.client.protocol.alarm_reports import AlarmReport, report_alarms
 from txmq.client.protocol.transaction.parts import EPOCH
 from txmq.errors import LogChanged, RequestRejected, TxmqError, UnknownTransaction
@@ -31,7 +32,7 @@ class HomeBroker:
     """
 
     def __init__(self, url: str, connect: Callable[[str], Client]) -> None:
-        self.url = url
+        self.url, self._url = place_of(url), url
         self.log_id: UUID | None = None  # None = unknown yet
         self.trouble = ""  # the error of the last request, "" after a success
         self._connect = connect
@@ -115,7 +116,7 @@ class HomeBroker:
             client.close()
 
     def _open_client(self) -> Client:
-        self._client = self._client or self._connect(self.url)
+        self._client = self._client or self._connect(self._url)
         return self._client
 
 

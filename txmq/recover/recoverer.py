@@ -17,7 +17,6 @@ from random import Random
 from threading import Event
 from typing import TYPE_CHECKING, Final
 
-from txmq.client.protocol.address import safe
 from txmq.client.protocol.alarm_reports import MIN_DURATION_S, alarm_source
 from txmq.recover.alarms import RecoveryAlarms
 from txmq.recover.branches import BranchRecovery
@@ -140,7 +139,7 @@ class XaRecoverer:
         databases = [(one.name, one.trouble) for one in self.databases if one.trouble]
         return (
             *databases,
-            *((safe(home.url), home.trouble) for home in self.homes.all if home.trouble),
+            *((home.url, home.trouble) for home in self.homes.all if home.trouble),
         )
 
     def _judge_databases(self, *, act: bool) -> Iterator[Finding]:

@@ -28,7 +28,8 @@ PASSWORD, PASSWORD_FILE, USER = (
     "TXMQ_PASSWORD_FILE",
     "TXMQ_USER",
 )  # names of variables
-_PASSWORD = re.compile(r"(//[^/?@:]*):[^/?]*@")
+_LOGIN = re.compile(r"//.*@")
+_PASSWORD = re.compile(r"(//[^@:/]*):.*@")
 
 
 class Address(NamedTuple):
@@ -119,6 +120,11 @@ def parse_url(url: str) -> Addresses:
 def safe(url: str) -> str:
     """Return a URL without its password, for errors and logs."""
     return _PASSWORD.sub(r"\1:***@", url)
+
+
+def place_of(url: str) -> str:
+    """Return a URL without login and options: what it leads to, for findings."""
+    return _LOGIN.sub("//", url.partition("?")[0]).rstrip("/")
 
 
 def _options(query: str, url: str) -> dict[str, str]:

@@ -1,0 +1,67 @@
+"""URLs with a login and with TLS, and what is shown of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from txmq.client.protocol.address import Address, TlsSettings, parse_url, place_of, safe
+from txmq.errors import ConfigError
+
+URL = "txmqs://shop:s3cr%40t@a:7650,b/?ca=/etc/ca.pem&verify=ca"
+
+
+def test_a_url_has_user_password_and_tls() -> None:
+    found = parse_url(URL)
+    assert found == (Address("a", 7650), Address("b", 7650))
+    assert found.login is not None
+    assert (found.login.user, found.login.get_password()) == ("shop", "s3cr@t")
+    assert found.tls == TlsSettings("/etc/ca.pem", None, None, check_host=False)
+    plain = parse_url("txmq://127.0.0.1")
+    assert (plain.login, plain.tls) == (None, None)
+
+
+def test_the_password_comes_from_the_url_or_a_file_or_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "password"
+    file.write_text("of the file\n")
+
+    def password(url: str) -> str:
+        login = parse_url(url).login
+        assert login is not None
+        return login.get_password()
+
+    with pytest.raises(ConfigError, match="no password"):
+        password("txmq://shop@a")
+    monkeypatch.setenv("TXMQ_PASSWORD_FILE", str(file))
+    assert password("txmq://shop@a") == "of the file"
+    monkeypatch.setenv("TXMQ_PASSWORD", "of the environment")
+    assert password("txmq://shop@a") == "of the environment"
+    assert password(f"txmq://shop@a/?password_file={file}") == "of the file"
+    assert password("txmq://shop:own@a") == "own"
+    monkeypatch.setenv("TXMQ_USER", "ada")
+    login = parse_url("txmq://a").login
+    assert login is not None
+    assert login.user == "ada"
+
+
+def test_no_password_is_shown() -> None:
+    found = parse_url("txmq://shop:s3cret@a")
+    assert "s3cret" not in repr(found.login)
+    assert safe(URL) == "txmqs://shop:***@a:7650,b/?ca=/etc/ca.pem&verify=ca"
+    assert place_of(URL) == "txmqs://a:7650,b"
+    assert place_of("txmq://a:1") == "txmq://a:1"
+    for wrong in (
+        "kafka://shop:s3cret@a",
+        "txmq://shop:s3cret@a/?ca=x",
+        "txmq://shop:s3cret@a/?unknown=x",
+        "txmq://shop:s3c/ret@a:0",
+        "txmqs://shop:s3cret@a/?verify=none",
+        "txmqs://shop:s3cret@a/?key=k",
+        "txmq://:s3cret@a",
+    ):
+        with pytest.raises(ConfigError) as caught:
+            parse_url(wrong)
+        assert "s3c" not in str(caught.value), wrong
