@@ -14,7 +14,7 @@ URL = "txmqs://shop:s3cr%40t@a:7650,b/?ca=/etc/ca.pem&verify=ca"
 
 def test_a_url_has_user_password_and_tls() -> None:
     found = parse_url(URL)
-    assert found == (Address("a", 7650), Address("b", 7650))
+    assert list(found) == [Address("a", 7650), Address("b", 7650)]
     assert found.login is not None
     assert (found.login.user, found.login.get_password()) == ("shop", "s3cr@t")
     assert found.tls == TlsSettings("/etc/ca.pem", None, None, check_host=False)
