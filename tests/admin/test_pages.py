@@ -286,6 +286,8 @@ def test_metrics_are_what_prometheus_reads(served: Served) -> None:
         "consumergroup",
         "error",
         "le",
+        "verb",
+        "outcome",
     }
     pair = (("consumergroup", "billing"), ("topic", "orders"))
     assert found["txmq_consumergroup_lag", *pair] == 3

@@ -389,8 +389,6 @@ def run(
     Raises what opening the data directory or listening raises, and StoreError where the
     broker had to stop.
     """
-    if not settings.broker.trusted_network:
-        refuse_exposed(settings, has_users=True)  # before anything is opened
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     keep_freed_memory()
     raise_file_limit()

@@ -91,10 +91,12 @@ def serve(out: Output, settings: SettingsFile, *, ready: Callable[[str, str], No
     """
     from twisted.internet.error import CannotListenError
 
-    from txmq.broker.service import run
+    from txmq.broker.service import refuse_exposed, run
     from txmq.cli import logs
     from txmq.cli.commands.xa_thread import xa_recovery
 
+    if not settings.broker.trusted_network:
+        refuse_exposed(settings, has_users=True)  # before anything is opened
     logs.configure(as_json=out.as_json)
     logs.redirect_twisted()
     edges = _edges(settings.broker.http)
