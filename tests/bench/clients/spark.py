@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 TOPIC, WRITTEN, PARTITIONS, AT_ONCE = "bench-spark", "bench-spark-write", 8, 10_000
 BODY_BYTES, ROUNDS, MB = 1 << 10, 3, 1e6
+WARM_UP = 10_000  # messages
 SETTLE_S = 3.0  # the first batches warm the JVM up
 
 
@@ -45,6 +46,7 @@ def batch(url: str, messages: int, directory: str) -> dict[str, float]:
         fill(client, messages)
         load(spark, url).write.parquet(directory)
         client.call("topic.create", name=WRITTEN, partitions=PARTITIONS)
+        seconds_to_write(spark, url, WARM_UP)  # the first one starts workers and compiles
         took = in_turn(
             ROUNDS,
             lambda: seconds_to_sum(load(spark, url)),
@@ -94,6 +96,8 @@ def stream(
         writer = rows.observe("born", first.alias("first")).writeStream.format("noop")
         writer = writer.option("checkpointLocation", directory)
         query = writer.trigger(processingTime=f"{trigger_s} seconds").start()
+        client.send_many(TOPIC, [bytes(100)] * WARM_UP)
+        query.processAllAvailable()  # the first batch starts workers and compiles
         sender = threading.Thread(target=send, args=(client, seconds + SETTLE_S, per_second))
         began = time.time()
         sender.start()
