@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64decode
 from collections.abc import Callable
 from typing import Any
 
@@ -145,6 +146,36 @@ def test_a_client_that_knows_no_selections_pages_by_numbers(office: Office) -> N
     rest = office.broker.ask("dlq.list", group="g", after=30, limit=30)
     assert [letter["offset"] for letter in rest["letters"]] == [*range(30, 40)]
     assert office.broker.ask("dlq.stats", group="g")["by_error_type"] == {"A": 32, "B": 8}
+
+
+def test_letters_of_a_batch_are_listed_as_each_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    office = Office(0)
+    several = [
+        Message(
+            b"%d" % at, f"k{at}" if at % 3 else None, headers={"n": str(at)} if at % 2 else None
+        )
+        for at in range(60)
+    ]
+    data = encode(several, producer_id=b"p" * 16, epoch=0, sequence=0, born_at=1)
+    office.broker.do(StoreBatch("t", 0, 0, data, verify(data)))
+    office.sequence = len(several)
+    office.send(Message(b"alone"))
+    wanted = Fetch(office.joined["generation"], 0, 1 << 22, 10_000, "g", "a")
+    assert office.client.ask(Opcode.FETCH, pack_fetch(wanted)).status == 0
+    for at in [*range(60, -1, -2), 1, 3]:
+        office.nack(at, {"type": "A", "text": "", "bases": [], "fingerprint": "f"})
+    lists = []
+    for dense, small in ((1, 1 << 20), (letter_calls.DENSE, 1 << 20), (1 << 30, 1), (1, 1)):
+        monkeypatch.setattr(letter_calls, "DENSE", dense)
+        monkeypatch.setattr(letter_calls, "SMALL", small)
+        args = {"group": "g", "limit": 100}
+        lists += [office.broker.ask("dlq.list", bodies=bodies, **args) for bodies in (False, True)]
+    assert [len(one["letters"]) for one in lists] == [33] * 8
+    assert lists[0] == lists[2] == lists[4] == lists[6]
+    assert lists[1] == lists[3] == lists[5] == lists[7]
+    offsets = {b64decode(one["body"]): one["offset"] for one in lists[1]["letters"]}
+    assert offsets.pop(b"alone") == 60
+    assert offsets == {b"%d" % at: at for at in [*range(0, 60, 2), 1, 3]}
 
 
 def test_bodies_are_hidden_until_they_are_asked_for(office: Office) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from txmq.batch import BatchView, single_row
@@ -60,6 +61,9 @@ MAX_SCANNED = 2_000  # letters; one with its message counts as four
 MESSAGE_WEIGHT = 3
 MAX_READ = 16 << 20  # bytes of messages
 READ_PER_STEP = 256 << 10
+# A batch is read once for so many letters of a page or more, if it has at most so many
+# bytes; else one row is cut out of it for each.
+DENSE, SMALL = 16, 1 << 20
 REPEAT = "repeat `next` of the page before, with the same selection"
 
 
@@ -260,9 +264,12 @@ class DeadLetterCalls:
         """Return the letters that can be shown. Without bodies, a damaged letter is
         listed as damaged; with bodies, the page ends before it.
         """
+        batches = Counter((letter.position, letter.length) for letter in letters)
+        known: dict[tuple[int, int], BatchView] = {}
         for number, letter in enumerate(letters):
+            dense = batches[letter.position, letter.length] >= DENSE and letter.length <= SMALL
             try:
-                yield self._view(letter, bodies=bodies)
+                yield self._view(letter, bodies=bodies, known=known if dense else None)
             except CorruptRecord as error:
                 if bodies and not number:
                     raise
@@ -277,23 +284,45 @@ class DeadLetterCalls:
         except CorruptRecord as error:
             return letter.fields | UNREADABLE | {"damaged": error.message}
 
-    def _view(self, letter: LetterView, *, bodies: bool) -> dict[str, Any]:
+    def _view(
+        self,
+        letter: LetterView,
+        *,
+        bodies: bool,
+        known: dict[tuple[int, int], BatchView] | None = None,
+    ) -> dict[str, Any]:
         """Return a letter with the fields of its batch. Letters are durable, so the log
-        can be read.
+        can be read. `known` keeps a batch that the next letter may be in, too.
         """
-        (batch,) = read_batches(self._engine.store, [(letter.position, letter.length)])
-        view = BatchView(single_row(bytes(batch), letter.row))
+        view, row = self._batch_of(letter, known)
         fields = letter.fields | {
-            "key": view.keys[0],
-            "tag": view.tags[0],
-            "headers": dict(view.headers[0]),
+            "key": view.keys[row],
+            "tag": view.tags[row],
+            "headers": dict(view.headers[row]),
         }
+        body = view.bodies[row]
         fields |= {
-            "message_id": view.message_ids[0],
-            "born_at": view.born_at[0],
-            "size": len(view.bodies[0]),
+            "message_id": view.message_ids[row],
+            "born_at": view.born_at[row],
+            "size": len(body),
         }
-        return fields | {"body": b64encode(view.bodies[0]).decode()} if bodies else fields
+        return fields | {"body": b64encode(body).decode()} if bodies else fields
+
+    def _batch_of(
+        self, letter: LetterView, known: dict[tuple[int, int], BatchView] | None
+    ) -> tuple[BatchView, int]:
+        """Return a batch and the letter's row of it: a batch of this row alone where
+        nothing is kept.
+        """
+        place = letter.position, letter.length
+        if known is not None and place in known:
+            return known[place], letter.row
+        (batch,) = read_batches(self._engine.store, [place])
+        if known is None:
+            return BatchView(single_row(bytes(batch), letter.row)), 0
+        known.clear()
+        known[place] = BatchView(bytes(batch))
+        return known[place], letter.row
 
     def replay(self, call: CallContext, args: wire.DlqReplay) -> None:
         note = operator_note(args)
