@@ -6,7 +6,7 @@ import os
 import signal
 from pathlib import Path
 
-from celery import Celery
+from celery import Celery, signals
 
 import txmq.kombu  # noqa: F401  # URLs that begin with txmq://
 
@@ -30,3 +30,8 @@ def die_once(folder: str) -> None:
         os.kill(os.getppid(), signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
     (Path(folder) / "second").touch()
+
+
+@signals.setup_logging.connect(weak=False)  # type: ignore[untyped-decorator]  # as above
+def leave_logging_alone(**_: object) -> None:
+    """Keep Celery from changing the levels of the tests' own process."""

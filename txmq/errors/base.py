@@ -48,6 +48,8 @@ class BodyMismatch(LocalProtocolError):
     As an error of a dead letter it says that no handler has seen the message.
     """
 
+    advice = "`txmq topic schema show TOPIC` has what the topic expects"
+
 
 class InvalidSelector(LocalProtocolError):
     """A selector cannot be parsed; `position` is the place of the mistake, from 0."""

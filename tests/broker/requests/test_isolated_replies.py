@@ -170,7 +170,7 @@ def test_health_notices_a_write_that_hangs(broker: BrokerInMemory) -> None:
 
 
 def test_unpacked_retries_are_bounded_by_their_real_bytes(broker: BrokerInMemory) -> None:
-    """Every other one of 600 messages of 27 KB in one small compressed batch comes back:
+    """Every other one of 600 messages of 27 KB in one small compressed batch returns:
     none has a neighbour to be delivered with.
     """
     broker.do(CreateTopic("t", 1))

@@ -67,7 +67,11 @@ class Credentials:
         try:
             return Path(path).read_text(encoding="utf-8").rstrip("\r\n")
         except OSError as error:
-            raise ConfigError(path, f"cannot be read: {error.strerror}") from None
+            raise ConfigError(
+                path,
+                f"cannot be read: {error.strerror}",
+                hint="it has the password, and its owner is who runs this program",
+            ) from None
 
 
 @dataclass(frozen=True, slots=True)
