@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.bench.brokers import broker
+from tests.bench.clients.celery_tasks import CONFIRMED
 from tests.bench.harness import BenchError, measured, python
 from tests.bench.rows import Row, Run, at_least, benchmark, row
 from txmq.testing.ports import free_port
@@ -28,12 +29,20 @@ def celery(run: Run) -> Iterator[Row]:
     tasks = run.count(10_000)
     with rabbitmq(run.directory / "rabbitmq") as url:
         rabbit = measured(python(CLIENT, url, tasks))["per_s"]
+        confirmed = measured(python(CLIENT, url + CONFIRMED, tasks))["per_s"]
     with redis(run.directory / "redis") as url:
         fast = measured(python(CLIENT, url, tasks))["per_s"]
     with broker(run) as program:
         ours = measured(python(CLIENT, program.address, tasks))["per_s"]
     what = "tasks that do nothing, sent and done, beside RabbitMQ"
     yield row("flow.celery_rabbitmq", what, "tasks/s", ours, yardstick=rabbit, goal=at_least(1.0))
+    yield row(
+        "flow.celery_confirmed",
+        "the same beside RabbitMQ that confirms each task, as txmq does",
+        "tasks/s",
+        ours,
+        yardstick=confirmed,
+    )
     yield row("flow.celery_redis", "the same beside Redis", "tasks/s", ours, yardstick=fast)
 
 

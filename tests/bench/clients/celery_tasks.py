@@ -3,47 +3,79 @@
     python -m tests.bench.clients.celery_tasks BROKER_URL TASKS
 
 Prints {"per_s", "sent_per_s"}: tasks from the first send until the last is done, and
-from the first send until the last is sent. Sender and worker share this process.
+from the first send until the last is sent. The worker is a process of its own.
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import time
-from threading import Event
+from itertools import count
 
 from celery import Celery, signals
-from celery.contrib.testing.worker import start_worker
 
 import txmq.kombu  # noqa: F401  # URLs that begin with txmq://
+
+READY, DONE = "ready", "done"
+CONFIRMED = "?confirmed"  # RabbitMQ says when a task is stored, as txmq does
+WORKER = ("worker", "--pool=solo", "--loglevel=ERROR", "--without-gossip", "--without-mingle")
+
+
+def tested(url: str) -> Celery:
+    """Return the app, with its task."""
+    app = Celery("bench", broker=url.removesuffix(CONFIRMED))
+    if url.endswith(CONFIRMED):
+        app.conf.broker_transport_options = {"confirm_publish": True}
+    app.conf.update(task_ignore_result=True, task_acks_late=True, worker_redirect_stdouts=False)
+    app.task(nothing, name="nothing")
+    return app
+
+
+def nothing() -> None:
+    """Do nothing: the task."""
+
+
+def work(url: str, tasks: int) -> None:
+    """Be the worker; say when it is ready, and when so many tasks are done."""
+    done = count(1)
+
+    def counted(**_: object) -> None:
+        if next(done) == tasks:
+            print(DONE, flush=True)
+
+    def ready(**_: object) -> None:
+        print(READY, flush=True)
+
+    signals.task_postrun.connect(counted, weak=False)
+    signals.worker_ready.connect(ready, weak=False)
+    tested(url).worker_main(WORKER)
 
 
 def measure(url: str, tasks: int) -> dict[str, float]:
     """Send the tasks, and wait until they are done."""
-    app = Celery("bench", broker=url)
-    app.conf.update(task_ignore_result=True, task_acks_late=True)
-    over, done = Event(), iter(range(1, tasks + 1))
-
-    @app.task(name="nothing")  # type: ignore[untyped-decorator]  # Celery has no types
-    def nothing() -> None:
-        pass
-
-    @signals.task_postrun.connect(weak=False)  # type: ignore[untyped-decorator]  # as above
-    def count(**_: object) -> None:
-        if next(done) == tasks:
-            over.set()
-
-    with start_worker(app, perform_ping_check=False, pool="solo", loglevel="ERROR"):
-        began = time.perf_counter()
-        for _ in range(tasks):
-            nothing.delay()
-        sent = time.perf_counter()
-        if not over.wait(600):
-            raise TimeoutError(f"not all of {tasks} tasks were done")
-        ended = time.perf_counter()
+    argv = [sys.executable, "-m", __spec__.name, url, str(tasks), "worker"]
+    task = tested(url).tasks["nothing"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdout is not None
+        try:
+            while worker.stdout.readline().strip() != READY:
+                assert worker.poll() is None, "the worker has ended"
+            began = time.perf_counter()
+            for _ in range(tasks):
+                task.delay()
+            sent = time.perf_counter()
+            while worker.stdout.readline().strip() != DONE:
+                assert worker.poll() is None, "the worker has ended"
+            ended = time.perf_counter()
+        finally:
+            worker.kill()
     return {"per_s": tasks / (ended - began), "sent_per_s": tasks / (sent - began)}
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(sys.argv[1], int(sys.argv[2]))))
+    if sys.argv[3:] == ["worker"]:
+        work(sys.argv[1], int(sys.argv[2]))
+    else:
+        print(json.dumps(measure(sys.argv[1], int(sys.argv[2]))))
