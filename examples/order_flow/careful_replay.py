@@ -32,6 +32,8 @@ def follow(client: txmq.Client, name: str, mend: Callable[[], str]) -> txmq.Plan
         if not stops:
             print(f"mended: {mend()}", flush=True)
         stops += 1
+        # its circuit breaker may have opened, and waits for a message that succeeds
+        client.call("group.resume", group=shown.group, operator=OPERATOR, reason="mended")
         plan.resume(operator=OPERATOR, reason="the cause is removed")
     if not stops:
         print(f"mended: {mend()}", flush=True)

@@ -46,6 +46,8 @@ class Shop:
     def ask(self, call: str, /, **args: Any) -> Any:
         return self.desk.broker.ask(call, **args)
 
+    call = ask
+
     def plan(self, name: str) -> DeskPlan:
         return DeskPlan(self, name)
 

@@ -265,7 +265,7 @@ def test_the_task_of_a_killed_worker_is_run_by_another(
     run(kick)
     workers = [started()]
     try:
-        wait_until(out.exists, what="the first run")
+        wait_until(lambda: out.exists() and out.read_text(), what="the first run")
         os.killpg(workers[0].pid, signal.SIGKILL)
         Path(f"{out}.go").touch()
         workers.append(started())

@@ -18,6 +18,7 @@ from txmq.core.consumers.commands import (
     DeleteGroup,
     LeaveGroup,
     NackMessage,
+    PauseGroup,
     ReplayLetters,
     ReportStored,
     RequestedSettings,
@@ -285,6 +286,13 @@ def test_an_open_circuit_breaker_pauses_a_plan(world: PlansWorld) -> None:
         PlanState.PAUSED,
         "the group's circuit breaker opened: away",
     )
+    refused = world.do(plans.ResumePlan("p"))
+    assert (refused.error, refused.hint) == (
+        Conflict,
+        "remove the cause, then: txmq group resume g",
+    )
+    world.do(PauseGroup("g", paused=False))
+    assert world.do(plans.ResumePlan("p")).state == "ramping"
 
 
 def test_an_approval_is_given_by_somebody_else(world: PlansWorld) -> None:

@@ -27,6 +27,7 @@ PARTITIONS = 2
 LOG_ID = str(LOG)
 RUNS = 20  # limit for finding a planted bug; the first or second run finds it
 COPIES = 3  # deliveries of each message
+FOLDS = 10  # at least, beside the handlers
 EFFECT = """
 INSERT INTO effects VALUES (%s, %s, 1)
 ON CONFLICT (partition, "offset") DO UPDATE SET n = effects.n + 1
@@ -41,7 +42,8 @@ class Deliveries:
     messages: int
     isolation: str = "READ COMMITTED"
     counts: Counter[str] = field(default_factory=Counter)
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    handed_out: int = 0
+    progress: threading.Condition = field(default_factory=threading.Condition)
     folded: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
@@ -84,7 +86,11 @@ class Deliveries:
                     connection.rollback()
 
     def _next(self, queue: Iterator[tuple[int, int]]) -> tuple[int, int] | None:
-        with self.lock:
+        """Return the next delivery, once the folds are not behind."""
+        between = PARTITIONS * self.messages * COPIES // (FOLDS + 1)
+        with self.progress:
+            self.progress.wait_for(lambda: self.handed_out < (self.counts["folds"] + 1) * between)
+            self.handed_out += 1
             return next(queue, None)
 
     def _apply(
@@ -119,7 +125,9 @@ class Deliveries:
         with closing(connect(self.dsn, application_name="folder")) as connection:
             while not self.folded.is_set():
                 self.counts["moved"] += blocking.compact(connection, "g", LOG_ID).moved
-                self.counts["folds"] += 1
+                with self.progress:
+                    self.counts["folds"] += 1
+                    self.progress.notify_all()
                 time.sleep(0.005)
             wait_until(
                 lambda: not blocking.compact(connection, "g", LOG_ID).moved,
@@ -138,7 +146,7 @@ def test_every_effect_exactly_once_beside_folds(database: str, isolation: str) -
         everything * (COPIES - 1),
     )
     assert run.counts["rolled back"] >= 10, run.counts
-    assert run.counts["folds"] >= 10, run.counts
+    assert run.counts["folds"] >= FOLDS, run.counts
     assert run.counts["moved"] >= everything / 2, run.counts
     ranges = rows(database, "SELECT partition, applied::text FROM txmq_inbox ORDER BY 1")
     assert ranges == [(partition, f"{{[0,{run.messages})}}") for partition in range(PARTITIONS)]

@@ -170,7 +170,7 @@ def decide_start(state: State, command: StartPlan, now: int) -> Outcome | Reject
     if plan.waits_for_approval:
         message = f"plan {plan.name!r} is not approved"
         return Rejected(Conflict, message, "somebody else has to approve it: txmq plan approve")
-    return _moves(plan, start_of(plan, command.by))
+    return _held_back(state, plan, "start") or _moves(plan, start_of(plan, command.by))
 
 
 def decide_pause(state: State, command: PausePlan, now: int) -> Outcome | Rejected:
@@ -199,7 +199,8 @@ def decide_resume(state: State, command: ResumePlan, now: int) -> Outcome | Reje
         return Outcome(reply=_reply(plan))
     if plan.state is not PlanState.PAUSED:
         return _refused(plan, "resume", "only a paused plan can be resumed")
-    return _moves(plan, PlanMoved(plan.plan_id, plan.resume_to, "", command.by))
+    resumed = PlanMoved(plan.plan_id, plan.resume_to, "", command.by)
+    return _held_back(state, plan, "resume") or _moves(plan, resumed)
 
 
 def decide_cancel(state: State, command: CancelPlan, now: int) -> Outcome | Rejected:
@@ -222,6 +223,16 @@ def decide_delete(state: State, command: DeletePlan, now: int) -> Outcome | Reje
     if plan.state not in FINISHED:
         return _refused(plan, "delete", "cancel it first: txmq plan cancel")
     return _moves(plan, PlanMoved(plan.plan_id, PlanState.DELETED, "", command.by))
+
+
+def _held_back(state: State, plan: Plan, what: str) -> Rejected | None:
+    """Refuse what the group's open circuit breaker would undo at once."""
+    group = state.groups.by_id[plan.group_id]
+    if group.breaker is None:
+        return None
+    message = f"cannot {what} plan {plan.name!r}: the circuit breaker of its group is open"
+    hint = f"remove the cause, then: txmq group resume {group.name}"
+    return Rejected(Conflict, message, hint)
 
 
 def _refused(plan: Plan, what: str, hint: str) -> Rejected:
