@@ -49,6 +49,7 @@ FIRST_LAYER = {
 # The only places that may use a package, whatever the layer.
 PLACES = {
     "django": "django",
+    **dict.fromkeys(("jinja2", "markupsafe"), "admin"),
     "kombu": "kombu",
     **dict.fromkeys(("asyncpg", "psycopg"), "tx.postgres.drivers"),
     "lmdb": "store",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from twisted.internet.protocol import connectionDone
 from twisted.web.http import HTTPChannel, HTTPFactory, Request, datetimeToString
@@ -33,7 +33,7 @@ MAX_CONNECTIONS = 64  # a browser opens six
 
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
 HEADERS = {
     "Cache-Control": "no-store",
@@ -52,14 +52,40 @@ Query = Mapping[bytes, Sequence[bytes]]
 
 
 class HttpReply(NamedTuple):
-    """Status, body and content type of a reply."""
+    """Status, body and content type of a reply. `headers` are more, or others than
+    `HEADERS`.
+    """
 
     status: int
     body: bytes
     content_type: str = "text/plain; charset=utf-8"
+    headers: Mapping[str, str] = {}
 
 
-Respond = Callable[[HttpReply], None]
+class Sink(Protocol):
+    """The open end of a reply that goes on."""
+
+    @property
+    def is_full(self) -> bool: ...
+    def write(self, data: bytes) -> object: ...
+    def end(self) -> None: ...
+
+
+class Source(Protocol):
+    """What fills a reply that goes on; `closed` is called once, whoever ends it."""
+
+    def opened(self, sink: Sink) -> None: ...
+    def closed(self) -> None: ...
+
+
+class HttpStream(NamedTuple):
+    """A reply that goes on until one side ends it."""
+
+    content_type: str
+    source: Source
+
+
+Respond = Callable[["HttpReply | HttpStream"], None]
 # path and query, and the rights of a user where there are users; it may respond later
 Handle = Callable[..., None]
 
@@ -91,11 +117,31 @@ OPEN_ACCESS = HttpAccess(lambda _peer, _authorization: None)
 OPEN_PATHS = frozenset({b"/healthz", b"/readyz"})  # they say nothing but yes or no
 
 
+class _Pressure:
+    """A producer that notes whether the connection takes more. Twisted calls it."""
+
+    paused = False
+
+    def pauseProducing(self) -> None:
+        self.paused = True
+
+    def resumeProducing(self) -> None:
+        self.paused = False
+
+    def stopProducing(self) -> None:
+        """The connection is gone: the request hears of that, too."""
+
+
 class AdminRequest(Request):
     """One request and its reply."""
 
     _disconnected = False
+    _source: Source | None = None  # of a reply that goes on
     channel: Any  # an AdminChannel; Twisted's attribute
+
+    def __init__(self, *args: Any, **fields: Any) -> None:  # noqa: ANN401  # Twisted's
+        super().__init__(*args, **fields)
+        self._pressure = _Pressure()
 
     def gotLength(self, length: int | None) -> None:
         """Refuse a body that is too large, or of unknown length. Twisted calls it after
@@ -168,25 +214,57 @@ class AdminRequest(Request):
             )
         return None
 
-    def _respond(self, reply: HttpReply) -> None:
+    def _respond(self, reply: HttpReply | HttpStream) -> None:
         if self._disconnected:
+            if isinstance(reply, HttpStream):
+                reply.source.closed()
             return
         if self.channel.has_pipelined:  # one reply at a time: the rest is not worked off
             self.channel.persistent = False
             self.responseHeaders.setRawHeaders("Connection", ["close"])
+        if isinstance(reply, HttpStream):
+            self._set_headers({"Content-Type": reply.content_type})
+            self._stream(reply.source)
+            return
         self.setResponseCode(reply.status)
-        fields = {
-            "Date": datetimeToString().decode(),
-            "Content-Type": reply.content_type,
-            "Content-Length": str(len(reply.body)),
-        }
-        for name, value in (HEADERS | fields).items():
-            self.responseHeaders.setRawHeaders(name, [value])
+        length = {"Content-Length": str(len(reply.body))}
+        self._set_headers({"Content-Type": reply.content_type, **length, **reply.headers})
         Request.write(self, reply.body)
         Request.finish(self)
 
+    def _set_headers(self, fields: Mapping[str, str]) -> None:
+        date = {"Date": datetimeToString().decode()}
+        for name, value in (HEADERS | date | dict(fields)).items():
+            self.responseHeaders.setRawHeaders(name, [value])
+
+    def _stream(self, source: Source) -> None:
+        self._source = source
+        if self.method == b"HEAD":
+            self.end()
+            return
+        self.registerProducer(self._pressure, True)  # type: ignore[no-untyped-call] # Twisted's
+        source.opened(self)
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether the client has not read what was sent."""
+        return self._pressure.paused
+
+    def end(self) -> None:
+        """End the reply."""
+        source, self._source = self._source, None
+        if source is not None:
+            source.closed()
+            if not self._disconnected:
+                if self.method != b"HEAD":
+                    self.unregisterProducer()  # type: ignore[no-untyped-call] # Twisted's
+                Request.finish(self)
+
     def connectionLost(self, reason: Failure) -> None:
         self._disconnected = True
+        source, self._source = self._source, None
+        if source is not None:
+            source.closed()
         Request.connectionLost(self, reason)
 
 

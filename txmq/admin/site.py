@@ -9,6 +9,8 @@ from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
+from txmq.admin.console.page import Refused
+from txmq.admin.console.site import Console
 from txmq.admin.http import HttpReply, Query, Respond, error_reply, json_reply
 from txmq.admin.metrics import CONTENT_TYPE, Metrics
 from txmq.admin.partition_metrics import PartitionMetrics
@@ -26,11 +28,10 @@ if TYPE_CHECKING:
 METRICS_S = 1.0
 PARTITIONS = "/metrics/partitions"
 FILES = {
-    "/": ("console.html", "text/html; charset=utf-8"),
     "/transactions": ("transactions.html", "text/html; charset=utf-8"),
     **{
         f"/{name}": (name, "text/javascript; charset=utf-8")
-        for name in ("common.js", "console.js", "transactions.js")
+        for name in ("common.js", "transactions.js")
     },
     "/console.css": ("console.css", "text/css; charset=utf-8"),
 }
@@ -46,6 +47,7 @@ class AdminSite:
         self._scrapes: list[Respond] = []  # that wait for the metrics
         self._text: bytes | None = None
         self._text_until = 0.0
+        self._console = Console(parts)
         self._pages: dict[str, Callable[[Respond], None]] = {
             "/healthz": self._health_page,
             "/readyz": self._readiness_page,
@@ -74,6 +76,8 @@ class AdminSite:
             page(respond)
             return
         try:
+            if self._console.handle(path, query, respond, rights):
+                return
             if path == PARTITIONS:
                 self._partitions_page(query, respond)
             else:
@@ -88,14 +92,7 @@ class AdminSite:
     def _api(self, path: str, query: Query, respond: Respond, rights: Rights | None) -> None:
         call = call_of(path, query) if path.startswith(PREFIX) else None
         if call is None:
-            respond(
-                error_reply(
-                    404,
-                    "NotFound",
-                    "no such page",
-                    f"use / for the console, or JSON below {PREFIX}",
-                )
-            )
+            self._missing(path, respond)
             return
 
         def answer(reply: object) -> None:
@@ -105,6 +102,13 @@ class AdminSite:
                 respond(json_reply(reply))
 
         self._calls.ask(call.call, call.args, answer, rights)
+
+    def _missing(self, path: str, respond: Respond) -> None:
+        message, hint = "no such page", f"use / for the console, or JSON below {PREFIX}"
+        if path.startswith("/api"):
+            respond(error_reply(404, "NotFound", message, hint))
+        else:
+            self._console.show_error(path, Refused("NotFound", message, hint), respond)
 
     def _health_page(self, respond: Respond) -> None:
         if self._engine.failed is not None:

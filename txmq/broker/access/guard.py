@@ -66,6 +66,10 @@ class Rights:
             if not self.allows(need):
                 raise self._guard.denial(self.user, need)
 
+    def missing(self, needs: Iterable[Need]) -> Need | None:
+        """Return what the user may not do of this, if anything. Nothing is audited."""
+        return next((need for need in needs if not self.allows(need)), None)
+
     def check(self, state: State, opcode: int, payload: bytes) -> None:
         """Raise AccessDenied for a request that the user may not make. Frames of
         several requests pass: each request is judged when it is taken out.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from txmq.broker.access.needs import CALLS
 from txmq.core.events.outcome import Rejected
 from txmq.errors import CorruptRecord, MessagesDamaged
 from txmq.wire.calls import registry as wire
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from txmq.broker.access.guard import Rights
     from txmq.broker.reactor.protocol import ClientSession
     from txmq.core.state.state import State
+    from txmq.model.access import Need
     from txmq.wire.frames import Frame
 
 Answer = Callable[[Any], None]  # a dict, or a Rejected
@@ -30,6 +32,7 @@ class CallContext(NamedTuple):
 
     caller: ClientSession | None  # None = a call from inside this process, which only reads
     answer: Answer
+    rights: Rights | None = None  # of the user for whom this process asks, without a session
 
     @property
     def session(self) -> ClientSession:
@@ -73,7 +76,14 @@ class CallDispatcher:
         _name, checked = wire.decode_call(encode_call(name, args))
         if rights is not None:
             checked = rights.judge_call(self._state(), name, checked)
-        self._execute(name, CallContext(None, answer), checked)
+        self._execute(name, CallContext(None, answer, rights), checked)
+
+    def missing(self, name: str, args: dict[str, object], rights: Rights) -> Need | None:
+        """Return the permission that a user lacks for a call, if any. Raises
+        RemoteProtocolError for arguments that the call does not have.
+        """
+        _name, checked = wire.decode_call(encode_call(name, args))
+        return rights.missing(CALLS[name](self._state(), checked))
 
     def _execute(self, name: str, call: CallContext, args: Any) -> None:  # noqa: ANN401  # the call's own model
         try:

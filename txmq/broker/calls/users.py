@@ -76,7 +76,7 @@ class UserCalls:
     def me(self, call: CallContext, args: NoArgs) -> None:
         """Answer who the caller is, and what the caller may do."""
         del args
-        rights = call.session.rights
+        rights = call.rights if call.caller is None else call.caller.rights
         if rights is None:
             every = sorted(f"{verb} {kind}" for kind, verbs in VERBS.items() for verb in verbs)
             call.answer(

@@ -1,0 +1,9 @@
+"""The console: pages for people, rendered by the broker and served at its HTTP port.
+
+page        a page, its reader, and what it returns: start here to add one
+registry    the table of all pages
+rendering   templates, filters, and the queue that renders a slice in each turn
+streams     live parts, by server-sent events
+site        paths to pages, static files and streams
+overview, topics, ...  the pages, by subject
+"""

@@ -1,0 +1,179 @@
+"""Pages of the console: their interface.
+
+A page is an async function of its reader. It asks the broker by control calls, as the
+command line does, with the reader's rights and the same bounds. It returns a template
+and the values that the template shows:
+
+    async def topic(reader: Reader) -> View:
+        shown = await reader.ask("topic.show", name=reader.names[0])
+        may_delete = reader.may("topic.delete", name=reader.names[0])
+        return View("topic.html", {"topic": shown, "may_delete": may_delete})
+
+    PAGES = (Page("topics/*", "Topic", topic),)
+
+A module of pages has `PAGES`; `registry` lists the modules. A `*` in the path stands
+for one name, which is in `reader.names`. `nav` and `key` put a page into the
+navigation: its text there, and the key that opens it behind `g`.
+
+The template extends `base.html` and fills the block `live`. With `live`, an event
+stream renders that block again every two seconds while somebody looks; it stands by
+itself, so macros come from `ui`, which all templates have. Links begin with `{{ root
+}}`, so that they hold behind a sub-path. A list shows `reader.limit` rows at most, and
+links to the next page.
+
+`reader.ask` raises Refused, and the reader sees an error page with the broker's hint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlencode
+
+from twisted.internet.defer import Deferred
+from twisted.internet.error import TimeoutError as TimedOut
+
+from txmq.core.events.outcome import Rejected
+from txmq.errors import RemoteProtocolError, TxmqError
+
+if TYPE_CHECKING:
+    from txmq.admin.http import Query
+    from txmq.broker.access.guard import Rights
+    from txmq.broker.service import BrokerParts
+
+ANY_NAME = "*"
+ROWS = 50  # of a list on one page
+MAX_ROWS = 200
+MAX_TEXT = 4_096  # of one value of a query
+ANSWER_S = 10.0
+
+
+class View(NamedTuple):
+    """A template below `templates/console`, and its values."""
+
+    template: str
+    values: Mapping[str, Any] = {}
+    status: int = 200
+
+
+class Permission(NamedTuple):
+    """Whether the reader may do something; `why` says what is missing."""
+
+    allowed: bool
+    why: str = ""
+
+
+class Refused(TxmqError):
+    """The broker refused a call, or did not answer it."""
+
+    def __init__(self, error: str, message: str, hint: str = "", status: int = 404) -> None:
+        super().__init__(message, hint=hint)
+        self.error, self.status = error, status
+
+
+class Reader:
+    """Who looks at a page, and what for. `names` are those in the path; `root` leads
+    from the path to the console's own one.
+    """
+
+    def __init__(
+        self,
+        parts: BrokerParts,
+        rights: Rights | None,
+        path: str,
+        names: tuple[str, ...],
+        query: Query,
+    ) -> None:
+        self.rights, self.path, self.names = rights, path, names
+        self.root = "../" * path.count("/") or "./"
+        self._parts = parts
+        self._query = _texts(query)
+
+    @property
+    def user(self) -> str | None:
+        """The name of the user; None = the broker has no users."""
+        return None if self.rights is None else self.rights.user
+
+    def text(self, name: str, default: str = "") -> str:
+        """Return a value of the query, without spaces around it."""
+        return self._query.get(name, default).strip()
+
+    def number(self, name: str, default: int | None = None) -> int | None:
+        """Return a whole number of the query; `default` where it is empty. Raises
+        Refused for others.
+        """
+        text = self.text(name)
+        if not text:
+            return default
+        if not (text.isascii() and text.isdigit() and len(text) < 19):
+            message = f"{name}: {text[:64]!r} is not a whole number"
+            raise Refused("BadRequest", message, "use decimal digits", 400)
+        return int(text)
+
+    @property
+    def limit(self) -> int:
+        """The rows of a list on this page."""
+        return max(1, min(self.number("limit") or ROWS, MAX_ROWS))
+
+    def link(self, **changes: object) -> str:
+        """Return the query of this page with changes, beginning with `?`. None leaves a
+        parameter out.
+        """
+        changed = {**self._query, **changes}
+        return "?" + urlencode({name: value for name, value in changed.items() if value})
+
+    def may(self, call: str, **args: object) -> Permission:
+        """Return whether the reader may make this call. Nothing is audited."""
+        if self.rights is None:
+            return Permission(True)
+        missing = self._parts.calls.missing(call, args, self.rights)
+        if missing is None:
+            return Permission(True)
+        return Permission(
+            False,
+            f"user {self.user} may not {missing.verb} {missing.resource}; an admin can allow it:"
+            f" txmq acl grant {self.user} {missing.verb} {missing.resource}",
+        )
+
+    async def ask(self, call: str, **args: object) -> Any:  # noqa: ANN401  # each call has its own fields
+        """Make a call that only reads, and return its reply. Raises Refused."""
+        waiting: Deferred[Any] = Deferred()
+        waiting.addTimeout(ANSWER_S, self._parts.reactor)
+        try:
+            self._parts.calls.ask(call, args, waiting.callback, self.rights)
+            reply = await waiting
+        except RemoteProtocolError as error:
+            raise Refused("BadRequest", error.message, error.hint, 400) from None
+        except TimedOut:
+            message = f"the broker has not answered {call} for {ANSWER_S:.0f} s"
+            hint = "its disk may be full or slow: see its log, and `txmq alarms`"
+            raise Refused("NoAnswer", message, hint, 504) from None
+        if isinstance(reply, Rejected):
+            raise Refused(reply.error.__name__, reply.message, reply.hint)
+        return reply
+
+
+class Page(NamedTuple):
+    """A page at a path below the console's, "" for the first."""
+
+    path: str
+    title: str
+    render: Callable[[Reader], Awaitable[View]]
+    nav: str = ""
+    key: str = ""
+    live: bool = True
+
+
+def _texts(query: Query) -> dict[str, str]:
+    """Return the values of a query by name; of repeated ones the last. Raises
+    Refused.
+    """
+    found: dict[str, str] = {}
+    for name, values in query.items():
+        try:
+            found[name.decode()] = values[-1].decode()
+        except UnicodeDecodeError:
+            raise Refused("BadRequest", "the address is not UTF-8", "", 400) from None
+        if len(values[-1]) > MAX_TEXT:
+            raise Refused("BadRequest", "a value in the address is too long", "", 400)
+    return found

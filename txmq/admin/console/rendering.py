@@ -1,0 +1,205 @@
+"""Templates of the console, and the queue that renders them.
+
+Names, keys, headers, bodies and errors come from elsewhere. Templates escape all of
+them, and show control characters, and those that change the direction of text, as
+visible signs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import structlog
+from jinja2 import DictLoader, Environment, StrictUndefined
+from markupsafe import Markup, escape
+
+from txmq.model.units import SECOND
+
+if TYPE_CHECKING:
+    from txmq.broker.reactor.interfaces import Clock, Timer
+
+TURN_S = 0.002  # of rendering, in one turn of the reactor
+MACROS = {"ui.html", "actions.html"}  # in all templates, by these names
+MAX_BYTES = 4 << 20  # of one page
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+SPANS = ((60, 1, "s"), (3_600, 60, "min"), (172_800, 3_600, "h"), (None, 86_400, "d"))
+# C0 and C1 without line breaks and tabs, marks of direction, and signs without width
+HIDDEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff"
+    "\ufff9-\ufffb\ud800-\udfff]"
+)
+log = structlog.get_logger()
+
+
+def visible(text: str) -> str:
+    """Return a text whose control characters can be seen."""
+    return HIDDEN.sub(_sign, text)
+
+
+def _sign(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    if code < 0x20:
+        return chr(0x2400 + code)
+    return "\u2421" if code == 0x7F else f"\\u{code:04x}"
+
+
+def _shown(value: object) -> object:
+    """Make what a template prints visible; Jinja2 escapes it afterwards."""
+    if isinstance(value, Markup):
+        return value
+    return visible(value) if isinstance(value, str) else value
+
+
+def number(value: float) -> str:
+    """Return a number with its thousands apart."""
+    return f"{value:,.1f}" if isinstance(value, float) and value % 1 else f"{int(value):,}"
+
+
+def size(value: float) -> str:
+    """Return a number of bytes."""
+    unit = 0
+    while value >= 1024 and unit < len(UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{value:.1f} {UNITS[unit]}" if unit else f"{int(value)} B"
+
+
+def span_us(value: float) -> str:
+    """Return a length of time in microseconds."""
+    if value < 1_000:
+        return f"{value:.0f} µs"
+    if value < SECOND:
+        return f"{value / 1_000:.3g} ms"
+    seconds = value / SECOND
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    for below, unit, name in SPANS:
+        if below is None or seconds < below * (2 if unit < 3_600 else 1):
+            return f"{seconds // unit:,.0f} {name}"
+    raise AssertionError
+
+
+def span_ms(value: float) -> str:
+    """Return a length of time in milliseconds."""
+    return span_us(value * 1_000)
+
+
+def instant(value: int) -> str:
+    """Return a time, from microseconds since the epoch, in UTC."""
+    try:
+        return datetime.fromtimestamp(value / SECOND, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (OverflowError, ValueError, OSError):
+        return str(value)
+
+
+def moment(value: int | None) -> Markup:
+    """Return a time as an element; nothing for 0 and None."""
+    if not value:
+        return Markup("–")
+    text = instant(value)
+    return Markup('<time datetime="{}">{}</time>').format(text.replace(" UTC", "Z"), text)
+
+
+class Templates:
+    """The templates, read once. `now` gives microseconds since the epoch."""
+
+    def __init__(self, now: Callable[[], int]) -> None:
+        folder = files("txmq.admin") / "templates" / "console"
+        sources = {one.name: one.read_text("utf-8") for one in folder.iterdir()}
+        self._environment = Environment(
+            loader=DictLoader(sources),
+            autoescape=True,
+            undefined=StrictUndefined,
+            finalize=_shown,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            auto_reload=False,
+            cache_size=-1,
+        )
+        self._environment.filters |= {
+            each.__name__: each for each in (number, size, span_us, span_ms, instant, moment)
+        }
+
+        def ago(value: int | None) -> Markup:
+            """Return how long ago a time was."""
+            if not value:
+                return Markup("–")
+            text = instant(value)
+            return Markup('<time datetime="{}" title="{}">{} ago</time>').format(
+                text.replace(" UTC", "Z"), text, span_us(max(0, now() - value))
+            )
+
+        self._environment.filters["ago"] = ago
+        # a part that is rendered by itself runs no import of its page
+        for name in MACROS & sources.keys():
+            module = self._environment.get_template(name).module
+            self._environment.globals[name.removesuffix(".html")] = module
+
+    def page(self, name: str, values: Mapping[str, Any]) -> Iterator[str]:
+        """Return the pieces of a whole page."""
+        return self._environment.get_template(name).generate(values)
+
+    def live(self, name: str, values: Mapping[str, Any]) -> Iterator[str]:
+        """Return the pieces of a page's live part."""
+        template = self._environment.get_template(name)
+        # the blocks of a template that extends another one, without running the latter
+        return template.blocks["live"](template.new_context(dict(values)))
+
+
+class _Rendering(NamedTuple):
+    pieces: Iterator[str]
+    done: Callable[[bytes], None]
+    failed: Callable[[Exception], None]
+    ready: list[str]
+
+
+class RenderQueue:
+    """Renders pages one after the other: a slice of `TURN_S` in each turn of the
+    reactor, however many readers there are.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._waiting: deque[_Rendering] = deque()
+        self._timer: Timer | None = None
+
+    def render(
+        self,
+        pieces: Iterator[str],
+        done: Callable[[bytes], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        """Render pieces to bytes, soon."""
+        self._waiting.append(_Rendering(pieces, done, failed, []))
+        if self._timer is None:
+            self._timer = self._clock.callLater(0, self._work)
+
+    def _work(self) -> None:
+        self._timer = None
+        until = self._clock.seconds() + TURN_S
+        while self._waiting and self._clock.seconds() < until:
+            self._advance(self._waiting.popleft(), until)
+        if self._waiting and self._timer is None:
+            self._timer = self._clock.callLater(0, self._work)
+
+    def _advance(self, one: _Rendering, until: float) -> None:
+        try:
+            for piece in one.pieces:
+                one.ready.append(piece)
+                if self._clock.seconds() >= until:
+                    self._waiting.append(one)
+                    return
+            page = "".join(one.ready).encode("utf-8", "replace")
+            if len(page) > MAX_BYTES:
+                raise ValueError(f"a page of {len(page)} bytes is too large")  # noqa: TRY301  # as others
+        except Exception as error:  # noqa: BLE001  # of a template: its reader gets an error page
+            one.failed(error)
+            return
+        one.done(page)
+
+
+__all__ = ["Markup", "RenderQueue", "Templates", "escape", "visible"]

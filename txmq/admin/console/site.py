@@ -1,0 +1,189 @@
+"""Paths of the console: pages, the event streams below `live/`, and static files.
+
+Files are read once into a fixed table, so that no request opens a file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+import structlog
+from twisted.internet.defer import Deferred
+
+from txmq.admin.console import registry
+from txmq.admin.console.page import Page, Reader, Refused, View
+from txmq.admin.console.rendering import RenderQueue, Templates
+from txmq.admin.console.streams import Streams
+from txmq.admin.http import HttpReply, HttpStream
+from txmq.errors import NotPermitted, TxmqError
+from txmq.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from twisted.python.failure import Failure
+
+    from txmq.admin.http import Query, Respond
+    from txmq.broker.access.guard import Rights
+    from txmq.broker.service import BrokerParts
+
+HTML = "text/html; charset=utf-8"
+EVENTS = "text/event-stream; charset=utf-8"
+TYPES = {
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+    "txt": "text/plain; charset=utf-8",
+}
+STATIC, LIVE = "static/", "live/"
+KEPT = {"Cache-Control": "private, max-age=86400, immutable"}  # their addresses have a digest
+log = structlog.get_logger()
+
+
+class Console:
+    """The console of one broker. All methods run on the reactor's thread."""
+
+    def __init__(self, parts: BrokerParts) -> None:
+        self._parts = parts
+        self._templates = Templates(parts.engine.now)
+        self._queue = RenderQueue(parts.reactor)
+        self._streams = Streams(parts.reactor)
+        self._files = {f"{STATIC}{name}": reply for name, reply in _static_files()}
+        digest = hashlib.blake2b(b"".join(one.body for one in self._files.values()), digest_size=6)
+        self._version = digest.hexdigest()  # another one after an upgrade
+
+    def handle(self, path: str, query: Query, respond: Respond, rights: Rights | None) -> bool:
+        """Answer a GET request; False = the path is not the console's."""
+        path = path.removeprefix("/")
+        file = self._files.get(path)
+        if file is not None:
+            respond(file)
+            return True
+        is_live = path.startswith(LIVE)
+        found = registry.find(path.removeprefix(LIVE) if is_live else path)
+        if found is None:
+            return False
+        try:
+            where = path.removeprefix(LIVE)
+            reader = Reader(self._parts, rights, where, found.names, query)
+        except Refused as refused:
+            respond(HttpReply(refused.status, f"{refused}\n".encode()))
+            return True
+        if not is_live:
+            self._show(found.page, reader, respond)
+        elif found.page.live:
+            self._stream(found.page, reader, respond)
+        else:
+            return False
+        return True
+
+    def show_error(self, path: str, refused: Refused, respond: Respond) -> None:
+        """Answer with an error page."""
+        path = path.removeprefix("/")
+        page = Page(path, "Error", _nothing, live=False)
+        reader = Reader(self._parts, None, path, (), {})
+        self._render(page, reader, _error(refused), respond)
+
+    def _show(self, page: Page, reader: Reader, respond: Respond) -> None:
+        def shown(view: View) -> None:
+            self._render(page, reader, view, respond)
+
+        self._view(page, reader, shown)
+
+    def _view(self, page: Page, reader: Reader, shown: Callable[[View], None]) -> None:
+        """Run a page's function, and pass on its view, or that of its error."""
+
+        def failed(failure: Failure) -> None:
+            shown(_error(_refused(failure.value)))
+
+        waiting: Deferred[View] = Deferred.fromCoroutine(_run(page, reader))
+        waiting.addCallbacks(shown, failed)
+        waiting.addErrback(lambda failure: log.error("console.failed", error=str(failure.value)))
+
+    def _render(self, page: Page, reader: Reader, view: View, respond: Respond) -> None:
+        def done(body: bytes) -> None:
+            respond(HttpReply(view.status, body, HTML))
+
+        def failed(error: Exception) -> None:
+            log.error("console.template_failed", template=view.template, error=str(error))
+            respond(HttpReply(500, b"this page cannot be shown: the broker's log says why\n"))
+
+        pieces = self._pieces(self._templates.page, page, reader, view)
+        self._queue.render(pieces, done, failed)
+
+    def _pieces(
+        self, render: Callable[..., Iterator[str]], page: Page, reader: Reader, view: View
+    ) -> Iterator[str]:
+        broker = self._parts.settings.broker.name
+        values: dict[str, Any] = {
+            "reader": reader,
+            "root": reader.root,
+            "page": page,
+            "is_live": page.live and view.status == 200,
+            "navigation": registry.NAVIGATION,
+            "broker": broker,
+            "version": __version__,
+            "digest": self._version,
+            "alarms": self._parts.alarms.raised() if reader.may("broker.alarms").allowed else (),
+        }
+        yield from render(view.template, values | dict(view.values))
+
+    def _stream(self, page: Page, reader: Reader, respond: Respond) -> None:
+        def part(give: Callable[[bytes | None], None]) -> None:
+            if reader.rights is not None:  # as of now: they may have been taken back
+                reader.rights = self._parts.guard.rights_of(reader.rights.user)
+                if reader.rights is None:
+                    give(None)
+                    return
+
+            def shown(view: View) -> None:
+                if view.status != 200:
+                    give(None)
+                    return
+                pieces = self._pieces(self._templates.live, page, reader, view)
+                self._queue.render(pieces, give, lambda _error: give(None))
+
+            self._view(page, reader, shown)
+
+        stream = self._streams.make(part)
+        if stream is None:
+            respond(HttpReply(503, b"too many live pages are open\n"))
+        else:
+            respond(HttpStream(EVENTS, stream))
+
+
+async def _run(page: Page, reader: Reader) -> View:
+    return await page.render(reader)
+
+
+async def _nothing(reader: Reader) -> View:
+    raise AssertionError(reader)
+
+
+def _refused(error: BaseException | None) -> Refused:
+    match error:
+        case Refused():
+            return error
+        case NotPermitted():
+            return Refused(type(error).__name__, error.message, error.hint, 403)
+        case TxmqError():
+            return Refused(type(error).__name__, error.message, error.hint, 500)
+    log.error("console.page_failed", error=repr(error), exc_info=error)
+    message = "this page cannot be shown because of a bug"
+    return Refused("Bug", message, "report what the broker's log says", 500)
+
+
+def _error(refused: Refused) -> View:
+    return View("error.html", {"error": refused}, refused.status)
+
+
+def _static_files() -> Iterator[tuple[str, HttpReply]]:
+    folder = files("txmq.admin") / "static"
+    for place, prefix in ((folder, ""), (folder / "vendor", "vendor/")):
+        for file in place.iterdir():
+            kind = TYPES.get(file.name.rpartition(".")[2])
+            if kind is not None and file.is_file():
+                yield prefix + file.name, HttpReply(200, file.read_bytes(), kind, KEPT)

@@ -1,0 +1,103 @@
+"""Live parts of pages: event streams, bounded in number and in rate.
+
+The browser closes its stream while its reader scrolls, selects or types, and while the
+tab is hidden; so a stream that is open has somebody who looks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from txmq.admin.http import Sink
+    from txmq.broker.reactor.interfaces import Clock, Timer
+
+PERIOD_S = 2.0  # between the end of one rendering and the begin of the next
+LIFE_S = 600.0  # then the browser opens another one
+BEAT_EVERY = 7  # a part that is the same is not sent again, but a sign of life is
+MAX_STREAMS = 24  # of all readers; other requests keep their places
+
+# renders the part: first argument on success, None = the reader may not see it any more
+Part = Callable[[Callable[[bytes | None], None]], None]
+
+
+class LiveStream:
+    """One open stream."""
+
+    def __init__(self, streams: Streams, part: Part, clock: Clock) -> None:
+        self._streams, self._part, self._clock = streams, part, clock
+        self._ends = clock.seconds() + LIFE_S
+        self._seen = b""
+        self._same = 0
+        self._sink: Sink | None = None
+        self._timer: Timer | None = None
+
+    def opened(self, sink: Sink) -> None:
+        """Begin to send. The browser has just got the page: it is not sent again."""
+        self._sink = sink
+        sink.write(b"retry: 3000\n\n")
+        self._later()
+
+    def closed(self) -> None:
+        """End: the browser is gone."""
+        self._sink = None
+        self._streams.open.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _later(self) -> None:
+        self._timer = self._clock.callLater(PERIOD_S, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        sink = self._sink
+        if sink is None:
+            return
+        if self._clock.seconds() >= self._ends:
+            sink.end()
+        elif sink.is_full:  # a slow reader misses states between
+            self._later()
+        else:
+            self._part(self._rendered)
+
+    def _rendered(self, part: bytes | None) -> None:
+        sink = self._sink
+        if sink is None:
+            return
+        if part is None:
+            sink.write(b"event: gone\ndata: \n\n")
+            sink.end()
+            return
+        seen = hashlib.blake2b(part, digest_size=16).digest()
+        if seen != self._seen:
+            self._seen, self._same = seen, 0
+            sink.write(b"event: part\n" + _data(part) + b"\n")
+        else:
+            self._same += 1
+            if self._same % BEAT_EVERY == 0:
+                sink.write(b": the same\n\n")
+        self._later()
+
+
+class Streams:
+    """All open streams."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.open: set[LiveStream] = set()
+
+    def make(self, part: Part) -> LiveStream | None:
+        """Return a new stream; None = there are too many."""
+        if len(self.open) >= MAX_STREAMS:
+            return None
+        stream = LiveStream(self, part, self._clock)
+        self.open.add(stream)
+        return stream
+
+
+def _data(part: bytes) -> bytes:
+    lines = part.replace(b"\r", b"").split(b"\n")
+    return b"".join(b"data: " + line + b"\n" for line in lines)
