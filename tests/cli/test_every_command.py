@@ -28,6 +28,8 @@ COMMANDS = {
     "audit": "",
     "broker": f"--config {NO_FILE}",
     "clock": "",
+    "config export": "",
+    "config import": "/nowhere/config.json",
     "dev": "--data /proc/nowhere",
     "doctor": f"--config {NO_FILE}",
     "dlq abandon": "billing orders/0/1 --reason x",

@@ -21,6 +21,7 @@ from txmq.cli.commands import (
     audit,
     broker,
     clock,
+    config,
     dev,
     doctor,
     groups,
@@ -95,6 +96,7 @@ resolver.add_to(app)
 app.add_typer(relay.app, name="relay")
 app.add_typer(outbox.app, name="outbox")
 app.add_typer(inboxes.app, name="inbox")
+app.add_typer(config.app, name="config")
 app.add_typer(users.app, name="user")
 app.add_typer(users.acl, name="acl")
 

@@ -1,0 +1,283 @@
+"""What operators have set at a broker, as a document: topics, groups, policies, saved
+selections and users.
+
+A document says how things are to be, and only of what it names: `changes` compares it
+with another one and returns the calls that lead there. Nothing is ever deleted.
+Passwords are not part of it, nor is what members of a group decide when they join.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+
+from pydantic import Field, StringConstraints, ValidationError
+
+from txmq.cli.command import CommandSession
+from txmq.errors import ConfigError
+from txmq.errors.validation import first_mistake
+from txmq.model.schemas.compatibility import Compatibility
+from txmq.wire.calls.arguments import Args, Name
+from txmq.wire.calls.consumers import GroupName, GroupSettingsArgs
+from txmq.wire.calls.letters import SelectionArgs
+from txmq.wire.calls.plans import PlanSettingsArgs
+from txmq.wire.calls.topics import TopicSettingsArgs
+from txmq.wire.calls.users import Role
+
+C = TypeVar("C", bound=Args)
+Compare = Callable[[str, C | None, C], Iterator["Change"]]
+DEFAULT = "default"
+NO_GROUP = "no member has joined it yet: import again when one has"
+NO_USERS = "the broker has no users: add an admin first, with txmq user add NAME --role admin"
+SWITCHES = {"writable": True, "readable": True}
+# settings of a group that `group.show` has in microseconds
+SPANS = {"lease": "lease_us", "session": "session_us", "consume_timeout": "consume_timeout_us"}
+
+
+class TopicConfig(Args):
+    """A topic. Settings that are not named are the broker's."""
+
+    partitions: Annotated[int, Field(ge=1, le=4_096)]
+    settings: TopicSettingsArgs = TopicSettingsArgs()
+    json_schema: dict[str, Any] | bool | None = None
+    compatibility: Compatibility | None = None
+
+
+class GroupConfig(GroupSettingsArgs):
+    """What operators have set of a group."""
+
+    keep_until_exported: bool | None = None
+
+
+class PolicyConfig(Args):
+    """The replay policy of a group."""
+
+    after_s: float | None = None
+    on_version: bool = False
+    max_replays: int = 1
+    select: SelectionArgs = SelectionArgs()
+    settings: PlanSettingsArgs = PlanSettingsArgs()
+
+
+class UserConfig(Args):
+    """A user, without the password."""
+
+    roles: tuple[Role, ...] = ()
+    grants: tuple[Annotated[str, StringConstraints(pattern=r"^\S+ \S+$")], ...] = ()
+
+
+class ClusterConfig(Args):
+    """The document. `txmq` is the version of its form."""
+
+    txmq: Literal[1] = 1
+    topics: dict[Name, TopicConfig] = Field(default_factory=dict)
+    groups: dict[GroupName, GroupConfig] = Field(default_factory=dict)
+    policies: dict[GroupName, PolicyConfig] = Field(default_factory=dict)
+    selections: dict[Name, SelectionArgs] = Field(default_factory=dict)
+    users: dict[Name, UserConfig] = Field(default_factory=dict)
+
+    def text(self) -> str:
+        """Return the document as JSON; the same settings make the same bytes."""
+        fields = _set(self)
+        if "groups" in fields:  # those of which nothing is set say nothing
+            fields["groups"] = {name: one for name, one in fields["groups"].items() if one}
+        return json.dumps({"txmq": 1} | fields, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+class Change(NamedTuple):
+    """A call that makes a part of a broker as it is to be; without one, the reason why
+    nothing can be done.
+    """
+
+    what: str
+    change: str
+    call: str = ""
+    args: Mapping[str, Any] = MappingProxyType({})
+
+
+def parse(text: str) -> ClusterConfig:
+    """Return the document of a text; raises ConfigError."""
+    try:
+        return ClusterConfig.model_validate_json(text)
+    except ValidationError as error:
+        where, reason = first_mistake(error, unit="field")
+        raise ConfigError(
+            ".".join(where) or "document", reason, hint="txmq config export shows the form"
+        ) from None
+
+
+def read(session: CommandSession) -> ClusterConfig:
+    """Return what is set at a broker."""
+    call = session.client.call
+    return parse(
+        json.dumps(
+            {
+                "topics": {
+                    name: _topic(call("topic.show", name=name))
+                    for name in _names(session, "topic.list", "topics", "name")
+                },
+                "groups": {
+                    name: _group(call("group.show", group=name)["settings"])
+                    for name in _names(session, "group.list", "groups", "group")
+                },
+                "policies": {
+                    row["group"]: {name: row[name] for name in PolicyConfig.model_fields}
+                    for row in session.every("policy.list", "policies")["policies"]
+                },
+                "selections": {
+                    row["name"]: row["select"]
+                    for row in session.every("dlq.saved", "selections")["selections"]
+                },
+                "users": {
+                    row["user"]: {"roles": row["roles"], "grants": row["grants"]}
+                    for row in session.every("user.list", "users")["users"]
+                },
+            }
+        )
+    )
+
+
+def _names(session: CommandSession, call: str, field: str, name: str) -> Iterator[str]:
+    for row in session.every(call, field)[field]:
+        yield row[name]
+
+
+def _topic(shown: Mapping[str, Any]) -> dict[str, Any]:
+    settings = {name: value for name, value in shown["settings"].items() if value != DEFAULT}
+    settings = {n: v for n, v in settings.items() if n not in ("writable", "readable") or not v}
+    made = {"partitions": shown["partitions"], "compatibility": settings.pop("compatibility", None)}
+    schema = json.loads(shown["schema"]) if shown.get("schema") else None
+    return made | {"settings": settings, "json_schema": schema}
+
+
+def _group(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what operators have set of a group."""
+    found: dict[str, Any] = {}
+    for name in settings["altered"]:
+        plain = name.removesuffix("_us")
+        if plain in SPANS:
+            found[f"{plain}_ms"] = settings[SPANS[plain]] // 1_000
+        else:
+            found[name] = settings[name]
+    return found | ({"keep_until_exported": True} if settings["keep_until_exported"] else {})
+
+
+def changes(now: ClusterConfig, wanted: ClusterConfig) -> list[Change]:
+    """Return what leads from `now` to what is wanted, in the order of its making."""
+    waiting = {*wanted.groups, *wanted.policies} - set(now.groups)
+    users = _of_each(now.users, wanted.users, _user_changes)
+    if wanted.users and not now.users:  # a first admin without a password locks all out
+        users = iter([Change("users", NO_USERS)])
+    return [
+        *_of_each(now.topics, wanted.topics, _topic_changes),
+        *(Change(f"group {name}", NO_GROUP) for name in sorted(waiting)),
+        *_of_each(now.groups, _but(wanted.groups, waiting), _group_changes),
+        *_of_each(now.selections, wanted.selections, _selection_changes),
+        *_of_each(now.policies, _but(wanted.policies, waiting), _policy_changes),
+        *users,
+    ]
+
+
+def _but(every: Mapping[str, C], names: AbstractSet[str]) -> dict[str, C]:
+    return {name: one for name, one in every.items() if name not in names}
+
+
+def _of_each(
+    now: Mapping[str, C], wanted: Mapping[str, C], compare: Compare[C]
+) -> Iterator[Change]:
+    for name, one in sorted(wanted.items(), key=lambda item: item[0]):
+        yield from compare(name, now.get(name), one)
+
+
+def _topic_changes(name: str, now: TopicConfig | None, wanted: TopicConfig) -> Iterator[Change]:
+    what = f"topic {name}"
+    settings = _set(wanted.settings)
+    if now is None:
+        made = {"name": name, "partitions": wanted.partitions} | settings
+        yield Change(what, f"create with {wanted.partitions} partitions", "topic.create", made)
+        now = TopicConfig(partitions=wanted.partitions, settings=wanted.settings)
+    if wanted.partitions > now.partitions:
+        grown = {"name": name, "partitions": wanted.partitions}
+        yield Change(
+            what,
+            f"grow from {now.partitions} to {wanted.partitions} partitions",
+            "topic.grow",
+            grown,
+        )
+    elif wanted.partitions < now.partitions:
+        yield Change(what, f"has {now.partitions} partitions: their number can only grow")
+    standard = dict.fromkeys(TopicSettingsArgs.model_fields, DEFAULT) | SWITCHES
+    before, after = standard | _set(now.settings), standard | settings
+    altered = {field: after[field] for field in after if after[field] != before[field]}
+    if altered:
+        yield Change(what, _told(before, altered), "topic.alter", {"name": name} | altered)
+    yield from _schema_changes(name, now, wanted)
+
+
+def _schema_changes(name: str, now: TopicConfig, wanted: TopicConfig) -> Iterator[Change]:
+    given: dict[str, Any] = {}
+    if now.json_schema != wanted.json_schema:
+        none = wanted.json_schema is None
+        given["json_schema"] = "" if none else json.dumps(wanted.json_schema)
+    if wanted.compatibility not in (None, now.compatibility):
+        given["compatibility"] = wanted.compatibility
+    if given:
+        yield Change(
+            f"topic {name}",
+            "set " + " and ".join(sorted(given)),
+            "topic.schema",
+            {"name": name} | given,
+        )
+
+
+def _group_changes(name: str, now: GroupConfig | None, wanted: GroupConfig) -> Iterator[Change]:
+    before, after = _set(now or GroupConfig()), _set(wanted)
+    altered = {field: after[field] for field in after if after[field] != before.get(field)}
+    if altered:
+        yield Change(
+            f"group {name}", _told(before, altered), "group.alter", {"group": name} | altered
+        )
+
+
+def _selection_changes(
+    name: str, now: SelectionArgs | None, wanted: SelectionArgs
+) -> Iterator[Change]:
+    if now != wanted:
+        args = {"name": name, "select": _set(wanted)}
+        yield Change(f"selection {name}", "save", "dlq.save", args)
+
+
+def _policy_changes(name: str, now: PolicyConfig | None, wanted: PolicyConfig) -> Iterator[Change]:
+    if now != wanted:
+        args = {"group": name, "select": {}} | _set(wanted)
+        yield Change(f"policy {name}", "set", "policy.set", args)
+
+
+def _user_changes(name: str, now: UserConfig | None, wanted: UserConfig) -> Iterator[Change]:
+    what = f"user {name}"
+    if now is None or set(now.roles) != set(wanted.roles):
+        said = "add, without a password" if now is None else "set roles"
+        args = {"name": name, "roles": list(wanted.roles), "new": now is None}
+        yield Change(what, said, "user.set", args)
+    had = set(() if now is None else now.grants)
+    for grant in sorted(had.symmetric_difference(wanted.grants)):
+        verb, resource = grant.split(" ", 1)
+        act = "revoke" if grant in had else "grant"
+        yield Change(
+            what, f"{act} {grant}", f"acl.{act}", {"name": name, "what": verb, "resource": resource}
+        )
+
+
+def _set(args: Args) -> dict[str, Any]:
+    """Return the fields that are set, as JSON has them."""
+    return args.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+
+
+def _told(before: Mapping[str, Any], altered: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{name}: {json.dumps(before.get(name, DEFAULT))} to {json.dumps(value)}"
+        for name, value in altered.items()
+    )

@@ -1,0 +1,69 @@
+"""`txmq config`: what operators have set at a broker, as a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from txmq.cli.command import CommandSession, broker_command
+from txmq.cli.options import Operator, Reason
+from txmq.cli.output import FAILED
+from txmq.errors import ConfigError, TxmqError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Write what operators have set at a broker to a file, and make a broker so: topics, "
+    "groups, replay policies, saved selections, users.",
+)
+COLUMNS = ("what", "change", "done", "error")
+
+
+@broker_command(app, "export")
+def export(session: CommandSession) -> None:
+    """Print topics, settings of groups, replay policies, saved selections and users,
+    without passwords. The same settings make the same bytes.
+    """
+    from txmq.cli import cluster_config
+
+    typer.echo(cluster_config.read(session).text(), nl=False)
+
+
+@broker_command(app, "import")
+def import_(
+    session: CommandSession,
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="What `txmq config export` printed.")
+    ],
+    *,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would change, and change nothing.")
+    ] = False,
+    operator: Operator,
+    reason: Reason = "",
+) -> None:
+    """Create and change what the file names, until the broker is as it says. Nothing is
+    deleted, and what the file does not name stays. Exit status 1: not all was possible.
+    """
+    from txmq.cli import cluster_config
+
+    try:
+        wanted = cluster_config.parse(file.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("file", f"cannot read {file}: {error}", hint="name a file") from None
+    signed = {"operator": operator, "reason": reason}
+    by: dict[str, dict[str, str]] = {"topic.create": {}}  # the one call that nobody signs
+    rows: list[dict[str, Any]] = []
+    for change in cluster_config.changes(cluster_config.read(session), wanted):
+        row = {"what": change.what, "change": change.change, "done": False, "error": ""}
+        if change.call and not dry_run:
+            try:
+                session.client.call(change.call, **change.args, **by.get(change.call, signed))
+                row["done"] = True
+            except TxmqError as error:
+                row["error"] = f"{type(error).__name__}: {error}"
+        rows.append(row)
+    session.out.show({"changes": rows, "dry_run": dry_run}, columns=COLUMNS)
+    if not dry_run and not all(row["done"] for row in rows):
+        raise typer.Exit(FAILED)
