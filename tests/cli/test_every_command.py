@@ -30,6 +30,7 @@ COMMANDS = {
     "clock": "",
     "config export": "",
     "config import": "/nowhere/config.json",
+    "config reload": "",
     "dev": "--data /proc/nowhere",
     "doctor": f"--config {NO_FILE}",
     "dlq abandon": "billing orders/0/1 --reason x",

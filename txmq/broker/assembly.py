@@ -51,6 +51,7 @@ from txmq.broker.reactor.stall_guard import Moment, StallGuard
 from txmq.broker.reactor.steady_clock import SteadyClock
 from txmq.broker.requests.dispatcher import RequestDispatcher
 from txmq.broker.search.catalogue_service import CatalogueService
+from txmq.broker.settings_reload import SettingsReload
 from txmq.core.state import restores
 from txmq.model import limits
 from txmq.model.units import SECOND
@@ -115,6 +116,7 @@ class Assembly:
         self.turns = TurnWork(engine, clock)
         self.holds = LogHolds(clock.seconds)
         self.guard = Guard(engine, clock)
+        self.reloading = SettingsReload(settings)
         letters = DeadLetterCalls(engine, self.turns)
         self._plans = PlanService(engine, self.turns, clock, letters.next_places)
         self._policies = PolicyService(engine, self.turns, letters.next_places)
@@ -143,6 +145,7 @@ class Assembly:
             MessageLifeCalls(engine, self.catalogues, self.turns),
             AuditCalls(engine, self.turns),
             UserCalls(engine, self.guard, self._users_changed),
+            self.reloading,
         )
         self.calls = CallDispatcher(
             {name: handler for part in parts for name, handler in part.handlers.items()},
@@ -162,6 +165,14 @@ class Assembly:
         self._outcomes = OutcomeExpiryService(engine, clock, self.sessions.connected_instances)
         self._group_work = GroupWorkService(engine)
         in_doubt = InDoubtService(engine, settings.checks.in_doubt_after_s)
+
+        def use_checks(settings: CheckbackSettings) -> None:
+            checks.use(_schedule(settings))
+            in_doubt.use(settings.in_doubt_after_s)
+
+        self.reloading.register("alarms", self.alarms.use)
+        self.reloading.register("retention", self.retention.use, fixed=("every_s", "archive"))
+        self.reloading.register("checks", use_checks)
         engine.before_replies.append(self.sessions.buffer_replies)
         # the last listener: readers have their answers by then
         engine.on_durable.append(self.sessions.flush_replies)

@@ -103,7 +103,7 @@ class BrokerService:
     reactor's thread.
 
     `edges` begin to listen once the broker serves, and are the first to close when it
-    drains.
+    drains. `load` reads the settings again.
     """
 
     def __init__(
@@ -112,7 +112,9 @@ class BrokerService:
         reactor: Any,  # noqa: ANN401  # several interfaces of Twisted's
         edges: Iterable[Edge] = (),
         clocks: MachineClocks = THIS_MACHINE,
+        load: Callable[[], SettingsFile] | None = None,
     ) -> None:
+        self._load = load
         self._settings, self._reactor, self._edges = settings, reactor, tuple(edges)
         self._clocks = clocks
         self.life = Lifecycle.OPENING
@@ -188,6 +190,8 @@ class BrokerService:
             engine, self._settings.scrub, self._reactor, self._threads["scrub"]
         )
         self._assembly.add_timer(DISK_S, watch.tick)
+        self._assembly.reloading.register("disk", watch.use, fixed=("ballast_mib",))
+        self._assembly.reloading.load = self._load
         self._liveness = Liveness(engine, self._assembly.sessions, self._reactor)
         self._assembly.add_timer(LIVENESS_S, self._liveness.tick)
         self._assembly.add_timer(TOKENS_S, self._maintain_tokens)
@@ -335,6 +339,10 @@ class BrokerService:
         self.life = life
         log.info("broker.life", state=life.name)
 
+    def reload_settings(self) -> None:
+        """Read the settings file again, in the reactor's thread."""
+        self._assembly.reloading.on_signal()
+
     def undecided(self) -> int:
         """Return the number of transactions that nobody has decided."""
         return self._engine.state.undecided
@@ -382,9 +390,11 @@ def run(
     ready: Callable[[str], None],
     edges: Iterable[Edge] = (),
     inside: Callable[[str], None] | None = None,
+    load: Callable[[], SettingsFile] | None = None,
 ) -> None:
     """Run a broker until SIGTERM or SIGINT. `ready` gets its address once the broker
     and its `edges` serve; `inside` gets a URL with a login for clients in this process.
+    On SIGHUP it reads its settings again, by `load`.
 
     Raises what opening the data directory or listening raises, and StoreError where the
     broker had to stop.
@@ -395,7 +405,7 @@ def run(
     the_reactor = _reactor()
     # Twisted's timers go by the wall clock: put back, they would all stand still
     the_reactor.seconds = time.monotonic
-    service = BrokerService(settings, the_reactor, edges)
+    service = BrokerService(settings, the_reactor, edges, load=load)
     service.open()
     collect_rarely()
     trouble: list[BaseException] = []
@@ -415,6 +425,9 @@ def run(
     the_reactor.callWhenRunning(start)
     the_reactor.addSystemEventTrigger("before", "shutdown", service.stop)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    signal.signal(
+        signal.SIGHUP, lambda *_frame: the_reactor.callFromThread(service.reload_settings)
+    )
     the_reactor.run()
     if trouble:
         raise trouble[0]

@@ -129,6 +129,10 @@ class CheckBackService:
         self._last.pop(token, None)
         self._queue.forget(token)
 
+    def use(self, schedule: CheckSchedule) -> None:
+        """Go by another schedule, from the next check of each transaction on."""
+        self._schedule = schedule
+
     def tick(self) -> None:
         """Timer: start the checks that have become due. A service that does not answer
         delays only its own transactions.

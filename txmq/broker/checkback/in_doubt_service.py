@@ -33,6 +33,10 @@ class InDoubtService:
         self._engine, self._limit_us = engine, int(after_s * SECOND)
         self._visited_to = b""  # the key of the last row that was visited
 
+    def use(self, after_s: float) -> None:
+        """Go by another age. Who has the flag keeps it."""
+        self._limit_us, self._visited_to = int(after_s * SECOND), b""
+
     def tick(self) -> None:
         """Timer: flag the transactions that have reached the age."""
         if self._engine.store.read_only:

@@ -66,9 +66,7 @@ class RetentionService:
 
     def __init__(self, engine: Engine, settings: RetentionSettings, clock: Clock) -> None:
         self._engine, self._clock = engine, clock
-        self._keep = RetentionLimits(int(settings.hours * HOUR), settings.bytes)
-        self._letters = int(settings.letters_hours * HOUR)
-        self._policy = settings.policy
+        self.use(settings)
         self._busy = self._stopped = False
         self._topics: list[int] = []
         self._groups: list[int] = []
@@ -86,6 +84,12 @@ class RetentionService:
         engine.listen(MessagesCopied, self._copied)
         engine.listen(TopicDeleted, self._note_deleted)
         engine.listen(TopicsEmptied, self._note_emptied)
+
+    def use(self, settings: RetentionSettings) -> None:
+        """Go by other settings, from the next round on."""
+        self._keep = RetentionLimits(int(settings.hours * HOUR), settings.bytes)
+        self._letters = int(settings.letters_hours * HOUR)
+        self._policy = settings.policy
 
     def tick(self) -> None:
         """Timer: begin a round, unless one is under way."""

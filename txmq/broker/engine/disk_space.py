@@ -94,6 +94,10 @@ class DiskWatch:
         self._fs, self._directory, self._disk, self._limits = fs, directory, disk, limits
         disk.ballast = Ballast(fs, directory, limits.ballast_mib * MIB)
 
+    def use(self, limits: DiskSettings) -> None:
+        """Go by other limits; the ballast stays as it is."""
+        self._limits = limits
+
     def tick(self) -> None:
         """Timer: measure, and begin or end the refusal of writes."""
         disk, limits = self._disk, self._limits

@@ -119,6 +119,10 @@ class AlarmService:
         self._raised: dict[str, Alarm] = {}
         self.reported = ReportedAlarms(engine.now)
 
+    def use(self, limits: Limits) -> None:
+        """Go by other limits, from the next tick on."""
+        self._limits = limits
+
     def tick(self) -> None:
         """Timer: raise and clear alarms."""
         seen = self._conditions()

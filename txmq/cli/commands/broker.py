@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -60,11 +61,12 @@ def broker(
     """
     from txmq.config.broker import load_broker
 
-    settings = load_broker(config, {"data": data, "listen": listen, "http": http})
+    load = partial(load_broker, config, {"data": data, "listen": listen, "http": http})
     serve(
         out,
-        settings,
+        load(),
         ready=lambda url, console: _say_ready(out, url, console),
+        load=None if config is None else load,
     )
 
 
@@ -83,11 +85,17 @@ def _notify_supervisor(address: str) -> None:
             notified.send(b"READY=1")
 
 
-def serve(out: Output, settings: SettingsFile, *, ready: Callable[[str, str], None]) -> None:
+def serve(
+    out: Output,
+    settings: SettingsFile,
+    *,
+    ready: Callable[[str, str], None],
+    load: Callable[[], SettingsFile] | None = None,
+) -> None:
     """Run a broker in this process, with its log on standard error.
 
     `ready` receives the URLs of the broker and of its console, which is empty where
-    there is none.
+    there is none. `load` reads the settings again.
     """
     from twisted.internet.error import CannotListenError
 
@@ -106,7 +114,7 @@ def serve(out: Output, settings: SettingsFile, *, ready: Callable[[str, str], No
             def serves(url: str) -> None:
                 ready(url, "".join(edge.url for edge in edges))
 
-            run(settings, ready=serves, edges=edges, inside=begin_recovery)
+            run(settings, ready=serves, edges=edges, inside=begin_recovery, load=load)
     except CannotListenError as error:
         reason = f"cannot listen on {settings.broker.listen}: {error.socketError.strerror}"
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""`txmq config`: what operators have set at a broker, as a file."""
+"""`txmq config`: what operators have set at a broker, as a file, and its own file."""
 
 from __future__ import annotations
 
@@ -28,6 +28,14 @@ def export(session: CommandSession) -> None:
     from txmq.cli import cluster_config
 
     typer.echo(cluster_config.read(session).text(), nl=False)
+
+
+@broker_command(app, "reload")
+def reload(session: CommandSession) -> None:
+    """Let the broker read its settings file again, as on SIGHUP. `restart` lists the
+    settings that differ and wait for a start.
+    """
+    session.show("broker.reload")
 
 
 @broker_command(app, "import")

@@ -134,6 +134,7 @@ CALLS: dict[str, type[Args]] = {
     "log.accept": logs.RestoreAccept,
     "broker.show": NoArgs,
     "broker.alarms": NoArgs,
+    "broker.reload": NoArgs,
     "broker.stats": StatsArgs,
     "clock.show": NoArgs,
     "clock.confirm": ClockConfirm,
