@@ -106,6 +106,7 @@ COMMANDS = {
     "schema check": "DSN",
     "schema install": "DSN",
     "send": "orders hello",
+    "settings": "",
     "stats": "",
     "tail": "orders",
     "topic alter": "orders --set retention=7d",

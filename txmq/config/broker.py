@@ -63,6 +63,7 @@ from txmq.model.units import MIB
 M = TypeVar("M", bound=BaseModel)
 
 
+HIDDEN = "(hidden)"  # in the place of a setting that may hold a secret
 PositiveInt = Annotated[int, Field(gt=0)]
 
 
@@ -364,6 +365,26 @@ class XaFile(PartialFile):
         if not xa.database:
             raise ValueError("no [[xa.database]] is configured")
         return xa
+
+
+def public_settings(settings: BaseModel) -> dict[str, Any]:
+    """Return settings as JSON values, by section. What may hold a secret is only said
+    to be there.
+    """
+    shown: dict[str, Any] = {}
+    for name, field in type(settings).model_fields.items():
+        value = getattr(settings, name)
+        if not field.repr and value is not None:
+            shown[name] = HIDDEN
+        elif isinstance(value, BaseModel):
+            shown[name] = public_settings(value)
+        elif isinstance(value, tuple):
+            shown[name] = [
+                public_settings(one) if isinstance(one, BaseModel) else one for one in value
+            ]
+        else:
+            shown[name] = str(value) if isinstance(value, Path) else value
+    return shown
 
 
 def load_broker(path: Path | None, overrides: dict[str, object]) -> SettingsFile:

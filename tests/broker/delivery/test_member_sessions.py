@@ -44,7 +44,7 @@ class Place:
 
     def joins(self, name: str, *, static: bool) -> Any:
         """Join a member on a connection of its own."""
-        session: Any = SimpleNamespace(on_lost={})
+        session: Any = SimpleNamespace(on_lost={}, hello=None, peer_host="127.0.0.1")
         self.world.join(name, static=static)
         self.membership.member_joined(session, "g", name, name, SESSION_US, static=static)
         return session
@@ -98,7 +98,7 @@ def test_after_a_restart_static_members_have_their_sessions_time_to_come_back() 
     place.world.join("a", static=True)
     again.member_joined(place.joins("a", static=True), "g", "a", "a", SESSION_US, static=True)
     place.clock.advance(15)
-    again.heartbeat(SimpleNamespace(on_lost={}), "g", "a")  # type: ignore[arg-type]  # what it needs of a session
+    again.heartbeat(SimpleNamespace(on_lost={}, hello=None, peer_host="127.0.0.1"), "g", "a")  # type: ignore[arg-type]  # what it needs of a session
     place.clock.advance(16)
     again.tick(place.moment())
     assert place.asked[1:] == [LeaveGroup("g", "b", "b", lost=True)]

@@ -122,7 +122,7 @@ class Reader:
         changed = {**self._query, **changes}
         return "?" + urlencode({name: value for name, value in changed.items() if value})
 
-    def may(self, call: str, **args: object) -> Permission:
+    def may(self, call: str, /, **args: object) -> Permission:
         """Return whether the reader may make this call. Nothing is audited."""
         if self.rights is None:
             return Permission(True)
@@ -135,7 +135,7 @@ class Reader:
             f" txmq acl grant {self.user} {missing.verb} {missing.resource}",
         )
 
-    async def ask(self, call: str, **args: object) -> Any:  # noqa: ANN401  # each call has its own fields
+    async def ask(self, call: str, /, **args: object) -> Any:  # noqa: ANN401  # each call has its own fields
         """Make a call that only reads, and return its reply. Raises Refused."""
         waiting: Deferred[Any] = Deferred()
         waiting.addTimeout(ANSWER_S, self._parts.reactor)

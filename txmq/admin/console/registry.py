@@ -5,10 +5,17 @@ from __future__ import annotations
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from txmq.admin.console import overview
+from txmq.admin.console import audit, groups, overview, settings, topics, users
 from txmq.admin.console.page import ANY_NAME, Page
 
-PAGES: tuple[Page, ...] = (*overview.PAGES,)
+PAGES: tuple[Page, ...] = (
+    *overview.PAGES,
+    *topics.PAGES,
+    *groups.PAGES,
+    *audit.PAGES,
+    *users.PAGES,
+    *settings.PAGES,
+)
 NAVIGATION = tuple(page for page in PAGES if page.nav)
 MAX_NAME = 512
 

@@ -9,7 +9,7 @@
   const body = document.body;
   const root = body.dataset.root;
   const isLive = body.dataset.live === "yes";
-  const part = document.getElementById("live");
+  const part = () => document.getElementById("live"); // htmx may have put another one in its place
   const state = document.getElementById("live-state");
   const help = document.getElementById("help");
   const GO_MS = 1200; // to go after g
@@ -25,10 +25,10 @@
     if (document.hidden) return "hidden";
     if (scrollY > 8) return "paused: scrolled";
     const selection = getSelection();
-    if (selection && !selection.isCollapsed && part.contains(selection.anchorNode)) return "paused: selected";
+    if (selection && !selection.isCollapsed && part().contains(selection.anchorNode)) return "paused: selected";
     const focused = document.activeElement;
-    if (focused && focused !== body && part.contains(focused)) return "paused: in use";
-    if (part.querySelector("details[open], dialog[open]")) return "paused: opened";
+    if (focused && focused !== body && part().contains(focused)) return "paused: in use";
+    if (part().querySelector("details[open], dialog[open]")) return "paused: opened";
     return "";
   }
 
@@ -52,9 +52,9 @@
     });
     stream.addEventListener("part", (event) => {
       if (reason()) return update();
-      part.innerHTML = event.data;
-      if (window.htmx) window.htmx.process(part);
-      part.dispatchEvent(new CustomEvent("txmq:updated", { bubbles: true }));
+      part().innerHTML = event.data;
+      if (window.htmx) window.htmx.process(part());
+      part().dispatchEvent(new CustomEvent("txmq:updated", { bubbles: true }));
       show("live", "good");
     });
     stream.addEventListener("gone", () => {
@@ -92,7 +92,7 @@
     if (why && !paused) {
       getSelection().removeAllRanges();
       if (document.activeElement) document.activeElement.blur();
-      part.querySelectorAll("details[open]").forEach((one) => (one.open = false));
+      part().querySelectorAll("details[open]").forEach((one) => (one.open = false));
       scrollTo({ top: 0 });
     } else {
       paused = !paused;

@@ -304,6 +304,7 @@ CALLS: dict[str, CallNeeds] = {
     "broker.alarms": _always(*SHOW_CLUSTER),
     "broker.stats": _always(*SHOW_CLUSTER),
     "broker.reload": _always(*OPERATE_CLUSTER),
+    "broker.settings": _always(*SHOW_CLUSTER),
     "clock.show": _always(*SHOW_CLUSTER),
     "clock.confirm": _always(*OPERATE_CLUSTER),
     "alarms.report": _always(Need("report", "cluster")),

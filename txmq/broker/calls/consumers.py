@@ -131,6 +131,8 @@ class ConsumerGroupCalls:
         described = yield from group_views.describe_group(self._engine.state, name, seen)
         if isinstance(described, Rejected):
             return described
+        for member in described["member_list"]:
+            member.update(self._members.place_of(name, member["member"])._asdict())
         left = KEYS_READ_BYTES
         for fence in described["fence_list"]:
             head = group_views.fence_head(
@@ -185,6 +187,7 @@ class ConsumerGroupCalls:
                 args.instance,
                 settings.session_us,
                 static=args.static,
+                version=args.version,
             )
             return {
                 "group": reply.group,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.broker.access.needs import CALLS
+from txmq.broker.access.needs import BODIES, CALLS
 from txmq.core.events.outcome import Rejected
 from txmq.errors import CorruptRecord, MessagesDamaged
 from txmq.wire.calls import registry as wire
@@ -79,11 +79,15 @@ class CallDispatcher:
         self._execute(name, CallContext(None, answer, rights), checked)
 
     def missing(self, name: str, args: dict[str, object], rights: Rights) -> Need | None:
-        """Return the permission that a user lacks for a call, if any. Raises
-        RemoteProtocolError for arguments that the call does not have.
+        """Return the permission that a user lacks for a call, if any; with that for
+        bodies, where it asks for them. Raises RemoteProtocolError for arguments that
+        the call does not have.
         """
         _name, checked = wire.decode_call(encode_call(name, args))
-        return rights.missing(CALLS[name](self._state(), checked))
+        needs = list(CALLS[name](self._state(), checked))
+        if "bodies" in args:
+            needs += BODIES[name](self._state(), checked)
+        return rights.missing(needs)
 
     def _execute(self, name: str, call: CallContext, args: Any) -> None:  # noqa: ANN401  # the call's own model
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
@@ -30,6 +30,19 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 
+class MemberPlace(NamedTuple):
+    """Where a member runs, as it says: `version` is that of its program, `client` that
+    of its txmq.
+    """
+
+    host: str = ""
+    version: str = ""
+    client: str = ""
+
+
+NOWHERE = MemberPlace()
+
+
 @dataclass(slots=True)
 class _MemberSession:
     instance: str
@@ -38,6 +51,7 @@ class _MemberSession:
     deadline: float
     static: bool = False
     paused: frozenset[str] = frozenset()
+    place: MemberPlace = NOWHERE
 
 
 class MemberSessions:
@@ -82,13 +96,16 @@ class MemberSessions:
         timeout_us: int,
         *,
         static: bool,
+        version: str = "",
     ) -> None:
         """Begin the session of a member that joined, perhaps again, on this
         connection.
         """
         name, lasts = (group, member), timeout_us / SECOND
+        client = "" if session.hello is None else session.hello.client
+        place = MemberPlace(session.peer_host, version, client)
         self._sessions[name] = _MemberSession(
-            instance, session, lasts, self._clock.seconds() + lasts, static
+            instance, session, lasts, self._clock.seconds() + lasts, static, place=place
         )
         self._watch(name, session)
 
@@ -110,6 +127,11 @@ class MemberSessions:
     def member_left(self, group: str, member: str) -> None:
         """End the session of a member that has left."""
         self._sessions.pop((group, member), None)
+
+    def place_of(self, group: str, member: str) -> MemberPlace:
+        """Return where a member runs; empty texts if it has not come back yet."""
+        seen = self._sessions.get((group, member))
+        return NOWHERE if seen is None else seen.place
 
     def paused_topics(self, group: str) -> dict[str, frozenset[str]]:
         """Return the topics that members do not fetch for now, by member."""

@@ -136,6 +136,7 @@ CALLS: dict[str, type[Args]] = {
     "broker.alarms": NoArgs,
     "broker.reload": NoArgs,
     "broker.stats": StatsArgs,
+    "broker.settings": NoArgs,
     "clock.show": NoArgs,
     "clock.confirm": ClockConfirm,
     "alarms.report": AlarmsReport,

@@ -1,0 +1,220 @@
+"""The console in a browser: one broker with users and hostile texts, and all pages."""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from collections.abc import Iterator
+from contextlib import closing
+from http.client import HTTPConnection
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import pytest
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+import txmq
+from tests.admin.test_pages import start
+from tests.cli.peer import peer
+from tests.cli.support import run
+from tests.fixtures_browser import Browser
+from txmq.admin.console.registry import PAGES
+from txmq.testing.wait import wait_until
+
+PASSWORD = "correct horse battery"
+# what would run as a script, or hide, wherever a page does not escape it
+TITLE = "document.title='owned'"
+HOSTILE = (
+    f"<script>{TITLE}</script>",
+    f"\"'><img src=x onerror={TITLE}>",
+    "</textarea></pre></title><b>bold",
+    "{{ 7 * 7 }}{% raw %}",
+    "\x1b[2J\x07 \u202egnp.exe \u200b",
+)
+SHOWN = (*HOSTILE[:4], "␛[2J␇ \\u202egnp.exe \\u200b")
+NAMES = {
+    "topics": ("orders",),
+    "groups": ("billing",),
+    "users": ("ann",),
+}
+
+
+class Console(NamedTuple):
+    """A broker with users `ann` (admin) and `eve` (auditor), seen by a browser."""
+
+    url: str
+    broker: str
+    browser: Browser
+
+    def log_in(self, user: str) -> None:
+        header = b64encode(f"{user}:{PASSWORD}".encode()).decode()
+        driver = self.browser.driver
+        driver.execute_cdp_cmd("Network.enable", {})
+        headers = {"headers": {"Authorization": f"Basic {header}"}}
+        driver.execute_cdp_cmd("Network.setExtraHTTPHeaders", headers)
+
+    def open(self, path: str, *, denied: bool = False) -> str:
+        """Open a page that has nothing to complain about, but that it may be `denied`;
+        return its text.
+        """
+        page = self.browser.open(self.url + path)
+        errors = [one for one in page.errors if not (denied and "status of 403" in one)]
+        assert (errors, page.outside) == ([], []), path
+        return self.text()
+
+    def text(self) -> str:
+        return self.browser.driver.find_element(By.TAG_NAME, "body").text
+
+    def state(self) -> str:
+        return self.browser.driver.find_element(By.ID, "live-state").text
+
+    def press(self, keys: str) -> None:
+        self.browser.driver.switch_to.active_element.send_keys(keys)
+
+
+@pytest.fixture(scope="module")
+def console(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator[Console]:
+    directory = tmp_path_factory.mktemp("console")
+    for _process, url, http in start(directory):
+        with txmq.connect(url, service="shop") as client, peer(url) as shop:
+            client.call("topic.create", name="orders", partitions=2)
+            for text in HOSTILE:
+                client.send("orders", text.encode(), key=text, tag=text[:60], headers={"h": text})
+            shop.dead_letters("billing", "orders", len(HOSTILE))
+            shop.call("group.pause", group="billing", operator="ann", reason=HOSTILE[1])
+            shop.call("group.resume", group="billing", operator="ann", reason=HOSTILE[0])
+            shop.call("consumer.join", group="billing", member="m-1", instance="i-1",
+                      topics=["orders"], version=HOSTILE[0])  # fmt: skip
+            (directory / "password").write_text(PASSWORD)
+            login = url.replace("//", f"//ann:{PASSWORD.replace(' ', '%20')}@")
+            for name, role, by in (("ann", "admin", url), ("eve", "auditor", login)):
+                added = run("user", "add", name, "--role", role, "--broker", by,
+                            "--password-file", str(directory / "password"))  # fmt: skip
+                assert added.exit_code == 0, added.stderr
+            made = Console(http, login, browser)
+            made.log_in("ann")
+            yield made
+    browser.driver.execute_cdp_cmd("Network.setExtraHTTPHeaders", {"headers": {}})
+    browser.driver.get("about:blank")
+
+
+def paths() -> list[str]:
+    """Return a path for each page."""
+    found: list[str] = []
+    for page in PAGES:
+        first = page.path.partition("/")[0]
+        names = iter((*NAMES.get(first, ()), "0", "0"))
+        found.append("/".join(next(names) if one == "*" else one for one in page.path.split("/")))
+    return found
+
+
+@pytest.mark.parametrize("user", ["ann", "eve"])
+def test_every_page_opens_and_shows_hostile_texts_as_texts(console: Console, user: str) -> None:
+    console.log_in(user)
+    driver, seen = console.browser.driver, ""
+    for path in paths():
+        text = console.open(path, denied=user == "eve")
+        if user == "ann":
+            assert driver.find_elements(By.CSS_SELECTOR, ".problem") == [], (path, text)
+        assert "owned" not in driver.title
+        assert driver.find_elements(By.CSS_SELECTOR, "main img, main script, main b") == []
+        links = re.findall(r' (?:href|src|action)="([^"]*)"', driver.page_source)
+        assert all(link.startswith(("./", "../", "?", "#")) for link in links), path
+        seen += text
+    assert all(text in seen for text in SHOWN[:2])
+    console.log_in("ann")
+
+
+def test_bodies_keys_and_headers_are_escaped_and_their_signs_are_visible(console: Console) -> None:
+    shown = console.open("topics/orders/messages")
+    found = console.browser.driver.find_elements(By.CSS_SELECTOR, "tbody td:first-child a")
+    assert len(found) == len(HOSTILE)
+    assert all(text in shown for text in SHOWN)
+    for link in [one.get_attribute("href") for one in found]:
+        assert link is not None
+        page = console.open(link.removeprefix(console.url))
+        assert sum(text in page for text in SHOWN) == 1
+
+
+def test_messages_are_found_by_key_tag_and_place(console: Console) -> None:
+    driver = console.browser.driver
+    console.open("topics/orders/messages")
+    driver.find_element(By.NAME, "key").send_keys(HOSTILE[0] + Keys.ENTER)
+    wait_until(lambda: "key=" in driver.current_url, what="the search")
+    assert len(driver.find_elements(By.CSS_SELECTOR, "tbody tr")) == 1
+    assert "No message" in console.open("topics/orders/messages?tag=nothing")
+    assert (
+        "needs a partition"
+        in console.browser.open(console.url + "topics/orders/messages?offset=3")
+        .driver.find_element(By.CLASS_NAME, "problem")
+        .text
+    )
+
+
+def test_a_live_part_follows_and_stands_still_for_its_reader(console: Console) -> None:
+    driver = console.browser.driver
+    console.open("topics")
+    wait_until(lambda: console.state() == "live", what="a live page")
+    with txmq.connect(console.broker, service="shop") as client:
+        client.call("topic.create", name="arrivals", partitions=1)
+    wait_until(lambda: "arrivals" in console.text(), what="the new topic")
+    driver.execute_script("getSelection().selectAllChildren(document.querySelector('#live td'))")
+    wait_until(lambda: console.state() == "paused: selected", what="a pause")
+    driver.find_element(By.ID, "live-state").click()
+    wait_until(lambda: console.state() == "live", what="a live page again")
+    console.press("p")
+    wait_until(lambda: console.state() == "paused", what="a pause by key")
+    console.press("p")
+    wait_until(lambda: console.state() == "live", what="a live page by key")
+
+
+def test_keys_go_to_pages_rows_and_filters(console: Console) -> None:
+    driver = console.browser.driver
+    console.open("")
+    console.press("gt")
+    wait_until(lambda: driver.current_url == console.url + "topics", what="the topics")
+    console.press("j")
+    assert driver.switch_to.active_element.tag_name == "a"
+    driver.execute_script("document.activeElement.blur()")
+    console.press("/")
+    console.press("no such topic")
+    wait_until(lambda: "No topic has this" in console.text(), what="the filtered list")
+    console.press(Keys.ESCAPE)
+    console.press("?")
+    assert driver.find_element(By.ID, "help").is_displayed()
+    console.press(Keys.ESCAPE)
+
+
+def test_a_reset_is_previewed_and_what_is_denied_says_why(console: Console) -> None:
+    driver = console.browser.driver
+    assert "Delivered again" in console.open("groups/billing/reset?topic=orders&to=first")
+    console.log_in("eve")
+    try:
+        assert "txmq acl grant eve operate group:billing" in console.open("groups/billing/reset")
+        assert not driver.find_element(By.CSS_SELECTOR, "button.main").is_enabled()
+        page = console.browser.open(console.url + "groups/billing/reset?topic=orders&to=first")
+        assert "AccessDenied" in page.driver.find_element(By.CLASS_NAME, "problem").text
+        assert "txmq acl grant eve read topic:orders" in console.open("topics/orders/messages")
+    finally:
+        console.log_in("ann")
+
+
+def test_lists_go_on_page_by_page(console: Console) -> None:
+    driver = console.browser.driver
+    console.open("users?limit=1")
+    driver.find_element(By.CSS_SELECTOR, "[rel=next]").click()
+    wait_until(lambda: "after=ann" in driver.current_url, what="the next page")
+    assert "auditor" in console.text()
+
+
+def test_the_command_line_shows_the_settings(console: Console) -> None:
+    shown = run("settings", "--json", "--broker", console.broker)
+    assert '"retention"' in shown.stdout
+
+
+def test_without_a_login_there_is_no_console(console: Console) -> None:
+    for path in ("/", "/live/topics", "/static/live.js", "/topics"):
+        with closing(HTTPConnection(urlsplit(console.url).netloc, timeout=10)) as connection:
+            connection.request("GET", path)
+            assert connection.getresponse().status == 401

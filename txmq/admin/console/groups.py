@@ -1,0 +1,96 @@
+"""Pages of consumer groups: the list, one group, and the reset of a position."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from txmq.admin.console.listing import by_name
+from txmq.admin.console.page import Page, Reader, Refused, View
+from txmq.admin.console.topics import time_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+POSITIONS = 100  # of one group, on one page
+TIMES = {"lease_us", "session_us", "consume_timeout_us"}
+
+
+async def groups(reader: Reader) -> View:
+    """List the groups."""
+    return View("groups.html", {"found": await by_name(reader, "group.list", "groups", "group")})
+
+
+async def group(reader: Reader) -> View:
+    """Show a group: members, positions with lag and reason, fenced keys, settings."""
+    [name] = reader.names
+    shown = await reader.ask("group.show", group=name)
+    first = min(reader.number("from", 0) or 0, len(shown["positions"]))
+    rows = _stuck_first(shown["positions"])[first : first + POSITIONS]
+    settings = {key: value for key, value in shown["settings"].items() if key != "retry"}
+    return View(
+        "group.html",
+        {
+            "group": shown,
+            "rows": rows,
+            "following": first + POSITIONS if first + POSITIONS < len(shown["positions"]) else None,
+            "settings": settings,
+            "retry": shown["settings"]["retry"],
+            "times": TIMES,
+            "may_pause": reader.may("group.pause", group=name),
+            "may_delete": reader.may("group.delete", group=name),
+        },
+    )
+
+
+def _stuck_first(positions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return positions, those first that have messages and do not move."""
+    return sorted(
+        positions,
+        key=lambda one: (not (one["reason"] and one["lag"]), one["topic"], one["partition"]),
+    )
+
+
+async def reset(reader: Reader) -> View:
+    """Choose another position, and see what the reset would do before it is done."""
+    [name] = reader.names
+    shown = await reader.ask("group.show", group=name)
+    args = _reset_args(reader, name)
+    preview = None
+    if args is not None:
+        preview = await reader.ask("group.reset", **args, dry_run=True)
+    wanted = args or {"group": name, "topic": "t", "to": "first"}
+    return View(
+        "reset.html",
+        {
+            "group": shown,
+            "args": args,
+            "preview": preview,
+            "may_reset": reader.may("group.reset", **wanted),
+        },
+    )
+
+
+def _reset_args(reader: Reader, name: str) -> dict[str, Any] | None:
+    """Return the arguments that the query asks for; None = nothing was chosen yet."""
+    topic = reader.text("topic")
+    if not topic:
+        return None
+    to: object = reader.text("to") or "first"
+    if to == "time":
+        to = time_of(reader, "at")
+        if to is None:
+            raise Refused("BadRequest", "no time is given", "give one, in UTC", 400)
+    elif to == "offset":
+        partition, offset = reader.number("partition"), reader.number("offset")
+        if partition is None or offset is None:
+            raise Refused("BadRequest", "partition or offset is missing", "give both", 400)
+        to = {partition: offset}
+    args = {"group": name, "topic": topic, "to": to}
+    return args | ({"reprocess": True} if reader.text("reprocess") else {})
+
+
+PAGES = (
+    Page("groups", "Consumer groups", groups, "Groups", "g"),
+    Page("groups/*", "Consumer group", group),
+    Page("groups/*/reset", "Reset", reset, live=False),
+)

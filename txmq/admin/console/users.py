@@ -1,0 +1,57 @@
+"""Pages of users, and of the reader's own permissions."""
+
+from __future__ import annotations
+
+from txmq.admin.console.listing import by_name
+from txmq.admin.console.page import Page, Reader, Refused, View
+from txmq.model.access import KINDS, ROLES, VERBS
+
+
+async def users(reader: Reader) -> View:
+    """List the users."""
+    found = await by_name(reader, "user.list", "users", "user")
+    return View("users.html", {"found": found, "me": reader.user, "may_grant": _may_grant(reader)})
+
+
+async def user(reader: Reader) -> View:
+    """Show a user's roles and grants."""
+    [name] = reader.names
+    # the list begins behind a name
+    reply = await reader.ask("user.list", after=_before(name), limit=2)
+    row = next((one for one in reply["users"] if one["user"] == name), None)
+    if row is None:
+        raise Refused("UnknownUser", f"there is no user {name!r}", "txmq user list")
+    grants = [(text, *text.rpartition(" ")[::2]) for text in row["grants"]]
+    return View(
+        "user.html", {"row": row, "grants": grants, "may_grant": _may_grant(reader), "roles": ROLES}
+    )
+
+
+def _before(name: str) -> str:
+    """Return a text that stands right before a name in the order of names."""
+    return name[:-1] + chr(ord(name[-1]) - 1) + "\x7f" if name else ""
+
+
+def _may_grant(reader: Reader) -> object:
+    return reader.may("acl.grant", name="anybody", what="describe", resource="cluster")
+
+
+async def me(reader: Reader) -> View:
+    """Show who the reader is, and what the reader may do."""
+    shown = await reader.ask("user.me")
+    has = set(shown["permissions"])
+    table = [
+        (
+            kind,
+            [(verb, f"{verb} {kind}" in has or f"{verb} {kind}:*" in has) for verb in VERBS[kind]],
+        )
+        for kind in KINDS
+    ]
+    return View("me.html", {"shown": shown, "table": table})
+
+
+PAGES = (
+    Page("users", "Users", users, "Users", "u"),
+    Page("users/*", "User", user),
+    Page("me", "My permissions", me, "My permissions", "m", live=False),
+)
