@@ -35,7 +35,8 @@ class AdminEdge:
         hosts = frozenset({*map(str.lower, parts.settings.broker.http_hosts), self._address.host})
         scheme = "http" if parts.certificates is None else "https"
         access = HttpAccess(parts.guard.log_in_by_http, hosts, scheme)
-        factory: Any = AdminFactory(AdminSite(parts).handle, parts.reactor, access=access)
+        site = AdminSite(parts)
+        factory: Any = AdminFactory(site.handle, parts.reactor, access=access, act=site.act)
         if parts.certificates is not None:
             from txmq.broker.reactor.tls import TlsFactory  # noqa: PLC0415  # an extra
 

@@ -1,15 +1,17 @@
-"""HTTP for the admin pages: GET and HEAD from this machine, with limits of size and
+"""HTTP for the admin pages: GET and HEAD, and POST of forms, with limits of size and
 time.
 
 The browser that shows the console also shows pages of other sites. Therefore a request
 must name this machine as its host, so that DNS rebinding fails. It must not come from
-another origin, and no request changes anything.
+another origin. Only a POST below `ACTIONS` changes something: it must say that it comes
+from a page of its own origin, and has a token that such pages have (`console/acting`).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from twisted.internet.protocol import connectionDone
@@ -25,8 +27,12 @@ if TYPE_CHECKING:
 
 # from a reply to the end of the next request, and to read the last reply
 REQUEST_TIMEOUT_S = 20.0
-# no request needs a body; a short one is skipped, so that its sender gets a reply
+# only forms need a body; a short one is skipped, so that its sender gets a reply
 MAX_BODY_BYTES = 4_096
+MAX_FORM_BYTES = 512 << 10  # with the edited body of a dead letter
+ACTIONS = b"/act/"  # what forms are sent to
+FORM = "application/x-www-form-urlencoded"
+PART_HEADER = "X-Txmq-Part"  # of a script that shows the reply within its page
 MAX_HEADER_BYTES = 8_192
 MAX_HEADER_LINES = 64
 MAX_CONNECTIONS = 64  # a browser opens six
@@ -39,7 +45,8 @@ HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": CONTENT_SECURITY_POLICY,
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
+    # with no-referrer, a browser does not say where a form comes from
+    "Referrer-Policy": "same-origin",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
@@ -60,6 +67,17 @@ class HttpReply(NamedTuple):
     body: bytes
     content_type: str = "text/plain; charset=utf-8"
     headers: Mapping[str, str] = {}
+
+
+class HttpForm(NamedTuple):
+    """A form that was sent: the path, the body, a cookie by its name, and whether a
+    script asks for a part of a page.
+    """
+
+    path: str
+    body: bytes
+    cookie: Callable[[str], str]
+    part: bool
 
 
 class Sink(Protocol):
@@ -88,6 +106,7 @@ class HttpStream(NamedTuple):
 Respond = Callable[["HttpReply | HttpStream"], None]
 # path and query, and the rights of a user where there are users; it may respond later
 Handle = Callable[..., None]
+Act = Callable[[HttpForm, Respond, Any], None]  # a form, and such rights or None
 
 
 def json_reply(value: object, status: int = 200) -> HttpReply:
@@ -136,22 +155,24 @@ class AdminRequest(Request):
     """One request and its reply."""
 
     _disconnected = False
+    _is_form = False
     _source: Source | None = None  # of a reply that goes on
     channel: Any  # an AdminChannel; Twisted's attribute
 
     def __init__(self, *args: Any, **fields: Any) -> None:  # noqa: ANN401  # Twisted's
         super().__init__(*args, **fields)
         self._pressure = _Pressure()
+        self._parsePOSTFormSubmission = False  # this is Twisted's: forms are parsed after the login
 
     def gotLength(self, length: int | None) -> None:
         """Refuse a body that is too large, or of unknown length. Twisted calls it after
         the headers.
         """
-        if length is None or length > MAX_BODY_BYTES:
+        self._is_form = self.channel.sends_form
+        if length is None or length > (MAX_FORM_BYTES if self._is_form else MAX_BODY_BYTES):
             self.channel.write(TOO_LARGE)
             self.channel.loseConnection()
-            length = 0
-        Request.gotLength(self, length)
+        self.content = BytesIO()  # never a file
 
     def process(self) -> None:
         """Answer the request. Twisted calls it when the request is complete."""
@@ -164,7 +185,8 @@ class AdminRequest(Request):
         if self._disconnected:
             return
         access: HttpAccess = factory.access
-        error = self._check(access)
+        is_form = factory.act is not None and self._is_form
+        error = self._check(access, is_form=is_form)
         rights = None
         if error is None and self.path not in OPEN_PATHS:
             try:
@@ -178,6 +200,8 @@ class AdminRequest(Request):
                 error = error_reply(429, "Throttled", throttled.message, throttled.hint)
         if error is not None:
             self._respond(error)
+        elif is_form and factory.act is not None:
+            factory.act(self._form(), self._respond, rights)
         elif rights is None:
             factory.handle(self.path.decode("latin-1"), self.args, self._respond)
         else:
@@ -190,7 +214,17 @@ class AdminRequest(Request):
             str(getattr(peer, "host", peer)), headers[0] if len(headers) == 1 else None
         )
 
-    def _check(self, access: HttpAccess) -> HttpReply | None:
+    def _form(self) -> HttpForm:
+        content: Any = self.content
+        part = self.requestHeaders.hasHeader(PART_HEADER)
+
+        def cookie(name: str) -> str:
+            cookies: dict[bytes, bytes] = self.received_cookies
+            return cookies.get(name.encode(), b"").decode("latin-1")
+
+        return HttpForm(self.path.decode("latin-1"), content.read(), cookie, part)
+
+    def _check(self, access: HttpAccess, *, is_form: bool) -> HttpReply | None:
         hosts = self.requestHeaders.getRawHeaders("Host", [])
         if len(hosts) != 1 or not is_known_host(hosts[0], access.hosts):
             return error_reply(
@@ -199,19 +233,36 @@ class AdminRequest(Request):
                 "the Host header does not name this machine",
                 "use 127.0.0.1 or localhost",
             )
-        if any(
-            origin != f"{access.scheme}://{hosts[0]}"
-            for origin in self.requestHeaders.getRawHeaders("Origin", [])
-        ):
+        schemes = {access.scheme}
+        if not is_known_host(hosts[0], ()):  # a name of the settings: perhaps of a proxy with TLS
+            schemes.add("https")
+        origins = self.requestHeaders.getRawHeaders("Origin", [])
+        if any(origin not in {f"{one}://{hosts[0]}" for one in schemes} for origin in origins):
             return error_reply(403, "WrongOrigin", "requests from other origins are refused")
+        if is_form:
+            return self._check_form()
         if self.method not in (b"GET", b"HEAD"):
             self.responseHeaders.setRawHeaders("Allow", ["GET, HEAD"])
             return error_reply(
                 405,
                 "ReadOnly",
-                "HTTP requests cannot change anything",
-                "use the command line: txmq --help",
+                "only forms of the console change anything",
+                "use the console, or the command line: txmq --help",
             )
+        return None
+
+    def _check_form(self) -> HttpReply | None:
+        headers = self.requestHeaders
+        sites = headers.getRawHeaders("Sec-Fetch-Site", [])
+        # of old browsers, one of the two; what is no browser has the command line
+        if any(site != "same-origin" for site in sites) or not (
+            sites or headers.hasHeader("Origin")
+        ):
+            message = "a form has to come from a page of this console"
+            return error_reply(403, "WrongOrigin", message, "use the console, or txmq --help")
+        types = headers.getRawHeaders("Content-Type", [])
+        if [one.partition(";")[0].strip().lower() for one in types] != [FORM]:
+            return error_reply(415, "BadRequest", "this is not a form", f"send {FORM}")
         return None
 
     def _respond(self, reply: HttpReply | HttpStream) -> None:
@@ -286,6 +337,12 @@ class AdminChannel(HTTPChannel):
     answering = False  # a complete request
 
     @property
+    def sends_form(self) -> bool:
+        """Return whether the request whose headers are there may change something."""
+        path: Any = self._path  # Twisted has no type for it
+        return self._command == b"POST" and bool(path.startswith(ACTIONS))
+
+    @property
     def has_pipelined(self) -> bool:
         """Return whether the client has sent more before it had a reply."""
         return bool(self._dataBuffer)
@@ -335,9 +392,10 @@ class AdminFactory(HTTPFactory):
         *,
         request_s: float = REQUEST_TIMEOUT_S,
         access: HttpAccess = OPEN_ACCESS,
+        act: Act | None = None,
     ) -> None:
         super().__init__(timeout=request_s, reactor=reactor)
-        self.access = access
+        self.access, self.act = access, act
         self.handle, self.clock = handle, reactor
         self.channels: dict[AdminChannel, None] = {}  # the oldest first
 

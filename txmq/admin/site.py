@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from txmq.admin.console.page import Refused
 from txmq.admin.console.site import Console
-from txmq.admin.http import HttpReply, Query, Respond, error_reply, json_reply
+from txmq.admin.http import HttpForm, HttpReply, Query, Respond, error_reply, json_reply
 from txmq.admin.metrics import CONTENT_TYPE, Metrics
 from txmq.admin.partition_metrics import PartitionMetrics
 from txmq.admin.routes import PREFIX, call_of, one_of_each
@@ -69,6 +69,10 @@ class AdminSite:
             self._answer(path, query, respond, rights)
         except NotPermitted as denied:
             respond(error_reply(403, type(denied).__name__, denied.message, denied.hint))
+
+    def act(self, form: HttpForm, respond: Respond, rights: Rights | None) -> None:
+        """Do what a form of the console says."""
+        self._console.act(form, respond, rights)
 
     def _answer(self, path: str, query: Query, respond: Respond, rights: Rights | None) -> None:
         page = self._pages.get(path)

@@ -41,7 +41,8 @@ PRODUCER = b"txmqaudt"  # of message ids, with the time when the topic was made
 class AuditEntry(NamedTuple):
     """Who calls what, about what, and why. `about` is the key of the message.
 
-    `arguments` are those of the call, without contents of messages.
+    `arguments` are those of the call, without contents of messages. `via` is "console"
+    for calls of that.
     """
 
     operator: str
@@ -49,6 +50,7 @@ class AuditEntry(NamedTuple):
     about: str
     reason: str
     arguments: dict[str, Any]
+    via: str = ""
 
 
 class Audited(NamedTuple):
@@ -112,6 +114,8 @@ def _batch(entry: AuditEntry, reply: object, offset: int, made_at: int, now: int
         "arguments": entry.arguments,
         "result": numbers_of(reply),
     }
+    if entry.via:
+        body["via"] = entry.via
     data = _fitting(body, _places(reply))
     key = entry.about.encode(errors="replace")[: limits.KEY].decode(errors="ignore")
     return encode_one(

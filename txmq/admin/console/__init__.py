@@ -5,5 +5,7 @@ registry    the table of all pages
 rendering   templates, filters, and the queue that renders a slice in each turn
 streams     live parts, by server-sent events
 site        paths to pages, static files and streams
+actions     the table of calls that forms make; acting: what a form does, and shows
+forgery     tokens by which a form is known to be one of our own pages
 overview, topics, ...  the pages, by subject
 """

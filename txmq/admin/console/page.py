@@ -33,6 +33,7 @@ from urllib.parse import urlencode
 from twisted.internet.defer import Deferred
 from twisted.internet.error import TimeoutError as TimedOut
 
+from txmq.admin.console.actions import ACTIONS
 from txmq.core.events.outcome import Rejected
 from txmq.errors import RemoteProtocolError, TxmqError
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from txmq.admin.http import Query
     from txmq.broker.access.guard import Rights
     from txmq.broker.service import BrokerParts
+    from txmq.model.access import Need
 
 ANY_NAME = "*"
 ROWS = 50  # of a list on one page
@@ -85,7 +87,8 @@ class Reader:
         query: Query,
     ) -> None:
         self.rights, self.path, self.names = rights, path, names
-        self.root = "../" * path.count("/") or "./"
+        self.root = root_of(path)
+        self.csrf = ""  # the token of forms, when the page is rendered
         self._parts = parts
         self._query = _texts(query)
 
@@ -126,7 +129,26 @@ class Reader:
         """Return whether the reader may make this call. Nothing is audited."""
         if self.rights is None:
             return Permission(True)
-        missing = self._parts.calls.missing(call, args, self.rights)
+        return self._permission(self._parts.calls.missing(call, args, self.rights))
+
+    def may_act(self, call: str, fields: Mapping[str, object]) -> Permission:
+        """Return whether the reader may send a form with these fields, as far as they
+        tell: what others may be added is judged when the form is sent.
+        """
+        if self.rights is None:
+            return Permission(True)
+        form = {
+            name: [str(each) for each in value] if isinstance(value, list) else [str(value)]
+            for name, value in fields.items()
+        }
+        try:
+            args = ACTIONS[call].arguments(form, self._parts.engine.now())
+            missing = self._parts.calls.lacks(call, args, self.rights)
+        except (TxmqError, AttributeError, TypeError, ValueError):
+            return Permission(True)  # too little is known
+        return self._permission(missing)
+
+    def _permission(self, missing: Need | None) -> Permission:
         if missing is None:
             return Permission(True)
         return Permission(
@@ -162,6 +184,11 @@ class Page(NamedTuple):
     nav: str = ""
     key: str = ""
     live: bool = True
+
+
+def root_of(path: str) -> str:
+    """Return the way from a path of the console to its root."""
+    return "../" * path.count("/") or "./"
 
 
 def _texts(query: Query) -> dict[str, str]:

@@ -6,7 +6,7 @@ Files are read once into a fixed table, so that no request opens a file.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,8 @@ import structlog
 from twisted.internet.defer import Deferred
 
 from txmq.admin.console import registry
+from txmq.admin.console.acting import Acting
+from txmq.admin.console.forgery import Forgery
 from txmq.admin.console.page import Page, Reader, Refused, View
 from txmq.admin.console.rendering import RenderQueue, Templates
 from txmq.admin.console.streams import Streams
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
     from twisted.python.failure import Failure
 
-    from txmq.admin.http import Query, Respond
+    from txmq.admin.http import HttpForm, Query, Respond
     from txmq.broker.access.guard import Rights
     from txmq.broker.service import BrokerParts
 
@@ -48,6 +50,8 @@ class Console:
 
     def __init__(self, parts: BrokerParts) -> None:
         self._parts = parts
+        self._forgery = Forgery(secure=parts.certificates is not None)
+        self._acting = Acting(parts, self._forgery)
         self._templates = Templates(parts.engine.now)
         self._queue = RenderQueue(parts.reactor)
         self._streams = Streams(parts.reactor)
@@ -80,6 +84,19 @@ class Console:
             return False
         return True
 
+    def act(self, form: HttpForm, respond: Respond, rights: Rights | None) -> None:
+        """Do what a form says, and show the outcome: a whole page, or the part of it
+        that a script shows within its own.
+        """
+        path = form.path.removeprefix("/")
+        page = Page(path, "Action", _nothing, live=False)
+        reader = Reader(self._parts, rights, path, (), {})
+
+        def shown(view: View) -> None:
+            self._render(page, reader, view, respond, part=form.part)
+
+        self._then(self._acting.act(form, reader), shown)
+
     def show_error(self, path: str, refused: Refused, respond: Respond) -> None:
         """Answer with an error page."""
         path = path.removeprefix("/")
@@ -95,29 +112,34 @@ class Console:
 
     def _view(self, page: Page, reader: Reader, shown: Callable[[View], None]) -> None:
         """Run a page's function, and pass on its view, or that of its error."""
+        self._then(_run(page, reader), shown)
 
+    def _then(self, running: Coroutine[Any, Any, View], shown: Callable[[View], None]) -> None:
         def failed(failure: Failure) -> None:
             shown(_error(_refused(failure.value)))
 
-        waiting: Deferred[View] = Deferred.fromCoroutine(_run(page, reader))
+        waiting: Deferred[View] = Deferred.fromCoroutine(running)
         waiting.addCallbacks(shown, failed)
         waiting.addErrback(lambda failure: log.error("console.failed", error=str(failure.value)))
 
-    def _render(self, page: Page, reader: Reader, view: View, respond: Respond) -> None:
+    def _render(
+        self, page: Page, reader: Reader, view: View, respond: Respond, *, part: bool = False
+    ) -> None:
         def done(body: bytes) -> None:
-            respond(HttpReply(view.status, body, HTML))
+            respond(HttpReply(view.status, body, HTML, self._forgery.headers))
 
         def failed(error: Exception) -> None:
             log.error("console.template_failed", template=view.template, error=str(error))
             respond(HttpReply(500, b"this page cannot be shown: the broker's log says why\n"))
 
-        pieces = self._pieces(self._templates.page, page, reader, view)
-        self._queue.render(pieces, done, failed)
+        render = self._templates.live if part else self._templates.page
+        self._queue.render(self._pieces(render, page, reader, view), done, failed)
 
     def _pieces(
         self, render: Callable[..., Iterator[str]], page: Page, reader: Reader, view: View
     ) -> Iterator[str]:
         broker = self._parts.settings.broker.name
+        reader.csrf = self._forgery.token(reader.user)
         values: dict[str, Any] = {
             "reader": reader,
             "root": reader.root,

@@ -64,16 +64,23 @@ class CallDispatcher:
         self._execute(name, CallContext(session, answer), args)
 
     def ask(
-        self, name: str, args: dict[str, object], answer: Answer, rights: Rights | None = None
+        self,
+        name: str,
+        args: dict[str, object],
+        answer: Answer,
+        rights: Rights | None = None,
+        via: str = "",
     ) -> None:
-        """Execute a call that only reads, for an edge of the broker such as the admin
-        pages. Its arguments are checked like a client's, and by the user's `rights`,
-        where the broker has users.
+        """Execute a call for an edge of the broker such as the admin pages, whose name
+        is `via` where the call changes something: the audit topic has it. The arguments
+        are checked like a client's, and by the user's `rights`, where the broker has
+        users.
 
         `answer` gets a dict or a Rejected. Raises RemoteProtocolError for arguments
         that the call does not have.
         """
         _name, checked = wire.decode_call(encode_call(name, args))
+        checked.come_by(via)
         if rights is not None:
             checked = rights.judge_call(self._state(), name, checked)
         self._execute(name, CallContext(None, answer, rights), checked)
@@ -88,6 +95,13 @@ class CallDispatcher:
         if "bodies" in args:
             needs += BODIES[name](self._state(), checked)
         return rights.missing(needs)
+
+    def lacks(self, name: str, args: dict[str, object], rights: Rights) -> Need | None:
+        """Return the permission that a user lacks for a call of which some arguments
+        are known, if any. Raises AttributeError where those are too few.
+        """
+        some = wire.CALLS[name].model_construct(None, **args)
+        return rights.missing(CALLS[name](self._state(), some))
 
     def _execute(self, name: str, call: CallContext, args: Any) -> None:  # noqa: ANN401  # the call's own model
         try:

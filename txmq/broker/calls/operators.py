@@ -43,6 +43,7 @@ def audited(call: str, about: str, args: WireModel, command: object) -> Audited:
             about,
             getattr(args, "reason", ""),
             {name: _plain(value) for name, value in given.items()},
+            getattr(args, "via", ""),
         ),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from pydantic import AfterValidator, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, ConfigDict, Field, PrivateAttr, StringConstraints
 
 from txmq.model import limits
 from txmq.model.message import is_name
@@ -43,6 +43,17 @@ class Args(WireModel):
     """
 
     model_config = ConfigDict(defer_build=True)
+    # the edge of the broker that made the call, "" = a client; for the audit topic
+    _via: str = PrivateAttr("")
+
+    @property
+    def via(self) -> str:
+        """Return the edge of the broker that made the call, "" = a client."""
+        return self._via
+
+    def come_by(self, via: str) -> None:
+        """Say which edge of the broker makes the call."""
+        self._via = via
 
 
 class NoArgs(Args):

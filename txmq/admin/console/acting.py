@@ -1,0 +1,201 @@
+"""What forms of the console do: check where one comes from, ask, act, and show the
+outcome.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import parse_qsl
+
+import structlog
+from twisted.internet.defer import Deferred
+from twisted.internet.error import TimeoutError as TimedOut
+
+from txmq.admin.console import registry
+from txmq.admin.console.actions import ACTIONS, CONTINUED, Action
+from txmq.admin.console.forgery import FIELD
+from txmq.admin.console.page import ANSWER_S, Reader, Refused, View, root_of
+from txmq.core.events.outcome import Rejected
+from txmq.errors import NotPermitted, RemoteProtocolError, TxmqError
+from txmq.errors.base import MAY_BE_DONE
+
+if TYPE_CHECKING:
+    from txmq.admin.console.forgery import Forgery
+    from txmq.admin.http import HttpForm
+    from txmq.broker.access.guard import Rights
+    from txmq.broker.service import BrokerParts
+
+PATH = "/act/"
+MAX_FIELDS = 1_000
+MAX_REASON = 4_096
+GO_ON_S = 3.0  # that one form goes on with a selection
+MAX_REFUSED = 100  # letters that are shown with the reason
+# fields of a form that are no arguments: its token, the page it is on, and whether the
+# reader has been asked
+BACK, SURE, REASON = "back", "sure", "reason"
+NOBODY = "console"  # the operator, where the broker has no users
+CONSOLE = "console"
+log = structlog.get_logger()
+
+
+class Sent(NamedTuple):
+    """A form that a page of this console has sent. `fields` are those of the call."""
+
+    action: Action
+    fields: dict[str, list[str]]
+    back: str
+    sure: bool
+    reason: str
+
+
+class Acting:
+    """The actions of one broker's console."""
+
+    def __init__(self, parts: BrokerParts, forgery: Forgery) -> None:
+        self._parts, self._forgery = parts, forgery
+
+    async def act(self, form: HttpForm, reader: Reader) -> View:
+        """Return what a form shows: a question, an outcome, or an error."""
+        back, rights = "", reader.rights
+        try:
+            sent = self._read(form, rights)
+            back = sent.back
+            if form.part:  # it is shown within the page that sent it
+                reader.root = root_of(back.partition("?")[0])
+            return await self._act(sent, rights)
+        except Refused as refused:
+            return _refusal(refused, back)
+        except NotPermitted as denied:
+            error = type(denied).__name__
+            return _refusal(Refused(error, denied.message, denied.hint, 403), back)
+        except RemoteProtocolError as wrong:
+            hint = "correct the form"  # the broker's own hint is for clients
+            return _refusal(Refused("BadRequest", wrong.message, hint, 400), back)
+        except TxmqError as error:
+            return _refusal(Refused(type(error).__name__, error.message, error.hint, 400), back)
+
+    def _read(self, form: HttpForm, rights: Rights | None) -> Sent:
+        """Return a form that is one of our own. Raises Refused."""
+        try:
+            pairs = parse_qsl(
+                form.body.decode("ascii"),
+                keep_blank_values=True,
+                errors="strict",
+                max_num_fields=MAX_FIELDS,
+            )
+        except ValueError:
+            message = f"this is not a form of at most {MAX_FIELDS} fields in UTF-8"
+            raise Refused("BadRequest", message, "load the page again", 400) from None
+        fields: dict[str, list[str]] = {}
+        for name, value in pairs:
+            fields.setdefault(name, []).append(value)
+        user = None if rights is None else rights.user
+        if not self._forgery.is_own(user, _one(fields, FIELD), form.cookie):
+            message = "this form is not of a page that you have loaded since the broker started"
+            raise Refused("WrongOrigin", message, "load the page again, and repeat it there", 403)
+        action = ACTIONS.get(form.path.removeprefix(PATH))
+        if action is None:
+            message = "the console has no such action"
+            raise Refused("NotFound", message, "use the command line: txmq --help", 404)
+        back, sure, reason = (_one(fields, name) for name in (BACK, SURE, REASON))
+        if registry.find(back.partition("?")[0]) is None:
+            back = ""
+        return Sent(action, fields, back, bool(sure), reason.strip())
+
+    async def _act(self, sent: Sent, rights: Rights | None) -> View:
+        action = sent.action
+        args = action.arguments(sent.fields, self._parts.engine.now())
+        if action.has_operator:
+            args["operator"] = NOBODY if rights is None else rights.user
+        if action.has_reason:
+            args[REASON] = sent.reason[:MAX_REASON]
+        asks = bool(action.ask) or action.must_say
+        if asks and (not sent.sure or (action.must_say and not sent.reason)):
+            self._require(action.call, args, rights)
+            return _question(sent)
+        if action.call in CONTINUED and "select" in args:
+            return await self._go_on(sent, args, rights)
+        return _outcome(sent, await self._ask(action.call, args, rights))
+
+    def _require(self, call: str, args: dict[str, Any], rights: Rights | None) -> None:
+        """Raise Refused where the reader may not make the call, before asking why. A
+        denial is counted, and audited.
+        """
+        whole = args | ({REASON: "?"} if not args.get(REASON, "?") else {})
+        if rights is not None and (need := self._parts.calls.missing(call, whole, rights)):
+            raise self._parts.guard.denial(rights.user, need)
+
+    async def _go_on(self, sent: Sent, args: dict[str, Any], rights: Rights | None) -> View:
+        """Act on the letters of a selection, for a while, and sum up."""
+        clock = self._parts.reactor
+        until = clock.seconds() + GO_ON_S
+        done, refused = 0, list[Any]()
+        while True:
+            reply = await self._ask(sent.action.call, args, rights)
+            done += len(reply["done"])
+            refused += reply["refused"]
+            following = reply["next"]
+            if following is None or clock.seconds() >= until:
+                break
+            args["cursor"] = following
+        total = {"done": done, "refused": refused, "next": following}
+        return _outcome(sent, total)
+
+    async def _ask(self, call: str, args: dict[str, Any], rights: Rights | None) -> Any:  # noqa: ANN401  # each call has its own fields
+        waiting: Deferred[Any] = Deferred()
+        waiting.addTimeout(ANSWER_S, self._parts.reactor)
+        try:
+            self._parts.calls.ask(call, args, waiting.callback, rights, CONSOLE)
+            reply = await waiting
+        except TimedOut:
+            message = f"the broker has not answered {call} for {ANSWER_S:.0f} s"
+            raise Refused("NoAnswer", message, MAY_BE_DONE, 504) from None
+        if isinstance(reply, Rejected):
+            raise Refused(reply.error.__name__, reply.message, reply.hint, 409)
+        return reply
+
+
+def _one(fields: dict[str, list[str]], name: str) -> str:
+    """Take a field that is no argument out of a form."""
+    return fields.pop(name, [""])[-1]
+
+
+def _question(sent: Sent) -> View:
+    hidden = [(name, value) for name, values in sent.fields.items() for value in values]
+    return View("question.html", {"sent": sent, "hidden": hidden})
+
+
+def _outcome(sent: Sent, reply: Any) -> View:  # noqa: ANN401  # each call has its own fields
+    fields = reply if isinstance(reply, dict) else {}
+    refused = fields.get("refused", ())
+    shown = {
+        name: len(value) if isinstance(value, list | tuple) else value
+        for name, value in fields.items()
+        if name not in ("refused", "next", "scanned") and not isinstance(value, dict)
+    }
+    hidden = [
+        (name, value)
+        for name, values in sent.fields.items()
+        if name != "cursor"
+        for value in values
+    ]
+    following = fields.get("next") if sent.action.call in CONTINUED else None
+    values = {
+        "sent": sent,
+        "shown": shown,
+        "refused": [_refused_letter(one) for one in refused[:MAX_REFUSED]],
+        "refused_count": len(refused),
+        "next": following,
+        "hidden": hidden,
+    }
+    return View("outcome.html", values)
+
+
+def _refused_letter(one: Any) -> dict[str, Any]:  # noqa: ANN401  # as calls have it
+    """Return a letter that was refused: topic, partition, offset and why."""
+    *at, why = one
+    return {"place": "/".join(map(str, at)), "why": why}
+
+
+def _refusal(refused: Refused, back: str) -> View:
+    return View("refusal.html", {"error": refused, "back": back}, refused.status)
