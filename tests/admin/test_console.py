@@ -209,7 +209,7 @@ def test_lists_go_on_page_by_page(console: Console) -> None:
 
 
 def test_the_command_line_shows_the_settings(console: Console) -> None:
-    shown = run("settings", "--json", "--broker", console.broker)
+    shown = run("config", "show", "--json", "--broker", console.broker)
     assert '"retention"' in shown.stdout
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 
+from txmq.config.broker import public_settings
 from txmq.core.events.outcome import Rejected
 from txmq.errors import BadRequest, ConfigError
 
@@ -44,7 +45,10 @@ class SettingsReload:
         self._settings = settings
         self._sections: dict[str, LiveSection] = {}
         self.load: Callable[[], SettingsFile] | None = None  # None = there is no file
-        self.handlers: dict[str, Handler] = {"broker.reload": self._answer}
+        self.handlers: dict[str, Handler] = {
+            "broker.reload": self._answer,
+            "broker.settings": self._show,
+        }
 
     def register(self, name: str, use: Callable[[Any], None], fixed: Collection[str] = ()) -> None:
         """Let the section `name` change, but for its fields `fixed`; `use` gets the new
@@ -92,6 +96,10 @@ class SettingsReload:
             self.reload()
         except ConfigError as error:
             log.error("settings.not_reloaded", error=str(error))  # noqa: TRY400  # no bug of ours
+
+    def _show(self, call: CallContext, args: NoArgs) -> None:
+        del args
+        call.answer({"settings": public_settings(self._settings)})
 
     def _answer(self, call: CallContext, args: NoArgs) -> None:
         del args

@@ -11,7 +11,6 @@ from txmq.broker.calls.dispatcher import CallContext, Handler, then
 from txmq.broker.calls.operators import audited
 from txmq.broker.calls.pages import page_of
 from txmq.broker.engine.log_reader import visible_end
-from txmq.config.broker import public_settings
 from txmq.core.events.outcome import Rejected
 from txmq.core.state import restores
 from txmq.core.state.state import TopicSettings
@@ -64,7 +63,6 @@ class TopicCalls:
             "broker.show": self.broker,
             "broker.alarms": self.alarms,
             "broker.stats": self.stats,
-            "broker.settings": self.settings,
             "alarms.report": self.report,
         }
 
@@ -215,10 +213,6 @@ class TopicCalls:
 
     def stats(self, call: CallContext, args: StatsArgs) -> None:
         call.answer(self._statistics.describe(args.limit))
-
-    def settings(self, call: CallContext, args: NoArgs) -> None:
-        del args
-        call.answer({"settings": public_settings(self._settings)})
 
     def broker(self, call: CallContext, args: NoArgs) -> None:
         del args

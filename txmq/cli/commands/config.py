@@ -30,6 +30,21 @@ def export(session: CommandSession) -> None:
     typer.echo(cluster_config.read(session).text(), nl=False)
 
 
+@broker_command(app, "show")
+def show(session: CommandSession) -> None:
+    """Show the settings in force at the broker, without what may hold a secret."""
+    sections = session.client.call("broker.settings")["settings"]
+    if session.out.as_json:
+        session.out.show({"settings": sections})
+        return
+    rows = [
+        {"setting": f"{section}.{name}", "value": str(value)}
+        for section, fields in sections.items()
+        for name, value in (fields if isinstance(fields, dict) else {"": fields}).items()
+    ]
+    session.out.show({"settings": rows}, columns=("setting", "value"))
+
+
 @broker_command(app, "reload")
 def reload(session: CommandSession) -> None:
     """Let the broker read its settings file again, as on SIGHUP. `restart` lists the

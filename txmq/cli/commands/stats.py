@@ -1,4 +1,4 @@
-"""`txmq stats`: rates, sizes and flush times; `txmq settings`: those of the broker."""
+"""`txmq stats`: rates, sizes and flush times."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ Limit = Annotated[
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
+    """Add the command to `app`."""
     broker_command(app, "stats")(stats)
-    broker_command(app, "settings")(settings)
 
 
 def stats(session: CommandSession, *, limit: Limit = 20) -> None:
@@ -30,18 +29,3 @@ def stats(session: CommandSession, *, limit: Limit = 20) -> None:
             name: value for name, value in reply["flush"].items() if name != "buckets"
         }
     session.out.show(reply)
-
-
-def settings(session: CommandSession) -> None:
-    """Show the broker's settings, without what may hold a secret."""
-    sections = session.client.call("broker.settings")["settings"]
-    if session.out.as_json:
-        session.out.show({"settings": sections})
-    else:
-        session.out.show(
-            {
-                f"{section}.{name}": value
-                for section, fields in sections.items()
-                for name, value in (fields if isinstance(fields, dict) else {"": fields}).items()
-            }
-        )

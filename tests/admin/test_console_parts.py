@@ -1,0 +1,230 @@
+"""Parts of the console by themselves: rendering in turns, streams, paging, charts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from markupsafe import Markup
+from twisted.internet.task import Clock
+
+from txmq.admin.console.charts import HEIGHT, POINTS, chart
+from txmq.admin.console.listing import MAX_CALLS, SCANNED, by_name
+from txmq.admin.console.page import Refused
+from txmq.admin.console.registry import PAGES, find
+from txmq.admin.console.rendering import RenderQueue, Templates, number, size, span_us, visible
+from txmq.admin.console.streams import BEAT_EVERY, LIFE_S, MAX_STREAMS, PERIOD_S, Streams
+from txmq.model.units import DAY, HOUR, MINUTE, SECOND
+
+SLOW_S = 0.001  # a piece of a page
+
+
+def unexpected(error: Exception) -> None:
+    raise error
+
+
+class Turns:
+    """A clock on which each piece of a page takes a millisecond; the test runs its
+    turns.
+    """
+
+    def __init__(self) -> None:
+        self.now, self.due = 0.0, list[Callable[[], object]]()
+
+    def seconds(self) -> float:
+        return self.now
+
+    def callLater(self, delay: float, callable: Callable[..., object], *args: object) -> Any:  # noqa: A002  # Twisted's
+        self.due.append(partial(callable, *args))
+
+    def turn(self) -> float:
+        """Run a turn; return how long it took."""
+        began = self.now
+        self.due.pop(0)()
+        return self.now - began
+
+    def pieces(self, count: int) -> Iterator[str]:
+        for one in range(count):
+            self.now += SLOW_S
+            yield str(one % 10)
+
+
+def test_a_long_page_leaves_turns_to_others_and_short_ones_overtake_it() -> None:
+    clock, done = Turns(), list[bytes]()
+    queue = RenderQueue(clock)
+    queue.render(clock.pieces(50), done.append, unexpected)
+    queue.render(clock.pieces(3), done.append, unexpected)
+    turns = 0
+    while clock.due:
+        assert clock.turn() < 3 * SLOW_S
+        turns += 1
+    assert list(map(len, done)) == [3, 50]
+    assert turns > 20
+
+
+def test_a_template_that_fails_is_its_own_readers_trouble() -> None:
+    clock, done, failed = Clock(), list[bytes](), list[Exception]()
+    queue = RenderQueue(clock)
+    queue.render((str(1 // divisor) for divisor in (1, 0)), done.append, failed.append)
+    queue.render(iter("ab"), done.append, unexpected)
+    clock.advance(0)
+    assert (done, [type(one) for one in failed]) == ([b"ab"], [ZeroDivisionError])
+
+
+class Tab:
+    """The browser's end of a stream."""
+
+    def __init__(self) -> None:
+        self.got, self.is_full, self.ended = b"", False, False
+
+    def write(self, data: bytes) -> None:
+        self.got += data
+
+    def end(self) -> None:
+        self.ended = True
+
+
+class Parts:
+    """A live part that the test changes; None = its reader may not see it any more."""
+
+    def __init__(self) -> None:
+        self.text: bytes | None = b"one\ntwo"
+        self.rendered = 0
+
+    def __call__(self, give: Callable[[bytes | None], None]) -> None:
+        self.rendered += 1
+        give(self.text)
+
+
+def test_a_stream_sends_what_has_changed_at_a_bounded_rate() -> None:
+    clock, part, tab = Clock(), Parts(), Tab()
+    stream = Streams(clock).make(part)
+    assert stream is not None
+    stream.opened(tab)
+    clock.advance(PERIOD_S)
+    assert b"event: part\ndata: one\ndata: two\n\n" in tab.got
+    sent = tab.got
+    clock.pump([PERIOD_S] * (BEAT_EVERY - 1))
+    assert (tab.got, part.rendered) == (sent, BEAT_EVERY)
+    clock.advance(PERIOD_S)
+    assert tab.got.removeprefix(sent).startswith(b":")
+    tab.is_full, seen = True, part.rendered
+    clock.pump([PERIOD_S] * 3)
+    assert part.rendered == seen  # nobody reads: nothing is rendered
+    tab.is_full, part.text = False, None
+    clock.advance(PERIOD_S)
+    assert (b"event: gone" in tab.got, tab.ended) == (True, True)
+
+
+def test_streams_are_bounded_and_end() -> None:
+    clock, tab = Clock(), Tab()
+    streams = Streams(clock)
+    made = [streams.make(Parts()) for _ in range(MAX_STREAMS)]
+    assert all(made)
+    assert streams.make(Parts()) is None
+    first = made[0]
+    assert first is not None
+    first.opened(tab)
+    clock.pump([PERIOD_S] * int(LIFE_S / PERIOD_S + 1))
+    assert tab.ended
+    first.closed()
+    assert clock.getDelayedCalls() == []
+    assert streams.make(Parts()) is not None
+
+
+class ListReader:
+    """A reader of a list of 12,000 names, by pages."""
+
+    def __init__(self, limit: int = 50, **query: str) -> None:
+        self.limit, self.query, self.calls = limit, query, 0
+        self.names = [f"t-{one:05}" for one in range(12_000)]
+
+    def text(self, name: str) -> str:
+        return self.query.get(name, "")
+
+    async def ask(self, call: str, /, *, after: str, limit: int) -> dict[str, Any]:
+        self.calls += 1
+        found = [name for name in self.names if name > after]
+        rows = [{"name": name} for name in found[:limit]]
+        return {call: rows, "next": rows[-1]["name"] if len(found) > limit else None}
+
+
+def page(reader: Any) -> Any:
+    return asyncio.run(by_name(reader, "topics", "topics", "name"))
+
+
+def test_a_list_of_thousands_goes_on_from_page_to_page() -> None:
+    first = page(ListReader())
+    assert (len(first.rows), first.following) == (50, "t-00049")
+    second = page(ListReader(after=first.following))
+    assert second.rows[0]["name"] == "t-00050"
+    assert page(ListReader(after="t-11990")).following is None
+
+
+def test_a_name_that_is_rare_is_sought_in_bounded_steps() -> None:
+    sought = ListReader(q="T-11999")
+    found = page(sought)
+    assert (found.rows, found.looked, sought.calls) == ([], SCANNED * MAX_CALLS, MAX_CALLS)
+    later = page(ListReader(q="T-11999", after="t-09999"))
+    assert ([row["name"] for row in later.rows], later.following) == (["t-11999"], None)
+    some = page(ListReader(limit=2, q="-0010"))
+    assert ([row["name"] for row in some.rows], some.following) == (
+        ["t-00100", "t-00101"],
+        "t-00101",
+    )
+
+
+def test_signs_that_hide_are_visible() -> None:
+    assert visible("a\x1b[31m\x00\x7f\x9b\u202ez\u200b\n\t") == "a␛[31m␀␡\\u009b\\u202ez\\u200b\n\t"
+    assert visible("Grüße 你好 🎉") == "Grüße 你好 🎉"
+
+
+def test_numbers_sizes_and_spans_are_for_people() -> None:
+    assert [number(one) for one in (0, 1234567, 0.25, 3.0)] == ["0", "1,234,567", "0.2", "3"]
+    assert [size(one) for one in (0, 1023, 1536, 5 << 30)] == [
+        "0 B",
+        "1023 B",
+        "1.5 KiB",
+        "5.0 GiB",
+    ]
+    spans = (7, 2_500, 9 * SECOND, 100 * SECOND, 5 * MINUTE, 90 * MINUTE, 30 * HOUR, 3 * DAY)
+    assert [span_us(one) for one in spans] == [
+        "7 µs", "2.5 ms", "9.0 s", "100 s", "5 min", "90 min", "30 h", "3 d",
+    ]  # fmt: skip
+
+
+def test_templates_escape_after_making_signs_visible() -> None:
+    templates = Templates(lambda: 10 * SECOND)
+    error = Refused("<b>", "\x1b<script>", "'\"")
+    html = "".join(templates.live("error.html", {"error": error, "root": "./", "reader": None}))
+    assert "&lt;b&gt;" in html
+    assert "␛&lt;script&gt;" in html
+    assert isinstance(Markup(html), str)
+    assert "<script" not in html
+
+
+def test_every_path_leads_to_one_page_and_every_key_too() -> None:
+    assert [len(set(map(field, PAGES))) for field in (lambda one: one.path,)] == [len(PAGES)]
+    keys = [one.key for one in PAGES if one.key]
+    assert len(set(keys)) == len(keys)
+    assert all(one.nav for one in PAGES if one.key)
+    found = find("topics/a%3Cb")
+    assert found is not None
+    assert found.names == ("a<b",)
+    assert [find(path) for path in ("topics/", "topics/%FF", "nowhere", "topics/a/b/c/d")] == [
+        None, None, None, None,
+    ]  # fmt: skip
+
+
+def test_a_chart_keeps_peaks_and_gaps() -> None:
+    values = [None, *([1.0] * 700), 9.0, *([1.0] * 700), None, None, *([2.0] * 40)]
+    drawn = chart([*values[:1], *[None] * 60, *values[1:]])
+    assert (drawn.top, drawn.shown) == (9.0, 2.0)
+    assert sum(len(line.split()) for line in drawn.lines) <= POINTS
+    assert f",{1.0}" in drawn.lines[0]  # the peak reaches the top
+    assert drawn.areas[0].endswith(f",{HEIGHT}")
+    assert chart([]) == ((), (), None, None)
+    gap = chart([1.0, None, 0.0, 0.0])
+    assert len(gap.lines) == 2

@@ -1,0 +1,63 @@
+"""Small charts: lines of SVG from the broker's series."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+WIDTH, HEIGHT = 240, 60  # units of a chart; the page stretches it
+POINTS = 120  # of one line: a longer series is thinned, so that peaks stay
+
+Value = float | None  # None = not known, as while the broker was down
+
+
+class Chart(NamedTuple):
+    """A chart for a template: `lines` and `areas` are points of SVG. `shown` is the
+    newest value, and `top` the largest; None = nothing is known yet.
+    """
+
+    lines: tuple[str, ...]
+    areas: tuple[str, ...]
+    shown: Value
+    top: Value
+
+
+def chart(values: Sequence[Value]) -> Chart:
+    """Draw values, the oldest first. A gap of unknown values is a gap of the line."""
+    thin = list(_thinned(values))
+    known = [one for one in thin if one is not None]
+    top = max(known, default=None)
+    scale = (HEIGHT - 2) / top if top else 0.0
+    step = WIDTH / max(1, len(thin) - 1)
+    lines, areas = list[str](), list[str]()
+    for first, run in _runs(thin):
+        points = [
+            (round((first + number) * step, 1), round(HEIGHT - 1 - value * scale, 1))
+            for number, value in enumerate(run)
+        ]
+        if len(points) == 1:  # a value between two gaps
+            points.append((round(points[0][0] + step / 2, 1), points[0][1]))
+        text = " ".join(f"{x},{y}" for x, y in points)
+        lines.append(text)
+        areas.append(f"{points[0][0]},{HEIGHT} {text} {points[-1][0]},{HEIGHT}")
+    newest = next((one for one in reversed(values) if one is not None), None)
+    return Chart(tuple(lines), tuple(areas), newest, top)
+
+
+def _thinned(values: Sequence[Value]) -> Iterator[Value]:
+    """Yield at most `POINTS` values: of neighbours, the largest."""
+    width = -(-len(values) // POINTS) or 1
+    for at in range(0, len(values), width):
+        known = [one for one in values[at : at + width] if one is not None]
+        yield max(known) if known else None
+
+
+def _runs(values: Sequence[Value]) -> Iterator[tuple[int, list[float]]]:
+    """Yield runs of known values, each with the place of its first one."""
+    run: list[float] = []
+    for number, value in enumerate((*values, None)):
+        if value is not None:
+            run.append(value)
+        elif run:
+            yield number - len(run), run
+            run = []
