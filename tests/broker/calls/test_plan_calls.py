@@ -16,6 +16,7 @@ from txmq.core.consumers.plan_steps import AddPlanLetters, EndLostLetters
 from txmq.core.events.outcome import Rejected
 from txmq.errors import BadRequest, Conflict, RemoteProtocolError, Throttled, UnknownPlan
 from txmq.wire.data_requests import Ack, AckedRange, Fetch, Opcode, pack_ack, pack_fetch
+from txmq.wire.json import parse
 
 if TYPE_CHECKING:
     from txmq.core.state.consumer_groups import ConsumerGroup
@@ -168,6 +169,14 @@ def test_a_plan_whose_group_does_not_answer_does_not_tell_how_long_it_takes(desk
         desk.broker.pass_time(1)
     shown = desk.show()
     assert (shown["delivered"], shown["rate_now"], shown["eta_s"]) == (5, 10, None)
+
+
+@pytest.mark.parametrize("rate", [5e-324, 1e-300, 1e9])
+def test_a_plan_with_a_strange_rate_can_be_shown(desk: Desk, rate: float) -> None:
+    desk.plan(settings={"rate": rate, "ramp_s": 60, "start": True})
+    [shown] = desk.ask("plan.list")["plans"]
+    assert parse(json.dumps(shown).encode()) == shown
+    assert shown["eta_s"] is None or shown["eta_s"] >= 0
 
 
 def is_poison(offset: int) -> bool:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.broker.calls.test_plan_calls import Desk
 from txmq.broker.calls.letters import SelectedLetters
+from txmq.core.consumers.circuit_breaker import open_breaker
 from txmq.core.events.outcome import Rejected
 from txmq.errors import BadRequest
 
@@ -58,7 +59,7 @@ def test_letters_are_replayed_after_a_time_and_not_for_ever(desk: PolicyDesk) ->
     for count in (1, 2):
         desk.broker.pass_time(10)
         *_old, plan = sorted(desk.plans(), key=lambda plan: plan["made_at"])
-        assert (len(desk.plans()), plan["by"], plan["state"]) == (count, "policy", "ramping")
+        assert (len(desk.plans()), plan["by"], plan["state"]) == (count, "policy: ada", "ramping")
         assert plan["delivered"] == 8
         [policy] = desk.ask("policy.list")["policies"]
         assert policy["plan"] == plan["name"]
@@ -97,7 +98,7 @@ def test_a_policy_leaves_the_letters_of_unfinished_plans_alone(desk: PolicyDesk)
     assert [plan["name"] for plan in desk.plans()] == ["p"]
     desk.ask("plan.cancel", name="p", operator="ada")
     desk.broker.pass_time(6)
-    assert [plan["letters"] for plan in desk.plans() if plan["by"] == "policy"] == [8]
+    assert [plan["letters"] for plan in desk.plans() if plan["by"] == "policy: ada"] == [8]
 
 
 def test_a_policy_makes_no_plans_of_letters_whose_topic_was_deleted(desk: PolicyDesk) -> None:
@@ -121,7 +122,7 @@ def test_a_search_that_fails_is_repeated(desk: PolicyDesk, monkeypatch: pytest.M
     desk.policy(after_s=1)
     desk.broker.pass_time(20)
     desk.broker.pass_time(20)
-    assert [(plan["by"], plan["delivered"]) for plan in desk.plans()] == [("policy", 40)]
+    assert [(plan["by"], plan["delivered"]) for plan in desk.plans()] == [("policy: ada", 40)]
 
 
 def test_an_operator_whose_plan_or_name_is_like_the_policys_does_not_stop_it(
@@ -135,3 +136,22 @@ def test_an_operator_whose_plan_or_name_is_like_the_policys_does_not_stop_it(
     assert own["delivered"] == 32
     desk.plan("later", select={}, operator="policy")  # whose letters are all taken
     assert desk.show("later")["skipped"] == 8
+
+
+def test_a_policy_waits_while_the_circuit_breaker_is_open(desk: PolicyDesk) -> None:
+    group = desk.group()
+    open_breaker(group, "f", "E", desk.broker.engine.now())
+    desk.policy(after_s=1)
+    desk.broker.pass_time(20)
+    assert desk.plans() == []
+    desk.ask("group.resume", group="g", operator="ada")
+    desk.broker.pass_time(10)
+    assert [(plan["by"], plan["delivered"]) for plan in desk.plans()] == [("policy: ada", 40)]
+
+
+def test_a_policy_does_not_widen_its_selection(desk: PolicyDesk) -> None:
+    desk.plan(select={})
+    assert desk.die_again() == 40
+    desk.policy(after_s=1, max_replays=9, select={"max_replays": 0})
+    desk.broker.pass_time(20)
+    assert [plan["by"] for plan in desk.plans()] == ["ada"]

@@ -26,7 +26,7 @@ from txmq.core.consumers.plans import (
     ResumePlan,
     StartPlan,
 )
-from txmq.core.consumers.policies import AUTHOR, FirePolicy, ReplayPolicy, SetPolicy, policies
+from txmq.core.consumers.policies import FirePolicy, ReplayPolicy, SetPolicy, policies
 from txmq.core.events.outcome import Rejected
 from txmq.core.events.plans import PlanFrozen, PlanLettersAdded, PlanMoved, PlanPutBack
 from txmq.core.state import failed_messages, plan_letters
@@ -45,7 +45,7 @@ PLANNING = STEPS | {
 
 
 def is_auto(plan: Plan) -> bool:
-    return plan.unfinished and plan.by == AUTHOR
+    return plan.unfinished and plan.by.startswith("policy")
 
 
 class PlanningSim(Sim):

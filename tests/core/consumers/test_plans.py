@@ -26,6 +26,7 @@ from txmq.core.consumers.commands import (
     StoredEntry,
 )
 from txmq.core.consumers.plan_steps import AddPlanLetters, AdvancePlan, EndLostLetters
+from txmq.core.consumers.policies import FirePolicy, ReplayPolicy, SetPolicy
 from txmq.core.events.consumers import Acked
 from txmq.core.events.outcome import Rejected
 from txmq.core.events.plans import PlanLettersAdded, PlanPutBack
@@ -297,12 +298,31 @@ def test_an_open_circuit_breaker_pauses_a_plan(world: PlansWorld) -> None:
 
 def test_an_approval_is_given_by_somebody_else(world: PlansWorld) -> None:
     settings = AT_ONCE._replace(second_approver=True, start=True)
+    world.do(plans.CreatePlan("p", "g", settings, by="ada: after the fix"))
+    early = world.do(plans.ApprovePlan("p", "bob"))
+    assert (early.error, early.hint) == (Conflict, "approve it once it is planned: txmq plan show")
     world.create("p", *world.letters(0, 5), settings=settings, by="ada: after the fix")
     assert world.plan_of("p").state is PlanState.PLANNED
     assert world.do(plans.StartPlan("p")).error is Conflict
     assert world.do(plans.ApprovePlan("p", "ada: again")).error is BadRequest
     assert world.do(plans.ApprovePlan("p", "")).error is BadRequest
     assert world.do(plans.ApprovePlan("p", "bob: seen")).state == "ramping"
+
+
+def test_who_has_set_a_policy_cannot_approve_its_plans(world: PlansWorld) -> None:
+    world.letters(0, 5)
+    settings = AT_ONCE._replace(second_approver=True)
+    policy = ReplayPolicy("{}", 1, on_version=False, max_replays=1, settings=settings)
+    world.do(SetPolicy("g", policy, "ada: nightly"))
+    world.do(FirePolicy("g", "{}"))
+    [plan] = world.state.plans.by_id.values()
+    assert plan.by == "policy: ada: nightly"
+    world.do(AddPlanLetters(plan.name, (), complete=True))
+    world.freeze(plan.name)
+    world.do(SetPolicy("g", None, "ada"))
+    for name in ("ada", "policy"):
+        assert world.do(plans.ApprovePlan(plan.name, name)).error is BadRequest
+    assert world.do(plans.ApprovePlan(plan.name, "bob")).state == "ramping"
 
 
 def test_orders_that_make_no_sense_are_refused(world: PlansWorld) -> None:

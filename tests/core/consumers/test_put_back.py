@@ -107,6 +107,37 @@ def test_a_record_of_an_older_version_puts_back(world: PlansWorld) -> None:
     world.check_plans()
 
 
+def test_a_letter_that_is_put_back_again_is_in_the_queue_once() -> None:
+    queue = PutBackQueue()
+    for offset in (1, 2, 3):
+        queue.add(offset)
+    queue.discard(2)  # it was delivered before the first one, and has died again
+    queue.add(2)
+    assert ([*queue], len(queue)) == ([1, 3, 2], 3)
+    queue.discard(2)
+    queue.discard(1)
+    assert ([*queue], len(queue)) == ([3], 1)
+
+
+def test_a_letter_that_left_one_plan_and_is_put_back_by_another_is_delivered(
+    world: PlansWorld,
+) -> None:
+    first, second = world.letters(0, 5)
+    for name, place in (("p", first), ("q", second)):
+        world.create(name, place)
+        world.run_plan(name)
+    plan_id = world.plan_of("q").plan_id
+    world.do(CancelPlan("q"))
+    world.do(DeletePlan("q"))
+    world.tidy(plan_id)  # the letter is a retry as any other, and so goes out first
+    [got] = world.fetch("m", most=1)
+    world.fail(got.topic, got.partition, got.offset, dead=True)
+    world.create("r", second)
+    world.run_plan("r")
+    assert [one.offset for one in world.fetch("m")] == [0, 1]
+    world.check_plans()
+
+
 def test_a_queue_keeps_its_order() -> None:
     queue = PutBackQueue()
     for offset in range(3 * TRIMMED_AT):

@@ -8,7 +8,7 @@ begins again.
 from __future__ import annotations
 
 from functools import partial
-from math import sqrt
+from math import isfinite, sqrt
 from typing import TYPE_CHECKING, Any
 
 from txmq.core.consumers import plan_steps
@@ -98,7 +98,7 @@ class Pace:
     def _ramp_for(self, letters: int, now: float) -> float:
         """Return how long so many letters take by the rate, which grows meanwhile."""
         full, rate = self._settings.rate, self.rate(now)
-        if not full:
+        if not (full and letters):
             return 0.0
         left = max(self._settings.ramp_s - (now - self._began), 0.0)
         in_ramp = (rate + full) / 2 * left
@@ -155,6 +155,7 @@ class PlanService:
         if pace is not None and plan.state is PlanState.RAMPING:
             by_outcomes = plan_steps.room(plan) < min(left, plan_steps.STEP_LETTERS)
             eta = pace.seconds_for(left, self._now(), by_outcomes=by_outcomes)
+            eta = None if eta is None or not isfinite(eta) else eta
         return {
             "progress": settled / plan.letters if plan.letters else 1.0,
             "rate_now": 0.0 if pace is None else round(pace.rate(self._now()), 3),

@@ -48,7 +48,8 @@ class PolicyService:
         """Timer: look for work of each policy that has no unfinished plan."""
         state = self._engine.state
         for group, policy in list(policies(state)):
-            if is_busy(state, group) or group.name in self._looking:
+            held = is_busy(state, group) or group.breaker is not None
+            if held or group.name in self._looking:
                 continue
             version = self._joined.get(group.name, "")
             if policy.on_version and version and version not in policy.versions:
@@ -107,10 +108,13 @@ class PolicyService:
 
     def _selection(self, policy: ReplayPolicy, *, died_before: int) -> SelectionArgs:
         chosen = SelectionArgs.model_validate_json(policy.selection)
-        limit = died_before if chosen.died_before is None else min(died_before, chosen.died_before)
-        return chosen.model_copy(
-            update={"died_before": limit, "max_replays": policy.max_replays - 1}
-        )
+        before, most = chosen.died_before, chosen.max_replays
+        fewer = policy.max_replays - 1
+        own = {
+            "died_before": died_before if before is None else min(died_before, before),
+            "max_replays": fewer if most is None else min(fewer, most),
+        }
+        return chosen.model_copy(update=own)
 
 
 def _ignore(reply: object) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from txmq.core.events.base import RecordContext
     from txmq.core.state.state import State
 
+POLICY = "policy"  # author of the plans that policies make
 MAX_UNFINISHED = 100  # of all groups: each has a share of the broker's timer
 MAX_PLANS = 1_100  # with the finished ones, which the broker deletes in time
 
@@ -142,14 +143,25 @@ def decide_approve(state: State, command: ApprovePlan, now: int) -> Outcome | Re
     if not plan.unfinished or not plan.waits_for_approval:
         message = f"plan {plan.name!r} does not wait for an approval"
         return Rejected(Conflict, message, "see it: txmq plan show")
-    if not author(command.by) or author(command.by) == author(plan.by):
-        message = f"plan {plan.name!r} is of {author(plan.by)!r}, who cannot approve it"
+    if plan.state is PlanState.BUILDING:
+        message = f"the letters of plan {plan.name!r} are not fixed yet"
+        return Rejected(Conflict, message, "approve it once it is planned: txmq plan show")
+    if author(command.by) in _authors(plan):
+        message = f"plan {plan.name!r} is of {author(command.by)!r}, who cannot approve it"
         return Rejected(BadRequest, message, "somebody else has to: --operator NAME")
     approved = PlanApproved(plan.plan_id, command.by)
     if plan.state is PlanState.PLANNED and plan.settings.start:
         started = start_of(plan, command.by)
         return Outcome((approved, started), _reply(plan, started))
     return Outcome((approved,), _reply(plan))
+
+
+def _authors(plan: Plan) -> set[str]:
+    """Return who cannot approve a plan: nobody without a name, its author, and who has
+    set the policy that made it.
+    """
+    by, _, rest = plan.by.partition(": ")
+    return {"", by, author(rest)} if by == POLICY else {"", by}
 
 
 def start_of(plan: Plan, by: str) -> PlanMoved:

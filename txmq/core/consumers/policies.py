@@ -12,7 +12,7 @@ from itertools import chain, count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.core.consumers.authorization import find_group
-from txmq.core.consumers.plans import CreatePlan, decide_create
+from txmq.core.consumers.plans import POLICY, CreatePlan, decide_create
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.events.plans import PlanCreated, PolicyFired, PolicySet
 from txmq.core.state.plans import Plan, PlanSettings
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from txmq.core.state.state import State
 
 KEPT_VERSIONS = 100  # of programs, that a policy remembers
-AUTHOR = "policy"
 
 
 class ReplayPolicy(NamedTuple):
@@ -128,14 +127,16 @@ def decide_fire(state: State, command: FirePolicy, now: int) -> Outcome | Reject
     policy = policy_of(state, group)
     if policy is None or is_busy(state, group) or command.version in policy.versions:
         return Outcome()
+    if group.breaker is not None:  # it would pause the plan at once, and so the policy
+        return Outcome()
     if command.version and not policy.versions:
         return Outcome((PolicyFired(group.group_id, 0, command.version),))
     plan_id = state.plans.next_id
     settings = policy.settings._replace(start=True)
     name = _free_name(state, f"{group.name[:100]}-auto-{plan_id}")
-    created = decide_create(
-        state, CreatePlan(name, group.name, settings, command.selection, AUTHOR), now
-    )
+    by = f"{POLICY}: {policy.by}" if policy.by else POLICY
+    create = CreatePlan(name, group.name, settings, command.selection, by)
+    created = decide_create(state, create, now)
     if isinstance(created, Rejected) or not created.events:
         return created
     assert isinstance(created.events[0], PlanCreated)

@@ -28,7 +28,10 @@ class PutBackQueue:
         self._gone: set[int] = set()  # behind the first one, and not in the queue any more
 
     def add(self, offset: int) -> None:
-        """Add an offset at the end."""
+        """Add an offset at the end. It may have been in the queue before."""
+        if offset in self._gone:  # its former place is to stay empty
+            self._offsets, self._first = array("Q", self), 0
+            self._gone.clear()
         self._offsets.append(offset)
 
     def discard(self, offset: int) -> None:
