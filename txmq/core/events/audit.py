@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.core.events.base import EVENTS, RecordContext, event
+from txmq.core.events.base import RecordContext, event, make
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,5 +49,5 @@ def parts_in(acted: OperatorActed, context: RecordContext) -> Iterator[tuple[Eve
     """Yield the events of a record with their contexts."""
     at = context.attachment_position
     for kind, fields, length in acted.parts:
-        yield EVENTS[kind](*fields), context._replace(attachment_position=at)
+        yield make(kind, fields), context._replace(attachment_position=at)
         at += length

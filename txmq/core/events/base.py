@@ -14,7 +14,7 @@ inside an event come back from the log as plain tuples, without attributes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
 import msgpack
@@ -57,9 +57,27 @@ def encode(event: Event) -> bytes:
     return bytes(msgpack.packb(event))
 
 
+class UnknownEvent(LookupError):
+    """An event that another version has written."""
+
+    def __init__(self, kind: int) -> None:
+        super().__init__(kind)
+        self.kind = kind
+
+
 def decode(kind: int, head: bytes | memoryview) -> Event:
-    """Return the event of a record. Raises KeyError for an unknown number."""
-    return EVENTS[kind](*msgpack.unpackb(head, use_list=False))
+    """Return the event of a record. Raises UnknownEvent."""
+    return make(kind, msgpack.unpackb(head, use_list=False))
+
+
+def make(kind: int, fields: Iterable[Any]) -> Event:
+    """Return an event by its number. Raises UnknownEvent for an unknown number, and for
+    fields that the event does not have.
+    """
+    try:
+        return EVENTS[kind](*fields)
+    except (KeyError, TypeError):
+        raise UnknownEvent(kind) from None
 
 
 @event(1)
