@@ -1,8 +1,11 @@
 """A program for `spark-submit`: copies a topic twice, as a batch and as a stream, with
-a straggler in each.
+a straggler in each; then lands it, in another application, to which the packages are
+shipped.
 
-    spark-submit cluster_program.py URL TOPIC DIRECTORY
+    spark-submit cluster_program.py URL TOPIC DIRECTORY SHIPPED PACKAGES
 
+The executors of the first application have txmq on their path, those of the second one
+only PACKAGES. The program writes to `DIRECTORY/origins` where they import it from.
 The first attempt of partition 0 waits until a speculative copy of it has made its rows,
 in another order. `DIRECTORY/attempts` gets a line for each attempt: what, partition,
 attempt, host. It is no module of a package: executors have it by value.
@@ -18,6 +21,7 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
 import txmq_spark
+from txmq_spark import command_line
 
 LIMIT_S = 100.0
 COLUMNS = "body binary, key string"
@@ -45,7 +49,32 @@ def straggling(
     return straggle
 
 
-def main(url: str, topic: str, directory: str) -> None:
+def tell_origin(spark: SparkSession, directory: str) -> None:
+    """Write down where executors import the package from."""
+
+    def tell(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import txmq_spark.source  # in the executor
+
+        for batch in batches:
+            yield pa.record_batch({"file": [txmq_spark.source.__file__] * batch.num_rows})
+
+    [one] = spark.range(1).mapInArrow(tell, "file string").collect()
+    with Path(directory, "origins").open("a") as journal:
+        journal.write(f"{one['file']}\n")
+
+
+def session_with(shipped: str, packages: str) -> SparkSession:
+    """Return the session of another application, as `--py-files` makes it."""
+    settings = {
+        "spark.files": shipped,
+        "spark.submit.pyFiles": shipped,
+        "spark.executorEnv.PYTHONPATH": packages,
+        "spark.cores.max": "1",
+    }
+    return SparkSession.builder.config(map=settings).getOrCreate()
+
+
+def main(url: str, topic: str, directory: str, shipped: str, packages: str) -> None:
     spark = SparkSession.builder.getOrCreate()
     txmq_spark.register(spark)
     source = {"url": url, "topic": topic, "columns": "body,key", "minPartitions": "4"}
@@ -59,7 +88,12 @@ def main(url: str, topic: str, directory: str) -> None:
     query = rows.writeStream.format("txmq").option("url", url).option("topic", f"{topic}-stream")
     query = query.option("checkpointLocation", f"{directory}/checkpoint")
     query.trigger(availableNow=True).start().awaitTermination()
+    tell_origin(spark, directory)
     spark.stop()
+    tell_origin(session_with(shipped, packages), directory)
+    # The command has the session that is there, and stops it.
+    land = ["land", "--url", url, "--topic", topic, "--path", f"{directory}/lake"]
+    sys.exit(command_line.main(land))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""A driver that copies topics, a batch and a stream for each crash point, and stops in
-the decision of each, until it is killed.
+"""A driver that copies topics, and stops in the decision of each copy, until it is
+killed.
 
-    python -m tests.spark.killed_driver URL TOPIC DIRECTORY POINT...
+    python -m tests.spark.killed_driver URL TOPIC DIRECTORY "batch|stream POINT"...
 """
 
 from __future__ import annotations
@@ -113,9 +113,11 @@ def main(url: str, topic: str, place: str, *points: str) -> None:
     with local_session("local[2]", SETTINGS) as spark:
         spark.dataSource.register(StoppingSource)
         batch, stream = (rows(spark, url, topic, stream=stream) for stream in (False, True))
-        for point in points:
+        for kind, point in map(str.split, points):
             more = {"form": "stopping", "point": point}
-            start_stream(stream, url, f"{topic}-stream-{point}", place, **more)
+            if kind == "stream":
+                start_stream(stream, url, f"{topic}-stream-{point}", place, **more)
+                continue
             given = (batch, url, f"{topic}-batch-{point}")
             Thread(target=copy_batch, args=given, kwargs=more, daemon=True).start()
         while True:

@@ -11,8 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import txmq
-import txmq_spark
-from tests.spark.cluster import Cluster, running_cluster
+from tests.spark.cluster import PACKAGES, Cluster, running_cluster
 from tests.spark.stream_driver import texts
 from tests.spark.test_writing import bodies, undecided
 from txmq_spark import shipping
@@ -55,23 +54,7 @@ def test_what_is_shipped_has_nothing_of_the_tests_and_is_always_the_same(
     assert (tmp_path / "again.zip").read_bytes() == shipped.read_bytes()
 
 
-def test_a_shipped_job_lands_a_topic(
-    cluster: Cluster, broker: str, topic: str, client: txmq.Client, shipped: Path, tmp_path: Path
-) -> None:
-    client.call("topic.create", name=topic, partitions=2)
-    client.send_many(topic, texts(*range(ROWS)))
-    program = tmp_path / "__main__.py"  # beside nothing: the rest comes from the zip file
-    program.write_bytes((Path(txmq_spark.__file__).parent / "__main__.py").read_bytes())
-    job = ["land", "--url", broker, "--topic", topic, "--path", str(tmp_path / "lake")]
-    done = cluster.submit(program, *job, settings={"spark.submit.pyFiles": str(shipped)})
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout == f"landed: {ROWS} messages, skipped 0\n"
-    files = list((tmp_path / "lake" / f"topic={topic}").glob("date=*/*.parquet"))
-    landed = [body for file in files for body in pq.read_table(file).column("body").to_pylist()]
-    assert Counter(landed) == Counter(texts(*range(ROWS)))
-
-
-def test_installed_jobs_send_once_though_stragglers_are_run_twice(
+def test_jobs_run_shipped_and_installed_and_send_once_though_stragglers_are_run_twice(
     cluster: Cluster, broker: str, topic: str, client: txmq.Client, shipped: Path, tmp_path: Path
 ) -> None:
     installed = tmp_path / "installed"
@@ -84,9 +67,16 @@ def test_installed_jobs_send_once_though_stragglers_are_run_twice(
     for target in targets:
         client.call("topic.create", name=target, partitions=3)
     done = cluster.submit(
-        PROGRAM, broker, topic, str(tmp_path), settings=SPECULATION, path=str(installed)
+        PROGRAM,
+        *(broker, topic, str(tmp_path), str(shipped), PACKAGES),
+        settings=SPECULATION,
+        path=str(installed),
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout == f"landed: {ROWS} messages, skipped 0\n"
+    origins = (tmp_path / "origins").read_text().splitlines()
+    assert origins[0] == f"{installed}/txmq_spark/source.py"
+    assert origins[1].endswith("/txmq.zip/txmq_spark/source.py")
     lines = (tmp_path / "attempts").read_text().splitlines()
     attempts = Counter(
         what
@@ -97,3 +87,6 @@ def test_installed_jobs_send_once_though_stragglers_are_run_twice(
     for target in targets:
         assert bodies(broker, target) == Counter(texts(*range(ROWS)))
     assert undecided(client) == before
+    files = list((tmp_path / "lake" / f"topic={topic}").glob("date=*/*.parquet"))
+    in_files = [body for file in files for body in pq.read_table(file).column("body").to_pylist()]
+    assert Counter(in_files) == Counter(texts(*range(ROWS)))

@@ -5,9 +5,10 @@ It covers all classes of letters, rows without messages, and the replay of the p
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
@@ -16,31 +17,32 @@ import psycopg2
 import pytest
 
 import txmq
+from tests.fixtures_postgres import Databases
 from tests.spark.consuming import drain
 from txmq.client.protocol.transaction.tokens import new_token
-from txmq.errors import ConfigError, TxmqError
+from txmq.errors import ConfigError
 from txmq.model.decider import ByJob, ByPostgres
 from txmq.model.message import ReceivedMessage
 from txmq.testing.own_broker import OwnBroker
+from txmq.testing.postgres_server import PostgresServer
 from txmq.tx.postgres.blocking import claim, read_server
 from txmq.tx.postgres.inbox import Position
 from txmq.tx.postgres.session import connect, transaction
 from txmq.wire.bundle import NO_DIGEST, BundleDescription, BundlePart, bundle_digest
-from txmq_spark import database_snapshot, reconcile, token_states
+from txmq_spark import database_snapshot, job_options, reconcile, token_states
 from txmq_spark.broker_link import BrokerLink
 from txmq_spark.command_line import reconcile_main, replay_main
 from txmq_spark.mapping import BusinessTable, Mapping
-from txmq_spark.plan import LetterClass, PlanRules
-from txmq_spark.plan_directory import MADE, PlacedLetters, in_parts
+from txmq_spark.plan import SAFE, LetterClass, PlanRules
+from txmq_spark.plan_directory import MADE, PlacedLetters, in_parts, read_plan
 from txmq_spark.plan_summary import MissingMessage
 from txmq_spark.reconcile import ReconcileOptions, Reconciliation, reconciled
-from txmq_spark.replay import ReplayOptions, replay
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.timeout(300)  # includes the start of a JVM on a loaded machine
-ORDERS, GROUP = "orders", "billing"
+ORDERS, REFUNDS, GROUP = "orders", "refunds", "billing"
 OLD = UUID("01890000-0000-7000-8000-000000000001")  # of 2023
 SETTINGS = """
 [broker]
@@ -69,16 +71,16 @@ class ReconciledShop(NamedTuple):
         return self.broker.url
 
 
-@pytest.fixture
-def shop(tmp_path: Path, database: str) -> Iterator[ReconciledShop]:
-    with OwnBroker(
-        tmp_path / "broker", SETTINGS.format(dsn=database.replace("\\", "\\\\"))
-    ) as broker:
+@contextmanager
+def open_shop(directory: Path, database: str) -> Iterator[ReconciledShop]:
+    settings = SETTINGS.format(dsn=database.replace("\\", "\\\\"))
+    with OwnBroker(directory, settings) as broker:
         with (
             closing(connect(database, application_name="tests")) as connection,
             connection.cursor() as cursor,
         ):
             cursor.execute("CREATE TABLE orders (id text PRIMARY KEY, version int8 NOT NULL)")
+            cursor.execute("CREATE TABLE effects (body text)")
         with txmq.connect(broker.url, service="shop") as client:
             yield ReconciledShop(broker, database, client)
 
@@ -169,22 +171,30 @@ CLASSES = {
     "ghost": LetterClass.NO_BUSINESS_ROW,
     "busy": LetterClass.PENDING,
     "bad": LetterClass.POISON,
+    None: LetterClass.POISON,  # its body does not fit the schema of its topic
 }
 
 
-@pytest.fixture
-def failed(shop: ReconciledShop) -> ReconciledShop:
+@pytest.fixture(scope="module")
+def failed(
+    tmp_path_factory: pytest.TempPathFactory, postgres: PostgresServer, databases: Databases
+) -> Iterator[ReconciledShop]:
     """A shop whose consumer has failed in each way."""
-    execute(shop, "CREATE TABLE effects (body text)")
-    for key in (*CLASSES, "well"):
-        order(shop, key)
-    order(shop, "chain", 2)
-    order(shop, "old", 2)
-    consume(shop, DEAD, frozenset({"applied 1"}))
-    execute(shop, "DELETE FROM orders WHERE id = 'gone'")
-    execute(shop, "DELETE FROM txmq_token WHERE tok = %s", str(token_of_letter(shop, "ghost")))
-    reserve(shop, "busy")
-    return shop
+    name = databases.borrow()
+    with open_shop(tmp_path_factory.mktemp("failed"), postgres.dsn(name)) as shop:
+        for key in (*filter(None, CLASSES), "well"):
+            order(shop, key)
+        order(shop, "chain", 2)
+        order(shop, "old", 2)
+        consume(shop, DEAD, frozenset({"applied 1"}))
+        shop.client.send(REFUNDS, b"no JSON")
+        drain(shop.client, GROUP, REFUNDS, lambda _message: False, "concurrent")
+        shop.client.call("topic.schema", name=REFUNDS, json_schema='{"type": "object"}')
+        execute(shop, "DELETE FROM orders WHERE id = 'gone'")
+        execute(shop, "DELETE FROM txmq_token WHERE tok = %s", str(token_of_letter(shop, "ghost")))
+        reserve(shop, "busy")
+        yield shop
+    databases.give_back(name)
 
 
 def letter(shop: ReconciledShop, key: str) -> dict[str, object]:
@@ -224,64 +234,30 @@ def classes_of(found: Reconciliation) -> dict[str, LetterClass]:
     return {row["key"]: LetterClass(row["class"]) for row in found.letters.collect()}
 
 
-def test_every_letter_gets_its_class_and_what_is_safe_is_replayed_once(
-    spark: SparkSession, failed: ReconciledShop, tmp_path: Path
-) -> None:
-    shop = failed
-    rules = PlanRules(fingerprints=frozenset({str(letter(shop, "bad")["fingerprint"])}))
-    prints = {str(letter(shop, key)["fingerprint"]) for key in ("bad", "fine")}
-    assert len(prints) == 2, "the failures look different"
-    with reconciled(spark, question(shop, rules=rules)) as found:
-        assert classes_of(found) == CLASSES
-        plan = found.write(str(tmp_path / "plan"))
-        assert found.summary.letters == len(DEAD)
-        assert found.summary.missing == {("row", "missing"): 1}
-        facts = plan.manifest.facts
-        assert (facts.groups, facts.ends) == ((GROUP,), {ORDERS: (len(CLASSES) + 3,)})
-        assert facts.evidence == ("applied", "tokens", "business")
-        replayed = plan.letters.where("replay").collect()
-        assert sorted(row["key"] for row in replayed) == ["chain", "chain", "fine"]
-        options = ReplayOptions(shop.url, settings={"rate": 0, "stop_after": 0}, wait=False)
-        assert replay(plan, options).plans[0]["letters"] == 3
-    consume(shop, frozenset())
-    assert effects(shop) == ["applied 1", "chain 1", "chain 2", "fine 1", "old 2", "well 1"]
-    assert replay(plan, options._replace(wait=True)).counts == {"processed": 3}
+class Reconciled(NamedTuple):
+    """What the command has done: in a first run, and in another one."""
+
+    directory: Path
+    deaths: tuple[str, ...]  # one in each run
+    errors: str  # of the first run
+    out: str  # of the second
+
+    @property
+    def plan(self) -> Path:
+        return self.directory / "plan"
 
 
-def test_the_same_data_make_the_same_plan(
-    spark: SparkSession, failed: ReconciledShop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(database_snapshot, "TASK_PAGES", 1)
-    monkeypatch.setattr(token_states, "TOKENS_PER_CALL", 1)
-    with reconciled(spark, question(failed)) as one:
-        one.write(str(tmp_path / "one"))
-    monkeypatch.undo()
-    spark.conf.set("spark.sql.shuffle.partitions", 5)
-    with reconciled(spark, question(failed)) as other:
-        other.write(str(tmp_path / "other"))
-    spark.conf.set("spark.sql.shuffle.partitions", 2)
-    files = [
-        {one.name: one.read_bytes() for one in (tmp_path / name).glob("*.json")}
-        for name in ("one", "other")
-    ]
-    for plan in files:
-        assert json.loads(plan.pop(MADE))["snapshot_at"]
-    assert files[0] == files[1]
-    assert one.manifest.digest == other.manifest.digest
+@pytest.fixture(scope="module")
+def made(
+    spark: SparkSession, failed: ReconciledShop, tmp_path_factory: pytest.TempPathFactory
+) -> Reconciled:
+    """A plan by the command, whose servers die.
 
-
-def test_a_job_whose_broker_or_database_dies_changes_nothing_and_runs_again(
-    spark: SparkSession,
-    failed: ReconciledShop,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The broker is killed behind the letters and before the log, and serves again.
-
-    The connections of a server that dies go with it: so do those of the first run's
-    tasks and its snapshot, once the letters are there.
+    PostgreSQL ends the connections of the first run's tasks and its snapshot, once the
+    letters are there. In the second run the broker is killed behind the letters and
+    before the log, and serves again.
     """
-    deaths: list[str] = []
+    directory, deaths = tmp_path_factory.mktemp("made"), list[str]()
 
     def killing(letters: DataFrame) -> PlacedLetters:
         if deaths:
@@ -292,66 +268,155 @@ def test_a_job_whose_broker_or_database_dies_changes_nothing_and_runs_again(
             deaths.append("database")
         return in_parts(letters)
 
-    monkeypatch.setattr(reconcile, "in_parts", killing)
-    path = tmp_path / "plan"
-    with pytest.raises(TxmqError, match="reading the database"):
-        reconcile.reconcile(spark, question(failed), str(path))
-    assert not path.exists()
-    found = reconcile.reconcile(spark, question(failed), str(path))
-    assert deaths == ["database", "broker"]
+    mapping = directory / "shop.toml"
+    mapping.write_text('[[table]]\nname = "orders"\nkey = "id"\n')
+    bad = str(letter(failed, "bad")["fingerprint"])
+    assert bad != str(letter(failed, "fine")["fingerprint"]), "the failures look different"
+    asked = [f"--url={failed.url}", f"--plan={directory / 'plan'}", f"--group={GROUP}"]
+    asked += [f"--mapping={mapping}", f"--report={directory / 'report.html'}"]
+    asked += ["--include=applied", f"--poison-fingerprint={bad}"]
+    asked += ["--table=public.plans", "--broker-plan=night", "--operator=ada"]
+    out, errors = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(errors):
+        patch.setattr(job_options, "job_session", lambda: nullcontext(spark))
+        patch.setattr(reconcile, "in_parts", killing)
+        patch.setenv("TXMQ_DSN", failed.dsn)
+        assert reconcile_main(asked) == 1
+        assert not (directory / "plan").exists()
+        assert reconcile_main(asked) == 0
+    return Reconciled(directory, tuple(deaths), errors.getvalue(), out.getvalue())
+
+
+def test_a_job_whose_broker_or_database_dies_changes_nothing_and_runs_again(
+    failed: ReconciledShop, made: Reconciled
+) -> None:
+    assert made.deaths == ("database", "broker")
+    assert "reading the database" in made.errors
     assert failed.broker.starts == 2
-    assert classes_of(found) == CLASSES | {"bad": LetterClass.REPLAY_ALONE}
-    assert failed.client.call("dlq.stats", group=GROUP)["letters"] == len(DEAD)
+    assert failed.client.call("dlq.stats", group=GROUP)["letters"] == len(DEAD) + 1
 
 
-def test_rows_without_messages_are_found(spark: SparkSession, shop: ReconciledShop) -> None:
-    order(shop, "told")
-    drain(shop.client, GROUP, ORDERS)
-    execute(shop, "INSERT INTO orders VALUES ('untold', 1)")
-    with BrokerLink(shop.url) as link:
-        log_id = link.log_id
-    lost, waiting, elsewhere = new_token(), new_token(), new_token()
-    with closing(connect(shop.dsn, application_name="tests")) as connection:
-        server = read_server(connection).identity
-    hour = 3_600_000_000
-    store(shop, waiting, BundleDescription(ByPostgres(*server, xid=None), check_after=hour))
-    with shop.client.transaction() as tx:
-        tx.send("other", b"x")
-    for token in (lost, waiting, tx.token):
-        execute(shop, "INSERT INTO txmq_token (tok, log_id) VALUES (%s, %s)", str(token), log_id)
-    execute(
-        shop,
-        "INSERT INTO txmq_token (tok, log_id) VALUES (%s, %s)",
-        str(elsewhere),
-        str(new_token()),
+def test_every_letter_gets_its_class(
+    spark: SparkSession, failed: ReconciledShop, made: Reconciled
+) -> None:
+    plan = read_plan(spark, str(made.plan))
+    letters = plan.letters.collect()
+    assert {row["key"]: LetterClass(row["class"]) for row in letters} == CLASSES
+    replayed = ["applied", "chain", "chain", "fine"]
+    assert sorted(row["key"] for row in letters if row["replay"]) == replayed
+    [unfit] = [row["reason"] for row in letters if row["key"] is None]
+    assert unfit.startswith("its body does not fit the schema of its topic: the body is no JSON")
+    facts = plan.manifest.facts
+    assert (facts.groups, facts.ends) == ((GROUP,), {ORDERS: (len(DEAD) + 2,), REFUNDS: (1,)})
+    assert facts.evidence == ("applied", "tokens", "business")
+    assert "Dead letters of billing" in made.out
+    assert f"table: public.plans ({len(letters)} rows), broker: night" in made.out
+    assert (made.directory / "report.html").read_text().startswith("<!doctype html>")
+    shown = failed.client.call("plan.show", name="night")
+    assert (shown["state"], shown["letters"], shown["by"][:3]) == ("planned", 4, "ada")
+    with closing(connect(failed.dsn, application_name="tests")) as connection:
+        cursor = connection.cursor()
+        cursor.execute("SELECT key, class FROM plans WHERE replay ORDER BY key")
+        assert [key for key, _class in cursor] == replayed
+
+
+def test_the_same_data_make_the_same_plan(
+    spark: SparkSession,
+    failed: ReconciledShop,
+    made: Reconciled,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With other tasks than those of the command, which met a restart of the broker."""
+    monkeypatch.setattr(database_snapshot, "TASK_PAGES", 1)
+    monkeypatch.setattr(token_states, "TOKENS_PER_CALL", 1)
+    shuffles = spark.conf.get("spark.sql.shuffle.partitions")
+    spark.conf.set("spark.sql.shuffle.partitions", 5)
+    rules = PlanRules(
+        include=SAFE | {LetterClass.APPLIED},
+        fingerprints=frozenset({str(letter(failed, "bad")["fingerprint"])}),
     )
-    execute(
-        shop,
-        "ALTER TABLE orders ADD writer uuid; UPDATE orders SET writer = %s WHERE id = 'told'",
-        str(OLD),
-    )
-    order(shop, "gone")
-    execute(shop, "DELETE FROM orders WHERE id = 'gone'")
-    tables = (BusinessTable(name="orders", key="id", token="writer"),)
-    with reconciled(spark, question(shop, mapping=Mapping(tables=tables))) as found:
-        assert {(one.what, one.table, one.name, one.state) for one in missing(found)} == {
-            ("transaction", None, lost.hex, "missing"),
-            ("transaction", None, waiting.hex, "pending"),
-            ("transaction", None, OLD.hex, "forgotten"),
-            ("key", "orders", "untold", "missing"),
-            ("row", "orders", "gone", "missing"),
+    other = tmp_path / "other"
+    with reconciled(spark, question(failed, rules=rules)) as found:
+        found.write(str(other))
+        assert found.summary.letters == len(DEAD) + 1
+        assert found.summary.missing == {("row", "missing"): 1}
+    spark.conf.set("spark.sql.shuffle.partitions", shuffles)
+    files = [
+        {one.name: one.read_bytes() for one in path.glob("*.json")} for path in (made.plan, other)
+    ]
+    for plan in files:
+        assert json.loads(plan.pop(MADE))["snapshot_at"]
+    assert files[0] == files[1]
+
+
+def test_without_a_database_letters_are_the_only_evidence(
+    spark: SparkSession, failed: ReconciledShop
+) -> None:
+    """Of two groups, one without letters."""
+    drain(failed.client, "audit", ORDERS)
+    with reconciled(spark, ReconcileOptions(failed.url, (GROUP, "audit"))) as found:
+        assert classes_of(found) == dict.fromkeys(CLASSES, LetterClass.REPLAY_ALONE) | {
+            "chain": LetterClass.REPLAY_CHAIN,
+            "busy": LetterClass.PENDING,
+            None: LetterClass.POISON,
         }
+        assert (missing(found), found.manifest.facts.evidence) == ((), ())
+        assert found.manifest.replays == {"audit": 0, GROUP: len(DEAD) - 1}
 
 
-def test_versions_and_queries_are_evidence(spark: SparkSession, shop: ReconciledShop) -> None:
-    execute(shop, "CREATE TABLE effects (body text); CREATE TABLE billed (id text, version int)")
-    for key, version in (("new", 3), ("same", 3), ("old", 3), ("moved", 3)):
-        order(shop, key, version)
-    consume(shop, frozenset({"new 3", "same 3", "old 3", "moved 3"}))
+def test_a_plan_is_replayed_once_by_the_command(
+    spark: SparkSession,
+    failed: ReconciledShop,
+    made: Reconciled,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The last test of the shop that has failed."""
+    monkeypatch.setattr(job_options, "job_session", lambda: nullcontext(spark))
+    asked = [f"--url={failed.url}", f"--plan={made.plan}", "--operator=ada"]
+    assert replay_main([*asked, "--dry-run"]) == 0
+    assert capsys.readouterr().out == "4 planned\n"
+    failed.client.call("plan.cancel", name="night")
+    at_once = ["--rate=0", "--ramp=0"]
+    assert replay_main([*asked, *at_once, "--no-wait"]) == 0
+    assert "plan spark-" in capsys.readouterr().out
+    consume(failed, frozenset())
+    assert effects(failed) == ["applied 1", "chain 1", "chain 2", "fine 1", "old 2", "well 1"]
+    assert replay_main([*asked, *at_once]) == 0
+    assert "4 processed" in capsys.readouterr().out
+    assert replay_main([*asked, "--plan=/etc", "--dry-run"]) == 1
+    assert (
+        "/etc has no plan.json (name a directory that reconcile wrote)" in capsys.readouterr().err
+    )
+    with pytest.raises(SystemExit) as wrong:
+        replay_main([*asked, "--canary=0"])
+    assert wrong.value.code == 2
+
+
+@pytest.fixture
+def shop(tmp_path: Path, database: str) -> Iterator[ReconciledShop]:
+    with open_shop(tmp_path / "broker", database) as shop:
+        yield shop
+
+
+def test_versions_and_queries_are_evidence_and_rows_without_messages_are_found(
+    spark: SparkSession, shop: ReconciledShop
+) -> None:
+    execute(shop, "CREATE TABLE billed (id text, version int)")
+    execute(shop, "ALTER TABLE orders ADD writer uuid")
+    dead = ("new", "same", "old", "moved")
+    for key in (*dead, "told", "gone"):
+        order(shop, key, 3)
+    consume(shop, frozenset(f"{key} 3" for key in dead))
     execute(shop, "INSERT INTO billed VALUES ('new', 2), ('same', 3), ('old', 4)")
     execute(shop, "UPDATE orders SET version = 9 WHERE id = 'moved'")
+    execute(shop, "UPDATE orders SET writer = %s WHERE id = 'told'", str(OLD))
+    execute(shop, "INSERT INTO orders VALUES ('untold', 1)")
+    execute(shop, "DELETE FROM orders WHERE id = 'gone'")
+    lost, waiting = tokens_without_their_messages(shop)
     mapping = Mapping(
-        tables=(BusinessTable(name="orders", key="id", version="version"),),
+        tables=(BusinessTable(name="orders", key="id", version="version", token="writer"),),
         version="header:version",
         applied="SELECT id AS key, version FROM billed",
     )
@@ -362,9 +427,13 @@ def test_versions_and_queries_are_evidence(spark: SparkSession, shop: Reconciled
             "old": LetterClass.SUPERSEDED,
             "moved": LetterClass.SUPERSEDED,
         }
-    unread = mapping.model_copy(update={"version": "json:v", "applied": None})
-    with reconciled(spark, question(shop, mapping=unread)) as found:
-        assert set(classes_of(found).values()) == {LetterClass.POISON}
+        assert {(one.what, one.table, one.name, one.state) for one in missing(found)} == {
+            ("transaction", None, lost.hex, "missing"),
+            ("transaction", None, waiting.hex, "pending"),
+            ("transaction", None, OLD.hex, "forgotten"),
+            ("key", "orders", "untold", "missing"),
+            ("row", "orders", "gone", "missing"),
+        }
     wrong = (
         ({"key": "idd"}, "it has no column idd, only id, version"),
         ({"key": "id", "version": "id"}, "column id is of type text"),
@@ -378,69 +447,24 @@ def test_versions_and_queries_are_evidence(spark: SparkSession, shop: Reconciled
             pytest.fail("it was read")
 
 
+def tokens_without_their_messages(shop: ReconciledShop) -> tuple[UUID, UUID]:
+    """Write rows of a lost transaction and of a waiting one; and of others, whose
+    messages are in another topic or log.
+    """
+    with BrokerLink(shop.url) as link:
+        log_id = link.log_id
+    lost, waiting, elsewhere = new_token(), new_token(), new_token()
+    with closing(connect(shop.dsn, application_name="tests")) as connection:
+        server = read_server(connection).identity
+    hour = 3_600_000_000
+    store(shop, waiting, BundleDescription(ByPostgres(*server, xid=None), check_after=hour))
+    with shop.client.transaction() as tx:
+        tx.send("other", b"x")
+    logs = dict.fromkeys((lost, waiting, tx.token), log_id) | {elsewhere: str(new_token())}
+    for token, log in logs.items():
+        execute(shop, "INSERT INTO txmq_token (tok, log_id) VALUES (%s, %s)", str(token), log)
+    return lost, waiting
+
+
 def missing(found: Reconciliation) -> tuple[MissingMessage, ...]:
     return found.summary.missing_samples
-
-
-def test_without_a_database_letters_are_the_only_evidence(
-    spark: SparkSession, failed: ReconciledShop
-) -> None:
-    """Of two groups, one without letters."""
-    drain(failed.client, "audit", ORDERS)
-    with reconciled(spark, ReconcileOptions(failed.url, (GROUP, "audit"))) as found:
-        assert classes_of(found) == dict.fromkeys(CLASSES, LetterClass.REPLAY_ALONE) | {
-            "chain": LetterClass.REPLAY_CHAIN,
-            "busy": LetterClass.PENDING,
-        }
-        assert (missing(found), found.manifest.facts.evidence) == ((), ())
-        assert found.manifest.replays == {"audit": 0, GROUP: len(DEAD) - 1}
-    failed.client.call("topic.schema", name=ORDERS, json_schema='{"type": "object"}')
-    with reconciled(spark, ReconcileOptions(failed.url, (GROUP,))) as found:
-        reasons = {row["key"]: row["reason"] for row in found.letters.collect()}
-    assert reasons.pop("busy") == "an undecided transaction acks or replays it"
-    begin = "its body does not fit the schema of its topic: the body is no JSON"
-    assert all(reason.startswith(begin) for reason in reasons.values())
-    assert len(reasons) == len(CLASSES) - 1
-
-
-def test_the_jobs_run_from_the_command_line(
-    spark: SparkSession,
-    failed: ReconciledShop,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    from contextlib import nullcontext
-
-    from txmq_spark import job_options
-
-    monkeypatch.setattr(job_options, "job_session", lambda: nullcontext(spark))
-    monkeypatch.setenv("TXMQ_DSN", failed.dsn)
-    plan, report = tmp_path / "plan", tmp_path / "report.html"
-    mapping = tmp_path / "shop.toml"
-    mapping.write_text('[[table]]\nname = "orders"\nkey = "id"\n')
-    asked = [f"--url={failed.url}", f"--plan={plan}"]
-    told = [f"--group={GROUP}", f"--mapping={mapping}", f"--report={report}", "--include=applied"]
-    more = ["--table=public.plans", "--broker-plan=night", "--operator=ada"]
-    assert reconcile_main([*asked, *told, *more]) == 0
-    out = capsys.readouterr().out
-    assert "Dead letters of billing" in out
-    assert "table: public.plans (9 rows), broker: night" in out
-    assert report.read_text().startswith("<!doctype html>")
-    shown = failed.client.call("plan.show", name="night")
-    assert (shown["state"], shown["letters"], shown["by"][:3]) == ("planned", 5, "ada")
-    with closing(connect(failed.dsn, application_name="tests")) as connection:
-        cursor = connection.cursor()
-        cursor.execute("SELECT key, class FROM plans WHERE replay ORDER BY key")
-        assert [key for key, _class in cursor] == ["applied", "bad", "chain", "chain", "fine"]
-    assert replay_main([*asked, "--dry-run"]) == 0
-    assert capsys.readouterr().out == "5 planned\n"
-    assert replay_main([*asked, "--name=night", "--rate=100", "--no-wait", "--operator=ada"]) == 0
-    assert "plan night: " in capsys.readouterr().out
-    assert replay_main([*asked, "--plan=/etc", "--dry-run"]) == 1
-    assert (
-        "/etc has no plan.json (name a directory that reconcile wrote)" in capsys.readouterr().err
-    )
-    with pytest.raises(SystemExit) as wrong:
-        replay_main([*asked, "--canary=0"])
-    assert wrong.value.code == 2

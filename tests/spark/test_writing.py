@@ -289,17 +289,7 @@ def test_rows_become_messages_in_the_order_of_their_keys(
             last[key] = n
 
 
-def test_repeated_tasks_send_once(
-    spark: SparkSession, broker: str, made: str, client: txmq.Client
-) -> None:
-    spark.dataSource.register(FlakySource)
-    before = undecided(client)
-    to(rows(spark, 1_000), broker, made, "flaky").save()
-    assert bodies(broker, made) == Counter(b"%d" % n for n in range(1_000))
-    assert undecided(client) == before
-
-
-def test_a_failed_write_sends_nothing_and_a_repeated_one_sends_once(
+def test_a_failed_write_sends_nothing_and_repeated_tasks_and_writes_send_once(
     spark: SparkSession, broker: str, made: str, client: txmq.Client
 ) -> None:
     spark.dataSource.register(FlakySource)
@@ -309,9 +299,10 @@ def test_a_failed_write_sends_nothing_and_a_repeated_one_sends_once(
             "idempotency_key", "k"
         ).save()
     assert (bodies(broker, made), undecided(client)) == (Counter(), before)
-    for _ in range(2):
-        to(rows(spark, 100), broker, made).option("idempotency_key", "k").save()
+    for source in ("flaky", "txmq"):  # in the first one, tasks are repeated
+        to(rows(spark, 100), broker, made, source).option("idempotency_key", "k").save()
     assert bodies(broker, made) == Counter(b"%d" % n for n in range(100))
+    assert undecided(client) == before
 
 
 def test_a_row_that_is_no_message_fails_the_write_and_sends_nothing(
