@@ -65,7 +65,7 @@ def tell_origin(spark: SparkSession, directory: str) -> None:
 
 def session_with(shipped: str, packages: str) -> SparkSession:
     """Return the session of another application, as `--py-files` makes it."""
-    settings = {
+    settings: dict[str, bool | float | int | str | None] = {
         "spark.files": shipped,
         "spark.submit.pyFiles": shipped,
         "spark.executorEnv.PYTHONPATH": packages,

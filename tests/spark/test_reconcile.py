@@ -330,7 +330,6 @@ def test_the_same_data_make_the_same_plan(
     """With other tasks than those of the command, which met a restart of the broker."""
     monkeypatch.setattr(database_snapshot, "TASK_PAGES", 1)
     monkeypatch.setattr(token_states, "TOKENS_PER_CALL", 1)
-    shuffles = spark.conf.get("spark.sql.shuffle.partitions")
     spark.conf.set("spark.sql.shuffle.partitions", 5)
     rules = PlanRules(
         include=SAFE | {LetterClass.APPLIED},
@@ -341,7 +340,7 @@ def test_the_same_data_make_the_same_plan(
         found.write(str(other))
         assert found.summary.letters == len(DEAD) + 1
         assert found.summary.missing == {("row", "missing"): 1}
-    spark.conf.set("spark.sql.shuffle.partitions", shuffles)
+    spark.conf.set("spark.sql.shuffle.partitions", 2)
     files = [
         {one.name: one.read_bytes() for one in path.glob("*.json")} for path in (made.plan, other)
     ]
