@@ -62,6 +62,9 @@ SELECTION: dict[str, Callable[[str], Any]] = {
 }
 ROUTES: dict[tuple[str, ...], ApiRoute] = {
     ("broker",): ApiRoute("broker.show"),
+    ("series",): ApiRoute(
+        "broker.series", "", {"names": lambda text: text.split(","), "span": str}
+    ),
     ("alarms",): ApiRoute("broker.alarms"),
     ("topics",): ApiRoute("topic.list", "", PAGE, {"limit": MAX_ROWS}),
     ("topics", ANY_NAME): ApiRoute("topic.show", "name"),

@@ -303,6 +303,7 @@ CALLS: dict[str, CallNeeds] = {
     "broker.show": _always(*SHOW_CLUSTER),
     "broker.alarms": _always(*SHOW_CLUSTER),
     "broker.stats": _always(*SHOW_CLUSTER),
+    "broker.series": _always(*SHOW_CLUSTER),
     "broker.reload": _always(*OPERATE_CLUSTER),
     "broker.settings": _always(*SHOW_CLUSTER),
     "clock.show": _always(*SHOW_CLUSTER),

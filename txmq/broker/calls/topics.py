@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from txmq.core.steps import Steps
     from txmq.wire.calls import topics
     from txmq.wire.calls.alarms import AlarmsReport
-    from txmq.wire.calls.arguments import NoArgs, StatsArgs
+    from txmq.wire.calls.arguments import NoArgs, SeriesArgs, StatsArgs
 
 ENDS_PER_STEP = 64  # partitions, between two looks at the clock
 GROW_S, GROW_RETRY_S = 5.0, 0.01  # to wait until no transaction holds keys
@@ -63,6 +63,7 @@ class TopicCalls:
             "broker.show": self.broker,
             "broker.alarms": self.alarms,
             "broker.stats": self.stats,
+            "broker.series": self.series,
             "alarms.report": self.report,
         }
 
@@ -213,6 +214,9 @@ class TopicCalls:
 
     def stats(self, call: CallContext, args: StatsArgs) -> None:
         call.answer(self._statistics.describe(args.limit))
+
+    def series(self, call: CallContext, args: SeriesArgs) -> None:
+        call.answer(self._statistics.series(args.names, args.span))
 
     def broker(self, call: CallContext, args: NoArgs) -> None:
         del args

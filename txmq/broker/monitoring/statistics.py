@@ -12,12 +12,16 @@ from heapq import nlargest
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from txmq.broker.monitoring.series import SAMPLE_S, STEPS_S, SeriesStore, Span
 from txmq.core.consumers import group_views
 from txmq.core.state.state import Topic
+from txmq.core.transactions.indexes import ListKind
 from txmq.model.own_topics import is_own
 from txmq.store.log.latency import BOUNDS_US
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from txmq.broker.data_directory.retention_service import RetentionService
     from txmq.broker.engine.engine import Engine
     from txmq.broker.reactor.interfaces import Clock
@@ -26,6 +30,8 @@ if TYPE_CHECKING:
 
 PERIOD_S = 5.0  # between two samples of a topic or group
 SAMPLES_PER_TICK = 2_000  # in one turn of the reactor: about 2 ms
+GROUPS_SERIES = 100  # groups with series of their own
+GROUP_SERIES = ("lag", "letters")
 
 
 @dataclass(slots=True)
@@ -65,6 +71,11 @@ class Statistics:
         self._topics: dict[int, Rate] = {}
         self._groups: dict[int, Rate] = {}
         self._log = Rate(clock.seconds(), (engine.store.end, engine.store.latencies.count))
+        self._lags: dict[int, int] = {}  # by group, at its last sample
+        self._store = SeriesStore()
+        self._next_series = clock.seconds() + SAMPLE_S
+        self._counted: tuple[float, dict[str, int]] = (0.0, {})
+        self._flushed = (0, 0)  # number and microseconds, at the last sample of the series
         self._unsampled: list[Topic | ConsumerGroup] = []
         self._next = clock.seconds()
 
@@ -74,6 +85,9 @@ class Statistics:
         if not self._unsampled and now >= self._next:
             self._next = now + PERIOD_S
             self._begin(now)
+        if now >= self._next_series:
+            self._next_series = max(self._next_series + SAMPLE_S, now)
+            self._store.sample(self._numbers())
         for _ in range(min(len(self._unsampled), SAMPLES_PER_TICK)):
             self._sample(self._unsampled.pop())
 
@@ -83,6 +97,7 @@ class Statistics:
         groups = state.groups.by_id
         if len(self._groups) > len(groups):
             self._groups = {key: rate for key, rate in self._groups.items() if key in groups}
+            self._lags = {key: lag for key, lag in self._lags.items() if key in groups}
         if len(self._topics) > len(state.topics):  # deleted ones stay in the state, by their ids
             live = {topic.topic_id for topic in state.topics.values()}
             self._topics = {key: rate for key, rate in self._topics.items() if key in live}
@@ -96,6 +111,11 @@ class Statistics:
                 position.floor + position.settled.total for position in one.positions.values()
             )
             self._update(self._groups, one.group_id, (done, 0))
+            state = self._engine.state
+            self._lags[one.group_id] = sum(
+                group_views.partition_lag(state, tp, position)
+                for tp, position in one.positions.items()
+            )
 
     def _update(self, rates: dict[int, Rate], key: int, seen: tuple[int, int]) -> None:
         rate, now = rates.get(key), self._clock.seconds()
@@ -117,6 +137,58 @@ class Statistics:
             "max_us": latencies.max_us,
             "total_us": latencies.total_us,
             "buckets": [list(bucket) for bucket in buckets],
+        }
+
+    def _numbers(self) -> dict[str, float]:
+        """Return a sample of all series: of the broker, and of its busiest groups."""
+        state, latencies = self._engine.state, self._engine.store.latencies
+        groups = state.groups.by_id.values()
+        count, total_us = latencies.count - self._flushed[0], latencies.total_us - self._flushed[1]
+        self._flushed = (latencies.count, latencies.total_us)
+        found = {
+            **self._rates(),
+            "undecided": state.undecided,
+            "in_doubt": state.listed[ListKind.IN_DOUBT],
+            "delayed": state.delayed_count,
+            "lag": sum(self._lags.values()),
+            "letters": sum(group.letters for group in groups),
+        }
+        if count > 0:
+            found["flush_ms"] = total_us / count / 1_000
+        for group in nlargest(GROUPS_SERIES, groups, self._weight):
+            numbers = (self._lags.get(group.group_id, 0), group.letters)
+            for name, number in zip(GROUP_SERIES, numbers, strict=True):
+                found[f"group:{group.name}:{name}"] = number
+        return found
+
+    def _rates(self) -> dict[str, float]:
+        """Return what came in, was processed and was written, each per second since the
+        last sample of the series.
+        """
+        now, topics = self._clock.seconds(), self._engine.state.topics
+        sent = [topic.topic_id for name, topic in topics.items() if not is_own(name)]
+        counts = {
+            "in_rate": sum(self._topics[key].count[0] for key in sent if key in self._topics),
+            "out_rate": sum(rate.count[0] for rate in self._groups.values()),
+            "bytes_rate": self._engine.store.end,
+        }
+        before, self._counted = self._counted, (now, counts)
+        passed = now - before[0]
+        if not before[1] or passed <= 0:
+            return {}
+        # what was deleted or reset since then does not count
+        return {name: max(0, count - before[1][name]) / passed for name, count in counts.items()}
+
+    def _weight(self, group: ConsumerGroup) -> float:
+        return self._rate(group) + self._lags.get(group.group_id, 0) + group.letters
+
+    def series(self, names: Sequence[str], span: Span) -> dict[str, Any]:
+        """Return the points of series by name, and the names of all."""
+        return {
+            "step_s": STEPS_S[span],
+            "end": self._engine.now(),
+            "names": self._store.names(),
+            "series": {name: self._store.points(name, span) for name in names},
         }
 
     def describe(self, limit: int) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, PrivateAttr, StringConstraints
 
@@ -78,6 +78,13 @@ class ListArgs(Args):
 
     after: Text = ""
     limit: Limit | None = None
+
+
+class SeriesArgs(Args):
+    """Series of numbers by name, of the last hour or the last day."""
+
+    names: Annotated[tuple[Text, ...], Field(max_length=100)] = ()
+    span: Literal["hour", "day"] = "hour"
 
 
 class StatsArgs(Args):

@@ -23,7 +23,14 @@ from txmq.wire.calls import (
     xa,
 )
 from txmq.wire.calls.alarms import AlarmsReport
-from txmq.wire.calls.arguments import Args, ClockConfirm, ListArgs, NoArgs, StatsArgs
+from txmq.wire.calls.arguments import (
+    Args,
+    ClockConfirm,
+    ListArgs,
+    NoArgs,
+    SeriesArgs,
+    StatsArgs,
+)
 from txmq.wire.json import WireModel, parse
 
 ARGUMENTS = "see docs/FORMATS.md 2.3 for the arguments of calls"
@@ -136,6 +143,7 @@ CALLS: dict[str, type[Args]] = {
     "broker.alarms": NoArgs,
     "broker.reload": NoArgs,
     "broker.stats": StatsArgs,
+    "broker.series": SeriesArgs,
     "broker.settings": NoArgs,
     "clock.show": NoArgs,
     "clock.confirm": ClockConfirm,
