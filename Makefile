@@ -5,6 +5,7 @@
 #   make soak    the tests that run for minutes         T= narrows
 #   make bench   all benchmarks: a table, bench.json    ONLY=tx. narrows, SCALE=0.1 shortens
 #   make check   ruff, mypy strict, the layer test, several at once
+#   make shots   pictures of the console for README and docs, by a headless Chromium
 #   make house   the numbers of the code's structure and of four walks   NAMES=1 lists the cases
 #   make lock    writes requirements/ anew              UPGRADE=1 takes the newest versions
 #   make clean   removes what the others made, but for .venv
@@ -22,7 +23,7 @@ pip := $(python) -m pip --disable-pip-version-check --no-input
 sources := $(wildcard txmq spark examples tests scripts)
 compiled := .cache/compiled
 
-.PHONY: help demo test soak bench check types style layers house lock clean
+.PHONY: help demo test soak bench check types style layers shots house lock clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -71,6 +72,9 @@ style: $(ready)
 
 layers: $(ready) $(compiled)
 	@$(python) -m pytest --quiet tests/test_layers.py
+
+shots: $(ready)
+	@$(python) -m tests.admin.shots docs
 
 house: $(ready)
 	@$(python) scripts/house.py $(if $(NAMES),--names)

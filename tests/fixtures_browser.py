@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
@@ -94,6 +94,19 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     if program is None or driver is None:
         missing = "Chromium" if program is None else "chromedriver"
         pytest.skip(f"no {missing} on PATH: install Debian's chromium and chromium-driver")
+    with start_browser(program, driver, tmp_path_factory.mktemp("browser")) as started:
+        yield started
+
+
+def found_programs() -> tuple[str, str] | None:
+    """Return the paths of browser and driver; None where one is missing."""
+    program, driver = _found(BROWSERS), _found(DRIVERS)
+    return None if program is None or driver is None else (program, driver)
+
+
+@contextmanager
+def start_browser(program: str, driver: str, directory: Path) -> Iterator[Browser]:
+    """A browser for the block, with its profile in a directory."""
     from selenium.webdriver import Chrome, ChromeOptions
     from selenium.webdriver.chrome.service import Service
 
@@ -101,7 +114,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     options.binary_location = program
     for option in OPTIONS.split():
         options.add_argument(option.replace("|", " "))
-    options.add_argument(f"--user-data-dir={tmp_path_factory.mktemp('browser')}")
+    options.add_argument(f"--user-data-dir={directory}")
     options.set_capability("goog:loggingPrefs", LOGS)
     with closing(Browser(Chrome(options, Service(driver)))) as started:
         started.driver.set_page_load_timeout(LIMIT_S)

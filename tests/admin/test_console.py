@@ -66,6 +66,36 @@ class Console(NamedTuple):
     def text(self) -> str:
         return self.browser.driver.find_element(By.TAG_NAME, "body").text
 
+    def act(self, path: str, label: str, **fields: str) -> str:
+        """Open a page, fill a form in, press its button, say that it is meant, and
+        return what came of it.
+        """
+        driver = self.browser.driver
+        self.open(path)
+        driver.execute_script("document.querySelectorAll('details').forEach(d => d.open = true)")
+        [button] = [
+            one for one in driver.find_elements(By.CSS_SELECTOR, "form.act button")
+            if one.text == label and one.is_displayed()
+        ][:1]  # fmt: skip
+        form = button.find_element(By.XPATH, "ancestor::form")
+        for name, value in fields.items():
+            field = form.find_element(By.NAME, name)
+            if field.tag_name != "select":
+                field.clear()
+            field.send_keys(value)
+        button.click()
+        for _ in range(2):
+            wait_until(lambda: driver.find_elements(By.CSS_SELECTOR, ".asks, .outcome, .problem"),
+                       what="an answer")  # fmt: skip
+            sure = driver.find_elements(By.CSS_SELECTOR, ".asks button")
+            if not sure:
+                break
+            driver.find_element(By.NAME, "reason").send_keys(HOSTILE[0])
+            sure[0].click()
+            wait_until(lambda: not driver.find_elements(By.CSS_SELECTOR, ".asks"), what="the act")
+        assert driver.find_elements(By.CSS_SELECTOR, "main script") == []
+        return self.text()
+
     def state(self) -> str:
         return self.browser.driver.find_element(By.ID, "live-state").text
 
@@ -198,6 +228,33 @@ def test_a_reset_is_previewed_and_what_is_denied_says_why(console: Console) -> N
         assert "txmq acl grant eve read topic:orders" in console.open("topics/orders/messages")
     finally:
         console.log_in("ann")
+
+
+def test_groups_topics_and_users_are_changed_by_forms(console: Console) -> None:
+    done = [
+        console.act("groups/billing", "Pause"),
+        console.act("groups/billing", "Resume"),
+        console.act("groups/billing", "Copy", to="again"),
+        console.act("groups/billing/reset?topic=orders&to=offset&partition=0&offset=1", "Reset"),
+        console.act("groups/again", "Delete"),
+        console.act("topics", "Create", name="spare", partitions="2"),
+        console.act("topics/spare", "Change", retention_ms="60000", writable="no"),
+        console.act("topics/spare", "Add partitions", partitions="3"),
+        console.act("users/eve", "Allow", what="read", resource="topic:spare"),
+        console.act("users/eve", "Take back"),
+        console.act("users/eve", "Allow", what="read", resource="topic:orders2"),
+        console.act("users/eve", "Change roles", roles="auditor operator"),
+    ]
+    assert ["done" in text for text in done] == [True] * len(done), done
+    assert "60000" in console.open("topics/spare")
+    assert "auditor, operator" in console.open("users/eve")
+    assert "done" in console.act("topics/spare", "Delete the topic")
+    assert "spare" not in console.open("topics")
+    assert "done" in console.act("users/eve", "Change roles", roles="auditor")
+    audited = console.open("audit")
+    assert HOSTILE[0] in audited
+    for call in ("group.pause", "group.reset", "topic.alter", "acl.revoke", "user.set"):
+        assert call in audited
 
 
 def test_lists_go_on_page_by_page(console: Console) -> None:

@@ -167,6 +167,13 @@ def _saved(found: dict[str, Any], now: int) -> dict[str, Any]:
     return found if written is None else found | {"select": parse_filter(written, now).select}
 
 
+def _reset(found: dict[str, Any], now: int) -> dict[str, Any]:
+    """Return the arguments of a reset, where one partition has an offset."""
+    del now
+    partition, offset = found.pop("partition", None), found.pop("offset", None)
+    return found if offset is None else found | {"to": {partition or 0: offset}}
+
+
 SETTINGS: dict[str, Parse] = {
     **dict.fromkeys(("rate", "ramp_s", "stop_share"), decimal),
     **dict.fromkeys(("canary", "stop_after", "in_flight", "most"), number),
@@ -211,8 +218,12 @@ ROWS = (
     Action(
         "group.reset",
         "Move the group to another position",
-        {**GROUP, "topic": text, "to": position, "reprocess": flag, "dry_run": flag},
+        {
+            **GROUP, "topic": text, "to": position, "reprocess": flag, "dry_run": flag,
+            "partition": number, "offset": number,
+        },
         "Messages are delivered again, or left out.",
+        _reset,
     ),
     Action("group.clone", "Copy the group's position", {**GROUP, "to": text}),
     Action(

@@ -36,8 +36,6 @@ async def group(reader: Reader) -> View:
             "settings": settings,
             "retry": shown["settings"]["retry"],
             "times": TIMES,
-            "may_pause": reader.may("group.pause", group=name),
-            "may_delete": reader.may("group.delete", group=name),
         },
     )
 
@@ -63,7 +61,7 @@ async def reset(reader: Reader) -> View:
         "reset.html",
         {
             "group": shown,
-            "args": args,
+            "fields": None if args is None else _fields(args),
             "preview": preview,
             "may_reset": reader.may("group.reset", **wanted),
         },
@@ -87,6 +85,16 @@ def _reset_args(reader: Reader, name: str) -> dict[str, Any] | None:
         to = {partition: offset}
     args = {"group": name, "topic": topic, "to": to}
     return args | ({"reprocess": True} if reader.text("reprocess") else {})
+
+
+def _fields(args: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of the form that does what was previewed."""
+    fields = {name: value for name, value in args.items() if name != "reprocess"}
+    if args.get("reprocess"):
+        fields["reprocess"] = "yes"
+    if isinstance(args["to"], dict):
+        [(fields["partition"], fields["offset"])] = fields.pop("to").items()
+    return fields
 
 
 PAGES = (

@@ -45,8 +45,6 @@ async def topic(reader: Reader) -> View:
             "messages": messages,
             "following": last if last < shown["partitions"] else None,
             "schema": pretty(shown["schema"]),
-            "may_alter": reader.may("topic.alter", name=name),
-            "may_delete": reader.may("topic.delete", name=name),
         },
     )
 

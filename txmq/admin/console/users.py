@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from txmq.admin.console.listing import by_name
 from txmq.admin.console.page import Page, Reader, Refused, View
-from txmq.model.access import KINDS, ROLES, VERBS
+from txmq.model.access import ALL_VERBS, KINDS, ROLES, VERBS
 
 
 async def users(reader: Reader) -> View:
     """List the users."""
     found = await by_name(reader, "user.list", "users", "user")
-    return View("users.html", {"found": found, "me": reader.user, "may_grant": _may_grant(reader)})
+    return View("users.html", {"found": found, "me": reader.user})
 
 
 async def user(reader: Reader) -> View:
@@ -23,17 +23,13 @@ async def user(reader: Reader) -> View:
         raise Refused("UnknownUser", f"there is no user {name!r}", "txmq user list")
     grants = [(text, *text.rpartition(" ")[::2]) for text in row["grants"]]
     return View(
-        "user.html", {"row": row, "grants": grants, "may_grant": _may_grant(reader), "roles": ROLES}
+        "user.html", {"row": row, "grants": grants, "roles": ROLES, "verbs": (*ALL_VERBS, *ROLES)}
     )
 
 
 def _before(name: str) -> str:
     """Return a text that stands right before a name in the order of names."""
     return name[:-1] + chr(ord(name[-1]) - 1) + "\x7f" if name else ""
-
-
-def _may_grant(reader: Reader) -> object:
-    return reader.may("acl.grant", name="anybody", what="describe", resource="cluster")
 
 
 async def me(reader: Reader) -> View:

@@ -28,7 +28,7 @@
     if (selection && !selection.isCollapsed && part().contains(selection.anchorNode)) return "paused: selected";
     const focused = document.activeElement;
     if (focused && focused !== body && part().contains(focused)) return "paused: in use";
-    if (part().querySelector("details[open], dialog[open]")) return "paused: opened";
+    if (document.querySelector("#live details[open], dialog[open]")) return "paused: opened";
     return "";
   }
 
