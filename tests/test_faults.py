@@ -756,6 +756,9 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_new_connection_takes_the_place_of_the_oldest_without_a_request",
         "test_of_pipelined_requests_the_first_has_a_reply_and_the_connection_ends",
         "test_a_witness_is_served_and_memory_is_bounded",
+        "test_a_long_page_leaves_turns_to_others_and_short_ones_overtake_it",
+        "test_a_name_that_is_rare_is_sought_in_bounded_steps",
+        "test_streams_are_bounded_and_end",
     ),
     138: (
         "test_deleted_topics_without_messages_give_up_their_partitions",

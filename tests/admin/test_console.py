@@ -140,7 +140,7 @@ def paths() -> list[str]:
 
 
 @pytest.mark.parametrize("user", ["ann", "eve"])
-def test_every_page_opens_and_shows_hostile_texts_as_texts(console: Console, user: str) -> None:
+def test_hostile_75_every_page_opens_and_shows_texts_as_texts(console: Console, user: str) -> None:
     console.log_in(user)
     driver, seen = console.browser.driver, ""
     for path in paths():
@@ -156,7 +156,7 @@ def test_every_page_opens_and_shows_hostile_texts_as_texts(console: Console, use
     console.log_in("ann")
 
 
-def test_bodies_keys_and_headers_are_escaped_and_their_signs_are_visible(console: Console) -> None:
+def test_hostile_50_bodies_keys_and_headers_are_texts_with_visible_signs(console: Console) -> None:
     shown = console.open("topics/orders/messages")
     found = console.browser.driver.find_elements(By.CSS_SELECTOR, "tbody td:first-child a")
     assert len(found) == len(HOSTILE)

@@ -7,7 +7,6 @@ visible signs.
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -28,24 +27,27 @@ MACROS = {"ui.html", "actions.html"}  # in all templates, by these names
 MAX_BYTES = 4 << 20  # of one page
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 SPANS = ((60, 1, "s"), (3_600, 60, "min"), (172_800, 3_600, "h"), (None, 86_400, "d"))
-# C0 and C1 without line breaks and tabs, marks of direction, and signs without width
-HIDDEN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff"
-    "\ufff9-\ufffb\ud800-\udfff]"
-)
+# C0 and C1 without line breaks and tabs, marks of direction, signs without width, and
+# halves of characters
+HIDDEN = (
+    (0x00, 0x08), (0x0B, 0x1F), (0x7F, 0x9F), (0xAD, 0xAD), (0x061C, 0x061C), (0x200B, 0x200F),
+    (0x2028, 0x202E), (0x2060, 0x206F), (0xD800, 0xDFFF), (0xFEFF, 0xFEFF), (0xFFF9, 0xFFFB),
+)  # fmt: skip
 log = structlog.get_logger()
 
 
 def visible(text: str) -> str:
     """Return a text whose control characters can be seen."""
-    return HIDDEN.sub(_sign, text)
+    return text.translate(SIGNS)
 
 
-def _sign(found: re.Match[str]) -> str:
-    code = ord(found[0])
+def _sign(code: int) -> str:
     if code < 0x20:
         return chr(0x2400 + code)
     return "\u2421" if code == 0x7F else f"\\u{code:04x}"
+
+
+SIGNS = {code: _sign(code) for first, last in HIDDEN for code in range(first, last + 1)}
 
 
 def _shown(value: object) -> object:

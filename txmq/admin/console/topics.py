@@ -33,8 +33,13 @@ async def topic(reader: Reader) -> View:
     first = min(reader.number("from", 0) or 0, shown["partitions"])
     last = min(first + PARTITIONS, shown["partitions"])
     rows = [
-        {"partition": number, "first": shown["firsts"][number], "end": shown["ends"][number]}
-        for number in range(first, min(last, len(shown["ends"])))
+        {
+            "partition": number,
+            "first": shown["firsts"][number],
+            "end": shown["ends"][number],
+            "size": shown["partition_bytes"][number],
+        }
+        for number in range(first, min(last, len(shown["ends"]), len(shown["partition_bytes"])))
     ]
     messages = sum(shown["ends"]) - sum(shown["firsts"])
     return View(

@@ -165,7 +165,8 @@ class TopicCalls:
             topic = every.get(name)
             if topic is not None:  # it may have been deleted meanwhile
                 messages = sum((yield from self._ends(topic))) - sum(topic.start_offsets)
-                found.append(_topic_view(rules.topic_view(topic)) | {"messages": messages})
+                sizes = {"messages": messages, "bytes": sum(topic.partition_bytes)}
+                found.append(_topic_view(rules.topic_view(topic)) | sizes)
             yield
         return {"topics": found, "next": page.following}
 
@@ -186,6 +187,7 @@ class TopicCalls:
             "firsts": topic.start_offsets[: len(ends)],
             "ends": ends,
             "bytes": sum(topic.partition_bytes),
+            "partition_bytes": list(topic.partition_bytes[: len(ends)]),
             "settings": _settings_view(topic.settings),
             "schema": topic.settings.schema,
         }
