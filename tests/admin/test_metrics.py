@@ -57,6 +57,7 @@ class MetricsBroker:
                 Liveness(broker.engine, assembly.sessions, broker.clock),
                 assembly.turns,
                 assembly.guard,
+                assembly.sessions.sends,
             )
         )
 

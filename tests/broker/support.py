@@ -67,6 +67,19 @@ class NoResolvers:
         del decider
 
 
+class QuickDisk:
+    """A disk that is never behind."""
+
+    is_behind = False
+
+    def seconds_for(self, size: int) -> float:
+        del size
+        return 0.0
+
+    def hurry(self) -> None:
+        """There is nothing to hurry."""
+
+
 class FakeResolver:
     """A resolver that answers when the test says so."""
 

@@ -60,6 +60,7 @@ COMMANDS = {
     "inbox adopt": "DSN billing orders --yes",
     "inbox discard": "DSN billing orders --yes",
     "inbox list": "DSN",
+    "limits": "",
     "log backup": "/proc/nowhere",
     "log dump": NO_DIR,
     "log find": f"{NO_DIR} orders",

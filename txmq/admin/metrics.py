@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from txmq.admin.access_metrics import AccessMetrics
 from txmq.admin.group_metrics import GroupMetrics
+from txmq.admin.throttle_metrics import ThrottleMetrics
 from txmq.admin.transactions import DecisionCounters, TransactionGauges
 from txmq.core.state.plans import LetterOutcome, PlanState
 from txmq.core.steps import Steps, run_to_end
@@ -40,6 +41,7 @@ class Metrics:
         self._registry.register(TransactionGauges(parts))
         parts.listeners.all.append(DecisionCounters(self._registry))
         self._registry.register(AccessMetrics(parts.guard, parts.engine))
+        self._registry.register(ThrottleMetrics(parts.engine, parts.sends))
         ProcessCollector(registry=self._registry)
 
     def text(self) -> bytes:

@@ -46,6 +46,7 @@ from txmq.broker.delivery.member_sessions import MemberSessions
 from txmq.broker.engine.turn_work import TurnWork
 from txmq.broker.monitoring.alarms import AlarmService
 from txmq.broker.monitoring.statistics import Statistics
+from txmq.broker.reactor.held_sends import HeldSends
 from txmq.broker.reactor.protocol import SessionFactory
 from txmq.broker.reactor.stall_guard import Moment, StallGuard
 from txmq.broker.reactor.steady_clock import SteadyClock
@@ -96,6 +97,7 @@ class Assembly:
     ) -> None:
         """`steady` is the clock behind the engine's time, None where nobody sets it."""
         self._engine, self._settings, self._clock = engine, settings, clock
+        sends = HeldSends(engine, clock)
         self.listeners = listeners = TransactionListeners(engine)
         self.checks = checks = CheckBackService(
             engine, _schedule(settings.checks), resolvers, random, listeners
@@ -109,7 +111,7 @@ class Assembly:
         steady = steady or SteadyClock(engine.now, clock.seconds)
         self.clock = ClockService(engine, steady, clock, resolvers)
         self.alarms = AlarmService(
-            engine, settings.alarms, resolvers, listeners, self.retention, self.clock
+            engine, settings.alarms, resolvers, listeners, self.retention, self.clock, sends
         )
         self.catalogues = CatalogueService(engine, settings.catalogue, clock)
         self.statistics = Statistics(engine, clock, self.retention, self.catalogues)
@@ -123,7 +125,7 @@ class Assembly:
         parts = (
             ClockCalls(self.clock),
             LogCalls(engine, self.holds, settings.broker.data),
-            TopicCalls(engine, settings, self.alarms, clock, self.statistics, self.turns),
+            TopicCalls(engine, settings, self.alarms, clock, self.statistics, self.turns, sends),
             ConsumerGroupCalls(
                 engine,
                 self._members,
@@ -159,7 +161,14 @@ class Assembly:
             listeners,
             message_bytes=settings.broker.message_bytes,
         )
-        self.sessions = SessionFactory(requests.handle, self._welcome, clock, guard=self.guard)
+        self.sessions = SessionFactory(
+            requests.handle,
+            self._welcome,
+            clock,
+            sends,
+            guard=self.guard,
+            per_peer=settings.limits.connections_per_peer,
+        )
         self._publication = PublicationService(engine, clock)
         self._delays = DelayService(engine, clock)
         self._outcomes = OutcomeExpiryService(engine, clock, self.sessions.connected_instances)
@@ -174,8 +183,9 @@ class Assembly:
         self.reloading.register("retention", self.retention.use, fixed=("every_s", "archive"))
         self.reloading.register("checks", use_checks)
         engine.before_replies.append(self.sessions.buffer_replies)
-        # the last listener: readers have their answers by then
+        # readers have their answers by then
         engine.on_durable.append(self.sessions.flush_replies)
+        engine.on_durable.append(self.sessions.sends.resume)  # the last: replies are out
         self._stall_guard = StallGuard(
             steady.elapsed,
             lambda: Moment(clock.seconds(), engine.now()),
@@ -188,6 +198,7 @@ class Assembly:
             (TICK_S, checks.tick),
             (COMPARE_S, checks.compare),
             (TICK_S, polls.retry_waiting),
+            (TICK_S, self.sessions.sends.resume),
             (TICK_S, self._publication.tick),
             (TICK_S, self._group_work.tick),
             (TICK_S, self._plans.tick),

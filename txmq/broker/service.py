@@ -35,9 +35,11 @@ from txmq.broker.reactor.threads import WorkerThreads
 from txmq.broker.requests.outbox_publisher import OutboxPublisher
 from txmq.broker.search.catalogue_service import build_beside
 from txmq.config.listen import ListenAddress, is_loopback, listen_address
+from txmq.core.disk_budget import DiskBudget
 from txmq.core.transactions import indexes
 from txmq.errors import ConfigError, StoreClosed, StoreError
 from txmq.errors.extras import require
+from txmq.model.units import MIB
 from txmq.store.filesystem import RealFileSystem
 from txmq.tx.postgres.brokers import DatabaseLease
 
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
     from txmq.broker.checkback.transaction_listeners import TransactionListeners
     from txmq.broker.engine.turn_work import TurnWork
     from txmq.broker.monitoring.alarms import AlarmService
+    from txmq.broker.reactor.held_sends import HeldSends
     from txmq.config.broker import SettingsFile, TlsSettings
 
     # begins to listen, and gives an IListeningPort
@@ -95,6 +98,7 @@ class BrokerParts(NamedTuple):
     liveness: Liveness
     turns: TurnWork
     guard: Guard
+    sends: HeldSends
     certificates: Any = None  # of TLS (txmq.broker.reactor.tls), where there is any
 
 
@@ -151,6 +155,7 @@ class BrokerService:
             after_reads=getattr(self._reactor, "after_reads", None),
             quick_s=QUICK_DISK_S,
         )
+        engine.budget = DiskBudget(self._settings.limits.unflushed_mib * MIB)
         engine.on_failure = self._failed
         watch = DiskWatch(fs, str(settings.data), engine.disk, self._settings.disk)
         watch.tick()
@@ -235,6 +240,7 @@ class BrokerService:
             self._liveness,
             assembly.turns,
             assembly.guard,
+            assembly.sessions.sends,
             self._certificates,
         )
         for edge in self._edges:

@@ -27,6 +27,7 @@ from txmq.cli.commands import (
     groups,
     inboxes,
     letters,
+    limits,
     log,
     log_backup,
     messages,
@@ -88,6 +89,7 @@ audit.add_to(app)
 alarms.add_to(app)
 clock.add_to(app)
 stats.add_to(app)
+limits.add_to(app)
 app.add_typer(letters.app, name="dlq")
 app.add_typer(plans.app, name="plan")
 app.add_typer(policies.app, name="policy")

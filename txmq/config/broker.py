@@ -272,6 +272,17 @@ class BrokerSettings(StrictModel):
     snapshot_bytes: int = Field(default=256 * MIB, ge=MIB)  # of log between two snapshots
 
 
+class LimitSettings(StrictModel):
+    """What clients may use up.
+
+    Beyond `unflushed_mib` on their way to the disk sends wait, and on a slow disk
+    sooner. With 0 a peer may have three quarters of all connections.
+    """
+
+    unflushed_mib: int = Field(default=64, ge=1, le=1_024)
+    connections_per_peer: int = Field(default=0, ge=0)  # by host
+
+
 class XaDatabaseSettings(StrictModel):
     """A database whose prepared branches are recovered.
 
@@ -328,6 +339,7 @@ class SettingsFile(StrictModel):
     alarms: AlarmSettings = AlarmSettings()
     retention: RetentionSettings = RetentionSettings()
     disk: DiskSettings = DiskSettings()
+    limits: LimitSettings = LimitSettings()
     scrub: ScrubSettings = ScrubSettings()
     catalogue: CatalogueSettings = CatalogueSettings()
     resolver: tuple[ResolverSettings, ...] = Field(default=(), strict=False)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from math import ceil
+from typing import Self
+
 from txmq.errors.base import LogChanged, TxmqError
 
 
@@ -96,9 +99,23 @@ class MessageTooLarge(RequestRejected):
 
 
 class Throttled(RequestRejected):
-    """The broker is over a budget; try again after a pause."""
+    """The broker is over a budget; try again after a pause of `retry_after_s`.
+
+    Clients do so by themselves until their time is up.
+    """
 
     retriable = True
+
+    @classmethod
+    def after(cls, seconds: float, message: str, *, hint: str = "") -> Self:
+        """Return the refusal that asks for a pause of so many seconds."""
+        return cls(message, hint=hint, detail={"retry_after_ms": ceil(seconds * 1_000)})
+
+    @property
+    def retry_after_s(self) -> float:
+        """The pause that the broker asks for, 0.0 = it names none; a minute at most."""
+        asked = self.detail.get("retry_after_ms", 0)
+        return min(60.0, asked / 1_000) if isinstance(asked, int) and asked > 0 else 0.0
 
 
 class ReadOnly(RequestRejected):

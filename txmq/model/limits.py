@@ -16,6 +16,8 @@ PART_ROWS = 4_096  # of a part of a bundle
 DELAYED_ROWS = 1_024  # of a batch with times of delivery: the broker takes it apart, row by row
 FRAME = BATCH + (64 << 10)  # a batch of full size and any header around it
 FRAME_BEFORE_HELLO = 4 << 10  # memory that an unknown peer can use
+# of records that are not on disk: sends wait beyond
+UNFLUSHED = 64 << 20
 
 NAME = 127  # topic, consumer group, service, member
 KEY = 1_024

@@ -102,6 +102,7 @@ def test_prometheus_gets_the_histogram_and_the_sizes(desk: StatisticsBroker) -> 
         Liveness(desk.broker.engine, assembly.sessions, desk.broker.clock),
         assembly.turns,
         assembly.guard,
+        assembly.sessions.sends,
     )
     found = {
         (sample.name, sample.labels.get("topic") or sample.labels.get("le", "")): sample.value

@@ -6,7 +6,7 @@ from struct import pack
 
 import pytest
 
-from tests.broker.support import HELLO, BrokerInMemory, send_payload
+from tests.broker.support import HELLO, BrokerInMemory, QuickDisk, send_payload
 from txmq import errors
 from txmq.batch import encode
 from txmq.model.decider import ByPostgres
@@ -182,13 +182,15 @@ def test_refused_connections_are_logged_once_a_minute() -> None:
     from structlog.testing import capture_logs
     from twisted.internet.task import Clock
 
+    from txmq.broker.reactor.held_sends import HeldSends
     from txmq.broker.reactor.protocol import SessionFactory
 
     def never(*_args: object) -> None:
         raise AssertionError("nobody asks")
 
     clock = Clock()
-    factory = SessionFactory(never, never, clock, connection_limit=lambda: 1)  # type: ignore[arg-type]
+    sends = HeldSends(QuickDisk(), clock)
+    factory = SessionFactory(never, never, clock, sends, connection_limit=lambda: 1)  # type: ignore[arg-type]
     with capture_logs() as logs:
         taken = factory.buildProtocol(None)
         assert taken is not None

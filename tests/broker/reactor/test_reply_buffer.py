@@ -10,6 +10,8 @@ import pytest
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 
+from tests.broker.support import QuickDisk
+from txmq.broker.reactor.held_sends import HeldSends
 from txmq.broker.reactor.protocol import ClientSession, SessionFactory
 from txmq.errors import BadRequest
 from txmq.model import limits
@@ -74,7 +76,7 @@ def told(data: bytes) -> list[int]:
 
 
 def test_a_session_writes_once_however_many_replies_it_has() -> None:
-    factory = SessionFactory(unasked, never, Clock())
+    factory = SessionFactory(unasked, never, Clock(), HeldSends(QuickDisk(), Clock()))
     (one, wire), (_idle, silent) = connected(factory), connected(factory)
     factory.buffer_replies()
     reply(one, 1, 2, 3)
@@ -89,7 +91,7 @@ def test_a_session_writes_once_however_many_replies_it_has() -> None:
 
 
 def test_records_of_different_turns_are_written_separately() -> None:
-    factory = SessionFactory(unasked, never, Clock())
+    factory = SessionFactory(unasked, never, Clock(), HeldSends(QuickDisk(), Clock()))
     session, wire = connected(factory)
     reply(session, 1)
     session.refuse(Frame(Opcode.PING, 0, 2, b""), BadRequest("no"))
@@ -98,7 +100,7 @@ def test_records_of_different_turns_are_written_separately() -> None:
 
 @pytest.mark.parametrize("room", [-1, 0, 5])
 def test_the_reactor_gets_what_the_kernel_does_not_take(room: int) -> None:
-    factory = SessionFactory(unasked, never, Clock())
+    factory = SessionFactory(unasked, never, Clock(), HeldSends(QuickDisk(), Clock()))
     session, wire = connected(factory)
     wire.room = room
     factory.buffer_replies()
@@ -113,7 +115,7 @@ def test_the_reactor_gets_what_the_kernel_does_not_take(room: int) -> None:
 
 
 def test_a_closing_or_lost_connection_is_left_to_the_reactor() -> None:
-    factory = SessionFactory(unasked, never, Clock())
+    factory = SessionFactory(unasked, never, Clock(), HeldSends(QuickDisk(), Clock()))
     (closing, wire), (gone, dead) = connected(factory), connected(factory)
     factory.buffer_replies()
     reply(closing, 1)

@@ -300,3 +300,28 @@ def test_on_twisted_a_client_needs_a_service(
         await nobody.close()
 
     in_reactor(story)
+
+
+def test_halves_that_the_broker_throttles_go_again_and_their_decisions_do_not_wait(
+    fake: FakeBroker, connect: Connect
+) -> None:
+    answers, client = BundleAnswers(fake), connect(fake.url)
+    [first] = results(store(client, 1))
+    answers.script = [[Throttled.after(0.4, "the disk is behind")]]
+    [second] = store(client, 1)
+    wait_until(lambda: len(answers.frames) >= 2)
+    assert first.commit().result(DEADLINE_S)
+    assert not second.done(), "it waits, and the decision did not"
+    assert second.result(DEADLINE_S).commit().result(DEADLINE_S)
+    codes = [code for code, _requests in answers.frames]
+    assert codes == [Opcode.GROUP, Opcode.GROUP, Opcode.DECIDE, Opcode.GROUP, Opcode.DECIDE]
+
+
+def test_a_half_that_stays_throttled_fails_with_that_error(
+    fake: FakeBroker, connect: Connect
+) -> None:
+    answers, client = BundleAnswers(fake), connect(fake.url, delivery_timeout=0.3)
+    answers.script = [[Throttled.after(5, "the disk is behind")]] * 3
+    [half] = store(client, 1)
+    with pytest.raises(Throttled, match="behind"):
+        half.result(DEADLINE_S)

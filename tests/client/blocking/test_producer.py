@@ -384,3 +384,14 @@ def test_more_callers_than_connections_wait_for_their_turn(
         client.send("orders", b"x", timeout=0.05)
     first.join()
     assert client.send("orders", b"x").offset is not None
+
+
+def test_the_pause_that_a_broker_asks_for_is_made(fake: FakeBroker, connect: Connect) -> None:
+    fake.script.append(Throttled.after(0.25, "the disk is behind"))
+    client, began = connect(fake.url), time.monotonic()
+    assert client.send("orders", b"x").offset == 0
+    assert time.monotonic() - began >= 0.25
+    fake.script.append(Throttled.after(30, "the disk is behind"))
+    with pytest.raises(Throttled, match="behind"):
+        client.send("orders", b"y")
+    assert time.monotonic() - began < 20, "it does not wait for what would be too late"

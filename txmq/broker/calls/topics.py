@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from txmq.broker.engine.turn_work import TurnWork
     from txmq.broker.monitoring.alarms import AlarmService
     from txmq.broker.monitoring.statistics import Statistics
+    from txmq.broker.reactor.held_sends import HeldSends
     from txmq.broker.reactor.interfaces import Clock
     from txmq.config.broker import SettingsFile
     from txmq.core.audit import Audited
@@ -48,7 +49,9 @@ class TopicCalls:
         clock: Clock,
         statistics: Statistics,
         turns: TurnWork,
+        sends: HeldSends,
     ) -> None:
+        self._sends = sends
         self._engine, self._settings, self._alarms, self._clock = engine, settings, alarms, clock
         self._statistics, self._turns = statistics, turns
         self.handlers: dict[str, Handler] = {
@@ -241,6 +244,7 @@ class TopicCalls:
                 "undecided": state.undecided,
                 "delayed": state.delayed_count,
                 "segments": len(store.segments()),
+                "throttled": self._sends.view() | {"budget_bytes": self._engine.budget.bytes},
                 "resolvers": [resolver.name for resolver in self._settings.resolver],
             }
         )

@@ -30,12 +30,14 @@ from txmq.broker.engine.disk_space import Disk
 from txmq.broker.engine.faults import Faults
 from txmq.broker.engine.flush_schedule import NEVER, FlushSchedule
 from txmq.core import audit, machine
+from txmq.core.disk_budget import DiskBudget
 from txmq.core.events.audit import OperatorActed
 from txmq.core.events.base import KINDS, Booted, Event, RecordContext, TimeNoted, encode
 from txmq.core.events.outcome import Outcome, Rejected
 from txmq.core.retention import broker_time
 from txmq.core.transactions import batched
 from txmq.errors import BrokerFailed, DiskFull, ReadOnly
+from txmq.model import limits
 from txmq.store.log.writer import Flush
 
 if TYPE_CHECKING:
@@ -94,6 +96,8 @@ class Engine:
         self.flush_policy, self._schedule = flush, FlushSchedule(flush)
         self._after_reads = after_reads or partial(clock.callLater, 0)
         self._quick_s, self._mean_write_s = quick_s, 0.0
+        self.budget = DiskBudget(limits.UNFLUSHED)
+        self._senders_wait = False  # for the disk: an asynchronous flush is brought forward
         self._pending: deque[_PendingReply] = deque()  # on a sync
         self._pending_write: list[_PendingReply] = []  # early replies: on a write alone
         self._in_write: list[_PendingReply] = []  # early replies of the write under way
@@ -240,6 +244,25 @@ class Engine:
             return 0.0
         return self._clock.seconds() - self._waiting_since
 
+    @property
+    def is_behind(self) -> bool:
+        """Return whether sends have to wait for the disk. One without space refuses
+        them.
+        """
+        store = self.store
+        return store.end - store.durable >= self.budget.bytes and not store.read_only
+
+    def seconds_for(self, size: int) -> float:
+        """Return the seconds in which the disk takes what is unflushed and `size`
+        bytes.
+        """
+        return self.budget.seconds_for(self.store.end - self.store.durable + size)
+
+    def hurry(self) -> None:
+        """Bring the flush forward: senders wait for it."""
+        self._senders_wait = True
+        self._plan_flush()
+
     def listen(self, event: type, listener: Listener) -> None:
         """Call `listener` with each event of that type as it is applied; the event may
         not be durable yet.
@@ -325,7 +348,8 @@ class Engine:
         self._clock.callLater(FULL_DISK_S, self._flush)
 
     def _must_sync(self) -> bool:
-        return bool(self._pending) or self.readers_waiting or self._schedule.is_due
+        waiting = self.readers_waiting or self._senders_wait
+        return bool(self._pending) or waiting or self._schedule.is_due
 
     def _write_only(self, flush: Flush | None) -> None:
         if flush is not None and not self._write(flush, sync=False):
@@ -343,6 +367,7 @@ class Engine:
 
     def _write_and_sync(self, flush: Flush | None) -> None:
         self._schedule.sync_began()
+        self._senders_wait = False
         early = self._take_early_replies()
         if flush is not None and not early and self._writes_inline(flush):
             if self._write(flush):
@@ -350,7 +375,8 @@ class Engine:
             return
         self._writing, self._in_write = True, early
         write = (self.store.sync,) if flush is None else (self.store.write, flush)
-        work = self._in_thread(self._timed, *write)
+        size = (self.store.end if flush is None else flush.end) - self.store.durable
+        work = self._in_thread(self._timed, size, *write)
         work.addCallbacks(
             lambda _: self._thread_done(flush, early),
             lambda why: self._thread_failed(why, flush, early),
@@ -451,7 +477,7 @@ class Engine:
         """Write in this thread. False = there was no space, and a retry is planned."""
         try:
             if sync:
-                self._timed(self.store.write, flush)
+                self._timed(flush.end - self.store.durable, self.store.write, flush)
             else:
                 self.store.write(flush, sync=False)
         except BaseException as error:
@@ -462,12 +488,15 @@ class Engine:
             raise
         return True
 
-    def _timed(self, write: Callable[..., None], *args: object) -> None:
-        """Write, in any thread, and measure the time that it takes."""
+    def _timed(self, size: int, write: Callable[..., None], *args: object) -> None:
+        """Have `size` bytes on disk, in any thread, and measure the time that it
+        takes.
+        """
         began = self._clock.seconds()
         write(*args)
         taken_s = self._clock.seconds() - began
         self._mean_write_s += LATENCY_WEIGHT * (taken_s - self._mean_write_s)
+        self.budget.observe(size, taken_s)
 
     def _is_full(self, error: BaseException | None) -> bool:
         return isinstance(error, DiskFull) and self.store.read_only

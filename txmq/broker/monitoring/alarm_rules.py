@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 DOUBTED = timedelta(days=1)  # a broker that was down for less is no reason for an alarm
 BUILT_WITHIN_S = 3_600.0  # a plan whose letters a client adds
+BEHIND_S = 10.0  # that sends wait; less is a burst
 FAULT_S = 3_600.0  # that an internal error stays an alarm
 
 
@@ -53,6 +54,7 @@ class Conditions(NamedTuple):
     clock: ClockStatus
     faults: Faults
     silent_s: float  # that the oldest pending reply has waited
+    behind_s: float  # that sends have been waiting for the disk
 
     def older_than(self, since: int, seconds: float) -> bool:
         """Return whether `since` is more than `seconds` ago; 0 = never."""
@@ -90,6 +92,12 @@ def _disk_full(seen: Conditions) -> str:
     if seen.disk.refusing:
         return f"only {seen.disk.free_mib} MiB are free: writes are refused"
     return ""
+
+
+def _disk_behind(seen: Conditions) -> str:
+    if seen.behind_s <= BEHIND_S or seen.read_only:
+        return ""
+    return f"sends have been waiting for the disk for {seen.behind_s:.0f} s"
 
 
 def _disk_low(seen: Conditions) -> str:
@@ -448,6 +456,13 @@ ALARM_RULES = (
         "critical",
         _disk_full,
         "free space on the broker's disk: the broker goes on by itself",
+    ),
+    AlarmRule(
+        "disk.behind",
+        "warning",
+        _disk_behind,
+        "producers send more than the disk takes: txmq broker show says how much waits; give "
+        "it a faster disk, or users a quota",
     ),
     AlarmRule(
         "disk.low",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from txmq.broker.checkback.transaction_listeners import TransactionListeners
     from txmq.broker.data_directory.retention_service import RetentionService
     from txmq.broker.engine.engine import Engine
+    from txmq.broker.reactor.held_sends import HeldSends
     from txmq.config.broker import AlarmSettings as Limits
     from txmq.wire.calls.alarms import AlarmsReport
 
@@ -112,8 +113,9 @@ class AlarmService:
         listeners: TransactionListeners,
         retention: RetentionService,
         clock: ClockService,
+        sends: HeldSends,
     ) -> None:
-        self._clock = clock
+        self._clock, self._sends = clock, sends
         self._engine, self._limits, self._resolvers = engine, limits, resolvers
         self._listeners, self._retention = listeners, retention
         self._raised: dict[str, Alarm] = {}
@@ -160,6 +162,7 @@ class AlarmService:
             self._clock.status(),
             engine.faults,
             engine.oldest_reply_s(),
+            self._sends.waiting_s,
         )
 
     def _judge(self, rule: AlarmRule, text: str, now: int) -> None:

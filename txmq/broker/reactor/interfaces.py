@@ -49,6 +49,15 @@ class Transport(Protocol):
     def resumeProducing(self) -> None: ...
 
 
+class DiskPace(Protocol):
+    """How the disk keeps up (`txmq.broker.engine`)."""
+
+    @property
+    def is_behind(self) -> bool: ...
+    def seconds_for(self, size: int) -> float: ...
+    def hurry(self) -> None: ...
+
+
 class UserRights(Protocol):
     """What a user may do (`txmq.broker.access.guard`)."""
 

@@ -16,7 +16,9 @@ from twisted.internet.protocol import Factory, Protocol, connectionDone
 from zope.interface import implementer
 
 from txmq.broker.reactor import process_limits
+from txmq.broker.reactor.connection_limits import ConnectionLimits
 from txmq.broker.reactor.frame_memory import FrameMemory
+from txmq.broker.reactor.held_sends import JUDGED, WRITES, HeldSends
 from txmq.errors import LoginFailed, ProtocolError, RemoteProtocolError, RequestRejected, TxmqError
 from txmq.model import limits
 from txmq.model.access import Need
@@ -41,7 +43,6 @@ if TYPE_CHECKING:
 HELLO_SECONDS = 10  # for a connection to send its hello
 # a connection that does not read its replies for so long is cut
 STUCK_SECONDS = 30
-REFUSALS_S = 60.0  # between lines in the log about refused connections
 # Twisted's 64 KiB are not enough for 64 messages of 1 KiB; malloc maps 128 KiB each
 # time
 RECEIVE_BYTES = 120 << 10
@@ -50,6 +51,7 @@ LOGIN_HINT = "give a user: txmq://USER@HOST:PORT, and the password in TXMQ_PASSW
 UNSENT_BYTES = 1 << 20  # of replies that a flush will send; no request is begun beyond
 MAX_OUTSTANDING = 4_096  # requests of a connection without a reply, long polls included
 REQUEST_BYTES = 64 << 20  # of all requests without a reply, unless a connection has none
+URGENT_BYTES = 16 << 10  # of decisions, acks and calls that begin nevertheless
 log = structlog.get_logger()
 
 
@@ -63,6 +65,8 @@ class SharedLimits:
     """
 
     frames: FrameMemory
+    sends: HeldSends
+    connections: ConnectionLimits
     buffering: bool = False
     unsent: dict[ClientSession, None] = field(default_factory=dict)
     request_bytes: int = 0
@@ -119,6 +123,7 @@ class ClientSession(Protocol):
         self._wire.registerProducer(_Backpressure(self), streaming=True)
         self.log = log.bind(peer=str(self._wire.getPeer()))
         self._deadline = self._clock.callLater(HELLO_SECONDS, self.cut, "no hello")
+        self._shared.connections.begin(self)
 
     def dataReceived(self, data: bytes) -> None:
         if self._ignoring:
@@ -155,7 +160,7 @@ class ClientSession(Protocol):
             self._shared.request_bytes += size
             if self.hello is None:
                 self._handle_hello(frame)
-            else:
+            elif frame.opcode not in JUDGED or not self._shared.sends.takes(self, frame):
                 self._handle(self, frame)
             if requests and self._clock.seconds() >= until:
                 self._work_later()
@@ -177,9 +182,15 @@ class ClientSession(Protocol):
         ):
             return False
         if self._outstanding and self._shared.request_bytes >= REQUEST_BYTES:
-            self._shared.stalled[self] = None
-            return False
+            first = self._requests[0]
+            if first.opcode in WRITES or len(first.payload) > URGENT_BYTES:
+                self._shared.stalled[self] = None
+                return False
         return True
+
+    def begin(self, frame: Frame) -> None:
+        """Carry out a request that has waited for the disk."""
+        self._handle(self, frame)
 
     def _work_later(self) -> None:
         if self._turn is None and self._requests:
@@ -207,6 +218,7 @@ class ClientSession(Protocol):
         self.log.warning("session.protocol_error", error=error.message)
         self._ignoring = True  # and its bytes would only say so again
         self._requests.clear()
+        self._shared.sends.forget(self)
         self._shared.frames.finish(self)
         status, payload = error_reply(error)
         self._wire.write(encode_frame(Opcode.HELLO, 0, payload, status=status))
@@ -284,6 +296,7 @@ class ClientSession(Protocol):
         if login is not None:
             welcome = welcome.model_copy(update={"login": login})
         self._cancel_deadline()
+        self._shared.connections.end(self)
         self.hello = hello
         if hello.instance is not None and hello.service is not None:
             self.instance, self.incarnation = (hello.service, hello.instance), hello.incarnation
@@ -391,6 +404,7 @@ class ClientSession(Protocol):
         """
         self._ignoring = True
         self._requests.clear()
+        self._shared.sends.forget(self)
         self._read_or_pause()
 
     def _cancel_deadline(self) -> None:
@@ -404,13 +418,16 @@ class ClientSession(Protocol):
         self.log.warning("session.cut", reason=why)
         self._ignoring = True
         self._requests.clear()
+        self._shared.sends.forget(self)
         self._shared.frames.finish(self)
         self._wire.abortConnection()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         del reason
         self._cancel_deadline()
+        self._shared.connections.end(self)
         self._requests.clear()
+        self._shared.sends.forget(self)
         self._shared.frames.finish(self)
         self._shared.stalled.pop(self, None)
         self._shared.request_bytes -= self._outstanding_bytes
@@ -449,47 +466,39 @@ class SessionFactory(Factory):
         handle: Handle,
         welcome: Callable[[int], Welcome],
         clock: Clock,
+        sends: HeldSends,
         connection_limit: Callable[[], int] = process_limits.connection_limit,
         guard: LoginGuard | None = None,
+        per_peer: int = 0,
     ) -> None:
-        """`connection_limit` returns the most connections there may be now. Further
-        ones are closed at once.
+        """`connection_limit` returns the most connections there may be now, of which a
+        host has `per_peer` (0 = three quarters). Further ones are closed at once.
         """
         self.frames = FrameMemory(clock)
-        self._shared = SharedLimits(self.frames, guard=guard)
+        self.sends = sends
+        self.limits = ConnectionLimits(clock, connection_limit, per_peer)
+        self._shared = SharedLimits(self.frames, self.sends, self.limits, guard=guard)
         self._make = partial(ClientSession, handle, welcome, clock, self._shared)
-        self._connection_limit = connection_limit
         self._open: dict[ClientSession, None] = {}
-        self._clock = clock
-        self._refused = 0  # connections, since the start
-        self._log_refusals_at = float("-inf")
 
     def buildProtocol(self, addr: IAddress | None) -> ClientSession | None:
-        if len(self._open) < self._connection_limit():
-            return self.accept()
-        self._refused += 1
-        now = self._clock.seconds()
-        if now >= self._log_refusals_at:  # they try again and again
-            self._log_refusals_at = now + REFUSALS_S
-            hint = "raise the limit of open files (ulimit -n)"
-            log.warning(
-                "connection.refused",
-                peer=str(addr),
-                open=len(self._open),
-                refused=self._refused,
-                hint=hint,
-            )
-        return None
+        host = str(getattr(addr, "host", addr))
+        return self.accept(host) if self.limits.admits(host) else None
 
-    def accept(self, *, is_own: bool = False) -> ClientSession:
+    def accept(self, host: str = "", *, is_own: bool = False) -> ClientSession:
         """Return a session for a new connection within the limit, or for the broker
         itself.
         """
         session = self._make()
         session.is_own = is_own
         self._open[session] = None
-        session.on_lost[self] = lambda: self._open.pop(session, None)
+        self.limits.add(session, host)
+        session.on_lost[self] = partial(self._forget, session)
         return session
+
+    def _forget(self, session: ClientSession) -> None:
+        self._open.pop(session, None)
+        self.limits.remove(session)
 
     @property
     def all_closed(self) -> bool:

@@ -92,6 +92,7 @@ class AioSender:
         self._write_scheduled = False
         self._refreshing: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._resumption: asyncio.TimerHandle | None = None  # after a pause
         self._room: deque[Future[None]] = deque()  # callers that wait for room
         self._idle: list[Future[None]] = []  # and for the last answer
 
@@ -245,6 +246,13 @@ class AioSender:
         connection.write(self._in_flight.next_writes(connection.conversation))
         if self._in_flight.has_more:
             self._schedule_write()
+        elif (pause := self._in_flight.paused_s) and self._resumption is None:
+            self._resumption = self._loop.call_later(pause, self._resume)
+
+    def _resume(self) -> None:
+        """Go on after a pause that the broker has asked for."""
+        self._resumption = None
+        self._schedule_write()
 
     async def _refresh_topics(self) -> None:
         """Refresh stale topics. None of their messages goes out before."""
@@ -284,9 +292,10 @@ class AioSender:
         topic.
         """
         self._accumulator.close()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        for timer in (self._timer, self._resumption):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._resumption = None
         closed = ClientClosed("the client was closed before the broker answered")
         failed = self._in_flight.fail_all(closed)
         for waiter in self._room:

@@ -14,6 +14,7 @@ from threading import get_ident
 from typing import TypeVar
 
 from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.task import LoopingCall
 from twisted.python.failure import Failure
 
@@ -63,6 +64,7 @@ class TwistedSender:
         self._connection: TwistedConnection | None = None
         self._unanswered = 0
         self._write_scheduled = self._refreshing = False
+        self._resumption: IDelayedCall | None = None  # after a pause
         self._timeouts = LoopingCall(self._check_timeouts)
         self._timeouts.clock = reactor
 
@@ -158,6 +160,13 @@ class TwistedSender:
         connection.write(self._in_flight.next_writes(connection.conversation))
         if self._in_flight.has_more:
             self._schedule_write()
+        elif (pause := self._in_flight.paused_s) and self._resumption is None:
+            self._resumption = self._reactor.callLater(pause, self._resume)
+
+    def _resume(self) -> None:
+        """Go on after a pause that the broker has asked for."""
+        self._resumption = None
+        self._schedule_write()
 
     async def _refresh_topics(self) -> None:
         """Refresh stale topics. None of their messages goes out before."""
@@ -199,6 +208,9 @@ class TwistedSender:
         self._accumulator.close()
         if self._timeouts.running:
             self._timeouts.stop()
+        if self._resumption is not None:
+            self._resumption.cancel()
+            self._resumption = None
         return self._in_flight.fail_all(
             ClientClosed("the client was closed before the broker answered")
         )

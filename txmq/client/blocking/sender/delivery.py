@@ -237,7 +237,8 @@ class BatchDelivery:
                 self._unsent.append(batch)
 
     def _wait(self, error: Throttled) -> None:
-        if time.monotonic() + self._pause >= self._deadline:
+        pause = max(self._pause, error.retry_after_s)
+        if time.monotonic() + pause >= self._deadline:
             raise error
-        time.sleep(self._pause)
+        time.sleep(pause)
         self._pause = min(2 * self._pause, LONGEST_PAUSE_S)

@@ -13,6 +13,7 @@ from txmq.client.blocking.core import BlockingCore
 from txmq.client.blocking.decision_pipeline import PendingDecision, log_undelivered
 from txmq.client.blocking.transaction.bundle_upload import BundleUpload
 from txmq.client.blocking.transaction.decisions import await_state, send_decision
+from txmq.client.protocol.sender.batches import FIRST_PAUSE_S
 from txmq.client.protocol.transaction.buffer import BuiltBatches
 from txmq.client.protocol.transaction.bundle import Bundle
 from txmq.client.protocol.transaction.decision import is_published
@@ -22,6 +23,7 @@ from txmq.errors import (
     RequestRejected,
     RequestTimeout,
     StaleTopic,
+    Throttled,
     TransactionAborted,
     TxmqError,
 )
@@ -103,11 +105,16 @@ class BrokerBundle(Bundle[BlockingCore]):
         while True:
             try:
                 return self._upload.await_receipt()
-            except StaleTopic as stale:
-                stored = self._upload.stored_parts
-                if stored is None or time.monotonic() >= self._deadline:
+            except (StaleTopic, Throttled) as refused:
+                stored, now = self._upload.stored_parts, time.monotonic()
+                pause = 0.0
+                if isinstance(refused, Throttled):
+                    pause = max(FIRST_PAUSE_S, refused.retry_after_s)
+                if stored is None or now + pause >= self._deadline:
                     raise
-                self.core.topics.refresh(str(stale.detail.get("topic", "")))
+                if isinstance(refused, StaleTopic):
+                    self.core.topics.refresh(str(refused.detail.get("topic", "")))
+                time.sleep(pause)
             parts = self._parts(stored=self._upload.parts[:stored])
             self._upload = BundleUpload(self.core, parts, self._deadline, stored)
             self._upload.send()

@@ -32,14 +32,14 @@ async def send_columns(
     await core.topic(topic)
     unsent = list(split_into_batches(core.topics, topic, rows, partition, range(len(rows))))
     stored: list[StoredBatch] = []
-    pause = FIRST_PAUSE_S
+    pause, deadline = FIRST_PAUSE_S, core.seconds() + core.settings.delivery_timeout
     while unsent:
         confirmed, error = await _send_batches(core, unsent[:MAX_IN_FLIGHT])
         stored += [batch.stored() for batch in confirmed]
         del unsent[: len(confirmed)]
-        if isinstance(error, Throttled) and pause < LONGEST_PAUSE_S:
-            await core.sleep(pause)
-            pause *= 2
+        if isinstance(error, Throttled) and core.seconds() < deadline:
+            await core.sleep(max(pause, error.retry_after_s))
+            pause = min(2 * pause, LONGEST_PAUSE_S)
         elif isinstance(error, StaleTopic):
             await core.refresh(topic)
             unsent = [

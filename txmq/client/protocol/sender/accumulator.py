@@ -105,6 +105,7 @@ class SideRequest:
     rebuild: Callable[[], bytes] | None = None
     size: int = 0  # bytes that the request occupies in the window
     released: bool = False
+    throttled: Throttled | None = None  # why the broker has not taken it
 
     @property
     def futures(self) -> list[Promise[Any]]:

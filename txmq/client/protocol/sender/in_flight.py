@@ -70,6 +70,7 @@ class InFlightRequests:
         self.stats = SenderStats()
         self.stale_topics: set[str] = set()  # to be refreshed before anything more is sent
         self.paused_until = 0.0  # the broker asked for a pause
+        self._throttled: Throttled | None = None  # why, until something is stored
         self.held = False  # batches wait for those of a spool
         self._pause = FIRST_PAUSE_S
         self._batcher = Batcher(topics, self._fail)
@@ -97,17 +98,30 @@ class InFlightRequests:
     @property
     def has_more(self) -> bool:
         """True where a drained batch may be sent now."""
-        return self.can_send and not self._send_queue.empty
+        if self.can_send and not self._send_queue.empty:
+            return True
+        return self._side_requests.has_throttled and not self.paused_s
 
-    def pause(self) -> None:
-        """Send nothing for a while, longer each time until a receipt comes."""
-        self.paused_until = time.monotonic() + self._pause
+    def pause(self, throttled: Throttled | None = None) -> None:
+        """Send nothing for a while, longer each time until a receipt comes, and as long
+        as a broker asks that has too much to do.
+        """
+        pause = self._pause
+        if throttled is not None:
+            self._throttled, pause = throttled, max(pause, throttled.retry_after_s)
+        self.paused_until = time.monotonic() + pause
         self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
+
+    @property
+    def paused_s(self) -> float:
+        """The seconds that are left of a pause."""
+        return max(0.0, self.paused_until - time.monotonic())
 
     def next_writes(self, conversation: Conversation) -> list[bytes]:
         """Return the bytes to write next, about as many as one write takes."""
         writes: list[bytes] = []
-        for side in self._side_requests.drain(conversation.welcome):
+        paused = self._throttled is not None and self.paused_s > 0
+        for side in self._side_requests.drain(conversation.welcome, stores=not paused):
             self._add(conversation, side, writes)
         size = 0
         while (
@@ -211,12 +225,14 @@ class InFlightRequests:
     def _count_stored(self, stored: InFlightRequest | SequencedBatch) -> None:
         if isinstance(stored, SendRequest | SequencedBatch):
             self.stats.messages += len(stored.futures)
-            self._pause = FIRST_PAUSE_S
+            self._pause, self._throttled = FIRST_PAUSE_S, None
 
     def _complete_each(self, request: InFlightRequest, payload: bytes) -> None:
         """Complete or refuse each part of a frame by its own answer."""
         if isinstance(request, CombinedRequest):
-            self._side_requests.complete_each(request, payload)
+            throttled = self._side_requests.complete_each(request, payload)
+            if throttled is not None:
+                self.pause(throttled)
         elif isinstance(request, SendRequest):
             for batch, answer in request.batch_answers(payload):
                 try:
@@ -231,8 +247,9 @@ class InFlightRequests:
         if isinstance(request, SendRequest):
             for batch in request.batches:
                 self._refuse(batch, error)
-        else:
-            self._side_requests.handle_refusal(request, error)
+        elif self._side_requests.handle_refusal(request, error):
+            assert isinstance(error, Throttled), "nothing else is repeated after a pause"
+            self.pause(error)
 
     def _refuse(self, batch: SequencedBatch, error: TxmqError) -> None:
         batch.refusal = error
@@ -262,8 +279,8 @@ class InFlightRequests:
                 return True
             case UnknownProducer() if not batch.doubtful:
                 return True
-            case Throttled():
-                self.pause()
+            case Throttled() as throttled:
+                self.pause(throttled)
                 return True
             case UnknownTopic():
                 self._topics.forget(batch.pending.destination.topic)
@@ -363,7 +380,7 @@ class InFlightRequests:
             retries.remove(batch)
             self._fail(batch, _expired(connection_error))
         for side in self._side_requests.drain_older(before):
-            self._fail(side, _expired(connection_error))
+            self._fail(side, side.throttled or _expired(connection_error))
         self._drain_older(before)
         self._batcher.queue = deque(
             younger
@@ -397,10 +414,17 @@ class InFlightRequests:
         end = bisect(pending.append_times, before)
         if not end:
             return pending
-        reason = connection_error or "the broker accepts no more"
-        self._fail(pending.slice_rows(0, end), BrokerUnavailable(f"not sent in time: {reason}"))
+        self._fail(pending.slice_rows(0, end), self._not_sent(connection_error))
         count = len(pending.append_times)
         return pending.slice_rows(end, count) if end < count else None
+
+    def _not_sent(self, connection_error: str) -> TxmqError:
+        if self._throttled is not None and not connection_error:
+            throttled = self._throttled
+            message = f"not sent in time: {throttled.message}"
+            return Throttled(message, hint=throttled.hint, detail=throttled.detail)
+        reason = connection_error or "the broker accepts no more"
+        return BrokerUnavailable(f"not sent in time: {reason}")
 
     def fail_all(self, cause: TxmqError) -> Counter[str]:
         """Fail everything with `cause`; what may be stored, with an unknown outcome.

@@ -14,7 +14,7 @@ from typing import Any
 from txmq.client.protocol.conversation import Payload, reply_payload
 from txmq.client.protocol.sender.accumulator import COMBINED_OPCODES, Accumulator, SideRequest
 from txmq.client.protocol.sender.promise import Promise
-from txmq.errors import StaleTopic, TxmqError
+from txmq.errors import StaleTopic, Throttled, TxmqError
 from txmq.wire.batched import FEATURE, pack_requests, unpack_replies
 from txmq.wire.data_requests import Opcode
 from txmq.wire.hello import Welcome
@@ -70,15 +70,27 @@ class SideRequestQueue:
         self._accumulator, self._stale_topics = accumulator, stale_topics
         self._waiting: list[SideRequest] = []
 
-    def drain(self, welcome: Welcome | None) -> list[SideRequest | CombinedRequest]:
-        """Return what may be sent now, in frames that this broker accepts."""
+    @property
+    def has_throttled(self) -> bool:
+        """True while bundles wait until the broker takes them."""
+        return any(request.throttled is not None for request in self._waiting)
+
+    def drain(
+        self, welcome: Welcome | None, *, stores: bool = True
+    ) -> list[SideRequest | CombinedRequest]:
+        """Return what may be sent now, in frames that this broker accepts. Unless
+        `stores`, bundles wait, and the rest goes on.
+        """
         drained = [*self._waiting, *self._accumulator.drain_requests(ready_only=True)]
         self._waiting = []
         if not drained:
             return []
         ready: list[SideRequest] = []
         for request in drained:
-            if not request.needs_rebuild or (not self._stale_topics and self._rebuild(request)):
+            if not stores and request.opcode == Opcode.GROUP:
+                if not request.released:
+                    self._waiting.append(request)
+            elif not request.needs_rebuild or (not self._stale_topics and self._rebuild(request)):
                 ready.append(request)
             elif not request.released:
                 self._waiting.append(request)
@@ -98,20 +110,32 @@ class SideRequestQueue:
         for request in requests:
             self._waiting += request.requests if isinstance(request, CombinedRequest) else [request]
 
-    def complete_each(self, combined: CombinedRequest, payload: bytes) -> None:
-        """Complete or refuse each request by its own answer."""
+    def complete_each(self, combined: CombinedRequest, payload: bytes) -> Throttled | None:
+        """Complete or refuse each request by its own answer. Return why some are to be
+        sent again after a pause.
+        """
+        throttled = None
         for request, answer in zip(combined.requests, unpack_replies(payload), strict=True):
             try:
                 decoded = request.decode(reply_payload(answer))
             except TxmqError as error:
-                self.handle_refusal(request, error)
+                if self.handle_refusal(request, error):
+                    throttled = request.throttled
             else:
                 self._accumulator.complete(request, [decoded])
+        return throttled
 
-    def handle_refusal(self, request: SideRequest | CombinedRequest, error: TxmqError) -> None:
+    def handle_refusal(self, request: SideRequest | CombinedRequest, error: TxmqError) -> bool:
         """Fail the request, or encode and send it again where the topic's metadata was
-        stale: a refused bundle is not stored.
+        stale: a refused bundle is not stored. Return True for a bundle that goes again
+        after a pause.
         """
+        if isinstance(error, Throttled) and request.opcode in (Opcode.GROUP, Opcode.GROUPS):
+            again = request.requests if isinstance(request, CombinedRequest) else [request]
+            for one in again:
+                one.throttled = error
+            self._waiting += again
+            return True
         if (
             isinstance(request, SideRequest)
             and isinstance(error, StaleTopic)
@@ -122,6 +146,7 @@ class SideRequestQueue:
             self._waiting.append(request)
         else:
             self._accumulator.fail(request, error)
+        return False
 
     def drain_older(self, before: float) -> list[SideRequest]:
         """Return the requests that were appended before that moment."""

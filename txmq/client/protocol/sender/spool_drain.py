@@ -43,6 +43,7 @@ from txmq.errors import (
     RequestRejected,
     SequenceGap,
     StaleTopic,
+    Throttled,
     TxmqError,
     UnknownPartition,
     UnknownProducer,
@@ -364,14 +365,14 @@ class SpoolDrain:
                 self.pause()
                 self._send_again()
             case _ if error.retriable:
-                self.pause()
+                self.pause(error.retry_after_s if isinstance(error, Throttled) else 0.0)
                 self._send_again()
             case _:
                 self._refuse(head, error)
 
-    def pause(self) -> None:
+    def pause(self, least_s: float = 0.0) -> None:
         """Send nothing for a while, longer each time until a receipt comes."""
-        self.paused_until = time.monotonic() + self._pause
+        self.paused_until = time.monotonic() + max(least_s, self._pause)
         self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
 
     def _doubt(self, head: _Entry) -> None:

@@ -1,0 +1,196 @@
+"""Sends wait while the disk is behind; decisions, acks and all else do not."""
+
+from __future__ import annotations
+
+import pytest
+from twisted.internet.defer import Deferred
+
+from tests.broker.support import BrokerInMemory, Client
+from txmq.batch import encode
+from txmq.broker.reactor import held_sends
+from txmq.core.topics.topics import CreateTopic
+from txmq.errors import Throttled
+from txmq.model.decider import ByChecker
+from txmq.model.message import Decision, Message
+from txmq.wire import data_requests
+from txmq.wire.batched import pack_requests
+from txmq.wire.bundle import BundleDescription, BundlePart, PartBatch, pack_part
+from txmq.wire.data_requests import Decide, Opcode, pack_decide
+from txmq.wire.frames import Frame, encode_frame
+from txmq.wire.status import to_error
+
+
+class Busy(BrokerInMemory):
+    """A broker with topic t whose disk takes nothing until `catch_up`, and that is
+    behind with the first record.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.do(CreateTopic("t", 1))
+        self.fall_behind()
+
+    def fall_behind(self) -> None:
+        """Have a thread write two records, and not return."""
+        self.hanging = Deferred()
+        for name in (f"one{self.engine.store.end}", f"two{self.engine.store.end}"):
+            self.engine.submit(CreateTopic(name, 1), lambda _reply: None)
+        self.clock.advance(0)
+        self.engine.budget.bytes = 1
+        assert self.engine.is_behind
+
+    def catch_up(self, budget: int = 64 << 20) -> None:
+        """Let the disk finish all writes."""
+        self.engine.budget.bytes = budget
+        hanging, self.hanging = self.hanging, None
+        assert hanging is not None
+        hanging.callback(None)
+        self.pass_time(0.1)
+
+    @property
+    def held(self) -> held_sends.HeldSends:
+        return self.assembly.sessions.sends
+
+
+def payload(producer: bytes, sequence: int, size: int = 1) -> bytes:
+    message = Message(bytes(size))
+    batch = encode([message], producer_id=producer, epoch=0, sequence=sequence, born_at=1)
+    return data_requests.send_header("t", 0, 0) + batch
+
+
+def half(token: bytes) -> bytes:
+    batch = encode([Message(b"m")], producer_id=token, epoch=0, sequence=0, born_at=1)
+    description = BundleDescription(ByChecker("s"), "s", (), 6_000_000, ())
+    part = BundlePart(
+        token=token,
+        part=0,
+        epoch=0,
+        batches=(PartBatch("t", 0, 0, batch),),
+        sealed=True,
+        commit=False,
+        digest=b"d" * 32,
+        description=description,
+    )
+    return b"".join(pack_part(part))
+
+
+def send(client: Client, opcode: int, correlation: int, data: bytes) -> list[Frame]:
+    client.send(encode_frame(opcode, correlation, data))
+    return client.replies()
+
+
+def test_sends_wait_for_the_disk_and_keep_their_order() -> None:
+    broker = Busy()
+    end, client = broker.engine.store.end, broker.connect()
+    for sequence in range(3):
+        assert not send(client, Opcode.SEND, sequence, payload(b"p" * 16, sequence))
+    assert (broker.held.waiting, broker.engine.store.end) == (3, end)
+    assert [reply.status for reply in send(client, Opcode.PING, 9, b"")] == [0]
+    broker.clock.advance(2.0)
+    assert broker.held.waiting_s == 2.0
+    broker.catch_up()
+    assert [(reply.correlation, reply.status) for reply in client.replies()] == [
+        (0, 0), (1, 0), (2, 0)]  # fmt: skip
+    assert (broker.held.bytes, broker.held.waiting_s) == (0, 0.0)
+    assert (broker.held.requests, round(broker.held.seconds)) == (3, 6)
+
+
+def test_a_decision_goes_before_sends_and_halves_that_wait() -> None:
+    broker = Busy()
+    broker.catch_up()
+    token = bytes.fromhex(broker.half(1, Message(b"a"), decider=ByChecker("s")))
+    broker.fall_behind()
+    clients = [broker.connect() for _ in range(2)]
+    for number, client in enumerate(clients):
+        producer = bytes([number]) * 16
+        for sequence in range(20):
+            client.send(encode_frame(Opcode.SEND, sequence, payload(producer, sequence, 10_000)))
+    assert broker.assembly.sessions.sends.waiting == 40
+    behind = broker.engine.store.end
+    # on the connection of sends that wait
+    decision = pack_decide(Decide(Decision.COMMIT, token, 0, "s"))
+    assert not send(clients[0], Opcode.DECIDE, 99, decision)
+    assert broker.engine.state.undecided == 0
+    assert broker.engine.store.end - behind < 1_000, "only the decision is in the log"
+    broker.catch_up()
+    assert 99 in [reply.correlation for reply in clients[0].replies()]
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_decision_stays_behind_its_own_half_message(*, together: bool) -> None:
+    broker = Busy()
+    client, token = broker.connect(), broker.token(5)
+    decide = pack_decide(Decide(Decision.COMMIT, token, 0, "s"))
+    other = pack_decide(Decide(Decision.COMMIT, broker.token(6), 0, "s"))
+    client.send(encode_frame(Opcode.GROUP, 1, half(token)))
+    assert broker.held.waiting == 1
+    if together:
+        client.send(encode_frame(Opcode.DECISIONS, 2, b"".join(pack_requests([other, decide]))))
+    else:
+        client.send(encode_frame(Opcode.DECIDE, 2, decide))
+    assert broker.held.waiting == 2
+    broker.catch_up()
+    assert [(reply.correlation, reply.status) for reply in client.replies()] == [(1, 0), (2, 0)]
+    assert broker.engine.state.undecided == 0
+
+
+def test_beyond_the_bounds_a_send_is_refused_with_the_pause_to_make() -> None:
+    broker = Busy()
+    client = broker.connect()
+    for _ in range(60):
+        broker.engine.budget.observe(1 << 10, 0.01)
+        broker.engine.budget.observe(1 << 20, 1.01)
+    broker.engine.budget.bytes = 1
+    for sequence in range(4):
+        assert not send(client, Opcode.SEND, sequence, payload(b"p" * 16, sequence, 1_000_000))
+    [reply] = send(client, Opcode.SEND, 4, payload(b"p" * 16, 4, 1_000_000))
+    error = to_error(reply.status, reply.payload)
+    assert isinstance(error, Throttled)
+    assert 3.0 < error.retry_after_s <= 5.0
+    other = broker.connect()
+    assert not send(other, Opcode.SEND, 0, payload(b"q" * 16, 0, 1_000_000)), "it has room"
+    assert broker.held.refused == 1
+    broker.catch_up()
+    assert [reply.status for reply in client.replies()] == [0] * 4
+
+
+def test_small_sends_are_bounded_by_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held_sends, "HELD_FRAMES", 3)
+    broker, replies = Busy(), []
+    client = broker.connect()
+    for sequence in range(5):
+        replies += send(client, Opcode.SEND, sequence, payload(b"p" * 16, sequence))
+    assert [to_error(one.status, one.payload).retriable for one in replies] == [True, True]
+
+
+def test_each_connection_has_its_turn() -> None:
+    broker = Busy()
+    clients = [broker.connect() for _ in range(3)]
+    for number, client in enumerate(clients):
+        for sequence in range(2):
+            send(client, Opcode.SEND, sequence, payload(bytes([number]) * 16, sequence))
+    waiting = broker.held
+    begun: list[object] = []
+    sessions = [client.session for client in clients]
+    for session in sessions:
+        session.begin = lambda _frame, session=session: begun.append(session)  # type: ignore[attr-defined]
+    broker.engine.budget.bytes = 64 << 20
+    waiting.resume()
+    assert begun == sessions * 2
+
+
+def test_a_connection_that_is_lost_leaves_nothing_behind() -> None:
+    broker = Busy()
+    client = broker.connect()
+    send(client, Opcode.SEND, 0, payload(b"p" * 16, 0, 5_000))
+    client.session.connectionLost()  # type: ignore[attr-defined]
+    assert (broker.held.waiting, broker.held.bytes, broker.held.waiting_s) == (0, 0, 0.0)
+    broker.catch_up()
+
+
+def test_a_full_disk_refuses_at_once_and_lets_nobody_wait() -> None:
+    broker = Busy()
+    broker.log._writer.read_only = True
+    broker.log._writer.accepting = False
+    [reply] = send(broker.connect(), Opcode.SEND, 0, payload(b"p" * 16, 0))
+    assert type(to_error(reply.status, reply.payload)).__name__ == "ReadOnly"

@@ -1,0 +1,49 @@
+"""Metrics of what the broker throttles. No name of a user is a label."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from txmq.broker.engine.engine import Engine
+    from txmq.broker.reactor.held_sends import HeldSends
+
+
+class ThrottleMetrics(Collector):
+    """Counts since the start of the broker, and what waits now."""
+
+    def __init__(self, engine: Engine, sends: HeldSends) -> None:
+        self._engine, self._sends = engine, sends
+
+    def collect(self) -> Iterator[Metric]:
+        sends = self._sends
+        requests = CounterMetricFamily(
+            "txmq_throttled_requests",
+            "Requests that waited, or were refused for a while, by reason",
+            labels=("reason", "outcome"),
+        )
+        requests.add_metric(("disk", "waited"), sends.requests)
+        requests.add_metric(("disk", "refused"), sends.refused)
+        yield requests
+        seconds = CounterMetricFamily(
+            "txmq_throttled_seconds",
+            "Seconds that requests waited, or were told to wait, by reason",
+            labels=("reason",),
+        )
+        seconds.add_metric(("disk",), sends.seconds)
+        yield seconds
+        yield GaugeMetricFamily(
+            "txmq_sends_waiting", "Sends and half messages that wait for the disk", sends.waiting
+        )
+        yield GaugeMetricFamily(
+            "txmq_sends_waiting_bytes", "Bytes of sends that wait for the disk", sends.bytes
+        )
+        yield GaugeMetricFamily(
+            "txmq_unflushed_budget_bytes",
+            "Bytes that may be on their way to the disk before sends wait",
+            self._engine.budget.bytes,
+        )

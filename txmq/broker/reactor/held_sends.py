@@ -1,0 +1,161 @@
+"""Sends and half messages that wait while the disk is behind.
+
+Everything else goes on: decisions, acks, check-backs, fetches and calls find a short
+way to the disk. Each connection gets one request through in its turn.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import TYPE_CHECKING, NamedTuple
+
+from txmq.errors import RemoteProtocolError, Throttled
+from txmq.wire.batched import unpack_requests
+from txmq.wire.data_requests import Opcode, unpack_decide
+
+if TYPE_CHECKING:
+    from txmq.broker.reactor.interfaces import Clock, DiskPace, Timer
+    from txmq.broker.reactor.protocol import ClientSession
+    from txmq.wire.frames import Frame
+
+SENDS = frozenset((Opcode.SEND, Opcode.SENDS))
+WRITES = SENDS | {Opcode.GROUP, Opcode.GROUPS}
+# a decision stays behind the half message that it is about
+FOLLOWERS = frozenset((Opcode.DECIDE, Opcode.DECISIONS))
+JUDGED = WRITES | FOLLOWERS
+HELD_BYTES, HELD_OF_ONE = 32 << 20, 4 << 20  # in all, and of one connection
+HELD_FRAMES = 1_024  # of one connection
+TURN_S = 0.002  # of a turn of the reactor
+
+
+class _Held(NamedTuple):
+    frame: Frame
+    since: float
+
+
+class HeldSends:
+    """The requests of all connections that wait for the disk."""
+
+    def __init__(self, disk: DiskPace, clock: Clock) -> None:
+        self._disk, self._clock = disk, clock
+        self._held: dict[ClientSession, deque[_Held]] = {}  # the next one first
+        self._own_bytes: Counter[ClientSession] = Counter()
+        self._turn: Timer | None = None
+        self.bytes = 0
+        self.since: float | None = None  # by the clock: some have been waiting
+        self.requests, self.seconds = 0, 0.0  # that waited, since the start
+        self.refused = 0  # since the start
+
+    def takes(self, session: ClientSession, frame: Frame) -> bool:
+        """Return whether a request of `JUDGED` is not to begin now: it waits, or it was
+        refused.
+        """
+        own = self._held.get(session) if self._held else None
+        if frame.opcode in FOLLOWERS:
+            if own is None or not _is_about(frame, own):
+                return False
+        elif own is None and not self._disk.is_behind:
+            return False
+        size = len(frame.payload)
+        if self.bytes + size > HELD_BYTES or (
+            own is not None
+            and (self._own_bytes[session] + size > HELD_OF_ONE or len(own) >= HELD_FRAMES)
+        ):
+            self._refuse(session, frame)
+            return True
+        if own is None:
+            own = self._held[session] = deque()
+        now = self._clock.seconds()
+        own.append(_Held(frame, now))
+        self.bytes += size
+        self._own_bytes[session] += size
+        self.requests += 1
+        if self.since is None:
+            self.since = now
+        self._disk.hurry()
+        return True
+
+    def _refuse(self, session: ClientSession, frame: Frame) -> None:
+        self.refused += 1
+        session.refuse(
+            frame,
+            Throttled.after(
+                self._disk.seconds_for(self.bytes),
+                f"the disk is behind: {self.bytes} bytes wait for it",
+                hint="send less, or give the broker a faster disk",
+            ),
+        )
+
+    def resume(self) -> None:
+        """Begin requests as far as the disk has caught up."""
+        self._turn = None
+        until = self._clock.seconds() + TURN_S
+        while self._held and not self._disk.is_behind:
+            session = next(iter(self._held))
+            own = self._held.pop(session)
+            frame, since = own.popleft()
+            if own:
+                self._held[session] = own  # behind the others
+            self._forget_bytes(session, len(frame.payload), all_of_it=not own)
+            now = self._clock.seconds()
+            self.seconds += now - since
+            session.begin(frame)
+            if now >= until:
+                break
+        if not self._held:
+            self.since = None
+        elif not self._disk.is_behind and self._turn is None:
+            self._turn = self._clock.callLater(0, self.resume)
+        else:
+            self._disk.hurry()
+
+    def forget(self, session: ClientSession) -> None:
+        """Forget the requests of a connection that is lost, or is to do nothing
+        more.
+        """
+        if self._held.pop(session, None) is not None:
+            self._forget_bytes(session, self._own_bytes[session], all_of_it=True)
+            if not self._held:
+                self.since = None
+
+    def _forget_bytes(self, session: ClientSession, size: int, *, all_of_it: bool) -> None:
+        self.bytes -= size
+        self._own_bytes[session] -= size
+        if all_of_it:
+            del self._own_bytes[session]
+
+    def view(self) -> dict[str, object]:
+        """Return what waits and why, for operators."""
+        return {
+            "disk_behind": self._disk.is_behind,
+            "waiting": self.waiting,
+            "waiting_bytes": self.bytes,
+            "waiting_s": round(self.waiting_s, 3),
+            "waited": self.requests,
+            "waited_s": round(self.seconds, 3),
+            "refused": self.refused,
+        }
+
+    @property
+    def waiting(self) -> int:
+        """The number of requests that wait now."""
+        return sum(map(len, self._held.values()))
+
+    @property
+    def waiting_s(self) -> float:
+        """The seconds for which some request has been waiting, without a pause."""
+        return 0.0 if self.since is None else self._clock.seconds() - self.since
+
+
+def _is_about(frame: Frame, held: deque[_Held]) -> bool:
+    """Return whether decisions are about a half message that waits."""
+    waiting = [one.frame.payload for one in held if one.frame.opcode not in SENDS]
+    if not waiting:
+        return False
+    try:
+        alone = frame.opcode == Opcode.DECIDE
+        requests = [frame.payload] if alone else unpack_requests(frame.payload)
+        tokens = [unpack_decide(payload).token for payload in requests]
+    except RemoteProtocolError:
+        return False  # whoever carries it out refuses it
+    return any(token in payload for payload in waiting for token in tokens)

@@ -1,0 +1,45 @@
+"""How many bytes may be on their way to the disk, judged by what earlier writes took.
+
+A write takes a fixed time and a time for each byte. Both come from a straight line
+through the sizes and times of recent writes. Decisions and acks wait for what is in the
+log before them, so the bytes there may double the fixed time, and no more.
+"""
+
+from __future__ import annotations
+
+WEIGHT = 1 / 16  # of the newest write
+SPREAD = 0.01  # below this relative variance of sizes, writes say nothing about the rate
+QUICK_S = 0.01  # of bytes; on a disk whose fixed time is shorter
+LEAST_BYTES = 256 << 10
+LONGEST_S = 5.0
+
+
+class DiskBudget:
+    """A budget in `bytes`: all that may be unflushed before sends have to wait."""
+
+    def __init__(self, most: int) -> None:
+        self.bytes = self._most = most
+        self._slope = 0.0  # seconds for each byte
+        self._fixed_s = 0.0
+        self._size = self._time = self._square = self._product = 0.0  # means
+        self._seen = False
+
+    def observe(self, size: int, seconds: float) -> None:
+        """Take the size and time of a write that was synced into account."""
+        weight = WEIGHT if self._seen else 1.0
+        self._seen = True
+        self._size += weight * (size - self._size)
+        self._time += weight * (seconds - self._time)
+        self._square += weight * (size * size - self._square)
+        self._product += weight * (size * seconds - self._product)
+        variance = self._square - self._size * self._size
+        if variance > SPREAD * self._size * self._size:
+            self._slope = max(0.0, (self._product - self._size * self._time) / variance)
+        self._fixed_s = max(0.0, self._time - self._slope * self._size)
+        allowed = max(self._fixed_s, QUICK_S)
+        fitting = allowed / self._slope if self._slope * self._most > allowed else self._most
+        self.bytes = min(self._most, max(LEAST_BYTES, int(fitting)))
+
+    def seconds_for(self, size: int) -> float:
+        """Return how long the disk takes for so many bytes, 5 s at most."""
+        return min(LONGEST_S, self._fixed_s + self._slope * size)

@@ -1,0 +1,37 @@
+"""A budget that refills at a steady rate. It has no clock: callers bring the time."""
+
+from __future__ import annotations
+
+LONGEST_WAIT_S = 5.0  # that is asked of anybody at a time
+
+
+class TokenBucket:
+    """Tokens that come at `rate` in a second, and collect to those of `burst_s`.
+
+    Whoever comes while there are any gets all that are asked for, and those who come
+    afterwards wait for the debt. So a large request is never refused for ever, and the
+    mean is the rate.
+    """
+
+    __slots__ = ("_at", "_burst", "_tokens", "rate")
+
+    def __init__(self, rate: float, now: float, burst_s: float = 1.0) -> None:
+        self.rate = rate
+        self._burst = self._tokens = rate * burst_s
+        self._at = now
+
+    def wait_s(self, now: float) -> float:
+        """Return the seconds until there are tokens, 0.0 if there are some now."""
+        if now > self._at:
+            self._tokens = min(self._burst, self._tokens + (now - self._at) * self.rate)
+            self._at = now
+        return 0.0 if self._tokens > 0 else -self._tokens / self.rate + 1 / self.rate
+
+    def take(self, count: float) -> None:
+        """Take tokens, also more than there are."""
+        self._tokens -= count
+
+    @property
+    def tokens(self) -> float:
+        """The tokens at the time of the last question, less than 0 = a debt."""
+        return self._tokens
