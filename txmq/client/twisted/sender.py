@@ -11,10 +11,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from threading import get_ident
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.task import LoopingCall
 from twisted.python.failure import Failure
 
@@ -64,7 +63,7 @@ class TwistedSender:
         self._connection: TwistedConnection | None = None
         self._unanswered = 0
         self._write_scheduled = self._refreshing = False
-        self._resumption: IDelayedCall | None = None  # after a pause
+        self._resumption: Any = None  # an IDelayedCall, after a pause
         self._timeouts = LoopingCall(self._check_timeouts)
         self._timeouts.clock = reactor
 
