@@ -63,6 +63,7 @@ class ConsoleInMemory:
             Liveness(broker.engine, assembly.sessions, broker.clock),
             assembly.turns,
             assembly.guard,
+            assembly.sessions.sends,
         )
         self.restart()
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from threading import get_ident
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from twisted.internet.defer import Deferred
 from twisted.internet.task import LoopingCall
@@ -24,7 +24,7 @@ from txmq.client.protocol.sender.in_flight import InFlightRequests
 from txmq.client.protocol.sender.topics import TopicCache
 from txmq.client.protocol.settings import ClientSettings
 from txmq.client.twisted.connection import TwistedConnection
-from txmq.client.twisted.protocols import Reactor
+from txmq.client.twisted.protocols import DelayedCall, Reactor
 from txmq.errors import ClientClosed, Throttled, TxmqError, UnknownTopic
 from txmq.model.message import Message, Receipt
 from txmq.wire.frames import Frame
@@ -63,7 +63,7 @@ class TwistedSender:
         self._connection: TwistedConnection | None = None
         self._unanswered = 0
         self._write_scheduled = self._refreshing = False
-        self._resumption: Any = None  # an IDelayedCall, after a pause
+        self._resumption: DelayedCall | None = None  # after a pause
         self._timeouts = LoopingCall(self._check_timeouts)
         self._timeouts.clock = reactor
 
