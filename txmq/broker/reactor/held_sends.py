@@ -7,7 +7,7 @@ way to the disk. Each connection gets one request through in its turn.
 from __future__ import annotations
 
 from collections import Counter, deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from txmq.errors import RemoteProtocolError, Throttled
 from txmq.wire.batched import unpack_requests
@@ -15,7 +15,7 @@ from txmq.wire.data_requests import Opcode, unpack_decide
 
 if TYPE_CHECKING:
     from txmq.broker.reactor.interfaces import Clock, DiskPace, Timer
-    from txmq.broker.reactor.protocol import ClientSession
+    from txmq.errors import TxmqError
     from txmq.wire.frames import Frame
 
 SENDS = frozenset((Opcode.SEND, Opcode.SENDS))
@@ -28,6 +28,13 @@ HELD_FRAMES = 1_024  # of one connection
 TURN_S = 0.002  # of a turn of the reactor
 
 
+class Sender(Protocol):
+    """A connection that requests come from."""
+
+    def begin(self, frame: Frame) -> None: ...
+    def refuse(self, frame: Frame, error: TxmqError) -> None: ...
+
+
 class _Held(NamedTuple):
     frame: Frame
     since: float
@@ -38,15 +45,15 @@ class HeldSends:
 
     def __init__(self, disk: DiskPace, clock: Clock) -> None:
         self._disk, self._clock = disk, clock
-        self._held: dict[ClientSession, deque[_Held]] = {}  # the next one first
-        self._own_bytes: Counter[ClientSession] = Counter()
+        self._held: dict[Sender, deque[_Held]] = {}  # the next one first
+        self._own_bytes: Counter[Sender] = Counter()
         self._turn: Timer | None = None
         self.bytes = 0
         self.since: float | None = None  # by the clock: some have been waiting
         self.requests, self.seconds = 0, 0.0  # that waited, since the start
         self.refused = 0  # since the start
 
-    def takes(self, session: ClientSession, frame: Frame) -> bool:
+    def takes(self, session: Sender, frame: Frame) -> bool:
         """Return whether a request of `JUDGED` is not to begin now: it waits, or it was
         refused.
         """
@@ -75,7 +82,7 @@ class HeldSends:
         self._disk.hurry()
         return True
 
-    def _refuse(self, session: ClientSession, frame: Frame) -> None:
+    def _refuse(self, session: Sender, frame: Frame) -> None:
         self.refused += 1
         session.refuse(
             frame,
@@ -109,7 +116,7 @@ class HeldSends:
         else:
             self._disk.hurry()
 
-    def forget(self, session: ClientSession) -> None:
+    def forget(self, session: Sender) -> None:
         """Forget the requests of a connection that is lost, or is to do nothing
         more.
         """
@@ -118,7 +125,7 @@ class HeldSends:
             if not self._held:
                 self.since = None
 
-    def _forget_bytes(self, session: ClientSession, size: int, *, all_of_it: bool) -> None:
+    def _forget_bytes(self, session: Sender, size: int, *, all_of_it: bool) -> None:
         self.bytes -= size
         self._own_bytes[session] -= size
         if all_of_it:
