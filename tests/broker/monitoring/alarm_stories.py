@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from twisted.internet.defer import Deferred
 
 from tests.broker.monitoring.alarm_desk import STORE, AlarmBroker, Handler
+from tests.broker.support import send_payload
 from txmq import errors
 from txmq.batch import encode, verify
 from txmq.broker.checkback.resolver_service import ResolverStatus
@@ -31,6 +32,7 @@ from txmq.model.units import DAY, HOUR, SECOND
 from txmq.store.log.decoder import Damage
 from txmq.wire.bundle import BundleDescription, BundlePart, PartBatch, bundle_digest, pack_part
 from txmq.wire.data_requests import Opcode
+from txmq.wire.frames import encode_frame
 from txmq.wire.status import to_error
 
 
@@ -361,6 +363,24 @@ def silent(desk: AlarmBroker) -> Iterator[str]:
     hanging.callback(None)
 
 
+def behind(desk: AlarmBroker) -> Iterator[str]:
+    """Sends that wait for a write that hangs."""
+    hanging = desk.broker.hanging = Deferred[None]()
+    for name in ("a", "b"):
+        desk.broker.engine.submit(CreateTopic(name, 1), lambda _reply: None)
+    desk.broker.engine.budget.bytes = 1
+    desk.broker.clock.advance(0)
+    client = desk.broker.connect()
+    client.send(encode_frame(Opcode.SEND, 1, send_payload(topic="a")))
+    desk.broker.pass_time(9)
+    yield ""
+    desk.broker.pass_time(2)
+    yield "sends have been waiting for the disk for 11 s"
+    hanging.callback(None)
+    desk.broker.hanging = None
+    desk.broker.pass_time(1)
+
+
 def refused(desk: AlarmBroker) -> Iterator[str]:
     well = ResolverStatus("shop", desk.broker.now(), 0, "", 0, "")
     desk.oracle.is_like = (well,)
@@ -392,6 +412,7 @@ STORIES = {
     "disk.trouble": trouble,
     "log.damaged": damaged,
     "disk.low": low,
+    "disk.behind": behind,
     "retention.passed_group": passed,
     "disk.full": disk_full,
     "transaction.in_doubt": in_doubt,
