@@ -6,6 +6,7 @@
 #   make bench   all benchmarks: a table, bench.json    ONLY=tx. narrows, SCALE=0.1 shortens
 #   make check   ruff, mypy strict, the layer test, several at once
 #   make shots   pictures of the console for README and docs, by a headless Chromium
+#   make deb     a Debian package of the broker, in build/deb
 #   make house   the numbers of the code's structure and of four walks   NAMES=1 lists the cases
 #   make lock    writes requirements/ anew              UPGRADE=1 takes the newest versions
 #   make clean   removes what the others made, but for .venv
@@ -23,7 +24,7 @@ pip := $(python) -m pip --disable-pip-version-check --no-input
 sources := $(wildcard txmq spark examples tests scripts)
 compiled := .cache/compiled
 
-.PHONY: help demo test soak bench check types style layers shots house lock clean
+.PHONY: help demo test soak bench check types style layers shots house deb lock clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -80,6 +81,9 @@ house: $(ready)
 	@$(python) scripts/house.py $(if $(NAMES),--names)
 	@echo
 	@$(python) scripts/walks.py $(if $(NAMES),--hot 10)
+
+deb: $(ready)
+	@$(python) scripts/debian_package.py
 
 lock: compile := $(python) -m uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" $(if $(UPGRADE),--upgrade)
