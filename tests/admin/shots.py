@@ -25,7 +25,7 @@ from txmq.model.decider import ByChecker
 from txmq.model.retry import RetryPolicy
 
 WIDTH, HEIGHT = 1240, 1000
-LIFE_S = 15.0  # of traffic, for the charts
+LIFE_S = 150.0  # of traffic, for the charts
 # file below docs, page, dark
 SHOTS = (
     ("console.png", "", False),

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from markupsafe import Markup
+from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
+from twisted.python.failure import Failure
 
-from txmq.admin.console.charts import HEIGHT, POINTS, chart
+from tests.admin.console_support import ConsoleInMemory
+from txmq.admin.console.charts import HEIGHT, POINTS, chart, since_known
 from txmq.admin.console.listing import MAX_CALLS, SCANNED, by_name
-from txmq.admin.console.page import Refused
+from txmq.admin.console.page import ANSWER_S, Reader, Refused
 from txmq.admin.console.registry import PAGES, find
 from txmq.admin.console.rendering import RenderQueue, Templates, number, size, span_us, visible
 from txmq.admin.console.streams import BEAT_EVERY, LIFE_S, MAX_STREAMS, PERIOD_S, Streams
@@ -176,6 +180,31 @@ def test_a_name_that_is_rare_is_sought_in_bounded_steps() -> None:
     )
 
 
+def test_a_broker_that_does_not_answer_is_an_error_with_a_way_out() -> None:
+    clock, late = Clock(), list[Callable[[object], None]]()
+    calls = SimpleNamespace(ask=lambda _call, _args, answer, _rights: late.append(answer))
+    parts: Any = SimpleNamespace(reactor=clock, calls=calls)
+    waiting = Deferred.fromCoroutine(Reader(parts, None, "", (), {}).ask("broker.show"))
+    failures = list[Failure]()
+    waiting.addErrback(failures.append)
+    clock.advance(ANSWER_S)
+    [failure] = failures
+    assert isinstance(failure.value, Refused)
+    assert (failure.value.status, failure.value.error) == (504, "NoAnswer")
+    assert "txmq alarms" in failure.value.hint
+    late[0]({})  # nobody waits for it any more
+
+
+def test_an_open_stream_ends_with_the_rights_of_its_reader() -> None:
+    console = ConsoleInMemory()
+    transport = console.listen("/live/topics")
+    console.broker.pass_time(PERIOD_S + 0.5)
+    assert b"event: part" in transport.value()
+    console.broker.ask("user.set", name="ann", roles=["admin"], operator="ann")
+    console.broker.pass_time(PERIOD_S + 0.5)
+    assert b"event: gone" in transport.value()
+
+
 def test_signs_that_hide_are_visible() -> None:
     assert visible("a\x1b[31m\x00\x7f\x9b\u202ez\u200b\n\t") == "a␛[31m␀␡\\u009b\\u202ez\\u200b\n\t"
     assert visible("Grüße 你好 🎉") == "Grüße 你好 🎉"
@@ -226,5 +255,7 @@ def test_a_chart_keeps_peaks_and_gaps() -> None:
     assert f",{1.0}" in drawn.lines[0]  # the peak reaches the top
     assert drawn.areas[0].endswith(f",{HEIGHT}")
     assert chart([]) == ((), (), None, None)
+    assert since_known([None] * 90 + [1.0] * 3) == [None] * 9 + [1.0] * 3
+    assert since_known([None] * 90 + [1.0] * 30) == [1.0] * 30
     gap = chart([1.0, None, 0.0, 0.0])
     assert len(gap.lines) == 2

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+from txmq.model.units import SECOND
+
+if TYPE_CHECKING:
+    from txmq.admin.console.page import Reader
 
 WIDTH, HEIGHT = 240, 60  # units of a chart; the page stretches it
+LEAST = 12  # values of a chart
 POINTS = 120  # of one line: a longer series is thinned, so that peaks stay
 
 Value = float | None  # None = not known, as while the broker was down
@@ -20,6 +26,17 @@ class Chart(NamedTuple):
     areas: tuple[str, ...]
     shown: Value
     top: Value
+
+
+class NamedChart(NamedTuple):
+    """A chart with its title, of the last `span_us`; `unit` says how its values are
+    shown.
+    """
+
+    title: str
+    unit: str
+    chart: Chart
+    span_us: int
 
 
 def chart(values: Sequence[Value]) -> Chart:
@@ -61,3 +78,25 @@ def _runs(values: Sequence[Value]) -> Iterator[tuple[int, list[float]]]:
         elif run:
             yield number - len(run), run
             run = []
+
+
+async def charts(
+    reader: Reader, wanted: Sequence[tuple[str, str, str]], span: str
+) -> list[NamedChart]:
+    """Return charts of series that the broker keeps by itself."""
+    names = [name for name, _title, _unit in wanted]
+    reply = await reader.ask("broker.series", names=names, span=span)
+    found: list[NamedChart] = []
+    for name, title, unit in wanted:
+        values = since_known(reply["series"].get(name, ()))
+        span_us = len(values) * reply["step_s"] * SECOND
+        found.append(NamedChart(title, unit, chart(values), span_us))
+    return found
+
+
+def since_known(values: Sequence[Value]) -> Sequence[Value]:
+    """Return values from the first known one on, but `LEAST` of them: after a start
+    the chart grows with what there is.
+    """
+    first = next((at for at, one in enumerate(values) if one is not None), len(values))
+    return values[max(0, min(first, len(values) - LEAST)) :]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from txmq.admin.console.charts import charts
 from txmq.admin.console.listing import by_name
 from txmq.admin.console.page import Page, Reader, Refused, View
 from txmq.admin.console.topics import time_of
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 POSITIONS = 100  # of one group, on one page
+CHARTS = {"lag": "Lag", "letters": "Dead letters"}
 TIMES = {"lease_us", "session_us", "consume_timeout_us"}
 
 
@@ -26,12 +28,15 @@ async def group(reader: Reader) -> View:
     shown = await reader.ask("group.show", group=name)
     first = min(reader.number("from", 0) or 0, len(shown["positions"]))
     rows = _stuck_first(shown["positions"])[first : first + POSITIONS]
+    series = [(f"group:{name}:{what}", title, "count") for what, title in CHARTS.items()]
+    shows_charts = reader.may("broker.series", names=[], span="hour").allowed
     settings = {key: value for key, value in shown["settings"].items() if key != "retry"}
     return View(
         "group.html",
         {
             "group": shown,
             "rows": rows,
+            "charts": await charts(reader, series, "hour") if shows_charts else [],
             "following": first + POSITIONS if first + POSITIONS < len(shown["positions"]) else None,
             "settings": settings,
             "retry": shown["settings"]["retry"],

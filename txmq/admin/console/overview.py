@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
-
-from txmq.admin.console.charts import Chart, chart
-from txmq.admin.console.page import Page, Reader, Refused, View
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from txmq.admin.console.charts import charts
+from txmq.admin.console.page import Page, Reader, View
 
 BUSIEST = 8  # topics and groups
 SPANS = {"hour": "an hour", "day": "a day"}
 # name of the series, title, and the filter that shows a value
 CHARTS = (
     ("in_rate", "Messages in", "rate"),
-    ("out_rate", "Messages processed", "rate"),
+    ("out_rate", "Processed", "rate"),
     ("bytes_rate", "Bytes in", "bytes"),
     ("flush_ms", "Slowest flush", "ms"),
-    ("lag", "Lag of all groups", "count"),
-    ("undecided", "Undecided transactions", "count"),
+    ("lag", "Lag, all groups", "count"),
+    ("undecided", "Undecided", "count"),
     ("in_doubt", "In doubt", "count"),
     ("letters", "Dead letters", "count"),
 )
-
-
-class NamedChart(NamedTuple):
-    """A chart with its title; `unit` says how its values are shown."""
-
-    title: str
-    unit: str
-    chart: Chart
 
 
 async def overview(reader: Reader) -> View:
@@ -52,19 +39,6 @@ async def overview(reader: Reader) -> View:
             "spans": SPANS,
         },
     )
-
-
-async def charts(
-    reader: Reader, wanted: Sequence[tuple[str, str, str]], span: str
-) -> list[NamedChart]:
-    """Return charts of series that the broker keeps by itself."""
-    names = [name for name, _title, _unit in wanted]
-    try:
-        reply = await reader.ask("broker.series", names=names, span=span)
-    except Refused:
-        return []
-    series = reply["series"]
-    return [NamedChart(title, unit, chart(series.get(name, ()))) for name, title, unit in wanted]
 
 
 PAGES = (Page("", "Overview", overview, "Overview", "o"),)

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlencode
 
 from twisted.internet.defer import Deferred
-from twisted.internet.error import TimeoutError as TimedOut
+from twisted.internet.defer import TimeoutError as TimedOut
 
 from txmq.admin.console.actions import ACTIONS
 from txmq.core.events.outcome import Rejected

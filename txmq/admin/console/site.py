@@ -155,11 +155,9 @@ class Console:
 
     def _stream(self, page: Page, reader: Reader, respond: Respond) -> None:
         def part(give: Callable[[bytes | None], None]) -> None:
-            if reader.rights is not None:  # as of now: they may have been taken back
-                reader.rights = self._parts.guard.rights_of(reader.rights.user)
-                if reader.rights is None:
-                    give(None)
-                    return
+            if not self._is_still_let_in(reader):
+                give(None)
+                return
 
             def shown(view: View) -> None:
                 if view.status != 200:
@@ -175,6 +173,16 @@ class Console:
             respond(HttpReply(503, b"too many live pages are open\n"))
         else:
             respond(HttpStream(EVENTS, stream))
+
+    def _is_still_let_in(self, reader: Reader) -> bool:
+        """Return whether the reader of an open stream may go on, and renew its
+        rights: users may have been added, changed and deleted.
+        """
+        guard = self._parts.guard
+        if reader.rights is None:
+            return not guard.has_users
+        reader.rights = guard.rights_of(reader.rights.user)
+        return reader.rights is not None
 
 
 async def _run(page: Page, reader: Reader) -> View:

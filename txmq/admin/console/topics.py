@@ -7,6 +7,7 @@ from base64 import b64decode
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from txmq.admin.console.bodies import CONTENT_TYPE, decode
 from txmq.admin.console.listing import by_name
 from txmq.admin.console.page import Page, Reader, Refused, View
 from txmq.model.units import SECOND
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 
 PARTITIONS = 100  # of one topic, on one page
 MESSAGES = 25
-MAX_SHOWN = 64 << 10  # bytes of one body
+DECODED_IN_LIST = 4_096  # bytes; of a larger body a list shows how it begins
+PREVIEW = 400  # characters of a body in a list
 MAX_SCANS = 8  # pages of a search that looks for a tag, or finds nothing at first
 
 
@@ -85,7 +87,7 @@ async def messages(reader: Reader) -> View:
         "messages.html",
         {
             "topic": shown,
-            "rows": list(_with_bodies(rows)),
+            "rows": list(_previews(rows)),
             "may_read": may_read,
             "following": None if after is None else f"{after[0]}-{after[1]}",
         },
@@ -102,27 +104,31 @@ async def message(reader: Reader) -> View:
     wanted = {"topic": name, "partition": partition, "offset": offset, "limit": 1}
     bodies = {"bodies": True} if may_read.allowed else {}
     reply = await reader.ask("message.find", **wanted, **bodies)
-    row = next(iter(_with_bodies(reply["messages"])), None)
+    row = next(iter(reply["messages"]), None)
     if row is None or row["offset"] != offset:
         raise Refused(
             "NoMessage",
             f"there is no message {name}/{partition}/{offset}",
             "it may have been deleted by retention, or is not published yet",
         )
-    return View("message.html", {"row": row, "may_read": may_read})
+    shown = await reader.ask("topic.show", name=name)
+    body, headers = row.get("body"), row["headers"]
+    decoded = None
+    if body is not None:
+        kind = headers.get(CONTENT_TYPE, "")
+        decoded = decode(b64decode(body), kind, shown["schema"], headers)
+    return View("message.html", {"row": row, "decoded": decoded, "may_read": may_read})
 
 
-def _with_bodies(rows: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
+def _previews(rows: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
+    """Yield rows of a list with the beginnings of their bodies."""
     for row in rows:
-        body = row.get("body")
-        yield row | {"shown": None if body is None else _shown(b64decode(body))}
-
-
-def _shown(body: bytes) -> dict[str, Any]:
-    try:
-        return {"kind": "text", "text": body[:MAX_SHOWN].decode(), "cut": len(body) > MAX_SHOWN}
-    except UnicodeDecodeError:
-        return {"kind": "hex", "text": body[:4_096].hex(" "), "cut": len(body) > 4_096}
+        body = None if row.get("body") is None else b64decode(row["body"])
+        whole = body is not None and len(body) <= DECODED_IN_LIST
+        kind = row["headers"].get(CONTENT_TYPE, "") if whole else ""
+        shown = None if body is None else decode(body if whole else body[:PREVIEW], kind)
+        text = "" if shown is None else " ".join(shown.text[:PREVIEW].split())
+        yield row | {"kind": "hidden" if shown is None else shown.kind, "preview": text}
 
 
 def _place(text: str) -> tuple[int, int] | None:
