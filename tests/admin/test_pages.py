@@ -289,6 +289,7 @@ def test_metrics_are_what_prometheus_reads(served: Served) -> None:
         "le",
         "verb",
         "outcome",
+        "reason",
     }
     pair = (("consumergroup", "billing"), ("topic", "orders"))
     assert found["txmq_consumergroup_lag", *pair] == 3
