@@ -12,8 +12,11 @@ import pytest
 from tests.broker.calls.test_letter_calls import Office
 from txmq.broker.calls import plan_checks
 from txmq.broker.search import message_view
-from txmq.core.consumers.plan_steps import AddPlanLetters, EndLostLetters
+from txmq.core.consumers.circuit_breaker import open_breaker
+from txmq.core.consumers.plan_steps import AddPlanLetters, EndLostLetters, apply_frozen
+from txmq.core.events.base import RecordContext
 from txmq.core.events.outcome import Rejected
+from txmq.core.events.plans import PlanFrozen
 from txmq.errors import BadRequest, Conflict, RemoteProtocolError, Throttled, UnknownPlan
 from txmq.wire.data_requests import Ack, AckedRange, Fetch, Opcode, pack_ack, pack_fetch
 from txmq.wire.json import parse
@@ -381,3 +384,27 @@ def test_a_letter_shows_what_operators_did_to_its_plan(desk: Desk) -> None:
         ("plan.create", "ada"),
         ("plan.approve", "kim"),
     ]
+
+
+def test_a_plan_that_starts_by_itself_waits_for_the_circuit_breaker(desk: Desk) -> None:
+    open_breaker(desk.group(), "f", "E", desk.broker.engine.now())
+    desk.plan()
+    shown = desk.show()
+    assert (shown["state"], shown["why"]) == (
+        "planned",
+        "waits for its group, whose circuit breaker is open",
+    )
+    desk.ask("group.resume", group="g", operator="ada")
+    desk.broker.pass_time(0.2)
+    assert (desk.show()["state"], desk.show()["delivered"]) == ("ramping", 40)
+
+
+def test_a_plan_starts_though_the_power_failed_once_it_was_frozen(desk: Desk) -> None:
+    desk.plan(select=None)
+    desk.ask("plan.add", name="p", letters=[["t", 0, 1]])
+    desk.ask("plan.freeze", name="p", operator="ada")
+    plan = desk.broker.engine.state.plans.by_name["p"]
+    place = RecordContext(0, 0, 0, 1, 1)
+    apply_frozen(desk.broker.engine.state, PlanFrozen(plan.plan_id, "digest"), place)
+    desk.broker.pass_time(0.2)
+    assert desk.show()["state"] == "ramping"

@@ -231,8 +231,9 @@ def check_fences(
         assert row.key_hash == keys[message]
         retried = row.kind in (FailedKind.RETRY, FailedKind.LOCAL)
         if group.ordered and retried and row.key_hash is not None:
-            fence = fences[message[0], row.key_hash]
-            assert (fence.partition, fence.offset) == message[1:], "two of one key are retried"
+            known = fences.get((message[0], row.key_hash))
+            assert known is not None, "a key without a fence is retried"
+            assert (known.partition, known.offset) == message[1:], "two of one key are retried"
     for tp, position in group.positions.items():
         for start, end, grant in position.leased:
             for offset in range(start, end):

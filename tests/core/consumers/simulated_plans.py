@@ -9,6 +9,9 @@ from tests.core.consumers.plan_invariants import check_plans
 from tests.core.consumers.simulator import STEPS, Sim
 from txmq.core.consumers.commands import AlterGroup, ReplayLetters, RequestedSettings
 from txmq.core.consumers.group_redrives import GiveLetters, GivenLetter
+from txmq.core.consumers.letter_edits import EditLetter
+from txmq.core.consumers.letter_exports import NoteExported
+from txmq.core.consumers.letter_trials import TryLetter
 from txmq.core.consumers.plan_steps import (
     AddPlanLetters,
     AdvancePlan,
@@ -35,12 +38,13 @@ from txmq.core.steps import run_to_end
 
 if TYPE_CHECKING:
     from tests.core.consumers.simulated_processes import Message
+    from txmq.core.consumers.commands import TopicOffset
     from txmq.core.state.failed_messages import FailedMessage
 
 PLANNING = STEPS | {
     "act": 150, "make_plan": 2, "set_policy": 0.5, "fire": 1, "build": 12, "go_on": 25,
     "order_plan": 9, "tidy_plans": 3, "produce": 20, "operate": 0.4, "crash": 0.3, "reset": 0.7,
-    "give": 2, "alter": 0.5, "end_lost": 1,
+    "give": 2, "alter": 0.5, "end_lost": 1, "edit": 2, "export": 1, "try_one": 1,
 }  # fmt: skip
 
 
@@ -57,7 +61,7 @@ class PlanningSim(Sim):
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed, PLANNING)
-        self.plans_made = 0
+        self.plans_made = self.versions_made = 0
         self.given: Counter[tuple[str, Message, int]] = Counter()  # to a group, by operators
         self.seen: dict[tuple[int, Message], int] = {}  # outcomes that were looked at
 
@@ -189,6 +193,43 @@ class PlanningSim(Sim):
             self.ledgers[to].replayed(ref)
             if abandon:
                 self.ledgers[source].abandoned.add(ref)
+
+    def _open_letter(self) -> tuple[str, Message, TopicOffset] | None:
+        """Return a letter, which may be in a plan: its group, itself, its place."""
+        group = self.random.choice(self.names_of_groups() or [""])
+        letters = super().letters(group)
+        if not letters:
+            return None
+        ref = self.random.choice(letters)
+        return group, ref, (self.topic_names[ref[0]], *ref[1:])
+
+    def edit(self) -> None:
+        """Let an operator edit a letter, or take its edits back."""
+        if (found := self._open_letter()) is None:
+            return
+        group, ref, place = found
+        edits = self._row(group, ref).edits
+        self.versions_made += 1
+        at = (1 << 40) + 100 * self.versions_made  # where no record of the log is
+        version = None if edits and self.random.random() < 0.3 else (at, 10)
+        original = None if edits else (at + 20, 10)
+        self.do(EditLetter(group, place, edits, version, original, "ada", "wrong"))
+
+    def export(self) -> None:
+        """Let an operator note that a letter is in a file."""
+        if (found := self._open_letter()) is not None:
+            group, ref, place = found
+            row = self._row(group, ref)
+            self.do(NoteExported(group, ((*place, row.number, row.edits),), "ada"))
+
+    def try_one(self) -> None:
+        """Let an operator have a member try a letter, sensible or not."""
+        if (found := self._open_letter()) is None:
+            return
+        group, ref, place = found
+        member = self.random.choice([*sorted(self.group(group).members), "nobody"])
+        if not isinstance(self.do(TryLetter(group, place, member, "ada")), Rejected):
+            self.ledgers[group].replayed(ref)
 
     def alter(self) -> None:
         """Let an operator change what a group does with dead letters: the one that

@@ -16,7 +16,7 @@ from txmq.core.consumers.commands import (
 )
 from txmq.core.consumers.letter_trials import TrialReply, TryLetter
 from txmq.core.events.outcome import Rejected
-from txmq.core.state import failed_messages
+from txmq.core.state import attempts, failed_messages
 from txmq.core.state.failed_messages import FailedKind, FailedMessage
 from txmq.model.retry import FailureReport
 from txmq.model.units import MINUTE
@@ -87,6 +87,7 @@ def test_a_trial_that_a_local_store_would_retry_is_a_dead_letter_again(state: st
     assert world.do(report).verdicts == ("settled",)
     assert (row(world).kind, row(world).number, row(world).trial_by) == (FailedKind.LETTER, 2, "")
     assert not any(store.messages for store in world.group().stores.values())
+    assert attempts.get(world.state, world.group(), (1, 0, 0)).failures == 2
 
 
 @pytest.mark.parametrize("end", ["silent", "left with it", "left before"])

@@ -18,6 +18,7 @@ from txmq.core.events.plans import (
     PlanPutBack,
     PlanTidied,
     PolicyFired,
+    PolicyPlanned,
     PolicySet,
 )
 from txmq.core.state.failed_messages import FailedKind, FailedMessage, Move
@@ -53,6 +54,18 @@ def test_the_events_of_plans_are_those_in_the_golden_file() -> None:
     assert b"".join(map(base.encode, EVENTS)) == GOLDEN.read_bytes()
     for event in EVENTS:
         base.decode(base.KINDS[type(event)], base.encode(event))
+
+
+def test_the_event_of_a_plan_that_a_policy_made() -> None:
+    settings = PlanSettings(rate=0.5, canary=2)
+    planned = PolicyPlanned(3, "g-auto-3", 7, settings, "{}", "policy: ada", "4.2")
+    data = base.encode(planned)
+    assert data.hex() == (
+        "9703a8672d6175746f2d33079acb3fe0000000000000cb404e00000000000002c2cb3fe000000000000014cd03e8c2c200a27b7dab706f6c6963793a20616461a3342e32"
+    )
+    assert base.decode(base.KINDS[PolicyPlanned], data) == planned._replace(
+        settings=tuple(settings)  # type: ignore[arg-type]  # as it is read
+    )
 
 
 def test_rows_of_brokers_without_plans_are_read() -> None:

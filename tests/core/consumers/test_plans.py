@@ -26,7 +26,7 @@ from txmq.core.consumers.commands import (
     StoredEntry,
 )
 from txmq.core.consumers.plan_steps import AddPlanLetters, AdvancePlan, EndLostLetters
-from txmq.core.consumers.policies import FirePolicy, ReplayPolicy, SetPolicy
+from txmq.core.consumers.policies import FirePolicy, ReplayPolicy, SetPolicy, policy_of
 from txmq.core.events.consumers import Acked
 from txmq.core.events.outcome import Rejected
 from txmq.core.events.plans import PlanLettersAdded, PlanPutBack
@@ -323,6 +323,41 @@ def test_who_has_set_a_policy_cannot_approve_its_plans(world: PlansWorld) -> Non
     for name in ("ada", "policy"):
         assert world.do(plans.ApprovePlan(plan.name, name)).error is BadRequest
     assert world.do(plans.ApprovePlan(plan.name, "bob")).state == "ramping"
+
+
+def test_a_plan_of_a_policy_is_one_record(world: PlansWorld) -> None:
+    world.letters(0)
+    policy = ReplayPolicy("{}", 1, on_version=False, max_replays=1, settings=AT_ONCE)
+    world.do(SetPolicy("g", policy, "ada"))
+    before = len(world.log)
+    world.do(FirePolicy("g", "{}", "1"))  # the first version is only noted
+    world.do(FirePolicy("g", "{}", "2"))
+    assert len(world.log) == before + 2, "power may fail between two"
+    found = policy_of(world.state, world.group())
+    assert found is not None
+    assert (found.versions, found.plan_id) == (("1", "2"), 1)
+
+
+def test_a_policy_that_was_removed_and_set_again_waits_for_its_plan(world: PlansWorld) -> None:
+    places = world.letters(0, 5)
+    policy = ReplayPolicy("{}", 1, on_version=False, max_replays=1, settings=AT_ONCE)
+    for order in (policy, None, policy):
+        world.do(SetPolicy("g", order, "ada"))
+        world.do(FirePolicy("g", "{}"))
+    [plan] = world.state.plans.by_id.values()
+    world.do(SetPolicy("g", None, "ada"))
+    assert world.do(SetPolicy("g", None, "ada")).error is BadRequest
+    world.do(AddPlanLetters(plan.name, tuple(places), complete=True))
+    world.freeze(plan.name)
+    world.run_plan(plan.name)
+    process(world)
+    world.run_plan(plan.name)
+    world.do(SetPolicy("g", policy, "ada"))
+    world.do(FirePolicy("g", "{}"))
+    assert [one.state for one in world.state.plans.by_id.values()] == [
+        PlanState.DONE,
+        PlanState.BUILDING,
+    ]
 
 
 def test_orders_that_make_no_sense_are_refused(world: PlansWorld) -> None:

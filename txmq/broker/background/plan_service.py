@@ -21,7 +21,7 @@ from txmq.core.consumers.plan_steps import (
     LostReply,
     TidyPlan,
 )
-from txmq.core.consumers.plans import DeletePlan
+from txmq.core.consumers.plans import DeletePlan, StartPlan
 from txmq.core.events.outcome import Rejected
 from txmq.core.state.plans import FINISHED, RUNNING, LetterOutcome, Plan, PlanState
 from txmq.crashpoints import crashpoint
@@ -217,6 +217,8 @@ class PlanService:
             self._run(plan, self._next_places(_search(plan), ADDED_AT_ONCE), self._found)
         elif plan.state in RUNNING:
             self._advance(plan)
+        elif plan_steps.is_to_start(self._engine.state, plan):
+            self._submit(plan, StartPlan(plan.name, plan.by), _ignore_start)
 
     def _advance(self, plan: Plan) -> None:
         pace = self._paces.get(plan.plan_id)
@@ -312,6 +314,10 @@ class PlanService:
 def _search(plan: Plan) -> DlqReplay:
     select = SelectionArgs.model_validate_json(plan.selection)
     return DlqReplay(group=plan.group, select=select, cursor=plan.scan or None)
+
+
+def _ignore_start(plan: Plan, reply: object) -> None:
+    """The next tick goes on with the plan."""
 
 
 def _ignore(reply: object) -> None:

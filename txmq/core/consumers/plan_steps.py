@@ -198,9 +198,21 @@ def decide_freeze(state: State, command: FreezePlan, now: int) -> Outcome:
     if plan is None or plan.state is not PlanState.BUILDING or not plan.complete:
         return Outcome()
     frozen = PlanFrozen(plan.plan_id, command.digest)
-    if plan.settings.start and not plan.waits_for_approval:
+    if _may_start(state, plan):
         return Outcome((frozen, start_of(plan, plan.by)))
     return Outcome((frozen,))
+
+
+def is_to_start(state: State, plan: Plan) -> bool:
+    """Return True if a frozen plan is to start by itself, and has not: the circuit
+    breaker was open, or the power failed between the two records.
+    """
+    return plan.state is PlanState.PLANNED and _may_start(state, plan)
+
+
+def _may_start(state: State, plan: Plan) -> bool:
+    wanted = plan.settings.start and not plan.waits_for_approval
+    return wanted and state.groups.by_id[plan.group_id].breaker is None
 
 
 def decide_advance(state: State, command: AdvancePlan, now: int) -> Outcome:

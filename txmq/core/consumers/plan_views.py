@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from txmq.core.consumers.plans import find_plan, state_name
 from txmq.core.events.outcome import Rejected
 from txmq.core.state import plan_letters
-from txmq.core.state.plans import RUNNING, LetterOutcome, Plan
+from txmq.core.state.plans import RUNNING, LetterOutcome, Plan, PlanState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,6 +47,8 @@ def _what_it_waits_for(state: State, plan: Plan) -> str:
     """Return what a plan that has not stopped waits for; "" = it goes on."""
     if plan.unfinished and plan.waits_for_approval:
         return "waits for an approval"
+    if plan.state is PlanState.PLANNED and plan.settings.start:
+        return "waits for its group, whose circuit breaker is open"
     if plan.state not in RUNNING or not plan.count(LetterOutcome.DELIVERED):
         return ""
     group = state.groups.by_id[plan.group_id]

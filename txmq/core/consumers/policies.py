@@ -12,9 +12,9 @@ from itertools import chain, count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.core.consumers.authorization import find_group
-from txmq.core.consumers.plans import POLICY, CreatePlan, decide_create
+from txmq.core.consumers.plans import POLICY, CreatePlan, apply_created, decide_create
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
-from txmq.core.events.plans import PlanCreated, PolicyFired, PolicySet
+from txmq.core.events.plans import PlanCreated, PolicyFired, PolicyPlanned, PolicySet
 from txmq.core.state.plans import Plan, PlanSettings
 from txmq.errors import BadRequest
 from txmq.store import tables as t
@@ -34,7 +34,9 @@ class ReplayPolicy(NamedTuple):
 
     `selection` is JSON that the broker has checked. `after_us`: letters are replayed
     that have been dead for so long; 0 = at a new version only. `versions` are those of
-    members' programs that the policy has seen, `plan_id` is its last plan.
+    members' programs that the policy has seen, `plan_id` is its last plan. The row of a
+    policy that was removed stays, with neither `after_us` nor `on_version`: its plan
+    goes on, and the next policy waits for it.
     """
 
     selection: str
@@ -47,6 +49,11 @@ class ReplayPolicy(NamedTuple):
     fired_at: int = 0
     plan_id: int = 0
     versions: tuple[str, ...] = ()
+
+    @property
+    def stands(self) -> bool:
+        """True unless it was removed."""
+        return bool(self.after_us or self.on_version)
 
 
 class SetPolicy(NamedTuple):
@@ -70,7 +77,12 @@ class FirePolicy(NamedTuple):
 
 def policy_of(state: State, group: ConsumerGroup) -> ReplayPolicy | None:
     """Return the policy of a group."""
-    row: Any = state.tables[t.POLICIES].get(t.GROUP_KEY.pack(group.group_id))
+    policy = _stored(state, group.group_id)
+    return policy if policy is not None and policy.stands else None
+
+
+def _stored(state: State, group_id: int) -> ReplayPolicy | None:
+    row: Any = state.tables[t.POLICIES].get(t.GROUP_KEY.pack(group_id))
     return None if row is None else _decode(row)
 
 
@@ -79,8 +91,8 @@ def policies(state: State) -> Iterator[tuple[ConsumerGroup, ReplayPolicy]]:
     rows: Any = state.tables[t.POLICIES].range(b"")
     for key, row in rows:
         group = state.groups.by_id.get(t.GROUP_KEY.unpack(key)[0])
-        if group is not None:
-            yield group, _decode(row)
+        if group is not None and (policy := _decode(row)).stands:
+            yield group, policy
 
 
 def _decode(row: Any) -> ReplayPolicy:  # noqa: ANN401  # rows are untyped
@@ -100,7 +112,7 @@ def is_own(state: State, plan: Plan) -> bool:
     an operator may have the name "policy".
     """
     group = state.groups.by_id.get(plan.group_id)
-    policy = None if group is None else policy_of(state, group)
+    policy = None if group is None else _stored(state, group.group_id)
     return policy is not None and policy.plan_id == plan.plan_id
 
 
@@ -139,8 +151,9 @@ def decide_fire(state: State, command: FirePolicy, now: int) -> Outcome | Reject
     created = decide_create(state, create, now)
     if isinstance(created, Rejected) or not created.events:
         return created
-    assert isinstance(created.events[0], PlanCreated)
-    return Outcome((*created.events, PolicyFired(group.group_id, plan_id, command.version)))
+    [plan] = created.events
+    assert isinstance(plan, PlanCreated)
+    return Outcome((PolicyPlanned(*plan, command.version),))  # one record, or there are two plans
 
 
 def _free_name(state: State, name: str) -> str:
@@ -149,32 +162,36 @@ def _free_name(state: State, name: str) -> str:
     return next(one for one in names if one not in state.plans.by_name)
 
 
+_REMOVED = ReplayPolicy("", 0, on_version=False, max_replays=0, settings=PlanSettings())
+
+
 def apply_set(state: State, event: PolicySet, context: RecordContext) -> None:
-    key, table = t.GROUP_KEY.pack(event.group_id), state.tables[t.POLICIES]
-    if not event.policy:
-        table.delete(key)
-        return
-    policy = _decode(event.policy)
-    row: Any = table.get(key)
-    if row is not None:
-        before = _decode(row)
+    before = _stored(state, event.group_id)
+    policy = _decode(event.policy) if event.policy else _REMOVED
+    if before is not None:
+        versions = before.versions if event.policy else ()
         policy = policy._replace(
-            versions=before.versions, plan_id=before.plan_id, fired_at=before.fired_at
+            versions=versions, plan_id=before.plan_id, fired_at=before.fired_at
         )
-    table.put(key, _row(policy._replace(by=event.by, set_at=context.stored_at)))
+    policy = policy._replace(by=event.by, set_at=context.stored_at)
+    state.tables[t.POLICIES].put(t.GROUP_KEY.pack(event.group_id), _row(policy))
+
+
+def apply_planned(state: State, event: PolicyPlanned, context: RecordContext) -> None:
+    fields: Any = event[:-1]
+    apply_created(state, PlanCreated(*fields), context)
+    apply_fired(state, PolicyFired(event.group_id, event.plan_id, event.version), context)
 
 
 def apply_fired(state: State, event: PolicyFired, context: RecordContext) -> None:
-    key, table = t.GROUP_KEY.pack(event.group_id), state.tables[t.POLICIES]
-    row: Any = table.get(key)
-    assert row is not None, "it fired"
-    policy = _decode(row)
+    policy = _stored(state, event.group_id)
+    assert policy is not None, "it fired"
     if event.version:
         versions = (*policy.versions, event.version)[-KEPT_VERSIONS:]
         policy = policy._replace(versions=versions)
     if event.plan_id:
         policy = policy._replace(plan_id=event.plan_id, fired_at=context.stored_at)
-    table.put(key, _row(policy))
+    state.tables[t.POLICIES].put(t.GROUP_KEY.pack(event.group_id), _row(policy))
 
 
 def _row(policy: ReplayPolicy) -> tuple[Any, ...]:
@@ -182,4 +199,4 @@ def _row(policy: ReplayPolicy) -> tuple[Any, ...]:
 
 
 DECIDERS: Deciders = {SetPolicy: decide_set, FirePolicy: decide_fire}
-APPLIERS: Appliers = {PolicySet: apply_set, PolicyFired: apply_fired}
+APPLIERS: Appliers = {PolicySet: apply_set, PolicyFired: apply_fired, PolicyPlanned: apply_planned}

@@ -354,10 +354,12 @@ class _Report:
         # A store that has lost the message does not know its attempts.
         attempt = entry.attempt or (before.attempt if entry.state == RETURNED else 0)
         after = self._with_failure(before, entry)._replace(attempt=attempt)
-        self._count_failure(entry, ref, row, after)
-        fenced = self._changes.is_fenced(ref, after.key_hash)
         tried = before.trial_by != "" and entry.failure is not None  # its one attempt is over
-        if entry.state == DEAD or tried:
+        ends = entry.state == DEAD or tried
+        if ends or self._is_new_failure(entry, row, after):
+            self._count_failure(ref, after)
+        fenced = self._changes.is_fenced(ref, after.key_hash)
+        if ends:
             self._changes.dead_letter(ref, after)
         elif entry.state == RETURNED:
             latest = self._now + failures.MAX_DELAY
@@ -403,13 +405,16 @@ class _Report:
             **failures.cut_failure(entry.failure),
         )
 
-    def _count_failure(
-        self, entry: StoredEntry, ref: MessageRef, row: FailedMessage | None, after: FailedMessage
-    ) -> None:
+    @staticmethod
+    def _is_new_failure(
+        entry: StoredEntry, row: FailedMessage | None, after: FailedMessage
+    ) -> bool:
+        """Return True if a store that retries a message tells of a further failure."""
         before = 0 if row is None else row.attempt
         failed = entry.failure is not None and after.attempt > before
-        if entry.state != DEAD and (entry.state == RETURNED or not failed):
-            return
+        return failed and entry.state != RETURNED
+
+    def _count_failure(self, ref: MessageRef, after: FailedMessage) -> None:
         self._failed.append(ref)
         if head_of_line.is_poison(self._group, ref, after):
             return

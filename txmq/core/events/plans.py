@@ -1,4 +1,4 @@
-"""Events of replay plans: kinds 128 to 139.
+"""Events of replay plans: kinds 128 to 139, and 145.
 
 Letters are (topic id, partition, offset[, ...]). What becomes of a letter that is put
 back follows from the events of consumers: `apply` of those records it.
@@ -121,6 +121,21 @@ class PolicyFired(NamedTuple):
 
     group_id: int
     plan_id: int
+    version: str
+
+
+@event(145)
+class PolicyPlanned(NamedTuple):
+    """A policy made a plan, and it has seen this `version` of a member's program, "" =
+    none. Older versions wrote PlanCreated and PolicyFired.
+    """
+
+    plan_id: int
+    name: str
+    group_id: int
+    settings: PlanSettings
+    selection: str
+    by: str
     version: str
 
 
