@@ -982,6 +982,20 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_each_way_does_what_the_table_says",
     ),
     205: ("test_a_task_that_is_cancelled_in_commit_knows_its_outcome_or_is_in_doubt",),
+    206: (
+        "test_postgresql_that_dies_inside_a_copy_fails_the_job_and_not_its_rows",
+        "test_rows_that_a_policy_hides_are_an_error",
+        "test_a_partition_that_is_a_foreign_table_is_read",
+        "test_a_standby_is_refused_unless_it_is_allowed",
+        "test_a_name_is_a_name_and_nothing_else",
+        "test_a_query_with_other_columns_or_with_effects_is_refused",
+    ),
+    207: (
+        "test_letters_are_put_back_once_and_their_keys_follow_in_order",
+        "test_the_incarnation_of_a_log_is_in_the_plan_where_it_has_one",
+        "test_a_topic_that_is_made_again_meanwhile_ends_the_job",
+    ),
+    208: ("test_letters_are_sent_again_once_in_the_order_of_their_keys",),
 }
 
 # Each bug with the names under which it is planted, or the test that must find it.

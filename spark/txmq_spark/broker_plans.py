@@ -87,13 +87,24 @@ def hand_over(
 
 
 def require_log(link: BrokerLink, plan: StoredPlan) -> None:
-    """Raise ConfigError where the broker has another log than the plan."""
-    expected = plan.manifest.facts.log_id
-    if link.log_id != expected:
+    """Raise ConfigError where the broker has another log than the plan.
+
+    In a log that was restored since, the places and numbers of letters may be those of
+    other ones.
+    """
+    facts, log = plan.manifest.facts, link.log_name
+    if log.log_id != facts.log_id:
         raise ConfigError(
             "plan",
-            f"the plan is of log {expected}, the broker has log {link.log_id}",
+            f"the plan is of log {facts.log_id}, the broker has log {log.log_id}",
             hint="connect to the broker of the plan",
+        )
+    if log.incarnation != facts.incarnation:
+        raise ConfigError(
+            "plan",
+            f"the broker's log was restored from a backup since: it is incarnation"
+            f" {log.incarnation or 'original'}, the plan is of {facts.incarnation or 'original'}",
+            hint="run reconcile again",
         )
 
 

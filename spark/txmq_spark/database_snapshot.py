@@ -27,10 +27,14 @@ from txmq.tx.postgres.session import Connection, connect
 
 TASK_PAGES: Final = 8_192  # pages that one task reads: 64 MiB
 FILE_BUFFER: Final = 1 << 20  # bytes; a result goes to a file, so that a task of any size fits
+NAME_PARTS: Final = 2  # schema and table
+NO_NAME: Final = "\0%"  # psycopg2 takes a per cent sign in a statement for a place of a value
 APPLICATION_NAME: Final = "txmq reconcile"
 
 _BEGIN: Final = (
-    "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL client_encoding = 'UTF8'"
+    "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL client_encoding = 'UTF8';"
+    # A policy would leave rows out, which would then seem to be missing: an error.
+    " SET LOCAL row_security = off"
 )
 _FACTS: Final = """
 SELECT pg_export_snapshot(), pg_current_snapshot()::text,
@@ -44,11 +48,15 @@ WHERE attrelid = to_regclass(%(table)s) AND attnum > 0 AND NOT attisdropped ORDE
 # Tables that hold rows: the table itself, or its partitions at any depth.
 _LEAVES: Final = """
 WITH leaves AS (SELECT relid FROM pg_partition_tree(to_regclass(%(table)s)) WHERE isleaf)
-SELECT relid::text, greatest(pg_relation_size(relid) / current_setting('block_size')::int8, 1)
+SELECT relid::text, greatest(pg_relation_size(relid) / current_setting('block_size')::int8, 1),
+       relkind
 FROM (TABLE leaves UNION ALL SELECT to_regclass(%(table)s) WHERE NOT EXISTS (TABLE leaves)) held
+JOIN pg_class ON oid = relid
 ORDER BY 1
 """
-_KIND: Final = "SELECT relkind FROM pg_class WHERE oid = to_regclass(%(table)s)"
+_KIND: Final = """
+SELECT relkind, row_security_active(oid) FROM pg_class WHERE oid = to_regclass(%(table)s)
+"""
 TABLES_WITH_PAGES: Final = ("r", "p", "m")  # views and foreign tables have no pages
 
 
@@ -96,8 +104,18 @@ def open_snapshot(dsn: str, *, standby: bool = False) -> Iterator[DatabaseSnapsh
 
 
 def table_name(name: str) -> Identifier:
-    """Return the name of a table, with or without its schema, as SQL."""
-    return Identifier(*name.split("."))
+    """Return the name of a table, with or without its schema, as SQL.
+
+    Raises ConfigError for what can be no name.
+    """
+    parts = name.split(".")
+    if len(parts) > NAME_PARTS or not all(parts) or any(sign in name for sign in NO_NAME):
+        raise ConfigError(
+            f"table {name!r}"[:200],
+            "the name is none of a table, with or without a schema",
+            hint="public.orders, or orders",
+        )
+    return Identifier(*parts)
 
 
 def table_exists(snapshot: DatabaseSnapshot, table: str) -> bool:
@@ -115,8 +133,14 @@ def table_columns(snapshot: DatabaseSnapshot, table: str) -> dict[str, str]:
 
 
 def require_table(snapshot: DatabaseSnapshot, table: str) -> str:
-    """Return the kind of a table. Raises SchemaMissing."""
-    for (kind,) in fetch(snapshot, _KIND, {"table": _quoted(snapshot, table)}):
+    """Return the kind of a table. Raises SchemaMissing, ConfigError."""
+    for kind, hides_rows in fetch(snapshot, _KIND, {"table": _quoted(snapshot, table)}):
+        if hides_rows:
+            raise ConfigError(
+                f"table {table}",
+                "policies hide rows of it from this role, which would then seem to be missing",
+                hint="use its owner, or a role with BYPASSRLS",
+            )
         return str(kind)
     raise SchemaMissing(
         f"the database has no table {table}", hint="include the schema, as in public.orders"
@@ -226,7 +250,10 @@ def _page_ranges(snapshot: DatabaseSnapshot, table: str) -> Iterator[tuple[Compo
     """Yield the page ranges of the table's leaves: a table name and a condition."""
     with translated("locking a table against changes"), snapshot.connection.cursor() as cursor:
         cursor.execute(SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(table_name(table)))
-    for leaf, pages in fetch(snapshot, _LEAVES, {"table": _quoted(snapshot, table)}):
+    for leaf, pages, kind in fetch(snapshot, _LEAVES, {"table": _quoted(snapshot, table)}):
+        if kind not in TABLES_WITH_PAGES:  # a partition that is a foreign table
+            yield SQL(leaf), SQL("true")
+            continue
         # The last range has no end, because the size was read a moment after the
         # snapshot.
         for start, end in pairwise([*range(0, pages, TASK_PAGES), None]):

@@ -31,6 +31,18 @@ APPLIED_COLUMNS: Final = {
 TYPES: Final = {"string": SQL("text"), "bigint": SQL("int8")}
 
 
+WRITER: Final = "^[0-9a-f]{12}7[0-9a-f]{19}$"
+# The statements of a text are counted before any of them is carried out: with a
+# parenthesis of its own it could end the transaction that cannot write.
+_OPEN: Final = """
+DO $$
+DECLARE
+    opened refcursor;
+BEGIN
+    OPEN opened FOR EXECUTE current_setting('txmq.probe');
+    CLOSE opened;
+END $$
+"""
 LAST_OFFSET: Final = 2**63 - 1
 
 
@@ -205,11 +217,11 @@ def business_rows(
 def _with_writers(known: DataFrame | None, business: DataFrame) -> DataFrame:
     """Add the tokens of business rows to those of the token table.
 
-    Business rows stay when the token table has dropped its rows.
+    Business rows stay when the token table has dropped its rows. What is no token of a
+    transaction is left out.
     """
-    writers = business.where("token IS NOT NULL").selectExpr(
-        "token", "'C' AS state", "CAST(NULL AS bigint) AS at"
-    )
+    given = business.selectExpr("lower(token) AS token").where(f.col("token").rlike(WRITER))
+    writers = given.selectExpr("token", "'C' AS state", "CAST(NULL AS bigint) AS at")
     everyone = writers if known is None else known.union(writers)
     return everyone.groupBy("token").agg(f.max("state").alias("state"), f.max("at").alias("at"))
 
@@ -222,9 +234,7 @@ def _with_query(
         SQL("{}::{}").format(Identifier(name), TYPES[kind])
         for name, kind in map(str.split, schema.split(", "))
     ]
-    selected = SQL("SELECT {} FROM ({}) known").format(
-        SQL(", ").join(columns), SQL(query.strip().rstrip(";"))
-    )
+    selected = SQL("SELECT {} FROM ({}\n) known").format(SQL(", ").join(columns), _bare(query))
     rows = query_frame(spark, snapshot, [selected], schema)
     if "message_id" in rows.columns:
         return found._replace(applied_ids=rows)
@@ -238,17 +248,25 @@ def _with_query(
     )
 
 
+def _bare(query: str) -> SQL:
+    """Return a query without its semicolon. A comment at its end ends with the line."""
+    return SQL(query.strip().rstrip(";"))
+
+
 def _query_columns(snapshot: DatabaseSnapshot, query: str) -> frozenset[str]:
     """Return the column names of a query.
 
     Raises ConfigError where they are none of the supported sets.
     """
-    probe = SQL("SELECT * FROM ({}) probe LIMIT 0").format(SQL(query.strip().rstrip(";")))
+    probe = SQL("SELECT * FROM ({}\n) probe LIMIT 0").format(_bare(query))
+    text = probe.as_string(snapshot.connection)
     try:
         with snapshot.connection.cursor() as cursor:
-            cursor.execute(probe)
+            cursor.execute("SELECT set_config('txmq.probe', %s, true)", (text,))
+            cursor.execute(_OPEN)
+            cursor.execute(text)
             names = frozenset(column.name for column in cursor.description or ())
-    except psycopg2.Error as error:
+    except (psycopg2.Error, ValueError) as error:  # ValueError: a text with a character zero
         raise ConfigError(
             "applied-query", translate(error, "the query fails").message, hint="try it in psql"
         ) from None

@@ -7,18 +7,32 @@ from __future__ import annotations
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+
+from txmq.errors import ConfigError
 
 
 class Directory:
-    """A directory, which need not exist."""
+    """A directory, which need not exist.
+
+    Raises ConfigError for a path that no file system takes.
+    """
 
     def __init__(self, spark: SparkSession, path: str) -> None:
         jvm: Any = spark.sparkContext._jvm  # noqa: SLF001  # PySpark has no other way to these
         configuration = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001
         self.path = path.rstrip("/") or path
-        self._jvm, self._place = jvm, jvm.org.apache.hadoop.fs.Path(self.path)
-        self._files = self._place.getFileSystem(configuration)
+        try:
+            self._jvm, self._place = jvm, jvm.org.apache.hadoop.fs.Path(self.path)
+            self._files = self._place.getFileSystem(configuration)
+        except (PySparkException, Py4JJavaError) as error:  # Spark does not translate all
+            java = error.java_exception if isinstance(error, Py4JJavaError) else None
+            raise ConfigError(
+                f"path {path!r}",
+                f"it cannot be used: {java.getMessage() if java else error}"[:300],
+                hint="name a directory of a file system that Spark has been given the classes for",
+            ) from None
 
     def names(self) -> list[str]:
         """Return the names of files and directories in it."""

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from txmq.errors import ConfigError
 from txmq_spark.broker_plans import hand_over
+from txmq_spark.database_snapshot import table_name
 from txmq_spark.mapping import BusinessTable, Mapping, checked_mapping, read_mapping
 from txmq_spark.plan import SAFE, LetterClass, PlanRules
 from txmq_spark.plan_directory import StoredPlan, read_plan
@@ -30,6 +31,7 @@ UNFINISHED: Final = 3  # exit status: the plan waits for somebody
 def run_reconcile(options: Namespace) -> int:
     """Write the plan, and what else is asked for."""
     asked = reconcile_options(options)
+    _check_outputs(options)
     with job_session() as spark, reconciled(spark, asked) as found:
         stored = found.write(options.plan)
         told = _written(options, asked, found, stored)
@@ -50,15 +52,27 @@ def _written(
         options.report.write_text(page, encoding="utf-8")
         told["report"] = str(options.report)
     if options.table:
-        dsn = options.table_dsn or asked.dsn
-        if dsn is None:
-            raise ConfigError("--table", "a database is needed", hint="--table-dsn, or --dsn")
+        dsn = options.table_dsn or asked.dsn or ""  # `_check_outputs` wants one
         told["table"] = f"{options.table} ({write_table(stored, dsn, options.table)} rows)"
     if options.broker_plan is not None:
         name = options.broker_plan or None
         made = hand_over(options.url, stored, name, {"rate": RATE}, options.operator)
         told["broker"] = ", ".join(one.name for one in made)
     return told
+
+
+def _check_outputs(options: Namespace) -> None:
+    """Raise ConfigError for what could not be written after the work is done."""
+    if options.table and not (options.table_dsn or options.dsn):
+        raise ConfigError("--table", "a database is needed", hint="--table-dsn, or --dsn")
+    if options.table:
+        table_name(options.table)
+    if options.report and not os.access(options.report.absolute().parent, os.W_OK):
+        raise ConfigError(
+            "--report",
+            f"no file can be made in {options.report.absolute().parent}",
+            hint="name a file in a directory that is there, and that you may write to",
+        )
 
 
 def _summary_of(found: Reconciliation) -> dict[str, Any]:
@@ -117,13 +131,19 @@ def _mapping(options: Namespace) -> Mapping:
 
 def run_replay(options: Namespace) -> int:
     """Replay a plan, or say what a replay would do."""
+    if options.to_topic and options.name:
+        raise ConfigError(
+            "--name",
+            "what is sent to a topic is named by the plan and the topic, so that it is sent once",
+            hint="leave it out",
+        )
     with job_session() as spark, job_errors():
         plan = read_plan(spark, options.plan)
         if options.dry_run:
             counts = expected(plan, options.url).groupBy("outcome").count().collect()
             return _tell(options, {row["outcome"]: row["count"] for row in counts})
         if options.to_topic:
-            sent = resend(plan, options.url, options.to_topic, options.name)
+            sent = resend(plan, options.url, options.to_topic)
             told = {f"sent to {sent.topic} and abandoned": sent.abandoned, "left": sent.kept}
             return _tell(options, told)
         settings = {

@@ -31,6 +31,7 @@ from txmq_spark.database_snapshot import DatabaseSnapshot, table_columns
 
 ColumnName = Annotated[str, Field(min_length=1, max_length=63)]
 WHOLE_NUMBERS: Final = ("smallint", "integer", "bigint")
+TOKEN_TYPES: Final = ("uuid", "text", "character varying", "character")
 LARGEST_PARSED: Final = 1 << 20  # bytes of a body in which a version is looked for
 HINT: Final = "docs: spark/README.md, Reconcile"
 
@@ -95,6 +96,12 @@ class Mapping(WireModel):
                     f"column {table.version} is of type {there[table.version]}, and a version is"
                     " a whole number",
                     hint=f"use a column of type {', '.join(WHOLE_NUMBERS)}, or none",
+                )
+            if table.token and there[table.token] not in TOKEN_TYPES:
+                raise ConfigError(
+                    f"table {table.name}",
+                    f"column {table.token} is of type {there[table.token]}, and a token is a uuid",
+                    hint="use a column of type uuid or text, or none",
                 )
 
 

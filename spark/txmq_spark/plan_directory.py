@@ -103,6 +103,7 @@ class PlanInputs(WireModel):
     ends: dict[str, tuple[Count, ...]]
     evidence: tuple[str, ...] = ()  # the tables that were read
     database: str | None = None  # its system identifier and name; None without a database
+    incarnation: str = ""  # of the log; "" = it was never restored
 
 
 class PlanPart(WireModel):
@@ -129,7 +130,10 @@ class PlanManifest(WireModel):
 
     def text(self) -> str:
         """Return the bytes of its file, the same for the same plan."""
-        return json.dumps(self.model_dump(mode="json"), sort_keys=True, indent=1) + "\n"
+        tree = self.model_dump(mode="json")
+        if not self.facts.incarnation:  # as in plans of before it was a fact
+            del tree["facts"]["incarnation"]
+        return json.dumps(tree, sort_keys=True, indent=1) + "\n"
 
     def _text(self) -> str:
         return self.model_copy(update={"digest": ""}).text()

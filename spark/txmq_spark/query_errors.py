@@ -37,12 +37,15 @@ def job_errors() -> Iterator[None]:
         raise JobFailed(_cause(error)) from error
 
 
-def query_failure(error: PySparkException) -> QueryFailed:
+def query_failure(error: PySparkException | Py4JJavaError) -> QueryFailed:
     """Return the error of a query, with the error of txmq that caused it if one did."""
     return QueryFailed(_cause(error))
 
 
 def _cause(error: Exception) -> str:
-    text = str(error)
-    ours = OURS.findall(text)
-    return str(ours[-1]) if ours else text.partition("\n")[0]
+    ours = OURS.findall(str(error))
+    if ours:
+        return str(ours[-1])
+    # Of itself an error of Java tells only which call has failed.
+    told = error.java_exception.toString() if isinstance(error, Py4JJavaError) else error
+    return str(told).partition("\n")[0]

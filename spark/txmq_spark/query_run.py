@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import structlog
-from pyspark.errors import StreamingQueryException
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 
 from txmq_spark.query_errors import query_failure
 
@@ -38,18 +39,21 @@ def run_query(
     else:
         triggered = writer.trigger(processingTime=f"{every_s} seconds")
     for left in reversed(range(STARTS)):
-        query = triggered.start()
+        query: StreamingQuery | None = None
         try:
+            query = triggered.start()
             while not query.awaitTermination(every_s or PATIENCE_S):
                 if every_s is not None:
                     between(query)
-        except StreamingQueryException as error:
+        except (PySparkException, Py4JJavaError) as error:
             if not (left and WORKER_LATE in str(error)):
                 raise query_failure(error) from error
             log.warning("spark.worker_late", starts_left=left)
         else:
             break
         finally:
-            query.stop()
+            if query is not None:
+                query.stop()
+    assert query is not None, "it has ended well"
     between(query)
     return query

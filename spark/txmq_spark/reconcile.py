@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from txmq.errors import ConfigError
+from txmq.errors import ConfigError, LogChanged
 from txmq.model.units import DAY, MILLISECOND
 from txmq_spark.arrow_letters import LETTERS
 from txmq_spark.arrow_messages import MESSAGES
@@ -93,7 +93,7 @@ class Reconciliation(NamedTuple):
         return write_plan(spark, path, self.manifest, self.made, self.letters, self.missing)
 
 
-class _Inputs(NamedTuple):
+class Inputs(NamedTuple):
     """The snapshot and the published ends, and the connections that read them."""
 
     link: BrokerLink
@@ -102,6 +102,7 @@ class _Inputs(NamedTuple):
     firsts: dict[str, tuple[int, ...]]
     ends: dict[str, tuple[int, ...]]
     has_schemas: bool  # some topic has a JSON Schema
+    topic_ids: dict[str, int]
 
 
 @contextmanager
@@ -120,7 +121,7 @@ def reconciled(spark: SparkSession, options: ReconcileOptions) -> Iterator[Recon
         if options.dsn:
             snapshot = stack.enter_context(open_snapshot(options.dsn, standby=options.standby))
             options.mapping.check(snapshot)
-        inputs = _fix_inputs(stack.enter_context(BrokerLink(options.url)), snapshot, options)
+        inputs = fix_inputs(stack.enter_context(BrokerLink(options.url)), snapshot, options)
         tables = EvidenceTables()
         if snapshot is not None:
             tables = read_tables(spark, snapshot, inputs.groups, options.mapping)
@@ -144,7 +145,7 @@ def reconcile(spark: SparkSession, options: ReconcileOptions, path: str) -> Reco
 def _reconcile(
     spark: SparkSession,
     options: ReconcileOptions,
-    inputs: _Inputs,
+    inputs: Inputs,
     tables: EvidenceTables,
     log: DataFrame | None,
 ) -> Reconciliation:
@@ -167,6 +168,7 @@ def _reconcile(
             ends=inputs.ends,
             evidence=tuple(name for name, frame in tables._asdict().items() if frame is not None),
             database=f"{snapshot.identity.system_id}/{snapshot.database}" if snapshot else None,
+            incarnation=inputs.link.log_name.incarnation,
         ),
         filters=PlanFilters.of(options.rules),
         letters={
@@ -179,15 +181,17 @@ def _reconcile(
         },
         parts=parts,
     )
+    require_same_topics(inputs)
     made = PlanMade()
     if snapshot is not None:
         made = PlanMade(snapshot=snapshot.visible, snapshot_at=snapshot.at)
     return Reconciliation(manifest.sealed(), made, summary, plan, missing)
 
 
-def _fix_inputs(
+def fix_inputs(
     link: BrokerLink, snapshot: DatabaseSnapshot | None, options: ReconcileOptions
-) -> _Inputs:
+) -> Inputs:
+    """Return the ends to classify up to. Raises ConfigError, RequestRejected."""
     there = set(link.topics())
     groups, topics = [], set(options.topics)
     for name in sorted(set(options.groups)):
@@ -205,15 +209,28 @@ def _fix_inputs(
             for place in GroupPartition.of(position)
         )
         groups.append(GroupIdentity(name, link.log_id, places))
-    firsts, ends = {}, {}
-    for topic in sorted(topics):
-        bounds = link.offset_bounds(topic)
-        firsts[topic], ends[topic] = (tuple(one) for one in bounds)
-    schemas = any(link.call("topic.show", name=topic).get("schema") for topic in ends)
-    return _Inputs(link, snapshot, tuple(groups), firsts, ends, schemas)
+    found = {topic: link.call("topic.show", name=topic) for topic in sorted(topics)}
+    firsts, ends = (
+        {topic: tuple(map(int, shown[bound])) for topic, shown in found.items()}
+        for bound in ("firsts", "ends")
+    )
+    schemas = any(shown.get("schema") for shown in found.values())
+    ids = {topic: int(shown["topic_id"]) for topic, shown in found.items()}
+    return Inputs(link, snapshot, tuple(groups), firsts, ends, schemas, ids)
 
 
-def _log(spark: SparkSession, options: ReconcileOptions, inputs: _Inputs) -> DataFrame:
+def require_same_topics(inputs: Inputs) -> None:
+    """Raise LogChanged where a topic was made again meanwhile, or the log replaced: the
+    evidence is then of other messages than the letters.
+    """
+    for topic, topic_id in inputs.topic_ids.items():
+        if inputs.link.call("topic.show", name=topic)["topic_id"] != topic_id:
+            raise LogChanged(
+                f"topic {topic} was deleted and made again meanwhile", hint="run the job again"
+            )
+
+
+def _log(spark: SparkSession, options: ReconcileOptions, inputs: Inputs) -> DataFrame:
     """Return the messages of the log up to the ends, without bodies."""
     ends = {topic: dict(enumerate(ends)) for topic, ends in inputs.ends.items()}
     reader = spark.read.format("txmq").option("url", options.url).option("topic", ",".join(ends))
@@ -224,7 +241,7 @@ def _log(spark: SparkSession, options: ReconcileOptions, inputs: _Inputs) -> Dat
     return read.withColumn("about", options.mapping.about())
 
 
-def _letters(spark: SparkSession, options: ReconcileOptions, inputs: _Inputs) -> DataFrame:
+def _letters(spark: SparkSession, options: ReconcileOptions, inputs: Inputs) -> DataFrame:
     """Return the open letters of messages below the ends, with times as numbers."""
     version = options.mapping.version
     heavy = {"body": "json:", "headers": "header:"}
@@ -286,9 +303,7 @@ def _ddl(schema: Any, names: Sequence[str]) -> str:  # noqa: ANN401  # Arrow has
     )
 
 
-def _with_token_states(
-    evidence: DataFrame, options: ReconcileOptions, inputs: _Inputs
-) -> DataFrame:
+def _with_token_states(evidence: DataFrame, options: ReconcileOptions, inputs: Inputs) -> DataFrame:
     """Turn states of the token table into words.
 
     The broker is asked about tokens that the table does not have: one that this
@@ -318,7 +333,7 @@ KNOWN_STATES: Final = {
 def _missing(
     spark: SparkSession,
     options: ReconcileOptions,
-    inputs: _Inputs,
+    inputs: Inputs,
     tables: EvidenceTables,
     log: DataFrame | None,
 ) -> DataFrame:

@@ -5,12 +5,15 @@ once, however often it runs. A task has whole keys, and sends the letters of a k
 the order of publication.
 
 A plan of the broker holds the letters meanwhile: nobody else replays or edits them.
-Once the job is committed, they are abandoned, with its name as the reason.
+Once the job is committed, they are abandoned, with its name as the reason. The name of
+the broker's plan is that of the job: with another one, letters that the job has not
+sent would be abandoned, or those that it has sent would be sent to another topic.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -45,13 +48,13 @@ class ResendResult(NamedTuple):
     kept: int
 
 
-def resend(plan: StoredPlan, url: str, topic: str, name: str | None = None) -> ResendResult:
+def resend(plan: StoredPlan, url: str, topic: str) -> ResendResult:
     """Send the letters of the plan to a topic, and abandon them.
 
     Letters that later messages of their key wait behind are left: they have to be
     replayed in place. Raises ConfigError, RequestRejected, TransactionAborted.
     """
-    handed = hand_over(url, plan, name or f"resend-{plan.manifest.digest[:12]}", SETTINGS, OPERATOR)
+    handed = hand_over(url, plan, holding_name(plan, topic), SETTINGS, OPERATOR)
     groups = {one.group: one.name for one in handed}
     if not groups:
         return ResendResult(topic, 0, 0)
@@ -75,6 +78,11 @@ def write_letters(letters: DataFrame, url: str, topic: str, job: str) -> None:
 def job_name(plan: StoredPlan) -> str:
     """Return the name of the job that sends the plan's letters to a topic."""
     return f"resend {plan.manifest.digest}"
+
+
+def holding_name(plan: StoredPlan, topic: str) -> str:
+    """Return the name of the broker's plan that holds the letters meanwhile."""
+    return f"resend-{sha256(f'{plan.manifest.digest} {topic}'.encode()).hexdigest()[:12]}"
 
 
 def in_key_order(letters: DataFrame) -> DataFrame:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from psycopg2.extensions import make_dsn, parse_dsn
 from psycopg2.sql import SQL, Identifier
 
-from txmq.errors import ConfigError, DatabaseError, SchemaMissing
+from tests.fixtures_postgres import wait_for_replay
+from tests.tx.postgres.support import rows
+from txmq.errors import ConfigError, DatabaseError, SchemaMissing, TxmqError
+from txmq.testing.postgres_server import OwnServer
 from txmq.testing.wait import wait_until
 from txmq.tx.postgres.blocking import claim, compact
 from txmq.tx.postgres.inbox import Position
@@ -19,6 +25,7 @@ from txmq_spark.database_snapshot import (
     DatabaseSnapshot,
     copy_batches,
     open_snapshot,
+    require_table,
     table_exists,
     table_frame,
 )
@@ -30,12 +37,14 @@ from txmq_spark.database_tables import (
     oldest_token,
     read_tables,
 )
-from txmq_spark.mapping import Mapping
+from txmq_spark.mapping import BusinessTable, Mapping
+from txmq_spark.query_errors import JobFailed, job_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.timeout(300)  # includes the start of a JVM on a loaded machine
+PATIENCE_S = 60.0
 LOG = "00000000-0000-4000-8000-000000000001"
 GROUP = GroupIdentity("billing", LOG, (GroupPartition("orders", 7, 1, 0),))
 HOSTILE = [
@@ -116,6 +125,125 @@ def test_a_snapshot_that_has_ended_is_an_error(database: str) -> None:
         list(copy_batches(database, taken.exported, "SELECT 1", "n bigint"))
 
 
+def test_rows_that_a_policy_hides_are_an_error(
+    connection: Connection, taken: DatabaseSnapshot, database: str
+) -> None:
+    """They would seem to be missing."""
+    reader = f"reader_{taken.database}"
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"CREATE ROLE {reader}; GRANT SELECT ON orders TO {reader};"
+            " ALTER TABLE orders ENABLE ROW LEVEL SECURITY;"
+            " CREATE POLICY few ON orders USING (number < 10)"
+        )
+    dsn = make_dsn(database, options=f"-c role={reader}")
+    with open_snapshot(dsn) as hidden:
+        with pytest.raises(ConfigError, match="policies hide rows of it from this role"):
+            require_table(hidden, "orders")
+        with pytest.raises(DatabaseError, match="42501"):  # in a query
+            list(copy_batches(dsn, hidden.exported, "SELECT number FROM orders", "number bigint"))
+    with connection.cursor() as cursor:
+        cursor.execute(f"DROP OWNED BY {reader}; DROP ROLE {reader}")
+
+
+def test_a_partition_that_is_a_foreign_table_is_read(
+    connection: Connection, taken: DatabaseSnapshot, database: str, tmp_path: Path
+) -> None:
+    """It has no pages; a file has rows without places, too."""
+    (tmp_path / "old.csv").write_text("1\n2\n")
+    tmp_path.chmod(0o755)
+    del taken
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "CREATE EXTENSION file_fdw; CREATE SERVER files FOREIGN DATA WRAPPER file_fdw;"
+            " CREATE TABLE parts (number int) PARTITION BY RANGE (number);"
+            " CREATE TABLE new PARTITION OF parts FOR VALUES FROM (10) TO (20);"
+            " CREATE FOREIGN TABLE old PARTITION OF parts FOR VALUES FROM (0) TO (10)"
+            f" SERVER files OPTIONS (filename '{tmp_path}/old.csv', format 'csv');"
+            " INSERT INTO parts VALUES (10)"
+        )
+    with open_snapshot(database) as later:
+        ranges = list(database_snapshot._page_ranges(later, "parts"))
+        conditions = [piece.as_string(later.connection) for _leaf, piece in ranges]
+    assert conditions == ["ctid >= '(0,0)'::tid", "true"]
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "public.", "a.b.c", "orders%s", "orders\0", 'orders"; DROP TABLE orders; --']
+)
+def test_a_name_is_a_name_and_nothing_else(
+    connection: Connection, taken: DatabaseSnapshot, name: str
+) -> None:
+    mapping = Mapping.model_construct(tables=(BusinessTable.model_construct(name=name),))
+    with pytest.raises((ConfigError, SchemaMissing)):
+        mapping.check(taken)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT FROM orders LIMIT 1")
+
+
+def test_a_column_of_tokens_has_them(taken: DatabaseSnapshot) -> None:
+    lying = BusinessTable(name="orders", key="name", token="number")
+    with pytest.raises(ConfigError, match="column number is of type integer, and a token is"):
+        Mapping(tables=(lying,)).check(taken)
+
+
+def test_postgresql_that_dies_inside_a_copy_fails_the_job_and_not_its_rows(
+    spark: SparkSession, crashable_postgres: OwnServer, crashable_database: str
+) -> None:
+    with closing(connect(crashable_database, application_name="tests")) as connection:
+        with connection.cursor() as cursor:
+            cursor.execute("CREATE TABLE orders (number int)")
+            cursor.execute("INSERT INTO orders SELECT generate_series(1, 5000)")
+            # A COPY of it stops behind many rows, as long as somebody has the lock.
+            cursor.execute(
+                "CREATE VIEW slow AS SELECT number FROM orders"
+                " WHERE number < 4000 OR pg_advisory_xact_lock(18) IS NOT NULL"
+            )
+            cursor.execute("SELECT pg_advisory_lock(18)")
+        copying = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query ~ '^COPY'"
+        columns, errors = {"number": Identifier("number")}, list[BaseException]()
+        with open_snapshot(crashable_database) as taken:
+            slow = table_frame(spark, taken, "slow", columns, "number bigint", None)
+
+            def read() -> None:
+                try:
+                    with job_errors():
+                        slow.collect()
+                except TxmqError as error:
+                    errors.append(error)
+
+            reading = Thread(target=read)
+            reading.start()
+            wait_until(lambda: len(rows(crashable_database, copying)) == 1, what="COPY has begun")
+            crashable_postgres.restart("immediate")
+            reading.join(PATIENCE_S)
+    [error] = errors
+    assert isinstance(error, JobFailed)
+    assert "reading the database in a task" in str(error)
+    with open_snapshot(crashable_database) as taken:
+        again = table_frame(spark, taken, "slow", columns, "number bigint", None)
+        assert again.count() == 5_000
+
+
+def test_a_standby_is_refused_unless_it_is_allowed(
+    crashable_postgres: OwnServer, standby: OwnServer, crashable_database: str
+) -> None:
+    with (
+        closing(connect(crashable_database, application_name="tests")) as connection,
+        connection.cursor() as cursor,
+    ):
+        cursor.execute("CREATE TABLE orders AS SELECT 7 AS number")
+    wait_for_replay(crashable_postgres, standby)
+    dsn = standby.dsn(parse_dsn(crashable_database)["dbname"])
+    with pytest.raises(ConfigError, match=r"is on a standby.*--standby"), open_snapshot(dsn):
+        pytest.fail("it was read")
+    with open_snapshot(dsn, standby=True) as taken:
+        [batch] = copy_batches(
+            taken.dsn, taken.exported, "SELECT number FROM orders", "number bigint"
+        )
+    assert batch.column("number").to_pylist() == [7]
+
+
 def test_a_missing_table_is_named(spark: SparkSession, taken: DatabaseSnapshot) -> None:
     assert (
         table_exists(taken, "orders"),
@@ -192,6 +320,7 @@ def test_tokens_are_those_of_this_log(
     ("query", "field", "rows"),
     [
         ("SELECT 'a-1' AS message_id;", "applied_ids", [("a-1",)]),
+        ("SELECT 'a-1' AS message_id -- of the ledger", "applied_ids", [("a-1",)]),
         (
             "SELECT topic, partition, 7 AS offset FROM (VALUES ('orders', 3)) v(topic, partition)",
             "applied",
@@ -222,10 +351,17 @@ def test_what_was_applied_may_come_from_a_query(
         ("SELECT * FROM nowhere", "the query fails"),
         ("DELETE FROM orders RETURNING name AS message_id", "the query fails"),
         ("SELECT 'a' AS message_id; DROP TABLE orders", "the query fails"),
+        (
+            "SELECT 'a' AS message_id) a; COMMIT; DROP TABLE orders; SELECT * FROM (SELECT 1",
+            "the query fails",
+        ),
+        ("SELECT '\0' AS message_id", "the query fails"),
     ],
 )
 def test_a_query_with_other_columns_or_with_effects_is_refused(
-    spark: SparkSession, taken: DatabaseSnapshot, query: str, says: str
+    spark: SparkSession, connection: Connection, taken: DatabaseSnapshot, query: str, says: str
 ) -> None:
     with pytest.raises(ConfigError, match=says):
         read_tables(spark, taken, [GROUP], Mapping(applied=query))
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT FROM orders LIMIT 1")

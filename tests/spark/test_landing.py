@@ -57,3 +57,5 @@ def test_a_landing_needs_topics(
     monkeypatch.setattr(command_line, "job_session", lambda: nullcontext(spark))
     assert command_line.main(["land", "--path", str(tmp_path)]) == 1
     assert "either topics or a pattern" in capsys.readouterr().err
+    assert command_line.main(["land", "--path", "nowhere://lake", "--topic", "t"]) == 1
+    assert "No FileSystem for scheme" in capsys.readouterr().err

@@ -12,11 +12,16 @@ import pytest
 from tests.spark.letters import Letter, letter, letter_frame
 from tests.spark.plans import planned
 from txmq.errors import ConfigError
+from txmq.wire.json import parse_as
 from txmq_spark import plan_directory
 from txmq_spark.hadoop_files import Directory
+from txmq_spark.plan import PlanRules
 from txmq_spark.plan_directory import (
     LETTERS,
     MANIFEST,
+    PlanFilters,
+    PlanInputs,
+    PlanManifest,
     read_plan,
 )
 
@@ -111,6 +116,26 @@ def test_a_plan_that_was_changed_is_refused(
 def refused(spark: SparkSession, path: Path, says: str, what: str = "") -> None:
     with pytest.raises(ConfigError, match=says):
         pytest.fail(f"{read_plan(spark, str(path))} was read: {what}")
+
+
+def test_the_incarnation_of_a_log_is_in_the_plan_where_it_has_one() -> None:
+    """Plans of logs that were never restored are what they were before."""
+    facts = PlanInputs(groups=("g",), log_id="l", firsts={}, ends={})
+    plan = PlanManifest(
+        facts=facts, filters=PlanFilters.of(PlanRules()), letters={}, replays={}, parts=()
+    )
+    restored = plan.model_copy(update={"facts": facts.model_copy(update={"incarnation": "i"})})
+    assert "incarnation" not in plan.sealed().text()
+    for one in (plan.sealed(), restored.sealed()):
+        assert parse_as(PlanManifest, one.text().encode()) == one
+        assert one.is_sealed
+    assert plan.sealed().digest != restored.sealed().digest
+
+
+@pytest.mark.parametrize("path", ["", "nowhere://plan", "s3a://bucket/plan"])
+def test_a_path_that_no_file_system_takes_is_refused(spark: SparkSession, path: str) -> None:
+    with pytest.raises(ConfigError, match="it cannot be used"):
+        read_plan(spark, path)
 
 
 @pytest.mark.parametrize("path", ["file:///etc", "/nowhere/at/all", "file:///etc/hostname"])

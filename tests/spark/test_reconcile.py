@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import psycopg2
 import pytest
@@ -20,7 +20,7 @@ import txmq
 from tests.fixtures_postgres import Databases
 from tests.spark.consuming import drain
 from txmq.client.protocol.transaction.tokens import new_token
-from txmq.errors import ConfigError
+from txmq.errors import ConfigError, LogChanged, UnknownTopic
 from txmq.model.decider import ByJob, ByPostgres
 from txmq.model.message import ReceivedMessage
 from txmq.testing.own_broker import OwnBroker
@@ -36,7 +36,13 @@ from txmq_spark.mapping import BusinessTable, Mapping
 from txmq_spark.plan import SAFE, LetterClass, PlanRules
 from txmq_spark.plan_directory import MADE, PlacedLetters, in_parts, read_plan
 from txmq_spark.plan_summary import MissingMessage
-from txmq_spark.reconcile import ReconcileOptions, Reconciliation, reconciled
+from txmq_spark.reconcile import (
+    ReconcileOptions,
+    Reconciliation,
+    fix_inputs,
+    reconciled,
+    require_same_topics,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -393,6 +399,39 @@ def test_a_plan_is_replayed_once_by_the_command(
     assert wrong.value.code == 2
 
 
+def test_what_could_not_be_written_in_the_end_is_refused_at_the_beginning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--group=g", f"--plan={tmp_path}"]
+    wrong = {
+        f"--report={tmp_path}/missing/page.html": f"no file can be made in {tmp_path}/missing",
+        "--table=plans": "a database is needed",
+        "--table=a.b.c": "none of a table",
+    }
+    for option, says in wrong.items():
+        dsn = ["--dsn=host=nowhere"] if "." in option else ["--dsn="]
+        assert reconcile_main([*asked, *dsn, option]) == 1
+        assert says in capsys.readouterr().err
+    assert replay_main(["--plan=p", "--to-topic=t", "--name=n"]) == 1
+    assert "leave it out" in capsys.readouterr().err
+
+
+def test_a_topic_that_is_made_again_meanwhile_ends_the_job(
+    broker: str, topic: str, client: txmq.Client
+) -> None:
+    client.send(topic, b"x")
+    drain(client, topic, topic)
+    with BrokerLink(broker) as link:
+        inputs = fix_inputs(link, None, ReconcileOptions(broker, (topic,)))
+        require_same_topics(inputs)
+        client.call("topic.delete", name=topic)
+        with pytest.raises(UnknownTopic):
+            require_same_topics(inputs)
+        client.call("topic.create", name=topic, partitions=1)
+        with pytest.raises(LogChanged, match="made again meanwhile"):
+            require_same_topics(inputs)
+
+
 @pytest.fixture
 def shop(tmp_path: Path, database: str) -> Iterator[ReconciledShop]:
     with open_shop(tmp_path / "broker", database) as shop:
@@ -411,6 +450,7 @@ def test_versions_and_queries_are_evidence_and_rows_without_messages_are_found(
     execute(shop, "INSERT INTO billed VALUES ('new', 2), ('same', 3), ('old', 4)")
     execute(shop, "UPDATE orders SET version = 9 WHERE id = 'moved'")
     execute(shop, "UPDATE orders SET writer = %s WHERE id = 'told'", str(OLD))
+    execute(shop, "UPDATE orders SET writer = %s WHERE id = 'new'", str(uuid4()))  # no token
     execute(shop, "INSERT INTO orders VALUES ('untold', 1)")
     execute(shop, "DELETE FROM orders WHERE id = 'gone'")
     lost, waiting = tokens_without_their_messages(shop)

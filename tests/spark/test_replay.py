@@ -12,6 +12,7 @@ import pytest
 import txmq
 from tests.spark.consuming import drain, let_die
 from tests.spark.plans import plan_of
+from tests.spark.test_writing import sent
 from txmq.errors import ConfigError, RequestRejected
 from txmq.testing.own_broker import OwnBroker
 from txmq_spark import broker_plans, resend
@@ -81,10 +82,12 @@ def test_letters_are_put_back_once_and_their_keys_follow_in_order(
     }
     [gone] = {row["outcome"] for row in expected(plan, broker).collect()}
     assert gone == "gone"
-    facts = plan.manifest.facts.model_copy(update={"log_id": "another"})
-    other = plan._replace(manifest=plan.manifest.model_copy(update={"facts": facts}))
-    with BrokerLink(broker) as link, pytest.raises(ConfigError, match="is of log"):
-        broker_plans.require_log(link, other)
+    wrong = {"log_id": "is of log", "incarnation": "was restored from a backup since"}
+    for fact, says in wrong.items():
+        facts = plan.manifest.facts.model_copy(update={fact: "another"})
+        other = plan._replace(manifest=plan.manifest.model_copy(update={"facts": facts}))
+        with BrokerLink(broker) as link, pytest.raises(ConfigError, match=says):
+            broker_plans.require_log(link, other)
 
 
 def test_a_replay_whose_driver_dies_goes_on_when_it_is_run_again(
@@ -203,7 +206,11 @@ def test_letters_are_sent_again_once_in_the_order_of_their_keys(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The driver dies behind the decision; another plan has one of the letters."""
+    """The driver dies behind the decision; another plan has one of the letters.
+
+    To another topic these letters are not sent. The one that stayed is open when the
+    other plan has ended, and no later run takes it for sent.
+    """
     bodies = [b"%d-%d" % (n % KEYS, n // KEYS) for n in range(3 * KEYS)]
     for n, body in enumerate(bodies):
         client.send(topic, body, key=f"k{n % KEYS}", tag="x", headers={"n": str(n)})
@@ -221,8 +228,12 @@ def test_letters_are_sent_again_once_in_the_order_of_their_keys(
     with pytest.raises(Killed):
         resend.resend(plan, broker, f"{topic}-again")
     monkeypatch.undo()
+    client.call("topic.create", name=f"{topic}-else", partitions=1)
+    elsewhere = resend.resend(plan, broker, f"{topic}-else")
+    assert (elsewhere.abandoned, sent(broker, f"{topic}-else")) == (0, [])
     again = resend.resend(plan, broker, f"{topic}-again")
     assert (again.abandoned, again.kept) == (len(bodies) - 1, 1)
+    client.call("plan.cancel", name=f"{topic}-other")
     assert resend.resend(plan, broker, f"{topic}-again").abandoned == 0
     seen = drain(client, f"{topic}-a", f"{topic}-again")
     left = [body for body in bodies if body != bodies[int(taken["headers"]["n"])]]
@@ -230,7 +241,7 @@ def test_letters_are_sent_again_once_in_the_order_of_their_keys(
     states = client.call("dlq.stats", group=topic)
     assert states["letters"] == 1, json.dumps(states)
     with pytest.raises(RequestRejected):
-        client.call("plan.start", name=f"resend-{plan.manifest.digest[:12]}")
+        client.call("plan.start", name=resend.holding_name(plan, f"{topic}-again"))
 
 
 def test_letters_with_messages_behind_them_are_not_sent_again(
