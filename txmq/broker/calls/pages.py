@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from heapq import nsmallest
 from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.core.events.outcome import Rejected
@@ -24,15 +25,16 @@ class Page(NamedTuple):
 
 def page_of(known: Iterable[str], args: ListArgs, what: str) -> Page | Rejected:
     """Return the page that a call asks for."""
-    after = args.after
-    names = sorted(name for name in known if name > after) if after else sorted(known)
-    limit = args.limit
-    if limit is None and len(names) > MAX_WHOLE:
+    after, limit = args.after, args.limit
+    wanted = (name for name in known if name > after) if after else known
+    if limit is not None:
+        some = nsmallest(limit + 1, wanted)  # no list of 100,000 is sorted for 50 names
+        return Page(some[:limit], some[limit - 1] if len(some) > limit else None)
+    names = sorted(wanted)
+    if len(names) > MAX_WHOLE:
         return Rejected(
             BadRequest,
             f"there are {len(names)} {what}: too many for one reply",
             "ask for pages, with after and limit; a newer txmq does so by itself",
         )
-    if limit is None or len(names) <= limit:
-        return Page(names, None)
-    return Page(names[:limit], names[limit - 1])
+    return Page(names, None)

@@ -159,7 +159,7 @@ class TopicCalls:
 
     def _list(self, args: topics.TopicList) -> Steps[dict[str, Any] | Rejected]:
         every = self._engine.state.topics
-        known = every if args.own else {name: every[name] for name in every if not is_own(name)}
+        known = every if args.own else [name for name in every if not is_own(name)]
         page = page_of(known, args, "topics")
         if isinstance(page, Rejected):
             return page
