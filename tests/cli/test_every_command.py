@@ -132,6 +132,8 @@ COMMANDS = {
     "user list": "",
     "user me": "",
     "user password": "ada",
+    "user quota": "ada --set topics=5",
+    "user show": "ada",
     "user roles": "ada --role auditor",
     "xa doctor": f"--config {NO_FILE}",
     "xa forget": f"{TOKEN} --reason x",

@@ -9,8 +9,11 @@ from txmq.core import machine, users
 from txmq.core.events.base import KINDS, Event, RecordContext, decode, encode
 from txmq.core.events.outcome import Outcome, Rejected
 from txmq.core.state.state import State
-from txmq.core.users import DeleteUser, GrantAccess, RevokeAccess, SetUser
+from txmq.core.topics.topics import CreateTopic, DeleteTopic, TopicView
+from txmq.core.users import DeleteUser, GrantAccess, RevokeAccess, SetQuota, SetUser
+from txmq.errors import NotPermitted
 from txmq.model.access import Grant
+from txmq.model.quota import NO_QUOTA, Quota
 from txmq.store.tables import MemoryTables
 
 SECRET = b"s" * 32
@@ -56,6 +59,7 @@ def test_users_are_the_same_from_the_log_and_from_the_tables() -> None:
         RevokeAccess("shop", Grant("describe", "cluster"), "root"),
         set_user("gone"),
         DeleteUser("gone", "root"),
+        SetQuota("shop", {"topics": 1, "bytes_per_s": 10}, "root"),
         SetUser("shop", ("consumer",), None, "root", b"other" * 8, new=False),
     ):
         assert fold.do(command) == users.Changed(changed=True)
@@ -67,6 +71,8 @@ def test_users_are_the_same_from_the_log_and_from_the_tables() -> None:
     for found in (stored, replayed.users):
         assert found.by_name == fold.state.users.by_name
         assert found.secret == SECRET
+        assert found.by_name["shop"].quota == Quota(bytes_per_s=10, topics=1)
+        assert found.by_name["root"].quota == NO_QUOTA
     shop = stored.by_name["shop"]
     assert (shop.roles, shop.grants, shop.verifier) == (("consumer",), (READ,), tuple(VERIFIER))
     assert "stored" not in repr(shop)
@@ -104,3 +110,28 @@ def test_what_is_there_already_changes_nothing_and_what_is_not_is_refused() -> N
         set_user("nobody", new=False),
     ):
         assert isinstance(fold.do(command), Rejected)
+
+
+def test_the_topics_that_a_user_makes_count_for_the_quota() -> None:
+    fold = Fold()
+    for command in (
+        set_user("root", "admin"), set_user("shop"), SetQuota("shop", {"topics": 2}, "root")
+    ):  # fmt: skip
+        fold.do(command)
+    for name in ("a", "b"):
+        assert isinstance(fold.do(CreateTopic(name, 1, user="shop")), TopicView)
+    refused = fold.do(CreateTopic("c", 1, user="shop"))
+    assert isinstance(refused, Rejected)
+    assert (refused.error, "2 topics" in refused.message) == (NotPermitted, True)
+    assert isinstance(fold.do(CreateTopic("a", 1, user="shop")), TopicView), "it is there"
+    fold.do(CreateTopic("d", 1, user="root"))
+    fold.do(CreateTopic("e", 1))
+    machine.save(fold.state)
+    stored = machine.load(fold.tables).users
+    assert stored.topic_counts == {"shop": 2, "root": 1}
+    assert stored.topic_owners == fold.state.users.topic_owners
+    fold.do(DeleteTopic("a"))
+    assert isinstance(fold.do(CreateTopic("c", 1, user="shop")), TopicView)
+    fold.do(DeleteUser("shop", "root"))
+    machine.save(fold.state)
+    assert +machine.load(fold.tables).users.topic_counts == {"root": 1}

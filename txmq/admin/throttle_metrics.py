@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
+    from txmq.broker.access.guard import Guard
     from txmq.broker.engine.engine import Engine
     from txmq.broker.reactor.held_sends import HeldSends
 
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 class ThrottleMetrics(Collector):
     """Counts since the start of the broker, and what waits now."""
 
-    def __init__(self, engine: Engine, sends: HeldSends) -> None:
-        self._engine, self._sends = engine, sends
+    def __init__(self, engine: Engine, sends: HeldSends, guard: Guard) -> None:
+        self._engine, self._sends, self._guard = engine, sends, guard
 
     def collect(self) -> Iterator[Metric]:
         sends = self._sends
@@ -28,6 +29,9 @@ class ThrottleMetrics(Collector):
         )
         requests.add_metric(("disk", "waited"), sends.requests)
         requests.add_metric(("disk", "refused"), sends.refused)
+        meters = list(self._guard.meters.values())
+        refused = sum(meter.refused.total() for meter in meters)
+        requests.add_metric(("quota", "refused"), refused)
         yield requests
         seconds = CounterMetricFamily(
             "txmq_throttled_seconds",
@@ -35,6 +39,7 @@ class ThrottleMetrics(Collector):
             labels=("reason",),
         )
         seconds.add_metric(("disk",), sends.seconds)
+        seconds.add_metric(("quota",), sum(meter.seconds for meter in meters))
         yield seconds
         yield GaugeMetricFamily(
             "txmq_sends_waiting", "Sends and half messages that wait for the disk", sends.waiting

@@ -25,7 +25,7 @@ from txmq.wire.calls.consumers import GroupName, GroupSettingsArgs
 from txmq.wire.calls.letters import SelectionArgs
 from txmq.wire.calls.plans import PlanSettingsArgs
 from txmq.wire.calls.topics import TopicSettingsArgs
-from txmq.wire.calls.users import Role
+from txmq.wire.calls.users import Limit, Role
 
 C = TypeVar("C", bound=Args)
 Compare = Callable[[str, C | None, C], Iterator["Change"]]
@@ -62,11 +62,15 @@ class PolicyConfig(Args):
     settings: PlanSettingsArgs = PlanSettingsArgs()
 
 
+QuotaName = Literal["bytes_per_s", "requests_per_s", "topics", "undecided", "connections"]
+
+
 class UserConfig(Args):
     """A user, without the password."""
 
     roles: tuple[Role, ...] = ()
     grants: tuple[Annotated[str, StringConstraints(pattern=r"^\S+ \S+$")], ...] = ()
+    quota: dict[QuotaName, Limit] = Field(default_factory=dict)
 
 
 class ClusterConfig(Args):
@@ -132,7 +136,7 @@ def read(session: CommandSession) -> ClusterConfig:
                     for row in session.every("dlq.saved", "selections")["selections"]
                 },
                 "users": {
-                    row["user"]: {"roles": row["roles"], "grants": row["grants"]}
+                    row["user"]: {name: row[name] for name in UserConfig.model_fields}
                     for row in session.every("user.list", "users")["users"]
                 },
             }
@@ -262,6 +266,10 @@ def _user_changes(name: str, now: UserConfig | None, wanted: UserConfig) -> Iter
         said = "add, without a password" if now is None else "set roles"
         args = {"name": name, "roles": list(wanted.roles), "new": now is None}
         yield Change(what, said, "user.set", args)
+    before = {} if now is None else now.quota
+    if before != wanted.quota:
+        limits = {name: wanted.quota.get(name, 0) for name in {*before, *wanted.quota}}
+        yield Change(what, "set quota", "user.quota", {"name": name} | limits)
     had = set(() if now is None else now.grants)
     for grant in sorted(had.symmetric_difference(wanted.grants)):
         verb, resource = grant.split(" ", 1)

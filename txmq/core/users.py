@@ -15,12 +15,15 @@ from txmq.core.events.users import (
     AccessRevoked,
     DenialNoted,
     LoginSecretMade,
+    QuotaSet,
+    TopicOwned,
     UserDeleted,
     UserSet,
 )
 from txmq.core.state.users import User
-from txmq.errors import BadRequest, UnknownUser
+from txmq.errors import BadRequest, NotPermitted, UnknownUser
 from txmq.model.access import Grant
+from txmq.model.quota import Quota
 
 if TYPE_CHECKING:
     from txmq.core.events.base import RecordContext
@@ -65,6 +68,14 @@ class RevokeAccess(NamedTuple):
 
     user: str
     grant: Grant
+    by: str
+
+
+class SetQuota(NamedTuple):
+    """Set limits of a user: field names of `Quota` and their new values."""
+
+    user: str
+    changes: dict[str, int]
     by: str
 
 
@@ -157,6 +168,30 @@ def decide_revoke(state: State, command: RevokeAccess, now: int) -> Outcome | Re
     )
 
 
+def decide_quota(state: State, command: SetQuota, now: int) -> Outcome | Rejected:
+    del now
+    user = find_user(state, command.user)
+    if isinstance(user, Rejected):
+        return user
+    quota = user.quota._replace(**command.changes)
+    if quota == user.quota:
+        return Outcome(reply=Changed(changed=False))
+    return Outcome((QuotaSet(command.user, tuple(quota), command.by),), reply=Changed(changed=True))
+
+
+def check_topics(state: State, user: str) -> Rejected | None:
+    """Reject a further topic of a user who has as many as the quota allows."""
+    found = state.users.by_name.get(user)
+    most = 0 if found is None else found.quota.topics
+    if not most or state.users.topic_counts[user] < most:
+        return None
+    return Rejected(
+        NotPermitted,
+        f"user {user!r} has made {most} topics, as many as the quota allows",
+        "delete some; or an admin raises it: txmq user quota",
+    )
+
+
 def decide_note(state: State, command: NoteDenial, now: int) -> Outcome | Rejected:
     del state, now
     return Outcome((DenialNoted(*command),))
@@ -164,8 +199,8 @@ def decide_note(state: State, command: NoteDenial, now: int) -> Outcome | Reject
 
 def apply_set(state: State, event: UserSet, context: RecordContext) -> None:
     before = state.users.by_name.get(event.name)
-    grants = () if before is None else before.grants
-    user = User(tuple(event.roles), event.verifier, context.stored_at, event.by, grants)
+    made = (tuple(event.roles), event.verifier, context.stored_at, event.by)
+    user = User(*made) if before is None else User(*made, *before[4:])
     state.users.put(state.tables, event.name, user)
 
 
@@ -189,6 +224,17 @@ def apply_revoked(state: State, event: AccessRevoked, context: RecordContext) ->
     state.users.put(state.tables, event.user, user._replace(grants=grants))
 
 
+def apply_quota(state: State, event: QuotaSet, context: RecordContext) -> None:
+    del context
+    user = state.users.by_name[event.name]
+    state.users.put(state.tables, event.name, user._replace(quota=Quota(*event.quota)))
+
+
+def apply_owned(state: State, event: TopicOwned, context: RecordContext) -> None:
+    del context
+    state.users.own(state.tables, event.topic_id, event.user)
+
+
 def apply_secret(state: State, event: LoginSecretMade, context: RecordContext) -> None:
     del context
     state.users.put_secret(state.tables, event.secret)
@@ -203,6 +249,7 @@ DECIDERS: Deciders = {
     DeleteUser: decide_delete,
     GrantAccess: decide_grant,
     RevokeAccess: decide_revoke,
+    SetQuota: decide_quota,
     NoteDenial: decide_note,
 }
 APPLIERS: Appliers = {
@@ -210,6 +257,8 @@ APPLIERS: Appliers = {
     UserDeleted: apply_deleted,
     AccessGranted: apply_granted,
     AccessRevoked: apply_revoked,
+    QuotaSet: apply_quota,
+    TopicOwned: apply_owned,
     LoginSecretMade: apply_secret,
     DenialNoted: apply_noted,
 }

@@ -98,6 +98,14 @@ def bundle_digest(parts: Iterable[BundlePart]) -> bytes:
     return digest.digest()
 
 
+def token_of_part(payload: bytes) -> bytes:
+    """Return the token of a part, which is not checked. Raises RemoteProtocolError."""
+    if len(payload) < HEADER.size:
+        raise RemoteProtocolError(f"a payload of {len(payload)} bytes ends too early")
+    token: bytes = HEADER.unpack_from(payload)[2]
+    return token
+
+
 def unpack_part(payload: bytes) -> BundlePart:
     """Return the part in a payload; its batches are not verified yet.
 

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from txmq.broker.access.meter import Meter
 from txmq.broker.access.needs import BODIES, CALLS, FRAMES_OF, NOT_JUDGED, REQUESTS
 from txmq.core.audit import Audited, AuditEntry
 from txmq.core.state.users import User
 from txmq.core.users import NoteDenial
 from txmq.errors import AccessDenied, LoginFailed, Throttled
 from txmq.model.access import Need, allows
+from txmq.model.quota import NO_QUOTA, Quota
 from txmq.wire import scram
 from txmq.wire.calls import registry
 from txmq.wire.data_requests import Opcode
@@ -49,7 +51,26 @@ class Rights:
         self.user = name
         self.roles, self.grants = user.roles, user.grants
         self._guard = guard
+        self.meter = None if user.quota == NO_QUOTA else guard.meter_of(name, user.quota)
+        self.most_connections = user.quota.connections
+        self._quota = user.quota
         self._cache: dict[Need, bool] = {}
+
+    def check_quota(self, state: State, opcode: int, payload: bytes) -> None:
+        """Raise Throttled for a request beyond the user's quota."""
+        if self.meter is not None:
+            self.meter.check_request(state, opcode, payload, self._guard.seconds())
+
+    def check_call_quota(self, name: str) -> None:
+        """Raise Throttled for a call beyond the user's quota."""
+        if self.meter is not None:
+            self.meter.check_call(name, self._guard.seconds())
+
+    def refused_connection(self) -> Throttled:
+        """Return the error of a connection beyond the user's quota."""
+        return self._guard.meter_of(self.user, self._quota).refused_connection(
+            self._guard.seconds()
+        )
 
     def allows(self, need: Need) -> bool:
         """Return whether the user may do this."""
@@ -118,6 +139,8 @@ class Guard:
         assert not missing, f"requests without a row in the table of permissions: {missing}"
         self._engine, self._clock = engine, clock
         self._rights: dict[str, Rights] = {}
+        self.meters: dict[str, Meter] = {}  # of users with a quota
+        self.seconds = clock.seconds
         self._failures: OrderedDict[str, tuple[float, int]] = OrderedDict()  # by peer
         self._denials: OrderedDict[tuple[str, Need], float] = OrderedDict()
         self.denied: Counter[str] = Counter()  # by verb, since the start
@@ -153,6 +176,13 @@ class Guard:
             self._rights[name] = rights
         return rights
 
+    def meter_of(self, name: str, quota: Quota) -> Meter:
+        """Return the meter of a user, which goes on as long as the quota stays."""
+        meter = self.meters.get(name)
+        if meter is None or meter.quota != quota:
+            meter = self.meters[name] = Meter(name, quota, self.seconds())
+        return meter
+
     def certified(self, transport: object) -> Rights | None:
         """Return the rights of the user that a client's certificate names, if any."""
         name = self.certificate_name(transport)
@@ -162,6 +192,9 @@ class Guard:
         """Compile rights anew: users have changed."""
         self._http_logins.clear()
         self._rights.clear()
+        users = self._engine.state.users.by_name
+        for name in [one for one in self.meters if one not in users]:
+            del self.meters[name]
 
     def verifier_of(self, name: str) -> scram.Verifier:
         """Return a user's verifier; for others a false one that looks the same."""

@@ -310,8 +310,10 @@ CALLS: dict[str, CallNeeds] = {
     "clock.confirm": _always(*OPERATE_CLUSTER),
     "alarms.report": _always(Need("report", "cluster")),
     "user.me": _always(),
-    **dict.fromkeys(("user.set", "user.delete", "user.list", "acl.grant", "acl.revoke"),
-                    _always(*ADMIN)),
+    **dict.fromkeys(
+        ("user.set", "user.delete", "user.quota", "user.list", "acl.grant", "acl.revoke"),
+        _always(*ADMIN),
+    ),
 }  # fmt: skip
 
 # What a call with `bodies` shows. Without this permission the bodies are left out, or

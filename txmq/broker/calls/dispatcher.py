@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from txmq.broker.access.guard import OWN_USER
 from txmq.broker.access.needs import BODIES, CALLS
 from txmq.core.events.outcome import Rejected
 from txmq.errors import CorruptRecord, MessagesDamaged
@@ -35,6 +36,12 @@ class CallContext(NamedTuple):
     rights: Rights | None = None  # of the user for whom this process asks, without a session
 
     @property
+    def user(self) -> str:
+        """The user who calls, "" where the broker has no users."""
+        rights = self.rights if self.caller is None else self.caller.rights
+        return "" if rights is None or rights.user == OWN_USER else rights.user
+
+    @property
     def session(self) -> ClientSession:
         """The session of the client."""
         assert self.caller is not None, "this call is for clients only"
@@ -53,6 +60,8 @@ class CallDispatcher:
         """Execute one call of a client."""
         name, args = wire.decode_call(frame.payload)
         if session.rights is not None:
+            if session.rights.meter is not None:
+                session.rights.check_call_quota(name)
             args = session.rights.judge_call(self._state(), name, args)
 
         def answer(reply: Any) -> None:  # noqa: ANN401  # whatever JSON can hold

@@ -73,7 +73,7 @@ class TopicCalls:
     def create(self, call: CallContext, args: topics.TopicCreate) -> None:
         settings = TopicSettings(**args.changes())
         self._engine.submit(
-            rules.CreateTopic(args.name, args.partitions, settings),
+            rules.CreateTopic(args.name, args.partitions, settings, call.user),
             then(call.answer, _topic_view),
         )
 
@@ -139,7 +139,8 @@ class TopicCalls:
         replies: list[object] = []
         for name in missing:
             self._engine.submit(
-                rules.CreateTopic(name, self._settings.broker.partitions), replies.append
+                rules.CreateTopic(name, self._settings.broker.partitions, user=call.user),
+                replies.append,
             )
         for reply in replies:
             if isinstance(reply, Rejected):  # at once: the disk is full

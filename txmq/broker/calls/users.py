@@ -30,6 +30,7 @@ class UserCalls:
         self.handlers: dict[str, Handler] = {
             "user.set": self.set_user,
             "user.delete": self.delete,
+            "user.quota": self.set_quota,
             "user.list": self.list_users,
             "user.me": self.me,
             "acl.grant": self.grant,
@@ -44,6 +45,10 @@ class UserCalls:
 
     def delete(self, call: CallContext, args: users.UserDelete) -> None:
         self._submit(call, "user.delete", args, rules.DeleteUser(args.name, args.operator or ""))
+
+    def set_quota(self, call: CallContext, args: users.UserQuota) -> None:
+        command = rules.SetQuota(args.name, args.changes(), args.operator or "")
+        self._submit(call, "user.quota", args, command)
 
     def grant(self, call: CallContext, args: users.AclChange) -> None:
         command = rules.GrantAccess(args.name, args.grant(), args.operator or "")
@@ -66,11 +71,21 @@ class UserCalls:
 
     def list_users(self, call: CallContext, args: users.UserList) -> None:
         by_name = self._engine.state.users.by_name
-        page = page_of(by_name, args, "users")
+        known = by_name.keys() if args.name is None else by_name.keys() & {args.name}
+        page = page_of(known, args, "users")
         if isinstance(page, Rejected):
             call.answer(page)
             return
-        found = [view(name, by_name[name]) for name in page.names]
+        meters, now = self._guard.meters, self._guard.seconds()
+        topics = self._engine.state.users.topic_counts
+        found = [
+            view(name, by_name[name])
+            | {
+                "topics": topics[name],
+                "throttled": meters[name].view(now) if name in meters else None,
+            }
+            for name in page.names
+        ]
         self._engine.answer_when_durable(call.answer, {"users": found, "next": page.following})
 
     def me(self, call: CallContext, args: NoArgs) -> None:
@@ -108,6 +123,7 @@ def view(name: str, user: User) -> dict[str, Any]:
         "roles": list(user.roles),
         "password": bool(user.verifier),
         "grants": [" ".join(grant) for grant in user.grants],
+        "quota": {name: value for name, value in user.quota._asdict().items() if value},
         "set_at": user.set_at,
         "by": user.by,
     }

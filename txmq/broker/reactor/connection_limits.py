@@ -37,6 +37,8 @@ class ConnectionLimits:
         self._clock, self._most, self._per_peer = clock, most, per_peer
         self._peers: dict[Hashable, str] = {}  # by connection
         self._of_peer: Counter[str] = Counter()
+        self._users: dict[Hashable, str] = {}  # by connection
+        self._of_user: Counter[str] = Counter()
         self._strangers: dict[Stranger, None] = {}  # the oldest first
         self.refused: Counter[str] = Counter()  # by limit, since the start
         self._log_at = float("-inf")
@@ -80,6 +82,19 @@ class ConnectionLimits:
             self._of_peer[network] -= 1
             if not self._of_peer[network]:
                 del self._of_peer[network]
+        user = self._users.pop(connection, None)
+        if user is not None:
+            self._of_user[user] -= 1
+            if not self._of_user[user]:
+                del self._of_user[user]
+
+    def log_in(self, connection: Hashable, user: str, most: int) -> bool:
+        """Count a connection of a user. False = the user has as many as allowed."""
+        if most and self._of_user[user] >= most:
+            return False
+        self._users[connection] = user
+        self._of_user[user] += 1
+        return True
 
     def begin(self, stranger: Stranger) -> None:
         """Note a connection that has to greet; too many push out the oldest."""

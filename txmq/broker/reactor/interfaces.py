@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from twisted.internet.defer import Deferred
 
     from txmq.core.state.state import State
-    from txmq.errors import LoginFailed
+    from txmq.errors import LoginFailed, TxmqError
     from txmq.model.access import Grant, Need
     from txmq.wire.scram import ScramServer
 
@@ -64,9 +64,14 @@ class UserRights(Protocol):
     user: str
     roles: tuple[str, ...]
     grants: tuple[Grant, ...]
+    meter: object | None  # where the user has a quota
+    most_connections: int  # 0 = any number
 
     def allows(self, need: Need) -> bool: ...
     def require(self, needs: Iterable[Need]) -> None: ...
+    def check_quota(self, state: State, opcode: int, payload: bytes) -> None: ...
+    def check_call_quota(self, name: str) -> None: ...
+    def refused_connection(self) -> TxmqError: ...
     def check(self, state: State, opcode: int, payload: bytes) -> None: ...
     def judge_call(self, state: State, name: str, args: Any) -> Any: ...  # noqa: ANN401  # the call's own model
 

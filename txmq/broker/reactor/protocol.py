@@ -267,6 +267,8 @@ class ClientSession(Protocol):
         """
         if hello.instance is not None and hello.service is not None:
             rights.require((Need("write", "service", hello.service),))
+        if not self._shared.connections.log_in(self, rights.user, rights.most_connections):
+            raise rights.refused_connection()
         self.rights = rights
         self.log = self.log.bind(user=rights.user)
 

@@ -70,6 +70,8 @@ class RequestDispatcher:
         engine.requester = (self._fail, session, frame)
         try:
             if session.rights is not None:
+                if session.rights.meter is not None:
+                    session.rights.check_quota(engine.state, frame.opcode, frame.payload)
                 session.rights.check(engine.state, frame.opcode, frame.payload)
             handler(session, frame)
         except Exception as error:  # noqa: BLE001

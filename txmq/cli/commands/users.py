@@ -10,9 +10,11 @@ import typer
 from txmq.cli.command import CommandSession, broker_command, local_command
 from txmq.cli.options import Operator, Reason
 from txmq.cli.output import Output
-from txmq.cli.parsers import parse_name
+from txmq.cli.parsers import parse_bytes, parse_name
 from txmq.cli.passwords import PasswordFile, new_verifier
+from txmq.errors import UnknownUser
 from txmq.model.access import ALL_VERBS, ROLES, is_grant
+from txmq.model.quota import Quota
 
 app = typer.Typer(no_args_is_help=True, help="Add, list and delete users of a broker.")
 acl = typer.Typer(no_args_is_help=True, help="Grant permissions to users, and take them back.")
@@ -100,6 +102,51 @@ def roles(
         "user.set", name=user, roles=_roles(role) or [], new=False, operator=operator,
         reason=reason,
     )  # fmt: skip
+
+
+@broker_command(app, "quota")
+def quota(
+    session: CommandSession,
+    user: User,
+    *,
+    limits: Annotated[
+        list[str],
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Limit; can be repeated: bytes_per_s=10MiB (of sends and half messages), "
+            "requests_per_s=100 (but for decisions, acks and check-backs), topics=50 (that the "
+            "user makes), undecided=1000 (half messages), connections=20. 0: no limit.",
+        ),
+    ],
+    operator: Operator,
+    reason: Reason = "",
+) -> None:
+    """Set limits of a user; what is not named stays. They hold for open connections,
+    but for the number of these.
+    """
+    named = dict(_limit(text) for text in limits)
+    session.show("user.quota", name=user, operator=operator, reason=reason, **named)
+
+
+def _limit(text: str) -> tuple[str, int]:
+    name, _, value = text.partition("=")
+    if name not in Quota._fields:
+        raise typer.BadParameter(f"there is no limit {name!r}: use {', '.join(Quota._fields)}")
+    if value.isascii() and value.isdigit():
+        return name, int(value)
+    if name == "bytes_per_s":
+        return name, parse_bytes(value)
+    raise typer.BadParameter(f"{name} is a whole number, not {value!r}")
+
+
+@broker_command(app, "show")
+def show(session: CommandSession, user: User) -> None:
+    """Show a user: roles, grants, limits, and what was refused beyond them."""
+    found = session.client.call("user.list", name=user)["users"]
+    if not found:
+        raise UnknownUser(f"there is no user {user!r}", hint="see the users: txmq user list")
+    session.out.show(found[0])
 
 
 @broker_command(app, "delete")

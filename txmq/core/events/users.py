@@ -58,6 +58,23 @@ class LoginSecretMade(NamedTuple):
     secret: bytes
 
 
+@event(210)
+class QuotaSet(NamedTuple):
+    """A user has these limits: the fields of `txmq.model.quota.Quota`."""
+
+    name: str
+    quota: tuple[int, ...]
+    by: str
+
+
+@event(211)
+class TopicOwned(NamedTuple):
+    """A user has made a topic, which counts for the user's quota."""
+
+    topic_id: int
+    user: str
+
+
 @event(209)
 class DenialNoted(NamedTuple):
     """A user was denied something: only with an audit message, and nothing else

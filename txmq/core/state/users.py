@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.model.access import Grant
+from txmq.model.quota import NO_QUOTA, Quota
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
     from txmq.store.tables import Tables
 
 SECRET_ROW = b"login secret"  # of table `meta`
+OWNER_ROW = b"\0"  # of table `users`: and a topic's id; no name begins so
 
 
 class User(NamedTuple):
@@ -21,6 +24,7 @@ class User(NamedTuple):
     set_at: int
     by: str
     grants: tuple[Grant, ...] = ()
+    quota: Quota = NO_QUOTA
 
     def __repr__(self) -> str:
         """Leave the verifier out."""
@@ -33,6 +37,8 @@ class UserRegistry:
     def __init__(self) -> None:
         self.by_name: dict[str, User] = {}
         self.secret = b""
+        self.topic_owners: dict[int, str] = {}  # of topics that users have made
+        self.topic_counts: Counter[str] = Counter()  # of these, by user
 
     def put(self, tables: dict[str, Any], name: str, user: User | None) -> None:
         """Set a user, or remove it."""
@@ -40,9 +46,24 @@ class UserRegistry:
         if user is None:
             del self.by_name[name]
             tables[t.USERS].delete(key)
+            for topic_id in [one for one, owner in self.topic_owners.items() if owner == name]:
+                self.own(tables, topic_id, None)
         else:
             self.by_name[name] = user
-            tables[t.USERS].put(key, (*user[:4], tuple(tuple(grant) for grant in user.grants)))
+            grants = tuple(tuple(grant) for grant in user.grants)
+            quota = () if user.quota == NO_QUOTA else (tuple(user.quota),)
+            tables[t.USERS].put(key, (*user[:4], grants, *quota))
+
+    def own(self, tables: dict[str, Any], topic_id: int, name: str | None) -> None:
+        """Note who has made a topic; None = it counts for nobody any more."""
+        key = OWNER_ROW + topic_id.to_bytes(8, "big")
+        if name is not None:
+            self.topic_owners[topic_id] = name
+            self.topic_counts[name] += 1
+            tables[t.USERS].put(key, (name,))
+        elif (before := self.topic_owners.pop(topic_id, None)) is not None:
+            self.topic_counts[before] -= 1
+            tables[t.USERS].delete(key)
 
     def put_secret(self, tables: dict[str, Any], secret: bytes) -> None:
         """Keep the secret of the broker's logins."""
@@ -53,9 +74,19 @@ class UserRegistry:
         """Read all rows."""
         rows: Any = tables[t.USERS].range(b"")
         for key, row in rows:
-            roles, verifier, set_at, by, grants = row
+            if key.startswith(OWNER_ROW):
+                [owner] = row
+                self.topic_owners[int.from_bytes(key[len(OWNER_ROW) :], "big")] = owner
+                self.topic_counts[owner] += 1
+                continue
+            roles, verifier, set_at, by, grants, *quota = row
             self.by_name[key.decode()] = User(
-                tuple(roles), tuple(verifier), set_at, by, tuple(Grant(*grant) for grant in grants)
+                tuple(roles),
+                tuple(verifier),
+                set_at,
+                by,
+                tuple(Grant(*grant) for grant in grants),
+                *(Quota(*each) for each in quota),
             )
         secret: Any = tables[t.META].get(SECRET_ROW)
         if secret is not None:

@@ -15,6 +15,7 @@ from txmq.core.events.topics import (
     TopicGrown,
     TopicsEmptied,
 )
+from txmq.core.events.users import TopicOwned
 from txmq.core.state import visibility
 from txmq.core.state.state import (
     DEFAULT_SETTINGS,
@@ -23,6 +24,7 @@ from txmq.core.state.state import (
     Topic,
     TopicSettings,
 )
+from txmq.core.users import check_topics
 from txmq.errors import (
     BadRequest,
     Conflict,
@@ -58,6 +60,7 @@ class CreateTopic(NamedTuple):
     name: str
     partitions: int
     settings: TopicSettings = DEFAULT_SETTINGS
+    user: str = ""  # for whose quota it counts, "" = nobody's
 
 
 class AlterTopic(NamedTuple):
@@ -280,7 +283,11 @@ def decide_create(state: State, command: CreateTopic, now: int) -> Outcome | Rej
         return bad
     topic = state.topics.get(command.name)
     if topic is None:
-        return _check_all_partitions(state, command.partitions) or _created(state, command)
+        return (
+            _check_all_partitions(state, command.partitions)
+            or check_topics(state, command.user)
+            or _created(state, command)
+        )
     if len(topic.end_offsets) != command.partitions:
         return Rejected(
             TopicExists,
@@ -306,6 +313,8 @@ def _created(state: State, command: CreateTopic) -> Outcome:
     events: tuple[Event, ...] = (TopicCreated(topic_id, name, partitions, epoch),)
     if command.settings != DEFAULT_SETTINGS:
         events += (TopicAltered(topic_id, command.settings),)
+    if command.user:
+        events += (TopicOwned(topic_id, command.user),)
     return Outcome(events, TopicView(name, partitions, epoch, topic_id))
 
 
@@ -419,6 +428,7 @@ def apply_deleted(state: State, event: TopicDeleted, context: RecordContext) -> 
     topic.settings = topic.settings._replace(schema="")
     state.partitions -= len(topic.end_offsets)
     state.topics.pop(topic.name, None)
+    state.users.own(state.tables, event.topic_id, None)
     state.dirty_topics.add(event.topic_id)
 
 

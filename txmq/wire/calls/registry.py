@@ -151,6 +151,7 @@ CALLS: dict[str, type[Args]] = {
     "user.me": NoArgs,
     "user.set": users.UserSetArgs,
     "user.delete": users.UserDelete,
+    "user.quota": users.UserQuota,
     "user.list": users.UserList,
     "acl.grant": users.AclChange,
     "acl.revoke": users.AclChange,

@@ -8,11 +8,15 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from txmq.model.access import Grant, is_grant
+from txmq.model.quota import Quota
 from txmq.wire import scram
 from txmq.wire.calls.arguments import Args, ListArgs, Name, Text
 
 Role = Literal["producer", "consumer", "operator", "auditor", "admin"]
 ResourceText = Annotated[str, StringConstraints(min_length=1, max_length=140)]
+
+
+Limit = Annotated[int, Field(ge=0, le=1_000_000_000_000)]
 
 
 def _key(text: str) -> str:
@@ -72,12 +76,28 @@ class UserSetArgs(UserActs):
     new: bool | None = None
 
 
+class UserQuota(UserActs):
+    """Limits of a user; null = as it is, 0 = none."""
+
+    bytes_per_s: Limit | None = None
+    requests_per_s: Limit | None = None
+    topics: Limit | None = None
+    undecided: Limit | None = None
+    connections: Limit | None = None
+
+    def changes(self) -> dict[str, int]:
+        """Return the limits to set."""
+        return {name: value for name in Quota._fields if (value := getattr(self, name)) is not None}
+
+
 class UserDelete(UserActs):
     """A user to delete, with all grants."""
 
 
 class UserList(ListArgs):
-    """The users by name, with their roles and grants."""
+    """The users by name, with their roles, grants and limits; `name`: only this one."""
+
+    name: Name | None = None
 
 
 class AclChange(UserActs):
