@@ -64,8 +64,10 @@ class UserRights(Protocol):
     user: str
     roles: tuple[str, ...]
     grants: tuple[Grant, ...]
-    meter: object | None  # where the user has a quota
     most_connections: int  # 0 = any number
+
+    @property
+    def meter(self) -> object | None: ...  # where the user has a quota
 
     def allows(self, need: Need) -> bool: ...
     def require(self, needs: Iterable[Need]) -> None: ...

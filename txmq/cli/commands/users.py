@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -125,7 +125,7 @@ def quota(
     """Set limits of a user; what is not named stays. They hold for open connections,
     but for the number of these.
     """
-    named = dict(_limit(text) for text in limits)
+    named: dict[str, Any] = dict(_limit(text) for text in limits)
     session.show("user.quota", name=user, operator=operator, reason=reason, **named)
 
 
