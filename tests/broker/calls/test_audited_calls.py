@@ -57,6 +57,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "clock.confirm": {},
     "user.set": {"name": "root", "roles": ["admin"]},
     "user.delete": {"name": "root"},
+    "user.quota": {"name": "root", "topics": 5},
     "acl.grant": GRANT,
     "acl.revoke": GRANT,
 }
