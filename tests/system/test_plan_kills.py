@@ -30,6 +30,7 @@ POINTS = {
     "plan.after_canary": "consume",
     "plan.after_step:1": "",
     "plan.after_end": "consume",
+    "plan.after_sweep": "",
     "plan.after_tidy": "delete",
 }
 

@@ -58,6 +58,7 @@ SELECTIONS = "selections"  # key: name
 LETTER_INDEX, LETTER_CELLS = "letter_index", "letter_cells"  # core/state/letter_index.py
 LOCAL = "local"  # messages in consumers' stores, and orders to these stores
 PLANS, PLAN_LETTERS = "plans", "plan_letters"  # replay plans; their letters and outcomes
+PLAN_DONE = "plan_done"  # letters of plans that are processed: 64 neighbours in a row
 POLICIES = "policies"  # of replays; key: group id
 USERS = "users"  # key: name
 # delayed messages
@@ -71,7 +72,7 @@ NAMES = (
     POSITIONS, FENCES, FAILED, PARKED, LETTERS, RETRIES, RETRIES_BY_TIME, XA, XIDS, INSTANCES,
     LOG_PINS, MISSED, DELAYED, DELAYED_IDS, DELAYED_AT, RECALLED, META, HANDLED_HEURISTICS,
     ATTEMPTS, LETTER_INDEX, LETTER_CELLS, LOCAL, LETTER_NOTES, SELECTIONS, PLANS,
-    PLAN_LETTERS, POLICIES, EDITS, COPIES, USERS,
+    PLAN_LETTERS, POLICIES, EDITS, COPIES, USERS, PLAN_DONE,
 )  # fmt: skip
 
 # thousands of rows are put before the first scan of a range
@@ -108,6 +109,8 @@ LOCAL_TIME_KEY = Struct(">IB16sQIIQ")
 PLAN_KEY = Struct(">I")  # plan id; 0 = the row of counters
 # plan id, visible_at of the batch, topic id, partition, offset
 PLAN_LETTER_KEY = Struct(">IQIIQ")
+# plan id, topic id, partition, number of the chunk: 64 offsets
+PLAN_DONE_KEY = Struct(">IIIQ")
 DELAYED_KEY = Struct(">QQ")  # due at, position of the message's batch
 MESSAGE_KEY = Struct(">16sQ")  # message id: producer id or token, sequence
 RECALLED_KEY = Struct(">Q16sQ")  # recalled at, message id

@@ -53,7 +53,16 @@ def check_letter_index(
         if letter is not None:
             letter_index.add(made, group.group_id, letter)
             if stored[message] != row:
-                letter_index.put_back(made, group.group_id, [letter])
+                at, names = letter.died_at, (letter.error_type, letter.fingerprint)
+                cell = (message[0], letter_index.error_of(*names), letter_index.slot_at(at))
+                cells: dict[tuple[int, int, int], letter_index.CellChange] = {}
+                letter_index.add_to_cell(cells, cell, at, letter.replays, names)
+                letter_index.put_back(made, group.group_id, cells)
+    for message, row in unswept_rows(state, group).items():
+        letter = failed_messages.letter_of(message, row)
+        assert letter is not None
+        for key in letter_index.keys_of(group.group_id, letter):
+            made[t.LETTER_INDEX].put(key, ())
     for name in (t.LETTER_INDEX, t.LETTER_CELLS):
         there, wanted = (
             {
@@ -74,6 +83,8 @@ def check_histories(
     found: Any = state.tables[t.ATTEMPTS].range(b"")
     histories = {t.FAILED_KEY.unpack(key): row for key, row in found}
     known = {key[1:]: row for key, row in histories.items() if key[0] == group.group_id}
+    for message in unswept_rows(state, group):
+        known.pop(message, None)
     assert known.keys() <= rows.keys(), "the history of a message that has not failed"
     for message, row in rows.items():
         if row.dead_at:
@@ -84,6 +95,17 @@ def check_histories(
 
 
 def stored_rows(state: State, group: ConsumerGroup) -> dict[MessageRef, FailedMessage]:
+    rows = _raw_rows(state, group)
+    return {ref: row for ref, row in rows.items() if not failed_messages.is_over(state, ref, row)}
+
+
+def unswept_rows(state: State, group: ConsumerGroup) -> dict[MessageRef, FailedMessage]:
+    """Return what is left of letters that were processed."""
+    rows = _raw_rows(state, group)
+    return {ref: row for ref, row in rows.items() if failed_messages.is_over(state, ref, row)}
+
+
+def _raw_rows(state: State, group: ConsumerGroup) -> dict[MessageRef, FailedMessage]:
     start, stop = (
         t.FAILED_KEY.pack(number, 0, 0, 0) for number in (group.group_id, group.group_id + 1)
     )
@@ -166,11 +188,13 @@ def check_indexes(
         for message, row in rows.items()
         if row.kind in (FailedKind.LETTER, FailedKind.ABANDONED) or message in put_back
     }
+    over = {(row.number, message) for message, row in unswept_rows(state, group).items()}
     assert dead == {
         tuple(message): number
         for (of_group, number), message in letters
-        if of_group == group.group_id
+        if of_group == group.group_id and (number, tuple(message)) not in over
     }
+    assert group.leased_letters.keys() <= group.leased_rows.keys()
     assert group.letters == sum(1 for row in rows.values() if row.kind == FailedKind.LETTER)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from tests.core.consumers.invariants import moved_rows
 from tests.core.consumers.world import ConsumersWorld
 from txmq.core.consumers.commands import (
     AbandonLetters,
@@ -22,7 +23,6 @@ from txmq.core.state.letter_index import LetterState
 from txmq.core.state.plans import PlanSettings
 from txmq.model.retry import FailureReport, RetryPolicy
 from txmq.model.units import MINUTE, SECOND
-from txmq.store.tables import FAILED, FAILED_KEY
 
 if TYPE_CHECKING:
     from txmq.core.state.consumer_groups import MessageRef
@@ -128,10 +128,7 @@ class LettersWorld(ConsumersWorld):
         return tuple(self.random.sample(places, min(len(places), self.random.randint(0, 3))))
 
     def rows(self) -> dict[MessageRef, FailedMessage]:
-        found: Any = self.state.tables[FAILED].range(b"")
-        stored = [(FAILED_KEY.unpack(key)[1:], FailedMessage(*row)) for key, row in found]
-        current = failed_messages.current
-        return {ref: current(self.state, self.group(), ref, row) for ref, row in stored}
+        return moved_rows(self.state, self.group())
 
     def selection(self) -> LetterSelection:
         """Return a random selection."""

@@ -29,6 +29,8 @@ def check_plans(state: State) -> None:
         group = state.groups.find(group_id)
         assert group is not None
         at = (ref[0], ref[1], ref[2])
+        if failed_messages.is_over(state, at, FailedMessage(*row)):
+            continue
         rows[group_id, *at] = failed_messages.current(state, group, at, FailedMessage(*row))
     for plan in state.plans.by_id.values():
         letters = list(plan_letters.letters_of(state, plan.plan_id))

@@ -17,6 +17,7 @@ from txmq.core.consumers.plan_steps import (
     AdvancePlan,
     EndLostLetters,
     FreezePlan,
+    SweepPlan,
     TidyPlan,
     manifest_digest,
     what_may_be_lost,
@@ -43,8 +44,9 @@ if TYPE_CHECKING:
 
 PLANNING = STEPS | {
     "act": 150, "make_plan": 2, "set_policy": 0.5, "fire": 1, "build": 12, "go_on": 25,
-    "order_plan": 9, "tidy_plans": 3, "produce": 20, "operate": 0.4, "crash": 0.3, "reset": 0.7,
-    "give": 2, "alter": 0.5, "end_lost": 1, "edit": 2, "export": 1, "try_one": 1,
+    "order_plan": 9, "tidy_plans": 3, "sweep_plans": 3, "produce": 20, "operate": 0.4,
+    "crash": 0.3, "reset": 0.7, "give": 2, "alter": 0.5, "end_lost": 1, "edit": 2, "export": 1,
+    "try_one": 1,
 }  # fmt: skip
 
 
@@ -259,6 +261,11 @@ class PlanningSim(Sim):
         for plan in list(self.state.plans.active.values()):
             if plan.state is PlanState.DELETED:
                 self.do_unseen(TidyPlan(plan.plan_id))
+
+    def sweep_plans(self) -> None:
+        for plan in list(self.state.plans.by_id.values()):
+            if plan.unswept:
+                self.do_unseen(SweepPlan(plan.plan_id))
 
     def check(self) -> None:
         super().check()

@@ -13,6 +13,7 @@ from tests.core.consumers.letters_world import Found, LettersWorld
 from txmq.core import machine, upgrades
 from txmq.core.consumers import letter_selection, letter_stats
 from txmq.core.consumers.letter_selection import LetterScan, LetterSelection
+from txmq.core.consumers.plan_steps import SweepPlan
 from txmq.core.state import failed_messages, letter_index
 from txmq.core.state.letter_index import SLOT, LetterState
 from txmq.core.steps import run_to_end
@@ -155,13 +156,13 @@ def planted_without_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def planted_stale_index(monkeypatch: pytest.MonkeyPatch) -> None:
     """An index that keeps a letter's old error when it dies with another one."""
-    keys = letter_index._keys
+    keys = letter_index.keys_of
 
     def without_errors(group_id: int, letter: letter_index.Letter) -> object:
         made = list(keys(group_id, letter))
         return made[:-1] if letter.replays else made
 
-    monkeypatch.setattr(letter_index, "_keys", without_errors)
+    monkeypatch.setattr(letter_index, "keys_of", without_errors)
 
 
 def planted_page_of_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,6 +260,9 @@ def test_the_tables_of_an_older_version_get_the_index_that_a_new_one_has(seed: i
     world = LettersWorld(seed)
     for _ in range(60):
         world.turn()
+    for plan in world.state.plans.by_id.values():  # that version had no plans
+        while world.do(SweepPlan(plan.plan_id)).more:
+            pass
     machine.save(world.state)
     tables = world.state.tables
     wanted = [[*tables[name].range(b"")] for name in (LETTER_INDEX, LETTER_CELLS)]

@@ -130,6 +130,10 @@ def a_letter_stays_in_the_queue(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(failed_messages, "take_from_queue", lambda *_: True)
 
 
+def what_is_processed_is_seen_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(failed_messages, "is_over", lambda *_: False)
+
+
 def a_letter_of_a_fenced_key_is_put_back(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(FailureChanges, "put_back", lambda *_: None)
 
@@ -164,6 +168,7 @@ def messages_under_way_are_given(patch: pytest.MonkeyPatch) -> None:
         a_letter_stays_in_the_queue,
         a_letter_of_a_fenced_key_is_put_back,
         a_reset_tells_that_it_processed,
+        what_is_processed_is_seen_again,
     ],
 )
 def test_a_planted_bug_of_plans_is_found(

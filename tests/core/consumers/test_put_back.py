@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.core.consumers.invariants import (
+    check_histories,
+    check_indexes,
+    check_letter_index,
+    moved_rows,
+)
 from tests.core.consumers.plans_world import PlansWorld
 from tests.core.consumers.world import rows
 from txmq.core import machine
+from txmq.core.consumers.commands import ResetPosition
 from txmq.core.consumers.letter_selection import LetterSelection
 from txmq.core.consumers.letter_views import list_letters
-from txmq.core.consumers.plan_steps import AdvancePlan
+from txmq.core.consumers.plan_steps import AdvancePlan, AdvanceReply, SweepPlan
 from txmq.core.consumers.plans import CancelPlan, DeletePlan, StartPlan
 from txmq.core.events.outcome import Rejected
 from txmq.core.events.plans import PlanAdvanced
 from txmq.core.retention.letter_retention import ExpireLetters
-from txmq.core.state import failed_messages
+from txmq.core.state import attempts, failed_messages, plan_letters
 from txmq.core.state.failed_messages import FailedKind, Move
 from txmq.core.state.letter_index import LetterState
-from txmq.core.state.put_back import TRIMMED_AT, PutBackQueue
+from txmq.core.state.put_back import TRIMMED_AT, PlainLetter, PutBackQueue
 from txmq.model.units import DAY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TURNS = 100
 
 
 @pytest.fixture
@@ -146,3 +158,157 @@ def test_a_queue_keeps_its_order() -> None:
         queue.discard(offset)
     assert [*queue] == [*range(2 * TRIMMED_AT, 3 * TRIMMED_AT)]
     assert len(queue) == TRIMMED_AT
+
+
+def test_neighbours_of_a_batch_are_taken_together() -> None:
+    queue, letter = PutBackQueue(), PlainLetter(1, 2, 3)
+    for offset, position in ((4, 9), (5, 9), (6, 9), (7, 20), (9, 20)):
+        queue.add(offset, position, letter if offset != 5 else None)
+    assert [*queue.runs(10)] == [(4, 3), (7, 1), (9, 1)]
+    assert [*queue.runs(2)] == [(4, 2), (6, 1), (7, 1), (9, 1)]
+    assert queue.take(7, 2) is None, "8 does not wait"
+    assert queue.take(5, 2) == [None, letter]
+    assert not queue.has_run(4, 2)
+    assert [*queue] == [4, 7, 9]
+    assert queue.take(4, 1) == [letter]
+    assert [*queue] == [7, 9]
+
+
+def test_an_ack_says_so_in_the_plan_and_rows_go_later(world: PlansWorld) -> None:
+    """What is processed is gone for everybody; a sweep removes what is left of it."""
+    world.create("p", *world.letters(0, 5, None, 7))
+    world.run_plan("p")
+    before = rows(world.state)
+    assert [one.offset for one in world.fetch("m", most=4)] == [0, 1]
+    world.ack("m", (0, 2), topic="a")
+    assert world.outcomes("p") == {"delivered": 2, "processed": 2}
+    assert [ref[2] for ref in world.rows()] == [2, 3]
+    assert selected(world, *LetterState) == [2, 3]
+    machine.save(world.state)
+    loaded = machine.load(world.state.tables)
+    assert loaded.plans == world.state.plans
+    assert failed_messages.get(loaded, loaded.groups.by_name["g"], (1, 0, 1)) is None
+    after = rows(world.state)
+    for name in ("moved", "letters", "letter_index", "plan_letters", "attempts"):
+        assert after[name] == before[name], name
+    assert world.do(SweepPlan(world.plan_of("p").plan_id)) == AdvanceReply(2)
+    swept = rows(world.state)
+    assert (len(swept["moved"]), len(swept["attempts"]), len(swept["letters"])) == (2, 2, 2)
+    world.check_plans()
+
+
+def test_a_deleted_plan_is_swept_first(world: PlansWorld) -> None:
+    world.create("p", *world.letters(0, 5, None))
+    world.run_plan("p")
+    plan_id = world.plan_of("p").plan_id
+    world.fetch("m")
+    world.ack("m", (0, 3), topic="a")
+    world.run_plan("p")
+    world.do(DeletePlan("p"))
+    world.tidy(plan_id)
+    left = rows(world.state)
+    for name in ("moved", "letters", "letter_index", "attempts", "plan_letters", "plan_done"):
+        assert not left[name], name
+
+
+def test_a_message_that_is_processed_again_has_no_old_history(world: PlansWorld) -> None:
+    """A reset delivers what a plan's letter was, before it is swept."""
+    world.create("p", *world.letters(0))
+    world.run_plan("p")
+    world.fetch("m")
+    world.ack("m", (0, 1), topic="a")
+    world.do(ResetPosition("g", "a", "first"))
+    world.join("m", "a", "b")
+    [got] = world.fetch("m")
+    assert (got.offset, got.attempt) == (0, 1)
+    world.fail_as(0, "new")
+    assert attempts.get(world.state, world.group(), (1, 0, 0)).failures == 1
+    world.do(SweepPlan(world.plan_of("p").plan_id))
+    assert [*world.rows()] == [(1, 0, 0)]
+    assert world.outcomes("p") == {"processed": 1}
+    world.check_plans()
+
+
+def run(seed: int) -> int:
+    """Make random changes, and check everything after each. Return the number of swept
+    letters.
+    """
+    world, swept = PlansWorld(seed), 0
+    for _ in range(TURNS):
+        chance = world.random.random()
+        if chance < 0.1:
+            for plan in world.state.plans.by_id.values():
+                swept += world.do(SweepPlan(plan.plan_id)).letters
+        elif chance < 0.3:
+            world.plan_some()
+            world.process()
+        else:
+            world.turn()
+        check(world)
+    replayed = world.replayed()
+    assert rows(replayed) == rows(world.state)
+    machine.save(world.state)
+    loaded = machine.load(world.state.tables)
+    assert loaded.plans == replayed.plans == world.state.plans
+    return swept
+
+
+def check(world: PlansWorld) -> None:
+    group, failed = world.group(), moved_rows(world.state, world.group())
+    check_indexes(world.state, group, failed)
+    check_histories(world.state, group, failed)
+    check_letter_index(world.state, group, failed)
+    world.check_plans()
+    for tp, queue in group.put_back.items():
+        assert sum(count for _start, count in queue.runs(100)) == len(queue), tp
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_processed_is_nowhere_else(seed: int) -> None:
+    assert run(seed) > 3
+
+
+def what_is_processed_is_seen_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(failed_messages, "is_over", lambda *_: False)
+
+
+def a_queue_takes_the_wrong_one(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PutBackQueue, "_find", lambda self, *_: self._first)
+
+
+def a_sweep_takes_what_waits(patch: pytest.MonkeyPatch) -> None:
+    """A sweep that takes all letters of a chunk, processed or not."""
+    sweep = plan_letters.sweep
+
+    def wide(state: Any, plan: Any, chunk: Any) -> list[Any]:
+        sweep(state, plan, chunk)
+        start = chunk[2] * plan_letters.CHUNK
+        return [(*chunk[:2], at) for at in range(start, start + plan_letters.CHUNK)]
+
+    patch.setattr(plan_letters, "sweep", wide)
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [
+        what_is_processed_is_seen_again,
+        a_queue_takes_the_wrong_one,
+        a_sweep_takes_what_waits,
+    ],
+)
+def test_a_planted_bug_is_found(
+    bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bug(monkeypatch)
+    for seed in range(8):
+        try:
+            run(seed)
+        except (AssertionError, LookupError):
+            return
+    pytest.fail("the checks are blind to this bug")
+
+
+def test_a_history_of_an_earlier_life_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failed_messages, "_swept", failed_messages._stored)
+    with pytest.raises(AssertionError):
+        test_a_message_that_is_processed_again_has_no_old_history(PlansWorld(1))

@@ -19,6 +19,7 @@ from txmq.core.consumers.plan_steps import (
     EndLostLetters,
     FreezePlan,
     LostReply,
+    SweepPlan,
     TidyPlan,
 )
 from txmq.core.consumers.plans import DeletePlan, StartPlan
@@ -45,6 +46,7 @@ MAX_FINISHED = 1_000
 ADDED_AT_ONCE = 250  # letters, so that no record takes long
 SEARCHED_PER_S = 10_000  # letters that the search for lost ones reads, on the average
 FAST = 1 << 30  # letters per step of a plan without a rate
+UNSWEPT = 1_500  # chunks of processed letters that may wait while their plan runs
 
 
 class Pace:
@@ -72,6 +74,12 @@ class Pace:
         self._tokens = min(self._tokens + (now - self._at) * rate, most)
         self._at = now
         return int(self._tokens)
+
+    def goes_on(self, now: float) -> bool:
+        """Return True if the next step need not wait for a tick. A step for each letter
+        would make all others wait for a disk flush of its own.
+        """
+        return self.allowed(now) >= plan_steps.STEP_LETTERS
 
     def take(self, letters: int) -> None:
         """Count letters that were put back."""
@@ -130,6 +138,7 @@ class PlanService:
         # of each plan, what the last search for lost letters depended on, and when the
         # next one may be
         self._searched: dict[int, tuple[tuple[int, ...], float]] = {}
+        self._sweeping: set[int] = set()  # plans whose processed letters are being swept
         self._counts: dict[int, dict[int, int]] = {}  # of each plan, when it was looked at
 
     def tick(self) -> None:
@@ -139,6 +148,9 @@ class PlanService:
             if plan.plan_id not in self._busy and not rests:
                 self._resting_until.pop(plan.plan_id, None)
                 self._begin(plan)
+        for plan in self._plans.by_id.values():
+            if plan.unswept and plan.plan_id not in self._sweeping and not self._ends(plan):
+                self._sweep(plan)
         running = {plan.plan_id for plan in self._plans.active.values() if plan.state in RUNNING}
         for plan_id in self._paces.keys() - running:
             del self._paces[plan_id]
@@ -302,8 +314,29 @@ class PlanService:
             crashpoint("plan.after_canary")
         if plan.state is PlanState.DONE:
             crashpoint("plan.after_end")
-        if reply.more and plan.plan_id in self._plans.active:
+        waits = reply.letters and pace is not None and not pace.goes_on(self._now())
+        if reply.more and not waits and plan.plan_id in self._plans.active:
             self._begin(plan)
+
+    def _ends(self, plan: Plan) -> bool:
+        """Return True while the last outcome of a plan is on its way to its state."""
+        return plan.plan_id in self._busy and not plan.count(LetterOutcome.DELIVERED)
+
+    def _sweep(self, plan: Plan) -> None:
+        self._sweeping.add(plan.plan_id)
+        self._engine.submit(SweepPlan(plan.plan_id), partial(self._swept, plan))
+
+    def _swept(self, plan: Plan, reply: object) -> None:
+        """Go on at once where nobody waits for letters of the plan, or much is left:
+        what is processed next comes first.
+        """
+        self._sweeping.discard(plan.plan_id)
+        if not isinstance(reply, AdvanceReply):
+            return
+        crashpoint("plan.after_sweep")
+        busy = plan.count(LetterOutcome.DELIVERED) and len(plan.unswept) < UNSWEPT
+        if reply.more and not busy and self.has_room():
+            self._sweep(plan)
 
     def _tidied(self, plan: Plan, reply: object) -> None:
         crashpoint("plan.after_tidy")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.core.consumers import circuit_breaker, key_fences, leases
@@ -127,12 +126,8 @@ def _settle_rows(state: State, group: ConsumerGroup, rows: tuple[MessageRef, ...
     # a fence has to know the key of each
     plain = [ref for ref in refs if ref[0] not in group.fences]
     others = set(failed_messages.remove_processed(state, group, plain))
-    acked = Counter[int]()
-    for ref in plain:
-        if ref not in others:
-            acked[group.leased_rows.get(ref, 0)] += 1
-            leases.release_row(state, group, ref)
-    for lease, messages in acked.items():
+    acked = [ref for ref in plain if ref not in others] if others else plain
+    for lease, messages in leases.release_rows(state, group, acked).items():
         circuit_breaker.record_acks(group, lease, messages)
     for ref in refs:
         if ref[0] in group.fences or ref in others:

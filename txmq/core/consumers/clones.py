@@ -188,8 +188,8 @@ def _redeliver_rows(
     """
     for ref in rows:
         row = failed_messages.get(state, source, ref)
-        assert row is not None, "it was found"
-        if row.kind in failed_messages.DELIVERABLE:
+        # None = it is processed, and not swept yet
+        if row is not None and row.kind in failed_messages.DELIVERABLE:
             failed_messages.redeliver_in_clone(state, clone, ref)
 
 

@@ -28,6 +28,8 @@ from txmq.core.state.state import State
 from txmq.model.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from txmq.core.events.base import RecordContext
     from txmq.core.state.positions import GroupPosition
 
@@ -105,6 +107,8 @@ class _DeliveryBuilder:
         if is_open is None:
             is_open = self._open[failed, tp] = self._is_open(tp, failed=failed)
         if not is_open:
+            return
+        if failed and self._add_put_back(number, read, tp):
             return
         if failed:
             for offset in range(candidate.start, candidate.start + candidate.rows):
@@ -241,6 +245,28 @@ class _DeliveryBuilder:
             start = self._ranges.pop()[2]
         self._ranges.append((*tp, start, end, attempt))
 
+    def _add_put_back(self, number: int, read: CandidateRead, tp: TopicPartition) -> bool:
+        """Add letters that plans have put back, neighbours of one batch, all at once.
+        Return False if each has to be looked at.
+        """
+        candidate = read.candidate
+        start, end = candidate.start, candidate.start + candidate.rows
+        if (
+            read.expired
+            or candidate.attempt != 1
+            or candidate.deaths
+            or (self._ordered and self.changes.topic_has_fences(tp[0]))
+            or not failed_messages.has_run(self._group, tp, start, candidate.rows)
+        ):
+            return False
+        refs: list[MessageRef] = [(*tp, offset) for offset in range(start, end)]
+        if not self._decided.isdisjoint(refs) or not self._fits_deaths(0):
+            return False
+        self._decided.update(refs)
+        self._rows += refs
+        self._deliveries.append(DeliveredRange(number, start, end, 1))
+        return True
+
     def _add_row(self, number: int, read: CandidateRead, tp: TopicPartition, offset: int) -> None:
         ref = (*tp, offset)
         group = self._group
@@ -325,7 +351,7 @@ def apply_delivered(state: State, event: Delivered, context: RecordContext) -> N
             TopicPartition(topic_id, partition),
             ValueRange(start, end, Grant(event.lease, attempt)),
         )
-    for ref in event.rows:
+    for ref in _take_runs(state, group, event):
         if failed_messages.take_from_queue(state, group, ref):
             leases.add_row(group, event.lease, ref)  # its row stays as it is
             continue
@@ -338,6 +364,24 @@ def apply_delivered(state: State, event: Delivered, context: RecordContext) -> N
     if event.deaths:
         for tp in lease.partitions:
             group.update_suspects(tp)
+
+
+def _take_runs(state: State, group: ConsumerGroup, event: Delivered) -> Iterator[MessageRef]:
+    """Apply: lease letters that plans have put back, neighbours at once. Yield the
+    other failed messages, each in its turn.
+    """
+    if not group.put_back:
+        yield from event.rows
+        return
+    run: list[MessageRef] = []
+    for ref in (*event.rows, (0, 0, 0)):
+        if run and ref != (*run[-1][:2], run[-1][2] + 1):
+            if failed_messages.take_run(state, group, run):
+                leases.add_rows(group, event.lease, run)
+            else:
+                yield from run
+            run = []
+        run.append((ref[0], ref[1], ref[2]))
 
 
 def _apply_passed(state: State, group: ConsumerGroup, event: Delivered) -> None:

@@ -105,6 +105,13 @@ def add_row(group: ConsumerGroup, number: int, ref: MessageRef) -> None:
     group.leases[number].remaining += 1
 
 
+def add_rows(group: ConsumerGroup, number: int, refs: list[MessageRef]) -> None:
+    """Apply: add failed messages to a lease."""
+    group.leased_rows.update(dict.fromkeys(refs, number))
+    group.leases[number].rows.update(refs)
+    group.leases[number].remaining += len(refs)
+
+
 def lease_of(group: ConsumerGroup, ref: MessageRef) -> int:
     """Return the number of the lease that covers a message, 0 = none."""
     if ref in group.leased_rows:
@@ -132,6 +139,24 @@ def release_row(state: State, group: ConsumerGroup, ref: MessageRef) -> None:
     if number is not None:
         group.leases[number].rows.discard(ref)
         _shrink(state, group, number, 1)
+
+
+def release_rows(state: State, group: ConsumerGroup, refs: Iterable[MessageRef]) -> dict[int, int]:
+    """Apply: take failed messages out of their leases. Return the number of messages by
+    the number of the lease; 0 = they had none.
+    """
+    released: dict[int, list[MessageRef]] = {}
+    for ref in refs:
+        number = group.leased_rows.pop(ref, 0)
+        if number in released:
+            released[number].append(ref)
+        else:
+            released[number] = [ref]
+    for number, rows in released.items():
+        if number:
+            group.leases[number].rows.difference_update(rows)
+            _shrink(state, group, number, len(rows))
+    return {number: len(rows) for number, rows in released.items()}
 
 
 def _shrink(state: State, group: ConsumerGroup, number: int, messages: int) -> None:

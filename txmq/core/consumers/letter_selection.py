@@ -161,8 +161,9 @@ class LetterScan:
             return None
         ref = (at[0], at[1], at[2])
         row = failed_messages.get(self._state, self._group, ref)
-        assert row is not None, "the index has it"
         self.examined += 1
+        if row is None:
+            return None  # it is processed, and not swept yet
         self.text_read += len(row.error_text)
         name = self._state.topics_by_id[ref[0]].name
         return FoundLetter(ref, row) if matches(self._selection, name, row) else None

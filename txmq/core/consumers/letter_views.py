@@ -63,8 +63,8 @@ def _letters(
     rows: Any = state.letters.range(start, stop)
     for _key, ref in rows:
         row = failed_messages.get(state, group, tuple(ref))
-        assert row is not None, "in the index, so it is there"
-        if row.kind in CLOSED:  # its plan has not put it back
+        # its plan has not put it back, nor is it processed and not swept yet
+        if row is not None and row.kind in CLOSED:
             yield tuple(ref), row
 
 

@@ -26,6 +26,7 @@ from txmq.core.events.plans import (
     PlanLettersLost,
     PlanMoved,
     PlanPutBack,
+    PlanSwept,
     PlanTidied,
     SkippedLetter,
 )
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from txmq.core.steps import Steps
 
 STEP_LETTERS = 500  # put back by one record: about 7 ms
+SWEPT_LETTERS = 64  # of one record: about a millisecond
 STEP_ROWS = 1_000  # read, added or removed by one record
 READ_ROWS = 250  # by one step of the digest: about a millisecond
 MAX_REASON = 256  # characters
@@ -114,6 +116,12 @@ class LostReply(NamedTuple):
     """The key to go on behind; None = all letters were looked at."""
 
     following: bytes | None = None
+
+
+class SweepPlan(NamedTuple):
+    """Remove rows of letters of a plan that are processed."""
+
+    plan_id: int
 
 
 class TidyPlan(NamedTuple):
@@ -423,11 +431,29 @@ def _reason_of_end(state: State, plan: Plan, group: ConsumerGroup, ref: MessageR
     return "" if head is None else failures.behind(state, head)
 
 
-def decide_tidy(state: State, command: TidyPlan, now: int) -> Outcome:
+def decide_sweep(state: State, command: SweepPlan, now: int) -> Outcome:
     del now
+    plan = state.plans.by_id.get(command.plan_id)
+    if plan is None or not plan.unswept:
+        return Outcome(reply=AdvanceReply(0))
+    chunks: list[tuple[int, int, int]] = []
+    letters = 0
+    for chunk, count in plan.unswept.items():
+        if chunks and letters + count > SWEPT_LETTERS:
+            break
+        chunks.append(chunk)
+        letters += count
+    event = PlanSwept(plan.plan_id, plan.group_id, tuple(chunks))
+    return Outcome((event,), AdvanceReply(letters, more=len(chunks) < len(plan.unswept)))
+
+
+def decide_tidy(state: State, command: TidyPlan, now: int) -> Outcome:
     plan = state.plans.by_id.get(command.plan_id)
     if plan is None or plan.state is not PlanState.DELETED:
         return Outcome(reply=AdvanceReply(0))
+    if plan.unswept:  # it says that these are processed
+        swept = decide_sweep(state, SweepPlan(plan.plan_id), now)
+        return swept._replace(reply=AdvanceReply(0, more=True))
     return Outcome((PlanTidied(plan.plan_id, STEP_ROWS),), AdvanceReply(0, more=True))
 
 
@@ -515,16 +541,27 @@ def _set(
     plan_letters.change(state, plan, key, letter._replace(outcome=outcome, why=why))
 
 
+def apply_swept(state: State, event: PlanSwept, context: RecordContext) -> None:
+    del context
+    plan = state.plans.by_id[event.plan_id]
+    for topic_id, partition, number in event.chunks:
+        letters = plan_letters.sweep(state, plan, (topic_id, partition, number))
+        failed_messages.sweep_letters(state, plan.plan_id, event.group_id, letters)
+
+
 def apply_tidied(state: State, event: PlanTidied, context: RecordContext) -> None:
     del context
     plan = state.plans.by_id[event.plan_id]
+    for chunk in list(plan.unswept):  # the log has lost that they were swept
+        swept = plan_letters.sweep(state, plan, chunk)
+        failed_messages.sweep_letters(state, plan.plan_id, plan.group_id, swept)
     group = state.groups.find(plan.group_id)
     letters = list(islice(plan_letters.letters_of(state, plan.plan_id), event.most))
     for placed in letters:
         if group is not None and placed.letter.outcome == LetterOutcome.DELIVERED:
             failed_messages.leave_plan(state, group, placed.ref, plan.plan_id)
         state.tables[t.PLAN_LETTERS].delete(placed.key)
-    if len(letters) < event.most:
+    if len(letters) < event.most and plan_letters.forget_done(state, plan, event.most):
         state.plans.remove(plan)
 
 
@@ -533,6 +570,7 @@ DECIDERS: Deciders = {
     FreezePlan: decide_freeze,
     AdvancePlan: decide_advance,
     EndLostLetters: decide_end_lost,
+    SweepPlan: decide_sweep,
     TidyPlan: decide_tidy,
 }
 APPLIERS: Appliers = {
@@ -541,5 +579,6 @@ APPLIERS: Appliers = {
     PlanAdvanced: apply_advanced,
     PlanPutBack: apply_advanced,
     PlanLettersLost: apply_lost,
+    PlanSwept: apply_swept,
     PlanTidied: apply_tidied,
 }

@@ -272,17 +272,32 @@ class _Planner:
                     self._add_row(ref, row)
                 elif (passed := passed + 1) > SUSPECTS_SKIPPED:
                     break
+            if not self._deaths:  # letters that were put back are no suspects
+                most = self._put_back(tp, most)
 
-    def _add_row(self, ref: MessageRef, row: FailedMessage) -> None:
-        self._messages -= 1
+    def _put_back(self, tp: TopicPartition, most: int) -> int:
+        """Plan letters that plans have put back, and return how many more may be."""
+        for ref, row, count in failed_messages.put_back_runs(
+            self._state, self._group, tp, MAX_ROWS
+        ):
+            if most <= 0 or self._full(self._size(ref, row)):
+                return 0
+            rows = min(count, most, self._messages)
+            most -= rows
+            self._add_row(ref, row, rows)
+        return most
+
+    def _add_row(self, ref: MessageRef, row: FailedMessage, rows: int = 1) -> None:
+        """Add a failed message, with those next to it that are as it is."""
+        self._messages -= rows
         if self._first_row is not None and self._is_next(*self._first_row, ref, row):
-            self._rows += 1
+            self._rows += rows
             return
         self._close_rows()
         self._bytes -= self._size(ref, row)
         if row.length > SINGLE_ROW_BYTES:
             self._single_row_batches.add(row.position)
-        self._first_row, self._rows = (ref, row), 1
+        self._first_row, self._rows = (ref, row), rows
 
     def _is_next(
         self, first_ref: MessageRef, first: FailedMessage, ref: MessageRef, row: FailedMessage

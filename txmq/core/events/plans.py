@@ -148,6 +148,17 @@ class PlanLettersLost(NamedTuple):
     letters: tuple[SkippedLetter, ...]
 
 
+@event(139)
+class PlanSwept(NamedTuple):
+    """The rows of processed letters of a plan were removed, those of these chunks:
+    (topic id, partition, number).
+    """
+
+    plan_id: int
+    group_id: int
+    chunks: tuple[tuple[int, int, int], ...]
+
+
 @event(134)
 class PlanTidied(NamedTuple):
     """At most `most` more letters of a deleted plan were removed; the plan goes with

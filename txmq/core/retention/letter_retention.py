@@ -47,6 +47,8 @@ def decide_expire(state: State, command: ExpireLetters, now: int) -> Outcome:
     expired: list[MessageRef] = []
     keeps = group.settings.keep_until_exported
     for _number, ref, row in letters:
+        if row is None:
+            continue
         retention = _retention_of(state, ref, command.default)
         old = retention and row.dead_at < state.certain(now) - retention
         # letters of a deleted topic cannot be named any more
@@ -63,7 +65,8 @@ def decide_expire(state: State, command: ExpireLetters, now: int) -> Outcome:
 
 def _scan_letters(
     state: State, group: ConsumerGroup, after: int
-) -> Iterator[tuple[int, MessageRef, FailedMessage]]:
+) -> Iterator[tuple[int, MessageRef, FailedMessage | None]]:
+    """Yield letters by their numbers. None = it is processed, and not swept yet."""
     low, high = (
         t.LETTER_KEY.pack(group.group_id, after + 1),
         t.LETTER_KEY.pack(group.group_id, t.SIGN),
@@ -72,7 +75,6 @@ def _scan_letters(
     for key, at in rows:
         ref = tuple(at)
         row = failed_messages.get(state, group, ref)
-        assert row is not None, "the index has it"
         yield t.LETTER_KEY.unpack(key)[1], ref, row
 
 

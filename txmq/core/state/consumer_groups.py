@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.core.state.positions import GroupPosition
-from txmq.core.state.put_back import PutBackQueue
+from txmq.core.state.put_back import PlainLetter, PutBackQueue
 from txmq.model.retry import RetryPolicy
 from txmq.model.topic_partition import TopicPartition
 from txmq.model.units import MINUTE, SECOND
@@ -282,6 +282,9 @@ class ConsumerGroup:
     positions: dict[TopicPartition, GroupPosition] = field(default_factory=dict)
     leases: dict[int, Lease] = field(default_factory=dict)
     leased_rows: dict[MessageRef, int] = field(default_factory=dict)  # failed message: lease
+    # of letters among them that plans have put back, what their acks have to know; of
+    # those that are not here, the rows say it
+    leased_letters: dict[MessageRef, PlainLetter] = field(default_factory=dict, compare=False)
     # rows of table `retries`, and offsets of `put_back`
     retrying: Counter[TopicPartition] = field(default_factory=Counter)
     # letters that plans have put back, and that wait; follows from the tables

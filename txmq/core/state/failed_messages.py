@@ -9,7 +9,8 @@ retrying message is in `retries` and `wakes` while no member holds it, a parked 
 are in `letters`.
 
 A letter that its plan has put back keeps its row and its indexes until it ends or fails
-(`put_back`). What this module returns is the retry that it is.
+(`put_back`). What this module returns is the retry that it is. Once it is processed, a
+bit of its plan says so, and it is there no more: its rows are removed later (`sweep`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from txmq.core.state.letter_index import Letter, LetterState
 from txmq.core.state.local_stores import StoredMessage
 from txmq.core.state.plans import LetterOutcome
 from txmq.core.state.positions import UNDELIVERED
-from txmq.core.state.put_back import PutBackQueue
+from txmq.core.state.put_back import PlainLetter, PutBackQueue
 from txmq.model.topic_partition import TopicPartition
 from txmq.store import tables as t
 
@@ -194,8 +195,20 @@ def get(state: State, group: ConsumerGroup, ref: MessageRef) -> FailedMessage | 
 
 
 def _stored(state: State, group: ConsumerGroup, ref: MessageRef) -> FailedMessage | None:
+    row = _raw(state, group, ref)
+    return None if row is None or is_over(state, ref, row) else row
+
+
+def _raw(state: State, group: ConsumerGroup, ref: MessageRef) -> FailedMessage | None:
     row: Any = state.failed_messages.get(t.FAILED_KEY.pack(group.group_id, *ref))
     return None if row is None else FailedMessage(*row)
+
+
+def is_over(state: State, ref: MessageRef, row: FailedMessage) -> bool:
+    """Return True if a row of table `moved` is that of a letter that is processed since
+    its plan has put it back.
+    """
+    return row.plan > 0 and plan_letters.is_unswept(state, row.plan, ref)
 
 
 def current(
@@ -234,27 +247,38 @@ def replayed_row(row: FailedMessage, **changes: Any) -> FailedMessage:  # noqa: 
 
 def put_back(state: State, group: ConsumerGroup, plan_id: int, refs: Iterable[MessageRef]) -> None:
     """Apply: a plan's cursor has passed these letters."""
-    letters: list[Letter] = []
+    cells: dict[tuple[int, int, int], letter_index.CellChange] = {}
+    count = 0
     for ref in refs:
         row = _stored(state, group, ref)
         if row is None or (row.kind, row.plan, row.token) != (FailedKind.LETTER, plan_id, b""):
             continue  # the log has lost what became of it
-        letter = letter_of(ref, row)
-        assert letter is not None, "it is dead"
-        letters.append(letter)
-        tp = TopicPartition(ref[0], ref[1])
-        group.retrying[tp] += 1
-        _queue(group, tp).add(ref[2])
-    letter_index.put_back(state.tables, group.group_id, letters)
-    group.letters -= len(letters)
+        error, slot = _add_to_queue(group, ref, row)
+        died_at, names = row.dead_at or row.first_failed_at, (row.error_type, row.fingerprint)
+        letter_index.add_to_cell(cells, (ref[0], error, slot), died_at, row.replays, names)
+        group.retrying[TopicPartition(ref[0], ref[1])] += 1
+        count += 1
+    letter_index.put_back(state.tables, group.group_id, cells)
+    group.letters -= count
     state.groups.dirty_groups.add(group.group_id)
 
 
-def _queue(group: ConsumerGroup, tp: TopicPartition) -> PutBackQueue:
+def _add_to_queue(group: ConsumerGroup, ref: MessageRef, row: FailedMessage) -> tuple[int, int]:
+    """Apply: a letter waits for a consumer. Return its error and slot in the index."""
+    tp = TopicPartition(ref[0], ref[1])
     queue = group.put_back.get(tp)
     if queue is None:
         queue = group.put_back[tp] = PutBackQueue()
-    return queue
+    letter = _plain(row)
+    # of these, more has to be forgotten than their rows
+    others = row.edits or row.copies
+    queue.add(ref[2], row.position, None if others else letter)
+    return letter.error, letter.slot
+
+
+def _plain(row: FailedMessage) -> PlainLetter:
+    error = letter_index.error_of(row.error_type, row.fingerprint)
+    return PlainLetter(row.plan, error, letter_index.slot_at(row.dead_at or row.first_failed_at))
 
 
 def load_queues(state: State) -> None:
@@ -266,23 +290,64 @@ def load_queues(state: State) -> None:
         for key, letter in plan_letters.rows_of(state, plan.plan_id, last=plan.cursor):
             if letter[0] == LetterOutcome.PLANNED:
                 ref: Any = t.PLAN_LETTER_KEY.unpack(key)[2:]
-                if is_waiting(state, group, ref):
-                    _queue(group, TopicPartition(ref[0], ref[1])).add(ref[2])
+                row = _waiting(state, group, ref)
+                if row is not None:
+                    _add_to_queue(group, ref, row)
 
 
-def is_waiting(state: State, group: ConsumerGroup, ref: MessageRef) -> bool:
-    """Return True if a letter is put back, and waits for a consumer."""
+def before_failure(state: State, group: ConsumerGroup, ref: MessageRef) -> FailedMessage | None:
+    """Apply: return the row of a message that fails now, if it had failed before. What
+    is left of a letter that was processed in an earlier life goes first.
+    """
+    row = _swept(state, group, ref)
+    return None if row is None else current(state, group, ref, row)
+
+
+def _swept(state: State, group: ConsumerGroup, ref: MessageRef) -> FailedMessage | None:
+    row = _raw(state, group, ref)
+    if row is None or not is_over(state, ref, row):
+        return row
+    sweep(state, group.group_id, [(ref, row)])
+    return None
+
+
+def _waiting(state: State, group: ConsumerGroup, ref: MessageRef) -> FailedMessage | None:
+    """Return the row of a letter that is put back, and waits for a consumer."""
     if ref in group.leased_rows:
-        return False
+        return None
     row = _stored(state, group, ref)
-    return row is not None and _is_put_back(state, ref, row)
+    return row if row is not None and _is_put_back(state, ref, row) else None
+
+
+def has_run(group: ConsumerGroup, tp: TopicPartition, start: int, count: int) -> bool:
+    """Return True if letters that plans have put back wait at these offsets."""
+    queue = group.put_back.get(tp)
+    return queue is not None and queue.has_run(start, count)
+
+
+def take_run(state: State, group: ConsumerGroup, refs: list[MessageRef]) -> bool:
+    """Apply: neighbours that plans have put back go to a consumer. Return False if not
+    all of them are such letters, near the front of their queue.
+    """
+    tp = TopicPartition(refs[0][0], refs[0][1])
+    queue = group.put_back.get(tp)
+    letters = None if queue is None else queue.take(refs[0][2], len(refs))
+    if queue is None or letters is None:
+        return False
+    known = zip(refs, letters, strict=True)
+    group.leased_letters.update((ref, letter) for ref, letter in known if letter is not None)
+    if not queue:
+        del group.put_back[tp]
+    _count_retry(group, tp, -len(refs))
+    state.groups.dirty_groups.add(group.group_id)
+    return True
 
 
 def take_from_queue(state: State, group: ConsumerGroup, ref: MessageRef) -> bool:
     """Apply: a letter that was put back goes to a consumer. Return False if the message
     is no such letter.
     """
-    if not group.put_back or not is_waiting(state, group, ref):
+    if not group.put_back or _waiting(state, group, ref) is None:
         return False
     _leave_queue(group, ref)
     state.groups.dirty_groups.add(group.group_id)
@@ -360,7 +425,8 @@ def leave_plan(state: State, group: ConsumerGroup, ref: MessageRef, plan_id: int
 
 def drop(state: State, group: ConsumerGroup, ref: MessageRef) -> FailedMessage | None:
     """Apply: remove the row and its indexes before another `put`, and return it."""
-    stored = _stored(state, group, ref)
+    group.leased_letters.pop(ref, None)
+    stored = _swept(state, group, ref)
     if stored is None:
         return None
     row = current(state, group, ref, stored)
@@ -413,33 +479,64 @@ def remove(
 def remove_processed(
     state: State, group: ConsumerGroup, refs: Iterable[MessageRef]
 ) -> list[MessageRef]:
-    """Apply: remove the rows of leased letters that plans had put back: they are
-    processed. Return the other messages, to be removed one by one.
+    """Apply: leased letters that plans had put back are processed. Their plans say so,
+    and their rows are removed later. Return the other messages, to be removed one by
+    one.
     """
     if group.unfinished_clones:
         return list(refs)
-    tables = state.tables
     others: list[MessageRef] = []
-    letters: list[Letter] = []
+    cells: dict[tuple[int, int, int], int] = {}
+    done: dict[int, list[MessageRef]] = {}  # plan: its letters
+    known = group.leased_letters
     for ref in refs:
-        row = _stored(state, group, ref)
-        if row is None or not _is_put_back(state, ref, row):
+        letter = known.pop(ref, None) or _plain_letter(state, group, ref)
+        if letter is None:
             others.append(ref)
             continue
-        key = t.FAILED_KEY.pack(group.group_id, *ref)
-        state.failed_messages.delete(key)
-        tables[t.ATTEMPTS].delete(key)
-        state.letters.delete(t.LETTER_KEY.pack(group.group_id, row.number))
-        plan_letters.processed(state, row.plan, row.visible_at, ref, row.number)
-        if row.edits:
-            letter_edits.forget(state, (group.group_id, *ref))
-        if row.copies:
-            letter_copies.forget(state, (group.group_id, *ref))
-        letter = letter_of(ref, row)
-        assert letter is not None, "it was put back"
-        letters.append(letter)
-    letter_index.discard_put_back(tables, group.group_id, letters)
+        plan, error, slot = letter
+        done.setdefault(plan, []).append(ref)
+        cell = (ref[0], error, slot)
+        cells[cell] = cells.get(cell, 0) + 1
+    for plan, letters in done.items():
+        plan_letters.processed(state, plan, letters)
+    letter_index.count_processed(state.tables, group.group_id, cells)
     return others
+
+
+def _plain_letter(state: State, group: ConsumerGroup, ref: MessageRef) -> PlainLetter | None:
+    """Return what an ack has to know of a letter that its plan has put back; None = it
+    is no such message, or more than its rows has to be forgotten.
+    """
+    row = _stored(state, group, ref)
+    if row is None or row.edits or row.copies or not _is_put_back(state, ref, row):
+        return None
+    return _plain(row)
+
+
+def sweep_letters(state: State, plan_id: int, group_id: int, refs: Iterable[MessageRef]) -> None:
+    """Apply: remove what is left of letters of a plan that are processed."""
+    rows: list[tuple[MessageRef, FailedMessage]] = []
+    for ref in refs:
+        found: Any = state.failed_messages.get(t.FAILED_KEY.pack(group_id, *ref))
+        if found is not None and (row := FailedMessage(*found)).plan == plan_id:
+            rows.append((ref, row))
+    sweep(state, group_id, rows)
+
+
+def sweep(state: State, group_id: int, rows: Iterable[tuple[MessageRef, FailedMessage]]) -> None:
+    """Apply: remove the rows of processed letters, which nobody sees any more."""
+    tables = state.tables
+    histories, index = tables[t.ATTEMPTS], tables[t.LETTER_INDEX]
+    for ref, row in rows:
+        key = t.FAILED_KEY.pack(group_id, *ref)
+        state.failed_messages.delete(key)
+        histories.delete(key)
+        state.letters.delete(t.LETTER_KEY.pack(group_id, row.number))
+        letter = letter_of(ref, row)
+        assert letter is not None, "it was a dead letter"
+        for place in letter_index.keys_of(group_id, letter):
+            index.delete(place)
 
 
 def _at_store(row: FailedMessage) -> StoredMessage:
@@ -508,19 +605,18 @@ def rows_between(
     low, high = (
         t.FAILED_KEY.pack(group.group_id, *tp, min(offset, t.SIGN)) for offset in (start, end)
     )
-    rows: Any = state.failed_messages.range(low, high)
-    return [_found(state, group, *item) for item in islice(rows, most)]
+    rows = _found(state, group, state.failed_messages.range(low, high))
+    return list(islice(rows, most))
 
 
 def _found(
-    state: State,
-    group: ConsumerGroup,
-    key: bytes,
-    row: Any,  # noqa: ANN401  # rows are untyped
-) -> tuple[MessageRef, FailedMessage]:
-    _group_id, topic_id, partition, offset = t.FAILED_KEY.unpack(key)
-    ref = (topic_id, partition, offset)
-    return ref, current(state, group, ref, FailedMessage(*row))
+    state: State, group: ConsumerGroup, rows: Iterable[tuple[bytes, Any]]
+) -> Iterator[tuple[MessageRef, FailedMessage]]:
+    for key, row in rows:
+        _group_id, topic_id, partition, offset = t.FAILED_KEY.unpack(key)
+        ref, stored = (topic_id, partition, offset), FailedMessage(*row)
+        if not is_over(state, ref, stored):
+            yield ref, current(state, group, ref, stored)
 
 
 def last_rows_before(
@@ -532,15 +628,15 @@ def last_rows_before(
     low, high = (
         t.FAILED_KEY.pack(group.group_id, *tp, min(offset, t.SIGN)) for offset in (start, end)
     )
-    rows: Any = state.failed_messages.range(low, high, reverse=True)
-    return [_found(state, group, *item) for item in islice(rows, most)][::-1]
+    rows = _found(state, group, state.failed_messages.range(low, high, reverse=True))
+    return list(islice(rows, most))[::-1]
 
 
 def messages_of_group(
     state: State, group: ConsumerGroup, most: int | None, start: MessageRef = (0, 0, 0)
 ) -> list[MessageRef]:
     """Return the failed messages of a group in order, from `start` on, and `most` of
-    them at most.
+    them at most. Among them are letters that are processed, and not swept yet.
     """
     low, high = (
         t.FAILED_KEY.pack(group.group_id, *start),
@@ -555,8 +651,8 @@ def messages_of_group(
 def due_rows(
     state: State, group: ConsumerGroup, tp: TopicPartition, now: int
 ) -> Iterator[tuple[MessageRef, FailedMessage]]:
-    """Yield the messages of a partition that are due, longest due first, then those
-    that plans have put back.
+    """Yield the messages of a partition that are due, longest due first, but for those
+    that plans have put back (`put_back_runs`).
     """
     start = t.RETRY_KEY.pack(group.group_id, *tp, 0, 0)
     stop = t.RETRY_KEY.pack(group.group_id, *tp, now + 1, 0)
@@ -565,11 +661,20 @@ def due_rows(
         row = get(state, group, ref)
         assert row is not None, "the index has it"
         yield ref, row
-    for offset in group.put_back.get(tp, ()):
+
+
+def put_back_runs(
+    state: State, group: ConsumerGroup, tp: TopicPartition, most: int
+) -> Iterator[tuple[MessageRef, FailedMessage, int]]:
+    """Yield the letters of a partition that plans have put back, neighbours of a batch
+    together: the first one with its row, and their number.
+    """
+    queue = group.put_back.get(tp)
+    for offset, count in () if queue is None else queue.runs(most):
         ref = (*tp, offset)
         row = get(state, group, ref)
         assert row is not None, "the queue has it"
-        yield ref, row
+        yield ref, row, count
 
 
 def first_parked(

@@ -9,7 +9,7 @@ write them, and `core/upgrades.py` makes them anew.
 
 from __future__ import annotations
 
-from collections import Counter
+from dataclasses import dataclass
 from enum import IntEnum
 from itertools import islice
 from struct import Struct
@@ -21,7 +21,7 @@ from txmq.model.units import MINUTE
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from txmq.store.tables import Table, Tables
 
@@ -57,7 +57,6 @@ PLACE = Struct(">QQIIQ")
 FIRST = bytes(PLACE.size)  # sorts before all places
 LAST = b"\xff" * (PLACE.size + 1)  # and this one behind them
 CELL_KEY = Struct(">IBIQQ")  # group id, state, topic id, hash of the error, slot
-STATE_AT = 4  # of a cell's key
 SLOT_SIZE = 8  # bytes of a slot, at the end of the key
 
 
@@ -93,6 +92,18 @@ class Cell(NamedTuple):
     fingerprint: str
 
 
+@dataclass(slots=True)
+class CellChange:
+    """Letters of a cell that are put back together."""
+
+    letters: int
+    replayed: int
+    first: int
+    last: int
+    error_type: str
+    fingerprint: str
+
+
 class CellsOfError(NamedTuple):
     """Neighbouring cells that differ only in their time slots, in order."""
 
@@ -109,7 +120,7 @@ def value_of(text: str) -> int:
 def add(tables: Mapping[str, Table] | Tables, group_id: int, letter: Letter) -> None:
     """Apply: index and count a letter."""
     index = tables[t.LETTER_INDEX]
-    for key in _keys(group_id, letter):
+    for key in keys_of(group_id, letter):
         index.put(key, ())
     cells, key = tables[t.LETTER_CELLS], _cell_key(group_id, letter)
     row: Any = cells.get(key)
@@ -135,56 +146,73 @@ def discard(
 ) -> None:
     """Apply: a letter leaves the index. `counted` is what it was counted as since."""
     index = tables[t.LETTER_INDEX]
-    for key in _keys(group_id, letter):
+    for key in keys_of(group_id, letter):
         index.delete(key)
     counted = counted or letter
     _count(tables[t.LETTER_CELLS], _cell_key(group_id, counted), -1, -bool(counted.replays))
 
 
+def error_of(error_type: str, fingerprint: str) -> int:
+    """Return the value that stands for an error in the keys of cells."""
+    return value_of(f"{error_type}\0{fingerprint}")
+
+
+def slot_at(at: int) -> int:
+    """Return the time slot of a death."""
+    return at // SLOT
+
+
+def add_to_cell(
+    cells: dict[tuple[int, int, int], CellChange],
+    key: tuple[int, int, int],
+    died_at: int,
+    replays: int,
+    names: tuple[str, str],
+) -> None:
+    """Add a letter to the change of its cell: topic id, error and slot. `names` are
+    those of its error.
+    """
+    change = cells.get(key)
+    if change is None:
+        cells[key] = CellChange(1, int(bool(replays)), died_at, died_at, *names)
+        return
+    change.letters += 1
+    change.replayed += bool(replays)
+    change.first = min(change.first, died_at)
+    change.last = max(change.last, died_at)
+
+
 def put_back(
-    tables: Mapping[str, Table] | Tables, group_id: int, letters: Iterable[Letter]
+    tables: Mapping[str, Table] | Tables,
+    group_id: int,
+    changed: dict[tuple[int, int, int], CellChange],
 ) -> None:
     """Apply: open letters are being replayed. Only their counts say so: their places in
     the index stay until they end or fail.
     """
-    changed: dict[bytes, list[Any]] = {}
-    for letter in letters:
-        key = _cell_key(group_id, letter)
-        change = changed.get(key)
-        if change is None:
-            changed[key] = [letter, 1, bool(letter.replays), letter.died_at, letter.died_at]
-        else:
-            change[1] += 1
-            change[2] += bool(letter.replays)
-            change[3] = min(change[3], letter.died_at)
-            change[4] = max(change[4], letter.died_at)
     cells = tables[t.LETTER_CELLS]
-    for key, (letter, count, replayed, first, last) in changed.items():
-        _count(cells, key, -count, -replayed)
-        names = (letter.error_type, letter.fingerprint)
-        to = key[:STATE_AT] + bytes((LetterState.REPLAYING,)) + key[STATE_AT + 1 :]
+    for (topic_id, error, slot), change in changed.items():
+        key = CELL_KEY.pack(group_id, LetterState.OPEN, topic_id, error, slot)
+        _count(cells, key, -change.letters, -change.replayed)
+        names, count = (change.error_type, change.fingerprint), change.letters
+        to = CELL_KEY.pack(group_id, LetterState.REPLAYING, topic_id, error, slot)
         row: Any = cells.get(to)
         if row is None:
-            cells.put(to, (count, count, first, last, *names))
+            cells.put(to, (count, count, change.first, change.last, *names))
         else:
-            before = (row[0] + count, row[1] + count, min(row[2], first), max(row[3], last))
-            cells.put(to, (*before, *names))
+            first, last = min(row[2], change.first), max(row[3], change.last)
+            cells.put(to, (row[0] + count, row[1] + count, first, last, *names))
 
 
-def discard_put_back(
-    tables: Mapping[str, Table] | Tables, group_id: int, letters: Iterable[Letter]
+def count_processed(
+    tables: Mapping[str, Table] | Tables, group_id: int, cells: dict[tuple[int, int, int], int]
 ) -> None:
-    """Apply: letters that were put back leave the index. They are as they were when
-    they were open.
+    """Apply: letters that were put back are processed, so many of each cell: topic id,
+    error and slot. Their places in the index stay until they are swept.
     """
-    index, left = tables[t.LETTER_INDEX], Counter[bytes]()
-    for letter in letters:
-        for key in _keys(group_id, letter):
-            index.delete(key)
-        left[_cell_key(group_id, letter)] += 1
-    for key, count in left.items():
-        to = key[:STATE_AT] + bytes((LetterState.REPLAYING,)) + key[STATE_AT + 1 :]
-        _count(tables[t.LETTER_CELLS], to, -count, -count)
+    for (topic_id, error, slot), count in cells.items():
+        key = CELL_KEY.pack(group_id, LetterState.REPLAYING, topic_id, error, slot)
+        _count(tables[t.LETTER_CELLS], key, -count, -count)
 
 
 def _count(cells: Table, key: bytes, letters: int, replayed: int) -> None:
@@ -228,7 +256,8 @@ def slot_of(at: int) -> bytes:
     return max(at // SLOT, 0).to_bytes(SLOT_SIZE)
 
 
-def _keys(group_id: int, letter: Letter) -> Iterator[bytes]:
+def keys_of(group_id: int, letter: Letter) -> Iterator[bytes]:
+    """Yield the places of a letter in the index."""
     place = PLACE.pack(
         letter.died_at, letter.number, letter.topic_id, letter.partition, letter.offset
     )
@@ -245,6 +274,5 @@ def _keys(group_id: int, letter: Letter) -> Iterator[bytes]:
 
 
 def _cell_key(group_id: int, letter: Letter) -> bytes:
-    error = value_of(f"{letter.error_type}\0{letter.fingerprint}")
-    slot = letter.died_at // SLOT
+    error, slot = error_of(letter.error_type, letter.fingerprint), slot_at(letter.died_at)
     return CELL_KEY.pack(group_id, letter.state, letter.topic_id, error, slot)

@@ -6,11 +6,15 @@ So an outcome is recorded where the message's row ends or dies again
 (`failed_messages`), and messages without a plan cost nothing.
 
 Up to the cursor of a plan, a letter without an outcome has been put back: putting back
-moves the cursor, and changes no row.
+moves the cursor, and changes no row. Of those that are processed then, table
+`plan_done` has a bit: 64 neighbours of a partition have a row, (processed, swept).
+Until a letter is swept, its rows as a failed message are still there
+(`failed_messages`).
 """
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.core.state.plans import LetterOutcome, Plan
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
 
 
 NO_PRINT = "no fingerprint"
+CHUNK = 64  # offsets of a row of table `plan_done`
 
 
 class PlanLetter(NamedTuple):
@@ -59,15 +64,31 @@ def get(state: State, key: bytes) -> PlanLetter | None:
     row: Any = state.tables[t.PLAN_LETTERS].get(key)
     if row is None:
         return None
-    plan = state.plans.by_id.get(t.PLAN_KEY.unpack_from(key)[0])
-    return _as_of(PlanLetter(*row), plan is not None and key <= plan.cursor)
+    plan_id, _visible_at, *ref = t.PLAN_LETTER_KEY.unpack(key)
+    plan, letter = state.plans.by_id.get(plan_id), PlanLetter(*row)
+    if plan is None or key > plan.cursor or letter.outcome != LetterOutcome.PLANNED:
+        return letter
+    return _passed(letter, _bits(state, plan_id, *ref) >> ref[2] % CHUNK & 1)
 
 
-def _as_of(letter: PlanLetter, passed: bool) -> PlanLetter:  # noqa: FBT001  # of one call
-    """Return a letter as it is once the cursor has `passed` it."""
-    if passed and letter.outcome == LetterOutcome.PLANNED:
-        return letter._replace(outcome=LetterOutcome.DELIVERED)
-    return letter
+def _passed(letter: PlanLetter, done: int) -> PlanLetter:
+    """Return a letter as it is once the cursor has passed it; `done`: processed."""
+    return letter._replace(outcome=LetterOutcome.PROCESSED if done else LetterOutcome.DELIVERED)
+
+
+def _bits(state: State, plan_id: int, topic_id: int, partition: int, offset: int) -> int:
+    """Return the bits of the processed letters in the chunk of this one."""
+    key = t.PLAN_DONE_KEY.pack(plan_id, topic_id, partition, offset // CHUNK)
+    row: Any = state.tables[t.PLAN_DONE].get(key)
+    return 0 if row is None else int(row[0])
+
+
+def is_unswept(state: State, plan_id: int, ref: MessageRef) -> bool:
+    """Return True if a letter is processed, and its rows are still there."""
+    plan, (topic_id, partition, offset) = state.plans.by_id.get(plan_id), ref
+    if plan is None or (topic_id, partition, offset // CHUNK) not in plan.unswept:
+        return False
+    return bool(_bits(state, plan_id, *ref) >> offset % CHUNK & 1)
 
 
 def is_put_back(state: State, plan_id: int, visible_at: int, ref: MessageRef) -> bool:
@@ -82,7 +103,9 @@ def letters_of(state: State, plan_id: int, after: bytes = b"") -> Iterator[Place
     cursor = b"" if plan is None else plan.cursor
     for key, row in rows_of(state, plan_id, after):
         _plan_id, visible_at, *ref = t.PLAN_LETTER_KEY.unpack(key)
-        letter = _as_of(PlanLetter(*row), key <= cursor)
+        letter = PlanLetter(*row)
+        if key <= cursor and letter.outcome == LetterOutcome.PLANNED:
+            letter = _passed(letter, _bits(state, plan_id, *ref) >> ref[2] % CHUNK & 1)
         yield PlacedLetter(key, (ref[0], ref[1], ref[2]), visible_at, letter)
 
 
@@ -184,17 +207,53 @@ def ended(state: State, plan_id: int, visible_at: int, ref: MessageRef, why: str
     change(state, plan, key, letter._replace(outcome=outcome, why=why))
 
 
-def processed(state: State, plan_id: int, visible_at: int, ref: MessageRef, number: int) -> None:
-    """Apply: a letter that its plan has put back is processed, and nothing was known
-    of it since.
+def processed(state: State, plan_id: int, refs: list[MessageRef]) -> None:
+    """Apply: letters that their plan has put back are processed, and nothing was known
+    of them since.
     """
-    plan = state.plans.by_id[plan_id]
-    key = key_of(plan_id, visible_at, ref)
-    state.tables[t.PLAN_LETTERS].put(key, (int(LetterOutcome.PROCESSED), number, 0, ""))
-    _count(plan, LetterOutcome.DELIVERED, -1)
-    _count(plan, LetterOutcome.PROCESSED, 1)
-    _note_recent(plan, "")
+    plan, chunks = state.plans.by_id[plan_id], dict[tuple[int, int, int], int]()
+    for topic_id, partition, offset in refs:
+        chunk = (topic_id, partition, offset // CHUNK)
+        chunks[chunk] = chunks.get(chunk, 0) | 1 << offset % CHUNK
+    table = state.tables[t.PLAN_DONE]
+    for chunk, bits in chunks.items():
+        key = t.PLAN_DONE_KEY.pack(plan_id, *chunk)
+        row: Any = table.get(key) or (0, 0)
+        table.put(key, (row[0] | bits, row[1]))
+        plan.unswept[chunk] = plan.unswept.get(chunk, 0) + bits.bit_count()
+    _count(plan, LetterOutcome.DELIVERED, -len(refs))
+    _count(plan, LetterOutcome.PROCESSED, len(refs))
+    for _ in range(min(len(refs), plan.settings.stop_after)):
+        _note_recent(plan, "")
     state.plans.dirty.add(plan_id)
+
+
+def sweep(state: State, plan: Plan, chunk: tuple[int, int, int]) -> list[MessageRef]:
+    """Apply: the rows of the processed letters of a chunk are removed. Return those
+    that had rows.
+    """
+    if plan.unswept.pop(chunk, None) is None:
+        return []  # the log has lost that they are processed
+    key = t.PLAN_DONE_KEY.pack(plan.plan_id, *chunk)
+    row: Any = state.tables[t.PLAN_DONE].get(key)
+    done, swept = row
+    state.tables[t.PLAN_DONE].put(key, (done, done))
+    state.plans.dirty.add(plan.plan_id)
+    topic_id, partition, number = chunk
+    left = done & ~swept
+    return [(topic_id, partition, number * CHUNK + at) for at in range(CHUNK) if left >> at & 1]
+
+
+def forget_done(state: State, plan: Plan, most: int) -> bool:
+    """Apply: remove at most so many rows of a deleted plan. Return True if there are no
+    more.
+    """
+    table = state.tables[t.PLAN_DONE]
+    start, stop = t.PLAN_KEY.pack(plan.plan_id), t.PLAN_KEY.pack(plan.plan_id + 1)
+    keys = [key for key, _row in islice(table.range(start, stop), most)]
+    for key in keys:
+        table.delete(key)
+    return len(keys) < most
 
 
 def _find(

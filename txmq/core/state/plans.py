@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 COUNTERS_KEY = t.PLAN_KEY.pack(0)
+UNSWEPT_AT = 19  # of a plan's row: older versions did not write it
 
 
 class PlanState(IntEnum):
@@ -113,6 +114,8 @@ class Plan:
     cursor: bytes = b""
     counts: dict[int, int] = field(default_factory=dict)  # letters by outcome
     recent: tuple[str, ...] = ()
+    # processed letters that are not swept, by chunk: topic id, partition, number
+    unswept: dict[tuple[int, int, int], int] = field(default_factory=dict)
 
     @property
     def letters(self) -> int:
@@ -159,6 +162,7 @@ class Plan:
             self.cursor,
             tuple(sorted(self.counts.items())),
             self.recent,
+            bool(self.unswept),
         )
 
     @classmethod
@@ -244,3 +248,13 @@ class PlanRegistry:
                 self.by_name[plan.name] = plan
             if plan.state not in FINISHED:
                 self.active[plan_id] = plan
+            if row[UNSWEPT_AT:] == (True,):
+                self._load_unswept(tables, plan)
+
+    def _load_unswept(self, tables: t.Tables, plan: Plan) -> None:
+        start, stop = t.PLAN_KEY.pack(plan.plan_id), t.PLAN_KEY.pack(plan.plan_id + 1)
+        rows: Any = tables[t.PLAN_DONE].range(start, stop)
+        for key, (done, swept) in rows:
+            if done != swept:
+                _plan_id, topic_id, partition, chunk = t.PLAN_DONE_KEY.unpack(key)
+                plan.unswept[topic_id, partition, chunk] = (done & ~swept).bit_count()

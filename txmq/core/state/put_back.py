@@ -4,45 +4,107 @@ Their rows in table `moved` are still those of dead letters: the cursor of their
 says that they are retries (docs/decisions/0101). So a plan puts back thousands of
 letters and writes no row of any of them. What waits for a consumer is in a queue for
 each partition, which follows from the tables: a start makes it anew.
+
+The queue knows of a letter what its delivery and its ack need, so that neither reads
+rows where neighbours go out together (docs/decisions/0116).
 """
 
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-TRIMMED_AT = 4_096  # offsets at the front that are no longer in the queue
+TRIMMED_AT = 4_096  # places at the front that are no longer in the queue
+NEAR = 4_096  # places from the front among which neighbours are looked for
+
+
+class PlainLetter(NamedTuple):
+    """What the ack of a letter has to know: its plan, the hash of its error and the
+    time slot of its death.
+    """
+
+    plan: int
+    error: int
+    slot: int
 
 
 class PutBackQueue:
     """The offsets of a partition that wait, in the order of their return."""
 
-    __slots__ = ("_first", "_gone", "_offsets")
+    __slots__ = ("_errors", "_first", "_gone", "_offsets", "_plans", "_positions", "_slots")
 
     def __init__(self) -> None:
-        self._offsets = array("Q")
+        self._offsets, self._positions, self._errors = array("Q"), array("Q"), array("Q")
+        self._plans, self._slots = array("I"), array("I")
         self._first = 0
         self._gone: set[int] = set()  # behind the first one, and not in the queue any more
 
-    def add(self, offset: int) -> None:
-        """Add an offset at the end. It may have been in the queue before."""
+    def add(self, offset: int, position: int = 0, letter: PlainLetter | None = None) -> None:
+        """Add an offset at the end, with the position of its batch; it may have been
+        here before. No `letter`: its ack has to read its row.
+        """
         if offset in self._gone:  # its former place is to stay empty
-            self._offsets, self._first = array("Q", self), 0
-            self._gone.clear()
+            self._gone.remove(offset)
+            at = self._offsets.index(offset, self._first)
+            for column in self._columns:
+                del column[at]
+        plan, error, slot = letter or (0, 0, 0)
         self._offsets.append(offset)
+        self._positions.append(position)
+        self._plans.append(plan)
+        self._errors.append(error)
+        self._slots.append(slot)
+
+    @property
+    def _columns(self) -> tuple[array[int], ...]:
+        return (self._offsets, self._positions, self._plans, self._errors, self._slots)
 
     def discard(self, offset: int) -> None:
         """Take out an offset, which is there."""
         self._gone.add(offset)
+        self._trim()
+
+    def take(self, start: int, count: int) -> list[PlainLetter | None] | None:
+        """Take out neighbours near the front; None = not all of them wait there."""
+        at = self._find(start, count)
+        if at is None:
+            return None
+        columns = (self._plans[at : at + count], self._errors[at : at + count])
+        found = zip(*columns, self._slots[at : at + count], strict=True)
+        letters = [PlainLetter(*one) if one[0] else None for one in found]
+        if at == self._first:
+            self._first += count
+        else:
+            self._gone.update(range(start, start + count))
+        self._trim()
+        return letters
+
+    def has_run(self, start: int, count: int) -> bool:
+        """Return True if these offsets wait side by side near the front."""
+        return self._find(start, count) is not None
+
+    def _find(self, start: int, count: int) -> int | None:
+        offsets = self._offsets
+        try:
+            at = offsets.index(start, self._first, self._first + NEAR)
+        except ValueError:
+            return None
+        wanted = range(start, start + count)
+        if self._gone and not self._gone.isdisjoint(wanted):
+            return None
+        return at if offsets[at : at + count] == array("Q", wanted) else None
+
+    def _trim(self) -> None:
         offsets, gone, first = self._offsets, self._gone, self._first
-        while first < len(offsets) and offsets[first] in gone:
+        while gone and first < len(offsets) and offsets[first] in gone:
             gone.remove(offsets[first])
             first += 1
         if first >= TRIMMED_AT and 2 * first >= len(offsets):
-            del offsets[:first]
+            for column in self._columns:
+                del column[:first]
             first = 0
         self._first = first
 
@@ -55,3 +117,21 @@ class PutBackQueue:
         for at in range(self._first, len(self._offsets)):
             if (offset := self._offsets[at]) not in gone:
                 yield offset
+
+    def runs(self, most: int) -> Iterator[tuple[int, int]]:
+        """Yield the first offset and the number of neighbours in one batch, at most so
+        many, in order. The queue must not change meanwhile.
+        """
+        start = count = batch = 0
+        gone, positions = self._gone, self._positions
+        for at in range(self._first, len(self._offsets)):
+            if (offset := self._offsets[at]) in gone:
+                continue
+            if count and (offset != start + count or positions[at] != batch or count >= most):
+                yield start, count
+                count = 0
+            if not count:
+                start, batch = offset, positions[at]
+            count += 1
+        if count:
+            yield start, count
