@@ -456,6 +456,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
     199: (
         "test_an_alert_is_there_once_though_its_sender_died_at_any_step",
         "test_a_crash_of_postgresql_while_alerts_are_added_is_survived",
+        "test_a_batch_with_fewer_alerts_in_its_second_run_sends_those_of_the_first",
         "test_a_watch_tells_each_alert_once_over_its_runs",
     ),
     82: ("test_fault_82_a_group_behind_retention_gets_an_alarm_with_what_it_missed",),

@@ -221,10 +221,14 @@ class AgeWatch:
         self._told: dict[str, str] = {}
 
     def tell(self, query: StreamingQuery) -> None:
-        """Send the alerts of now, each once for a checkpoint.
+        """Send the alerts of now, each once for a checkpoint, and what was left.
 
         While the broker or the database is away there are none: a later time will do.
         """
+        try:
+            self._sinks.resume(str(query.id))
+        except (BrokerUnavailable, DatabaseUnavailable) as error:
+            log.warning("spark.alerts_untold", error=str(error))
         for group in self._options.groups:
             try:
                 for alert in self._old(group):

@@ -74,10 +74,34 @@ def test_an_alert_is_there_once_though_its_sender_died_at_any_step(
     assert died.splitlines() == [f"{point} -9" for point in POINTS]
     assert in_table(database) == sorted(point for point, (row, _sent) in POINTS.items() if row)
     assert in_topic(broker, topic) == sorted(one for one, (_row, told) in POINTS.items() if told)
+    # Even if no letter is open any more that would make an alert again.
+    AlertSinks(broker, topic, AlertTable(database, "public.told")).resume(topic)
+    assert in_topic(broker, topic) == in_table(database)
     for point in POINTS:
         send(broker, topic, database, point)
     assert in_table(database) == in_topic(broker, topic) == sorted(POINTS)
     assert client.call("tx.list")["transactions"] == []
+    assert AlertTable(database, "public.told").untold(topic) == []
+
+
+def test_a_batch_with_fewer_alerts_in_its_second_run_sends_those_of_the_first(
+    broker: str, topic: str, client: txmq.Client, database: str
+) -> None:
+    """A letter was closed meanwhile; another one is the first of its kind then."""
+    client.call("topic.create", name=topic, partitions=1)
+    older = (
+        "CREATE TABLE told (id text PRIMARY KEY, kind text NOT NULL, consumer_group text NOT NULL,"
+        " dead_at timestamptz NOT NULL, alert jsonb NOT NULL, added_at timestamptz DEFAULT now());"
+        " INSERT INTO told VALUES ('before', 'k', 'g', now(), '{}')"
+    )
+    rows(database, older)
+    table = AlertTable(database, "told")
+    table.prepare()
+    table.add([alert("a"), alert("b")], "stream q 1")
+    AlertSinks(broker, topic, table).send("stream q 1", [alert("b"), alert("c")])
+    assert in_topic(broker, topic) == ["a", "b", "c"]
+    assert in_table(database) == ["a", "b", "before", "c"]
+    assert table.untold("q") == []
 
 
 def test_a_crash_of_postgresql_while_alerts_are_added_is_survived(
@@ -89,7 +113,7 @@ def test_a_crash_of_postgresql_while_alerts_are_added_is_survived(
     with closing(connect(crashable_database, application_name="tests")) as connection:
         with connection.cursor() as cursor:
             cursor.execute("BEGIN; INSERT INTO told VALUES ('b', 'k', 'g', now(), '{}')")
-        adding = Thread(target=table.add, args=([alert("a"), alert("b"), alert("c")],))
+        adding = Thread(target=table.add, args=([alert("a"), alert("b"), alert("c")], "j"))
         adding.start()
         wait_until(lambda: len(rows(crashable_database, waiting)) == 1, what="the lock is met")
         crashable_postgres.restart("immediate")
