@@ -199,6 +199,12 @@ def test_a_live_part_follows_and_stands_still_for_its_reader(console: Console) -
     wait_until(lambda: console.state() == "paused", what="a pause by key")
     console.press("p")
     wait_until(lambda: console.state() == "live", what="a live page by key")
+    console.open("groups/billing")
+    driver.find_element(By.NAME, "to").send_keys("half of a name")
+    driver.execute_script("document.activeElement.blur(); scrollTo(0, 0)")
+    wait_until(lambda: console.state() == "paused: filled in", what="a pause while it is filled in")
+    driver.find_element(By.ID, "live-state").click()
+    wait_until(lambda: console.state() == "live", what="a live page once it is left")
 
 
 def test_keys_go_to_pages_rows_and_filters(console: Console) -> None:

@@ -20,6 +20,15 @@
 
   const isField = (element) => Boolean(element && element.closest("input, select, textarea, [contenteditable]"));
 
+  // Whether a reader has filled something in: another rendering of the part would lose it.
+  function isFilled(field) {
+    if (field.type === "hidden") return false;
+    if (field.type === "checkbox" || field.type === "radio") return field.checked !== field.defaultChecked;
+    if (!field.options) return field.value !== field.defaultValue;
+    const first = [...field.options].findIndex((option) => option.defaultSelected);
+    return field.selectedIndex !== Math.max(0, first);
+  }
+
   function reason() {
     if (paused) return "paused";
     if (document.hidden) return "hidden";
@@ -29,6 +38,7 @@
     const focused = document.activeElement;
     if (focused && focused !== body && part().contains(focused)) return "paused: in use";
     if (document.querySelector("#live details[open], dialog[open]")) return "paused: opened";
+    if ([...part().querySelectorAll("input, textarea, select")].some(isFilled)) return "paused: filled in";
     return "";
   }
 
@@ -92,6 +102,7 @@
     if (why && !paused) {
       getSelection().removeAllRanges();
       if (document.activeElement) document.activeElement.blur();
+      part().querySelectorAll("form").forEach((form) => form.reset());
       part().querySelectorAll("details[open]").forEach((one) => (one.open = false));
       scrollTo({ top: 0 });
     } else {
@@ -101,7 +112,7 @@
   }
 
   if (isLive) {
-    for (const name of ["scroll", "visibilitychange", "selectionchange", "focusin", "focusout", "toggle"]) {
+    for (const name of ["scroll", "visibilitychange", "selectionchange", "focusin", "focusout", "toggle", "input"]) {
       document.addEventListener(name, () => setTimeout(update, 0), { passive: true, capture: true });
     }
     document.addEventListener("htmx:pushedIntoHistory", () => {
