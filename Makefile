@@ -21,7 +21,7 @@ venv := .venv
 python := $(venv)/bin/python
 ready := $(venv)/.ready
 pip := $(python) -m pip --disable-pip-version-check --no-input
-sources := $(wildcard txmq spark examples tests scripts)
+sources := $(wildcard txmq spark adapters examples tests scripts)
 compiled := .cache/compiled
 
 .PHONY: help demo test soak bench check types style layers shots house deb lock clean
