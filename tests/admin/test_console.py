@@ -249,6 +249,7 @@ def test_groups_topics_and_users_are_changed_by_forms(console: Console) -> None:
         console.act("topics/spare", "Change", retention_ms="60000", writable="no"),
         console.act("users/eve", "Allow", what="read", resource="topic:spare"),
         console.act("users/eve", "Take back"),
+        console.act("users/eve", "Change the quota", topics="5"),
         console.act("users/eve", "Change roles", roles="auditor operator"),
     ]
     assert ["done" in text for text in done] == [True] * len(done), done

@@ -191,6 +191,9 @@ TOPIC_SETTINGS: dict[str, Parse] = {
     "policy": text,
     **dict.fromkeys(("writable", "readable"), flag),
 }
+QUOTA: dict[str, Parse] = dict.fromkeys(
+    ("bytes_per_s", "requests_per_s", "topics", "undecided", "connections"), number
+)
 GRANT: dict[str, Parse] = {"name": text, "what": text, "resource": text}
 
 
@@ -233,6 +236,7 @@ ROWS = (
         "Its positions and dead letters are lost. This cannot be undone.",
     ),
     Action("user.set", "Change the user's roles", {"name": text, "roles": names}),
+    Action("user.quota", "Change the user's quota", {"name": text, **QUOTA}),
     Action("user.delete", "Delete the user", TOPIC, "The user's connections end."),
     Action("acl.grant", "Allow", GRANT),
     Action("acl.revoke", "Take back", GRANT, "It holds for open connections, too."),

@@ -6,6 +6,15 @@ from txmq.admin.console.listing import by_name
 from txmq.admin.console.page import Page, Reader, Refused, View
 from txmq.model.access import ALL_VERBS, KINDS, ROLES, VERBS
 
+# fields of a quota, as people read them
+LIMITS = {
+    "bytes_per_s": "Bytes per second",
+    "requests_per_s": "Requests per second",
+    "topics": "Topics that the user has made",
+    "undecided": "Undecided transactions",
+    "connections": "Connections",
+}
+
 
 async def users(reader: Reader) -> View:
     """List the users."""
@@ -16,20 +25,21 @@ async def users(reader: Reader) -> View:
 async def user(reader: Reader) -> View:
     """Show a user's roles and grants."""
     [name] = reader.names
-    # the list begins behind a name
-    reply = await reader.ask("user.list", after=_before(name), limit=2)
-    row = next((one for one in reply["users"] if one["user"] == name), None)
+    reply = await reader.ask("user.list", name=name)
+    row = next(iter(reply["users"]), None)
     if row is None:
         raise Refused("UnknownUser", f"there is no user {name!r}", "txmq user list")
     grants = [(text, *text.rpartition(" ")[::2]) for text in row["grants"]]
     return View(
-        "user.html", {"row": row, "grants": grants, "roles": ROLES, "verbs": (*ALL_VERBS, *ROLES)}
+        "user.html",
+        {
+            "row": row,
+            "grants": grants,
+            "roles": ROLES,
+            "verbs": (*ALL_VERBS, *ROLES),
+            "limits": LIMITS,
+        },
     )
-
-
-def _before(name: str) -> str:
-    """Return a text that stands right before a name in the order of names."""
-    return name[:-1] + chr(ord(name[-1]) - 1) + "\x7f" if name else ""
 
 
 async def me(reader: Reader) -> View:
