@@ -108,6 +108,8 @@ def test_a_group_tells_an_outage_and_the_letters_that_wait_for_an_export() -> No
     before = values()
     assert before["txmq_group_letters_until_exported"] == 40
     assert before["txmq_group_outage_partitions"] == 0
+    desk.ask("dlq.exported", group="g", letters=[["t", 0, 0, 1, 0]], operator="ada")
+    assert values()["txmq_group_letters_until_exported"] == 39
     desk.plan()  # all of them wait for the group
     after = values()
     assert after["txmq_group_outage_partitions"] == 1

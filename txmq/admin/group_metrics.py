@@ -52,7 +52,7 @@ HEADS = {
     "outage_partitions": "Partitions most of whose window is unprocessed: an outage",
     "standing_unprocessed": "Unprocessed messages of windows that stand",
     "standing_processed": "Messages of windows that stand and were processed behind the head",
-    "letters_until_exported": "Open dead letters of a group that keeps them until an export",
+    "letters_until_exported": "Open dead letters that a group keeps until an export has them",
 }
 
 
@@ -119,7 +119,7 @@ class GroupMetrics(Collector):
             for counts in found.values():
                 counts[name] += 0
             if group.settings.keep_until_exported:
-                found["letters_until_exported"][name] += group.letters
+                found["letters_until_exported"][name] += group.letters - group.exported_letters
             for number, tp in enumerate(list(group.positions)):
                 if tp not in group.positions or group.deleted or not left:
                     break

@@ -76,6 +76,7 @@ def save(state: State) -> None:
         state.tables[t.META].put(RESTORES_ROW, state.restores)
     state.groups.save(state.tables)
     state.plans.save(state.tables)
+    state.trials.save(state.tables)
 
 
 def _save_producer(state: State, name: bytes) -> None:
@@ -127,6 +128,8 @@ def load(tables: t.Tables) -> State:
     state.groups.load(tables)
     state.plans.load(tables)
     state.users.load(tables)
+    state.trials.load(tables)
+    failed_messages.count_exported(state)
     failed_messages.load_queues(state)
     return state
 

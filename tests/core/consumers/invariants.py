@@ -195,7 +195,9 @@ def check_indexes(
         if of_group == group.group_id and (number, tuple(message)) not in over
     }
     assert group.leased_letters.keys() <= group.leased_rows.keys()
-    assert group.letters == sum(1 for row in rows.values() if row.kind == FailedKind.LETTER)
+    open_ones = [row for row in rows.values() if row.kind == FailedKind.LETTER]
+    assert group.letters == len(open_ones)
+    assert group.exported_letters == sum(row.exported > 0 for row in open_ones)
 
 
 def check_stores(state: State, group: ConsumerGroup, rows: dict[MessageRef, FailedMessage]) -> None:

@@ -4,9 +4,12 @@ processed.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.core.consumers.world import QUICK, ConsumersWorld
+from txmq.core import machine
 from txmq.core.consumers.commands import (
     LeaveGroup,
     PauseGroup,
@@ -14,9 +17,9 @@ from txmq.core.consumers.commands import (
     ReturnMessages,
     StoredEntry,
 )
-from txmq.core.consumers.letter_trials import TrialReply, TryLetter
+from txmq.core.consumers.letter_trials import TrialOutcome, TrialReply, TryLetter, outcome_of
 from txmq.core.events.outcome import Rejected
-from txmq.core.state import attempts, failed_messages
+from txmq.core.state import attempts, failed_messages, trial_outcomes
 from txmq.core.state.failed_messages import FailedKind, FailedMessage
 from txmq.model.retry import FailureReport
 from txmq.model.units import MINUTE
@@ -60,6 +63,24 @@ def test_only_the_chosen_member_gets_the_letter_and_may_process_it(chosen: str) 
     assert world.offsets(chosen) == [0]
     world.ack(chosen, (0, 1))
     assert failed_messages.get(world.state, world.group(), (1, 0, 0)) is None
+
+
+def test_a_start_knows_how_the_last_trials_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial_outcomes, "KEPT", 1)
+    world = ConsumersWorld(t=1)
+    world.join("a", mode="concurrent", retry=QUICK)
+    for offset in range(2):
+        world.publish("t", None)
+        assert world.offsets("a") == [offset]
+        world.nack("a", offset, dead=True)
+        assert attempt(world, "a", offset) == TrialReply(offset + 1)
+        assert world.offsets("a") == [offset]
+        world.ack("a", (offset, offset + 1))
+    machine.save(world.state)
+    for state in (world.state, machine.load(world.state.tables), world.replayed()):
+        known: Any = [outcome_of(state, "g", ("t", 0, offset), offset + 1) for offset in range(2)]
+        assert known[0].outcome == "unknown"
+        assert known[1] == TrialOutcome("processed")
 
 
 def test_a_failed_trial_is_a_dead_letter_again_without_retries() -> None:

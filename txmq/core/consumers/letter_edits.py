@@ -138,6 +138,9 @@ def apply_edited(state: State, event: LetterEdited, context: RecordContext) -> N
         if pin is not None and pin.group_id != log_pins.PUBLISHED_BATCH:
             log_pins.drop(state, row.position)  # of the copy that retention made
         letter_edits.put(state, at, letter_edits.ORIGINAL, LetterVersion(*event.original))
+    if row.exported:  # an export has another version
+        group.exported_letters -= 1
+        state.groups.dirty_groups.add(group.group_id)
     number, span = row.edits + 1, (event.position, event.length)
     letter_edits.put(
         state,

@@ -14,7 +14,6 @@ from txmq.core.events.letters import LettersExported
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.state import failed_messages
 from txmq.core.state.failed_messages import FailedKind
-from txmq.store import tables as t
 
 if TYPE_CHECKING:
     from txmq.core.consumers.commands import TopicOffset
@@ -63,10 +62,7 @@ def apply_exported(state: State, event: LettersExported, context: RecordContext)
     group = state.groups.by_id[event.group_id]
     for topic_id, partition, offset in event.rows:
         ref = (topic_id, partition, offset)
-        row = failed_messages.get(state, group, ref)
-        assert row is not None, "the decision has found it"
-        noted = row._replace(exported=context.stored_at)  # which no index has
-        state.failed_messages.put(t.FAILED_KEY.pack(group.group_id, *ref), tuple(noted))
+        failed_messages.set_exported(state, group, ref, context.stored_at)
 
 
 DECIDERS: Deciders = {NoteExported: decide_exported}

@@ -14,6 +14,7 @@ from txmq.core.events.letters import LetterTried
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.state import failed_messages
 from txmq.core.state.failed_messages import FailedKind
+from txmq.core.state.trial_outcomes import KEPT
 from txmq.errors import Conflict, UnknownLetter
 from txmq.model.topic_partition import TopicPartition
 
@@ -110,7 +111,7 @@ def outcome_of(
     if row is None:
         why = state.trials.outcome(group.group_id, ref, number)
         if why is None:
-            known = "the broker started meanwhile, or the letter was changed since: txmq trace"
+            known = f"{KEPT} other trials ended since, or the letter was changed: txmq trace"
             return TrialOutcome("unknown", known)
         return TrialOutcome("ended", why) if why else TrialOutcome("processed")
     if row.kind == FailedKind.LETTER:

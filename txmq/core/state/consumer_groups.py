@@ -36,7 +36,7 @@ CONCURRENT, ORDERED, BROADCAST = MODES = ("concurrent", "ordered", "broadcast")
 PARK, BLOCK, SKIP = ON_EXHAUSTED = ("park", "block", "skip")
 FIRST, LAST = "first", "last"
 # the last fields of a group's row, for rows written before they existed
-LATER_DEFAULTS: tuple[Any, ...] = ((), None, 0, (), (), False, 0, (), None, (), (), ())
+LATER_DEFAULTS: tuple[Any, ...] = ((), None, 0, (), (), False, 0, (), None, (), (), (), -1)
 
 
 class GroupSettings(NamedTuple):
@@ -278,6 +278,7 @@ class ConsumerGroup:
     next_lease: int = 1
     next_letter: int = 1
     letters: int = 0  # open dead letters
+    exported_letters: int = 0  # those of them that an export has; -1 = to be counted
     members: dict[str, GroupMember] = field(default_factory=dict)
     positions: dict[TopicPartition, GroupPosition] = field(default_factory=dict)
     leases: dict[int, Lease] = field(default_factory=dict)
@@ -420,6 +421,7 @@ class ConsumerGroup:
             self.epochs_row,
             tuple((*tp, generation) for tp, generation in self.resets.items()),
             tuple((store_id, *store.to_row()) for store_id, store in self.stores.items()),
+            self.exported_letters,
         )
 
     @classmethod
@@ -431,7 +433,8 @@ class ConsumerGroup:
         group.next_lease, group.next_letter, group.letters, members, leases, retrying, *later = rest
         later += LATER_DEFAULTS[len(later) :]
         stops, breaker, group.breaker_openings, paused_topics, resets, *last = later
-        group.deleted, group.expired, isolated, clone, epochs, last_resets, stores = last
+        group.deleted, group.expired, isolated, clone, epochs, *last = last
+        last_resets, stores, group.exported_letters = last
         # Rows written before partitions had epochs of their own: the group's is theirs.
         group.set_epochs(epochs or (epoch, epoch, ()))
         group.paused_topics = set(paused_topics)

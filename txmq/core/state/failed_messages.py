@@ -248,7 +248,7 @@ def replayed_row(row: FailedMessage, **changes: Any) -> FailedMessage:  # noqa: 
 def put_back(state: State, group: ConsumerGroup, plan_id: int, refs: Iterable[MessageRef]) -> None:
     """Apply: a plan's cursor has passed these letters."""
     cells: dict[tuple[int, int, int], letter_index.CellChange] = {}
-    count = 0
+    count = exported = 0
     for ref in refs:
         row = _stored(state, group, ref)
         if row is None or (row.kind, row.plan, row.token) != (FailedKind.LETTER, plan_id, b""):
@@ -258,8 +258,10 @@ def put_back(state: State, group: ConsumerGroup, plan_id: int, refs: Iterable[Me
         letter_index.add_to_cell(cells, (ref[0], error, slot), died_at, row.replays, names)
         group.retrying[TopicPartition(ref[0], ref[1])] += 1
         count += 1
+        exported += row.exported > 0
     letter_index.put_back(state.tables, group.group_id, cells)
     group.letters -= count
+    group.exported_letters -= exported
     state.groups.dirty_groups.add(group.group_id)
 
 
@@ -588,7 +590,31 @@ def _count_parked(
 def _count_letters(state: State, group: ConsumerGroup, row: FailedMessage, change: int) -> None:
     if row.kind == FailedKind.LETTER:
         group.letters += change
+        group.exported_letters += change * (row.exported > 0)
         state.groups.dirty_groups.add(group.group_id)
+
+
+def set_exported(state: State, group: ConsumerGroup, ref: MessageRef, at: int) -> None:
+    """Apply: an export has this dead letter since then; no index knows of it."""
+    row = _stored(state, group, ref)
+    assert row is not None, "the decision has found it"
+    state.failed_messages.put(
+        t.FAILED_KEY.pack(group.group_id, *ref), tuple(row._replace(exported=at))
+    )
+    if row.kind == FailedKind.LETTER and not row.exported:
+        group.exported_letters += 1
+        state.groups.dirty_groups.add(group.group_id)
+
+
+def count_exported(state: State) -> None:
+    """Count what older versions did not."""
+    for group in state.groups.by_id.values():
+        if group.exported_letters < 0:
+            refs = messages_of_group(state, group, None) if group.letters else ()
+            rows = (get(state, group, ref) for ref in refs)
+            open_ones = (row for row in rows if row is not None and row.kind == FailedKind.LETTER)
+            group.exported_letters = sum(row.exported > 0 for row in open_ones)
+            state.groups.dirty_groups.add(group.group_id)
 
 
 def rows_between(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.core.state.group_registry import GroupRegistry
 from txmq.core.state.plans import PlanRegistry
+from txmq.core.state.trial_outcomes import TrialOutcomes
 from txmq.core.state.users import UserRegistry
 from txmq.store import tables as t
 
@@ -131,27 +132,6 @@ class VisibilityBarrier(NamedTuple):
     lifted_at: int = 0
 
 
-class TrialOutcomes:
-    """How the last trials of dead letters ended that are no failed messages any more,
-    by (group id, message, number of the death that was tried); "" = processed.
-    """
-
-    KEPT = 1_000
-
-    def __init__(self) -> None:
-        self._outcomes: dict[tuple[int, tuple[int, int, int], int], str] = {}
-
-    def note(self, group_id: int, ref: tuple[int, int, int], number: int, why: str) -> None:
-        """Apply: a message that was tried is a failed message no more."""
-        self._outcomes[group_id, ref, number] = why
-        if len(self._outcomes) > self.KEPT:
-            del self._outcomes[next(iter(self._outcomes))]
-
-    def outcome(self, group_id: int, ref: tuple[int, int, int], number: int) -> str | None:
-        """Return how a trial ended; None = not known any more."""
-        return self._outcomes.get((group_id, ref, number))
-
-
 class State:
     """All that the rules read. Only `apply` changes it."""
 
@@ -194,9 +174,8 @@ class State:
         self.stored_at = 0  # the newest time of a record, unless it was set back
         # microseconds by which the broker's time may be ahead of the true one
         self.doubted = 0
-        # not part of the fold: how trials of letters ended, until a start of the broker
         self.trials = TrialOutcomes()
-        # likewise: the engine clears it when it wakes readers
+        # not part of the fold: the engine clears it when it wakes readers
         self.topics_with_new_entries: set[int] = set()
         self.dirty_topics: set[int] = set()
         self.dirty_producers: set[bytes] = set()
