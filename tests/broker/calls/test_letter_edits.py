@@ -15,7 +15,7 @@ from txmq.core.audit import AUDIT_TOPIC_ID
 from txmq.core.consumers import letter_edits
 from txmq.core.events.outcome import Rejected
 from txmq.core.state import failed_messages, log_pins
-from txmq.core.state.state import TrialOutcomes
+from txmq.core.state.trial_outcomes import TrialOutcomes
 from txmq.core.topics.sends import StoreBatch
 from txmq.errors import (
     BadRequest,
@@ -342,7 +342,7 @@ def test_the_outcome_of_a_trial_is_known_whatever_became_of_the_letter() -> None
     assert (outcome(0, 1), outcome(1, 2)) == ("processed", "died again")
     office.call("group.reset", group="g", topic="t", to="first", operator="ada")
     assert outcome(2, 3) == "ended: reset"
-    office.broker.engine.state.trials = TrialOutcomes()  # as after a start
+    office.broker.engine.state.trials = TrialOutcomes()  # as after many other ones
     assert outcome(0, 1).startswith("unknown: ")
     office.call("topic.delete", name="t")
     assert outcome(0, 1).startswith("ended: its topic was deleted")
