@@ -126,6 +126,10 @@ NOTHING: dict[str, object] = {
         ),
         ("--keep-until-exported", {"keep_until_exported": True}),
         ("--expire-unexported", {"keep_until_exported": False}),
+        (
+            "--limit messages_per_s=5 --limit cold_bytes_per_s=2MiB",
+            {"messages_per_s": 5, "cold_bytes_per_s": 2 << 20},
+        ),
         ("--max-parked 5 --flood-keys 0 --span 9", {"max_parked": 5, "flood_keys": 0, "span": 9}),
         (
             "--table 1,2.5",

@@ -41,7 +41,7 @@ class Metrics:
         self._registry.register(TransactionGauges(parts))
         parts.listeners.all.append(DecisionCounters(self._registry))
         self._registry.register(AccessMetrics(parts.guard, parts.engine))
-        self._registry.register(ThrottleMetrics(parts.engine, parts.sends, parts.guard))
+        self._registry.register(ThrottleMetrics(parts))
         ProcessCollector(registry=self._registry)
 
     def text(self) -> bytes:

@@ -9,16 +9,15 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
-    from txmq.broker.access.guard import Guard
-    from txmq.broker.engine.engine import Engine
-    from txmq.broker.reactor.held_sends import HeldSends
+    from txmq.broker.service import BrokerParts
 
 
 class ThrottleMetrics(Collector):
     """Counts since the start of the broker, and what waits now."""
 
-    def __init__(self, engine: Engine, sends: HeldSends, guard: Guard) -> None:
-        self._engine, self._sends, self._guard = engine, sends, guard
+    def __init__(self, parts: BrokerParts) -> None:
+        self._engine, self._sends = parts.engine, parts.sends
+        self._guard, self._paces = parts.guard, parts.paces
 
     def collect(self) -> Iterator[Metric]:
         sends = self._sends
@@ -32,6 +31,9 @@ class ThrottleMetrics(Collector):
         meters = list(self._guard.meters.values())
         refused = sum(meter.refused.total() for meter in meters)
         requests.add_metric(("quota", "refused"), refused)
+        paces = {} if self._paces is None else self._paces.view()
+        waited = sum(sum(waits.values()) for waits in paces.values())
+        requests.add_metric(("group", "waited"), waited)
         yield requests
         seconds = CounterMetricFamily(
             "txmq_throttled_seconds",

@@ -104,6 +104,7 @@ class Assembly:
         )
         polls = LongPolls(engine, clock)
         fetches = FetchService(engine, polls, clock)
+        self.paces = fetches.paces
         self._members = MemberSessions(
             engine, clock, grace_s=settings.consumers.lost_connection_grace_s
         )
@@ -125,7 +126,9 @@ class Assembly:
         parts = (
             ClockCalls(self.clock),
             LogCalls(engine, self.holds, settings.broker.data),
-            TopicCalls(engine, settings, self.alarms, clock, self.statistics, self.turns, sends),
+            TopicCalls(
+                engine, settings, self.alarms, clock, self.statistics, self.turns, self._throttled
+            ),
             ConsumerGroupCalls(
                 engine,
                 self._members,
@@ -249,6 +252,13 @@ class Assembly:
         self.retention.stop()
         self._delays.stop()
         self._outcomes.stop()
+
+    def _throttled(self) -> dict[str, object]:
+        """Return what is throttled, and why, for operators."""
+        return self.sessions.sends.view() | {
+            "budget_bytes": self._engine.budget.bytes,
+            "groups": self.paces.view(),
+        }
 
     def _users_changed(self) -> None:
         self.guard.forget()

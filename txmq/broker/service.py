@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from txmq.broker.calls.dispatcher import CallDispatcher
     from txmq.broker.checkback.resolver_service import Resolvers
     from txmq.broker.checkback.transaction_listeners import TransactionListeners
+    from txmq.broker.delivery.group_paces import GroupPaces
     from txmq.broker.engine.turn_work import TurnWork
     from txmq.broker.monitoring.alarms import AlarmService
     from txmq.broker.reactor.held_sends import HeldSends
@@ -100,6 +101,7 @@ class BrokerParts(NamedTuple):
     guard: Guard
     sends: HeldSends
     certificates: Any = None  # of TLS (txmq.broker.reactor.tls), where there is any
+    paces: GroupPaces | None = None  # None in tests of pages alone
 
 
 class BrokerService:
@@ -242,6 +244,7 @@ class BrokerService:
             assembly.guard,
             assembly.sessions.sends,
             self._certificates,
+            assembly.paces,
         )
         for edge in self._edges:
             self._ports.append(await edge(parts))

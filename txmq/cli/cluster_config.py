@@ -50,6 +50,8 @@ class GroupConfig(GroupSettingsArgs):
     """What operators have set of a group."""
 
     keep_until_exported: bool | None = None
+    messages_per_s: int | None = None
+    cold_bytes_per_s: int | None = None
 
 
 class PolicyConfig(Args):
@@ -166,7 +168,8 @@ def _group(settings: Mapping[str, Any]) -> dict[str, Any]:
             found[f"{plain}_ms"] = settings[SPANS[plain]] // 1_000
         else:
             found[name] = settings[name]
-    return found | ({"keep_until_exported": True} if settings["keep_until_exported"] else {})
+    own = ("keep_until_exported", "messages_per_s", "cold_bytes_per_s")
+    return found | {name: settings[name] for name in own if settings[name]}
 
 
 def changes(now: ClusterConfig, wanted: ClusterConfig) -> list[Change]:

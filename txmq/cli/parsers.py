@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
@@ -138,6 +138,18 @@ def parse_milliseconds(text: str) -> int:
 def parse_bytes(text: str) -> int:
     """Parse a size like "10GiB" into bytes."""
     return _parse_measure(text, SIZES, "size", "a number and B, KiB, MiB, GiB or TiB, as in 10GiB")
+
+
+def parse_limit(text: str, names: Sequence[str]) -> tuple[str, int]:
+    """Parse NAME=VALUE; a size may have a unit where the name says bytes."""
+    name, _, value = text.partition("=")
+    if name not in names:
+        raise typer.BadParameter(f"there is no limit {name!r}: use {', '.join(names)}")
+    if value.isascii() and value.isdigit():
+        return name, int(value)
+    if "bytes" in name:
+        return name, parse_bytes(value)
+    raise typer.BadParameter(f"{name} is a whole number, not {value!r}")
 
 
 def parse_moment(text: str) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.broker.support import BrokerInMemory
+from txmq.broker.delivery import group_paces
 from txmq.core.transactions.decisions import DecideTransaction
 from txmq.model.keys import tag_filter
 from txmq.model.message import Decision, Message
@@ -120,3 +121,55 @@ def test_a_fetch_whose_connection_is_lost_while_it_plans_leases_nothing(
 def fetch_of(member: str, generation: int, tags: int = 0) -> bytes:
     request = Fetch(generation, 60_000, 1 << 20, 1_000, "g", member, tags)
     return encode_frame(Opcode.FETCH, 9, pack_fetch(request))
+
+
+class Consuming(BrokerInMemory):
+    """A broker with messages of topic t in one batch each, and a member of group g."""
+
+    def __init__(self, messages: int, most: int = 1_000) -> None:
+        super().__init__()
+        self.start()
+        token = self.half(1, *(Message(b"m" * 100) for _ in range(messages)))
+        self.do(DecideTransaction(bytes.fromhex(token), Decision.COMMIT, "producer shop"))
+        self.client = self.connect()
+        joined: Any = self.client.call(
+            "consumer.join", group="g", topics=["t"], instance="i", member="m"
+        )
+        self.fetch = encode_frame(
+            Opcode.FETCH,
+            9,
+            pack_fetch(Fetch(joined["generation"], 1_000, 1 << 20, most, "g", "m")),
+        )
+
+    def messages_in(self, seconds: float) -> int:
+        """Fetch for some time, and return how many messages there were."""
+        found = 0
+        self.client.send(self.fetch)
+        for _ in range(round(seconds / 0.05)):
+            self.clock.advance(0.05)
+            for reply in self.client.replies():
+                found += sum(chunk.rows for chunk in unpack_chunks(reply.payload).chunks)
+                self.client.send(self.fetch)
+        return found
+
+
+def test_a_group_gets_its_messages_at_the_rate_that_an_operator_sets() -> None:
+    broker = Consuming(200)
+    broker.client.call("group.alter", group="g", messages_per_s=10, operator="ada")
+    assert 38 <= broker.messages_in(3.0) <= 42, "a second's worth at once, then ten a second"
+    assert broker.ask("broker.show")["throttled"]["groups"]["g"]["messages_per_s"] > 0
+    broker.client.call("group.alter", group="g", messages_per_s=0, operator="ada")
+    assert broker.messages_in(1.0) >= 158
+    assert broker.ask("broker.show")["throttled"]["groups"] == {}
+
+
+def test_a_group_reads_cold_messages_at_the_rate_of_its_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(group_paces, "HOT_BYTES", -(1 << 40))  # all of the log is cold
+    broker = Consuming(40, most=5)
+    broker.client.call("group.alter", group="g", cold_bytes_per_s=100, operator="ada")
+    assert broker.messages_in(2.0) == 5, "a reply that has begun is whole, and then its debt"
+    assert broker.ask("broker.show")["throttled"]["groups"]["g"]["cold_bytes_per_s"] > 0
+    monkeypatch.setattr(group_paces, "HOT_BYTES", 1 << 40)
+    assert broker.messages_in(2.0) == 35, "what is hot is not limited"

@@ -311,4 +311,6 @@ def _settings_of(args: wire.GroupSettingsArgs) -> core.RequestedSettings:
         if args.consume_timeout_ms is None
         else args.consume_timeout_ms * MILLISECOND,
         keep_until_exported=getattr(args, "keep_until_exported", None),  # an operator's only
+        messages_per_s=getattr(args, "messages_per_s", None),
+        cold_bytes_per_s=getattr(args, "cold_bytes_per_s", None),
     )

@@ -20,11 +20,12 @@ from txmq.errors import Conflict
 from txmq.model.own_topics import is_own
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from txmq.broker.engine.engine import Engine
     from txmq.broker.engine.turn_work import TurnWork
     from txmq.broker.monitoring.alarms import AlarmService
     from txmq.broker.monitoring.statistics import Statistics
-    from txmq.broker.reactor.held_sends import HeldSends
     from txmq.broker.reactor.interfaces import Clock
     from txmq.config.broker import SettingsFile
     from txmq.core.audit import Audited
@@ -49,9 +50,9 @@ class TopicCalls:
         clock: Clock,
         statistics: Statistics,
         turns: TurnWork,
-        sends: HeldSends,
+        throttled: Callable[[], dict[str, object]],
     ) -> None:
-        self._sends = sends
+        self._throttled = throttled
         self._engine, self._settings, self._alarms, self._clock = engine, settings, alarms, clock
         self._statistics, self._turns = statistics, turns
         self.handlers: dict[str, Handler] = {
@@ -245,7 +246,7 @@ class TopicCalls:
                 "undecided": state.undecided,
                 "delayed": state.delayed_count,
                 "segments": len(store.segments()),
-                "throttled": self._sends.view() | {"budget_bytes": self._engine.budget.bytes},
+                "throttled": self._throttled(),
                 "resolvers": [resolver.name for resolver in self._settings.resolver],
             }
         )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from txmq.batch import BatchView, cut_rows, has_expiry, key_hashes, read_header
+from txmq.broker.delivery.group_paces import GroupPaces, cold_bytes
 from txmq.broker.delivery.long_polls import MAX_WAIT_MS
 from txmq.broker.engine.log_reader import read_batches, read_before_damage
 from txmq.core.consumers.candidates import SINGLE_ROW_BYTES, Candidate, CandidateSource, FetchLimits
@@ -76,6 +77,7 @@ class FetchService:
 
     def __init__(self, engine: Engine, polls: LongPolls, clock: Clock) -> None:
         self._engine, self._clock, self.polls = engine, clock, polls
+        self.paces = GroupPaces(engine, clock)
         # members whose leases are on their way to the disk
         self.leasing: set[tuple[str, str]] = set()
 
@@ -136,7 +138,15 @@ class _FetchRequest:
             if last:
                 self._reply([])
             return last
-        found, batches = self._readable(self._limits())
+        limits, pace = self._limits(), self._fetches.paces.of(self._member[0])
+        if pace is not None:
+            messages = pace.messages(limits.max_messages, self._fetches.paces.now())
+            if not messages:  # asked again before long
+                if last:
+                    self._reply([])
+                return last
+            limits = limits._replace(max_messages=messages)
+        found, batches = self._readable(limits)
         if isinstance(found, Rejected):
             self._session.reject(self._frame, found)
             return True
@@ -169,6 +179,12 @@ class _FetchRequest:
             found = plan(engine.state, *self._member, durable, limits, now, stopped)
             if isinstance(found, Rejected):
                 return found, []
+            paces = self._fetches.paces
+            pace = paces.of(self._member[0])
+            if pace is not None and not pace.may_read(
+                found.candidates, paces.hot_from(), paces.now()
+            ):
+                return found._replace(candidates=()), []
             try:
                 return found, self._read(found.candidates)
             except CorruptRecord:
@@ -297,6 +313,11 @@ class _FetchRequest:
         """Send the leased messages. Pieces of one batch may need more room than the
         reply has: what does not fit is returned.
         """
+        paces = self._fetches.paces
+        pace = paces.of(self._member[0])
+        if pace is not None:
+            count = sum(one.end - one.start for one in reply.deliveries)
+            pace.note(count, cold_bytes(candidates, paces.hot_from()))
         chunks: list[Chunk] = []
         surplus: list[tuple[str, int, int, int]] = []
         size = 0

@@ -10,10 +10,12 @@ import typer
 
 from txmq.cli.command import CommandSession, broker_command
 from txmq.cli.options import Group, Operator, Reason, Topic, Yes
-from txmq.cli.parsers import is_number, parse_moment, parse_name
+from txmq.cli.parsers import is_number, parse_limit, parse_moment, parse_name
 from txmq.errors import ConfigError, UnknownPartition
 from txmq.model.retry import MAX_STEPS, RetryPolicy
 from txmq.model.units import SECOND
+
+GROUP_LIMITS = ("messages_per_s", "cold_bytes_per_s")
 
 app = typer.Typer(
     no_args_is_help=True, help="List, pause, reset, clone and delete consumer groups."
@@ -232,6 +234,15 @@ def alter(  # noqa: PLR0913  # its options
             help="Delete no dead letter before `dlq export --mark`, whatever its age.",
         ),
     ] = None,
+    limits: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--limit",
+            metavar="NAME=VALUE",
+            help="Limit of all members together; can be repeated: messages_per_s=100, "
+            "cold_bytes_per_s=20MiB (of messages far behind the end of the log). 0: no limit.",
+        ),
+    ] = None,
     operator: Operator,
     reason: Reason = "",
 ) -> None:
@@ -249,6 +260,7 @@ def alter(  # noqa: PLR0913  # its options
     keep: dict[str, Any] = (
         {} if keep_until_exported is None else {"keep_until_exported": keep_until_exported}
     )
+    keep |= dict(parse_limit(text, GROUP_LIMITS) for text in limits or ())
     session.show(
         "group.alter", group=group, on_exhausted=policy, retry=retry, max_parked=max_parked,
         lease_ms=_to_milliseconds(lease), session_ms=_to_milliseconds(session_s),

@@ -10,7 +10,7 @@ import typer
 from txmq.cli.command import CommandSession, broker_command, local_command
 from txmq.cli.options import Operator, Reason
 from txmq.cli.output import Output
-from txmq.cli.parsers import parse_bytes, parse_name
+from txmq.cli.parsers import parse_limit, parse_name
 from txmq.cli.passwords import PasswordFile, new_verifier
 from txmq.errors import UnknownUser
 from txmq.model.access import ALL_VERBS, ROLES, is_grant
@@ -125,19 +125,8 @@ def quota(
     """Set limits of a user; what is not named stays. They hold for open connections,
     but for the number of these.
     """
-    named: dict[str, Any] = dict(_limit(text) for text in limits)
+    named: dict[str, Any] = dict(parse_limit(text, Quota._fields) for text in limits)
     session.show("user.quota", name=user, operator=operator, reason=reason, **named)
-
-
-def _limit(text: str) -> tuple[str, int]:
-    name, _, value = text.partition("=")
-    if name not in Quota._fields:
-        raise typer.BadParameter(f"there is no limit {name!r}: use {', '.join(Quota._fields)}")
-    if value.isascii() and value.isdigit():
-        return name, int(value)
-    if name == "bytes_per_s":
-        return name, parse_bytes(value)
-    raise typer.BadParameter(f"{name} is a whole number, not {value!r}")
 
 
 @broker_command(app, "show")

@@ -33,6 +33,8 @@ class RequestedSettings(NamedTuple):
     span: int | None = None
     consume_timeout_us: int | None = None
     keep_until_exported: bool | None = None
+    messages_per_s: int | None = None
+    cold_bytes_per_s: int | None = None
 
 
 class JoinGroup(NamedTuple):

@@ -62,6 +62,8 @@ class GroupSettings(NamedTuple):
     span: int = 0
     consume_timeout_us: int = 15 * MINUTE  # for a handler; enforced by the members
     keep_until_exported: bool = False  # dead letters, whatever their retention
+    messages_per_s: int = 0  # to all members together; 0 = no limit
+    cold_bytes_per_s: int = 0  # of messages far behind the end of the log; 0 = no limit
 
     @property
     def policy(self) -> RetryPolicy:

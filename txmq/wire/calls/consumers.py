@@ -188,6 +188,8 @@ class GroupAlter(OperatorArgs, GroupSettingsArgs):
 
     # dead letters, whatever their retention
     keep_until_exported: bool | None = None
+    messages_per_s: Annotated[int, Field(ge=0, le=1_000_000_000)] | None = None
+    cold_bytes_per_s: Annotated[int, Field(ge=0, le=1_000_000_000_000)] | None = None
 
 
 class InboxArgs(GroupArgs):
