@@ -44,9 +44,11 @@ class Reply(NamedTuple):
 class ConsoleInMemory:
     """The console of a broker in memory; with `users` each request is of one."""
 
-    def __init__(self, *, users: bool = False) -> None:
-        if users:
-            self.broker: BrokerInMemory = BrokerWithUsers()
+    def __init__(self, broker: BrokerInMemory | None = None, *, users: bool = False) -> None:
+        if broker is not None:
+            self.broker = broker
+        elif users:
+            self.broker = BrokerWithUsers()
         else:
             self.broker = BrokerInMemory()
             self.broker.start()

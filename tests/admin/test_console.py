@@ -22,6 +22,7 @@ from tests.cli.peer import peer
 from tests.cli.support import run
 from tests.fixtures_browser import Browser
 from txmq.admin.console.registry import PAGES
+from txmq.model.decider import ByChecker
 from txmq.testing.wait import wait_until
 
 PASSWORD = "correct horse battery"
@@ -35,10 +36,11 @@ HOSTILE = (
     "\x1b[2J\x07 \u202egnp.exe \u200b",
 )
 SHOWN = (*HOSTILE[:4], "␛[2J␇ \\u202egnp.exe \\u200b")
-NAMES = {
+NAMES: dict[str, tuple[str, ...]] = {
     "topics": ("orders",),
     "groups": ("billing",),
     "users": ("ann",),
+    "plans": ("again",),
 }
 
 
@@ -113,7 +115,11 @@ def console(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Itera
             client.call("topic.create", name="orders", partitions=2)
             for text in HOSTILE:
                 client.send("orders", text.encode(), key=text, tag=text[:60], headers={"h": text})
-            shop.dead_letters("billing", "orders", len(HOSTILE))
+            places = shop.dead_letters("billing", "orders", len(HOSTILE))
+            NAMES["letters"] = ("billing", *map(str, places[0]))
+            NAMES["transactions"] = (shop.half("orders", HOSTILE[0].encode(), ByChecker("shop")),)
+            shop.call("plan.create", name="again", group="billing", select={"key": HOSTILE[0]},
+                      operator="ann", reason=HOSTILE[1])  # fmt: skip
             shop.call("group.pause", group="billing", operator="ann", reason=HOSTILE[1])
             shop.call("group.resume", group="billing", operator="ann", reason=HOSTILE[0])
             shop.call("consumer.join", group="billing", member="m-1", instance="i-1",

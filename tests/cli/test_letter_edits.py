@@ -12,8 +12,9 @@ import pytest
 
 from tests.cli.support import ScriptedClient, client, run
 from txmq.cli.commands import letter_edits
-from txmq.cli.letter_diff import MAX_COMPARED, Version, diff
+from txmq.cli.letter_diff import Version, diff
 from txmq.errors import MessagesDamaged
+from txmq.model.message_diff import MAX_COMPARED
 
 __all__ = ["client"]
 

@@ -1,12 +1,7 @@
-"""Replies for each path.
-
-The console's files are read once into a fixed table, so no request opens a file.
-"""
+"""Replies for each path: probes, metrics, JSON, and the console's for all others."""
 
 from __future__ import annotations
 
-from functools import partial
-from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from txmq.admin.console.page import Refused
@@ -27,14 +22,6 @@ if TYPE_CHECKING:
 
 METRICS_S = 1.0
 PARTITIONS = "/metrics/partitions"
-FILES = {
-    "/transactions": ("transactions.html", "text/html; charset=utf-8"),
-    **{
-        f"/{name}": (name, "text/javascript; charset=utf-8")
-        for name in ("common.js", "transactions.js")
-    },
-    "/console.css": ("console.css", "text/css; charset=utf-8"),
-}
 
 
 class AdminSite:
@@ -53,11 +40,6 @@ class AdminSite:
             "/readyz": self._readiness_page,
             "/metrics": self._metrics_page,
         }
-        for path, (name, content_type) in FILES.items():
-            reply = HttpReply(
-                200, (files("txmq.admin") / "static" / name).read_bytes(), content_type
-            )
-            self._pages[path] = partial(_static, reply)
 
     def handle(
         self, path: str, query: Query, respond: Respond, rights: Rights | None = None
@@ -154,7 +136,3 @@ class AdminSite:
         self._text, self._text_until = text, self._reactor.seconds() + METRICS_S
         for respond in scrapes:
             respond(HttpReply(200, text, CONTENT_TYPE))
-
-
-def _static(reply: HttpReply, respond: Respond) -> None:
-    respond(reply)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
 from txmq.cli.parsers import is_number, parse_moment, parse_name
+from txmq.model.letter_filter import InvalidFilter, parse_filter
 
 STATES = ("open", "replaying", "abandoned", "local")
 RANGE = re.compile(r"(\d{0,9})\.\.(\d{0,9})")
@@ -32,6 +34,29 @@ Saved = Annotated[
         "--select", parser=parse_name, metavar="NAME", help="Only letters of a saved selection."
     ),
 ]
+
+
+Filter = Annotated[
+    str | None,
+    typer.Option(
+        "--filter",
+        "-f",
+        metavar="TEXT",
+        help='Only letters of a filter as in the console: error:ValueError age>1h key:"a b".',
+    ),
+]
+
+
+def parse_text(text: str, group: str) -> dict[str, Any]:
+    """Parse a filter of the console's language into a selection of letters."""
+    try:
+        found = parse_filter(text, time.time_ns() // 1_000)
+    except InvalidFilter as error:
+        pointer = f"{text}\n{' ' * error.position}^"
+        raise typer.BadParameter(f"{error.message}: {error.hint}\n{pointer}") from None
+    if found.group not in (None, group):
+        raise typer.BadParameter(f"the filter is for group {found.group}, not for {group}")
+    return found.select
 
 
 def selection_args(where: list[str] | None, saved: str | None) -> dict[str, Any]:

@@ -4,6 +4,7 @@ outcome.
 
 from __future__ import annotations
 
+from base64 import b64decode
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qsl
 
@@ -18,6 +19,7 @@ from txmq.admin.console.page import ANSWER_S, Reader, Refused, View, root_of
 from txmq.core.events.outcome import Rejected
 from txmq.errors import NotPermitted, RemoteProtocolError, TxmqError
 from txmq.errors.base import MAY_BE_DONE
+from txmq.model.message_diff import Version, diff
 
 if TYPE_CHECKING:
     from txmq.admin.console.forgery import Forgery
@@ -112,7 +114,8 @@ class Acting:
         asks = bool(action.ask) or action.must_say
         if asks and (not sent.sure or (action.must_say and not sent.reason)):
             self._require(action.call, args, rights)
-            return _question(sent)
+            changes = await self._changes(args, rights) if action.call == "dlq.edit" else []
+            return _question(sent, changes)
         if action.call in CONTINUED and "select" in args:
             return await self._go_on(sent, args, rights)
         return _outcome(sent, await self._ask(action.call, args, rights))
@@ -124,6 +127,20 @@ class Acting:
         whole = args | ({REASON: "?"} if not args.get(REASON, "?") else {})
         if rights is not None and (need := self._parts.calls.missing(call, whole, rights)):
             raise self._parts.guard.denial(rights.user, need)
+
+    async def _changes(self, args: dict[str, Any], rights: Rights | None) -> list[str]:
+        """Return how an edit would change a letter, as the lines of a diff."""
+        place = {name: args[name] for name in ("group", "topic", "partition", "offset")}
+        shown = await self._ask("dlq.show", {**place, "bodies": True}, rights)
+        before = Version(shown["headers"], b64decode(shown["body"]))
+        if args.get("revert"):
+            original = await self._ask("dlq.show", {**place, "bodies": True, "version": 0}, rights)
+            after = Version(original["headers"], b64decode(original["body"]))
+        else:
+            body = b64decode(args["body"]) if "body" in args else before.body
+            after = Version(args.get("headers", before.headers), body)
+        edits = int(shown["edits"])
+        return diff(before, after, (f"version {edits}", f"version {edits + 1}"))
 
     async def _go_on(self, sent: Sent, args: dict[str, Any], rights: Rights | None) -> View:
         """Act on the letters of a selection, for a while, and sum up."""
@@ -160,9 +177,12 @@ def _one(fields: dict[str, list[str]], name: str) -> str:
     return fields.pop(name, [""])[-1]
 
 
-def _question(sent: Sent) -> View:
+def _question(sent: Sent, changes: list[str]) -> View:
     hidden = [(name, value) for name, values in sent.fields.items() for value in values]
-    return View("question.html", {"sent": sent, "hidden": hidden})
+    is_edit = sent.action.call == "dlq.edit"
+    return View(
+        "question.html", {"sent": sent, "hidden": hidden, "changes": changes, "is_edit": is_edit}
+    )
 
 
 def _outcome(sent: Sent, reply: Any) -> View:  # noqa: ANN401  # each call has its own fields

@@ -148,6 +148,7 @@ def _selected(found: dict[str, Any], now: int) -> dict[str, Any]:
     written, matching = found.pop("filter", ""), found.pop(MATCHING, False)
     if matching and "saved" not in found:
         found["select"] = parse_filter(written, now).select
+        found.pop("letters", None)
     if not (matching or found.get("letters")):
         raise WrongForm("no letters are chosen", hint="choose some, or all that match")
     return found
@@ -281,6 +282,7 @@ ROWS = (
         "plan.create", "Make a replay plan", {"name": text, **GROUP, **SELECTION, **SETTINGS},
         makes=_created,
     ),
+    _plan("freeze", "Complete the plan", "No more letters can be added to it."),
     _plan("approve", "Approve the plan"),
     _plan("start", "Start the plan"),
     _plan("pause", "Pause the plan"),

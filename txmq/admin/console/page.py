@@ -97,6 +97,11 @@ class Reader:
         """The name of the user; None = the broker has no users."""
         return None if self.rights is None else self.rights.user
 
+    @property
+    def now(self) -> int:
+        """The broker's time, in microseconds."""
+        return self._parts.engine.now()
+
     def text(self, name: str, default: str = "") -> str:
         """Return a value of the query, without spaces around it."""
         return self._query.get(name, default).strip()

@@ -5,13 +5,28 @@ from __future__ import annotations
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from txmq.admin.console import audit, groups, overview, settings, topics, users
+from txmq.admin.console import (
+    audit,
+    groups,
+    letters,
+    overview,
+    plans,
+    settings,
+    topics,
+    trace,
+    transactions,
+    users,
+)
 from txmq.admin.console.page import ANY_NAME, Page
 
 PAGES: tuple[Page, ...] = (
     *overview.PAGES,
     *topics.PAGES,
     *groups.PAGES,
+    *transactions.PAGES,
+    *letters.PAGES,
+    *plans.PAGES,
+    *trace.PAGES,
     *audit.PAGES,
     *users.PAGES,
     *settings.PAGES,

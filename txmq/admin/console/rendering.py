@@ -57,6 +57,11 @@ def _shown(value: object) -> object:
     return visible(value) if isinstance(value, str) else value
 
 
+def exact(value: str) -> Markup:
+    """Return a text as it is, for a field that is sent back."""
+    return escape(value)
+
+
 def number(value: float) -> str:
     """Return a number with its thousands apart."""
     return f"{value:,.1f}" if isinstance(value, float) and value % 1 else f"{int(value):,}"
@@ -123,7 +128,7 @@ class Templates:
             cache_size=-1,
         )
         self._environment.filters |= {
-            each.__name__: each for each in (number, size, span_us, span_ms, instant, moment)
+            each.__name__: each for each in (exact, number, size, span_us, span_ms, instant, moment)
         }
 
         def ago(value: int | None) -> Markup:

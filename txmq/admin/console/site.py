@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from twisted.internet.defer import Deferred
 
-from txmq.admin.console import registry
+from txmq.admin.console import letters, registry
 from txmq.admin.console.acting import Acting
 from txmq.admin.console.forgery import Forgery
 from txmq.admin.console.page import Page, Reader, Refused, View
 from txmq.admin.console.rendering import RenderQueue, Templates
 from txmq.admin.console.streams import Streams
-from txmq.admin.http import HttpReply, HttpStream
+from txmq.admin.http import HttpReply, HttpStream, json_reply
 from txmq.errors import NotPermitted, TxmqError
 from txmq.version import __version__
 
@@ -41,6 +41,7 @@ TYPES = {
     "txt": "text/plain; charset=utf-8",
 }
 STATIC, LIVE = "static/", "live/"
+OFFERS = "complete/letters"
 KEPT = {"Cache-Control": "private, max-age=86400, immutable"}  # their addresses have a digest
 log = structlog.get_logger()
 
@@ -65,6 +66,9 @@ class Console:
         file = self._files.get(path)
         if file is not None:
             respond(file)
+            return True
+        if path == OFFERS:
+            self._offer(query, respond, rights)
             return True
         is_live = path.startswith(LIVE)
         found = registry.find(path.removeprefix(LIVE) if is_live else path)
@@ -96,6 +100,25 @@ class Console:
             self._render(page, reader, view, respond, part=form.part)
 
         self._then(self._acting.act(form, reader), shown)
+
+    def _offer(self, query: Query, respond: Respond, rights: Rights | None) -> None:
+        """Answer with what a filter may be completed to: an empty list on errors."""
+
+        def offered(found: list[str]) -> None:
+            respond(json_reply({"offers": found}))
+
+        def failed(failure: Failure) -> None:
+            if failure.check(TxmqError) is None:
+                log.error("console.offers_failed", error=repr(failure.value))
+            offered([])
+
+        try:
+            reader = Reader(self._parts, rights, OFFERS, (), query)
+        except Refused:
+            offered([])
+            return
+        waiting: Deferred[list[str]] = Deferred.fromCoroutine(letters.offers(reader))
+        waiting.addCallbacks(offered, failed)
 
     def show_error(self, path: str, refused: Refused, respond: Respond) -> None:
         """Answer with an error page."""

@@ -27,7 +27,8 @@
 
   async function send(form, submitter) {
     const fields = new URLSearchParams(new FormData(form, submitter));
-    const reply = await fetch(form.getAttribute("action"), {
+    const address = (submitter && submitter.getAttribute("formaction")) || form.getAttribute("action");
+    const reply = await fetch(address, {
       method: "POST",
       body: fields,
       headers: { "X-Txmq-Part": "yes" },

@@ -13,7 +13,14 @@ from txmq.cli.commands.audit import in_short
 from txmq.cli.commands.letter_edits import Letter, edit, try_, version_of
 from txmq.cli.commands.letter_files import export, import_
 from txmq.cli.letter_diff import diff
-from txmq.cli.letter_selection import Saved, Where, parse_selection, selection_args
+from txmq.cli.letter_selection import (
+    Filter,
+    Saved,
+    Where,
+    parse_selection,
+    parse_text,
+    selection_args,
+)
 from txmq.cli.options import Group, Operator, Reason, Yes
 from txmq.cli.output import FAILED, body_fields, last_line
 from txmq.cli.parsers import MessagePlace, parse_name, parse_place
@@ -66,6 +73,7 @@ def list_(
     session: CommandSession,
     group: Group,
     *,
+    text: Filter = None,
     where: Where = None,
     select: Saved = None,
     after: Annotated[
@@ -76,7 +84,11 @@ def list_(
     body: Body = False,
 ) -> None:
     """List dead letters of a group, in the order of their deaths."""
+    if text is not None and (where or select):
+        raise typer.BadParameter("use either --filter or --where and --select")
     chosen = selection_args(where, select)
+    if text is not None:
+        chosen = {"select": parse_text(text, group)}
     shown: dict[str, Any] = {"letters": [], "next": after, "scanned": 0}
     while True:
         more = {} if shown["next"] is None else {"cursor": shown["next"]}

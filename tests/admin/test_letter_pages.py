@@ -1,0 +1,195 @@
+"""Pages and actions of letters, plans, transactions and traces, in memory."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from tests.admin.console_support import ConsoleInMemory
+from tests.broker.access.support import VERIFIER
+from tests.broker.calls.test_letter_calls import Office
+from txmq.core.users import SetUser
+from txmq.model.message import Message
+
+
+@pytest.fixture(scope="module")
+def console() -> ConsoleInMemory:
+    office = Office(40)
+    office.broker.start()
+    office.send(Message(b'{"sum": 12345678901234567890.10}', "k-json"))
+    made = ConsoleInMemory(office.broker)
+    office.broker.ask("dlq.save", name="bees", select={"error_type": "B"}, operator="ada")
+    return made
+
+
+def test_groups_with_letters_lead_to_their_letters_by_error(console: ConsoleInMemory) -> None:
+    assert "letters/g" in console.get("/letters").body
+    page = console.get("/letters/g")
+    assert page.status == 200, page.text
+    assert "That match 40" in page.text
+    assert "By error" in page.text
+    assert "filter=fingerprint%3Af0" in page.body
+    assert "letters/g/t/0/39" in page.body
+    assert "bees" in page.text
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("error:B", "That match 8"),
+        ("error:B key:k7", "letters have to be read"),
+        ('text:"no 7 here"', "letters/g/t/0/7"),
+        ("error:none", "No letter of this group is like that"),
+        ("errr:B", "there is no property"),
+        ("group:other", "this page is of group g"),
+        ("topic:no-such", "does not exist"),
+    ],
+)
+def test_a_filter_finds_letters_or_says_what_is_wrong(
+    console: ConsoleInMemory, written: str, expected: str
+) -> None:
+    page = console.get(f"/letters/g?filter={quote(written)}")
+    assert expected in page.body or expected in page.text, page.text
+
+
+def test_names_in_a_filter_are_completed(console: ConsoleInMemory) -> None:
+    def offers(written: str) -> list[str]:
+        reply = console.get(f"/complete/letters?group=g&filter={quote(written)}&at={len(written)}")
+        found: list[str] = json.loads(reply.body)["offers"]
+        return found
+
+    assert "error:" in offers("er")
+    assert offers("state:op") == ["state:open"]
+    assert sorted(offers("attempts>3 fingerprint:")) == [
+        f"attempts>3 fingerprint:f{n}" for n in range(4)
+    ]
+    assert offers("group:") == ["group:g"]
+    assert json.loads(console.get("/complete/letters?group=no&filter=error:").body) == {
+        "offers": []
+    }
+
+
+def test_a_letter_shows_its_life_and_pages_go_on(console: ConsoleInMemory) -> None:
+    page = console.get("/letters/g/t/0/3")
+    assert page.status == 200, page.text
+    for part in ("no 3 here", "xxxxxxxxxx", "Attempts", "Life", "Deliver again", "blue"):
+        assert part in page.text, part
+    assert console.get("/letters/g/t/0/999").status == 404
+    assert console.get("/letters/g/t/0/x").status == 400
+    first = console.get("/letters/g?limit=30")
+    assert "Next page" in first.text
+
+
+def test_letters_are_delivered_again_one_by_one_and_all_that_match(
+    console: ConsoleInMemory,
+) -> None:
+    reply = console.act("dlq.replay", group="g", letters=["t/0/1", "t/0/999"])
+    assert "1 refused" in reply.text
+    assert "t/0/999" in reply.text
+    reply = console.act("dlq.abandon", group="g", filter="error:B", matching="yes", sure=False)
+    assert "closed for good" in reply.text
+    reply = console.act("dlq.abandon", group="g", filter="error:B", matching="yes", reason="poison")
+    assert "done 7" in reply.text, reply.text
+    assert "no letters are chosen" in console.act("dlq.replay", group="g").text
+    reply = console.act("dlq.replay", group="g", filter="errr:B", matching="yes")
+    assert (reply.status, "InvalidFilter" in reply.text) == (400, True)
+
+
+def test_an_edit_is_compared_before_it_acts(console: ConsoleInMemory) -> None:
+    place: dict[str, Any] = {"group": "g", "topic": "t", "partition": 0, "offset": 5, "edits": 0}
+    form = console.get("/letters/g/t/0/5/edit")
+    assert "xxxxxxxxxx</textarea>" in form.body
+    change: dict[str, Any] = {**place, "body": "mended\r\nbody"}
+    asked = console.act("dlq.edit", sure=False, **change)
+    assert "-xxxxxxxxxx" in asked.text
+    assert "+mended" in asked.text
+    done = console.act("dlq.edit", reason="typo", **change)
+    assert done.status == 200, done.text
+    shown = console.get("/letters/g/t/0/5")
+    assert "mended\nbody" in shown.body
+    assert "typo" in shown.text
+    assert console.act("dlq.edit", reason="typo", **change).status == 409
+    back: dict[str, Any] = {**place, "edits": 1, "revert": "yes"}
+    assert "+xxxxxxxxxx" in console.act("dlq.edit", sure=False, **back).text
+
+
+def test_a_plan_is_made_checked_started_and_ended(console: ConsoleInMemory) -> None:
+    assert "There are no plans" in console.get("/plans").text
+    counted = console.get("/plan/new?group=g&filter=fingerprint:f3&name=p-1")
+    assert "letters of group g match" in counted.text
+    made = console.act("plan.create", name="p-1", group="g", filter="fingerprint:f3", rate="0.5",
+                       canary="1", hold="yes")  # fmt: skip
+    assert made.status == 200, made.text
+    console.broker.pass_time(1)
+    page = console.get("/plans/p-1")
+    assert "planned" in page.text, page.text
+    assert "Would be delivered" in console.get("/plans/p-1/check").text
+    assert console.act("plan.start", name="p-1").status == 200
+    console.broker.pass_time(1)
+    assert "canary" in console.get("/plans/p-1").text
+    assert console.get("/plans/p-1?outcome=delivered").status == 200
+    assert console.act("plan.pause", name="p-1").status == 200
+    assert console.act("plan.resume", name="p-1").status == 200
+    assert console.act("plan.cancel", name="p-1").status == 200
+    assert "cancelled" in console.get("/plans").text
+    assert console.act("plan.start", name="p-1").status == 409
+
+
+def test_a_policy_is_set_and_removed(console: ConsoleInMemory) -> None:
+    assert "No group has a policy" in console.get("/policies").text
+    set_ = console.act("policy.set", group="g", filter="error:A", after_s="3600", max_replays="2")
+    assert set_.status == 200, set_.text
+    assert "error:A" in console.get("/policies").text
+    assert console.act("policy.set", group="g").status == 200
+    assert "No group has a policy" in console.get("/policies").text
+
+
+def test_a_transaction_shows_its_origin_and_is_decided_with_a_reason(
+    console: ConsoleInMemory,
+) -> None:
+    token = console.broker.half(7, Message(b'{"a": 1}', "k-tx"))
+    assert token in console.get("/transactions").body
+    page = console.get(f"/transactions/{token}")
+    assert "Commit by hand" in page.text, page.text
+    assert '"a": 1' in page.text
+    for state in ("in-doubt", "waiting", "open", "conflicts"):
+        assert console.get(f"/transactions?state={state}").status == 200
+    assert console.get("/transactions/xa").status == 200
+    asked = console.act("tx.decide", token=token, outcome="ROLLBACK")
+    assert "required" in asked.body
+    done = console.act(
+        "tx.decide", token=token, outcome="ROLLBACK", force="yes", reason="asked ada"
+    )
+    assert done.status == 200, done.text
+    page = console.get(f"/transactions/{token}")
+    assert "asked ada" in page.text
+    assert "Commit by hand" not in page.text
+    assert console.get("/transactions/" + "0" * 32).status == 404
+
+
+def test_a_key_is_traced(console: ConsoleInMemory) -> None:
+    assert "Type a key" in console.get("/trace").text
+    page = console.get("/trace?key=k3")
+    assert "t/0/3" in page.text, page.text
+    assert "Time line" in page.text
+    assert "No message has this key" in console.get("/trace?key=none").text
+
+
+def test_whoever_may_not_read_sees_no_body() -> None:
+    office = Office(3)
+    for name, role in (("root", "admin"), ("ops", "operator")):
+        office.broker.do(SetUser(name, (role,), tuple(VERIFIER), "test", b"x" * 32))  # type: ignore[arg-type]  # a plain tuple
+    office.broker.assembly.guard.forget()
+    office.broker.start()
+    console = ConsoleInMemory(office.broker)
+    token = console.broker.half(7, Message(b"secret of a half", "k-tx"))
+    for path, body in (("/letters/g/t/0/1", "xxxxxxxxxx"), ("/letters/g/t/0/1/edit", "xxxxxxxxxx"),
+                       (f"/transactions/{token}", "secret")):  # fmt: skip
+        assert body in console.get(path, "root").text, path
+        hidden = console.get(path, "ops")
+        assert hidden.status == 200
+        assert body not in hidden.text
+        assert "txmq acl grant ops read" in hidden.text

@@ -1,0 +1,30 @@
+"""The page of the life of one key, or one message, in all topics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from txmq.admin.console.life import trace_of
+from txmq.admin.console.page import Page, Reader, View
+from txmq.client.protocol.life_events import name_of
+
+MAX_MESSAGES = 50
+
+
+async def trace(reader: Reader) -> View:
+    """Show the events of a key's messages in the order of time."""
+    key, message = reader.text("key"), reader.text("id")
+    if not key and not message:
+        return View("trace.html", {"traced": None, "messages": [], "about": ""})
+    limit = min(reader.limit, MAX_MESSAGES)
+    traced = await trace_of(reader, key or None, None if key else message, limit)
+    messages: list[dict[str, Any]] = [
+        {"name": name_of(one), **{field: one.get(field) for field in FIELDS}}
+        for one in traced.messages
+    ]
+    about = f"key {key}" if key else f"message {message}"
+    return View("trace.html", {"traced": traced, "messages": messages, "about": about})
+
+
+FIELDS = ("topic", "partition", "offset", "state", "stored_at", "message_id", "token")
+PAGES = (Page("trace", "Trace", trace, "Trace", "k", live=False),)

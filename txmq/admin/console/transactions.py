@@ -1,0 +1,125 @@
+"""Pages of transactions: lists by state, one transaction, and branches of XA."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from typing import Any
+
+from txmq.admin.console.bodies import CONTENT_TYPE, decode
+from txmq.admin.console.page import Page, Reader, View
+
+STATES = {
+    "in-doubt": "in doubt",
+    "undecided": "undecided",
+    "waiting": "waiting behind others of their keys",
+    "open": "without their last part",
+    "conflicts": "decisions that were refused",
+}
+MESSAGES = 50  # of one transaction, on one page
+UNDECIDED = ("UNDECIDED", "OPEN", "HALF")
+
+
+async def transactions(reader: Reader) -> View:
+    """List the transactions of one state; without one, those in doubt if there are
+    any.
+    """
+    shown = await reader.ask("broker.show")
+    state = reader.text("state")
+    if state not in STATES:
+        state = "undecided"
+    reply = await reader.ask("tx.list", state=state, limit=reader.limit)
+    return View(
+        "transactions.html",
+        {
+            "state": state,
+            "states": STATES,
+            "rows": reply["transactions"],
+            "undecided": shown["undecided"],
+        },
+    )
+
+
+async def transaction(reader: Reader) -> View:
+    """Show a transaction: origin, checks, messages, order, operations."""
+    [token] = reader.names
+    after = reader.number("after", 0)
+    may_read = reader.may("tx.show", token=token, detail=True, bodies=True)
+    bodies = {"bodies": True} if may_read.allowed else {}
+    shown = await reader.ask(
+        "tx.show", token=token, detail=True, after=after, limit=MESSAGES, **bodies
+    )
+    heuristics = await _heuristics(reader, shown["token"])
+    return View(
+        "transaction.html",
+        {
+            "one": shown,
+            "rows": [_with_body(row) for row in shown["rows"]],
+            "may_read": may_read,
+            "is_undecided": not shown["decided_at"],
+            "heuristics": heuristics,
+            "advice": advice(shown | {"heuristics": heuristics}),
+        },
+    )
+
+
+def _with_body(row: dict[str, Any]) -> dict[str, Any]:
+    body = row.get("body")
+    if body is None:
+        return row | {"shown": None}
+    headers = row["headers"]
+    return row | {"shown": decode(b64decode(body), headers.get(CONTENT_TYPE, ""), "", headers)}
+
+
+async def _heuristics(reader: Reader, token: str) -> list[dict[str, Any]]:
+    """Return what was decided by hand, or found mixed, of one transaction."""
+    number = int(token, 16)
+    if not number or not reader.may("xa.list").allowed:
+        return []
+    before = f"{number - 1:032x}"  # the page begins behind it
+    reply = await reader.ask("xa.list", heuristic=True, after=before, limit=1)
+    found: list[dict[str, Any]] = [
+        each for one in reply["transactions"] if one["token"] == token for each in one["heuristics"]
+    ]
+    return found
+
+
+async def xa(reader: Reader) -> View:
+    """List undecided branches and heuristics, with what to do about each."""
+    heuristic = bool(reader.text("heuristic"))
+    after = reader.text("after")
+    args: dict[str, Any] = {"heuristic": heuristic, "limit": reader.limit}
+    reply = await reader.ask("xa.list", **args, **({"after": after} if after else {}))
+    rows = [one | {"advice": advice(one)} for one in reply["transactions"]]
+    return View("xa.html", {"rows": rows, "following": reply["next"], "heuristic": heuristic})
+
+
+def advice(one: dict[str, Any]) -> str:
+    """Return what to do about a transaction with branches, as `txmq xa doctor` says it;
+    "" = nothing. The doctor also looks into the databases.
+    """
+    kind = str(one["decider"][0]) if one["decider"] else ""
+    if one["heuristics"]:
+        return (
+            "Data differ from the decision. Compare the databases (txmq xa doctor), mend the data,"
+            " then forget the heuristic here."
+        )
+    if one["decided_at"] or not (one["participants"] or kind in ("home", "foreign")):
+        return ""
+    if kind == "foreign":
+        return (
+            "Another transaction manager decides: recover it there. Prepared branches hold locks"
+            " until then (txmq xa doctor)."
+        )
+    if one["in_doubt"]:
+        return (
+            "No answer came: txmq xa doctor looks into the databases, and says which branches"
+            " exist; decide by hand only after that."
+        )
+    return "Recovery decides it by itself: txmq xa recover runs a pass now."
+
+
+PAGES = (
+    Page("transactions", "Transactions", transactions, "Transactions", "x"),
+    Page("transactions/xa", "XA branches", xa),
+    Page("transactions/*", "Transaction", transaction),
+)
