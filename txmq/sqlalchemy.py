@@ -8,12 +8,19 @@
 
 Whatever ends the session's transaction, rows and messages go together: `commit()`,
 `Session.begin()`, a two-phase session, a rollback, the end of a savepoint.
+
+An `AsyncSession` with psycopg or asyncpg takes a client of `txmq.aio`:
+
+    async with AsyncSession(engine, info={"txmq": client}) as session:
+        (await txmq.sqlalchemy.enlist(session)).send("orders", body)
+        await session.commit()
 """
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from functools import partial
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast, overload
 from weakref import ref
 
 from txmq.errors.extras import require
@@ -26,65 +33,112 @@ from sqlalchemy.orm import scoped_session as ScopedSession  # noqa: N812  # it i
 
 from txmq.client.protocol.transaction.options import TransactionOptions
 from txmq.errors import LocalProtocolError
-from txmq.tx.postgres.drivers import blocking_driver
+from txmq.tx.postgres.driver import Status
+from txmq.tx.postgres.drivers import driver_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sqlalchemy import Connection, Dialect, Engine
+    from sqlalchemy.ext.asyncio import (
+        AsyncConnection,
+        AsyncEngine,
+        AsyncSession,
+        async_scoped_session,
+    )
+    from sqlalchemy.orm import SessionTransaction
 
+    from txmq import aio
     from txmq.client.blocking.client import Client
     from txmq.client.blocking.cluster import Cluster
     from txmq.client.blocking.transaction.enlisted import EnlistedTransaction
 
 INFO = "txmq"  # the client's name in `Session.info`
+_SAVEPOINTS = "txmq.savepoints"  # likewise, of the connection whose savepoints begin at once
 
 
-def install(engine: Engine) -> None:
+def install(engine: Engine | AsyncEngine) -> None:
     """Let the engine's connections take messages along with their COMMIT.
 
     Once per engine, before its sessions are used: connections in its pool are closed.
+    Those of an AsyncEngine cannot be: then it raises LocalProtocolError.
     """
-    if not event.contains(engine, "do_connect", _choose_factory):
-        event.listen(engine, "do_connect", _choose_factory)
-        engine.dispose()
+    own = cast("Engine", getattr(engine, "sync_engine", engine))
+    if event.contains(own, "do_connect", _choose_factory):
+        return
+    if own is not engine and getattr(own.pool, "checkedin", int)():
+        raise LocalProtocolError(
+            "the engine's pool has connections already, which take no messages along",
+            hint="call txmq.sqlalchemy.install(engine) where the engine is made",
+        )
+    event.listen(own, "do_connect", _choose_factory)
+    own.dispose()
 
 
+@overload
 def enlist(
     session: Session | ScopedSession[Any] | Connection,
     client: Client | Cluster | None = None,
     *,
     bind_arguments: dict[str, Any] | None = None,
     **options: Unpack[TransactionOptions],
-) -> EnlistedTransaction:
+) -> EnlistedTransaction: ...
+
+
+@overload
+def enlist(
+    session: AsyncSession | async_scoped_session[Any] | AsyncConnection,
+    client: aio.Client | aio.Cluster | None = None,
+    *,
+    bind_arguments: dict[str, Any] | None = None,
+    **options: Unpack[TransactionOptions],
+) -> Coroutine[Any, Any, aio.EnlistedTransaction]: ...
+
+
+def enlist(
+    session: Any,
+    client: Any = None,
+    *,
+    bind_arguments: dict[str, Any] | None = None,
+    **options: Unpack[TransactionOptions],
+) -> Any:
     """Return the messages of the session's transaction, which the session will commit.
 
     They take effect with the rows on one connection: where the session has several
     engines, on that of `bind_arguments`. The client may be left out where
     `Session.info["txmq"]` has it. Another call in the same transaction returns the
     same. The options are those of `client.transaction`. Raises LocalProtocolError.
+
+    To be awaited for an AsyncSession. Its events and `run_sync` have its Session: there
+    it is not, and gives the messages of a client of `txmq.aio` as well.
     """
-    if hasattr(session, "sync_session") or hasattr(session, "sync_connection"):
-        raise LocalProtocolError(
-            f"{type(session).__name__} is not taken: its savepoints may begin later than a send",
-            hint="use a Session in a thread, or, with txmq.aio, a connection of the driver itself: "
-            "async with client.transaction(connection)",
-        )
+    session = session.registry() if hasattr(session, "registry") else session
+    if hasattr(session, "run_sync"):
+        return session.run_sync(_enlisted, client, bind_arguments, options)
+    return _enlisted(session, client, bind_arguments, options)
+
+
+def _enlisted(
+    session: Session | Connection,
+    client: Client | Cluster | None,
+    bind_arguments: dict[str, Any] | None,
+    options: TransactionOptions,
+) -> object:
     sender = client or session.info.get(INFO)
     if sender is None:
         raise LocalProtocolError(
             "No client is given to send the messages",
             hint='enlist(session, client), or sessionmaker(engine, info={"txmq": client})',
         )
-    own_session = session.registry() if isinstance(session, ScopedSession) else session
-    if isinstance(own_session, Session):
-        connection = own_session.connection(bind_arguments=bind_arguments)
+    if isinstance(session, Session):
+        connection = session.connection(bind_arguments=bind_arguments)
     else:
-        connection = own_session
+        connection = session
         if not connection.in_transaction():
             connection.begin()
     own: Any = connection.connection.driver_connection
-    if not blocking_driver(own).enlists:
+    driver = driver_of(own)
+    if not driver.enlists:
         raise LocalProtocolError(
             f"The engine's connections are {type(own).__module__}.{type(own).__name__}, which "
             "take no messages along",
@@ -93,10 +147,25 @@ def enlist(
             "connection_factory=txmq.postgres.EnlistConnection, or calls "
             "txmq.psycopg.EnlistConnection.connect",
         )
+    if connection.dialect.driver == "asyncpg" and driver.status is Status.IDLE:
+        # Its transaction begins with the first statement; without one nothing commits.
+        connection.exec_driver_sql("SELECT")
     transaction = sender.enlist(own, **options)
-    if isinstance(own_session, Session):
-        transaction.before_each_send(partial(_begin_savepoint, ref(own_session), bind_arguments))
-    return transaction
+    if not isinstance(session, Session):
+        return cast("object", transaction)
+    if not driver.awaits:
+        transaction.before_each_send(partial(_begin_savepoint, ref(session), bind_arguments))
+    elif _SAVEPOINTS not in session.info:
+        # A send cannot wait for a savepoint, so those begin at once.
+        session.info[_SAVEPOINTS] = bind_arguments
+        event.listen(session, "after_transaction_create", _begin_at_once)
+    return cast("object", transaction)
+
+
+def _begin_at_once(session: Session, transaction: SessionTransaction) -> None:
+    """Begin the savepoint of `begin_nested()` on an AsyncSession's connection."""
+    if transaction.nested:
+        session.connection(bind_arguments=session.info[_SAVEPOINTS])
 
 
 def _begin_savepoint(session: ref[Session], bind_arguments: dict[str, Any] | None) -> None:
@@ -119,8 +188,14 @@ def _choose_factory(
 
         options.setdefault("connection_factory", postgres.EnlistConnection)
         return None
-    if dialect.driver == "psycopg" and not dialect.is_async:
+    if dialect.driver == "asyncpg":
+        from txmq import asyncpg  # noqa: PLC0415  # likewise
+
+        options.setdefault("connection_class", asyncpg.EnlistConnection)
+    if dialect.driver == "psycopg":
         from txmq import psycopg  # noqa: PLC0415  # likewise
 
-        return psycopg.EnlistConnection.connect(*arguments, **options)
+        if not dialect.is_async:
+            return psycopg.EnlistConnection.connect(*arguments, **options)
+        options.setdefault("async_creator_fn", psycopg.AsyncEnlistConnection.connect)
     return None

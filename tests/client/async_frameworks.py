@@ -14,10 +14,14 @@ from typing import Any, ClassVar
 
 import asyncpg
 import psycopg
+from psycopg2.extensions import parse_dsn
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 import txmq.aio
 import txmq.asyncpg
 import txmq.psycopg
+import txmq.sqlalchemy
 from tests.client.frameworks import Framework, Work
 from tests.client.world import World
 from tests.tx.postgres.peers import arguments
@@ -202,10 +206,55 @@ class AsyncpgOwnBlock(AsyncOwnBlock):
     asyncpg = True
 
 
+class OfAsyncSession(_Async):
+    """An AsyncSession of SQLAlchemy."""
+
+    name = "psycopg, SQLAlchemy"
+
+    @contextmanager
+    def transaction(self, isolation: str = "") -> Iterator[Work]:
+        with self.session(isolation) as session, self.loop.within(session.begin()):
+            connection = self.loop.do(session.connection())
+            own = self.loop.do(connection.get_raw_connection())
+            called = Called(own.driver_connection, self.loop)
+            yield Work(
+                lambda statement: self.loop.do(session.execute(text(statement))),
+                lambda: self.loop.do(txmq.sqlalchemy.enlist(session)),
+                lambda: self.loop.within(session.begin_nested()),
+                called,
+            )
+
+    @contextmanager
+    def session(self, isolation: str) -> Iterator[AsyncSession]:
+        options: Any = {"isolation_level": isolation} if isolation else {}
+        driver = "asyncpg" if self.asyncpg else "psycopg"
+        known = arguments if self.asyncpg else parse_dsn
+        engine = create_async_engine(
+            f"postgresql+{driver}://", connect_args=known(self.world.dsn), **options
+        )
+        txmq.sqlalchemy.install(engine)
+        self._stack.callback(lambda: self.loop.do(engine.dispose()))
+        with self.loop.within(AsyncSession(engine, info={"txmq": self.client})) as session:
+            yield session
+
+    def autocommit(self) -> None:
+        with self.session("AUTOCOMMIT") as session:
+            self.loop.do(txmq.sqlalchemy.enlist(session))
+
+
+class OfAsyncpgSession(OfAsyncSession):
+    """Likewise with asyncpg."""
+
+    name = "asyncpg, SQLAlchemy"
+    asyncpg = True
+
+
 ASYNC_FRAMEWORKS: tuple[type[Framework], ...] = (
     AsyncBlock,
     AsyncBare,
     AsyncOwnBlock,
     AsyncpgBlock,
     AsyncpgOwnBlock,
+    OfAsyncSession,
+    OfAsyncpgSession,
 )

@@ -195,12 +195,3 @@ def test_sessions_that_cannot_take_messages_along_say_what_to_do(
     with Session(plain) as session:
         enlist(session, world.client)
     plain.dispose()
-
-    class AsyncSession:
-        """As far as it is looked at: there may be no driver for a real one."""
-
-        sync_session = None
-
-    asynchronous: Any = AsyncSession()
-    with pytest.raises(LocalProtocolError, match="AsyncSession is not taken"):
-        enlist(asynchronous, world.client)
