@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import quote
 
 from markupsafe import Markup
 from twisted.internet.defer import Deferred
@@ -20,6 +22,7 @@ from txmq.admin.console.page import ANSWER_S, Reader, Refused
 from txmq.admin.console.registry import PAGES, find
 from txmq.admin.console.rendering import RenderQueue, Templates, number, size, span_us, visible
 from txmq.admin.console.streams import BEAT_EVERY, LIFE_S, MAX_STREAMS, PERIOD_S, Streams
+from txmq.core.consumers.commands import JoinGroup
 from txmq.model.units import DAY, HOUR, MINUTE, SECOND
 
 SLOW_S = 0.001  # a piece of a page
@@ -203,6 +206,33 @@ def test_an_open_stream_ends_with_the_rights_of_its_reader() -> None:
     console.broker.ask("user.set", name="ann", roles=["admin"], operator="ann")
     console.broker.pass_time(PERIOD_S + 0.5)
     assert b"event: gone" in transport.value()
+
+
+def test_no_address_breaks_a_page() -> None:
+    console = ConsoleInMemory()
+    console.broker.ask("topic.create", name="orders", partitions=1)
+    console.broker.do(JoinGroup("billing", "m", "i", "concurrent", ("orders",)))
+    asked = (
+        *(
+            "topics?limit=",
+            "topics?after=",
+            "topics/orders?from=",
+            "groups/billing?from=",
+            "?span=",
+        ),
+        *(f"topics/orders/messages?{one}=" for one in ("partition", "start", "after", "tag")),
+        *("audit?after=", "audit?start=", "users?q="),
+        *(
+            f"groups/billing/reset?topic=orders&to={one}"
+            for one in ("", "time&at=", "offset&offset=")
+        ),
+    )
+    values = ("-1", "9" * 18, "%00%ff", "\u202e<x>".encode(), "9999-12-31T23:59", "a" * 5_000)
+    statuses = Counter(
+        console.get(f"/{one}{quote(value, '%')}").status for one in asked for value in values
+    )
+    assert statuses.keys() == {200, 400}
+    assert sum(statuses.values()) == len(asked) * len(values)
 
 
 def test_signs_that_hide_are_visible() -> None:
