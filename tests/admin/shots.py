@@ -30,6 +30,7 @@ LIFE_S = 150.0  # of traffic, for the charts
 SHOTS = (
     ("console.png", "", False),
     ("pictures/console-group.png", "groups/billing", False),
+    ("pictures/console-letters.png", "letters/billing", False),
     ("pictures/console-messages.png", "topics/orders/messages", True),
 )
 
