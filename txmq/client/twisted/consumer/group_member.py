@@ -2,38 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 from twisted.internet.defer import Deferred
 from twisted.internet.threads import deferToThreadPool
 from twisted.python.failure import Failure
 
 from txmq.client.protocol.consumer.checked_operations import operations_type
-from txmq.client.protocol.consumer.member import Member, MemberPhase, steady_wall_us
-from txmq.client.protocol.consumer.member_set import MemberState
+from txmq.client.protocol.consumer.event_member import EventMember
+from txmq.client.protocol.consumer.member import Member, MemberPhase
 from txmq.client.protocol.consumer.operations import (
     Delivered,
     ack_error,
 )
 from txmq.client.protocol.consumer.requests import Request
 from txmq.client.protocol.consumer.settings import ConsumerSettings
-from txmq.client.protocol.consumer.stats import ConsumerStats
 from txmq.client.twisted.connection import PersistentConnection, TwistedConnection, with_timeout
 from txmq.client.twisted.core import TwistedCore
 from txmq.client.twisted.protocols import DelayedCall
 from txmq.errors import ClientClosed, RequestRejected, RequestTimeout, TxmqError
-from txmq.model.actions import AckAction
-from txmq.model.message import ReceivedMessage
 
 if TYPE_CHECKING:
     from txmq.client.blocking.consumer.local_stores import StoreThread
     from txmq.client.protocol.consumer.store_jobs import JobResult
 
 
-class ReactorMember(MemberState):
+class ReactorMember(EventMember):
     """A member at one broker.
 
     `deliver` is called with the member when messages may have come.
@@ -45,7 +42,7 @@ class ReactorMember(MemberState):
         settings: ConsumerSettings,
         deliver: Callable[[ReactorMember], None],
     ) -> None:
-        self.core, self.settings = core, settings
+        self.core, self._log, self.settings = core, core, settings
         self._deliver = deliver
         self._reactor = core.reactor
         self.member = Member(settings, uuid4().hex, owner=self)
@@ -63,52 +60,8 @@ class ReactorMember(MemberState):
         """The error that keeps the member from its broker for now."""
         return self._connection.error
 
-    @property
-    def paused(self) -> frozenset[str]:
-        """The paused topics."""
-        return self.member.fetcher.paused
-
-    @property
-    def stats(self) -> ConsumerStats:
-        """A copy of the counters."""
-        return self.counters()
-
-    @property
-    def log_id(self) -> UUID | None:
-        """The broker's log that the messages are of; None before the first
-        connection.
-        """
-        return self.core.known_log_id
-
-    def set_workers(self, workers: int) -> None:
-        """Let so many handlers have messages of the local store at a time."""
-        if self.member.recovery is not None:
-            self.member.recovery.capacity = workers
-
-    def _submit_store_jobs(self) -> None:
-        """Have the local store's work done, in a thread."""
-        recovery = self.member.recovery
-        for job in [] if recovery is None else recovery.jobs(self._reactor.seconds()):
-            if self._store_thread is None:
-                # The store's modules are for those who have one.
-                from txmq.client.blocking.consumer.local_stores import (  # noqa: PLC0415
-                    LocalStores,
-                    StoreThread,
-                )
-
-                stores = LocalStores(self.settings, lambda: self.log_id, steady_wall_us)
-                post = partial(self._reactor.callFromThread, self._on_store_result)
-                self._store_thread = StoreThread(stores, post)
-            self._store_thread.submit(job)
-
-    def _on_store_result(self, result: JobResult | None) -> None:
-        """Go on with a result of the store's thread; None: some time has passed."""
-        recovery = self.member.recovery
-        if recovery is not None and result is not None:
-            recovery.finished(result, self._reactor.seconds())
-            self.step()
-        elif recovery is not None:
-            recovery.tick(self._reactor.seconds())
+    def post_store_result(self, result: JobResult | None) -> None:
+        self._reactor.callFromThread(self.on_store_result, result)
 
     def when_serving(self) -> Deferred[None]:
         """Fire once the member has joined; fail with its failure."""
@@ -127,74 +80,6 @@ class ReactorMember(MemberState):
 
         acks = self.member.settlement.acks
         return self._when(lambda: acks.is_confirmed(number)).addCallback(check)
-
-    def acks_added(self, *, wait: bool = False) -> None:
-        """Have new acks sent; at once for a caller that is going to `wait`."""
-        self.member.settlement.flush_now |= wait
-        self.step()
-
-    def ack_many(self, messages: Iterable[ReceivedMessage]) -> None:
-        self.operations.ack_many(messages, self._reactor.seconds())
-        self.step()
-
-    def nack(
-        self,
-        message: ReceivedMessage,
-        delay: float | None,
-        error: BaseException | str | None,
-        *,
-        dead: bool = False,
-    ) -> None:
-        self.operations.nack(message, delay, error, dead=dead)
-        self.step()
-
-    def nack_many(
-        self,
-        messages: Iterable[ReceivedMessage],
-        delay: float | None,
-        error: BaseException | str | None,
-    ) -> None:
-        self.operations.nack_many(messages, delay, error)
-        self.step()
-
-    def postpone(self, message: ReceivedMessage, delay: float | None) -> None:
-        self.operations.postpone(message, delay)
-        self.step()
-
-    def extend(self, message: ReceivedMessage, seconds: float | None) -> None:
-        self.operations.extend(message, seconds, self._reactor.seconds())
-
-    def give_back(self, messages: Iterable[ReceivedMessage]) -> None:
-        for message in messages:
-            self.operations.give_back(message, self._reactor.seconds())
-        self.step()
-
-    def pause(self, topics: Sequence[str], *, paused: bool) -> None:
-        self.member.pause(topics, paused=paused)
-        self.step()
-
-    def count(self, *, duplicates: int = 0, retried: int = 0) -> None:
-        """Add to the counters of the inbox."""
-        self.member.stats.duplicates += duplicates
-        self.member.stats.retried += retried
-
-    def ack_actions(self, delivered: Delivered) -> Sequence[AckAction]:
-        """Leave the outstanding messages to a transaction; return the actions that ack
-        them in it. Raises NotLeased where there are none.
-        """
-        return self.operations.add_to_transaction(delivered)
-
-    def transaction_ended(self, delivered: Delivered, *, committed: bool | None) -> None:
-        """Settle the messages of a transaction, or make them outstanding again. None:
-        its outcome is unknown.
-        """
-        self.operations.transaction_ended(delivered, self._reactor.seconds(), committed=committed)
-        self.step()
-
-    def stop_delivery(self) -> None:
-        """Deliver nothing more, and return what waits in the local queue."""
-        self.member.close()
-        self.step()
 
     async def leave(self, seconds: float) -> None:
         """Leave the group once the broker has everything, within so many seconds."""
@@ -225,10 +110,16 @@ class ReactorMember(MemberState):
             self._store_thread = None
             await deferToThreadPool(self._reactor, self._reactor.getThreadPool(), stopped)
 
+    def now(self) -> float:
+        return float(self._reactor.seconds())
+
+    def step_soon(self) -> None:
+        self.step()
+
     def step(self) -> None:
         """Deliver messages that have come, and send requests that are due."""
         self._deliver(self)
-        link, now = self._link, self._reactor.seconds()
+        link, now = self._link, self.now()
         if link is not None and self.member.needs_reconnect:
             link.abort()
         elif link is not None:
@@ -259,7 +150,7 @@ class ReactorMember(MemberState):
 
     def _attach(self, link: TwistedConnection) -> None:
         self._link = link
-        self.member.connected(self._reactor.seconds())
+        self.member.connected(self.now())
         link.lost.addCallback(lambda _none: self._lost(link))
         self.step()
 
@@ -270,7 +161,7 @@ class ReactorMember(MemberState):
     def _lost(self, link: TwistedConnection) -> None:
         if self._link is link:
             self._link = None
-            self.member.disconnected(self._reactor.seconds())
+            self.member.disconnected(self.now())
             self.step()
 
     def _send(self, link: TwistedConnection, request: Request) -> None:
@@ -286,13 +177,13 @@ class ReactorMember(MemberState):
         reply.addErrback(partial(self._invalid_answer, link))
 
     def _answered(self, request: Request, payload: bytes) -> None:
-        request.reply(payload, self._reactor.seconds())
+        request.reply(payload, self.now())
         self.step()
 
     def _unanswered(self, link: TwistedConnection, request: Request, failure: Failure) -> None:
         """React to a refusal; without an answer, end the connection."""
         if isinstance(failure.value, RequestRejected):
-            request.refused(failure.value, self._reactor.seconds())
+            request.refused(failure.value, self.now())
             self.step()
         else:
             link.abort()
