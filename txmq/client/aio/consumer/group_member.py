@@ -14,7 +14,7 @@ from txmq.client.aio.core import AioCore
 from txmq.client.aio.loop import expire
 from txmq.client.protocol.consumer.checked_operations import operations_type
 from txmq.client.protocol.consumer.event_member import EventMember
-from txmq.client.protocol.consumer.member import Member, MemberPhase
+from txmq.client.protocol.consumer.member import Member, MemberPhase, steady_wall_us
 from txmq.client.protocol.consumer.operations import Delivered, ack_error
 from txmq.client.protocol.consumer.requests import Request
 from txmq.client.protocol.consumer.settings import ConsumerSettings
@@ -45,7 +45,8 @@ class LoopMember(EventMember):
         self.member = Member(settings, uuid4().hex, owner=self)
         self.operations = operations_type(settings)(self.member)
         self._link: AioConnection | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None  # uvloop's does not say when
+        self._timer_at = 0.0
         self._step_scheduled = False
         self._waiting: list[tuple[Callable[[], object], Future[None]]] = []
         self._store_thread: StoreThread | None = None
@@ -58,7 +59,17 @@ class LoopMember(EventMember):
         """The error that keeps the member from its broker for now."""
         return self._connection.error
 
-    def post_store_result(self, result: JobResult | None) -> None:
+    def open_stores(self) -> StoreThread:
+        # The store's modules are for those who have one.
+        from txmq.client.blocking.consumer.local_stores import (  # noqa: PLC0415
+            LocalStores,
+            StoreThread,
+        )
+
+        stores = LocalStores(self.settings, lambda: self.log_id, steady_wall_us)
+        return StoreThread(stores, self._post_store_result)
+
+    def _post_store_result(self, result: JobResult | None) -> None:
         """Pass a result to the loop. Called in the store's thread."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.on_store_result, result)
@@ -202,8 +213,9 @@ class LoopMember(EventMember):
         due = self.member.wake_at()
         if due is None:
             self._cancel_timer()
-        elif self._timer is None or due < self._timer.when():
+        elif self._timer is None or due < self._timer_at:
             self._cancel_timer()
+            self._timer_at = due
             self._timer = self._loop.call_at(max(due, now), self._on_timer)
 
     def _on_timer(self) -> None:

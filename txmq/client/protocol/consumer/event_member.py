@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
 
-from txmq.client.protocol.consumer.member import steady_wall_us
 from txmq.client.protocol.consumer.member_set import MemberState
 from txmq.client.protocol.consumer.operations import Delivered, Operations
 from txmq.client.protocol.consumer.settings import ConsumerSettings
@@ -16,8 +15,7 @@ from txmq.model.actions import AckAction
 from txmq.model.message import ReceivedMessage
 
 if TYPE_CHECKING:
-    from txmq.client.blocking.consumer.local_stores import StoreThread
-    from txmq.client.protocol.consumer.store_jobs import JobResult
+    from txmq.client.protocol.consumer.store_jobs import JobResult, StoreJob
 
 
 class KnownLog(Protocol):
@@ -25,6 +23,13 @@ class KnownLog(Protocol):
 
     @property
     def known_log_id(self) -> UUID | None: ...
+
+
+class Worker(Protocol):
+    """A thread that does the work of the local store."""
+
+    def submit(self, job: StoreJob, /) -> None: ...
+    def stop(self) -> None: ...
 
 
 class EventMember(MemberState):
@@ -35,7 +40,7 @@ class EventMember(MemberState):
     settings: ConsumerSettings
     operations: Operations
     _log: KnownLog
-    _store_thread: StoreThread | None
+    _store_thread: Worker | None
 
     @abstractmethod
     def now(self) -> float:
@@ -50,8 +55,10 @@ class EventMember(MemberState):
         """Take a step, once the calls of this turn of the loop are made or before."""
 
     @abstractmethod
-    def post_store_result(self, result: JobResult | None) -> None:
-        """Pass a result to `on_store_result`. Called in the store's thread."""
+    def open_stores(self) -> Worker:
+        """Return a thread for the local store, whose results come to
+        `on_store_result` on the loop.
+        """
 
     @property
     def paused(self) -> frozenset[str]:
@@ -79,15 +86,7 @@ class EventMember(MemberState):
         """Have the local store's work done, in a thread."""
         recovery = self.member.recovery
         for job in [] if recovery is None else recovery.jobs(self.now()):
-            if self._store_thread is None:
-                # The store's modules are for those who have one.
-                from txmq.client.blocking.consumer.local_stores import (  # noqa: PLC0415
-                    LocalStores,
-                    StoreThread,
-                )
-
-                stores = LocalStores(self.settings, lambda: self.log_id, steady_wall_us)
-                self._store_thread = StoreThread(stores, self.post_store_result)
+            self._store_thread = self._store_thread or self.open_stores()
             self._store_thread.submit(job)
 
     def on_store_result(self, result: JobResult | None) -> None:

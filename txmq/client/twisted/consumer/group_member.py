@@ -13,7 +13,7 @@ from twisted.python.failure import Failure
 
 from txmq.client.protocol.consumer.checked_operations import operations_type
 from txmq.client.protocol.consumer.event_member import EventMember
-from txmq.client.protocol.consumer.member import Member, MemberPhase
+from txmq.client.protocol.consumer.member import Member, MemberPhase, steady_wall_us
 from txmq.client.protocol.consumer.operations import (
     Delivered,
     ack_error,
@@ -27,7 +27,6 @@ from txmq.errors import ClientClosed, RequestRejected, RequestTimeout, TxmqError
 
 if TYPE_CHECKING:
     from txmq.client.blocking.consumer.local_stores import StoreThread
-    from txmq.client.protocol.consumer.store_jobs import JobResult
 
 
 class ReactorMember(EventMember):
@@ -60,8 +59,16 @@ class ReactorMember(EventMember):
         """The error that keeps the member from its broker for now."""
         return self._connection.error
 
-    def post_store_result(self, result: JobResult | None) -> None:
-        self._reactor.callFromThread(self.on_store_result, result)
+    def open_stores(self) -> StoreThread:
+        # The store's modules are for those who have one.
+        from txmq.client.blocking.consumer.local_stores import (  # noqa: PLC0415
+            LocalStores,
+            StoreThread,
+        )
+
+        stores = LocalStores(self.settings, lambda: self.log_id, steady_wall_us)
+        post = partial(self._reactor.callFromThread, self.on_store_result)
+        return StoreThread(stores, post)
 
     def when_serving(self) -> Deferred[None]:
         """Fire once the member has joined; fail with its failure."""
