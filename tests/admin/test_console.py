@@ -337,3 +337,144 @@ def test_without_a_login_there_is_no_console(console: Console) -> None:
         with closing(HTTPConnection(urlsplit(console.url).netloc, timeout=10)) as connection:
             connection.request("GET", path)
             assert connection.getresponse().status == 401
+
+
+def acted(console: Console) -> str:
+    """Return the text of the dialog in which an action asks, or says what it did."""
+    driver = console.browser.driver
+    wait_until(lambda: driver.find_elements(By.ID, "acting") != [], what="a dialog")
+    return driver.find_element(By.ID, "acting").text
+
+
+def press_button(console: Console, label: str, within: str = "main") -> None:
+    path = f"//*[self::main or self::dialog][@id='{within}']//button[.='{label}']"
+    console.browser.driver.find_element(By.XPATH, path).click()
+
+
+def leave(console: Console) -> None:
+    """Close the dialog of an action; the page is loaded again."""
+    driver = console.browser.driver
+    page = driver.find_element(By.TAG_NAME, "html")
+    driver.find_element(By.CSS_SELECTOR, "#acting a.leave").click()
+    wait_until(lambda: driver.find_element(By.TAG_NAME, "html") != page, what="the page again")
+
+
+def say_why(console: Console, label: str) -> str:
+    """Give the reason that a dialog asks for, act, and return what it says then."""
+    driver = console.browser.driver
+    wait_until(lambda: driver.find_elements(By.NAME, "reason") != [], what="a question")
+    driver.find_element(By.NAME, "reason").send_keys(HOSTILE[0])
+    press_button(console, label, "acting")
+    wait_until(
+        lambda: driver.find_elements(By.CSS_SELECTOR, "#acting .outcome, #acting .problem") != [],
+        what="an outcome",
+    )
+    said = acted(console)
+    assert "done" in said
+    return said
+
+
+FREE = "//tbody/tr[td/input[@name='letters'] and not(.//a[contains(@href, 'plans/')])]"
+
+
+def test_letters_are_found_edited_and_delivered_again(console: Console) -> None:
+    driver = console.browser.driver
+    console.open("letters/billing")
+    field = driver.find_element(By.NAME, "filter")
+    field.send_keys("error:Val")
+    offered = "#offers option[value='error:ValueError']"
+    wait_until(lambda: driver.find_elements(By.CSS_SELECTOR, offered) != [], what="completion")
+    field.send_keys("ueError age<1h" + Keys.ENTER)
+    wait_until(lambda: "filter=" in driver.current_url, what="the letters")
+    rows = len(driver.find_elements(By.NAME, "letters"))
+    assert rows > 1
+    driver.find_element(By.XPATH, FREE + "//a[contains(@href, '/orders/')]").click()
+    wait_until(lambda: "Attempts" in console.text(), what="the letter")
+    assert "no such order" in console.text()
+    driver.find_element(By.LINK_TEXT, "Edit").click()
+    wait_until(lambda: driver.find_elements(By.NAME, "body") != [], what="the editor")
+    body = driver.find_element(By.NAME, "body")
+    before = body.get_attribute("value")
+    body.clear()
+    body.send_keys("mended")
+    press_button(console, "Compare and edit")
+    assert "+mended" in acted(console)
+    assert before is not None
+    say_why(console, "Edit the letter")
+    leave(console)
+    driver.get(driver.current_url.removesuffix("/edit"))
+    assert "mended" in console.text()
+    assert HOSTILE[0] in console.text()
+    press_button(console, "Deliver again")
+    assert "done" in acted(console)
+    leave(console)
+    console.open("letters/billing")
+    assert len(driver.find_elements(By.NAME, "letters")) == rows - 1
+    driver.find_element(By.XPATH, FREE + "//input[@name='letters']").click()
+    press_button(console, "Abandon")
+    assert "done 1" in say_why(console, "Abandon").replace("\n", " ")
+    leave(console)
+    assert "owned" not in driver.title
+
+
+def test_a_plan_runs_before_the_eyes_of_its_operator(console: Console) -> None:
+    driver = console.browser.driver
+    console.open("plan/new?group=billing&name=bees")
+    driver.find_element(By.NAME, "rate").clear()
+    driver.find_element(By.NAME, "rate").send_keys("0.01")
+    press_button(console, "Make the plan")
+    assert "done" in acted(console)
+    console.open("plans/bees")
+    wait_until(lambda: "planned" in console.text(), what="the plan's letters")
+    wait_until(lambda: driver.find_elements(By.XPATH, "//button[.='Start']") != [], what="start")
+    press_button(console, "Start")
+    wait_until(lambda: "done" in acted(console), what="the start")
+    leave(console)
+    wait_until(lambda: "ramping" in console.text(), what="progress")
+    press_button(console, "Pause")
+    wait_until(lambda: "done" in acted(console), what="the pause")
+    leave(console)
+    wait_until(lambda: "paused" in console.text(), what="a pause")
+    press_button(console, "Cancel")
+    assert "cannot go on" in acted(console)
+    say_why(console, "Cancel the plan")
+    leave(console)
+    wait_until(lambda: "cancelled" in console.text(), what="the end")
+
+
+def test_a_transaction_is_decided_with_a_reason(console: Console) -> None:
+    [token] = NAMES["transactions"]
+    console.open("transactions/" + token)
+    press_button(console, "Roll back by hand")
+    assert "final" in acted(console)
+    say_why(console, "Decide by hand")
+    leave(console)
+    wait_until(lambda: "Decision" in console.text(), what="the decision")
+    assert HOSTILE[0] in console.text()
+    entries = console.open("audit")
+    assert "tx.decide" in entries
+
+
+EVIL = """<!doctype html><title>evil</title><form method="post" action="{url}act/topic.create">
+<input name="name" value="stolen"><input name="partitions" value="1"><input name="sure" value="yes">
+</form><script>document.forms[0].submit()</script>"""
+
+
+def test_hostile_71_a_form_of_another_origin_does_nothing(console: Console) -> None:
+    class Evil(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(EVIL.format(url=console.url).encode())
+
+        def log_message(self, *args: object) -> None: ...
+
+    driver = console.browser.driver
+    console.open("topics")  # the cookie is there, and the login: it is the same site
+    with ThreadingHTTPServer(("127.0.0.1", 0), Evil) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        driver.get(f"http://127.0.0.1:{server.server_port}/")
+        wait_until(lambda: "WrongOrigin" in driver.page_source, what="the refusal")
+        server.shutdown()
+    assert "stolen" not in console.open("topics")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 from urllib.parse import quote
 
@@ -11,6 +12,8 @@ import pytest
 from tests.admin.console_support import ConsoleInMemory
 from tests.broker.access.support import VERIFIER
 from tests.broker.calls.test_letter_calls import Office
+from txmq.admin.console import acting
+from txmq.broker.calls import letters as letter_calls
 from txmq.core.users import SetUser
 from txmq.model.message import Message
 
@@ -27,6 +30,9 @@ def console() -> ConsoleInMemory:
 
 def test_groups_with_letters_lead_to_their_letters_by_error(console: ConsoleInMemory) -> None:
     assert "letters/g" in console.get("/letters").body
+    assert "That match 8" in console.get("/letters?filter=group:g%20error:B").text
+    assert "begin with group:NAME" in console.get("/letters?filter=error:B").text
+    assert "UnknownGroup" in console.get("/letters?filter=group:h").text
     page = console.get("/letters/g")
     assert page.status == 200, page.text
     assert "That match 40" in page.text
@@ -96,6 +102,23 @@ def test_letters_are_delivered_again_one_by_one_and_all_that_match(
     assert "no letters are chosen" in console.act("dlq.replay", group="g").text
     reply = console.act("dlq.replay", group="g", filter="errr:B", matching="yes")
     assert (reply.status, "InvalidFilter" in reply.text) == (400, True)
+
+
+def test_an_action_on_very_many_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acting, "GO_ON_S", 0.0)
+    monkeypatch.setattr(letter_calls, "MAX_LETTERS", 3)
+    office = Office(5)
+    office.broker.start()
+    console = ConsoleInMemory(office.broker)
+    first = console.act("dlq.abandon", group="g", filter="", matching="yes", reason="old")
+    assert "done so far" in first.text
+    assert "done 3" in first.text
+    cursor = re.search('name="cursor" value="([^"]*)"', first.body)
+    assert cursor is not None
+    rest = console.act("dlq.abandon", group="g", filter="", matching="yes", reason="old",
+                       cursor=cursor[1])  # fmt: skip
+    assert "done 2" in rest.text
+    assert "Go on" not in rest.text
 
 
 def test_an_edit_is_compared_before_it_acts(console: ConsoleInMemory) -> None:

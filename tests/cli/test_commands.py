@@ -295,6 +295,15 @@ def test_bad_usage_is_status_2_and_nothing_is_done(client: ScriptedClient, argum
     assert client.sent == []
 
 
+def test_series_are_summed_up_for_people(client: ScriptedClient) -> None:
+    page = {"step_s": 10, "end": 1, "names": ["lag"], "series": {"lag": [1.0, None, 5.0, 2.0]}}
+    client.replies = [dict(page) for _ in range(4)]
+    assert (
+        json.loads(run("stats", "--history", "hour", "--json").stdout)["series"] == page["series"]
+    )
+    assert run("stats", "--history", "day").stdout.split()[-4:] == ["lag", "2.0", "1.0", "5.0"]
+
+
 def test_the_histogram_of_flushes_is_for_programs(client: ScriptedClient) -> None:
     client.replies = [{"flush": {"count": 3, "buckets": [[50, 3]]}} for _ in range(2)]
     output = run("stats").stdout

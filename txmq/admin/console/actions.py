@@ -116,7 +116,7 @@ def body(value: str) -> str:
 def headers(value: str) -> dict[str, str]:
     """Return headers, one in a line as `name: value`."""
     found: dict[str, str] = {}
-    for line in value.splitlines():
+    for line in value.replace("\r\n", "\n").split("\n"):
         if line.strip():
             name, colon, rest = line.partition(":")
             if not colon or name.strip() in found:

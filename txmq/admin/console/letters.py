@@ -38,7 +38,19 @@ FRAMEWORK = ("text", "json", "cloudevent")  # kinds of bodies that can be edited
 
 
 async def groups(reader: Reader) -> View:
-    """List the groups that have dead letters, those with the most first."""
+    """List the groups that have dead letters, those with the most first; or the
+    letters of a filter that names a group.
+    """
+    wrong: InvalidFilter | None = None
+    if written := reader.text("filter"):
+        try:
+            if group := parse_filter(written, reader.now).group:
+                reader.names = (group,)
+                return await letters(reader)
+            message = "this filter names no group"
+            wrong = InvalidFilter(message, written, 0, hint="begin with group:NAME")
+        except InvalidFilter as error:
+            wrong = error
     found: list[dict[str, Any]] = []
     after, looked = "", 0
     for _ in range(MAX_CALLS):
@@ -49,7 +61,8 @@ async def groups(reader: Reader) -> View:
         if not after:
             break
     found.sort(key=lambda one: (-one["letters"], one["group"]))
-    values = {"rows": found[:MAX_GROUPS], "count": len(found), "looked": looked}
+    values: dict[str, Any] = {"rows": found[:MAX_GROUPS], "count": len(found), "looked": looked}
+    values["wrong"] = wrong
     return View("letter_groups.html", values | {"more": bool(after)})
 
 
@@ -171,7 +184,8 @@ async def letter(reader: Reader) -> View:
             "may_read": may_read,
             "may_life": may_life,
             "events": events,
-            "is_open": shown["state"] in ("open", "dead") and not shown["reserved_by"],
+            "is_open": shown["state"] in ("open", "dead")
+            and not (shown["reserved_by"] or shown["plan"]),
             "members": await _members(reader, shown["group"]),
         },
     )
@@ -274,7 +288,7 @@ def path_of(group: str, at: Iterable[object]) -> str:
 
 
 PAGES = (
-    Page("letters", "Dead letters", groups, "Letters", "l"),
+    Page("letters", "Dead letters", groups, "Letters", "l", live=False),
     Page("letters/*", "Dead letters", letters, live=False),
     Page("letters/*/*/*/*", "Dead letter", letter, live=False),
     Page("letters/*/*/*/*/edit", "Edit a dead letter", edit, live=False),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from enum import StrEnum
+from typing import Annotated, Any
 
 import typer
 
@@ -21,11 +22,47 @@ def add_to(app: typer.Typer) -> None:
     broker_command(app, "stats")(stats)
 
 
-def stats(session: CommandSession, *, limit: Limit = 20) -> None:
+class Span(StrEnum):
+    """How far back series go."""
+
+    HOUR = "hour"
+    DAY = "day"
+
+
+History = Annotated[
+    Span | None,
+    typer.Option(help="Show series of the last hour (each 10 s) or the last day (each 5 min)."),
+]
+MOST_NAMES = 100  # of one call
+
+
+def stats(session: CommandSession, *, limit: Limit = 20, history: History = None) -> None:
     """Show rates and sizes of the busiest topics and groups, and flush times."""
+    if history is not None:
+        _show_history(session, history)
+        return
     reply = session.client.call("broker.stats", limit=limit)
     if not session.out.as_json and "flush" in reply:  # programs get the histogram
         reply["flush"] = {
             name: value for name, value in reply["flush"].items() if name != "buckets"
         }
     session.out.show(reply)
+
+
+def _show_history(session: CommandSession, span: Span) -> None:
+    """Show the broker's series: for people in short, for programs all points."""
+    names = session.client.call("broker.series")["names"]
+    reply: dict[str, Any] = {"series": {}}
+    for first in range(0, len(names), MOST_NAMES):
+        some = names[first : first + MOST_NAMES]
+        page = session.client.call("broker.series", names=some, span=span.value)
+        reply = page | {"series": reply["series"] | page["series"]}
+    if session.out.as_json:
+        session.out.show(reply)
+        return
+    rows = []
+    for name, points in reply["series"].items():
+        known = [point for point in points if point is not None]
+        ends = {"lowest": min(known), "highest": max(known), "last": known[-1]} if known else {}
+        rows.append({"name": name, **ends})
+    session.out.show({"series": rows}, columns=("name", "last", "lowest", "highest"))
