@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
+from txmq.client.protocol.address import PASSWORD_FILE, USER
 from txmq.errors import ConfigError, TxmqError
 from txmq.model.units import DAY, SECOND
 from txmq_spark.alert_sinks import AlertTable
+from txmq_spark.broker_urls import job_url
 from txmq_spark.job_options import (
     add_reconcile_options,
     add_replay_options,
@@ -49,8 +51,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _common(below)
         job.add_options(below)
     options = parser.parse_args(arguments)
+
+    def run() -> int:
+        options.url = job_url(options.url, options.user, options.password_file, options.ca)
+        return JOBS[options.job].run(options)
+
     with _ended_by_sigterm():
-        return _exit_status(lambda: JOBS[options.job].run(options))
+        return _exit_status(run)
 
 
 def reconcile_main(arguments: Sequence[str] | None = None) -> int:
@@ -219,6 +226,14 @@ def _common(parser: ArgumentParser) -> None:
         default=os.environ.get("TXMQ_BROKER", URL),
         help="the broker (default: TXMQ_BROKER, or %(default)s)",
     )
+    add = parser.add_argument
+    add("--user", help=f"the user of the broker (default: {USER}, or that of the URL)")
+    add(
+        "--password-file",
+        metavar="FILE",
+        help=f"a file with the password, which executors read, too (default: {PASSWORD_FILE})",
+    )
+    add("--ca", metavar="FILE", help="the authority of the broker's certificate (default: TXMQ_CA)")
 
 
 def _percent(text: str) -> int:

@@ -23,7 +23,7 @@ from txmq.errors import ConfigError, DatabaseUnavailable, SchemaMissing
 from txmq.tx.postgres.blocking import read_server
 from txmq.tx.postgres.errors import translated
 from txmq.tx.postgres.identity import ServerIdentity
-from txmq.tx.postgres.session import Connection, connect
+from txmq.tx.postgres.session import Connection, connect, parsed_dsn
 
 TASK_PAGES: Final = 8_192  # pages that one task reads: 64 MiB
 FILE_BUFFER: Final = 1 << 20  # bytes; a result goes to a file, so that a task of any size fits
@@ -78,6 +78,7 @@ def open_snapshot(dsn: str, *, standby: bool = False) -> Iterator[DatabaseSnapsh
 
     `standby` allows one of a standby server. Raises ConfigError, DatabaseError.
     """
+    parsed_dsn(dsn)
     # a list of hosts has the primary, which is chosen unless standbys are fine
     anything = make_dsn(dsn, target_session_attrs="any")
     try:

@@ -11,15 +11,15 @@ the broker, join and classify. The driver has counts.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import reduce
 from typing import Any, Final, NamedTuple
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from txmq.errors import ConfigError, LogChanged
+from txmq.errors import ConfigError, LogChanged, UnknownTopic
 from txmq.model.units import DAY, MILLISECOND
 from txmq_spark.arrow_letters import LETTERS
 from txmq_spark.arrow_messages import MESSAGES
@@ -192,31 +192,42 @@ def fix_inputs(
     link: BrokerLink, snapshot: DatabaseSnapshot | None, options: ReconcileOptions
 ) -> Inputs:
     """Return the ends to classify up to. Raises ConfigError, RequestRejected."""
-    there = set(link.topics())
-    groups, topics = [], set(options.topics)
+    groups: list[GroupIdentity] = []
+    found = {topic: link.call("topic.show", name=topic) for topic in options.topics}
     for name in sorted(set(options.groups)):
         shown = link.call("group.show", group=name)
-        read = there.intersection(shown["topics"])
+        if not options.topics:
+            found |= _there(link, set(shown["topics"]) - found.keys())
+        read = found.keys() & shown["topics"]
         if not (options.topics or read):
             raise ConfigError(
                 "group", f"group {name} reads no topic", hint="check the name of the group"
             )
-        topics |= set() if options.topics else read
         places = tuple(
             place
             for position in shown["positions"]
-            if position["topic"] in (options.topics or read)
+            if position["topic"] in found
             for place in GroupPartition.of(position)
         )
         groups.append(GroupIdentity(name, link.log_id, places))
-    found = {topic: link.call("topic.show", name=topic) for topic in sorted(topics)}
     firsts, ends = (
-        {topic: tuple(map(int, shown[bound])) for topic, shown in found.items()}
+        {topic: tuple(map(int, shown[bound])) for topic, shown in sorted(found.items())}
         for bound in ("firsts", "ends")
     )
     schemas = any(shown.get("schema") for shown in found.values())
     ids = {topic: int(shown["topic_id"]) for topic, shown in found.items()}
     return Inputs(link, snapshot, tuple(groups), firsts, ends, schemas, ids)
+
+
+def _there(link: BrokerLink, topics: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return the topics that exist, by name. Not all topics are listed for that: a user
+    may know these only.
+    """
+    found = {}
+    for topic in topics:
+        with suppress(UnknownTopic):
+            found[topic] = link.call("topic.show", name=topic)
+    return found
 
 
 def require_same_topics(inputs: Inputs) -> None:

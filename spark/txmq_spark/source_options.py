@@ -16,10 +16,12 @@ from txmq.model.message import check_name
 from txmq.model.own_topics import is_own
 from txmq.model.units import MILLISECOND, SECOND
 from txmq.wire.calls.letters import SelectionArgs
+from txmq_spark.broker_urls import full_url
 
 EARLIEST, LATEST = "earliest", "latest"
+BROKER_NAMES: Final = ("url", "user", "passwordFile", "ca")
 READ_NAMES: Final = (
-    "url",
+    *BROKER_NAMES,
     "topic",
     "topicPattern",
     "letters",
@@ -36,7 +38,7 @@ READ_NAMES: Final = (
     "maxOffsetsPerTrigger",
     "failOnDataLoss",
 )
-WRITE_NAMES: Final = ("url", "topic", "idempotency_key")
+WRITE_NAMES: Final = (*BROKER_NAMES, "topic", "idempotency_key")
 # Spark passes options of its own, too.
 OF_SPARK: Final = frozenset({"path", "checkpointlocation", "queryname"})
 KEY_HINT: Final = "name the data: a second write with the same key sends nothing"
@@ -117,7 +119,7 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
             hint='option("topic", "orders,payments")',
         )
     return ReadOptions(
-        url=_required(options, "url"),
+        url=_url(options),
         topics=() if topic is None else tuple(check_name(one, "topic") for one in _list(topic)),
         pattern=None if pattern is None else _pattern(pattern),
         letters=() if letters is None else tuple(_group_name(one) for one in _list(letters)),
@@ -178,7 +180,7 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
         check_name(topic, "topic")
     if key is not None and not key.strip():
         raise ConfigError("idempotency_key", "the key is empty", hint=KEY_HINT)
-    return WriteOptions(_required(options, "url"), topic, key)
+    return WriteOptions(_url(options), topic, key)
 
 
 def parse_time(text: str, name: str) -> int:
@@ -250,10 +252,21 @@ def _group_name(name: str) -> str:
 
 
 def _require_known(options: Mapping[str, str], names: tuple[str, ...]) -> None:
+    if any(option.lower() == "password" for option in options):
+        raise ConfigError(
+            "password",
+            "a password is no option: Spark may show it",
+            hint='option("passwordFile", ...), or TXMQ_PASSWORD in the environment of executors',
+        )
     known = {name.lower() for name in names} | OF_SPARK
     unknown = sorted(option for option in options if option.lower() not in known)
     if unknown:
         raise ConfigError(unknown[0], "no such option", hint=f"use one of {', '.join(names)}")
+
+
+def _url(options: Mapping[str, str]) -> str:
+    more = (options.get(name) for name in BROKER_NAMES[1:])
+    return full_url(_required(options, "url"), *more)
 
 
 def _required(options: Mapping[str, str], name: str) -> str:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import psycopg2
 from psycopg2 import extensions
 
 from txmq.errors import DatabaseError, TransactionAborted
-from txmq.tx.postgres.errors import describe, translated
+from txmq.tx.postgres.errors import translated
 
 Connection: TypeAlias = extensions.connection
 Cursor: TypeAlias = extensions.cursor
@@ -42,12 +42,7 @@ def connect(
     Settings in `dsn` override those here. Raises DatabaseUnavailable, or DatabaseError
     where a retry is useless, as with an invalid DSN.
     """
-    try:
-        given = extensions.parse_dsn(dsn)
-    except psycopg2.ProgrammingError as error:
-        raise DatabaseError(
-            describe(error), hint="postgresql://role@host/database, or host=… dbname=…"
-        ) from None
+    given = parsed_dsn(dsn)
     with translated("connecting to PostgreSQL"):
         connection: Connection = psycopg2.connect(
             **{**SETTINGS, "application_name": application_name, **given},
@@ -55,6 +50,18 @@ def connect(
         )
     connection.autocommit = True
     return connection
+
+
+def parsed_dsn(dsn: str) -> dict[str, Any]:
+    """Return the settings of a DSN. Raises DatabaseError, which shows nothing of an
+    invalid one: that may be a part of a password.
+    """
+    try:
+        return dict(extensions.parse_dsn(dsn))
+    except psycopg2.ProgrammingError:
+        raise DatabaseError(
+            "the DSN cannot be read", hint="postgresql://role@host/database, or host=… dbname=…"
+        ) from None
 
 
 class OwnCursor(extensions.cursor):
