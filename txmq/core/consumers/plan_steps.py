@@ -247,7 +247,7 @@ def decide_advance(state: State, command: AdvancePlan, now: int) -> Outcome:
         why = reason_to_skip(state, plan, placed, row)
         if not why:
             assert row is not None, "there is no reason to skip it"
-            why = failures.put_back(state, changes, placed.ref, row.key_hash, planned, now)
+            why = planned.pass_letter(changes, placed.ref, row.key_hash, now)
         if why:
             skipped.append((*placed.ref, placed.visible_at, why))
     if cursor == plan.cursor:
@@ -270,7 +270,7 @@ class _PlannedLetters:
 
     def look_at(self, ref: MessageRef) -> FailedMessage | None:
         """Return the row of the letter that may be put back next."""
-        self._row = failed_messages.get(self._state, self._group, ref)
+        self._row = failed_messages.planned(self._state, self._group, ref, self._plan.plan_id)
         return self._row
 
     @property
@@ -300,6 +300,15 @@ class _PlannedLetters:
         assert row is not None, "the plan can put it back"
         self._replayed.add(ref)
         return failed_messages.replayed_row(row)._replace(plan=self._plan.plan_id)
+
+    def pass_letter(
+        self, changes: FailureChanges, ref: MessageRef, key_hash: int | None, now: int
+    ) -> str:
+        """Put back the letter that was looked at; return why it is not, "" = it is."""
+        if self._group.ordered:
+            return failures.put_back(self._state, changes, ref, key_hash, self, now)
+        self._replayed.add(ref)
+        return ""
 
     def put_back(self, changes: FailureChanges, ref: MessageRef, now: int) -> None:
         """Add a letter that the cursor passes. Its row changes only where it waits

@@ -15,6 +15,7 @@ bit of its plan says so, and it is there no more: its rows are removed later (`s
 
 from __future__ import annotations
 
+from collections import Counter
 from enum import IntEnum
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -194,6 +195,16 @@ def get(state: State, group: ConsumerGroup, ref: MessageRef) -> FailedMessage | 
     return None if row is None else current(state, group, ref, row)
 
 
+def planned(
+    state: State, group: ConsumerGroup, ref: MessageRef, plan_id: int
+) -> FailedMessage | None:
+    """Return the row of a message that this plan has not come to yet."""
+    row = _raw(state, group, ref)
+    if row is None or row.plan == plan_id:
+        return row  # neither put back nor processed since
+    return get(state, group, ref)
+
+
 def _stored(state: State, group: ConsumerGroup, ref: MessageRef) -> FailedMessage | None:
     row = _raw(state, group, ref)
     return None if row is None or is_over(state, ref, row) else row
@@ -248,29 +259,29 @@ def replayed_row(row: FailedMessage, **changes: Any) -> FailedMessage:  # noqa: 
 def put_back(state: State, group: ConsumerGroup, plan_id: int, refs: Iterable[MessageRef]) -> None:
     """Apply: a plan's cursor has passed these letters."""
     cells: dict[tuple[int, int, int], letter_index.CellChange] = {}
-    count = exported = 0
+    waiting, exported = Counter[tuple[int, int]](), 0
     for ref in refs:
-        row = _stored(state, group, ref)
+        row = _raw(state, group, ref)
         if row is None or (row.kind, row.plan, row.token) != (FailedKind.LETTER, plan_id, b""):
             continue  # the log has lost what became of it
         error, slot = _add_to_queue(group, ref, row)
         died_at, names = row.dead_at or row.first_failed_at, (row.error_type, row.fingerprint)
         letter_index.add_to_cell(cells, (ref[0], error, slot), died_at, row.replays, names)
-        group.retrying[TopicPartition(ref[0], ref[1])] += 1
-        count += 1
+        waiting[ref[:2]] += 1
         exported += row.exported > 0
     letter_index.put_back(state.tables, group.group_id, cells)
-    group.letters -= count
+    for (topic_id, partition), count in waiting.items():
+        group.retrying[TopicPartition(topic_id, partition)] += count
+    group.letters -= waiting.total()
     group.exported_letters -= exported
     state.groups.dirty_groups.add(group.group_id)
 
 
 def _add_to_queue(group: ConsumerGroup, ref: MessageRef, row: FailedMessage) -> tuple[int, int]:
     """Apply: a letter waits for a consumer. Return its error and slot in the index."""
-    tp = TopicPartition(ref[0], ref[1])
-    queue = group.put_back.get(tp)
+    queue = group.put_back.get(ref[:2])  # type: ignore[call-overload]  # equal to a TopicPartition
     if queue is None:
-        queue = group.put_back[tp] = PutBackQueue()
+        queue = group.put_back[TopicPartition(ref[0], ref[1])] = PutBackQueue()
     letter = _plain(row)
     # of these, more has to be forgotten than their rows
     others = row.edits or row.copies

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 from itertools import islice
 from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -152,6 +153,7 @@ def discard(
     _count(tables[t.LETTER_CELLS], _cell_key(group_id, counted), -1, -bool(counted.replays))
 
 
+@lru_cache(maxsize=1_024)  # thousands of letters share a few errors
 def error_of(error_type: str, fingerprint: str) -> int:
     """Return the value that stands for an error in the keys of cells."""
     return value_of(f"{error_type}\0{fingerprint}")
@@ -177,9 +179,12 @@ def add_to_cell(
         cells[key] = CellChange(1, int(bool(replays)), died_at, died_at, *names)
         return
     change.letters += 1
-    change.replayed += bool(replays)
-    change.first = min(change.first, died_at)
-    change.last = max(change.last, died_at)
+    if replays:
+        change.replayed += 1
+    if died_at < change.first:
+        change.first = died_at
+    elif died_at > change.last:
+        change.last = died_at
 
 
 def put_back(
