@@ -30,7 +30,7 @@ LIFE_S = 150.0  # of traffic, for the charts
 SHOTS = (
     ("console.png", "", False),
     ("pictures/console-group.png", "groups/billing", False),
-    ("pictures/console-letters.png", "letters/billing", False),
+    ("pictures/console-letters.png", "letters/refunds", False),
     ("pictures/console-messages.png", "topics/orders/messages", True),
 )
 
@@ -72,6 +72,9 @@ def shop(url: str) -> Iterator[None]:
     with txmq.connect(url, service="shop") as client, peer(url) as halves:
         for topic in ("orders", "payments", "shipments"):
             client.call("topic.create", name=topic, partitions=4)
+        for number in range(12):
+            client.send("payments", b'{"refund": %d}' % number, key=f"r-{number}", tag="refund")
+        halves.dead_letters("refunds", "payments", 12)
         for _ in range(3):
             halves.half("payments", b"{}", ByChecker("shop"))
         work = [
