@@ -65,10 +65,15 @@ def ledgers(
     crashable_postgres.drop_database(names[1])
 
 
-def die(ledgers: Ledgers, label: str = "") -> None:
+def die(ledgers: Ledgers, label: str = "", driver: str | None = None) -> None:
     """Kill a coordinator at each crash point."""
     plan = killed_coordinators.Plan(
-        [ledgers.broker.url], ledgers.dsns, ledgers.topic, "INSERT INTO orders VALUES (%s)", label
+        [ledgers.broker.url],
+        ledgers.dsns,
+        ledgers.topic,
+        "INSERT INTO orders VALUES (%s)",
+        label,
+        driver,
     )
     assert killed_coordinators.killed(plan, CRASHES).keys() == CRASHES.keys()
 
@@ -77,8 +82,9 @@ def committed(label: str = "") -> list[str]:
     return [label + point for point, done in CRASHES.items() if done]
 
 
-def test_every_crash_point_of_a_coordinator_has_a_test() -> None:
-    sources = [*(ROOT / "txmq/client").rglob("*.py"), *(ROOT / "txmq/tx").rglob("*.py")]
+@pytest.mark.parametrize("face", ["blocking", "aio"])
+def test_every_crash_point_of_a_coordinator_has_a_test(face: str) -> None:
+    sources = [*(ROOT / "txmq/client" / face).rglob("*.py"), *(ROOT / "txmq/tx").rglob("*.py")]
     found = {
         name
         for source in sources
@@ -87,10 +93,11 @@ def test_every_crash_point_of_a_coordinator_has_a_test() -> None:
     assert found == {point.partition(":")[0] for point in CRASHES}
 
 
+@pytest.mark.parametrize("driver", [None, "psycopg", "asyncpg"])
 def test_a_coordinator_that_dies_anywhere_leaves_rows_and_messages_that_recovery_makes_agree(
-    ledgers: Ledgers,
+    ledgers: Ledgers, driver: str | None
 ) -> None:
-    die(ledgers)
+    die(ledgers, driver=driver)
     assert ledgers.prepared(), "they died for nothing"
     ledgers.recover()
     ledgers.await_published(*committed())

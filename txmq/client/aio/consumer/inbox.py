@@ -23,6 +23,7 @@ from txmq.client.protocol.awaited.inbox_opening import InboxOpenings
 from txmq.client.protocol.consumer.fetched import DeliveredMessage
 from txmq.client.protocol.consumer.handlers import failed_messages, require_finished
 from txmq.client.protocol.transaction.tokens import new_token
+from txmq.crashpoints import crashpoint
 from txmq.errors import (
     BrokerUnavailable,
     ConnectionLost,
@@ -348,6 +349,7 @@ class InboxWorker(Worker):
             if len(_outstanding(fresh)) < len(fresh):
                 raise _NackedByHandler  # noqa: TRY301  # rolled back below
             await guarded_commit(driver, self._token)
+            crashpoint("inbox.after_commit")
         except BaseException:
             await roll_back(driver)
             raise

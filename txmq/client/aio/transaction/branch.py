@@ -8,6 +8,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from txmq.client.log import get_logger
+from txmq.crashpoints import crashpoint
 from txmq.errors import (
     BrokerUnavailable,
     DatabaseError,
@@ -175,6 +176,7 @@ class DatabaseBranch:
         except TxmqError as error:
             return BranchVote(Vote.NO, error)
         await self._block.close()
+        crashpoint("xa.between_prepares")
         return BranchVote(Vote.PREPARED)
 
     async def finish(self, decision: Decision) -> bool | None:
@@ -186,6 +188,7 @@ class DatabaseBranch:
                 return None  # its id may be another's now
         except DatabaseError:
             return None
+        crashpoint("xa.between_commits")
         return None if ending is Ending.UNKNOWN else ending is not Ending.OTHERWISE
 
     async def _has_failed_over(self) -> bool:

@@ -16,6 +16,7 @@ from txmq.client.log import get_logger
 from txmq.client.protocol.transaction.half_message import no_service
 from txmq.client.protocol.transaction.lifecycle import Stage
 from txmq.client.protocol.transaction.open_work import begin_work, end_work
+from txmq.crashpoints import crashpoint
 from txmq.errors import (
     Conflict,
     InDoubt,
@@ -103,6 +104,7 @@ class HalfTransaction(AioTransaction):
             if bundle.sent:  # its first parts would hold their keys until they time out
                 bundle.send_decision(ROLLBACK)
             raise
+        crashpoint("half.after_group")
 
     async def _commit(self) -> None:
         if self._stage is Stage.OPEN:
@@ -110,6 +112,7 @@ class HalfTransaction(AioTransaction):
         bundle = self._stored
         if bundle is None:
             return
+        crashpoint("half.before_decide")
         try:
             self._deciding = True
             receipt = await bundle.decide(COMMIT, self._timeout)
@@ -123,6 +126,7 @@ class HalfTransaction(AioTransaction):
                 token=str(self.token),
                 hint=CHECKER_HINT,
             ) from error
+        crashpoint("half.after_decide")
         bundle.published = receipt.state == BundleState.PUBLISHED
 
     async def _abort(self) -> None:

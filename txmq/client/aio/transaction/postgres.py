@@ -15,6 +15,7 @@ from txmq.client.aio.transaction.caller_transaction import CallerTransaction, no
 from txmq.client.aio.transaction.outbox import OutboxFallback
 from txmq.client.log import get_logger
 from txmq.client.protocol.transaction.lifecycle import Stage
+from txmq.crashpoints import crashpoint
 from txmq.errors import (
     ConnectionLost,
     DatabaseError,
@@ -98,8 +99,11 @@ class PostgresTransaction(CallerTransaction):
 
     async def _commit_stored(self, bundles: list[AioBundle]) -> None:
         sent = self._fallback.sent_directly(bundles)
-        if await self._commit_rows(sent):
+        replicated = await self._commit_rows(sent)
+        crashpoint("tx.after_commit")
+        if replicated:
             self._send_decisions(sent, COMMIT)
+        crashpoint("tx.after_decide")
 
     async def _abort(self) -> None:
         if not await self._block.roll_back():
@@ -115,6 +119,7 @@ class PostgresTransaction(CallerTransaction):
             await self._fallback.check_queues(bundles)
             server = await self._server()
             await self._send_bundles(bundles, server)
+            crashpoint("tx.after_group")
             self._inserted = await insert_token(
                 self._driver,
                 self.token,
@@ -124,8 +129,10 @@ class PostgresTransaction(CallerTransaction):
             )
             self._require_server(server, self._inserted.server)
             self._fallback.check_stamps(bundles, self._inserted.outbox_stamps)
+            crashpoint("tx.after_token")
             await self._await_bundles(bundles)
             await self._require_leases(bundles, server, self._inserted)
+            crashpoint("tx.before_commit")
         except BaseException as error:
             await self._block.roll_back()
             self._fallback.forget_stamps(bundles)
@@ -187,7 +194,10 @@ class PostgresTransaction(CallerTransaction):
                 position = server.position if positioned else None
                 decider = ByPostgres(*server.identity, xid=None, position=position)
                 await bundle.build(self._description(bundle, decider), deadline)
-        for bundle in self._fallback.sent_directly(bundles):
+        crashpoint("tx.before_group")
+        for n, bundle in enumerate(self._fallback.sent_directly(bundles)):
+            if n:
+                crashpoint("tx.between_groups")
             async with self._fallback.covering(bundle):
                 await bundle.send()
 
@@ -268,7 +278,9 @@ class PostgresTransaction(CallerTransaction):
         await self._block.close()
 
     def _send_decisions(self, bundles: list[AioBundle], outcome: Decision) -> None:
-        for bundle in bundles:
+        for n, bundle in enumerate(bundles):
+            if n:
+                crashpoint("tx.between_decides")
             bundle.send_decision(outcome)
 
     def _database_savepoint(self) -> AbstractAsyncContextManager[None]:

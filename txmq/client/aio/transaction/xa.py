@@ -30,6 +30,7 @@ from txmq.client.protocol.transaction.home_decision import (
 from txmq.client.protocol.transaction.lifecycle import Stage
 from txmq.client.protocol.transaction.outbox_entries import order_keys
 from txmq.client.protocol.transaction.unrouted import UnroutedSends
+from txmq.crashpoints import crashpoint
 from txmq.errors import Conflict, LocalProtocolError, TwoPhaseFull, TxmqError
 from txmq.model.bundle import BundleState
 from txmq.model.decider import BrokerBranch, ByHome, Participant
@@ -198,7 +199,9 @@ class XaTransaction(CallerTransaction):
         """Store the bundles, prepare the branches; return the first failure."""
         try:
             await self._send_bundles(coordinator, bundles)
+            crashpoint("xa.before_prepare")
             failure = await self._prepare(coordinator)
+            crashpoint("xa.after_prepares")
             if failure is None:
                 await self._await_bundles(coordinator, bundles)
         except TxmqError as error:
@@ -219,6 +222,7 @@ class XaTransaction(CallerTransaction):
         for n, bundle in enumerate(bundles):
             participants = await self._participants(bundles) if n == HOME else ()
             await bundle.build(self._description(bundle, decider, participants), deadline)
+        crashpoint("xa.before_group")
         for n, bundle in enumerate(bundles):
             await bundle.send()
             coordinator.note_bundle(n, BundleStatus.UNCLEAR)
@@ -239,6 +243,7 @@ class XaTransaction(CallerTransaction):
             bundle.extend_deadline(deadline)
             await bundle.await_receipt()
             coordinator.note_bundle(n, BundleStatus.YES)
+        crashpoint("xa.after_group")
 
     async def _participants(self, bundles: list[AioBundle]) -> tuple[Participant, ...]:
         positioned = await self._core.takes_positions()
@@ -261,10 +266,12 @@ class XaTransaction(CallerTransaction):
         if proposal is None:
             return None
         self._deciding = self._deciding or proposal is COMMIT
+        crashpoint("xa.before_decision")
         deadline = self._core.seconds() + self._core.settings.timeout
         answer = await self._decision(proposal, deadline)
         coordinator.note_decision(answer.decision)
         bundles[HOME].published = answer.published
+        crashpoint("xa.after_decision")
         return answer
 
     async def _decision(self, wanted: Decision, deadline: float) -> HomeDecision:
@@ -309,6 +316,7 @@ class XaTransaction(CallerTransaction):
         await asyncio.gather(*follows)
         for n, agrees in zip(numbers, ends, strict=True):
             coordinator.note_end(n, agrees)
+        crashpoint("xa.after_commits")
 
     async def _raise_unless_committed(
         self, coordinator: Coordinator, failure: TxmqError | None, answer: HomeDecision | None
