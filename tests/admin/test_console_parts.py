@@ -21,7 +21,7 @@ from txmq.admin.console.listing import MAX_CALLS, SCANNED, by_name
 from txmq.admin.console.page import ANSWER_S, Reader, Refused
 from txmq.admin.console.registry import PAGES, find
 from txmq.admin.console.rendering import RenderQueue, Templates, number, size, span_us, visible
-from txmq.admin.console.streams import BEAT_EVERY, LIFE_S, MAX_STREAMS, PERIOD_S, Streams
+from txmq.admin.console.streams import BEAT_EVERY, LIFE_S, MAX_STREAMS, PERIOD_S, SHARE, Streams
 from txmq.core.consumers.commands import JoinGroup
 from txmq.model.units import DAY, HOUR, MINUTE, SECOND
 
@@ -123,6 +123,21 @@ def test_a_stream_sends_what_has_changed_at_a_bounded_rate() -> None:
     tab.is_full, part.text = False, None
     clock.advance(PERIOD_S)
     assert (b"event: gone" in tab.got, tab.ended) == (True, True)
+
+
+def test_a_part_that_takes_long_is_rendered_less_often_and_one_without_an_answer_later() -> None:
+    clock, tab, gives = Clock(), Tab(), list[Callable[[bytes | None], None]]()
+    stream = Streams(clock).make(gives.append)
+    assert stream is not None
+    stream.opened(tab)
+    clock.advance(PERIOD_S)
+    clock.advance(1.0)  # so long it took
+    gives.pop()(b"")
+    clock.advance(SHARE - 0.5)
+    assert gives == []
+    clock.advance(1.0)
+    gives.pop()(b"there it is")
+    assert b"data: there it is" in tab.got
 
 
 def test_streams_are_bounded_and_end() -> None:

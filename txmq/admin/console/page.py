@@ -48,6 +48,7 @@ ROWS = 50  # of a list on one page
 MAX_ROWS = 200
 MAX_TEXT = 4_096  # of one value of a query
 ANSWER_S = 10.0
+NO_ANSWER = 504  # the status of a page whose broker did not answer in this time
 
 
 class View(NamedTuple):
@@ -174,7 +175,7 @@ class Reader:
         except TimedOut:
             message = f"the broker has not answered {call} for {ANSWER_S:.0f} s"
             hint = "its disk may be full or slow: see its log, and `txmq alarms`"
-            raise Refused("NoAnswer", message, hint, 504) from None
+            raise Refused("NoAnswer", message, hint, NO_ANSWER) from None
         if isinstance(reply, Rejected):
             raise Refused(reply.error.__name__, reply.message, reply.hint)
         return reply

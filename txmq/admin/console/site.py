@@ -16,7 +16,7 @@ from twisted.internet.defer import Deferred
 from txmq.admin.console import letters, registry
 from txmq.admin.console.acting import Acting
 from txmq.admin.console.forgery import Forgery
-from txmq.admin.console.page import Page, Reader, Refused, View
+from txmq.admin.console.page import NO_ANSWER, Page, Reader, Refused, View
 from txmq.admin.console.rendering import RenderQueue, Templates
 from txmq.admin.console.streams import Streams
 from txmq.admin.http import HttpReply, HttpStream, json_reply
@@ -183,8 +183,8 @@ class Console:
                 return
 
             def shown(view: View) -> None:
-                if view.status != 200:
-                    give(None)
+                if view.status != 200:  # of a broker that does not answer it may do so later
+                    give(b"" if view.status == NO_ANSWER else None)
                     return
                 pieces = self._pieces(self._templates.live, page, reader, view)
                 self._queue.render(pieces, give, lambda _error: give(None))

@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from txmq.broker.reactor.interfaces import Clock, Timer
 
 PERIOD_S = 2.0  # between the end of one rendering and the begin of the next
+SHARE = 8  # of the time that a rendering took, which the next one waits at least
 LIFE_S = 600.0  # then the browser opens another one
 BEAT_EVERY = 7  # a part that is the same is not sent again, but a sign of life is
 MAX_STREAMS = 24  # of all readers; other requests keep their places
 
-# renders the part: first argument on success, None = the reader may not see it any more
+# renders the part; None = the reader may not see it any more, nothing = not this time
 Part = Callable[[Callable[[bytes | None], None]], None]
 
 
@@ -29,6 +30,7 @@ class LiveStream:
     def __init__(self, streams: Streams, part: Part, clock: Clock) -> None:
         self._streams, self._part, self._clock = streams, part, clock
         self._ends = clock.seconds() + LIFE_S
+        self._began = clock.seconds()
         self._seen = b""
         self._same = 0
         self._sink: Sink | None = None
@@ -48,8 +50,8 @@ class LiveStream:
             self._timer.cancel()
             self._timer = None
 
-    def _later(self) -> None:
-        self._timer = self._clock.callLater(PERIOD_S, self._tick)
+    def _later(self, took_s: float = 0.0) -> None:
+        self._timer = self._clock.callLater(max(PERIOD_S, SHARE * took_s), self._tick)
 
     def _tick(self) -> None:
         self._timer = None
@@ -61,6 +63,7 @@ class LiveStream:
         elif sink.is_full:  # a slow reader misses states between
             self._later()
         else:
+            self._began = self._clock.seconds()
             self._part(self._rendered)
 
     def _rendered(self, part: bytes | None) -> None:
@@ -71,6 +74,10 @@ class LiveStream:
             sink.write(b"event: gone\ndata: \n\n")
             sink.end()
             return
+        took_s = self._clock.seconds() - self._began
+        if not part:
+            self._later(took_s)
+            return
         seen = hashlib.blake2b(part, digest_size=16).digest()
         if seen != self._seen:
             self._seen, self._same = seen, 0
@@ -79,7 +86,7 @@ class LiveStream:
             self._same += 1
             if self._same % BEAT_EVERY == 0:
                 sink.write(b": the same\n\n")
-        self._later()
+        self._later(took_s)
 
 
 class Streams:
