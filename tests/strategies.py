@@ -102,6 +102,16 @@ acked = st.builds(
     AckedRange, names, U32, st.integers(0, 1 << 40), st.integers((1 << 40) + 1, limits.SEQUENCE)
 )
 acks = st.builds(Ack, U32, groups, names, st.lists(acked, max_size=5).map(tuple))
+letter_reads = st.builds(
+    lambda partition, ends, size, plan, topic: ReadLetters(
+        partition, min(ends), max(ends), size, plan, topic
+    ),
+    U32,
+    st.sets(offsets, min_size=2, max_size=2),
+    U32,
+    names,
+    names,
+)
 reads = st.builds(Read, U32, offsets, U32, U32, names, st.integers(0, (1 << 64) - 1))
 
 system_ids = st.integers(1, (1 << 64) - 1)

@@ -32,7 +32,7 @@ from txmq.errors import (
 )
 from txmq.wire.bundle import BundlePart, pack_part
 from txmq.wire.chunks import Chunk, Chunks, unpack_chunks
-from txmq.wire.data_requests import Opcode, Read, pack_read
+from txmq.wire.data_requests import Opcode, Read, ReadLetters, pack_read, pack_read_letters
 from txmq_spark.arrow_messages import OffsetRange
 from txmq_spark.offset_ranges import (
     LogName,
@@ -284,27 +284,54 @@ class BrokerLink(AbstractContextManager["BrokerLink"]):
             if cursor is None:
                 return
 
+    def held_letters(self, plan: str, offsets: OffsetRange) -> Iterator[Chunk]:
+        """Yield the messages of the letters in the range that a plan of the broker
+        holds, in order, but for damaged ones.
+
+        The next reply is on its way while the caller works on a chunk.
+        """
+        payload = _letters_payload(plan, offsets)
+        pending = self._write(Opcode.LETTERS, payload)
+        while True:
+            reply = unpack_chunks(self._reply_of(Opcode.LETTERS, payload, pending))
+            if reply.next_offset <= offsets.start:
+                raise RemoteProtocolError(f"{plan}: no letters from offset {offsets.start} on")
+            offsets = offsets._replace(start=reply.next_offset)
+            if offsets.start >= offsets.end:
+                yield from reply.chunks
+                return
+            payload = _letters_payload(plan, offsets)
+            pending = self._write(Opcode.LETTERS, payload)
+            yield from reply.chunks
+
     def _request_chunks(
         self, offsets: OffsetRange, offset: int, topic_id: int
     ) -> tuple[Connection, int]:
-        payload = _read_payload(offsets, offset, topic_id)
+        return self._write(Opcode.READ, _read_payload(offsets, offset, topic_id))
+
+    def _write(self, opcode: int, payload: bytes) -> tuple[Connection, int]:
+        """Send a request; return what its reply is read by."""
 
         def write(connection: Connection) -> tuple[Connection, int]:
-            return connection, connection.write(
-                Opcode.READ, payload, time.monotonic() + REQUEST_TIMEOUT_S
-            )
+            deadline = time.monotonic() + REQUEST_TIMEOUT_S
+            return connection, connection.write(opcode, payload, deadline)
 
         return self._with_retries(write)
 
     def _receive_chunks(
         self, offsets: OffsetRange, offset: int, topic_id: int, pending: tuple[Connection, int]
     ) -> Chunks:
+        payload = _read_payload(offsets, offset, topic_id)
+        return unpack_chunks(self._reply_of(Opcode.READ, payload, pending))
+
+    def _reply_of(self, opcode: int, payload: bytes, pending: tuple[Connection, int]) -> bytes:
+        """Return the reply to a request; after a loss it is sent again."""
         connection, correlation = pending
         try:
-            return unpack_chunks(connection.read(correlation, time.monotonic() + REQUEST_TIMEOUT_S))
+            return connection.read(correlation, time.monotonic() + REQUEST_TIMEOUT_S)
         except (ConnectionLost, RequestTimeout):
             connection.close()
-        return unpack_chunks(self._request(Opcode.READ, _read_payload(offsets, offset, topic_id)))
+        return self._request(opcode, payload)
 
     def _request(self, opcode: int, payload: bytes) -> bytes:
         return self._with_retries(
@@ -334,3 +361,8 @@ class BrokerLink(AbstractContextManager["BrokerLink"]):
 
 def _read_payload(offsets: OffsetRange, offset: int, topic_id: int) -> bytes:
     return pack_read(Read(offsets.partition, offset, 0, READ_BYTES, offsets.topic, topic_id))
+
+
+def _letters_payload(plan: str, offsets: OffsetRange) -> bytes:
+    topic, partition, start, end = offsets
+    return pack_read_letters(ReadLetters(partition, start, end, READ_BYTES, plan, topic))

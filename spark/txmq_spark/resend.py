@@ -20,8 +20,10 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
+from txmq_spark.arrow_messages import HEADER_CELLS
 from txmq_spark.broker_link import BrokerLink
 from txmq_spark.broker_plans import PAGE, hand_over, pages, state_of
+from txmq_spark.held_letters import held_letters
 from txmq_spark.letter_evidence import LETTER, chain_column
 from txmq_spark.plan_directory import StoredPlan
 
@@ -29,11 +31,6 @@ SETTINGS: Final = {"rate": 0}  # the plan is never started
 OPERATOR: Final = "txmq-spark"
 SENT: Final = "its letters were sent as new messages"
 ENDED: Final = ("done", "cancelled")
-LETTER_COLUMNS: Final = (
-    "`group` string, topic string, partition int, offset bigint, number bigint, key string,"
-    " tag string, headers map<string,string>, body binary, stored_at timestamp, damaged string,"
-    " plan string"
-)
 
 
 class ResendResult(NamedTuple):
@@ -70,7 +67,7 @@ def resend(plan: StoredPlan, url: str, topic: str) -> ResendResult:
 
 def write_letters(letters: DataFrame, url: str, topic: str, job: str) -> None:
     """Send letters as new messages, in one job that is carried out once."""
-    messages = letters.select("body", "key", "tag", "headers")
+    messages = letters.select("body", "key", "tag", HEADER_CELLS)
     writer = messages.write.format("txmq").option("url", url).option("topic", topic)
     writer.option("idempotency_key", job).mode("append").save()
 
@@ -87,25 +84,20 @@ def holding_name(plan: StoredPlan, topic: str) -> str:
 
 def in_key_order(letters: DataFrame) -> DataFrame:
     """Return letters so that each key is in one task, in the order of publication."""
-    keyed = letters.withColumn("chain", f.concat_ws("\0", "topic", chain_column()))
-    spread = keyed.repartition("group", "chain")
-    order = ["group", "chain", "stored_at", "partition", "offset"]
-    return spread.sortWithinPartitions(*order).drop("chain")
+    spread = letters.repartition("group", "topic", chain_column())
+    return spread.sortWithinPartitions("stored_at", "partition", "offset")
 
 
 def _sendable(plan: StoredPlan, url: str, groups: Mapping[str, str]) -> DataFrame:
     """Return the letters that the broker's plans hold, with their messages."""
-    spark = plan.letters.sparkSession
-    reader = spark.read.format("txmq").option("url", url).option("letters", ",".join(groups))
     waiting = plan.letters.where("parked > 0").select("group", "topic", "key").distinct()
     chosen = (
         plan.letters.where("replay")
         .join(waiting, ["group", "topic", "key"], "left_anti")
-        .select(*LETTER, "number")
+        .where(f.col("group").isin(*groups))
     )
-    held = f.col("plan").isin(*groups.values()) & f.col("damaged").isNull()
-    found = reader.schema(LETTER_COLUMNS).load().where(held)
-    return in_key_order(found.join(chosen, [*LETTER, "number"]))
+    count = sum(plan.manifest.replays.values())
+    return in_key_order(held_letters(chosen, url, groups, count))
 
 
 def _abandon(letters: DataFrame, url: str, reason: str) -> int:

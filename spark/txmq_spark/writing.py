@@ -25,6 +25,7 @@ from txmq.client.protocol.transaction.tokens import new_token
 from txmq.crashpoints import crashpoint
 from txmq.errors import ConfigError, TransactionAborted
 from txmq.model.message import COMMIT, Message
+from txmq_spark.arrow_messages import HEADER_CELLS
 from txmq_spark.named_jobs import NamedJob, current_job
 from txmq_spark.source_options import WriteOptions
 
@@ -42,6 +43,7 @@ TYPES: Final[dict[str, DataType]] = {
     "key": StringType(),
     "tag": StringType(),
     "headers": MapType(StringType(), StringType()),
+    HEADER_CELLS: BinaryType(),  # instead of `headers`: of letters that are sent again
 }
 HINT: Final = (
     "select body binary, and optionally key, tag, topic string, headers map<string,string>"
@@ -210,7 +212,8 @@ def _send(group: JobBundle, topic: str, batch: pa.RecordBatch) -> None:
         _values(batch, name) for name in ("body", "key", "tag", "headers")
     )
     if headers is None or not any(headers):
-        group.send_many(topic, bodies or (), keys, tags)
+        cells = _values(batch, HEADER_CELLS)
+        group.send_many(topic, bodies or (), keys, tags, header_cells=cells)
         return
     empty = [None] * batch.num_rows
     for body, key, tag, pairs in zip(

@@ -65,6 +65,12 @@ FORMATS: dict[
         ),
     ),
     "read": (h.pack_read, h.unpack_read, our.reads, h.Read(3, 17, 1_000, 1 << 20, "orders")),
+    "read letters": (
+        h.pack_read_letters,
+        h.unpack_read_letters,
+        our.letter_reads,
+        h.ReadLetters(3, 17, 99, 1 << 20, "plan", "orders"),
+    ),
 }
 each = pytest.mark.parametrize("name", FORMATS)
 BATCHLESS = [name for name in FORMATS if name != "send"]

@@ -93,10 +93,15 @@ class BatchView:
 
     @cached_property
     def headers(self) -> list[Mapping[str, str]]:
-        column = self._layout.headers
-        if column is None:
+        if self._layout.headers is None:
             return [NO_HEADERS] * self._count
-        return [headers_of(cell) for cell in cells_of(self.buffer, column, self._count)]
+        return [headers_of(cell) for cell in self.header_cells]
+
+    @cached_property
+    def header_cells(self) -> list[bytes]:
+        """The headers as the batch has them; b"" = none."""
+        column = self._layout.headers
+        return [b""] * self._count if column is None else cells_of(self.buffer, column, self._count)
 
     @cached_property
     def born_at(self) -> list[int]:

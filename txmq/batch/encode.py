@@ -41,7 +41,7 @@ class _Rows(NamedTuple):
     bodies: Sequence[bytes]
     keys: Sequence[str | None] | None = None
     tags: Sequence[str | None] | None = None
-    headers: Sequence[Mapping[str, str] | None] | None = None
+    headers: Sequence[Mapping[str, str] | bytes | None] | None = None
     deliver_at: Sequence[int | datetime | None] | None = None
     expire_at: Sequence[int | datetime | None] | None = None
     delay: Sequence[float | timedelta | None] | None = None
@@ -75,6 +75,7 @@ def encode_columns(
     bodies: Sequence[bytes],
     keys: Sequence[str | None] | None = None,
     tags: Sequence[str | None] | None = None,
+    header_cells: Sequence[bytes | None] | None = None,
     *,
     producer_id: bytes,
     epoch: int,
@@ -82,11 +83,12 @@ def encode_columns(
     born_at: int | Sequence[int],
     codec: int = Codec.NONE,
 ) -> bytes:
-    """Return the batch of messages given as columns: a key and a tag for each body.
+    """Return the batch of messages given as columns: a key and a tag for each body, and
+    its headers as a batch has them.
 
     Raises as `encode` does.
     """
-    return _encode(_Rows(bodies, keys, tags), (producer_id, epoch, sequence), born_at, codec)
+    return _encode(_Rows(bodies, keys, tags, header_cells), (producer_id, epoch, sequence), born_at, codec)
 
 
 def encode_one(
@@ -250,10 +252,10 @@ def _texts(texts: Sequence[str | None] | None, kind: str, limit: int) -> Buffers
     return column_of(lengths, data)
 
 
-def _headers(headers: Sequence[Mapping[str, str] | None] | None) -> Buffers:
+def _headers(headers: Sequence[Mapping[str, str] | bytes | None] | None) -> Buffers:
     if headers is None or not any(headers):
         return ()
-    cells = [header_cell(pairs) for pairs in headers]
+    cells = [pairs if type(pairs) is bytes else header_cell(pairs) for pairs in headers]
     return column_of(list(map(len, cells)), b"".join(cells))
 
 

@@ -162,6 +162,7 @@ class Assembly:
             self.calls,
             resolvers,
             listeners,
+            self.turns,
             message_bytes=settings.broker.message_bytes,
         )
         self.sessions = SessionFactory(

@@ -35,6 +35,7 @@ class Opcode(IntEnum):
     GROUPS = 22
     DECISIONS = 23
     SENDS = 24
+    LETTERS = 25
 
 
 SEND = struct.Struct("<HHIB")
@@ -51,6 +52,7 @@ RANGE = struct.Struct("<HHIqq")
 COUNT = struct.Struct("<I")
 TOPICS = struct.Struct("<H")
 READ = struct.Struct("<IqII")
+LETTERS = struct.Struct("<IqqI")
 TOPIC_ID = struct.Struct("<Q")
 
 
@@ -135,6 +137,19 @@ class Read(NamedTuple):
     max_bytes: int
     topic: str
     topic_id: int = 0
+
+
+class ReadLetters(NamedTuple):
+    """Read the messages of the letters that a replay plan holds, at the offsets from
+    `offset` up to but not including `end`.
+    """
+
+    partition: int
+    offset: int
+    end: int
+    max_bytes: int
+    plan: str
+    topic: str
 
 
 @lru_cache(maxsize=4096)
@@ -284,6 +299,20 @@ def unpack_read(payload: bytes) -> Read:
     if offset < 0:
         raise RemoteProtocolError(f"invalid offset {offset}")
     return Read(partition, offset, max_wait_ms, max_bytes, topic, topic_id)
+
+
+def pack_read_letters(request: ReadLetters) -> bytes:
+    return LETTERS.pack(*request[:4]) + _string(request.plan) + _string(request.topic)
+
+
+def unpack_read_letters(payload: bytes) -> ReadLetters:
+    reader = PayloadReader(payload)
+    partition, offset, end, max_bytes = reader.fields(LETTERS)
+    plan, topic = reader.name(), reader.name()
+    reader.end()
+    if not 0 <= offset < end:
+        raise RemoteProtocolError(f"invalid offsets {offset} to {end}")
+    return ReadLetters(partition, offset, end, max_bytes, plan, topic)
 
 
 def _acked(

@@ -19,6 +19,7 @@ from txmq.wire.data_requests import (
     unpack_decide,
     unpack_fetch,
     unpack_read,
+    unpack_read_letters,
     unpack_send,
 )
 
@@ -104,6 +105,12 @@ def _read(state: State, payload: bytes) -> Needs:
     yield topic("read", unpack_read(payload).topic)
 
 
+def _read_letters(state: State, payload: bytes) -> Needs:
+    plan = state.plans.by_name.get(unpack_read_letters(payload).plan)
+    found = None if plan is None else state.groups.by_id.get(plan.group_id)
+    yield Need("read", "group", ANY) if found is None else group("read", found.name)
+
+
 REQUESTS: dict[int, RequestNeeds] = {
     Opcode.PING: lambda _state, _payload: NOTHING,
     Opcode.SEND: _send,
@@ -112,6 +119,7 @@ REQUESTS: dict[int, RequestNeeds] = {
     Opcode.FETCH: _fetch,
     Opcode.ACK: _ack,
     Opcode.READ: _read,
+    Opcode.LETTERS: _read_letters,
 }
 # frames of several requests: each is judged, and answered, by itself
 FRAMES_OF = {

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from txmq.broker.requests.bundles import BundleRequests
 from txmq.broker.requests.consumers import ConsumerRequests
+from txmq.broker.requests.letters import LetterRequests
 from txmq.broker.requests.sends import SendRequests
 from txmq.errors import BadRequest, BrokerFailed, TxmqError
 from txmq.model import limits
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from txmq.broker.checkback.transaction_listeners import TransactionListeners
     from txmq.broker.delivery.fetch_service import FetchService
     from txmq.broker.engine.engine import Engine
+    from txmq.broker.engine.turn_work import TurnWork
     from txmq.broker.reactor.protocol import ClientSession
     from txmq.wire.frames import Frame
 
@@ -36,6 +38,7 @@ class RequestDispatcher:
         calls: CallDispatcher,
         resolvers: Resolvers,
         listeners: TransactionListeners,
+        turns: TurnWork,
         *,
         message_bytes: int = limits.MESSAGE,
     ) -> None:
@@ -48,6 +51,7 @@ class RequestDispatcher:
             Opcode.ACK: consumers.ack,
             Opcode.FETCH: consumers.fetch,
             Opcode.READ: consumers.read,
+            Opcode.LETTERS: LetterRequests(engine, turns).read,
             Opcode.GROUP: bundles.store,
             Opcode.GROUPS: bundles.multi_store,
             Opcode.DECIDE: bundles.decide,

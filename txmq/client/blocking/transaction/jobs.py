@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from typing import NamedTuple, Unpack
 from uuid import UUID
@@ -151,12 +152,22 @@ class JobBundle:
         keys: Sequence[str | None] | None = None,
         tags: Sequence[str | None] | None = None,
         *,
+        header_cells: Sequence[bytes | None] | None = None,
         partition: int | None = None,
     ) -> None:
-        """Add messages given as columns. Raises as `send` does."""
+        """Add messages given as columns. Raises as `send` does.
+
+        `header_cells` are headers as another batch had them: the broker checks them.
+        """
         self._require_open()
-        self._buffer.add_columns(topic, column_rows(bodies, keys, tags, micros_now()), partition)
-        self._add_weight(sum(map(len, bodies)) + ROW_OVERHEAD * len(bodies))
+        rows = column_rows(bodies, keys, tags, micros_now())
+        rows = replace(rows, header_cells=header_cells)
+        self._buffer.add_columns(topic, rows, partition)
+        self._add_weight(
+            sum(map(len, bodies))
+            + ROW_OVERHEAD * len(bodies)
+            + sum(len(cell or b"") for cell in header_cells or ())
+        )
 
     def store(self) -> UUID:
         """Complete the bundle and return its token."""

@@ -130,12 +130,15 @@ class MessageRows:
 
 @dataclass(frozen=True, slots=True)
 class ColumnRows:
-    """Bodies, and optional columns of keys and tags. All rows are born at one time."""
+    """Bodies, and optional columns of keys, tags, and headers as a batch has them. All
+    rows are born at one time.
+    """
 
     bodies: Sequence[bytes]
     keys: Sequence[str | None] | None
     tags: Sequence[str | None] | None
     born_at: int
+    header_cells: Sequence[bytes | None] | None = None
 
     def __len__(self) -> int:
         return len(self.bodies)
@@ -150,7 +153,7 @@ class ColumnRows:
         if max_body < limits.MESSAGE:
             _check_largest(self, max_body)
         return encode_columns(
-            *(self.bodies, self.keys, self.tags),
+            *(self.bodies, self.keys, self.tags, self.header_cells),
             producer_id=producer_id,
             epoch=0,
             sequence=sequence,
@@ -163,12 +166,15 @@ class ColumnRows:
         for column in (self.keys, self.tags):
             if column is not None:
                 sizes = _add_text_sizes(sizes, column)
+        if (cells := self.header_cells) is not None:
+            sizes = [size + len(cell or b"") for size, cell in zip(sizes, cells, strict=True)]
         for start, end in batch_bounds(sizes, max_rows):
             yield ColumnRows(
                 self.bodies[start:end],
                 None if self.keys is None else self.keys[start:end],
                 None if self.tags is None else self.tags[start:end],
                 self.born_at,
+                None if cells is None else cells[start:end],
             )
 
     def row_keys(self) -> Sequence[str | None] | None:
@@ -183,6 +189,7 @@ class ColumnRows:
             None if self.keys is None else _select(self.keys, places),
             None if self.tags is None else _select(self.tags, places),
             self.born_at,
+            None if self.header_cells is None else _select(self.header_cells, places),
         )
 
 
