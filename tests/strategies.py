@@ -25,7 +25,16 @@ from txmq.model.decider import (
 from txmq.model.message import Decision, Message
 from txmq.wire.bundle import BundleDescription, BundlePart, PartBatch
 from txmq.wire.chunks import Chunk
-from txmq.wire.data_requests import Ack, AckedRange, Decide, Fetch, Read, Send, SendReceipt
+from txmq.wire.data_requests import (
+    Ack,
+    AckedRange,
+    Decide,
+    Fetch,
+    Read,
+    ReadLetters,
+    Send,
+    SendReceipt,
+)
 from txmq.wire.frames import Frame
 
 NAME_CHARACTERS = "abcXYZ019._-"

@@ -25,9 +25,7 @@ SCHEMA: Final = (
 )
 
 
-def held_letters(
-    places: DataFrame, url: str, plans: Mapping[str, str], letters: int
-) -> DataFrame:
+def held_letters(places: DataFrame, url: str, plans: Mapping[str, str], letters: int) -> DataFrame:
     """Return the letters at these places, about `letters`, with their messages, as far
     as the broker's plans hold them; `plans` are their names by group.
 

@@ -56,7 +56,7 @@ def resend(plan: StoredPlan, url: str, topic: str) -> ResendResult:
     if not groups:
         return ResendResult(topic, 0, 0)
     letters = _sendable(plan, url, groups)
-    write_letters(letters, url, topic, job_name(plan))
+    write_letters(in_key_order(letters), url, topic, job_name(plan))
     done = _abandon(letters.select(*LETTER), url, f"sent again to {topic} by {job_name(plan)}")
     with BrokerLink(url) as link:
         for one in groups.values():
@@ -97,7 +97,7 @@ def _sendable(plan: StoredPlan, url: str, groups: Mapping[str, str]) -> DataFram
         .where(f.col("group").isin(*groups))
     )
     count = sum(plan.manifest.replays.values())
-    return in_key_order(held_letters(chosen, url, groups, count))
+    return held_letters(chosen, url, groups, count)
 
 
 def _abandon(letters: DataFrame, url: str, reason: str) -> int:

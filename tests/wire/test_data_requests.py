@@ -261,5 +261,5 @@ def test_opcodes_have_the_numbers_of_the_format() -> None:
     assert {code.name: code.value for code in h.Opcode} == {
         "HELLO": 1, "PING": 2, "CALL": 3, "LOGIN": 4,
         "SEND": 16, "GROUP": 17, "DECIDE": 18, "FETCH": 19, "ACK": 20, "READ": 21,
-        "GROUPS": 22, "DECISIONS": 23, "SENDS": 24,
+        "GROUPS": 22, "DECISIONS": 23, "SENDS": 24, "LETTERS": 25,
     }  # fmt: skip

@@ -71,7 +71,7 @@ def encode(
     return _encode(rows, (producer_id, epoch, sequence), born_at, codec)
 
 
-def encode_columns(
+def encode_columns(  # noqa: PLR0913  # one for each column
     bodies: Sequence[bytes],
     keys: Sequence[str | None] | None = None,
     tags: Sequence[str | None] | None = None,
@@ -88,7 +88,9 @@ def encode_columns(
 
     Raises as `encode` does.
     """
-    return _encode(_Rows(bodies, keys, tags, header_cells), (producer_id, epoch, sequence), born_at, codec)
+    return _encode(
+        _Rows(bodies, keys, tags, header_cells), (producer_id, epoch, sequence), born_at, codec
+    )
 
 
 def encode_one(
@@ -255,7 +257,7 @@ def _texts(texts: Sequence[str | None] | None, kind: str, limit: int) -> Buffers
 def _headers(headers: Sequence[Mapping[str, str] | bytes | None] | None) -> Buffers:
     if headers is None or not any(headers):
         return ()
-    cells = [pairs if type(pairs) is bytes else header_cell(pairs) for pairs in headers]
+    cells = [pairs if isinstance(pairs, bytes) else header_cell(pairs) for pairs in headers]
     return column_of(list(map(len, cells)), b"".join(cells))
 
 

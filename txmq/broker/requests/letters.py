@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from txmq.broker.engine.engine import Engine
     from txmq.broker.engine.turn_work import TurnWork
     from txmq.broker.reactor.protocol import ClientSession
-    from txmq.core.state.consumer_groups import ConsumerGroup
+    from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
     from txmq.core.state.plans import Plan
     from txmq.core.state.state import State, Topic
     from txmq.core.steps import Steps
@@ -139,7 +139,8 @@ def _runs(
     size = position = 0
     rows: Any = list(islice(state.failed_messages.range(start, stop), STEP_ROWS))
     for key, fields in rows:
-        ref, row = t.FAILED_KEY.unpack(key)[1:], FailedMessage(*fields)
+        ref: Any = t.FAILED_KEY.unpack(key)[1:]
+        row = FailedMessage(*fields)
         if not _holds(state, group, plan, ref, row):
             continue
         if runs and runs[-1].goes_on(ref[2], row):
@@ -155,7 +156,11 @@ def _runs(
 
 
 def _holds(
-    state: State, group: ConsumerGroup, plan: Plan, ref: Any, row: FailedMessage  # noqa: ANN401
+    state: State,
+    group: ConsumerGroup,
+    plan: Plan,
+    ref: MessageRef,
+    row: FailedMessage,
 ) -> bool:
     """Return True if nobody but the plan may replay or edit this letter."""
     return (
