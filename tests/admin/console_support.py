@@ -88,13 +88,13 @@ class ConsoleInMemory:
         status = int(head.split(b" ")[1]) if head else 0
         return Reply(status, head.decode().replace("\r\n", "\n"), body.decode())
 
-    def listen(self, path: str) -> StringTransport:
-        """Open an event stream."""
+    def listen(self, path: str) -> tuple[Any, StringTransport]:
+        """Open an event stream; return its connection."""
         transport, channel = StringTransport(), self.factory.buildProtocol(None)
         channel.makeConnection(transport)
         channel.dataReceived(f"GET {path} HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode())
         self.broker.pass_time(0)
-        return transport
+        return channel, transport
 
     def request(
         self, method: str, path: str, headers: dict[str, str], body: bytes = b"", user: str = ""

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectionDone
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
@@ -215,7 +216,7 @@ def test_a_broker_that_does_not_answer_is_an_error_with_a_way_out() -> None:
 
 def test_an_open_stream_ends_with_the_rights_of_its_reader() -> None:
     console = ConsoleInMemory()
-    transport = console.listen("/live/topics")
+    _channel, transport = console.listen("/live/topics")
     console.broker.pass_time(PERIOD_S + 0.5)
     assert b"event: part" in transport.value()
     console.broker.ask("user.set", name="ann", roles=["admin"], operator="ann")
@@ -248,6 +249,17 @@ def test_no_address_breaks_a_page() -> None:
     )
     assert statuses.keys() == {200, 400}
     assert sum(statuses.values()) == len(asked) * len(values)
+
+
+def test_a_stream_whose_browser_is_gone_leaves_nothing() -> None:
+    console = ConsoleInMemory()
+    timers = len(console.broker.clock.getDelayedCalls())
+    channels = [console.listen("/live/topics")[0] for _ in range(MAX_STREAMS)]
+    assert b"503" in console.listen("/live/topics")[1].value()[:20]
+    for channel in channels:
+        channel.connectionLost(Failure(ConnectionDone()))
+    assert len(console.broker.clock.getDelayedCalls()) <= timers + 1  # of the one refused
+    assert b"200 OK" in console.listen("/live/topics")[1].value()[:20]
 
 
 def test_signs_that_hide_are_visible() -> None:
