@@ -14,7 +14,9 @@ from tests.broker.access.support import VERIFIER
 from tests.broker.calls.test_letter_calls import Office
 from txmq.admin.console import acting
 from txmq.broker.calls import letters as letter_calls
+from txmq.core.events.outcome import Rejected
 from txmq.core.users import SetUser
+from txmq.errors import Throttled
 from txmq.model.message import Message
 
 
@@ -78,6 +80,20 @@ def test_names_in_a_filter_are_completed(console: ConsoleInMemory) -> None:
     }
 
 
+def test_filters_and_notes_are_kept_and_removed(console: ConsoleInMemory) -> None:
+    assert console.act("dlq.save", name="every", filter="").status == 200
+    saved = {one["name"]: one["select"] for one in console.broker.ask("dlq.saved")["selections"]}
+    assert saved["every"] == {}
+    assert console.act("dlq.save", name="every").status == 200
+    assert "every" not in console.get("/letters/g").text
+    assert console.act("dlq.note", group="g", fingerprint="f1", text="ask ada").status == 200
+    assert "ask ada" in console.get("/letters/g").text
+    assert console.act("dlq.note", group="g", fingerprint="f1", text="").status == 200
+    assert "ask ada" not in console.get("/letters/g").text
+    too_long = console.act("dlq.abandon", group="g", letters="t/0/1", reason="x" * 5_000)
+    assert (too_long.status, "reason" in too_long.text) == (400, True)
+
+
 def test_a_letter_shows_its_life_and_pages_go_on(console: ConsoleInMemory) -> None:
     page = console.get("/letters/g/t/0/3")
     assert page.status == 200, page.text
@@ -119,6 +135,27 @@ def test_an_action_on_very_many_goes_on_where_it_stopped(monkeypatch: pytest.Mon
                        cursor=cursor[1])  # fmt: skip
     assert "done 2" in rest.text
     assert "Go on" not in rest.text
+
+
+def test_what_was_done_before_a_refusal_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(letter_calls, "MAX_LETTERS", 3)
+    office = Office(5)
+    office.broker.start()
+    console = ConsoleInMemory(office.broker)
+    ask = console.parts.calls.ask
+    seen: list[str] = []
+
+    def second_refused(name: str, args: Any, answer: Any, *rest: Any) -> None:
+        seen.append(name)
+        if seen.count("dlq.abandon") == 2:
+            answer(Rejected(Throttled, "the disk is behind", "wait a second"))
+        else:
+            ask(name, args, answer, *rest)
+
+    monkeypatch.setattr(console.parts.calls, "ask", second_refused)
+    reply = console.act("dlq.abandon", group="g", matching="yes", reason="old")
+    assert "It stopped: the disk is behind" in reply.text
+    assert "done 3" in reply.text
 
 
 def test_an_edit_is_compared_before_it_acts(console: ConsoleInMemory) -> None:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 PATH = "/act/"
 MAX_FIELDS = 1_000
-MAX_REASON = 4_096
 GO_ON_S = 3.0  # that one form goes on with a selection
 MAX_REFUSED = 100  # letters that are shown with the reason
 # fields of a form that are no arguments: its token, the page it is on, and whether the
@@ -110,7 +109,7 @@ class Acting:
         if action.has_operator:
             args["operator"] = NOBODY if rights is None else rights.user
         if action.has_reason:
-            args[REASON] = sent.reason[:MAX_REASON]
+            args[REASON] = sent.reason
         asks = bool(action.ask) or action.must_say
         if asks and (not sent.sure or (action.must_say and not sent.reason)):
             self._require(action.call, args, rights)
@@ -147,8 +146,16 @@ class Acting:
         clock = self._parts.reactor
         until = clock.seconds() + GO_ON_S
         done, refused = 0, list[Any]()
+        stopped: Refused | None = None
+        following: str | None = None
         while True:
-            reply = await self._ask(sent.action.call, args, rights)
+            try:
+                reply = await self._ask(sent.action.call, args, rights)
+            except Refused as error:
+                if not (done or refused):
+                    raise
+                stopped = error  # what was done before is said, too
+                break
             done += len(reply["done"])
             refused += reply["refused"]
             following = reply["next"]
@@ -156,7 +163,7 @@ class Acting:
                 break
             args["cursor"] = following
         total = {"done": done, "refused": refused, "next": following}
-        return _outcome(sent, total)
+        return _outcome(sent, total, stopped)
 
     async def _ask(self, call: str, args: dict[str, Any], rights: Rights | None) -> Any:  # noqa: ANN401  # each call has its own fields
         waiting: Deferred[Any] = Deferred()
@@ -185,7 +192,7 @@ def _question(sent: Sent, changes: list[str]) -> View:
     )
 
 
-def _outcome(sent: Sent, reply: Any) -> View:  # noqa: ANN401  # each call has its own fields
+def _outcome(sent: Sent, reply: Any, stopped: Refused | None = None) -> View:  # noqa: ANN401  # each call has its own fields
     fields = reply if isinstance(reply, dict) else {}
     refused = fields.get("refused", ())
     shown = {
@@ -206,6 +213,7 @@ def _outcome(sent: Sent, reply: Any) -> View:  # noqa: ANN401  # each call has i
         "refused": [_refused_letter(one) for one in refused[:MAX_REFUSED]],
         "refused_count": len(refused),
         "next": following,
+        "stopped": stopped,
         "hidden": hidden,
     }
     return View("outcome.html", values)

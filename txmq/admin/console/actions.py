@@ -67,7 +67,7 @@ class Action(NamedTuple):
                 found[name] = [place(value) for value in values]
             elif len(values) > 1:
                 raise WrongForm(f"the field {name!r} is there {len(values)} times")
-            elif values[0].strip() or parse is body:
+            elif values[0].strip() or parse in (body, str):  # empty ones say something
                 try:
                     found[name] = parse(values[0])
                 except ValueError as error:

@@ -16,7 +16,7 @@ from txmq.cli.parsers import parse_name
 PAGE = 1_000
 FOLLOW_S = 0.5  # between two looks at the topic
 SHORT = ("at", "operator", "call", "reason")
-COLUMNS = ("at", "operator", "call", "about", "reason", "result")
+COLUMNS = ("at", "operator", "via", "call", "about", "reason", "result")
 
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Wait for more, until interrupted.")]
 
