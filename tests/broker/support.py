@@ -76,6 +76,9 @@ class QuickDisk:
         del size
         return 0.0
 
+    def answer_when_durable(self, deliver: Callable[[Any], None], reply: object) -> None:
+        deliver(reply)
+
     def hurry(self) -> None:
         """There is nothing to hurry."""
 

@@ -17,7 +17,7 @@ from txmq.wire.batched import pack_requests
 from txmq.wire.bundle import BundleDescription, BundlePart, PartBatch, pack_part
 from txmq.wire.data_requests import Decide, Opcode, pack_decide
 from txmq.wire.frames import Frame, encode_frame
-from txmq.wire.status import to_error
+from txmq.wire.status import STATUS_BY_ERROR, to_error
 
 
 class Busy(BrokerInMemory):
@@ -134,7 +134,11 @@ def test_a_decision_stays_behind_its_own_half_message(*, together: bool) -> None
     assert broker.engine.state.undecided == 0
 
 
-def test_beyond_the_bounds_a_send_is_refused_with_the_pause_to_make() -> None:
+def test_beyond_the_bounds_a_send_is_refused_with_the_pause_to_make(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(held_sends, "HELD_BYTES", 4_500_000)
+    monkeypatch.setattr(held_sends, "LEAST_SHARE", 4_500_000)
     broker = Busy()
     client = broker.connect()
     for _ in range(60):
@@ -143,24 +147,26 @@ def test_beyond_the_bounds_a_send_is_refused_with_the_pause_to_make() -> None:
     broker.engine.budget.bytes = 1
     for sequence in range(4):
         assert not send(client, Opcode.SEND, sequence, payload(b"p" * 16, sequence, 1_000_000))
-    [reply] = send(client, Opcode.SEND, 4, payload(b"p" * 16, 4, 1_000_000))
+    assert not send(client, Opcode.SEND, 4, payload(b"p" * 16, 4, 1_000_000)), "in its turn"
+    assert broker.held.refused == 1
+    broker.catch_up()
+    *replies, reply = client.replies()
+    assert [reply.status for reply in replies] == [0] * 4
     error = to_error(reply.status, reply.payload)
     assert isinstance(error, Throttled)
     assert 3.0 < error.retry_after_s <= 5.0
-    other = broker.connect()
-    assert not send(other, Opcode.SEND, 0, payload(b"q" * 16, 0, 1_000_000)), "it has room"
-    assert broker.held.refused == 1
-    broker.catch_up()
-    assert [reply.status for reply in client.replies()] == [0] * 4
 
 
 def test_small_sends_are_bounded_by_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(held_sends, "HELD_FRAMES", 3)
-    broker, replies = Busy(), []
+    broker = Busy()
     client = broker.connect()
     for sequence in range(5):
-        replies += send(client, Opcode.SEND, sequence, payload(b"p" * 16, sequence))
-    assert [to_error(one.status, one.payload).retriable for one in replies] == [True, True]
+        send(client, Opcode.SEND, sequence, payload(b"p" * 16, sequence))
+    broker.catch_up()
+    answers = [(one.correlation, one.status) for one in client.replies()]
+    busy = STATUS_BY_ERROR[Throttled]
+    assert answers == [(0, 0), (1, 0), (2, 0), (3, busy), (4, busy)], "in their order"
 
 
 def test_each_connection_has_its_turn() -> None:

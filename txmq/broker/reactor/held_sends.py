@@ -7,6 +7,7 @@ way to the disk. Each connection gets one request through in its turn.
 from __future__ import annotations
 
 from collections import Counter, deque
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from txmq.errors import RemoteProtocolError, Throttled
@@ -23,7 +24,7 @@ WRITES = SENDS | {Opcode.GROUP, Opcode.GROUPS}
 # a decision stays behind the half message that it is about
 FOLLOWERS = frozenset((Opcode.DECIDE, Opcode.DECISIONS))
 JUDGED = WRITES | FOLLOWERS
-HELD_BYTES, HELD_OF_ONE = 32 << 20, 4 << 20  # in all, and of one connection
+HELD_BYTES, LEAST_SHARE = 32 << 20, 1 << 20  # in all; a connection has an equal share
 HELD_FRAMES = 1_024  # of one connection
 TURN_S = 0.002  # of a turn of the reactor
 
@@ -38,6 +39,7 @@ class Sender(Protocol):
 class _Held(NamedTuple):
     frame: Frame
     since: float
+    refusal: Throttled | None = None  # in the place of the request
 
 
 class HeldSends:
@@ -66,7 +68,7 @@ class HeldSends:
         size = len(frame.payload)
         if self.bytes + size > HELD_BYTES or (
             own is not None
-            and (self._own_bytes[session] + size > HELD_OF_ONE or len(own) >= HELD_FRAMES)
+            and (self._own_bytes[session] + size > self._share or len(own) >= HELD_FRAMES)
         ):
             self._refuse(session, frame)
             return True
@@ -82,16 +84,25 @@ class HeldSends:
         self._disk.hurry()
         return True
 
+    @property
+    def _share(self) -> int:
+        return max(LEAST_SHARE, HELD_BYTES // (len(self._held) + 1))
+
     def _refuse(self, session: Sender, frame: Frame) -> None:
+        """Refuse a request, in the order of the requests before: producers count on
+        that.
+        """
         self.refused += 1
-        session.refuse(
-            frame,
-            Throttled.after(
-                self._disk.seconds_for(self.bytes),
-                f"the disk is behind: {self.bytes} bytes wait for it",
-                hint="send less, or give the broker a faster disk",
-            ),
+        error = Throttled.after(
+            self._disk.seconds_for(self.bytes),
+            f"the disk is behind: {self.bytes} bytes wait for it",
+            hint="send less, or give the broker a faster disk",
         )
+        own = self._held.get(session)
+        if own is not None:
+            own.append(_Held(frame, self._clock.seconds(), error))
+        else:
+            self._disk.answer_when_durable(lambda _none: session.refuse(frame, error), None)
 
     def resume(self) -> None:
         """Begin requests as far as the disk has caught up."""
@@ -100,13 +111,18 @@ class HeldSends:
         while self._held and not self._disk.is_behind:
             session = next(iter(self._held))
             own = self._held.pop(session)
-            frame, since = own.popleft()
+            frame, since, refusal = own.popleft()
             if own:
                 self._held[session] = own  # behind the others
-            self._forget_bytes(session, len(frame.payload), all_of_it=not own)
+            size = len(frame.payload) if refusal is None else 0
+            self._forget_bytes(session, size, all_of_it=not own)
             now = self._clock.seconds()
-            self.seconds += now - since
-            session.begin(frame)
+            if refusal is None:
+                self.seconds += now - since
+                session.begin(frame)
+            else:
+                refuse = partial(session.refuse, frame)
+                self._disk.answer_when_durable(refuse, refusal)
             if now >= until:
                 break
         if not self._held:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
+from txmq.broker.reactor.held_sends import WRITES
 from txmq.broker.requests.bundles import BundleRequests
 from txmq.broker.requests.consumers import ConsumerRequests
 from txmq.broker.requests.letters import LetterRequests
@@ -91,4 +93,11 @@ class RequestDispatcher:
                 f"the broker failed while it worked on the request: {type(error).__name__}",
                 hint="see the broker's log for the reason",
             )
-        session.refuse(frame, error)
+        if frame.opcode in WRITES:  # producers count on answers in the order of their sends
+            self._engine.answer_when_durable(partial(_refuse, session, frame), error)
+        else:
+            session.refuse(frame, error)
+
+
+def _refuse(session: ClientSession, frame: Frame, error: TxmqError) -> None:
+    session.refuse(frame, error)

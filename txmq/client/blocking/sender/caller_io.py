@@ -95,7 +95,7 @@ class CallerIo:
                 pass
         finally:
             self._waiting_caller.release()
-            if self._promises.observed or self._in_flight.deferred_replies or self.error:
+            if self._promises.observed or self._in_flight.owes_work or self.error:
                 self._wake()
 
     def _exchange(self, deadline: float | None) -> bool:

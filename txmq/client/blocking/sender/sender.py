@@ -282,7 +282,7 @@ class Sender:
             self._accumulator.stop_lingering()
         if self._caller_io.error is not None:
             raise self._caller_io.error
-        if self._in_flight.deferred_replies:
+        if self._in_flight.owes_work:
             self._in_flight.receive(())
         for key, mask in ready:
             if key.fileobj is self._wakes:

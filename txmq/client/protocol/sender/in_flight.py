@@ -188,7 +188,12 @@ class InFlightRequests:
         for reply in replies:
             if self.deferred_replies or not self._handle_reply(reply, for_caller=True):
                 self.deferred_replies.append(reply)
-        return not self.deferred_replies
+        return not self.owes_work
+
+    @property
+    def owes_work(self) -> bool:
+        """True where `receive` has something to do, also without further replies."""
+        return bool(self.deferred_replies or (self._refused and not self._batches))
 
     def _handle_reply(self, reply: Frame, *, for_caller: bool = False) -> bool:
         """Complete a request. With `for_caller`, return False where that has to be
