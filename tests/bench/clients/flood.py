@@ -24,7 +24,12 @@ OUTSTANDING = 4_000
 def main(url: str, topic: str) -> None:
     """Send, and print what became of it."""
     ended = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+
+    def wait() -> None:
+        sys.stdin.read()
+        ended.set()
+
+    threading.Thread(target=wait, daemon=True).start()
     acked = failed = 0
     with txmq.connect(url, delivery_timeout=60.0) as client:
         client.send(topic, BODY)
