@@ -15,7 +15,7 @@ from tests.system.test_adoption_kills import broker
 from txmq.batch import BatchView
 from txmq.client.protocol.letter_file import read_file
 from txmq.crashpoints import VARIABLE
-from txmq.errors import TxmqError
+from txmq.errors import ConnectionLost, TxmqError
 from txmq.testing.processes import ENVIRONMENT, Running
 
 LETTER = {"group": "g", "topic": "t", "partition": 0, "offset": 0}
@@ -59,6 +59,42 @@ def test_a_broker_killed_in_an_edit_has_the_letter_as_it_was_or_as_it_is_told(
         assert [one["by"] for one in look(connection)["versions"]] == ["", "ada"]
         connection.call("dlq.replay", group="g", letters=[["t", 0, 0]])
         assert processed(connection) == [b"mended"]
+    report({"kills": 2})
+
+
+def test_a_broker_killed_as_a_message_dies_has_it_in_one_place(
+    tmp_path: Path, report: Report
+) -> None:
+    def places(connection: Peer) -> tuple[set[int], set[int]]:
+        """Return the offsets of the dead letters, and those that a member gets."""
+        member = {"group": "g", "member": "n", "instance": "n"}
+        joined = connection.call("consumer.join", **member, topics=["t"])
+        got = {
+            chunk.base_offset + chunk.first_row
+            for chunk in connection.fetch("g", "n", joined["generation"])
+        }
+        connection.call("consumer.leave", **member)
+        letters = connection.call("dlq.list", group="g")["letters"]
+        return {letter["offset"] for letter in letters}, got
+
+    def die(connection: Peer) -> None:
+        with suppress(ConnectionLost):
+            connection.dead_letters("g", "t", 1)
+
+    with broker(tmp_path, "nack.before_record") as (url, process):
+        with txmq.connect(url) as client, peer(url) as connection:
+            client.call("topic.create", name="t", partitions=1)
+            for number in range(2):
+                client.send("t", b"%d" % number)
+            die(connection)
+        assert process.status() == -SIGKILL
+    with broker(tmp_path, "nack.after_record") as (url, process):
+        with peer(url) as connection:
+            assert places(connection) == (set(), {0, 1})
+            die(connection)
+        assert process.status() == -SIGKILL
+    with broker(tmp_path) as (url, _process), peer(url) as connection:
+        assert places(connection) == ({0}, {1})
     report({"kills": 2})
 
 
@@ -112,6 +148,30 @@ def test_a_broker_killed_while_it_gives_letters_to_another_group_gives_each_once
         bodies = [BatchView(bytes(chunk.batch)).bodies[chunk.first_row] for chunk in chunks]
         assert sorted(bodies) == [b"1", b"2", b"mended"]
     report({"kills": 2})
+
+
+def test_an_operator_killed_between_two_calls_of_a_redrive_can_repeat_it(
+    tmp_path: Path, report: Report
+) -> None:
+    large = b"x" * (3 << 20)  # a call copies one of these
+    with broker(tmp_path) as (url, _process), txmq.connect(url) as client, peer(url) as connection:
+        for name in ("t", "other"):
+            client.call("topic.create", name=name, partitions=1)
+        for number in range(3):
+            client.send("t", b"%d" % number + large)
+        connection.dead_letters("g", "t", 3)
+        for point, status in (("letters.between_calls", -SIGKILL), ("", 0)):
+            (tmp_path / f"cli{point}").mkdir()
+            command = Running(
+                tmp_path / f"cli{point}", "dlq", "redrive", "g", "--all", "--to", "other",
+                "--abandon", "--operator", "ada", "--reason", "r", "--yes", "--broker", url,
+                environment={**ENVIRONMENT, VARIABLE: point},
+            )  # fmt: skip
+            assert command.status() == status
+        states = [letter["state"] for letter in connection.call("dlq.list", group="g")["letters"]]
+        assert states == ["abandoned"] * 3
+        assert [one.headers["txmq-origin-offset"] for one in client.find("other")] == [*"012"]
+    report({"kills": 1})
 
 
 def export(directory: Path, url: str, point: str, file: Path) -> int:

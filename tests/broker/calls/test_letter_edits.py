@@ -399,6 +399,40 @@ def test_a_damaged_letter_of_a_plan_stands_in_nobodys_way() -> None:
     assert office.state_again()
 
 
+def test_a_plan_goes_on_past_letters_that_are_huge_damaged_or_not_of_their_schema() -> None:
+    office = EditOffice(3)
+    office.send(Message(b"x" * limits.MESSAGE, "huge"))
+    office.fetch()
+    office.nack(3, {"type": "C", "text": "y", "bases": []})
+    schema = '{"type": "object", "required": ["amount"]}'
+    office.call("topic.schema", name="t", json_schema=schema, operator="ada")
+    office.edit(2, body=b'{"amount": 1}')
+    office.damage(0)
+    office.broker.start()
+    settings = {"rate": 0, "ramp_s": 0, "in_flight": 1}
+    office.call("plan.create", name="p", group="g", select={}, settings=settings, operator="ada")
+    office.broker.pass_time(0.2)
+    checked = office.call("plan.check", name="p")
+    assert (checked["would_replay"], checked["invalid"], checked["edited"]) == (3, 2, 1)
+    assert ["damaged" in why for why in checked["would_skip"]] == [True]
+    office.call("plan.start", name="p", operator="ada")
+    sizes: dict[int, int] = {}
+    for _ in range(6):
+        office.broker.pass_time(0.2)
+        for offset, (*_rest, body) in office.fetch().items():
+            sizes[offset] = len(body)
+            ack = Ack(
+                office.joined["generation"], "g", "a", (AckedRange("t", 0, offset, offset + 1),)
+            )
+            assert office.client.ask(Opcode.ACK, pack_ack(ack)).status == 0
+    office.broker.pass_time(0.2)
+    assert sizes == {1: 10, 2: 13, 3: limits.MESSAGE}
+    letters = {one["offset"]: one for one in office.call("plan.letters", name="p")["letters"]}
+    assert [letters[at]["outcome"] for at in range(4)] == ["died_again", *["processed"] * 3]
+    assert letters[0]["why"] == "MessagesDamaged"
+    assert office.call("plan.show", name="p")["state"] == "done"
+
+
 def test_all_letters_of_a_damaged_batch_are_set_aside_by_one_fetch() -> None:
     office = EditOffice(1)
     many = [Message(b"x", f"k{number}") for number in range(5)]

@@ -17,6 +17,7 @@ from txmq.core.consumers import group_views
 from txmq.core.consumers.failures import key_source
 from txmq.core.consumers.stall_reasons import StallContext
 from txmq.core.events.outcome import Rejected
+from txmq.crashpoints import crashpoint
 from txmq.errors import CorruptRecord
 from txmq.model.retry import FailureReport
 from txmq.model.units import MILLISECOND, SECOND
@@ -264,7 +265,14 @@ class ConsumerGroupCalls:
             begin, read = source.entry.position, self._engine.store.read
             key = key_hash_at(lambda at, size: read(begin + at, size), source.row)
             command = command._replace(key_hash=key, source=source)
-        self._engine.submit(command, then(call.answer, lambda reply: reply._asdict()))
+
+        def failed(reply: Any) -> dict[str, Any]:  # noqa: ANN401  # a NackReply
+            crashpoint("nack.after_record")
+            fields: dict[str, Any] = reply._asdict()
+            return fields
+
+        crashpoint("nack.before_record")
+        self._engine.submit(command, then(call.answer, failed))
 
     def return_messages(self, call: CallContext, args: wire.Return) -> None:
         command = core.ReturnMessages(args.group, args.member, args.generation, args.ranges)

@@ -24,6 +24,7 @@ from txmq.cli.letter_selection import (
 from txmq.cli.options import Group, Operator, Reason, Yes
 from txmq.cli.output import FAILED, body_fields, last_line
 from txmq.cli.parsers import MessagePlace, parse_name, parse_place
+from txmq.crashpoints import crashpoint
 
 app = typer.Typer(no_args_is_help=True, help="List, count, edit, replay and abandon dead letters.")
 selections = typer.Typer(no_args_is_help=True, help="Keep selections of dead letters by name.")
@@ -355,6 +356,7 @@ def _change(
                 more |= {"cursor": reply["next"]}
             else:
                 break
+            crashpoint("letters.between_calls")
     rows = [
         {"topic": topic, "partition": at, "offset": offset, "why": why}
         for topic, at, offset, why in refused
