@@ -9,10 +9,12 @@ from tests.core.due import due_checks
 from txmq.batch import encode, verify
 from txmq.core.events.outcome import Rejected
 from txmq.core.retention import outcome_expiry
+from txmq.core.topics import stored_for_jobs
 from txmq.core.topics.sends import StoreBatch
 from txmq.core.topics.topics import DeleteTopic, GrowTopic
-from txmq.core.transactions import decisions, jobs, timers
-from txmq.core.transactions.model import OUTCOME_RETENTION, get
+from txmq.core.transactions import decisions, jobs, large_bundles, timers
+from txmq.core.transactions.large_bundles import LargeBundle
+from txmq.core.transactions.model import OUTCOME_RETENTION, Transaction, get
 from txmq.errors import (
     Conflict,
     DigestMismatch,
@@ -286,6 +288,30 @@ def test_a_topic_with_undecided_transactions_is_neither_grown_nor_deleted(core: 
     assert core.do(GrowTopic("t", 9)).error is Conflict
     assert core.do(DeleteTopic("t")).error is Conflict
     decide(core, name)
+    core.do(DeleteTopic("t"))
+    assert "t" not in core.state.topics
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_topic_that_a_job_writes_to_is_neither_grown_nor_deleted(
+    core: Driver,
+    large: bool,  # noqa: FBT001  # a parameter of pytest
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its decision would find the topic gone, and say that all was sent."""
+    monkeypatch.setattr(large_bundles, "KEYS_PER_PIECE", 1 if large else 100)
+    job, name = token(core, 50), token(core, 1)
+    core.store(name, [("t", 0, "k", "a"), ("t", 0, "j", "b")], ByJob(job))
+    stored = get(core.state, name)
+    assert stored is not None
+    assert (stored.large is not None) is large
+    places = (stored_for_jobs.STATE, stored_for_jobs.BATCHES, stored_for_jobs.LARGE)
+    assert [Transaction._fields[place] for place in places] == ["state", "batches", "large"]
+    assert LargeBundle._fields[stored_for_jobs.PARTITIONS] == "partitions"
+    assert core.do(GrowTopic("t", 9)).error is Conflict
+    assert core.do(DeleteTopic("t")).error is Conflict
+    core.do(jobs.DecideJob(job, Decision.COMMIT, (name,), "driver"))
+    core.sweep()
     core.do(DeleteTopic("t"))
     assert "t" not in core.state.topics
 

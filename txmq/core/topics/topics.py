@@ -24,6 +24,7 @@ from txmq.core.state.state import (
     Topic,
     TopicSettings,
 )
+from txmq.core.topics.stored_for_jobs import job_writes_to
 from txmq.core.users import check_topics
 from txmq.errors import (
     BadRequest,
@@ -377,7 +378,8 @@ def _is_empty(state: State, topic_id: int) -> bool:
 
 def _check_no_held_keys(state: State, topic: Topic) -> Rejected | None:
     tps = [TopicPartition(topic.topic_id, number) for number in range(len(topic.end_offsets))]
-    if any(state.held_keys[tp] or visibility.is_blocked(state, tp) for tp in tps):
+    held = any(state.held_keys[tp] or visibility.is_blocked(state, tp) for tp in tps)
+    if held or job_writes_to(state, topic.topic_id):
         return Rejected(
             Conflict,
             f"undecided transactions hold keys of topic {topic.name!r}",
