@@ -96,6 +96,19 @@ def test_a_plan_over_a_selection_is_frozen_and_puts_its_letters_back(desk: Desk)
     assert (listed["name"], listed["group"], listed["progress"]) == ("p", "g", 0.0)
 
 
+def test_the_life_of_a_processed_letter_names_its_plan(desk: Desk) -> None:
+    desk.plan(select={"error_type": "B"})
+    desk.work(lambda offset: offset == 1)
+    while desk.show()["state"] != "done":
+        desk.work(lambda _offset: False)
+    lives = [desk.ask("message.life", topic="t", partition=0, offset=n) for n in (0, 1, 2)]
+    over, died, never = (life["groups"][0] for life in lives)
+    assert (over["state"], over["plan"]["plan"]) == ("processed or skipped", "p")
+    assert over["plan"]["outcome"] == "processed"
+    assert (died["state"], died["plan"]["outcome"]) == ("dead", "died_again")
+    assert "plan" not in never
+
+
 def test_a_plan_has_the_letters_whose_messages_have_a_header(desk: Desk) -> None:
     desk.plan(select={"header": ["tenant", "red"]})
     assert desk.show()["letters"] == 4

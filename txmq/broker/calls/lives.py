@@ -64,9 +64,9 @@ class MessageLifeCalls:
                 f"message {place} is not there: not published, or removed by retention",
                 "find messages: txmq trace --key KEY, or --id ID",
             )
-        message, key = seen
+        message, key, visible_at = seen
         groups = yield from message_lives.groups_of(
-            state, ref, None if key is None else key_hash(key)
+            state, ref, None if key is None else key_hash(key), visible_at
         )
         return {
             "topic": topic.name,
@@ -78,21 +78,24 @@ class MessageLifeCalls:
             "groups": groups,
         }
 
-    def _message(self, ref: MessageRef) -> Steps[tuple[dict[str, Any], str | None] | None]:
-        """Return the fields of a message, and its key: from its topic, or from where a
-        group keeps it though retention has removed it there.
+    def _message(self, ref: MessageRef) -> Steps[tuple[dict[str, Any], str | None, int] | None]:
+        """Return the fields of a message, its key, and since when it is visible.
+
+        It is read from its topic, or from where a group keeps it though retention has
+        removed it there.
         """
         state, store = self._engine.state, self._engine.store
         for base, entry in topics.entry_at(state, *ref):
             if entry.visible_at > store.durable:
                 return None
             fields = {"stored_at": entry.stored_at, "position": entry.position}
-            return self._fields(entry.position, entry.length, ref[2] - base, fields)
+            found = self._fields(entry.position, entry.length, ref[2] - base, fields)
+            return *found, entry.visible_at
         for number, group in enumerate(list(state.groups.by_id.values())):
             row = failed_messages.get(state, group, ref)
             if row is not None:
                 fields = {"stored_at": row.stored_at, "position": row.position, "removed": True}
-                return self._fields(row.position, row.length, row.row, fields)
+                return *self._fields(row.position, row.length, row.row, fields), row.visible_at
             if not number % message_lives.GROUPS_PER_STEP:
                 yield
         return None

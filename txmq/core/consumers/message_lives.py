@@ -19,6 +19,7 @@ from txmq.model.topic_partition import TopicPartition
 if TYPE_CHECKING:
     from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
     from txmq.core.state.failed_messages import FailedMessage
+    from txmq.core.state.plans import Plan
     from txmq.core.state.state import State
     from txmq.core.steps import Steps
 
@@ -26,14 +27,16 @@ GROUPS_PER_STEP = 64
 MAX_GROUPS = 1_000  # that are described of one message
 
 
-def groups_of(state: State, ref: MessageRef, key_hash: int | None) -> Steps[list[dict[str, Any]]]:
-    """Describe a message in each group that reads its partition, in steps. The state
-    may change between them.
+def groups_of(
+    state: State, ref: MessageRef, key_hash: int | None, visible_at: int
+) -> Steps[list[dict[str, Any]]]:
+    """Describe a message, visible since a position of the log, in each group that reads
+    its partition, in steps. The state may change between them.
     """
     found: list[dict[str, Any]] = []
     for number, group in enumerate(sorted(state.groups.by_name.values(), key=_name)):
         if TopicPartition(ref[0], ref[1]) in group.positions and not group.deleted:
-            found.append(in_group(state, group, ref, key_hash))
+            found.append(in_group(state, group, ref, key_hash, visible_at))
         if len(found) == MAX_GROUPS:
             break
         if number % GROUPS_PER_STEP == GROUPS_PER_STEP - 1:
@@ -46,7 +49,7 @@ def _name(group: ConsumerGroup) -> str:
 
 
 def in_group(
-    state: State, group: ConsumerGroup, ref: MessageRef, key_hash: int | None
+    state: State, group: ConsumerGroup, ref: MessageRef, key_hash: int | None, visible_at: int
 ) -> dict[str, Any]:
     """Describe a message in one group."""
     row = failed_messages.get(state, group, ref)
@@ -58,6 +61,8 @@ def in_group(
         "paused": group.is_stopped(tp),
         **fields,
     }
+    if "plan" not in life and (plan := _last_plan(state, group, ref, visible_at)) is not None:
+        life["plan"] = plan
     fence = group.fence(ref[0], key_hash)
     if fence is not None and (row is None or row.kind != FailedKind.ABANDONED):
         life["fence"] = {
@@ -129,7 +134,7 @@ def _failed(
             if number != letter_edits.ORIGINAL
         ]
     if row.plan:
-        fields["plan"] = _in_plan(state, ref, row)
+        fields["plan"] = _in_plan(state, ref, row.plan, row.visible_at)
     lease = group.leased_rows.get(ref)
     if lease is not None:
         fields |= {"state": "leased"} | _lease(group, lease)
@@ -143,10 +148,28 @@ def _failed(
     return fields
 
 
-def _in_plan(state: State, ref: MessageRef, row: FailedMessage) -> dict[str, Any] | None:
-    """Describe what became of a message in the last replay plan that had it."""
-    plan = state.plans.by_id.get(row.plan)
-    letter = plan_letters.get(state, plan_letters.key_of(row.plan, row.visible_at, ref))
+def _last_plan(
+    state: State, group: ConsumerGroup, ref: MessageRef, visible_at: int
+) -> dict[str, Any] | None:
+    """Describe a letter in the last plan that had it, as long as that is remembered: it
+    was processed, or has died again and is a new letter.
+    """
+    for plan in sorted(state.plans.by_id.values(), key=_number, reverse=True):
+        if plan.group_id == group.group_id:
+            found = _in_plan(state, ref, plan.plan_id, visible_at)
+            if found is not None:
+                return found
+    return None
+
+
+def _number(plan: Plan) -> int:
+    return plan.plan_id
+
+
+def _in_plan(state: State, ref: MessageRef, plan_id: int, visible_at: int) -> dict[str, Any] | None:
+    """Describe what became of a message in a replay plan."""
+    plan = state.plans.by_id.get(plan_id)
+    letter = plan_letters.get(state, plan_letters.key_of(plan_id, visible_at, ref))
     if plan is None or letter is None:
         return None
     return {
