@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from typing import Any
 
 import pytest
 
-from tests.broker.access.support import BrokerWithUsers, login
+from tests.broker.access.support import PASSWORD, BrokerWithUsers, login
 from tests.broker.support import BrokerInMemory, send_payload
 from txmq import errors
 from txmq.broker.access import guard
@@ -217,3 +218,21 @@ def test_clients_inside_the_broker_have_a_login_of_their_own() -> None:
         shown: Any = client.call("broker.show")
         assert shown["name"]
     assert not is_name(guard.OWN_USER), "nobody else can have it"
+
+
+def test_passwords_by_http_cost_a_bounded_number_of_hashes_however_many_peers_there_are() -> None:
+    broker = BrokerWithUsers()
+    header = "Basic " + b64encode(b"root:wrong password").decode()
+    right = "Basic " + b64encode(f"root:{PASSWORD}".encode()).decode()
+    log_in = broker.assembly.guard.log_in_by_http
+    assert log_in("10.9.9.9", right) is not None
+    told: list[str] = []
+    for number in range(60):
+        with pytest.raises(errors.TxmqError) as caught:
+            log_in(f"10.0.0.{number}", header)
+        told.append(type(caught.value).__name__)
+    assert told.count("Throttled") == 60 - (guard.HASHES_PER_S - 1)
+    assert log_in("10.9.9.9", right) is not None, "a password that was right is not hashed again"
+    broker.pass_time(1)
+    with pytest.raises(errors.LoginFailed):
+        log_in("10.0.0.1", header)

@@ -17,6 +17,7 @@ from txmq.broker.access.meter import Meter
 from txmq.broker.access.needs import BODIES, CALLS, FRAMES_OF, NOT_JUDGED, REQUESTS
 from txmq.core.audit import Audited, AuditEntry
 from txmq.core.state.users import User
+from txmq.core.token_bucket import TokenBucket
 from txmq.core.users import NoteDenial
 from txmq.errors import AccessDenied, LoginFailed, Throttled
 from txmq.model.access import Need, allows
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 OWN_USER = ".broker"
 WINDOW_S = 60.0  # in which failures of a peer are counted
 MAX_FAILURES = 10  # of a peer in this time
+HASHES_PER_S = 20  # of passwords that come by HTTP, of all peers: a tenth of a processor
 MAX_PEERS = 10_000  # that are remembered
 DENIAL_S = 60.0  # between two entries of the audit topic about the same denial
 MAX_DENIALS = 100  # that are remembered, and so may be stored in this time
@@ -150,6 +152,7 @@ class Guard:
         self.own_password = secrets.token_urlsafe(32)
         self._own = scram.make_verifier(self.own_password, iterations=scram.MIN_ITERATIONS)
         self._fallback = secrets.token_bytes(32)
+        self._hashes = TokenBucket(HASHES_PER_S, clock.seconds())
         self._http_logins: set[bytes] = set()  # sealed names and passwords that were right
 
     @property
@@ -228,12 +231,22 @@ class Guard:
         verifier = self.verifier_of(user)
         seal = hmac.digest(self._fallback, repr((user, password)).encode(), "sha256")
         known = seal in self._http_logins and user in self._engine.state.users.by_name
+        if not known:
+            self._check_hashes()
         rights = self.rights_of(user) if known or scram.is_password(verifier, password) else None
         if rights is None or user == OWN_USER:
             raise self.failed(peer, user)
         if len(self._http_logins) < MAX_CACHED:
             self._http_logins.add(seal)
         return rights
+
+    def _check_hashes(self) -> None:
+        """Count a hash of a password, over all peers: each costs the reactor's thread
+        milliseconds. Raises Throttled beyond `HASHES_PER_S`.
+        """
+        if wait_s := self._hashes.wait_s(self._clock.seconds()):
+            raise Throttled.after(wait_s, "too many logins at a time", hint="try again")
+        self._hashes.take(1)
 
     def check_peer(self, peer: str) -> None:
         """Raise Throttled for a peer with too many failures."""
