@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.broker.calls.test_letter_calls import Office
+from txmq.broker.background.plan_service import Pace
 from txmq.broker.calls import plan_checks
 from txmq.broker.search import message_view
 from txmq.core.consumers.circuit_breaker import open_breaker
@@ -387,6 +388,28 @@ def test_a_plan_waits_while_too_many_rows_are_not_on_disk(desk: Desk) -> None:
     desk.work(lambda _offset: False)
     assert desk.show()["state"] == "ramping", "nobody is stopped but the plan"
     assert desk.show()["processed"] == 40
+
+
+def test_what_is_processed_is_swept_though_its_plan_is_through(desk: Desk) -> None:
+    desk.plan()
+    tables = desk.broker.engine.state.tables
+    assert len(list(tables["moved"].range(b""))) > 1
+    desk.work(lambda _offset: False)
+    desk.broker.pass_time(2)
+    assert desk.show()["state"] == "done"
+    for name in ("moved", "attempts", "letters", "letter_index"):
+        assert not list(tables[name].range(b"")), name
+    assert desk.show()["processed"] == desk.show()["letters"]
+
+
+def test_what_falls_due_during_a_flush_waits_for_a_tick(desk: Desk) -> None:
+    """A record for each letter would make live traffic wait for its flush."""
+    desk.plan(settings={"rate": 2_000, "ramp_s": 0})
+    pace = Pace(desk.broker.engine.state.plans.by_name["p"], 0.0)
+    assert pace.allowed(0.1) == 201
+    pace.take(201)
+    assert not pace.goes_on(0.102)
+    assert pace.goes_on(0.36), "there is enough for a step"
 
 
 def test_a_letter_shows_what_operators_did_to_its_plan(desk: Desk) -> None:

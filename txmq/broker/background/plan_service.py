@@ -149,7 +149,8 @@ class PlanService:
                 self._resting_until.pop(plan.plan_id, None)
                 self._begin(plan)
         for plan in self._plans.by_id.values():
-            if plan.unswept and plan.plan_id not in self._sweeping and not self._ends(plan):
+            waits = plan.plan_id in self._sweeping or self._ends(plan) or not self.has_room()
+            if plan.unswept and not waits:
                 self._sweep(plan)
         running = {plan.plan_id for plan in self._plans.active.values() if plan.state in RUNNING}
         for plan_id in self._paces.keys() - running:
