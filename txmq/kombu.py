@@ -22,6 +22,7 @@ import time
 from datetime import UTC, datetime
 from queue import Empty
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote, urlencode
 
 from txmq.errors.extras import require
 
@@ -49,6 +50,7 @@ CONTROL: Final = "kombu.control"  # no queue's topic: encoded names end with the
 PORT: Final = 7650
 PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-")
 POLL_S = 0.01  # of a queue, while others may have messages
+NOT_KOMBU: Final = "it is not readable"
 VISIBILITY_S = 12 * 3600.0  # after which a task that is still held has failed
 
 TRANSPORT_ALIASES["txmq"] = "txmq.kombu:Transport"
@@ -75,6 +77,33 @@ def due_at(message: dict[str, Any]) -> datetime | None:
         return None
     at = datetime.fromisoformat(eta)
     return at if at.tzinfo else at.replace(tzinfo=UTC)
+
+
+def address_of(client: Any) -> str:  # noqa: ANN401  # Kombu's connection
+    """Return the URL for txmq: with the connection's user, and TLS where `ssl` is set.
+
+    Of its options `ca_certs` goes along; the names of txmq's own are those of its URLs.
+    """
+    options = dict(client.ssl) if isinstance(client.ssl, dict) else {}
+    if "ca_certs" in options:
+        options["ca"] = options.pop("ca_certs")
+    user = quote(client.userid or "", safe="")
+    if user and client.password:
+        user += ":" + quote(client.password, safe="")
+    place = f"{user}{'@' * bool(user)}{client.hostname or '127.0.0.1'}:{client.port or PORT}"
+    query = "?" + urlencode(options) if options else ""
+    return f"txmq{'s' * bool(client.ssl)}://{place}{query}"
+
+
+def read(body: bytes) -> dict[str, Any]:
+    """Return a message of Kombu's. Raises ValueError for anything else."""
+    message = loads(body)
+    if not isinstance(message, dict) or "body" not in message:
+        raise ValueError("it is no message of Kombu's")
+    properties = message.get("properties")
+    if not isinstance(properties, dict) or "delivery_tag" not in properties:
+        raise ValueError("it has no delivery tag")
+    return message
 
 
 class Channel(virtual.Channel):  # type: ignore[misc]  # Kombu has no types
@@ -195,7 +224,11 @@ class Channel(virtual.Channel):  # type: ignore[misc]  # Kombu has no types
         delivered = consumer.receive(timeout or 0)
         if delivered is None:
             raise Empty
-        message: dict[str, Any] = loads(delivered.body)
+        try:
+            message = read(delivered.body)
+        except ValueError as error:
+            consumer.dead_letter(delivered, f"{NOT_KOMBU}: {error}")
+            raise Empty from error
         self._held[message["properties"]["delivery_tag"]] = (consumer, delivered)
         return message
 
@@ -243,10 +276,11 @@ class Channel(virtual.Channel):  # type: ignore[misc]  # Kombu has no types
             if said is None:
                 return
             self._control.ack(said)
-            exchange, routing_key = said.headers["exchange"], said.headers["routing-key"]
+            exchange, routing_key = said.headers.get("exchange"), said.headers.get("routing-key")
+            if exchange is None or routing_key is None:
+                continue  # somebody else's
             for queue in self._listeners(exchange, routing_key):
-                message = loads(said.body)
-                self._heard.append((message, queue))
+                self._heard.append((read(said.body), queue))
 
     def _listeners(self, exchange: str, routing_key: str) -> list[str]:
         try:
@@ -262,15 +296,20 @@ class Channel(virtual.Channel):  # type: ignore[misc]  # Kombu has no types
     # --- outcomes
 
     def basic_ack(self, delivery_tag: str, multiple: bool = False) -> None:  # noqa: FBT001, FBT002  # Kombu's signature
-        held = self._held.pop(delivery_tag, None)
+        held = self._taken(delivery_tag)
         if held is not None:
             consumer, delivered = held
             consumer.ack(delivered)
         super().basic_ack(delivery_tag, multiple)
 
+    def _taken(self, delivery_tag: str) -> tuple[txmq.Consumer, DeliveredMessage] | None:
+        """Return a message that is to be settled; None where others have it by now."""
+        held = self._held.pop(delivery_tag, None)
+        return held if held is not None and held[1].in_hand else None
+
     def basic_reject(self, delivery_tag: str, requeue: bool = False) -> None:  # noqa: FBT001, FBT002  # Kombu's signature
         """Give a message back, or (without `requeue`) make it a dead letter."""
-        held = self._held.pop(delivery_tag, None)
+        held = self._taken(delivery_tag)
         if held is not None:
             consumer, delivered = held
             if requeue:
@@ -281,7 +320,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]  # Kombu has no types
 
     def _restore(self, message: Any) -> None:  # noqa: ANN401  # Kombu's message
         """Give back what is not acked when the channel closes."""
-        held = self._held.pop(message.delivery_tag, None)
+        held = self._taken(message.delivery_tag)
         if held is not None:
             consumer, delivered = held
             consumer.postpone(delivered, 0)
@@ -323,9 +362,8 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # Kombu has no types
 
     def __init__(self, client: Any, **options: Any) -> None:  # noqa: ANN401  # Kombu's
         super().__init__(client, **options)
-        host, port = client.hostname or "127.0.0.1", client.port or PORT
         self.txmq_client = txmq.connect(
-            f"txmq://{host}:{port}", service="celery", timeout=client.connect_timeout or 10.0
+            address_of(client), service="celery", timeout=client.connect_timeout or 10.0
         )
 
     def driver_version(self) -> str:

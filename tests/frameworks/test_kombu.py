@@ -19,7 +19,7 @@ from kombu import Connection, Exchange, Queue
 
 import txmq
 from tests.frameworks.celery_app import add, app
-from txmq.kombu import due_at, topic_of
+from txmq.kombu import CONTROL, address_of, due_at, topic_of
 from txmq.testing.broker_thread import BrokerThread
 from txmq.testing.wait import wait_until
 
@@ -95,6 +95,51 @@ def test_what_was_not_acked_is_given_back(broker: BrokerThread) -> None:
         assert again.payload == {"number": 1}
         with pytest.raises(queue.Empty):
             queue.get(timeout=0.1)
+
+
+def test_what_was_held_too_long_is_left_to_others(broker: BrokerThread) -> None:
+    """And the channel goes on: the message's place in its window is free again."""
+    with Connection(broker.url, transport_options={"visibility_timeout": 1.0}) as connection:
+        queue = connection.SimpleQueue("work")
+        for number in range(4):
+            queue.put(number)
+        messages = [queue.get(timeout=20) for _ in range(4)]
+        held = list(queue.channel._held.values())
+        wait_until(lambda: not any(one.in_hand for _, one in held), what="their time is over")
+        for message, settle in zip(messages, ("ack", "reject", "requeue"), strict=False):
+            getattr(message, settle)()
+        window = queue.channel.qos
+        assert len(window._delivered.keys() - window._dirty) == 1
+        queue.put("next")
+        again = queue.get(timeout=20)
+        again.ack()
+        assert again.payload == "next"
+        queue.close()
+    with txmq.connect(broker.url) as client:
+        assert not list(client.letters(topic_of("work")))
+
+
+def test_what_is_no_message_of_kombu_is_a_dead_letter(broker: BrokerThread) -> None:
+    with txmq.connect(broker.url) as client:
+        for body in (b"no JSON", b"[1]", b'{"properties": {}}'):
+            client.send(topic_of("work"), body)
+            client.send(CONTROL, body)
+        with Connection(broker.url) as connection, connection.SimpleQueue("work") as queue:
+            queue.channel._listen()
+            for body in (b"no JSON", b"[1]", b'{"properties": {}}'):
+                client.send(CONTROL, body)
+            queue.put("x")
+            message = queue.get(timeout=20)
+            message.ack()
+            assert message.payload == "x"
+        wait_until(lambda: len(list(client.letters(topic_of("work")))) == 3, what="dead letters")
+
+
+def test_the_url_s_user_and_the_options_of_tls_go_to_the_client() -> None:
+    secret = Connection("txmq://ann:s%2Fcret@mq:7651", ssl={"ca_certs": "/etc/ca.pem"})
+    assert address_of(secret) == "txmqs://ann:s%2Fcret@mq:7651?ca=%2Fetc%2Fca.pem"
+    assert address_of(Connection("txmq://mq", ssl=True)) == "txmqs://mq:7650"
+    assert address_of(Connection("txmq://")) == "txmq://127.0.0.1:7650"
 
 
 def test_a_rejected_message_is_a_dead_letter(broker: BrokerThread) -> None:
