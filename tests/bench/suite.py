@@ -56,6 +56,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     aio.transactions,
     transactions.commit_to_consumer,
     transactions.outbox,
+    transactions.steady,
     resolver.checkback,
     resolver.resolving,
     xa.two_databases,

@@ -113,6 +113,38 @@ def commit_to_consumer(run: Run) -> Iterator[Row]:
     )
 
 
+STEADY_PER_S = 100  # well below what one machine commits
+STEADY_S = 1_800.0
+
+
+@benchmark("tx.steady", "rows and messages at a fixed rate, past rounds of autovacuum")
+def steady(run: Run) -> Iterator[Row]:
+    seconds = run.seconds(STEADY_S)
+    with transactional(run) as program:
+        found = measured(
+            python(
+                f"{CLIENTS}.steady", program.address, run.database.dsn(), 4, STEADY_PER_S, seconds
+            ),
+            seconds + 120,
+        )
+    share = f"{seconds / 6:.0f} s of {seconds:.0f} s at {STEADY_PER_S}/s"
+    for name in ("p50", "p99"):
+        yield row(
+            f"tx.steady_{name}",
+            f"a row and a message, the last {share}, beside the first: {name}",
+            "µs",
+            found["last"][f"{name}_us"],
+            yardstick=found["first"][f"{name}_us"],
+            goal=at_most(1.2),
+        )
+    yield row(
+        "tx.steady_vacuums",
+        "tables that autovacuum has gone over meanwhile",
+        "tables",
+        found["vacuums"],
+    )
+
+
 OUTBOX = (
     "DROP TABLE IF EXISTS bench_outbox",
     "CREATE TABLE bench_outbox (id bigserial PRIMARY KEY, body bytea NOT NULL)",
