@@ -13,6 +13,7 @@ from pyspark.sql import Column, DataFrame, Row, Window
 from pyspark.sql import functions as f
 
 from txmq.model.units import DAY, HOUR
+from txmq_spark.concurrent_actions import at_once
 from txmq_spark.letter_evidence import LETTER
 from txmq_spark.plan import LetterClass
 
@@ -98,21 +99,24 @@ class PlanSummary(NamedTuple):
         return sum(count for (_group, one), count in self.classes.items() if one == cls)
 
 
-def summarize(letters: DataFrame, missing: DataFrame | None, now: int) -> PlanSummary:
-    """Count the letters of a plan, and what is missing."""
-    counts = (
-        letters.withColumn("age", _age(now))
-        .groupBy("group", "class", "replay", "age")
-        .count()
-        .collect()
+MissingSummary = tuple[dict[tuple[str, str], int], tuple[MissingMessage, ...]]
+
+
+def summarize(letters: DataFrame, missing: MissingSummary, now: int) -> PlanSummary:
+    """Count the letters of a plan; `missing` is what is missing beside them."""
+    by_class = letters.withColumn("age", _age(now)).groupBy("group", "class", "replay", "age")
+    counts, (failures, others), keys, samples = at_once(
+        letters.sparkSession,
+        by_class.count().collect,
+        lambda: _failures(letters),
+        lambda: _keys(letters),
+        lambda: _samples(letters),
     )
     classes, replayed, ages = Counter[Any](), Counter[Any](), Counter[Any]()
     for row in counts:
         classes[row["group"], row["class"]] += row["count"]
         replayed[row["group"], row["class"]] += row["count"] * row["replay"]
         ages[row["class"], row["age"]] += row["count"]
-    failures, others = _failures(letters)
-    lost, samples = ({}, ()) if missing is None else _missing(missing)
     return PlanSummary(
         now,
         dict(sorted(classes.items())),
@@ -120,10 +124,9 @@ def summarize(letters: DataFrame, missing: DataFrame | None, now: int) -> PlanSu
         dict(sorted(ages.items())),
         failures,
         others,
-        _keys(letters),
-        _samples(letters),
-        lost,
+        keys,
         samples,
+        *missing,
     )
 
 
@@ -182,9 +185,8 @@ def _samples(letters: DataFrame) -> tuple[dict[str, Any], ...]:
     return tuple(row.asDict() for row in ordered)
 
 
-def _missing(
-    missing: DataFrame,
-) -> tuple[dict[tuple[str, str], int], tuple[MissingMessage, ...]]:
+def summarize_missing(missing: DataFrame) -> MissingSummary:
+    """Count what is missing, by what it is and its state, and list the first."""
     counts = missing.groupBy("what", "state").count().collect()
     order: list[Column | str] = [f.desc("what"), "table", "name"]
     first = missing.orderBy(*order).limit(LISTED_MISSING).collect()

@@ -24,6 +24,7 @@ from txmq.model.units import DAY, MILLISECOND
 from txmq_spark.arrow_letters import LETTERS
 from txmq_spark.arrow_messages import MESSAGES
 from txmq_spark.broker_link import BrokerLink
+from txmq_spark.concurrent_actions import at_once
 from txmq_spark.database_snapshot import DatabaseSnapshot, open_snapshot
 from txmq_spark.database_tables import (
     GroupIdentity,
@@ -53,7 +54,7 @@ from txmq_spark.plan_directory import (
     part_digests,
     write_plan,
 )
-from txmq_spark.plan_summary import PlanSummary, summarize
+from txmq_spark.plan_summary import PlanSummary, summarize, summarize_missing
 from txmq_spark.query_errors import job_errors
 from txmq_spark.token_states import broker_states
 
@@ -153,12 +154,12 @@ def _reconcile(
     evidence = join_evidence(letters.frame, log, tables)
     judged = classified(_with_token_states(evidence, options, inputs), options.rules)
     plan = arranged(judged, letters.parts)
-    parts = part_digests(plan)
     missing = _missing(spark, options, inputs, tables, log).persist(KEPT)
+    parts, lost = at_once(spark, lambda: part_digests(plan), lambda: summarize_missing(missing))
     snapshot = inputs.snapshot
     youngest = plan.agg(f.max("dead_at").alias("at")).first() if snapshot is None else None
     now = snapshot.at if snapshot else int((youngest and youngest["at"]) or 0)
-    summary = summarize(plan, missing, now)
+    summary = summarize(plan, lost, now)
     groups = [group.name for group in inputs.groups]
     manifest = PlanManifest(
         facts=PlanInputs(
