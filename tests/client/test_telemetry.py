@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -156,6 +158,7 @@ def test_a_message_carries_the_context_of_its_send_to_its_handler(
     assert attributes["messaging.destination.partition.id"] == "0"
     host, port = attributes["server.address"], attributes["server.port"]
     assert real.url == f"txmq://{host}:{port}"
+    assert attributes["messaging.client.id"] == f"{socket.gethostname()}@{os.getpid()}"
     inner, headers = [], []
 
     def handle(message: Any) -> None:

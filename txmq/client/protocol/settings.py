@@ -155,12 +155,15 @@ class ClientSettings:
 
     def at(self, url: object) -> Self:
         """Return the settings for the broker at `url`, whose address spans tell, if it
-        has only one. Raises ConfigError.
+        has only one, beside the client's id. Raises ConfigError.
         """
-        if self.telemetry is None or not isinstance(url, str):
+        if self.telemetry is None:
             return self
-        first, *others = parse_url(url)
-        return self if others else replace(self, telemetry=self.telemetry.at(*first))
+        telemetry = self.telemetry.of_client(self.instance)
+        if isinstance(url, str):
+            first, *others = parse_url(url)
+            telemetry = telemetry if others else telemetry.at(*first)
+        return replace(self, telemetry=telemetry)
 
     @classmethod
     def of(cls, service: str | None, **options: Unpack[Options]) -> Self:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -50,8 +52,10 @@ ROLLBACK = OperationKind("rollback", SpanKind.CLIENT)
 CHECK = OperationKind("check", SpanKind.CONSUMER)
 REPLAY = OperationKind("replay", SpanKind.CLIENT)
 # Attributes that describe an operation, but would make a metric of each message.
+CLIENT_ID = "messaging.client.id"
 OF_SPANS = frozenset(
     (
+        CLIENT_ID,
         *("messaging.message.id", "messaging.batch.message_count"),
         *("messaging.destination.partition.id", "messaging.txmq.transaction"),
         "messaging.txmq.message.attempt",
@@ -84,7 +88,7 @@ class Telemetry:
         self._tracer = trace.get_tracer("txmq", __version__, tracer_provider, SCHEMA)
         meter = metrics.get_meter("txmq", __version__, meter_provider, SCHEMA)
         self._propagator = TraceContextTextMapPropagator()
-        self._server: dict[str, Any] = {}
+        self._client: dict[str, Any] = {}
         self.durations = meter.create_histogram(
             "messaging.client.operation.duration",
             "s",
@@ -110,8 +114,15 @@ class Telemetry:
 
     def at(self, host: str, port: int) -> Self:
         """Return the same for the client of a broker at this address."""
+        return self._with({"server.address": host, "server.port": port})
+
+    def of_client(self, instance: str | None) -> Self:
+        """Return the same for a client: of this instance, or of this process."""
+        return self._with({CLIENT_ID: instance or f"{socket.gethostname()}@{os.getpid()}"})
+
+    def _with(self, more: dict[str, Any]) -> Self:
         own = copy(self)
-        own._server = {"server.address": host, "server.port": port}  # noqa: SLF001  # its own
+        own._client = self._client | more  # noqa: SLF001  # its own
         return own
 
     def start(
@@ -132,7 +143,7 @@ class Telemetry:
             "messaging.system": "txmq",
             "messaging.operation.name": name,
             "messaging.operation.type": kind.type,
-            **self._server,
+            **self._client,
         }
         if destination:
             named["messaging.destination.name"] = destination
