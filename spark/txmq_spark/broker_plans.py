@@ -55,7 +55,9 @@ def plan_names(plan: StoredPlan, name: str | None) -> dict[str, str]:
     for one in names.values():
         if len(one) > limits.NAME:
             raise ConfigError(
-                "name", f"{one} has {len(one)} characters, not {limits.NAME}", hint="--name SHORT"
+                "name",
+                f"{one} has {len(one)} characters, not {limits.NAME}",
+                hint="--name SHORT, or a plan of one group",
             )
     return names
 

@@ -260,7 +260,7 @@ def write_plan(
     Raises ConfigError where the directory has anything else.
     """
     directory = Directory(spark, path)
-    strange = [name for name in directory.names() if name not in OURS and name[0] not in "._"]
+    strange = _strange(spark, directory)
     if strange:
         raise ConfigError(
             "plan", f"{path} has {strange[0]}, which is of no plan", hint="name a new directory"
@@ -272,6 +272,21 @@ def write_plan(
     directory.write(MADE, made.model_dump_json() + "\n")
     directory.write(MANIFEST, manifest.text())
     return StoredPlan(directory.path, manifest, _stored(spark, directory.path))
+
+
+def _strange(spark: SparkSession, directory: Directory) -> list[str]:
+    """Return what a directory has that no plan has, nor what a killed job leaves of
+    one.
+    """
+    names = directory.names()
+    below = [
+        f"{name}/{one}"
+        for name in (LETTERS, MISSING, OUTCOMES)
+        if name in names
+        for one in Directory(spark, f"{directory.path}/{name}").names()
+        if not one.startswith(("part=", "part-", "_", "."))
+    ]
+    return [name for name in names if name not in OURS and name[0] not in "._"] + below
 
 
 def _stored(spark: SparkSession, path: str) -> DataFrame:

@@ -151,4 +151,7 @@ def test_a_directory_with_other_files_is_left_alone(
     (tmp_path / "photo.jpg").write_bytes(b"x")
     with pytest.raises(ConfigError, match=r"photo\.jpg, which is of no plan"):
         planned(tmp_path, letter_frame(spark, letters))
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["letters", "photo.jpg"]
+    (tmp_path / "photo.jpg").rename(tmp_path / "letters" / "of-ada.txt")
+    with pytest.raises(ConfigError, match=r"letters/of-ada\.txt, which is of no plan"):
+        planned(tmp_path, letter_frame(spark, letters))
+    assert [one.name for one in tmp_path.rglob("*")] == ["letters", "of-ada.txt"]
