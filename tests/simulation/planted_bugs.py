@@ -45,12 +45,14 @@ from txmq.core.consumers import (
     effects,
     letter_edits,
     membership,
+    plans,
     resets,
     waiting_times,
 )
 from txmq.core.events.consumers import PositionReset
 from txmq.core.events.letters import LetterEdited
 from txmq.core.events.outcome import Outcome, Rejected
+from txmq.core.events.plans import PlanCreated, PolicyPlanned
 from txmq.core.retention import broker_time
 from txmq.core.state import failed_messages, letter_copies, plan_letters, visibility
 from txmq.core.state.failed_messages import FailedMessage
@@ -355,6 +357,11 @@ def _join_over_gaps(ranges: list[AckedRange]) -> list[AckedRange]:
     return [ranges[0]._replace(end=ranges[-1].end)]
 
 
+def _make_the_plan_only(state: Any, event: PolicyPlanned, context: Any) -> None:
+    fields: Any = event[:-1]
+    plans.apply_created(state, PlanCreated(*fields), context)
+
+
 def _tell_nobody(*_args: object) -> None:
     """Do nothing."""
 
@@ -627,6 +634,10 @@ BUGS = (
     Bug(
         "an ack tells no plan",
         around=_in_every_seed(plan_operator, _patching(plan_letters, "ended", _tell_nobody)),
+    ),
+    Bug(
+        "a policy forgets its plan",
+        around=_in_every_seed(plan_operator, _applying(PolicyPlanned, _make_the_plan_only)),
     ),
     Bug(
         "a failed message is told of before it is on disk",

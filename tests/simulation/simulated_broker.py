@@ -92,6 +92,7 @@ class SimulatedBroker:
         )
         self._assembly._publication._clock = _SlowBrokerClock(self, clock, rng)
         self._assembly.add_timer(0.1, self._upkeep)
+        self._assembly.add_timer(0.1, self._assembly._policies.tick)  # a run takes seconds
         self._assembly.start(self._failed)
 
     def now(self) -> int:

@@ -56,6 +56,7 @@ LEAST_PER_SEED = {
     "edits": 0.2,
     "plans": 0.3,
     "planned processed": 0.2,
+    "planned by policies": 0.1,
     "edited received": 0.2,
     "trials": 0.03,
     "copies": 0.05,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from txmq.core.consumers import failures
 from txmq.core.consumers.policies import FirePolicy, ReplayPolicy, is_busy, policies, policy_of
 from txmq.core.events.outcome import Rejected
+from txmq.model import limits
 from txmq.wire.calls.letters import DlqReplay, SelectionArgs
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class PolicyService:
         self._engine, self._turns, self._next_places = engine, turns, next_places
         self._looking: set[str] = set()  # groups whose letters are being searched
         self._cursors: dict[str, str] = {}  # where a long search goes on, by group
+        # groups of which letters are sought that died later than it is now
+        self._ahead: set[str] = set()
         self._joined: dict[str, str] = {}  # new version of a group's members
 
     def member_joined(self, group: str, version: str) -> None:
@@ -70,8 +73,11 @@ class PolicyService:
 
     def _look(self, group: ConsumerGroup, policy: ReplayPolicy) -> None:
         """Begin a plan if the group has letters for it. Each tick searches a part."""
-        died_before = self._engine.certain() - policy.after_us
-        select = self._selection(policy, died_before=max(died_before, 0))
+        if group.name in self._ahead:
+            select = self._selection(policy, died_from=self._engine.now() + policy.after_us)
+        else:
+            died_before = self._engine.certain() - policy.after_us
+            select = self._selection(policy, died_before=max(died_before, 0))
         self._looking.add(group.name)
         cursor = self._cursors.pop(group.name, None)
         args = DlqReplay(group=group.name, select=select, cursor=cursor)
@@ -94,6 +100,8 @@ class PolicyService:
             self._engine.submit(FirePolicy(group, select.model_dump_json()), _ignore)
         elif page["next"] is not None:
             self._cursors[group] = page["next"]
+        else:
+            self._ahead ^= {group}
 
     def _is_free(self, name: str, place: TopicOffset) -> bool:
         """Return True if a plan can have this letter. The others would make plan after
@@ -106,11 +114,18 @@ class PolicyService:
             failures.closed_reason(row) or failures.held_reason(state, row)
         )
 
-    def _selection(self, policy: ReplayPolicy, *, died_before: int) -> SelectionArgs:
+    def _selection(
+        self, policy: ReplayPolicy, *, died_from: int = 0, died_before: int = limits.TIME
+    ) -> SelectionArgs:
+        """Return the policy's selection, within these times of death.
+
+        A letter that has died far in the future did so before the clock was set back.
+        It is old enough: it would wait for longer than the policy says.
+        """
         chosen = SelectionArgs.model_validate_json(policy.selection)
-        before, most = chosen.died_before, chosen.max_replays
-        fewer = policy.max_replays - 1
+        before, most, fewer = chosen.died_before, chosen.max_replays, policy.max_replays - 1
         own = {
+            "died_from": max(died_from, chosen.died_from or 0) or None,
             "died_before": died_before if before is None else min(died_before, before),
             "max_replays": fewer if most is None else min(fewer, most),
         }
