@@ -69,12 +69,12 @@ OWN = (txmq.Client, txmq.twisted.Client, txmq.aio.Client)  # of one broker
 CALLS = {
     (txmq,): {
         "connect": "url service partition_map **Options",
-        "emit": "connection topic body key tag headers partition",
         "delay_level": "level",
         "FileOffsets": "directory",
     },
     (txmq.twisted,): {"connect": "reactor url service partition_map **Options"},
     (txmq.aio,): {"connect": "url service partition_map **Options", "outcome_of": "error"},
+    (txmq, txmq.aio): {"emit": "connection topic body key tag headers partition"},
     CLIENTS: {
         "send": "topic body partition **Fields",
         "send_batch": "topic messages partition",

@@ -47,6 +47,7 @@ from txmq.client.protocol.settings import ClientSettings, Options, refuse_spool,
 from txmq.client.protocol.transaction.checks import Half
 from txmq.client.protocol.transaction.half_message import HalfMessage
 from txmq.errors import ConfigError
+from txmq.tx.postgres.emit import emit_async as emit
 
 __all__ = [
     "AuditEntry",
@@ -78,6 +79,7 @@ __all__ = [
     "TypedTopic",
     "XaTransaction",
     "connect",
+    "emit",
     "outcome_of",
 ]
 

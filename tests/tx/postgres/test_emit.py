@@ -4,13 +4,18 @@ writes.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import closing
 
+import asyncpg
+import psycopg
 import psycopg2
 import pytest
 from psycopg2.extensions import connection as Connection  # noqa: N812  # a class, whatever its name
 
+import txmq.aio
+from tests.tx.postgres.peers import arguments
 from tests.tx.postgres.support import producer
 from txmq import emit
 from txmq.errors import (
@@ -71,6 +76,26 @@ def test_emitted_messages_come_with_the_commit(stream: SlotStream, service: Conn
     )
     assert (two.partition, two.message.key, two.message.body) == (None, None, b"two")
     assert one.born_at <= two.born_at
+
+
+def test_connections_of_asyncio_emit_as_well(
+    stream: SlotStream, service: Connection, logical_database: str
+) -> None:
+    async def story() -> None:
+        async with await psycopg.AsyncConnection.connect(logical_database) as one:
+            await txmq.aio.emit(one, "orders", b"psycopg", key="o-1")
+        other = await asyncpg.connect(**arguments(logical_database))
+        async with other.transaction():
+            await txmq.aio.emit(other, "orders", b"asyncpg", key="o-1")
+        with pytest.raises(LocalProtocolError, match="no transaction"):
+            await txmq.aio.emit(other, "orders", b"x")
+        with pytest.raises(LocalProtocolError, match="blocks"):
+            await txmq.aio.emit(service, "orders", b"x")
+        await other.close()
+
+    asyncio.run(story())
+    [[one], [other]] = found(stream, service)
+    assert (one.message.body, other.message.body) == (b"psycopg", b"asyncpg")
 
 
 def test_rolled_back_messages_are_not_decoded(stream: SlotStream, service: Connection) -> None:

@@ -16,7 +16,7 @@ from txmq.errors import WalLevelTooLow
 from txmq.model.message import Message
 from txmq.tx.postgres.caller import require_open
 from txmq.tx.postgres.driver import Driver, run
-from txmq.tx.postgres.drivers import blocking_driver
+from txmq.tx.postgres.drivers import async_driver, blocking_driver
 from txmq.tx.postgres.errors import translated
 from txmq.wire.logical_message import PREFIX, EmittedMessage, pack_emitted
 
@@ -44,10 +44,29 @@ def emit(
     database's log. Raises WalLevelTooLow, LocalProtocolError where no transaction is
     open or the message is invalid, MessageTooLarge, TransactionAborted, DatabaseError.
     """
-    payload = pack_emitted(
-        EmittedMessage(topic, Message(body, key, tag, headers), partition, time.time_ns() // 1_000)
-    )
+    payload = _packed(topic, Message(body, key, tag, headers), partition)
     run(write_emitted(blocking_driver(connection), payload))
+
+
+async def emit_async(
+    connection: object,
+    topic: str,
+    body: bytes,
+    *,
+    key: str | None = None,
+    tag: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    partition: int | None = None,
+) -> None:
+    """Send a message if the open transaction of `connection` commits: one of psycopg 3
+    (AsyncConnection) or asyncpg. The rest is as for `txmq.emit`.
+    """
+    payload = _packed(topic, Message(body, key, tag, headers), partition)
+    await write_emitted(async_driver(connection), payload)
+
+
+def _packed(topic: str, message: Message, partition: int | None) -> bytes:
+    return pack_emitted(EmittedMessage(topic, message, partition, time.time_ns() // 1_000))
 
 
 async def write_emitted(driver: Driver, payload: bytes) -> None:
