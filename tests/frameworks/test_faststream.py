@@ -214,6 +214,23 @@ def test_messages_come_with_headers_key_and_context(
     assert stored.headers["content-type"] == "application/json"
 
 
+def test_the_test_broker_watches_a_real_one_as_well(broker: TxmqBroker) -> None:
+    topic = fresh("t")
+
+    @broker.subscriber(topic)
+    @broker.publisher(fresh("t"))
+    async def handle(text: str) -> str:
+        return text.upper()
+
+    async def story() -> None:
+        async with TestTxmqBroker(broker, with_real=True) as tested:
+            await tested.publish("a", topic)
+            await handle.wait_call(timeout=WAIT_S)
+            handle.mock.assert_called_once_with("a")
+
+    run(story)
+
+
 def test_a_request_is_answered_by_a_handler_of_another_process(real: RealBroker) -> None:
     topic = fresh("t")
     asks, answers = make(real, reply_topic=fresh("replies")), make(real)
