@@ -68,7 +68,13 @@ class AlertTable(NamedTuple):
     name: str
 
     def prepare(self) -> None:
-        """Make the table where it does not exist. Raises DatabaseError."""
+        """Make the table where it does not exist; wait for a server that restarts.
+
+        Raises DatabaseError.
+        """
+        patiently(self._prepare)
+
+    def _prepare(self) -> None:
         name = self._identifier()
         with (
             closing(connect(self.dsn, application_name=APPLICATION_NAME)) as connection,
@@ -100,7 +106,7 @@ class AlertTable(NamedTuple):
 
         Raises DatabaseError.
         """
-        return [str(job) for (job,) in self._execute(UNTOLD, query)]
+        return [str(job) for (job,) in patiently(lambda: self._execute(UNTOLD, query))]
 
     def _execute(self, statement: SQL, value: str) -> list[tuple[Any, ...]]:
         with (

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SHARE = 0.3  # of the seeds in which nobody edits letters
 ORDERS = ("pause", "resume", "resume", "cancel", "start")
-POLICY_SHARE = 0.5  # of the groups
+POLICY_SHARE = 0.3  # of the groups
 NOT_NOW = (BadRequest, Conflict, UnknownGroup, UnknownPlan)
 
 

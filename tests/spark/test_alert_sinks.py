@@ -7,6 +7,8 @@ from contextlib import closing
 from threading import Thread
 from typing import TYPE_CHECKING
 
+from structlog.testing import capture_logs
+
 from tests.spark.test_writing import sent
 from tests.tx.postgres.support import rows
 from txmq.testing.postgres_server import OwnServer
@@ -119,3 +121,24 @@ def test_a_crash_of_postgresql_while_alerts_are_added_is_survived(
         crashable_postgres.restart("immediate")
     adding.join(PATIENCE_S)
     assert in_table(crashable_database) == ["a", "b", "c"]
+
+
+def test_a_watch_waits_for_a_server_that_is_away_as_it_begins(
+    crashable_postgres: OwnServer, crashable_database: str
+) -> None:
+    table, left = AlertTable(crashable_database, "told"), list[str]()
+
+    def begin() -> None:
+        table.prepare()
+        left.extend(table.untold("q"))
+        left.append("begun")
+
+    crashable_postgres.kill_server()
+    with capture_logs() as logs:
+        beginning = Thread(target=begin)
+        beginning.start()
+        wait_until(lambda: logs, what="the server was missed")
+        crashable_postgres.start()
+        beginning.join(PATIENCE_S)
+    assert left == ["begun"]
+    assert {entry["event"] for entry in logs} == {"spark.database_away"}
