@@ -1,7 +1,7 @@
 """Plans of the broker with the letters of a plan that Spark has made.
 
 The broker puts letters back: it keeps rate, order, stop rules and outcomes
-(docs/OPERATIONS.md, "Replay plans"). Tasks add the letters in pages, and later read the
+(docs/operations/plans.md). Tasks add the letters in pages, and later read the
 outcomes. Each step may be repeated, so a run that was killed is run again.
 """
 

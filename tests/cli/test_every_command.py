@@ -200,11 +200,10 @@ DOCUMENTS = [
         "README.md",
         "docs/TRANSACTIONS.md",
         "docs/CONSUMERS.md",
-        "docs/OPERATIONS.md",
         "docs/GUIDE.md",
         "docs/SECURITY.md",
     )
-]
+] + sorted((Path(__file__).parents[2] / "docs" / "operations").glob("*.md"))
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -222,7 +221,7 @@ def test_each_command_that_a_document_names_exists_with_its_options(document: Pa
             options = {option for parameter in EACH[name].params for option in parameter.opts}
             assert {word for word in words if word.startswith("--")} <= options, line
             seen += 1
-    assert seen > 5
+    assert seen > 5 or document.parent.name == "operations"
 
 
 def alternatives(words: list[str]) -> Iterator[list[str]]:

@@ -47,7 +47,8 @@ ROLES = {
     "log",  # a broker, at each record
     "plan",  # a broker that replays dead letters, and the operator's command
     "adoption",  # a broker that gives a consumer's store to others
-    "edit", "redrive", "export",  # who changes, copies or takes out dead letters
+    "nack",  # a broker, around a message's death
+    "edit", "redrive", "export", "letters",  # who changes, copies or takes out dead letters
     "backup", "restore",  # of a log
     "spark",  # a task or the driver of a job in Spark
 }  # fmt: skip
