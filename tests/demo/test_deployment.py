@@ -40,7 +40,7 @@ def test_what_is_left_running_serves_its_console_until_its_command_ends_it(
     text = LEFT_RUNNING.substitute(
         url=deployment.url, console=deployment.console, dsn=deployment.dsn, python="python", end=end
     )
-    assert b"console.js" in fetch(deployment.console)
+    assert b"<h1>Overview" in fetch(deployment.console)
     metrics = next(line.split()[1] for line in text.splitlines() if line.split()[:1] == ["metrics"])
     assert b"txmq_broker_info" in fetch(metrics)
     assert deployment.query("SELECT 1") == [(1,)]
