@@ -24,6 +24,10 @@ OWN = {"Origin": f"http://{HOST}", "Sec-Fetch-Site": "same-origin"}
 FORM = "application/x-www-form-urlencoded"
 
 
+def _basic(user: str) -> str:
+    return "Basic " + b64encode(f"{user}:{PASSWORD}".encode()).decode()
+
+
 class Reply(NamedTuple):
     """A reply to a request."""
 
@@ -88,11 +92,12 @@ class ConsoleInMemory:
         status = int(head.split(b" ")[1]) if head else 0
         return Reply(status, head.decode().replace("\r\n", "\n"), body.decode())
 
-    def listen(self, path: str) -> tuple[Any, StringTransport]:
+    def listen(self, path: str, user: str = "") -> tuple[Any, StringTransport]:
         """Open an event stream; return its connection."""
         transport, channel = StringTransport(), self.factory.buildProtocol(None)
         channel.makeConnection(transport)
-        channel.dataReceived(f"GET {path} HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode())
+        login = f"Authorization: {_basic(user)}\r\n" if user else ""
+        channel.dataReceived(f"GET {path} HTTP/1.1\r\nHost: {HOST}\r\n{login}\r\n".encode())
         self.broker.pass_time(0)
         return channel, transport
 
@@ -101,8 +106,7 @@ class ConsoleInMemory:
     ) -> Reply:
         fields = {"Host": HOST, **headers}
         if user:
-            login = b64encode(f"{user}:{PASSWORD}".encode()).decode()
-            fields["Authorization"] = f"Basic {login}"
+            fields["Authorization"] = _basic(user)
         if body:
             fields.setdefault("Content-Length", str(len(body)))
         lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items() if value)

@@ -160,6 +160,27 @@ NAMES = {
 }  # fmt: skip
 
 
+def test_an_action_on_all_that_match_ends_with_the_rights_of_its_user(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    console = ConsoleInMemory(users=True)
+    seen: list[tuple[str, ...]] = []
+
+    make = console.parts.calls.ask
+    fewer = {"name": "ops", "roles": ["auditor"], "operator": "root"}
+
+    def ask(call: str, args: Any, answer: Any, rights: Any, via: str) -> None:
+        del call, args, via
+        seen.append(rights.roles)
+        make("user.set", dict(fewer), lambda _reply: None)
+        console.broker.pass_time(0)
+        answer({"done": [1], "refused": [], "next": None if len(seen) > 1 else "more"})
+
+    monkeypatch.setattr(console.parts.calls, "ask", ask)
+    console.act("dlq.abandon", "ops", group="billing", filter="", matching="yes", reason="old")
+    assert seen == [("operator",), ("auditor",)]
+
+
 def test_every_action_is_denied_to_a_user_without_permissions() -> None:
     console = ConsoleInMemory(users=True)
     assert ACTIONS.keys() <= CALLS.keys()

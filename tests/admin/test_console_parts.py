@@ -22,9 +22,19 @@ from txmq.admin.console.listing import MAX_CALLS, SCANNED, by_name
 from txmq.admin.console.page import ANSWER_S, Reader, Refused
 from txmq.admin.console.registry import PAGES, find
 from txmq.admin.console.rendering import RenderQueue, Templates, number, size, span_us, visible
-from txmq.admin.console.streams import BEAT_EVERY, LIFE_S, MAX_STREAMS, PERIOD_S, SHARE, Streams
+from txmq.admin.console.streams import (
+    BEAT_EVERY,
+    LIFE_S,
+    MAX_OF_USER,
+    MAX_STREAMS,
+    PERIOD_S,
+    SHARE,
+    Streams,
+)
 from txmq.core.consumers.commands import JoinGroup
 from txmq.model.units import DAY, HOUR, MINUTE, SECOND
+from txmq.wire.calls.users import VerifierArgs
+from txmq.wire.scram import MIN_ITERATIONS, make_verifier
 
 SLOW_S = 0.001  # a piece of a page
 
@@ -222,6 +232,33 @@ def test_an_open_stream_ends_with_the_rights_of_its_reader() -> None:
     console.broker.ask("user.set", name="ann", roles=["admin"], operator="ann")
     console.broker.pass_time(PERIOD_S + 0.5)
     assert b"event: gone" in transport.value()
+
+
+def test_an_open_stream_ends_with_the_password_that_opened_it() -> None:
+    console = ConsoleInMemory(users=True)
+    _channel, transport = console.listen("/live/topics", "root")
+    console.broker.pass_time(PERIOD_S + 0.5)
+    assert b"event: part" in transport.value()
+    password = VerifierArgs.of(make_verifier("another", b"t" * 16, MIN_ITERATIONS))
+    console.broker.ask("user.set", name="root", password=password, operator="root")
+    console.broker.pass_time(PERIOD_S + 0.5)
+    assert b"event: gone" in transport.value()
+
+
+def test_one_user_does_not_keep_the_others_from_live_pages() -> None:
+    console = ConsoleInMemory(users=True)
+    for _ in range(MAX_OF_USER):
+        assert b"200 OK" in console.listen("/live/topics", "nobody")[1].value()[:20]
+    assert b"503" in console.listen("/live/topics", "nobody")[1].value()[:20]
+    assert b"200 OK" in console.listen("/live/topics", "root")[1].value()[:20]
+
+
+def test_a_denied_page_leaves_no_timer() -> None:
+    console = ConsoleInMemory(users=True)
+    console.get("/topics/orders", "nobody")
+    timers = len(console.broker.clock.getDelayedCalls())
+    assert console.get("/audit", "nobody").status == 403
+    assert len(console.broker.clock.getDelayedCalls()) <= timers + 1  # of the connection
 
 
 def test_no_address_breaks_a_page() -> None:

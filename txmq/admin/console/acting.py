@@ -162,14 +162,24 @@ class Acting:
             if following is None or clock.seconds() >= until:
                 break
             args["cursor"] = following
+            rights = self._renewed(rights)  # somebody may have taken them back meanwhile
         total = {"done": done, "refused": refused, "next": following}
         return _outcome(sent, total, stopped)
 
+    def _renewed(self, rights: Rights | None) -> Rights | None:
+        if rights is None:
+            return None
+        found = self._parts.guard.rights_of(rights.user)
+        if found is None:
+            message = f"user {rights.user} has been deleted"
+            raise Refused("AccessDenied", message, "log in as another user", 403)
+        return found
+
     async def _ask(self, call: str, args: dict[str, Any], rights: Rights | None) -> Any:  # noqa: ANN401  # each call has its own fields
         waiting: Deferred[Any] = Deferred()
+        self._parts.calls.ask(call, args, waiting.callback, rights, CONSOLE)
         waiting.addTimeout(ANSWER_S, self._parts.reactor)
         try:
-            self._parts.calls.ask(call, args, waiting.callback, rights, CONSOLE)
             reply = await waiting
         except TimedOut:
             message = f"the broker has not answered {call} for {ANSWER_S:.0f} s"

@@ -166,9 +166,9 @@ class Reader:
     async def ask(self, call: str, /, **args: object) -> Any:  # noqa: ANN401  # each call has its own fields
         """Make a call that only reads, and return its reply. Raises Refused."""
         waiting: Deferred[Any] = Deferred()
-        waiting.addTimeout(ANSWER_S, self._parts.reactor)
         try:
             self._parts.calls.ask(call, args, waiting.callback, self.rights)
+            waiting.addTimeout(ANSWER_S, self._parts.reactor)
             reply = await waiting
         except RemoteProtocolError as error:
             raise Refused("BadRequest", error.message, error.hint, 400) from None

@@ -177,8 +177,10 @@ class Console:
         yield from render(view.template, values | dict(view.values))
 
     def _stream(self, page: Page, reader: Reader, respond: Respond) -> None:
+        login = self._login_of(reader.user)
+
         def part(give: Callable[[bytes | None], None]) -> None:
-            if not self._is_still_let_in(reader):
+            if not self._is_still_let_in(reader) or self._login_of(reader.user) != login:
                 give(None)
                 return
 
@@ -191,11 +193,16 @@ class Console:
 
             self._view(page, reader, shown)
 
-        stream = self._streams.make(part)
+        stream = self._streams.make(part, reader.user)
         if stream is None:
             respond(HttpReply(503, b"too many live pages are open\n"))
         else:
             respond(HttpStream(EVENTS, stream))
+
+    def _login_of(self, name: str | None) -> object:
+        """Return what a user logs in with: another password ends open streams."""
+        user = self._parts.engine.state.users.by_name.get(name or "")
+        return None if user is None else user.verifier
 
     def _is_still_let_in(self, reader: Reader) -> bool:
         """Return whether the reader of an open stream may go on, and renew its

@@ -19,6 +19,7 @@ SHARE = 8  # of the time that a rendering took, which the next one waits at leas
 LIFE_S = 600.0  # then the browser opens another one
 BEAT_EVERY = 7  # a part that is the same is not sent again, but a sign of life is
 MAX_STREAMS = 24  # of all readers; other requests keep their places
+MAX_OF_USER = 8  # where there are users: one alone does not keep the others out
 
 # renders the part; None = the reader may not see it any more, nothing = not this time
 Part = Callable[[Callable[[bytes | None], None]], None]
@@ -27,8 +28,9 @@ Part = Callable[[Callable[[bytes | None], None]], None]
 class LiveStream:
     """One open stream."""
 
-    def __init__(self, streams: Streams, part: Part, clock: Clock) -> None:
+    def __init__(self, streams: Streams, part: Part, clock: Clock, user: str | None) -> None:
         self._streams, self._part, self._clock = streams, part, clock
+        self.user = user
         self._ends = clock.seconds() + LIFE_S
         self._began = clock.seconds()
         self._seen = b""
@@ -96,11 +98,14 @@ class Streams:
         self._clock = clock
         self.open: set[LiveStream] = set()
 
-    def make(self, part: Part) -> LiveStream | None:
-        """Return a new stream; None = there are too many."""
-        if len(self.open) >= MAX_STREAMS:
+    def make(self, part: Part, user: str | None = None) -> LiveStream | None:
+        """Return a new stream; None = there are too many. `user` is None where the
+        broker has no users.
+        """
+        own = sum(stream.user == user for stream in self.open)
+        if len(self.open) >= MAX_STREAMS or (user is not None and own >= MAX_OF_USER):
             return None
-        stream = LiveStream(self, part, self._clock)
+        stream = LiveStream(self, part, self._clock, user)
         self.open.add(stream)
         return stream
 
