@@ -45,6 +45,28 @@ class Reply(NamedTuple):
         return " ".join(unescape(re.sub(r"<[^>]+>", " ", self.body)).split())
 
 
+def parts_of(
+    broker: BrokerInMemory,
+    settings: SettingsFile,
+    resolving: Any = None,  # of a test's own
+) -> BrokerParts:
+    """Return what an edge gets of a broker in memory."""
+    assembly = broker.assembly
+    return BrokerParts(
+        broker.engine,
+        assembly.calls,
+        settings,
+        assembly.listeners,
+        assembly.alarms,
+        resolving,
+        broker.clock,
+        Liveness(broker.engine, assembly.sessions, broker.clock),
+        assembly.turns,
+        assembly.guard,
+        assembly.sessions.sends,
+    )
+
+
 class ConsoleInMemory:
     """The console of a broker in memory; with `users` each request is of one."""
 
@@ -56,21 +78,7 @@ class ConsoleInMemory:
         else:
             self.broker = BrokerInMemory()
             self.broker.start()
-        broker, assembly = self.broker, self.broker.assembly
-        resolving: Any = None
-        self.parts = BrokerParts(
-            broker.engine,
-            assembly.calls,
-            SETTINGS,
-            assembly.listeners,
-            assembly.alarms,
-            resolving,
-            broker.clock,
-            Liveness(broker.engine, assembly.sessions, broker.clock),
-            assembly.turns,
-            assembly.guard,
-            assembly.sessions.sends,
-        )
+        self.parts = parts_of(self.broker, SETTINGS)
         self.restart()
 
     def restart(self) -> None:

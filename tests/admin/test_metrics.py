@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.admin.console_support import parts_of
 from tests.broker.calls.test_plan_calls import Desk
 from tests.broker.support import BrokerInMemory, FakeResolver
 from txmq.admin.group_metrics import GroupMetrics
@@ -14,8 +15,6 @@ from txmq.admin.metrics import Metrics
 from txmq.admin.transactions import decider_kind
 from txmq.broker.checkback.resolver_service import ResolverStatus
 from txmq.broker.monitoring.alarm_rules import ALARM_RULES
-from txmq.broker.monitoring.liveness import Liveness
-from txmq.broker.service import BrokerParts
 from txmq.config.broker import SettingsFile
 from txmq.core.consumers.commands import JoinGroup
 from txmq.core.consumers.plans import CancelPlan, CreatePlan
@@ -44,22 +43,7 @@ class MetricsBroker:
         self.oracle = FakeResolver()
         self.broker = broker = BrokerInMemory(self.oracle, SETTINGS)
         broker.start()
-        assembly, resolving = broker.assembly, self.oracle
-        self._metrics = Metrics(
-            BrokerParts(
-                broker.engine,
-                assembly.calls,
-                SETTINGS,
-                assembly.listeners,
-                assembly.alarms,
-                resolving,
-                broker.clock,
-                Liveness(broker.engine, assembly.sessions, broker.clock),
-                assembly.turns,
-                assembly.guard,
-                assembly.sessions.sends,
-            )
-        )
+        self._metrics = Metrics(parts_of(broker, SETTINGS, self.oracle))
 
     def half(self, number: int, key: str = "k", **options: Any) -> bytes:
         return bytes.fromhex(self.broker.half(number, Message(b"m", key), **options))

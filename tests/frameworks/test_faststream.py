@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import pytest
@@ -15,6 +15,7 @@ from pydantic import BaseModel, NonNegativeInt, ValidationError
 import txmq
 from tests.client.real import RealBroker
 from tests.client.scripted_member import fresh
+from tests.frameworks.stories import WAIT_S, run, until
 from txmq.client.blocking.client import Client
 from txmq.errors import LocalProtocolError
 from txmq.model.retry import RetryPolicy
@@ -28,7 +29,6 @@ from txmq_faststream import (
     TxmqRouter,
 )
 
-WAIT_S = 20.0
 SOON: Any = {"retry": RetryPolicy((10_000,), attempts=1)}
 
 
@@ -60,20 +60,6 @@ def broker(real: RealBroker) -> TxmqBroker:
 def make(real: RealBroker, **options: Any) -> TxmqBroker:
     settings: Any = {"timeout": WAIT_S}
     return TxmqBroker(real.url, group=fresh("g"), client=settings, logger=None, **options)
-
-
-def run(story: Callable[[], Awaitable[Any]]) -> Any:
-    async def bounded() -> Any:
-        async with asyncio.timeout(60):
-            return await story()
-
-    return asyncio.run(bounded())
-
-
-async def until(holds: Callable[[], object]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not holds():  # noqa: ASYNC110  # whatever it is about
-            await asyncio.sleep(0.02)
 
 
 def lag(client: Client, group: str) -> int:

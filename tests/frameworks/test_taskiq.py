@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,13 @@ from taskiq.receiver import Receiver
 import txmq
 from tests.client.real import RealBroker
 from tests.client.scripted_member import fresh
+from tests.frameworks.stories import WAIT_S, run, until
 from txmq.client.blocking.client import Client
 from txmq.errors import LocalProtocolError
 from txmq.model.message import Message
 from txmq.model.retry import RetryPolicy
 from txmq.taskiq import TxmqBroker
 from txmq.testing.wait import wait_until
-
-WAIT_S = 20.0
 
 
 @pytest.fixture(scope="module")
@@ -68,20 +67,6 @@ async def working(broker: TxmqBroker) -> AsyncIterator[None]:
         finish.set()
         await listening
         await broker.shutdown()
-
-
-def run(story: Callable[[], Awaitable[Any]]) -> Any:
-    async def bounded() -> Any:
-        async with asyncio.timeout(60):
-            return await story()
-
-    return asyncio.run(bounded())
-
-
-async def until(holds: Callable[[], object]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not holds():  # noqa: ASYNC110  # whatever it is about
-            await asyncio.sleep(0.02)
 
 
 def test_tasks_run_and_their_results_come_back(broker: TxmqBroker, client: Client) -> None:

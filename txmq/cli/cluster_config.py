@@ -34,7 +34,7 @@ NO_GROUP = "no member has joined it yet: import again when one has"
 NO_USERS = "the broker has no users: add an admin first, with txmq user add NAME --role admin"
 SWITCHES = {"writable": True, "readable": True}
 # settings of a group that `group.show` has in microseconds
-SPANS = {"lease": "lease_us", "session": "session_us", "consume_timeout": "consume_timeout_us"}
+SPANS = {"lease_us", "session_us", "consume_timeout_us"}
 
 
 class TopicConfig(Args):
@@ -163,9 +163,8 @@ def _group(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return what operators have set of a group."""
     found: dict[str, Any] = {}
     for name in settings["altered"]:
-        plain = name.removesuffix("_us")
-        if plain in SPANS:
-            found[f"{plain}_ms"] = settings[SPANS[plain]] // 1_000
+        if name in SPANS:
+            found[f"{name.removesuffix('_us')}_ms"] = settings[name] // 1_000
         else:
             found[name] = settings[name]
     own = ("keep_until_exported", "messages_per_s", "cold_bytes_per_s")
