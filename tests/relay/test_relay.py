@@ -104,6 +104,16 @@ def arrived(broker: RealBroker, topic: str, count: int) -> list[Found]:
     return found
 
 
+def drop_slot(dsn: str) -> None:
+    """Drop the relay's slot once PostgreSQL has let go of it.
+
+    It does so a moment after the relay has closed its connection.
+    """
+    drop = """SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots
+        WHERE slot_name = %s AND NOT active"""
+    wait_until(lambda: rows(dsn, drop, SLOT), what="a slot that nobody reads")
+
+
 def bodies(found: list[Found]) -> list[str]:
     return [message.body.decode() for message in found]
 
@@ -277,7 +287,7 @@ def test_a_relay_without_its_slot_waits_with_an_alarm_until_there_is_one(
     other_broker: RealBroker, dsn: str, topic: str, connect: Callable[..., Client]
 ) -> None:
     client = connect(other_broker.url)
-    rows(dsn, "SELECT pg_drop_replication_slot(%s)", SLOT)
+    drop_slot(dsn)
     with running_relay(other_broker.url, dsn):
         wait_until(lambda: alarms(client) == {"relay.missing": "critical"}, what="the alarm")
         with closing(connect_database(dsn, application_name="test")) as connection:
@@ -319,7 +329,7 @@ def test_what_a_new_slot_has_missed_is_an_alarm_until_it_is_accepted(
     emitted(dsn, topic, "one")
     with running_relay(other_broker.url, dsn):
         arrived(other_broker, topic, 1)
-    rows(dsn, "SELECT pg_drop_replication_slot(%s)", SLOT)
+    drop_slot(dsn)
     with running_relay(other_broker.url, dsn):
         emitted(dsn, topic, "missed")
         wait_until(lambda: alarms(client) == {"relay.missing": "critical"}, what="the alarm")
@@ -372,7 +382,7 @@ def test_a_slot_of_another_name_knows_the_one_that_is_gone(
     emitted(dsn, topic, "one")
     with running_relay(other_broker.url, dsn):
         arrived(other_broker, topic, 1)
-    rows(dsn, "SELECT pg_drop_replication_slot(%s)", SLOT)
+    drop_slot(dsn)
     with closing(connect_database(dsn, application_name="test")) as connection:
         made = slot.create(connection, "another", replaces=["older"])
     assert made.origin is not None
