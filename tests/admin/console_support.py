@@ -11,11 +11,9 @@ from urllib.parse import urlencode
 from twisted.internet.testing import StringTransport
 
 from tests.broker.access.support import PASSWORD, BrokerWithUsers
-from tests.broker.support import BrokerInMemory
+from tests.broker.support import BrokerInMemory, parts_of
 from txmq.admin.http import AdminFactory, HttpAccess
 from txmq.admin.site import AdminSite
-from txmq.broker.monitoring.liveness import Liveness
-from txmq.broker.service import BrokerParts
 from txmq.config.broker import SettingsFile
 
 SETTINGS = SettingsFile.model_validate({"broker": {"data": "/data"}})
@@ -43,28 +41,6 @@ class Reply(NamedTuple):
     def text(self) -> str:
         """What people read, without elements."""
         return " ".join(unescape(re.sub(r"<[^>]+>", " ", self.body)).split())
-
-
-def parts_of(
-    broker: BrokerInMemory,
-    settings: SettingsFile,
-    resolving: Any = None,  # of a test's own
-) -> BrokerParts:
-    """Return what an edge gets of a broker in memory."""
-    assembly = broker.assembly
-    return BrokerParts(
-        broker.engine,
-        assembly.calls,
-        settings,
-        assembly.listeners,
-        assembly.alarms,
-        resolving,
-        broker.clock,
-        Liveness(broker.engine, assembly.sessions, broker.clock),
-        assembly.turns,
-        assembly.guard,
-        assembly.sessions.sends,
-    )
 
 
 class ConsoleInMemory:

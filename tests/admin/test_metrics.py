@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.admin.console_support import parts_of
 from tests.broker.calls.test_plan_calls import Desk
-from tests.broker.support import BrokerInMemory, FakeResolver
+from tests.broker.support import BrokerInMemory, FakeResolver, parts_of
 from txmq.admin.group_metrics import GroupMetrics
 from txmq.admin.metrics import Metrics
 from txmq.admin.transactions import decider_kind

@@ -19,7 +19,9 @@ from txmq.batch import encode, verify
 from txmq.broker.assembly import Assembly
 from txmq.broker.checkback.resolver_service import LeaseStatus, Resolvers, ResolverStatus
 from txmq.broker.engine.engine import Engine
+from txmq.broker.monitoring.liveness import Liveness
 from txmq.broker.reactor.steady_clock import SteadyClock
+from txmq.broker.service import BrokerParts
 from txmq.config.broker import SettingsFile, load_broker
 from txmq.core import machine
 from txmq.core.topics.topics import CreateTopic
@@ -290,3 +292,25 @@ def writes(broker: BrokerInMemory, monkeypatch: pytest.MonkeyPatch) -> list[bool
 
     monkeypatch.setattr(broker.log, "write", noted)
     return synced
+
+
+def parts_of(
+    broker: BrokerInMemory,
+    settings: SettingsFile,
+    resolving: Any = None,  # of a test's own
+) -> BrokerParts:
+    """Return what an edge gets of a broker in memory."""
+    assembly = broker.assembly
+    return BrokerParts(
+        broker.engine,
+        assembly.calls,
+        settings,
+        assembly.listeners,
+        assembly.alarms,
+        resolving or NoResolvers(),
+        broker.clock,
+        Liveness(broker.engine, assembly.sessions, broker.clock),
+        assembly.turns,
+        assembly.guard,
+        assembly.sessions.sends,
+    )

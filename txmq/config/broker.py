@@ -6,7 +6,7 @@
     flush = "sync"              # or: flush = { every_ms = 10, messages = 1000 }
 
     [tls]                       # of listen and http; clients use txmqs://
-cert = "/etc/txmq/broker.pem"
+    cert = "/etc/txmq/broker.pem"
 key = "/etc/txmq/broker.key"
 
 [retention]                 # default; txmq topic alter --set retention=7d

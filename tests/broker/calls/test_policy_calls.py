@@ -8,6 +8,7 @@ import pytest
 
 from tests.broker.calls.test_plan_calls import Desk
 from txmq.broker.calls.letters import SelectedLetters
+from txmq.core.consumers import plans
 from txmq.core.consumers.circuit_breaker import open_breaker
 from txmq.core.events.outcome import Rejected
 from txmq.errors import BadRequest
@@ -99,6 +100,23 @@ def test_a_policy_leaves_the_letters_of_unfinished_plans_alone(desk: PolicyDesk)
     desk.ask("plan.cancel", name="p", operator="ada")
     desk.broker.pass_time(6)
     assert [plan["letters"] for plan in desk.plans() if plan["by"] == "policy: ada"] == [8]
+
+
+def test_a_policy_that_has_no_room_for_a_plan_says_so_and_goes_on_later(
+    desk: PolicyDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plans, "MAX_UNFINISHED", 1)
+    desk.plan(settings={"rate": 0}, select={"error_type": "A"})
+    desk.policy(after_s=1, select={"error_type": "B"})
+    desk.broker.pass_time(20)
+    [policy] = desk.ask("policy.list")["policies"]
+    assert "room for its plan" in policy["waits_for"]
+    assert "txmq plan list" in policy["waits_for"]
+    desk.ask("plan.cancel", name="p", operator="ada")
+    desk.broker.pass_time(6)
+    [plan] = [plan for plan in desk.plans() if plan["by"] == "policy: ada"]
+    [policy] = desk.ask("policy.list")["policies"]
+    assert (policy["plan"], policy["waits_for"]) == (plan["name"], "the end of its last plan")
 
 
 def test_a_policy_makes_no_plans_of_letters_whose_topic_was_deleted(desk: PolicyDesk) -> None:

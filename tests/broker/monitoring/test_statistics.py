@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.broker.support import BrokerInMemory, NoResolvers, send_payload
+from tests.broker.support import BrokerInMemory, parts_of, send_payload
 from txmq.admin.metrics import Metrics
-from txmq.broker.monitoring.liveness import Liveness
 from txmq.broker.monitoring.statistics import PERIOD_S
-from txmq.broker.service import BrokerParts
 from txmq.config.broker import load_broker
 from txmq.core.topics.topics import CreateTopic
 from txmq.store.log.latency import BOUNDS_US, Latencies
@@ -90,20 +88,7 @@ def test_flushes_are_counted_by_how_long_they_took(desk: StatisticsBroker) -> No
 
 def test_prometheus_gets_the_histogram_and_the_sizes(desk: StatisticsBroker) -> None:
     desk.send(3)
-    assembly, settings = desk.broker.assembly, load_broker(None, {"data": "/data"})
-    parts = BrokerParts(
-        desk.broker.engine,
-        assembly.calls,
-        settings,
-        assembly.listeners,
-        assembly.alarms,
-        NoResolvers(),
-        desk.broker.clock,
-        Liveness(desk.broker.engine, assembly.sessions, desk.broker.clock),
-        assembly.turns,
-        assembly.guard,
-        assembly.sessions.sends,
-    )
+    parts = parts_of(desk.broker, load_broker(None, {"data": "/data"}))
     found = {
         (sample.name, sample.labels.get("topic") or sample.labels.get("le", "")): sample.value
         for family in text_string_to_metric_families(Metrics(parts).text().decode())

@@ -236,4 +236,4 @@ def _refused_letter(one: Any) -> dict[str, Any]:  # noqa: ANN401  # as calls hav
 
 
 def _refusal(refused: Refused, back: str) -> View:
-    return View("refusal.html", {"error": refused, "back": back}, refused.status)
+    return View("error.html", {"error": refused, "back": back}, refused.status)

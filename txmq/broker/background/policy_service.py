@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from txmq.core.consumers import failures
-from txmq.core.consumers.policies import FirePolicy, ReplayPolicy, is_busy, policies, policy_of
+from txmq.core.consumers.policies import FirePolicy, ReplayPolicy, policies, policy_of, waits_for
 from txmq.core.events.outcome import Rejected
 from txmq.model import limits
 from txmq.wire.calls.letters import DlqReplay, SelectionArgs
@@ -48,11 +48,10 @@ class PolicyService:
             self._joined[group] = version
 
     def tick(self) -> None:
-        """Timer: look for work of each policy that has no unfinished plan."""
+        """Timer: look for work of each policy that waits for nothing."""
         state = self._engine.state
         for group, policy in list(policies(state)):
-            held = is_busy(state, group) or group.breaker is not None
-            if held or group.name in self._looking:
+            if group.name in self._looking or waits_for(state, group):
                 continue
             version = self._joined.get(group.name, "")
             if policy.on_version and version and version not in policy.versions:

@@ -13,7 +13,7 @@ from txmq.broker.calls.plan_checks import PlanChecks
 from txmq.broker.search.message_view import fit_entries
 from txmq.core.consumers import plan_steps, plan_views
 from txmq.core.consumers import plans as core
-from txmq.core.consumers.policies import ReplayPolicy, SetPolicy, policies
+from txmq.core.consumers.policies import ReplayPolicy, SetPolicy, policies, waits_for
 from txmq.core.events.outcome import Rejected
 from txmq.core.state.plans import Plan, PlanSettings
 from txmq.errors import BadRequest, Conflict
@@ -99,7 +99,14 @@ class PlanCalls:
         if isinstance(page, Rejected):
             call.answer(page)
             return
-        described = ({"group": name, **self._describe_policy(known[name])} for name in page.names)
+        described = (
+            {
+                "group": name,
+                **self._describe_policy(known[name]),
+                "waits_for": waits_for(self._state, self._state.groups.by_name[name]),
+            }
+            for name in page.names
+        )
         found = list(fit_entries(described))
         reply = {"policies": found, "next": _following(page, found, "group")}
         self._engine.answer_when_durable(call.answer, reply)

@@ -22,7 +22,7 @@ from txmq.cli.letter_selection import (
     selection_args,
 )
 from txmq.cli.options import Group, Operator, Reason, Yes
-from txmq.cli.output import FAILED, body_fields, last_line
+from txmq.cli.output import FAILED, Output, body_fields, last_line
 from txmq.cli.parsers import MessagePlace, parse_name, parse_place
 from txmq.crashpoints import crashpoint
 
@@ -108,10 +108,7 @@ def list_(
         done = page["letters"] if body else len(shown["letters"]) >= limit
         if done or shown["next"] is None:
             break
-    if not session.out.as_json:  # tracebacks are for `dlq show`
-        for letter in shown["letters"]:
-            letter["error_text"] = last_line(letter["error_text"])
-    session.out.show(shown, columns=COLUMNS)
+    _show_page(session.out, shown)
 
 
 @broker_command(app, "show")
@@ -302,6 +299,18 @@ def delete(
 ) -> None:
     """Delete a saved selection."""
     session.show("dlq.save", name=name, select=None, operator=operator, reason=reason)
+
+
+def _show_page(out: Output, page: dict[str, Any]) -> None:
+    """Show a page of letters; people get no tracebacks, which are for `dlq show`."""
+    if out.as_json:
+        out.show(page)
+        return
+    for letter in page["letters"]:
+        letter["error_text"] = last_line(letter["error_text"])
+    out.show({"letters": page["letters"]}, columns=COLUMNS)
+    if page["next"] is not None:
+        print(f"there are more: --after {page['next']}")
 
 
 def _chosen(

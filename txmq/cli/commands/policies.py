@@ -15,7 +15,7 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Replay dead letters by themselves: after a time, or when a new version joins.",
 )
-COLUMNS = ("group", "after_s", "on_version", "max_replays", "fired_at", "plan", "by")
+COLUMNS = ("group", "after_s", "on_version", "max_replays", "fired_at", "plan", "by", "waits_for")
 
 
 @broker_command(app, "set")

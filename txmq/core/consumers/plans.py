@@ -100,6 +100,17 @@ def author(by: str) -> str:
     return by.partition(": ")[0]
 
 
+def no_room(state: State) -> Rejected | None:
+    """Return why there can be no other plan now."""
+    if sum(plan.unfinished for plan in state.plans.active.values()) >= MAX_UNFINISHED:
+        message = f"there are {MAX_UNFINISHED} unfinished plans"
+        return Rejected(Throttled, message, "let them end, or cancel some: txmq plan list")
+    if len(state.plans.by_name) >= MAX_PLANS:
+        message = f"there are {MAX_PLANS} plans"
+        return Rejected(Throttled, message, "delete finished ones: txmq plan delete")
+    return None
+
+
 def decide_create(state: State, command: CreatePlan, now: int) -> Outcome | Rejected:
     del now
     group = find_group(state, command.group)
@@ -117,12 +128,8 @@ def decide_create(state: State, command: CreatePlan, now: int) -> Outcome | Reje
             return Outcome(reply=_reply(known))
         message = f"there is a plan {command.name!r} already"
         return Rejected(Conflict, message, "choose another name: txmq plan list shows them")
-    if sum(plan.unfinished for plan in state.plans.active.values()) >= MAX_UNFINISHED:
-        message = f"there are {MAX_UNFINISHED} unfinished plans"
-        return Rejected(Throttled, message, "let them end, or cancel some: txmq plan list")
-    if len(state.plans.by_name) >= MAX_PLANS:
-        message = f"there are {MAX_PLANS} plans"
-        return Rejected(Throttled, message, "delete finished ones: txmq plan delete")
+    if (full := no_room(state)) is not None:
+        return full
     plan_id = state.plans.next_id
     created = PlanCreated(
         plan_id,

@@ -12,7 +12,7 @@ from itertools import chain, count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.core.consumers.authorization import find_group
-from txmq.core.consumers.plans import POLICY, CreatePlan, apply_created, decide_create
+from txmq.core.consumers.plans import POLICY, CreatePlan, apply_created, decide_create, no_room
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.events.plans import PlanCreated, PolicyFired, PolicyPlanned, PolicySet
 from txmq.core.state.plans import Plan, PlanSettings
@@ -107,6 +107,18 @@ def is_busy(state: State, group: ConsumerGroup) -> bool:
     return plan is not None and plan.unfinished
 
 
+def waits_for(state: State, group: ConsumerGroup) -> str:
+    """Return what the group's policy waits for, whatever letters there are; "" if for
+    nothing.
+    """
+    if is_busy(state, group):
+        return "the end of its last plan"
+    if group.breaker is not None:  # it would pause the plan at once, and so the policy
+        return "the group's circuit breaker, which is open"
+    full = no_room(state)
+    return "" if full is None else f"room for its plan: {full.message}; {full.hint}"
+
+
 def is_own(state: State, plan: Plan) -> bool:
     """Return True if a plan is the last one of its group's policy. Names tell nothing:
     an operator may have the name "policy".
@@ -137,9 +149,7 @@ def decide_fire(state: State, command: FirePolicy, now: int) -> Outcome | Reject
     if isinstance(group, Rejected):
         return group
     policy = policy_of(state, group)
-    if policy is None or is_busy(state, group) or command.version in policy.versions:
-        return Outcome()
-    if group.breaker is not None:  # it would pause the plan at once, and so the policy
+    if policy is None or waits_for(state, group) or command.version in policy.versions:
         return Outcome()
     if command.version and not policy.versions:
         return Outcome((PolicyFired(group.group_id, 0, command.version),))
