@@ -20,13 +20,14 @@ import structlog
 from psycopg2.extras import execute_values
 from psycopg2.sql import SQL, Identifier
 
+from txmq.client.protocol.call_steps import run_calls
+from txmq.client.protocol.named_jobs import current_job
 from txmq.crashpoints import crashpoint
 from txmq.errors import DatabaseUnavailable
 from txmq.model.units import SECOND
 from txmq.tx.postgres.errors import translated
 from txmq.tx.postgres.session import connect, transaction
 from txmq_spark.database_snapshot import table_name
-from txmq_spark.named_jobs import current_job
 from txmq_spark.watch_rules import Alert
 from txmq_spark.writing import publish, store_rows, task_client
 
@@ -174,7 +175,7 @@ class AlertSinks(NamedTuple):
 
     def _send(self, name: str, alerts: Sequence[Alert]) -> None:
         with task_client(self.url) as client:
-            job = current_job(client, name)
+            job = run_calls(client.call, current_job(name))
             if not job.committed:
                 if self.table is not None:
                     alerts = self.table.add(alerts, name)

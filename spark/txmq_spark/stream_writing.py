@@ -18,8 +18,9 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from txmq.client.protocol.call_steps import run_calls
+from txmq.client.protocol.named_jobs import current_job
 from txmq.errors import ConfigError, TransactionAborted
-from txmq_spark.named_jobs import current_job
 from txmq_spark.source_options import WriteOptions
 from txmq_spark.writing import check_columns, publish, require_append, store_rows, task_client
 
@@ -81,7 +82,7 @@ class EpochWriter(DataSourceStreamArrowWriter):
     def store(self, query: str, batch: int, rows: Iterator[pa.RecordBatch]) -> EpochBundle:
         """Store rows as one bundle of a batch of a query, unless it is published."""
         with task_client(self._options.url) as client:
-            job = current_job(client, f"stream {query} {batch}")
+            job = run_calls(client.call, current_job(f"stream {query} {batch}"))
             if job.committed:
                 return EpochBundle(job.token.hex, None, 0)
             return EpochBundle(

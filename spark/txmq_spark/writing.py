@@ -21,12 +21,13 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructType
 
 import txmq
+from txmq.client.protocol.call_steps import run_calls
+from txmq.client.protocol.named_jobs import NamedJob, current_job
 from txmq.client.protocol.transaction.tokens import new_token
 from txmq.crashpoints import crashpoint
 from txmq.errors import ConfigError, TransactionAborted
 from txmq.model.message import COMMIT, Message
 from txmq_spark.arrow_messages import HEADER_CELLS
-from txmq_spark.named_jobs import NamedJob, current_job
 from txmq_spark.source_options import WriteOptions
 
 if TYPE_CHECKING:
@@ -83,7 +84,10 @@ class JobWriter(DataSourceArrowWriter):
         with task_client(options.url) as client:
             return cls(
                 options,
-                current_job(client, f"write {options.topic or ''} {options.idempotency_key}"),
+                run_calls(
+                    client.call,
+                    current_job(f"write {options.topic or ''} {options.idempotency_key}"),
+                ),
             )
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StoredBundle:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Self
+from uuid import UUID
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from txmq.cli.app import app
-from txmq.model.message import Message, Receipt
+from txmq.client.blocking.letter_calls import BlockingLetterCalls
+from txmq.client.protocol.transaction.job_decision import JobOutcome
+from txmq.model.message import COMMIT, Message, Receipt
 
 NOBODY = "txmq://127.0.0.1:1"
 TOKEN = "019a0000000070008000000000000001"
@@ -22,25 +24,34 @@ WHY = ("--reason", "lost on 3 May")
 
 
 @dataclass
-class ScriptedTransaction:
-    """The sends of one transaction."""
+class ScriptedJob:
+    """A job with one bundle, whose messages are sent by its decision."""
 
+    token: UUID
+    client: ScriptedClient
     sent: list[tuple[str, Message, int | None]] = field(default_factory=list)
 
-    def send(
-        self,
-        topic: str,
-        body: bytes,
-        *,
-        key: str | None = None,
-        tag: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        self.sent.append((topic, Message(body, key, tag, headers), None))
+    def group(self) -> Self:
+        return self
+
+    def send(self, topic: str, body: bytes, **fields: Any) -> None:
+        self.sent.append((topic, Message(body, **fields), None))
+
+    def store(self) -> UUID:
+        return self.token
+
+    def decide(self, winners: list[UUID]) -> JobOutcome:
+        assert winners == [self.token]
+        self.client.sent += self.sent
+        self.client.committed.add(self.token.hex)
+        return JobOutcome(COMMIT, repeated=False)
+
+    def wait_published(self, winners: list[UUID]) -> bool:
+        return winners == [self.token]
 
 
 @dataclass
-class ScriptedClient:
+class ScriptedClient(BlockingLetterCalls):
     """A client that replies in turn, or raises the errors among its replies; it records
     the calls.
     """
@@ -48,10 +59,13 @@ class ScriptedClient:
     replies: list[dict[str, Any] | Exception] = field(default_factory=list)
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     sent: list[tuple[str, Message, int | None]] = field(default_factory=list)
+    committed: set[object] = field(default_factory=set)  # jobs
     url: str = ""
     closed: bool = False
 
     def call(self, name: str, /, **args: object) -> dict[str, Any]:
+        if name == "job.show":
+            return {"outcome": "COMMIT" if args["token"] in self.committed else None}
         self.calls.append((name, args))
         reply = self.replies.pop(0)
         if isinstance(reply, Exception):
@@ -75,12 +89,9 @@ class ScriptedClient:
         )
         return Receipt("ab" * 16 + "-7", topic, partition or 0, 42, duplicate=False)
 
-    @contextmanager
-    def transaction(self) -> Iterator[ScriptedTransaction]:
-        """Record the sends of the block, if it ends."""
-        tx = ScriptedTransaction()
-        yield tx
-        self.sent += tx.sent
+    def job(self, token: UUID, *, expire_after: float) -> ScriptedJob:
+        assert expire_after
+        return ScriptedJob(token, self)
 
     def close(self) -> None:
         self.closed = True

@@ -68,7 +68,8 @@ def test_an_export_has_exact_bodies_and_its_import_sends_them(
     before = path.read_bytes().rpartition(b'{"end"')[0]
     assert end == {"end": True, "letters": 2, "sha256": sha256(before).hexdigest()}
     result = run("dlq", "import", str(path), "--to", "spare", "--operator", "ada", "--json")
-    assert json.loads(result.stdout) == {"messages": 2, "damaged": 0, "topic": "spare"}
+    counts = {"messages": 2, "damaged": 0, "topic": "spare"}
+    assert json.loads(result.stdout) == counts | {"repeated": False}
     origin = {
         "txmq-origin-topic": "orders",
         "txmq-origin-partition": "3",
@@ -86,6 +87,20 @@ def test_an_export_has_exact_bodies_and_its_import_sends_them(
             None,
         ),
     ]
+
+
+def test_an_import_sends_a_file_once_unless_it_is_told_to(
+    client: ScriptedClient, tmp_path: Path
+) -> None:
+    path = exported(client, tmp_path / "letters", letter(7))
+    command = ("dlq", "import", str(path), "--to", "spare", "--json")
+    found = [json.loads(run(*command, *more).stdout) for more in ((), (), ("--again",))]
+    assert [one["repeated"] for one in found] == [False, True, False]
+    assert len(client.sent) == 2
+    moved = path.rename(tmp_path / "moved")
+    run("dlq", "import", str(moved), "--to", "other", "--json")
+    run("dlq", "import", str(moved), "--to", "spare", "--json")
+    assert [topic for topic, _message, _partition in client.sent] == ["spare", "spare", "other"]
 
 
 def test_an_export_to_standard_output_has_its_end_last(client: ScriptedClient) -> None:

@@ -161,7 +161,10 @@ def test_a_service_mends_letters_and_sees_what_became_of_them(
     assert (found.letters, found.marked, found.damaged) == (4, 4, 0)
     with pytest.raises(ConfigError, match="exists already"):
         client.export_letters("mend-g", file)
-    assert client.import_letters(file, to="mend-spare", operator="kim").messages == 4
+    for repeated in (False, True):
+        sent = client.import_letters(file, to="mend-spare", operator="kim")
+        assert sent == (4, 0, repeated)
+    assert len(list(client.find("mend-spare"))) == 6
     first, second, *others = client.letters("mend-g")
     with pytest.raises(UnknownMember):
         client.try_letter(first, member="nobody", operator="kim")

@@ -201,3 +201,28 @@ def test_an_operator_killed_in_an_export_has_no_file_that_is_not_whole(
         letters = connection.call("dlq.list", group="g", select={})["letters"]
         assert {letter["exported_at"] for letter in letters} == {0}, "nothing was marked"
     report({"kills": 2})
+
+
+def test_an_operator_killed_in_an_import_can_repeat_it_and_sends_each_message_once(
+    tmp_path: Path, report: Report
+) -> None:
+    file = tmp_path / "letters.jsonl"
+    with broker(tmp_path) as (url, _process), txmq.connect(url) as client, peer(url) as connection:
+        for name in ("t", "other"):
+            client.call("topic.create", name=name, partitions=1)
+        for number in range(3):
+            client.send("t", b"%d" % number)
+        connection.dead_letters("g", "t", 3)
+        client.export_letters("g", file)
+        for point, sent in (("before_decision", 0), ("after_decision", 3)):
+            (tmp_path / point).mkdir()
+            command = Running(
+                tmp_path / point, "dlq", "import", str(file), "--to", "other", "--operator",
+                "ada", "--yes", "--broker", url,
+                environment={**ENVIRONMENT, VARIABLE: f"import.{point}"},
+            )  # fmt: skip
+            assert command.status() == -SIGKILL
+            assert len(list(client.find("other"))) == sent
+        assert client.import_letters(file, to="other", operator="ada").repeated
+        assert [message.body for message in client.find("other")] == [b"0", b"1", b"2"]
+    report({"kills": 2})

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Concatenate, ParamSpec, Protocol, get_type_hints
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, get_type_hints
 
 import typer
 
@@ -16,23 +17,12 @@ from txmq.cli.output import Output
 from txmq.errors import BadRequest
 from txmq.model.message import Receipt
 
+if TYPE_CHECKING:
+    from txmq.client.protocol.letter_changes import ImportedLetters
+
 P = ParamSpec("P")
 PAGE = 1_000  # entries of a list that a command reads at once
 SHARED_DEFAULTS = {"broker": DEFAULT_BROKER, "as_json": False}
-
-
-class CommandTransaction(Protocol):
-    """The sends of a transaction that commands use."""
-
-    def send(
-        self,
-        topic: str,
-        body: bytes,
-        *,
-        key: str | None = None,
-        tag: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None: ...
 
 
 class CommandClient(Protocol):
@@ -53,7 +43,9 @@ class CommandClient(Protocol):
         delay: float | timedelta | None = None,
     ) -> Receipt: ...
 
-    def transaction(self) -> AbstractContextManager[CommandTransaction]: ...
+    def import_letters(
+        self, file: Path, *, to: str, operator: str, again: bool
+    ) -> ImportedLetters: ...
 
     def close(self) -> None: ...
 

@@ -15,7 +15,7 @@ from txmq.cli.output import FAILED
 from txmq.cli.parsers import parse_name
 from txmq.client.protocol.call_steps import run_calls
 from txmq.client.protocol.letter_changes import export_steps, mark_steps
-from txmq.client.protocol.letter_file import LetterWriter, copies_of, new_file
+from txmq.client.protocol.letter_file import LetterWriter, new_file, read_file
 
 
 def export(  # its options
@@ -74,20 +74,21 @@ def import_(
     to: Annotated[
         str, typer.Option(parser=parse_name, metavar="TOPIC", help="Topic of the messages.")
     ],
+    again: Annotated[
+        bool, typer.Option("--again", help="Send them although an import has sent them before.")
+    ] = False,
     operator: Operator,
     yes: Yes = False,
 ) -> None:
-    """Send the messages of an export to a topic, all or none of them.
+    """Send the messages of an export to a topic, all or none of them, once.
 
-    They are new messages, with headers of their origin. A file that is not whole, or
-    was changed, is refused.
+    They are new messages, with headers of their origin. Repeated, the import sends
+    nothing. A file that is not whole, or was changed, is refused.
     """
-    copies, damaged = copies_of(file, operator)
-    session.out.confirm(f"Send {len(copies)} messages to topic {to}?", yes=yes)
-    if copies:
-        with session.client.transaction() as tx:
-            for letter, pairs in copies:
-                tx.send(to, letter.data, key=letter.key, tag=letter.tag, headers=pairs)
-    session.out.show({"messages": len(copies), "damaged": damaged, "topic": to})
-    if damaged:
+    if not (yes or session.out.as_json):
+        count = sum(letter.body is not None for letter in read_file(file).letters)
+        session.out.confirm(f"Send {count} messages to topic {to}?", yes=yes)
+    found = session.client.import_letters(file, to=to, operator=operator, again=again)
+    session.out.show(found._asdict() | {"topic": to})
+    if found.damaged:
         raise typer.Exit(FAILED)

@@ -21,6 +21,7 @@ from txmq.client.aio.transaction.half import HalfTransaction
 from txmq.client.aio.typed import TypedTopicCalls
 from txmq.client.log import get_logger
 from txmq.client.protocol.awaited.columns import send_columns
+from txmq.client.protocol.awaited.jobs import Job
 from txmq.client.protocol.awaited.messages import AwaitedMessageCalls
 from txmq.client.protocol.awaited.plans import ReplayPlan
 from txmq.client.protocol.awaited.transaction import Transaction
@@ -35,6 +36,7 @@ from txmq.client.protocol.settings import no_spool
 from txmq.client.protocol.transaction.decision import is_published
 from txmq.client.protocol.transaction.half_message import HalfBundle, HalfMessage
 from txmq.client.protocol.transaction.options import CHECK_AFTER_S, TransactionOptions, XaOptions
+from txmq.client.protocol.transaction.tokens import new_token, parse_token
 from txmq.client.protocol.typed.bodies import Topics
 from txmq.errors import RequestTimeout, TxmqError
 from txmq.model.message import Decision, Message, Receipt, ReceivedMessage
@@ -362,6 +364,14 @@ class Client(TypedTopicCalls, AwaitedMessageCalls, AioCloseable):
         )
         self._checkers.start()
         return bundle.half_message(decide)
+
+    def job(self, token: UUID | bytes | str | None = None, *, expire_after: float = 0.0) -> Job:
+        """Return the job with this token, or a new job: see Job.
+
+        A job stores bundles one by one, and one decision publishes all of them.
+        """
+        named = new_token() if token is None else parse_token(token)
+        return Job(self._core, named, expire_after=expire_after)
 
     def register_checker(self, name: str, checker: Checker) -> None:
         """Let this process decide the half transactions of a checker.

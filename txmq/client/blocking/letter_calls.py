@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol, Unpack
+from uuid import UUID
 
+from txmq.client.blocking.transaction.jobs import Job
 from txmq.client.protocol.audit import AuditEntry, AuditOptions, AuditPages
 from txmq.client.protocol.call_steps import run_calls
 from txmq.client.protocol.letter_changes import (
+    IMPORT_EXPIRES_S,
     NO_ANSWER,
     TRIAL_POLL_S,
     ChangedLetters,
@@ -29,6 +31,9 @@ from txmq.client.protocol.letter_file import copies_of, new_file
 from txmq.client.protocol.letters import DeadLetter, LetterOptions, selection_args
 from txmq.client.protocol.lives import Trace, trace_steps
 from txmq.client.protocol.message_search import message_id_of
+from txmq.client.protocol.named_jobs import current_job
+from txmq.client.protocol.transaction.job_decision import require_committed
+from txmq.crashpoints import crashpoint
 from txmq.model.message import Receipt
 
 
@@ -38,10 +43,10 @@ class LetterCalls(Protocol):
     def call(self, name: str, /, **args: object) -> dict[str, Any]: ...
 
 
-class SendingCalls(LetterCalls, Protocol):
-    """A client that sends in transactions, too."""
+class JobCalls(LetterCalls, Protocol):
+    """A client that has jobs, too."""
 
-    def transaction(self) -> AbstractContextManager[Any]: ...
+    def job(self, token: UUID, *, expire_after: float) -> Job: ...
 
 
 class BlockingLetterCalls:
@@ -157,17 +162,28 @@ class BlockingLetterCalls:
         return ExportedLetters(writer.letters, writer.damaged, len(marked.done), marked.refused)
 
     def import_letters(
-        self: SendingCalls, file: str | Path, *, to: str, operator: str
+        self: JobCalls, file: str | Path, *, to: str, operator: str, again: bool = False
     ) -> ImportedLetters:
         """Send the messages of an export to a topic, all or none of them, with headers
-        of their origin. Raises ConfigError for a file that is not whole.
+        of their origin.
+
+        A file is sent to a topic once, however often that is tried, unless `again`. The
+        broker knows it for 400 days. Raises ConfigError for a file that is not whole,
+        and TransactionAborted if it took more than a day.
         """
-        copies, damaged = copies_of(Path(file), operator)
-        if copies:
-            with self.transaction() as tx:
-                for letter, headers in copies:
-                    tx.send(to, letter.data, key=letter.key, tag=letter.tag, headers=headers)
-        return ImportedLetters(len(copies), damaged)
+        copies, damaged, name = copies_of(Path(file), operator, to, again=again)
+        named = run_calls(self.call, current_job(name))
+        if copies and not named.committed:
+            job = self.job(named.token, expire_after=IMPORT_EXPIRES_S)
+            bundle = job.group()
+            for letter, headers in copies:
+                bundle.send(to, letter.data, key=letter.key, tag=letter.tag, headers=headers)
+            stored = bundle.store()
+            crashpoint("import.before_decision")
+            require_committed(job.token, job.decide([stored]))
+            crashpoint("import.after_decision")
+            job.wait_published([stored])
+        return ImportedLetters(len(copies), damaged, named.committed)
 
     def audit(self: LetterCalls, **wanted: Unpack[AuditOptions]) -> Iterator[AuditEntry]:
         """Iterate over what operators did, oldest first, page by page."""

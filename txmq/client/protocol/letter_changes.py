@@ -19,6 +19,7 @@ PAGE = 1_000
 NUMBERED = ("topic", "partition", "offset", "number", "edits")
 NO_ANSWER = "no answer yet"
 TRIAL_POLL_S = 0.2
+IMPORT_EXPIRES_S = 86_400.0  # until what an interrupted import has stored is dropped
 
 
 class RefusedLetter(NamedTuple):
@@ -69,10 +70,13 @@ class ExportedLetters(NamedTuple):
 
 
 class ImportedLetters(NamedTuple):
-    """Number of messages that were sent, and of damaged letters, which have none."""
+    """Number of messages of a file that were sent, and of damaged letters, which have
+    none. `repeated`: an earlier import of the file has sent them, and this one nothing.
+    """
 
     messages: int
     damaged: int
+    repeated: bool = False
 
 
 def change_steps(

@@ -18,7 +18,8 @@ from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import IO, Annotated, Any, Literal, NoReturn
+from typing import IO, Annotated, Any, Literal, NamedTuple, NoReturn
+from uuid import uuid4
 
 from pydantic import ConfigDict, Field, ValidationError
 
@@ -157,20 +158,40 @@ def publish_file(path: Path, out: IO[bytes]) -> None:
         os.close(directory)
 
 
-def copies_of(path: Path, operator: str) -> tuple[list[tuple[FileLetter, dict[str, str]]], int]:
-    """Return the letters of an export with the headers of their copies, and the number
-    of those that are damaged. Raises ConfigError.
+class LetterFile(NamedTuple):
+    """An export that is whole; `digest` is its checksum."""
+
+    head: FileHead
+    letters: list[FileLetter]
+    digest: str
+
+
+class LetterCopies(NamedTuple):
+    """What an import sends: letters of a file with the headers of their copies, and the
+    number of those that are damaged. `name` is that of its job: the same for the same
+    file and topic.
     """
-    head, letters = read_file(path)
+
+    copies: list[tuple[FileLetter, dict[str, str]]]
+    damaged: int
+    name: str
+
+
+def copies_of(path: Path, operator: str, to: str, *, again: bool = False) -> LetterCopies:
+    """Return what an import to a topic sends; with `again` under a new name. Raises
+    ConfigError.
+    """
+    head, letters, digest = read_file(path)
     whole = [letter for letter in letters if letter.body is not None]
     try:
         copies = [(letter, letter.headers_of_copy(head.group, operator)) for letter in whole]
     except ValueError as error:
         raise ConfigError(str(path), str(error), hint="leave that letter out") from None
-    return copies, len(letters) - len(whole)
+    name = f"import {digest} {to}" + (f" {uuid4()}" if again else "")
+    return LetterCopies(copies, len(letters) - len(whole), name)
 
 
-def read_file(path: Path) -> tuple[FileHead, list[FileLetter]]:
+def read_file(path: Path) -> LetterFile:
     """Return the letters of an export. Raises ConfigError for what is no whole one."""
     letters: list[FileLetter] = []
     head: FileHead | None = None
@@ -199,7 +220,7 @@ def read_file(path: Path) -> tuple[FileHead, list[FileLetter]]:
         raise ConfigError(str(path), f"cannot be read: {error.strerror}", hint=EXPORT) from None
     if head is None or end is None:
         _refuse(path, 0, "it has no last line: the export was not finished")
-    return head, letters
+    return LetterFile(head, letters, end.sha256)
 
 
 EXPORT = "name a file that `txmq dlq export` has written"

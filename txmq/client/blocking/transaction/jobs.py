@@ -8,43 +8,26 @@ bundles of a decided job are dropped: a job that runs again never sends twice.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
-from hashlib import sha256
-from typing import NamedTuple, Unpack
+from collections.abc import Generator, Iterable, Sequence
+from typing import Unpack
 from uuid import UUID
 
 from txmq.client.blocking.core import BlockingCore
 from txmq.client.blocking.transaction.bundle_upload import BundleUpload
 from txmq.client.blocking.transaction.decisions import await_state
-from txmq.client.protocol.sender.rows import (
-    ROW_OVERHEAD,
-    Fields,
-    checked_messages,
-    column_rows,
-    estimated_size,
-    micros_now,
+from txmq.client.protocol.sender.rows import Fields, checked_messages
+from txmq.client.protocol.transaction.job_decision import (
+    JobOutcome,
+    decide_args,
+    decided,
+    describe_job,
+    outcome_of,
 )
-from txmq.client.protocol.transaction.buffer import Buffer, BuiltBatches
-from txmq.client.protocol.transaction.parts import EPOCH, PART_BYTES, cut_batches
-from txmq.client.protocol.transaction.tokens import new_token
-from txmq.errors import ClientClosed, RemoteProtocolError, StaleTopic
-from txmq.model import limits
+from txmq.client.protocol.transaction.job_parts import JobParts
+from txmq.errors import StaleTopic
 from txmq.model.bundle import BundleState
-from txmq.model.decider import ByJob
 from txmq.model.message import COMMIT, ROLLBACK, Decision, Message
-from txmq.model.units import SECOND
-from txmq.wire.bundle import NO_DIGEST, BundleDescription, BundlePart, PartBatch, pack_part
-
-
-class JobOutcome(NamedTuple):
-    """The outcome of a job; `repeated` = it was decided before this call.
-
-    A repeated outcome may be another one than asked for.
-    """
-
-    outcome: Decision
-    repeated: bool
+from txmq.wire.bundle import BundleDescription, BundlePart
 
 
 class Job:
@@ -61,13 +44,8 @@ class Job:
 
     def group(self) -> JobBundle:
         """Return a new bundle, for one attempt of one task."""
-        description = BundleDescription(
-            ByJob(self.token.bytes),
-            self._core.settings.service or "",
-            (),
-            int(self._expire_after * SECOND),
-        )
-        return JobBundle(self._core, description)
+        service = self._core.settings.service or ""
+        return JobBundle(self._core, describe_job(self.token, service, self._expire_after))
 
     def store(
         self, topic: str, messages: Iterable[Message], *, partition: int | None = None
@@ -104,17 +82,11 @@ class Job:
 
     def outcome(self) -> Decision | None:
         """Return the outcome of the job; None = it is undecided."""
-        outcome = self._core.call("job.show", {"token": self.token.hex}, repeat=True).get("outcome")
-        return None if outcome is None else _decision(outcome)
+        return outcome_of(self._core.call("job.show", {"token": self.token.hex}, repeat=True))
 
     def _decide(self, outcome: Decision, winners: Sequence[UUID]) -> JobOutcome:
-        args = {
-            "token": self.token.hex,
-            "outcome": outcome.name,
-            "winners": [winner.hex for winner in winners],
-        }
-        reply = self._core.call("job.decide", args, repeat=True)
-        return JobOutcome(_decision(reply.get("outcome")), bool(reply.get("repeated")))
+        args = decide_args(self.token, outcome, winners)
+        return decided(self._core.call("job.decide", args, repeat=True))
 
 
 class JobBundle:
@@ -126,12 +98,8 @@ class JobBundle:
 
     def __init__(self, core: BlockingCore, description: BundleDescription) -> None:
         self._core = core
-        self._description: BundleDescription | None = description
-        self._buffer = Buffer(core.topics)
-        self._weight = self._parts = self._messages = 0
-        self._digest = sha256()
-        self._sealed = False
-        self.token = new_token()
+        self._parts = JobParts(core.topics, description)
+        self.token = self._parts.token
 
     def send(
         self, topic: str, body: bytes, *, partition: int | None = None, **fields: Unpack[Fields]
@@ -141,9 +109,8 @@ class JobBundle:
 
     def add(self, topic: str, message: Message, partition: int | None = None) -> None:
         """Add a message, as `send` does."""
-        self._require_open()
-        self._buffer.add(topic, message, micros_now(), partition)
-        self._add_weight(estimated_size(message))
+        self._parts.add(topic, message, partition)
+        self._store_full()
 
     def send_many(
         self,
@@ -159,99 +126,32 @@ class JobBundle:
 
         `header_cells` are headers as another batch had them: the broker checks them.
         """
-        self._require_open()
-        rows = column_rows(bodies, keys, tags, micros_now())
-        rows = replace(rows, header_cells=header_cells)
-        self._buffer.add_columns(topic, rows, partition)
-        self._add_weight(
-            sum(map(len, bodies))
-            + ROW_OVERHEAD * len(bodies)
-            + sum(len(cell or b"") for cell in header_cells or ())
-        )
+        self._parts.add_columns(topic, bodies, keys, tags, header_cells, partition)
+        self._store_full()
 
     def store(self) -> UUID:
         """Complete the bundle and return its token."""
-        self._require_open()
-        self._sealed = True
-        self._store_buffered(seal=True)
+        self._store(self._parts.steps(seal=True))
         return self.token
 
-    def _add_weight(self, size: int) -> None:
-        self._weight += size
-        if self._weight >= PART_BYTES:
-            self._store_buffered(seal=False)
+    def _store_full(self) -> None:
+        if self._parts.full:
+            self._store(self._parts.steps(seal=False))
 
-    def _store_buffered(self, *, seal: bool) -> None:
-        """Store all messages of the buffer; those whose topic has grown meanwhile in
-        its new partitions.
-        """
+    def _store(self, steps: Generator[BundlePart, None, None]) -> None:
         deadline = time.monotonic() + self._core.settings.timeout
-        stored = BuiltBatches([], [])
-        while True:
-            before = len(stored.batches)
-            # no keys are taken before the decision
-            built = self._buffer.build(
-                self.token, self._messages, limits.PART_ROWS, stored=stored.first(before)
+        part = next(steps, None)
+        while part is not None:
+            upload = BundleUpload(
+                self._core, [part], time.monotonic() + self._core.settings.timeout
             )
             try:
-                for batches, last in _with_last(
-                    cut_batches(built.batches[before:], PART_BYTES, limits.PART_ROWS)
-                ):
-                    self._store(batches, seal=seal and last)
-                    stored = built.first(len(stored.batches) + len(batches))
+                upload.send()
+                upload.await_receipt()
             except StaleTopic as stale:
                 if time.monotonic() >= deadline:
                     raise
                 self._core.topics.refresh(str(stale.detail.get("topic", "")))
+                part = steps.throw(stale)
             else:
-                break
-        self._messages += sum(map(len, built.message_indexes))
-        self._buffer.clear()
-        self._weight = 0
-
-    def _store(self, batches: tuple[PartBatch, ...], *, seal: bool) -> None:
-        """Store the next part; the digest is of all parts but their headers."""
-        part = BundlePart(
-            self.token.bytes,
-            self._parts,
-            EPOCH,
-            False,
-            False,
-            NO_DIGEST,
-            self._description,
-            batches,
-        )
-        digest = self._digest.copy()
-        for piece in pack_part(part)[1:]:
-            digest.update(piece)
-        if seal:
-            part = part._replace(sealed=True, digest=digest.digest())
-        upload = BundleUpload(self._core, [part], time.monotonic() + self._core.settings.timeout)
-        upload.send()
-        upload.await_receipt()
-        self._digest = digest
-        self._parts += 1
-        self._description = None  # only the first part has it
-
-    def _require_open(self) -> None:
-        if self._sealed:
-            raise ClientClosed(
-                f"Group {self.token} is complete", hint="begin another one with job.group()"
-            )
-
-
-def _with_last(
-    parts: Sequence[tuple[PartBatch, ...]],
-) -> Iterator[tuple[tuple[PartBatch, ...], bool]]:
-    """Yield each part, and whether it is the last one."""
-    for number, batches in enumerate(parts, 1):
-        yield batches, number == len(parts)
-
-
-def _decision(name: object) -> Decision:
-    try:
-        return Decision[str(name)]
-    except KeyError as error:
-        raise RemoteProtocolError(
-            f"The broker sent {name!r:.80} as the outcome of a job"
-        ) from error
+                part = next(steps, None)

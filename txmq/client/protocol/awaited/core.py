@@ -42,6 +42,13 @@ class AwaitedCore(Protocol):
     def gather(self, works: Iterable[Coroutine[Any, Any, T]]) -> Awaitable[list[T | Exception]]:
         """Begin all works at once, and wait until each has ended."""
 
+    async def call(
+        self, name: str, args: dict[str, Any], *, repeat: bool = False
+    ) -> dict[str, Any]:
+        """Return the result of a control call; with `repeat`, it is made again after a
+        lost connection.
+        """
+
     async def topic(self, topic: str) -> TopicMetadata:
         """Return a topic from the cache, or else from the broker."""
 

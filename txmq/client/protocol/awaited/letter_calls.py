@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, Unpack
 
 from txmq.client.protocol.audit import AuditEntry, AuditOptions, AuditPages
 from txmq.client.protocol.awaited.core import AwaitedCalls, AwaitedCore
+from txmq.client.protocol.awaited.jobs import Job
 from txmq.client.protocol.call_steps import CallRun, CallSteps
 from txmq.client.protocol.letter_changes import (
+    IMPORT_EXPIRES_S,
     NO_ANSWER,
     TRIAL_POLL_S,
     ChangedLetters,
@@ -29,20 +30,16 @@ from txmq.client.protocol.letter_file import copies_of, new_file
 from txmq.client.protocol.letters import DeadLetter, LetterOptions, selection_args
 from txmq.client.protocol.lives import Trace, trace_steps
 from txmq.client.protocol.message_search import message_id_of
+from txmq.client.protocol.named_jobs import current_job
+from txmq.client.protocol.transaction.job_decision import require_committed
 from txmq.errors import TxmqError
 from txmq.model.message import Receipt
 
 T = TypeVar("T")
 
 
-class SendingCalls(AwaitedCalls, Protocol):
-    """A client that sends in transactions, too."""
-
-    def transaction(self) -> AbstractAsyncContextManager[Any]: ...
-
-
 class WaitingCalls(AwaitedCalls, Protocol):
-    """A client with a clock."""
+    """A client whose state is at hand, as its clock."""
 
     @property
     def _core(self) -> AwaitedCore: ...
@@ -146,15 +143,20 @@ class AwaitedLetterCalls:
         return ExportedLetters(writer.letters, writer.damaged, len(marked.done), marked.refused)
 
     async def import_letters(
-        self: SendingCalls, file: str | Path, *, to: str, operator: str
+        self: WaitingCalls, file: str | Path, *, to: str, operator: str, again: bool = False
     ) -> ImportedLetters:
-        """Send the messages of an export to a topic, all or none of them."""
-        copies, damaged = copies_of(Path(file), operator)
-        if copies:
-            async with self.transaction() as tx:
-                for letter, headers in copies:
-                    tx.send(to, letter.data, key=letter.key, tag=letter.tag, headers=headers)
-        return ImportedLetters(len(copies), damaged)
+        """Send the messages of an export to a topic, once, all or none of them."""
+        copies, damaged, name = copies_of(Path(file), operator, to, again=again)
+        named = await awaited_calls(self.call, current_job(name))
+        if copies and not named.committed:
+            job = Job(self._core, named.token, expire_after=IMPORT_EXPIRES_S)
+            bundle = job.group()
+            for letter, headers in copies:
+                await bundle.send(to, letter.data, key=letter.key, tag=letter.tag, headers=headers)
+            stored = await bundle.store()
+            require_committed(job.token, await job.decide([stored]))
+            await job.wait_published([stored])
+        return ImportedLetters(len(copies), damaged, named.committed)
 
     async def audit(
         self: AwaitedCalls, **wanted: Unpack[AuditOptions]

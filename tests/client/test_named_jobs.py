@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from txmq_spark.named_jobs import current_job, job_token
+from txmq.client.protocol.call_steps import run_calls
+from txmq.client.protocol.named_jobs import NamedJob, current_job, job_token
 
 
 class Jobs:
@@ -22,13 +23,17 @@ class Jobs:
         return {"outcome": known, "groups": ["aa"] * groups}
 
 
+def current(*generations: tuple[str | None, int]) -> NamedJob:
+    return run_calls(Jobs(*generations).call, current_job("n"))
+
+
 def test_the_current_generation_is_the_first_that_is_not_rolled_back() -> None:
-    assert current_job(Jobs((None, 0)), "n") == (job_token("n", 0), False)
-    assert current_job(Jobs(("ROLLBACK", 0), ("ROLLBACK", 0), ("COMMIT", 0)), "n") == (
+    assert current((None, 0)) == (job_token("n", 0), False)
+    assert current(("ROLLBACK", 0), ("ROLLBACK", 0), ("COMMIT", 0)) == (
         job_token("n", 2),
         True,
     )
-    assert current_job(Jobs((None, 3), (None, 0)), "n") == (job_token("n", 0), False)
+    assert current((None, 3), (None, 0)) == (job_token("n", 0), False)
 
 
 def test_tokens_of_jobs_differ_by_name_and_generation() -> None:

@@ -1,6 +1,6 @@
-"""Names of jobs, by which a repeated write or replay is recognised.
+"""Names of jobs, by which repeated work is recognised.
 
-A job is one decision of the broker over the bundles that its tasks stored, found by its
+A job is one decision of the broker over bundles that were stored apart, found by its
 token. The token is derived from a name that the caller chose. So a second run meets the
 decision of the first: once that is COMMIT, nothing is sent again.
 
@@ -13,11 +13,10 @@ from __future__ import annotations
 
 from hashlib import sha256
 from itertools import count
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 from uuid import UUID
 
-if TYPE_CHECKING:
-    from txmq.client.blocking.messages import ControlCalls
+from txmq.client.protocol.call_steps import CallSteps
 
 VERSION, VARIANT = 8 << 76, 2 << 62  # UUID version 8: the token of a job contains no time
 MASK: Final = ~(0xF << 76 | 3 << 62)
@@ -37,11 +36,11 @@ def job_token(name: str, generation: int = 0) -> UUID:
     return UUID(int=int.from_bytes(digest[:16], "big") & MASK | VERSION | VARIANT)
 
 
-def current_job(broker: ControlCalls, name: str) -> NamedJob:
+def current_job(name: str) -> CallSteps[NamedJob]:
     """Return the generation of the job that is not rolled back."""
     for generation in count():
         token = job_token(name, generation)
-        outcome = broker.call("job.show", token=token.hex)["outcome"]
-        if outcome != ROLLBACK:
-            return NamedJob(token, outcome == COMMIT)
+        reply = yield "job.show", {"token": token.hex}
+        if reply["outcome"] != ROLLBACK:
+            return NamedJob(token, reply["outcome"] == COMMIT)
     raise AssertionError("counting does not end")

@@ -1,0 +1,86 @@
+"""Jobs on asyncio: bundles that were stored apart, and one decision."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.client.aio.running import WAIT_S, run
+from tests.client.aio.test_client import connected
+from tests.client.blocking.test_grown_topics import grow, make_topics
+from tests.client.real import RealBroker
+from tests.client.scripted_member import fresh
+from tests.client.test_letters import make_letters
+from txmq.client.protocol.transaction.tokens import new_token
+from txmq.errors import ClientClosed, UnknownTransaction
+from txmq.model.message import COMMIT, ROLLBACK, Message
+
+
+def test_a_job_publishes_the_bundles_of_its_winners_and_no_others(real: RealBroker) -> None:
+    topic = fresh("job")
+
+    async def work() -> None:
+        async with connected(real) as client:
+            job = client.job()
+            first = await job.store(topic, [Message(b"1", key="k"), Message(b"2", key="k")])
+            await job.store(topic, [Message(b"a lost attempt", key="k")])
+            second = await job.store(topic, [Message(b"3", key="k")])
+            with pytest.raises(UnknownTransaction):
+                await job.decide([first, new_token()])
+            assert await job.outcome() is None
+            assert not await job.wait_published([first], 0.0)
+            assert await job.decide([first, second]) == (COMMIT, False)
+            assert await client.job(job.token.hex).decide([second]) == (COMMIT, True)
+            assert await client.job(job.token.bytes).abort() == (COMMIT, True)
+            assert await job.outcome() is COMMIT
+            assert await job.wait_published([first, second], WAIT_S)
+            other = client.job()
+            await other.store(topic, [Message(b"x")])
+            assert await other.abort() == (ROLLBACK, False)
+
+    run(work())
+    assert [message.body for message in real.read(topic)] == [b"1", b"2", b"3"]
+
+
+def test_a_bundle_may_be_larger_than_a_frame_and_its_topic_may_grow(
+    real: RealBroker, connect: Any
+) -> None:
+    blocking, body = connect(real.url), b"x" * (1 << 20)
+    (topic,) = make_topics(blocking, "t")
+
+    async def work() -> None:
+        async with connected(real) as client:
+            job = client.job()
+            group = job.group()
+            await group.send(topic, body, key="k0")
+            await client._core.topic(topic)  # as it is before it grows
+            grow(blocking, topic)
+            for number in range(1, 20):
+                await group.send(topic, body, key=f"k{number}")
+            token = await group.store()
+            with pytest.raises(ClientClosed):
+                await group.send(topic, b"late")
+            await job.decide([token])
+            assert await job.wait_published([token], WAIT_S)
+
+    run(work())
+    found = [one for one in blocking.find(topic) if one.body != b"before"]
+    assert len({message.key for message in found}) == len(found) == 20
+
+
+def test_an_import_of_letters_is_sent_once(real: RealBroker, connect: Any, tmp_path: Path) -> None:
+    blocking, group, file = connect(real.url), fresh("g"), tmp_path / "letters"
+    make_letters(real, blocking, fresh("t"), group, 2)
+    (spare,) = make_topics(blocking, "spare")
+    blocking.export_letters(group, file)
+
+    async def work() -> None:
+        async with connected(real) as client:
+            for repeated, again in ((False, False), (True, False), (False, True)):
+                sent = await client.import_letters(file, to=spare, operator="kim", again=again)
+                assert sent == (2, 0, repeated)
+
+    run(work())
+    assert len(list(blocking.find(spare))) == 1 + 4
