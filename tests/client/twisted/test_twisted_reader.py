@@ -14,6 +14,7 @@ import txmq.twisted
 from tests.client.reactor_thread import WAIT_S, InReactor
 from tests.client.real import RealBroker
 from tests.client.scripted_member import fresh
+from txmq.client.protocol.awaited import reader as shared
 from txmq.client.protocol.offsets import FileOffsets, Offsets
 from txmq.client.twisted import reader as module
 from txmq.errors import ConfigError, LocalProtocolError, LogChanged, TopicReplaced, UnknownTopic
@@ -143,7 +144,7 @@ def test_partitions_that_a_topic_has_grown_are_read_from_their_beginning(
     client: Client, tmp_path: Path, in_reactor: InReactor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SAVE_S", 0.05)
-    monkeypatch.setattr(module, "REFRESH_S", 0.0)
+    monkeypatch.setattr(shared, "REFRESH_S", 0.0)
 
     async def story() -> None:
         topic = await make(client)

@@ -117,6 +117,9 @@ class ReaderState:
         self._ready.clear()
         self._read.clear()
         self._in_flight.clear()
+        for name, batches in self._batches.items():  # those of dropped messages go, too
+            while batches and batches[-1][0] >= self._processed.get(name, 0):
+                batches.pop()
 
     def discover(self) -> RequestSequence[Discovery | None]:
         """Find the partitions to read; None = the same as before.
