@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import ctypes
+import ctypes.util
 import http.client
 import json
 import os
@@ -28,6 +30,7 @@ import pytest
 import txmq
 import txmq.aio
 import txmq.twisted
+from tests.bench.harness import rss_anon
 from tests.certificates import CLIENT, Authority
 from tests.cli.support import run
 from tests.client.reactor_thread import make_in_reactor, running_reactor
@@ -270,6 +273,42 @@ def test_plain_text_on_the_tls_port_gets_nothing(secured: Secured) -> None:
         hostile.sendall(hello())
         data = b"".join(iter(lambda: hostile.recv(4_096), b""))
     assert b"broker" not in data  # an alert of TLS at most
+
+
+def open_ssl() -> Any:  # a library, whose functions have no types
+    """Return OpenSSL's library: Python's own module ssl has no key updates."""
+    path = ctypes.util.find_library("ssl")
+    if path is None:
+        pytest.skip("OpenSSL's library is not found")
+    library = ctypes.CDLL(path)
+    for function in ("TLS_client_method", "SSL_CTX_new", "SSL_new"):
+        getattr(library, function).restype = ctypes.c_void_p
+    return library
+
+
+def test_hostile_29_a_flood_of_key_updates_disturbs_nobody(secured: Secured) -> None:
+    library, process = open_ssl(), secured.running.process.pid
+    context = ctypes.c_void_p(library.SSL_CTX_new(ctypes.c_void_p(library.TLS_client_method())))
+    connection = ctypes.c_void_p(library.SSL_new(context))
+    with (
+        txmq.connect(secured.url("root"), timeout=WITHIN_S) as witness,
+        closing(secured.plain()) as plain,
+    ):
+        plain.setblocking(True)
+        library.SSL_set_fd(connection, plain.fileno())
+        assert library.SSL_connect(connection) == 1
+        before, answered = rss_anon(process), 0
+        for number in range(20_000):
+            library.SSL_key_update(connection, 1)  # which asks for one in turn
+            if library.SSL_do_handshake(connection) != 1:
+                break  # the broker has cut the connection, which is right as well
+            if number % 1_000 == 0:
+                assert witness.call("user.me")["user"] == "root"
+                answered += 1
+        assert answered > 0
+        assert rss_anon(process) - before <= 64e6
+    library.SSL_free(connection)
+    library.SSL_CTX_free(context)
 
 
 def test_an_old_version_of_tls_is_refused(secured: Secured) -> None:

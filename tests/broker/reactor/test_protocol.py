@@ -5,10 +5,12 @@ from __future__ import annotations
 from struct import pack
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.broker.support import HELLO, BrokerInMemory, QuickDisk, send_payload
 from txmq import errors
 from txmq.batch import encode
+from txmq.broker.reactor.bounded_log import MOST
 from txmq.model.decider import ByPostgres
 from txmq.model.message import Message
 from txmq.wire import data_requests
@@ -179,7 +181,6 @@ def test_a_client_that_reads_again_goes_on(broker: BrokerInMemory) -> None:
 
 
 def test_refused_connections_are_logged_once_a_minute() -> None:
-    from structlog.testing import capture_logs
     from twisted.internet.task import Clock
 
     from txmq.broker.reactor.held_sends import HeldSends
@@ -199,3 +200,15 @@ def test_refused_connections_are_logged_once_a_minute() -> None:
                 assert factory.buildProtocol(None) is None
             clock.advance(61)
     assert [log["refused"] for log in logs] == [1, 10_001, 20_001]
+
+
+def test_warnings_about_connections_are_so_many_a_minute(broker: BrokerInMemory) -> None:
+    with capture_logs() as logs:
+        for _ in range(300):
+            broker.connect(None).send(b"GET / HTTP/1.1\r\n\r\n")
+        assert len(logs) == MOST
+        broker.clock.advance(61)
+        broker.connect(None).send(bytes(64))
+    [left_out, *more] = logs[MOST:]
+    assert (left_out["event"], left_out["lines"]) == ("session.warnings_left_out", 300 - MOST)
+    assert 1 <= len(more) <= MOST

@@ -11,7 +11,7 @@ from txmq.core.events.outcome import Rejected
 from txmq.core.retention import outcome_expiry
 from txmq.core.topics import stored_for_jobs
 from txmq.core.topics.sends import StoreBatch
-from txmq.core.topics.topics import DeleteTopic, GrowTopic
+from txmq.core.topics.topics import CreateTopic, DeleteTopic, GrowTopic
 from txmq.core.transactions import decisions, jobs, large_bundles, timers
 from txmq.core.transactions.large_bundles import LargeBundle
 from txmq.core.transactions.model import OUTCOME_RETENTION, Transaction, get
@@ -290,6 +290,21 @@ def test_a_topic_with_undecided_transactions_is_neither_grown_nor_deleted(core: 
     decide(core, name)
     core.do(DeleteTopic("t"))
     assert "t" not in core.state.topics
+
+
+def test_hostile_62_a_topic_of_undecided_messages_without_keys_is_not_deleted(
+    core: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = half(core, 1, None)
+    assert core.do(DeleteTopic("t")).error is Conflict
+    core.do(CreateTopic("other", 1))
+    monkeypatch.setattr(stored_for_jobs, "MAX_SEARCHED", 0)
+    assert core.do(DeleteTopic("other")).error is Conflict, "nobody has looked"
+    monkeypatch.undo()
+    core.do(DeleteTopic("other"))
+    decide(core, name)
+    core.do(DeleteTopic("t"))
+    assert not {"t", "other"} & core.state.topics.keys()
 
 
 @pytest.mark.parametrize("large", [False, True])

@@ -16,6 +16,7 @@ from twisted.internet.protocol import Factory, Protocol, connectionDone
 from zope.interface import implementer
 
 from txmq.broker.reactor import process_limits
+from txmq.broker.reactor.bounded_log import BoundedLog
 from txmq.broker.reactor.connection_limits import ConnectionLimits
 from txmq.broker.reactor.frame_memory import FrameMemory
 from txmq.broker.reactor.held_sends import JUDGED, WRITES, HeldSends
@@ -67,6 +68,7 @@ class SharedLimits:
     frames: FrameMemory
     sends: HeldSends
     connections: ConnectionLimits
+    warnings: BoundedLog
     buffering: bool = False
     unsent: dict[ClientSession, None] = field(default_factory=dict)
     request_bytes: int = 0
@@ -215,7 +217,7 @@ class ClientSession(Protocol):
                 self._wire.pauseProducing()
 
     def _end_conversation(self, error: TxmqError) -> None:
-        self.log.warning("session.protocol_error", error=error.message)
+        self._shared.warnings.warn(self.log, "session.protocol_error", error=error.message)
         self._ignoring = True  # and its bytes would only say so again
         self._requests.clear()
         self._shared.sends.forget(self)
@@ -417,7 +419,7 @@ class ClientSession(Protocol):
     def cut(self, why: str) -> None:
         """Close the connection at once."""
         self._deadline = None
-        self.log.warning("session.cut", reason=why)
+        self._shared.warnings.warn(self.log, "session.cut", reason=why)
         self._ignoring = True
         self._requests.clear()
         self._shared.sends.forget(self)
@@ -479,7 +481,8 @@ class SessionFactory(Factory):
         self.frames = FrameMemory(clock)
         self.sends = sends
         self.limits = ConnectionLimits(clock, connection_limit, per_peer)
-        self._shared = SharedLimits(self.frames, self.sends, self.limits, guard=guard)
+        warnings = BoundedLog(clock)
+        self._shared = SharedLimits(self.frames, self.sends, self.limits, warnings, guard=guard)
         self._make = partial(ClientSession, handle, welcome, clock, self._shared)
         self._open: dict[ClientSession, None] = {}
 

@@ -1,9 +1,15 @@
-"""Bundles that are stored for undecided jobs: they hold no keys before the decision."""
+"""Bundles that are stored and undecided: which topics they write to.
+
+Those for undecided jobs, and those of messages without keys, hold no keys.
+"""
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
+from txmq.core.events.outcome import Rejected
+from txmq.errors import Conflict
 from txmq.model.bundle import BundleState
 from txmq.store import tables as t
 
@@ -15,6 +21,7 @@ STATE: Final = 0
 BATCHES: Final = 8
 LARGE: Final = 19
 PARTITIONS: Final = 1
+MAX_SEARCHED: Final = 10_000  # undecided transactions, in one decision
 
 
 def job_writes_to(state: State, topic_id: int) -> bool:
@@ -23,7 +30,33 @@ def job_writes_to(state: State, topic_id: int) -> bool:
         row: Any = state.transactions.get(t.JOB_PART_KEY.unpack(key)[1])
         if row is None or row[STATE] != BundleState.UNDECIDED:
             continue
-        places = row[BATCHES] if row[LARGE] is None else row[LARGE][PARTITIONS]
-        if any(place[0] == topic_id for place in places):
+        if _writes_to(row, topic_id):
             return True
     return False
+
+
+def check_none_writes_to(state: State, topic_id: int) -> Rejected | None:
+    """Return why a topic may not be deleted: an undecided transaction writes to it, or
+    there are too many to see that none does.
+    """
+    if state.undecided > MAX_SEARCHED:
+        return Rejected(
+            Conflict,
+            f"{state.undecided} transactions are undecided, and one may write to the topic",
+            f"delete it when fewer than {MAX_SEARCHED} are: txmq tx list",
+        )
+    for _key, row in islice(state.tables[t.UNDECIDED].range(b""), MAX_SEARCHED):
+        token: Any = row[0]
+        found: Any = state.transactions.get(token)
+        if found is not None and _writes_to(found, topic_id):
+            return Rejected(
+                Conflict,
+                f"the undecided transaction {token.hex()} writes to the topic",
+                f"wait for its decision, or decide it: txmq tx show {token.hex()}",
+            )
+    return None
+
+
+def _writes_to(row: Any, topic_id: int) -> bool:  # noqa: ANN401  # read back, a plain tuple
+    places = row[BATCHES] if row[LARGE] is None else row[LARGE][PARTITIONS]
+    return any(place[0] == topic_id for place in places)

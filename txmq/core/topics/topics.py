@@ -24,7 +24,7 @@ from txmq.core.state.state import (
     Topic,
     TopicSettings,
 )
-from txmq.core.topics.stored_for_jobs import job_writes_to
+from txmq.core.topics.stored_for_jobs import check_none_writes_to, job_writes_to
 from txmq.core.users import check_topics
 from txmq.errors import (
     BadRequest,
@@ -359,7 +359,8 @@ def decide_delete(state: State, command: DeleteTopic, now: int) -> Outcome | Rej
     topic = find_changeable(state, command.name)
     if isinstance(topic, Rejected):
         return topic
-    if held := _check_no_held_keys(state, topic):
+    held = _check_no_held_keys(state, topic) or check_none_writes_to(state, topic.topic_id)
+    if held is not None:
         return held  # a decision would find its topic gone
     return Outcome((TopicDeleted(topic.topic_id),), topic_view(topic))
 
