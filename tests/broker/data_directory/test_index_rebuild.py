@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -19,6 +20,7 @@ from tests.broker.data_directory.retention_world import ARCHIVE
 from tests.broker.support import BEGAN
 from txmq.broker.data_directory import storage
 from txmq.broker.data_directory.offline import rebuild
+from txmq.broker.data_directory.storage import open_directory
 from txmq.broker.data_directory.verify import LogFiles
 from txmq.core import machine
 from txmq.core.events.base import KINDS, Event, RecordContext
@@ -28,11 +30,13 @@ from txmq.core.topics.topics import CreateTopic
 from txmq.core.transactions import large_bundles
 from txmq.store.index import lmdb_tables
 from txmq.store.index.digest import TableDigest
+from txmq.store.index.lmdb_tables import FrozenOverlays, LmdbTables
 from txmq.store.log.segment import read_log_id
 from txmq.store.tables import NAMES, Row
 from txmq.testing.simfs import SimFS
 
 SEEDS, LIVES, STEPS = 4, 3, 110
+PART = 40  # rows
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +96,7 @@ def differences(ours: Rows, theirs: Rows) -> list[tuple[str, str]]:
 
 def compare(disk: SimFS, data: Path, elsewhere: Path) -> int:
     """Compare the index with a fold of the whole log, archive included, and of the
-    newest snapshot and the later records. Return its rows.
+    newest snapshot and the later records, written in parts. Return its rows.
     """
     log_id = read_log_id(disk, str(data))
     assert log_id is not None
@@ -100,7 +104,8 @@ def compare(disk: SimFS, data: Path, elsewhere: Path) -> int:
     for name, folders in {"all": (f"{ARCHIVE}/log", "log"), "rest": ("log", "snapshot")}.items():
         other = elsewhere / name
         fs = moved_to(disk, data, other, folders=folders)
-        made = rebuild(fs, settings_of(other), BEGAN)
+        with patch.multiple(storage, CROWDED_ROWS=PART, RECORDS_BETWEEN_LOOKS=1):
+            made = rebuild(fs, settings_of(other), BEGAN)
         assert (made.snapshot > 0) is (name == "rest")
         again, found = stored(other, log_id)
         assert (again, made.position) == (position, position)
@@ -120,6 +125,31 @@ def met(disk: SimFS, data: Path, elsewhere: Path) -> Counter[str]:
     return Counter(names[r.kind] for r in files.scan(0)) + Counter(
         name for name, _k, _v in stored(data, log_id)[1]
     )
+
+
+def test_a_start_without_an_index_has_few_rows_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = worked(tmp_path / "whole", 1, lives=1)
+    sizes: list[int] = []
+    fs = moved_to(disk, tmp_path / "whole", tmp_path / "log", folders=("log",))
+    release = LmdbTables.release
+
+    def noted(self: LmdbTables, frozen: FrozenOverlays) -> None:
+        sizes.append(frozen.rows)
+        release(self, frozen)
+
+    monkeypatch.setattr(LmdbTables, "release", noted)
+    monkeypatch.setattr(storage, "CROWDED_ROWS", PART)
+    monkeypatch.setattr(storage, "RECORDS_BETWEEN_LOOKS", 1)
+    opened = open_directory(fs, settings_of(tmp_path / "log"), BEGAN)
+    assert (opened.indexed, opened.replayed > STEPS) == (0, True)
+    assert opened.tables.position > 0
+    assert opened.tables.overlay_rows < PART
+    assert len(sizes) > 5
+    assert max(sizes) < 3 * PART, "a record changes some rows"
+    opened.tables.close()
+    opened.log.close()
 
 
 def test_the_index_is_what_a_rebuild_makes_after_any_work(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgpack
 
-from txmq.broker.data_directory.storage import open_directory, roll_forward
+from txmq.broker.data_directory.storage import open_directory, roll_forward, write_tables
 from txmq.broker.data_directory.verify import LogFiles, MisplacedRow, verify_index, verify_log
 from txmq.core import machine
 from txmq.store.catalogue.catalogue import remove_catalogues
@@ -172,13 +172,9 @@ def rebuild(
     finally:
         lock.release()
     opened = open_directory(fs, settings, now)
-    snapshot = opened.tables.position
     machine.save(opened.state)
-    frozen = opened.tables.freeze(opened.log.end)
-    if frozen is not None:
-        opened.tables.commit(frozen, durable=opened.log.durable)
-        opened.tables.release(frozen)
+    write_tables(opened.tables, opened.log.end, durable=opened.log.durable)
     position = opened.tables.position
     opened.tables.close()
     opened.log.close()
-    return RebuildReport(snapshot, opened.replayed, position)
+    return RebuildReport(opened.indexed, opened.replayed, position)

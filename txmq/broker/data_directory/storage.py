@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 # rows that are not written yet: a dead letter with its traceback takes 2 KiB of memory
 CROWDED_ROWS = 30_000
+RECORDS_BETWEEN_LOOKS = 64  # at the number of rows, while records are applied at start
 RETRY_TICKS = 25  # calls of `tend`: 5 s
 
 
@@ -61,7 +62,8 @@ class OpenedDirectory(NamedTuple):
     tables: LmdbTables
     state: State
     report: RecoveryReport
-    replayed: int  # records applied on top of the tables
+    indexed: int  # position that the tables stood for
+    replayed: int  # records applied since
 
 
 def open_directory(fs: FileSystem, settings: BrokerSettings, now: int) -> OpenedDirectory:
@@ -105,10 +107,10 @@ def _open_locked(
         if tables is None:
             tables = LmdbTables.open(directory / "index", log_id=log.log_id)
         _upgrade(tables)
-        state = machine.load(tables)
-        replayed = roll_forward(state, log, tables.position)
+        state, indexed = machine.load(tables), tables.position
+        replayed = _catch_up(state, log, tables)
         opened.pop_all()
-    return OpenedDirectory(log, tables, state, report, replayed)
+    return OpenedDirectory(log, tables, state, report, indexed, replayed)
 
 
 def _upgrade(tables: LmdbTables) -> None:
@@ -116,10 +118,29 @@ def _upgrade(tables: LmdbTables) -> None:
     of the log as before, and memory holds a part of the new rows at a time.
     """
     for _step in upgrades.upgrade(tables):
-        frozen = tables.freeze(tables.position)
-        assert frozen is not None, "nothing is under way"
-        tables.commit(frozen, durable=tables.position)
-        tables.release(frozen)
+        write_tables(tables, tables.position, durable=tables.position)
+
+
+def _catch_up(state: State, log: Log, tables: LmdbTables) -> int:
+    """Apply the records that the tables do not have. Return their number.
+
+    Whenever many rows wait in memory they are written: there may be a snapshot and no
+    index, and millions of rows since.
+    """
+    count = 0
+    for count, position in enumerate(_applied(state, log, tables.position), 1):
+        if count % RECORDS_BETWEEN_LOOKS == 0 and tables.overlay_rows >= CROWDED_ROWS:
+            machine.save(state)
+            write_tables(tables, position, durable=log.durable)
+    return count
+
+
+def write_tables(tables: LmdbTables, position: int, *, durable: int) -> None:
+    """Write what waits in memory, as of a position of the log; blocks."""
+    frozen = tables.freeze(position)
+    assert frozen is not None, "nothing is under way"
+    tables.commit(frozen, durable=durable)
+    tables.release(frozen)
 
 
 class RecordSource(Protocol):
@@ -132,7 +153,13 @@ class RecordSource(Protocol):
 
 def roll_forward(state: State, log: RecordSource, position: int, end: int | None = None) -> int:
     """Apply the log's records from `position` up to `end`. Return their number."""
-    count = 0
+    return sum(1 for _applied_to in _applied(state, log, position, end))
+
+
+def _applied(
+    state: State, log: RecordSource, position: int, end: int | None = None
+) -> Iterator[int]:
+    """Apply the records one by one, and yield the end of each."""
     for record in log.scan(max(position, log.first)):
         if end is not None and record.position >= end:
             break
@@ -152,8 +179,7 @@ def roll_forward(state: State, log: RecordSource, position: int, end: int | None
             except UnknownEvent as unknown:
                 where, known = f"the record at {record.position}", f"kinds up to {max(EVENTS)}"
                 raise UnsupportedFormat(where, f"event {unknown.kind}", known) from None
-            count += 1
-    return count
+        yield record.end
 
 
 def _apply(state: State, event: Event, place: RecordContext) -> None:
