@@ -74,6 +74,10 @@ class QuickDisk:
 
     is_behind = False
 
+    def has_room(self, size: int) -> bool:
+        del size
+        return True
+
     def seconds_for(self, size: int) -> float:
         del size
         return 0.0

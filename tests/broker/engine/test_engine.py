@@ -18,6 +18,7 @@ from txmq.batch import encode_one, verify
 from txmq.broker.engine.engine import FULL_DISK_S, Engine
 from txmq.config.broker import FlushEvery
 from txmq.core import machine
+from txmq.core.disk_budget import DiskBudget
 from txmq.core.events.outcome import Rejected
 from txmq.core.topics.sends import StoreBatch
 from txmq.core.topics.topics import CreateTopic
@@ -400,3 +401,39 @@ def test_durable_messages_can_be_read_while_the_disk_is_full() -> None:
         row for _key, row in rig.engine.state.entries.range(b"") if row[5] <= rig.log.durable
     ]
     assert verify(rig.log.read(entry[0], entry[1])).sequence == 0
+
+
+def test_a_decision_waits_for_two_writes_with_one_budget_between_them() -> None:
+    rig = Rig()
+    engine = rig.engine
+    engine.budget = DiskBudget(10_000)
+    rig.send(6_000)
+    rig.send(1)
+    rig.turn()
+    assert len(rig.thread) == 1, "a write is under way"
+    assert not engine.has_room(6_000)
+    assert engine.has_room(3_000)
+    rig.send(1)  # as a decision would
+    seen = list[tuple[bool, bool]]()
+    engine.on_durable.append(lambda: seen.append((engine.has_room(6_000), engine.is_behind)))
+    [(done, function, args)], rig.thread = rig.thread, []
+    done.callback(function(*args))
+    assert seen == [(False, False)], "what waits has waited for the large write"
+    rig.turn()
+    assert engine.has_room(6_000), "of a small write, sends may go with the next"
+    rig.work()
+    assert seen[-1] == (True, False)
+
+
+def test_what_is_larger_than_the_budget_begins_where_little_is_ahead() -> None:
+    rig = Rig()
+    engine = rig.engine
+    engine.budget = DiskBudget(10_000)
+    assert engine.has_room(1 << 20)
+    rig.send(1_000)
+    assert engine.has_room(1 << 20)
+    rig.send(2_000)
+    assert not engine.has_room(1 << 20)
+    rig.turn()
+    rig.work()
+    assert engine.has_room(1 << 20)

@@ -7,7 +7,7 @@ from twisted.internet.defer import Deferred
 
 from tests.broker.support import BrokerInMemory, Client
 from txmq.batch import encode
-from txmq.broker.reactor import held_sends
+from txmq.broker.reactor import held_sends, protocol
 from txmq.core.topics.topics import CreateTopic
 from txmq.errors import Throttled
 from txmq.model.decider import ByChecker
@@ -155,6 +155,47 @@ def test_beyond_the_bounds_a_send_is_refused_with_the_pause_to_make(
     error = to_error(reply.status, reply.payload)
     assert isinstance(error, Throttled)
     assert 3.0 < error.retry_after_s <= 5.0
+
+
+def test_refused_sends_keep_no_payload_and_nobody_waits_behind_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(held_sends, "HELD_BYTES", 2_000_000)
+    monkeypatch.setattr(protocol, "REQUEST_BYTES", 1_000_000)
+    broker = Busy()
+    client = broker.connect()
+    for sequence in range(30):
+        data = payload(b"p" * 16, sequence, 900_000)
+        send(client, Opcode.SEND, sequence, data)
+        client.send(encode_frame(Opcode.PING, 99, bytes(20_000)))
+        assert [reply.correlation for reply in client.replies()] == [99]
+    assert broker.held.refused == 29
+    assert broker.assembly.sessions._shared.request_bytes == broker.held.bytes == len(data)
+    broker.catch_up()
+    answers = [(one.correlation, one.status) for one in client.replies()]
+    busy = STATUS_BY_ERROR[Throttled]
+    assert answers == [(one, busy if one else 0) for one in range(30)]
+    assert broker.assembly.sessions._shared.request_bytes == 0
+
+
+def test_who_ignores_the_pause_costs_no_memory_and_others_have_their_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(held_sends, "LEAST_SHARE", 100_000)
+    monkeypatch.setattr(held_sends, "HELD_BYTES", 400_000)
+    broker = Busy()
+    rude, polite = broker.connect(), broker.connect()
+    for sequence in range(500):
+        rude.send(encode_frame(Opcode.SEND, sequence, payload(b"r" * 16, sequence, 10_000)))
+    send(polite, Opcode.SEND, 0, payload(b"p" * 16, 0, 10_000))
+    assert broker.held.bytes < 250_000, "the share of one connection, and one send"
+    assert broker.assembly.sessions._shared.request_bytes == broker.held.bytes
+    broker.engine.budget.bytes = 15_000
+    hanging, broker.hanging = broker.hanging, None
+    assert hanging is not None
+    hanging.callback(None)
+    broker.pass_time(0.01)
+    assert [(one.correlation, one.status) for one in polite.replies()] == [(0, 0)]
 
 
 def test_small_sends_are_bounded_by_their_number(monkeypatch: pytest.MonkeyPatch) -> None:

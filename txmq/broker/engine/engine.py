@@ -98,6 +98,7 @@ class Engine:
         self._quick_s, self._mean_write_s = quick_s, 0.0
         self.budget = DiskBudget(limits.UNFLUSHED)
         self._senders_wait = False  # for the disk: an asynchronous flush is brought forward
+        self._waited_for = 0  # bytes of the last write, if replies waited that it did not bring
         self._pending: deque[_PendingReply] = deque()  # on a sync
         self._pending_write: list[_PendingReply] = []  # early replies: on a write alone
         self._in_write: list[_PendingReply] = []  # early replies of the write under way
@@ -246,11 +247,25 @@ class Engine:
 
     @property
     def is_behind(self) -> bool:
-        """Return whether sends have to wait for the disk. One without space refuses
+        """Return whether all sends have to wait for the disk. One without space refuses
         them.
         """
-        store = self.store
-        return store.end - store.durable >= self.budget.bytes and not store.read_only
+        return self._bytes_ahead >= self.budget.bytes and not self.store.read_only
+
+    def has_room(self, size: int) -> bool:
+        """Return whether a send of so many bytes may begin. What is larger than the
+        budget begins where little is ahead of it.
+        """
+        ahead, budget = self._bytes_ahead, self.budget.bytes
+        return ahead + size <= budget or ahead <= budget >> 2 or self.store.read_only
+
+    @property
+    def _bytes_ahead(self) -> int:
+        """The bytes of the two writes that a decision of this moment waits for. Between
+        two writes, replies that are pending have waited for the last one already.
+        """
+        unflushed = self.store.end - self.store.durable
+        return unflushed if self._writing else unflushed + self._waited_for
 
     def seconds_for(self, size: int) -> float:
         """Return the seconds in which the disk takes what is unflushed and `size`
@@ -368,6 +383,7 @@ class Engine:
     def _write_and_sync(self, flush: Flush | None) -> None:
         self._schedule.sync_began()
         self._senders_wait = False
+        self._waited_for = 0
         early = self._take_early_replies()
         if flush is not None and not early and self._writes_inline(flush):
             if self._write(flush):
@@ -412,7 +428,9 @@ class Engine:
         self._retry_later(flush)
 
     def _flushed(self, flush: Flush | None, early: list[_PendingReply]) -> None:
+        before = self.store.durable
         durable = self.store.settle() if flush is None else self.store.complete(flush)
+        self._waited_for = durable - before if self.store.end > durable else 0
         for listener in self.before_replies:
             self._call(listener)
         self._deliver_all(early)

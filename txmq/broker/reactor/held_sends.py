@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from txmq.errors import RemoteProtocolError, Throttled
 from txmq.wire.batched import unpack_requests
+from txmq.wire.bundle import token_of_part
 from txmq.wire.data_requests import Opcode, unpack_decide
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ JUDGED = WRITES | FOLLOWERS
 HELD_BYTES, LEAST_SHARE = 32 << 20, 1 << 20  # in all; a connection has an equal share
 HELD_FRAMES = 1_024  # of one connection
 TURN_S = 0.002  # of a turn of the reactor
+NO_TOKENS = frozenset[bytes]()
 
 
 class Sender(Protocol):
@@ -34,12 +36,14 @@ class Sender(Protocol):
 
     def begin(self, frame: Frame) -> None: ...
     def refuse(self, frame: Frame, error: TxmqError) -> None: ...
+    def drop_payload(self, frame: Frame) -> Frame: ...
 
 
 class _Held(NamedTuple):
     frame: Frame
     since: float
-    refusal: Throttled | None = None  # in the place of the request
+    tokens: frozenset[bytes]  # of half messages
+    refusal: Throttled | None = None  # in the place of the request, which has no payload then
 
 
 class HeldSends:
@@ -55,17 +59,16 @@ class HeldSends:
         self.requests, self.seconds = 0, 0.0  # that waited, since the start
         self.refused = 0  # since the start
 
-    def takes(self, session: Sender, frame: Frame) -> bool:
+    def takes(self, session: Sender, frame: Frame, *, full: bool = False) -> bool:
         """Return whether a request of `JUDGED` is not to begin now: it waits, or it was
-        refused.
+        refused. `full`: the broker has no memory for more requests under way.
         """
-        own = self._held.get(session) if self._held else None
+        own, size = self._held.get(session) if self._held else None, len(frame.payload)
         if frame.opcode in FOLLOWERS:
             if own is None or not _is_about(frame, own):
                 return False
-        elif own is None and not self._disk.is_behind:
+        elif not (full or self._held) and self._disk.has_room(size):
             return False
-        size = len(frame.payload)
         if self.bytes + size > HELD_BYTES or (
             own is not None
             and (self._own_bytes[session] + size > self._share or len(own) >= HELD_FRAMES)
@@ -75,7 +78,7 @@ class HeldSends:
         if own is None:
             own = self._held[session] = deque()
         now = self._clock.seconds()
-        own.append(_Held(frame, now))
+        own.append(_Held(frame, now, _tokens_in(frame)))
         self.bytes += size
         self._own_bytes[session] += size
         self.requests += 1
@@ -98,23 +101,27 @@ class HeldSends:
             f"the disk is behind: {self.bytes} bytes wait for it",
             hint="send less, or give the broker a faster disk",
         )
-        own = self._held.get(session)
+        own, tokens = self._held.get(session), _tokens_in(frame)
+        frame = session.drop_payload(frame)
         if own is not None:
-            own.append(_Held(frame, self._clock.seconds(), error))
+            own.append(_Held(frame, self._clock.seconds(), tokens, error))
         else:
-            self._disk.answer_when_durable(lambda _none: session.refuse(frame, error), None)
+            self._disk.answer_when_durable(partial(session.refuse, frame), error)
 
     def resume(self) -> None:
         """Begin requests as far as the disk has caught up."""
         self._turn = None
         until = self._clock.seconds() + TURN_S
-        while self._held and not self._disk.is_behind:
+        while self._held:
             session = next(iter(self._held))
-            own = self._held.pop(session)
-            frame, since, refusal = own.popleft()
+            own = self._held[session]
+            size = len(own[0].frame.payload)
+            if not self._disk.has_room(size):
+                break
+            del self._held[session]
+            frame, since, _tokens, refusal = own.popleft()
             if own:
                 self._held[session] = own  # behind the others
-            size = len(frame.payload) if refusal is None else 0
             self._forget_bytes(session, size, all_of_it=not own)
             now = self._clock.seconds()
             if refusal is None:
@@ -127,10 +134,14 @@ class HeldSends:
                 break
         if not self._held:
             self.since = None
-        elif not self._disk.is_behind and self._turn is None:
+        elif self._turn is None and self._disk.has_room(self._next_size):
             self._turn = self._clock.callLater(0, self.resume)
         else:
             self._disk.hurry()
+
+    @property
+    def _next_size(self) -> int:
+        return len(next(iter(self._held.values()))[0].frame.payload)
 
     def forget(self, session: Sender) -> None:
         """Forget the requests of a connection that is lost, or is to do nothing
@@ -150,7 +161,7 @@ class HeldSends:
     def view(self) -> dict[str, object]:
         """Return what waits and why, for operators."""
         return {
-            "disk_behind": self._disk.is_behind,
+            "disk_behind": bool(self._held) or self._disk.is_behind,
             "waiting": self.waiting,
             "waiting_bytes": self.bytes,
             "waiting_s": round(self.waiting_s, 3),
@@ -172,8 +183,7 @@ class HeldSends:
 
 def _is_about(frame: Frame, held: deque[_Held]) -> bool:
     """Return whether decisions are about a half message that waits."""
-    waiting = [one.frame.payload for one in held if one.frame.opcode not in SENDS]
-    if not waiting:
+    if not any(one.tokens for one in held):
         return False
     try:
         alone = frame.opcode == Opcode.DECIDE
@@ -181,4 +191,17 @@ def _is_about(frame: Frame, held: deque[_Held]) -> bool:
         tokens = [unpack_decide(payload).token for payload in requests]
     except RemoteProtocolError:
         return False  # whoever carries it out refuses it
-    return any(token in payload for payload in waiting for token in tokens)
+    return any(not one.tokens.isdisjoint(tokens) for one in held)
+
+
+def _tokens_in(frame: Frame) -> frozenset[bytes]:
+    """Return the tokens of half messages; none of other or broken requests."""
+    try:
+        match frame.opcode:
+            case Opcode.GROUP:
+                return frozenset((token_of_part(frame.payload),))
+            case Opcode.GROUPS:
+                return frozenset(map(token_of_part, unpack_requests(frame.payload)))
+    except RemoteProtocolError:
+        pass  # whoever carries it out refuses it
+    return NO_TOKENS

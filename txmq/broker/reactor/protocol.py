@@ -162,7 +162,9 @@ class ClientSession(Protocol):
             self._shared.request_bytes += size
             if self.hello is None:
                 self._handle_hello(frame)
-            elif frame.opcode not in JUDGED or not self._shared.sends.takes(self, frame):
+            elif frame.opcode not in JUDGED or not self._shared.sends.takes(
+                self, frame, full=self._is_full
+            ):
                 self._handle(self, frame)
             if requests and self._clock.seconds() >= until:
                 self._work_later()
@@ -183,12 +185,29 @@ class ClientSession(Protocol):
             or self._outstanding >= MAX_OUTSTANDING
         ):
             return False
-        if self._outstanding and self._shared.request_bytes >= REQUEST_BYTES:
+        if self._outstanding and self._is_full:
             first = self._requests[0]
-            if first.opcode in WRITES or len(first.payload) > URGENT_BYTES:
+            # sends are held or refused: what comes behind them need not wait
+            if first.opcode not in WRITES and len(first.payload) > URGENT_BYTES:
                 self._shared.stalled[self] = None
                 return False
         return True
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether requests under way take all the memory that there is for them. Those
+        that wait for the disk have their own.
+        """
+        return self._shared.request_bytes - self._shared.sends.bytes >= REQUEST_BYTES
+
+    def drop_payload(self, frame: Frame) -> Frame:
+        """Return what is left of a request that will be refused."""
+        size = len(frame.payload)
+        self._outstanding_bytes -= size
+        self._shared.request_bytes -= size
+        if self._shared.stalled:
+            self._go_on_with_stalled()
+        return frame._replace(payload=b"")
 
     def begin(self, frame: Frame) -> None:
         """Carry out a request that has waited for the disk."""
@@ -334,7 +353,7 @@ class ClientSession(Protocol):
     def _go_on_with_stalled(self) -> None:
         """Let sessions go on that waited for the bytes of requests."""
         shared = self._shared
-        if shared.request_bytes < REQUEST_BYTES:
+        if not self._is_full:
             stalled, shared.stalled = shared.stalled, {}
             for session in stalled:
                 session._work_later()  # noqa: SLF001  # another one of this class

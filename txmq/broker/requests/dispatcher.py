@@ -94,7 +94,8 @@ class RequestDispatcher:
                 hint="see the broker's log for the reason",
             )
         if frame.opcode in WRITES:  # producers count on answers in the order of their sends
-            self._engine.answer_when_durable(partial(_refuse, session, frame), error)
+            left = session.drop_payload(frame)
+            self._engine.answer_when_durable(partial(_refuse, session, left), error)
         else:
             session.refuse(frame, error)
 

@@ -63,6 +63,7 @@ class Batcher:
     def __init__(self, topics: TopicCache, fail: Callable[[PendingBatch, TxmqError], None]) -> None:
         self._topics, self._fail = topics, fail
         self.queue: deque[PendingBatch] = deque()
+        self.batch_bytes = BATCH_BYTES  # of further batches
         self.renew_session()
 
     def renew_session(self) -> None:
@@ -114,10 +115,11 @@ class Batcher:
             self._reroute(batch, topic)
             return None
         max_rows = row_limit(batch.messages, BATCH_ROWS)
-        if batch.size <= BATCH_BYTES and len(batch.messages) <= max_rows:
+        if batch.size <= self.batch_bytes and len(batch.messages) <= max_rows:
             return batch
         sizes = list(map(estimated_size, batch.messages))
-        first, *rest = (batch.slice_rows(*ends) for ends in batch_bounds(sizes, max_rows))
+        bounds = batch_bounds(sizes, max_rows, self.batch_bytes)
+        first, *rest = (batch.slice_rows(*ends) for ends in bounds)
         self.requeue(rest)
         return first
 

@@ -37,7 +37,7 @@ from txmq.client.protocol.sender.multi_send import (
     SendRequest,
     batch_receipts,
 )
-from txmq.client.protocol.sender.rows import BATCH_BYTES, estimated_size
+from txmq.client.protocol.sender.rows import BATCH_BYTES, SMALL_BATCH_BYTES, estimated_size
 from txmq.client.protocol.sender.side_requests import CombinedRequest, SideRequestQueue
 from txmq.client.protocol.sender.topics import TopicCache
 from txmq.errors import (
@@ -56,6 +56,7 @@ from txmq.wire.frames import Frame
 MAX_BATCHES_IN_FLIGHT = 256  # the broker remembers the receipts of so many
 WRITE_BYTES = 1 << 20  # of one write; the next frames fill up meanwhile
 EMPTY_BATCH_BYTES = 128
+SLOW_RECEIPT_S = 1.0  # since a message was appended; batches are small then
 InFlightRequest = SendRequest | SideRequest | CombinedRequest
 
 
@@ -231,6 +232,8 @@ class InFlightRequests:
         if isinstance(stored, SendRequest | SequencedBatch):
             self.stats.messages += len(stored.futures)
             self._pause, self._throttled = FIRST_PAUSE_S, None
+            slow = time.monotonic() - stored.appended_at > SLOW_RECEIPT_S
+            self._batcher.batch_bytes = SMALL_BATCH_BYTES if slow else BATCH_BYTES
 
     def _complete_each(self, request: InFlightRequest, payload: bytes) -> None:
         """Complete or refuse each part of a frame by its own answer."""
@@ -286,6 +289,7 @@ class InFlightRequests:
                 return True
             case Throttled() as throttled:
                 self.pause(throttled)
+                self._batcher.batch_bytes = SMALL_BATCH_BYTES
                 return True
             case UnknownTopic():
                 self._topics.forget(batch.pending.destination.topic)

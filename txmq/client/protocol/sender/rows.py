@@ -23,6 +23,8 @@ from txmq.model.keys import partition_of
 from txmq.model.message import Message, time_or_span
 
 BATCH_BYTES = 1 << 20  # a batch of this size costs the broker little more than its copying
+# while receipts are slow: a decision at the broker waits for the batches before it
+SMALL_BATCH_BYTES = 128 << 10
 BATCH_ROWS = 1 << 16
 # Rows of a part of a bundle. Their keys hold a broker up for 1 to 2 ms; it would accept
 # 4,096.
@@ -313,18 +315,20 @@ def places_by_partition(
     return places
 
 
-def batch_bounds(sizes: list[int], max_rows: int = BATCH_ROWS) -> Iterator[tuple[int, int]]:
+def batch_bounds(
+    sizes: list[int], max_rows: int = BATCH_ROWS, max_bytes: int = BATCH_BYTES
+) -> Iterator[tuple[int, int]]:
     """Yield start and end of each batch of rows with these sizes.
 
     A batch is within both limits, unless it is a single row.
     """
     count = len(sizes)
-    if count <= max_rows and sum(sizes) <= BATCH_BYTES:
+    if count <= max_rows and sum(sizes) <= max_bytes:
         yield from ((0, count),) if count else ()
         return
     start, before = 0, 0
     for end, total in enumerate(accumulate(sizes)):
-        if end > start and (total - before > BATCH_BYTES or end - start >= max_rows):
+        if end > start and (total - before > max_bytes or end - start >= max_rows):
             yield start, end
             start, before = end, total - sizes[end]
     yield start, count
