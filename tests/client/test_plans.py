@@ -38,7 +38,8 @@ def test_a_service_plans_a_replay(real: RealBroker, connect: Connect) -> None:
         named.create("plans-g", letters=places, key="k1")
     assert named.create("plans-g", letters=places).letters == 1
     assert named.create("plans-g", letters=places).letters == 1  # a repetition
-    named.cancel()
+    named.abandon(reason="of no use")
+    assert (named.wait().state, named.show().ended) == ("done", 1)
 
 
 def test_the_twisted_face_plans_a_replay(
@@ -53,9 +54,9 @@ def test_the_twisted_face_plans_a_replay(
             made = await plan.create("plans-t", options={"second_approver": True}, operator="a")
             assert made.letters == 3
             await plan.approve(operator="b")
-            await plan.cancel()
-            assert (await plan.wait()).state == "cancelled"
-            return len([letter async for letter in plan.letters("planned")])
+            await plan.abandon(reason="of no use", operator="b")
+            assert (await plan.wait()).state == "done"
+            return len([letter async for letter in plan.letters("ended")])
         finally:
             await client.close()
 

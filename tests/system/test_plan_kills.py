@@ -78,6 +78,27 @@ def test_a_plan_outlives_kills_of_the_broker_at_each_step(tmp_path: Path, report
     report({"kills": kills, "letters": got.total()})
 
 
+def test_a_plan_that_abandons_outlives_kills_after_each_step(tmp_path: Path) -> None:
+    with broker(tmp_path) as (url, _process), peer(url) as connection:
+        connection.call("topic.create", name="t", partitions=1)
+        with txmq.connect(url) as client:
+            client.send_many("t", [b"m"] * LETTERS)
+        connection.dead_letters("g", "t", LETTERS)
+        settings = SETTINGS | {"start": False}
+        connection.call("plan.create", name="p", group="g", select={}, settings=settings)
+    for number in range(2):  # behind the letters, and at the end
+        with broker(tmp_path, "plan.after_abandon") as (url, process):
+            if not number:
+                with suppress(TxmqError), peer(url) as connection:
+                    wait_until(lambda: connection.call("plan.show", name="p")["state"] == "planned")
+                    connection.call("plan.abandon", name="p", reason="sent again")
+            assert process.status() == -SIGKILL
+    with broker(tmp_path) as (url, _process), peer(url) as connection:
+        shown = connection.call("plan.show", name="p")
+        assert (shown["state"], shown["ended"], shown["letters"]) == ("done", LETTERS, LETTERS)
+        assert connection.call("dlq.stats", group="g")["letters"] == 0
+
+
 def check_end(directory: Path) -> None:
     with broker(directory) as (url, _process), peer(url) as connection:
         shown: dict[str, Any] = connection.call("plan.show", name="p")

@@ -222,6 +222,25 @@ def test_some_poison_does_not_stop_a_plan_and_a_canary_of_poison_does(desk: Desk
     assert (shown["processed"], shown["died_again"]) == (6, 2)
 
 
+def test_a_plan_abandons_its_letters_by_one_order(desk: Desk) -> None:
+    desk.plan(settings=SETTINGS | {"start": False})
+    assert desk.ask("plan.leave", name="p", letters=[["t", 0, 3]], reason="kept")["left"] == 1
+    assert desk.ask("plan.abandon", name="p", reason="sent again", operator="ada")["state"] == (
+        "abandoning"
+    )
+    desk.broker.pass_time(0.5)
+    shown = desk.show()
+    assert (shown["state"], shown["ended"], shown["skipped"], shown["why"]) == (
+        "done", 39, 1, "sent again",
+    )  # fmt: skip
+    assert {(one["offset"], one["why"]) for one in desk.letters(outcome="skipped")} == {(3, "kept")}
+    assert {one["why"] for one in desk.letters(outcome="ended")} == {"abandoned"}
+    closed = desk.ask("dlq.list", group="g", select={"states": ["abandoned"]}, limit=100)
+    assert len(closed["letters"]) == 39
+    assert {one["reason"] for one in closed["letters"]} == {"sent again"}
+    assert desk.ask("dlq.stats", group="g", select={})["letters"] == 1
+
+
 def test_a_deleted_plan_is_gone(desk: Desk) -> None:
     desk.plan()
     desk.ask("plan.cancel", name="p", operator="ada")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from txmq.core.state import attempts, failed_messages, letter_index
 from txmq.core.state.consumer_groups import FenceState
 from txmq.core.state.failed_messages import FailedKind, FailedMessage
+from txmq.core.state.letter_index import LetterState
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def check_letter_index(
                 cell = (message[0], letter_index.error_of(*names), letter_index.slot_at(at))
                 cells: dict[tuple[int, int, int], letter_index.CellChange] = {}
                 letter_index.add_to_cell(cells, cell, at, letter.replays, names)
-                letter_index.put_back(made, group.group_id, cells)
+                letter_index.move_cells(made, group.group_id, LetterState.REPLAYING, cells)
     for message, row in unswept_rows(state, group).items():
         letter = failed_messages.letter_of(message, row)
         assert letter is not None

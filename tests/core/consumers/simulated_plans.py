@@ -12,6 +12,7 @@ from txmq.core.consumers.group_redrives import GiveLetters, GivenLetter
 from txmq.core.consumers.letter_edits import EditLetter
 from txmq.core.consumers.letter_exports import NoteExported
 from txmq.core.consumers.letter_trials import TryLetter
+from txmq.core.consumers.plan_abandoning import AbandonLettersOfPlan, AbandonPlan, LeavePlan
 from txmq.core.consumers.plan_steps import (
     AddPlanLetters,
     AdvancePlan,
@@ -32,7 +33,13 @@ from txmq.core.consumers.plans import (
 )
 from txmq.core.consumers.policies import FirePolicy, ReplayPolicy, SetPolicy, policies
 from txmq.core.events.outcome import Rejected
-from txmq.core.events.plans import PlanFrozen, PlanLettersAdded, PlanMoved, PlanPutBack
+from txmq.core.events.plans import (
+    PlanFrozen,
+    PlanLettersAbandoned,
+    PlanLettersAdded,
+    PlanMoved,
+    PlanPutBack,
+)
 from txmq.core.state import failed_messages, plan_letters
 from txmq.core.state.plans import FINISHED, LetterOutcome, Plan, PlanSettings, PlanState
 from txmq.core.steps import run_to_end
@@ -46,7 +53,7 @@ PLANNING = STEPS | {
     "act": 150, "make_plan": 2, "set_policy": 0.5, "fire": 1, "build": 12, "go_on": 25,
     "order_plan": 9, "tidy_plans": 3, "sweep_plans": 3, "produce": 20, "operate": 0.4,
     "crash": 0.3, "reset": 0.7, "give": 2, "alter": 0.5, "end_lost": 1, "edit": 2, "export": 1,
-    "try_one": 1,
+    "try_one": 1, "abandon_plan": 2, "leave_plan": 2, "abandon_next": 10,
 }  # fmt: skip
 
 
@@ -154,6 +161,37 @@ class PlanningSim(Sim):
         orders = (StartPlan, StartPlan, PausePlan, ResumePlan, ResumePlan, CancelPlan, DeletePlan)
         if plan is not None:
             self.do(self.random.choice(orders)(plan.name, "ada"))
+
+    def abandon_plan(self) -> None:
+        """Let an operator order that a plan abandons its letters, sensible or not."""
+        plan = self.some_plan(PlanState.PLANNED, *PlanState)
+        if plan is not None:
+            self.do(AbandonPlan(plan.name, "sent elsewhere", "ada"))
+
+    def leave_plan(self) -> None:
+        """Let a client take letters out of a plan, which it may not have."""
+        plan = self.some_plan(*PlanState)
+        letters = [] if plan is None else super().letters(plan.group)
+        if plan is None or not letters:
+            return
+        some = self.random.sample(letters, min(len(letters), 2))
+        places = tuple((self.topic_names[ref[0]], *ref[1:]) for ref in some)
+        self.do(LeavePlan(plan.name, places, "not sent"))
+
+    def abandon_next(self) -> None:
+        """Let the broker's timer abandon letters of a plan, perhaps too late."""
+        late = (PlanState.CANCELLED,) if self.random.random() < 0.2 else ()
+        plan = self.some_plan(PlanState.ABANDONING, *late)
+        if plan is None:
+            return
+        held, before = set(super().letters(plan.group)), self.planned(plan.plan_id)
+        self.do_unseen(AbandonLettersOfPlan(plan.plan_id))
+        if plan.name not in self.state.plans.by_name:
+            return  # the power was cut
+        for ref, outcome in self.planned(plan.plan_id).items():
+            if outcome == LetterOutcome.ENDED and before[ref] == LetterOutcome.PLANNED:
+                assert ref in held, "it was abandoned, and was no dead letter"
+                self.ledgers[plan.group].abandoned.add(ref)
 
     def set_policy(self) -> None:
         """Let an operator set a policy, or remove it."""
@@ -302,6 +340,11 @@ class PlanningSim(Sim):
                 assert event.plan_id not in over, "it put letters back after its end"
                 cursor = int.from_bytes(event.cursor)
                 assert cursor > cursors[event.plan_id], "a letter was put back twice"
+                cursors[event.plan_id] = cursor
+            elif isinstance(event, PlanLettersAbandoned):
+                assert event.plan_id not in over, "it abandoned letters after its end"
+                cursor = int.from_bytes(event.cursor)
+                assert cursor > cursors[event.plan_id], "a letter was abandoned twice"
                 cursors[event.plan_id] = cursor
             elif isinstance(event, PlanMoved) and event.state in (*FINISHED, PlanState.DELETED):
                 over.add(event.plan_id)

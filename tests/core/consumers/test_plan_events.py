@@ -12,7 +12,9 @@ from txmq.core.events.plans import (
     PlanApproved,
     PlanCreated,
     PlanFrozen,
+    PlanLettersAbandoned,
     PlanLettersAdded,
+    PlanLettersLeft,
     PlanLettersLost,
     PlanMoved,
     PlanPutBack,
@@ -66,6 +68,22 @@ def test_the_event_of_a_plan_that_a_policy_made() -> None:
     assert base.decode(base.KINDS[PolicyPlanned], data) == planned._replace(
         settings=tuple(settings)  # type: ignore[arg-type]  # as it is read
     )
+
+
+def test_the_events_of_a_plan_that_abandons_its_letters() -> None:
+    fence, left = FenceChange(1, -7, 1, 0, 5, 9), (1, 0, 6, 4_096, "not sent")
+    abandoned = PlanLettersAbandoned(3, 7, b"\1" * 28, 9, (), (fence,), (left,))
+    for event, kind, data in (
+        (
+            abandoned,
+            160,
+            "970307c41c010101010101010101010101010101010101010101010101010101010990919601f9010005099195010006cd1000a86e6f742073656e74",
+        ),
+        (PlanLettersLeft(3, 7, (left,)), 161, "9303079195010006cd1000a86e6f742073656e74"),
+    ):
+        assert base.KINDS[type(event)] == kind
+        assert base.encode(event).hex() == data
+        base.decode(kind, bytes.fromhex(data))
 
 
 def test_rows_of_brokers_without_plans_are_read() -> None:

@@ -11,9 +11,9 @@ import pytest
 from tests.core.consumers.simulated_plans import PlanningSim
 from tests.core.consumers.simulator import run_steps, shorten_pauses
 from txmq.core import machine
-from txmq.core.consumers import failures, group_redrives, plan_steps, policies
+from txmq.core.consumers import failures, group_redrives, plan_abandoning, plan_steps, policies
 from txmq.core.consumers.key_fences import FailureChanges
-from txmq.core.state import failed_messages, plan_letters
+from txmq.core.state import failed_messages, letter_index, plan_letters
 from txmq.core.state.failed_messages import FailedMessage
 from txmq.core.state.plans import RUNNING, PlanState
 from txmq.core.state.put_back import PutBackQueue
@@ -151,9 +151,28 @@ def messages_under_way_are_given(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(group_redrives, "_place_in", lambda *_: "")
 
 
+def an_abandoned_letter_stays_among_the_open_ones(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(letter_index, "move", lambda *_: None)
+
+
+def what_waits_behind_an_abandoned_letter_stays(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(plan_abandoning, "FailureChanges", _Fenceless)
+
+
+class _Fenceless(FailureChanges):
+    def processed(self, *_: Any) -> None: ...
+
+
+def letters_leave_a_plan_that_keeps_them(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(failed_messages, "leave_plan", lambda *_: None)
+
+
 @pytest.mark.parametrize(
     "bug",
     [
+        an_abandoned_letter_stays_among_the_open_ones,
+        what_waits_behind_an_abandoned_letter_stays,
+        letters_leave_a_plan_that_keeps_them,
         messages_under_way_are_given,
         a_policy_does_not_wait,
         an_ack_tells_no_plan,

@@ -25,12 +25,14 @@ from txmq.core.consumers.commands import (
     ResetPosition,
     StoredEntry,
 )
+from txmq.core.consumers.plan_abandoning import AbandonLettersOfPlan, AbandonPlan, LeavePlan
 from txmq.core.consumers.plan_steps import AddPlanLetters, AdvancePlan, EndLostLetters
 from txmq.core.consumers.policies import FirePolicy, ReplayPolicy, SetPolicy, policy_of
 from txmq.core.events.consumers import Acked
 from txmq.core.events.outcome import Rejected
 from txmq.core.events.plans import PlanLettersAdded, PlanPutBack
 from txmq.core.retention.letter_retention import ExpireLetters
+from txmq.core.state.failed_messages import FailedKind
 from txmq.core.state.plans import FINISHED, LetterOutcome, PlanSettings, PlanState
 from txmq.core.state.state import State
 from txmq.core.topics.topics import DeleteTopic
@@ -148,6 +150,37 @@ def test_letters_that_change_meanwhile_are_skipped_with_the_reason(world: PlansW
     assert {ref[2]: letter.why for ref, letter in world.letters_of("p").items()} == {
         0: "abandoned", 1: "its topic was deleted", 2: "expired", 3: "reset",
     }  # fmt: skip
+    world.check_plans()
+
+
+def test_a_plan_that_was_not_started_abandons_its_letters(world: PlansWorld) -> None:
+    places = world.letters(0, 5, 1, None)
+    world.create("p", *places[:3])
+    refused = world.do(AbandonPlan("p", ""))
+    assert refused.error is BadRequest
+    assert world.do(LeavePlan("p", tuple(places[2:]), "its message is damaged")).left == 1
+    assert world.do(LeavePlan("p", tuple(places[2:]), "again")).left == 0
+    for _ in range(2):
+        assert world.do(AbandonPlan("p", "sent again", "ada")).state == "abandoning"
+    assert world.do(ReplayLetters("g", (places[0],))).refused[0][-1] == "in plan p"
+    plan_id = world.plan_of("p").plan_id
+    while world.do(AbandonLettersOfPlan(plan_id)).more:
+        world.check_plans()
+    assert world.plan_of("p").state is PlanState.DONE
+    assert world.outcomes("p") == {"skipped": 1, "ended": 2}
+    rows = {ref[2]: (row.kind, row.reason, row.plan) for ref, row in world.rows().items()}
+    assert rows[0] == rows[1] == (FailedKind.ABANDONED, "sent again", 0)
+    assert rows[2][0] == rows[3][0] == FailedKind.LETTER
+    assert world.group().letters == 2
+    assert world.do(AbandonPlan("p", "sent again", "ada")).state == "done"
+    for name, error in (("q", Conflict), ("p2", Conflict), ("none", UnknownPlan)):
+        if name == "q":
+            world.create("q", places[2])
+            world.do(plans.StartPlan("q"))
+        elif name == "p2":
+            world.do(plans.CreatePlan("p2", "g"))
+        assert world.do(AbandonPlan(name, "why")).error is error
+        assert world.do(LeavePlan(name, (places[2],), "why")).error is error
     world.check_plans()
 
 

@@ -288,6 +288,11 @@ ROWS = (
     _plan("pause", "Pause the plan"),
     _plan("resume", "Resume the plan"),
     _plan("cancel", "Cancel the plan", "Letters that are not put back stay dead. It cannot go on."),
+    _plan(
+        "abandon",
+        "Abandon the letters of the plan",
+        "All its letters are closed for good, and are not delivered again.",
+    ),
     _plan("delete", "Delete the plan", "The outcomes of its letters are forgotten."),
     Action(
         "policy.set",

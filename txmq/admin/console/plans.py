@@ -16,16 +16,18 @@ NUMBERS = ("checked", "edited", "fenced", "out_of_order", "would_replay", "inval
 KINDS = ("would_skip", "schema_mistakes")
 ACTIONS = {
     "building": ("freeze", "cancel"),
-    "planned": ("approve", "start", "cancel"),
+    "planned": ("approve", "start", "abandon", "cancel"),
     "canary": ("pause", "resume", "cancel"),
     "ramping": ("pause", "cancel"),
     "paused": ("resume", "cancel"),
+    "abandoning": ("cancel",),
     "done": ("delete",),
     "cancelled": ("delete",),
 }
 LABELS = {
     "approve": "Approve", "start": "Start", "pause": "Pause", "resume": "Resume",
     "cancel": "Cancel", "delete": "Delete", "freeze": "Complete",
+    "abandon": "Abandon",
 }  # fmt: skip
 
 

@@ -283,7 +283,7 @@ CALLS: dict[str, CallNeeds] = {
     "plan.create": _of_group("operate"),
     **dict.fromkeys(
         ("plan.add", "plan.freeze", "plan.approve", "plan.start", "plan.pause", "plan.resume",
-         "plan.cancel", "plan.delete"),
+         "plan.cancel", "plan.abandon", "plan.leave", "plan.delete"),
         _of_plan("operate"),
     ),
     "plan.list": _always(*SHOW_CLUSTER),

@@ -12,6 +12,7 @@ from math import isfinite, sqrt
 from typing import TYPE_CHECKING, Any
 
 from txmq.core.consumers import plan_steps
+from txmq.core.consumers.plan_abandoning import AbandonLettersOfPlan
 from txmq.core.consumers.plan_steps import (
     AddPlanLetters,
     AdvancePlan,
@@ -230,6 +231,8 @@ class PlanService:
             self._run(plan, self._next_places(_search(plan), ADDED_AT_ONCE), self._found)
         elif plan.state in RUNNING:
             self._advance(plan)
+        elif plan.state is PlanState.ABANDONING:
+            self._submit(plan, AbandonLettersOfPlan(plan.plan_id), self._abandoned)
         elif plan_steps.is_to_start(self._engine.state, plan):
             self._submit(plan, StartPlan(plan.name, plan.by), _ignore_start)
 
@@ -317,6 +320,11 @@ class PlanService:
             crashpoint("plan.after_end")
         waits = reply.letters and pace is not None and not pace.goes_on(self._now())
         if reply.more and not waits and plan.plan_id in self._plans.active:
+            self._begin(plan)
+
+    def _abandoned(self, plan: Plan, reply: object) -> None:
+        crashpoint("plan.after_abandon")
+        if isinstance(reply, AdvanceReply) and reply.more and plan.plan_id in self._plans.active:
             self._begin(plan)
 
     def _ends(self, plan: Plan) -> bool:

@@ -11,7 +11,7 @@ from txmq.broker.calls.operators import audited, operator_note
 from txmq.broker.calls.pages import Page, page_of
 from txmq.broker.calls.plan_checks import PlanChecks
 from txmq.broker.search.message_view import fit_entries
-from txmq.core.consumers import plan_steps, plan_views
+from txmq.core.consumers import plan_abandoning, plan_steps, plan_views
 from txmq.core.consumers import plans as core
 from txmq.core.consumers.policies import ReplayPolicy, SetPolicy, policies, waits_for
 from txmq.core.events.outcome import Rejected
@@ -48,6 +48,8 @@ class PlanCalls:
             "plan.pause": self._order("plan.pause", core.PausePlan),
             "plan.resume": self._order("plan.resume", core.ResumePlan),
             "plan.cancel": self._order("plan.cancel", core.CancelPlan),
+            "plan.abandon": self.abandon,
+            "plan.leave": self.leave,
             "plan.delete": self._order("plan.delete", core.DeletePlan),
             "policy.set": self.set_policy,
             "policy.list": self.list_policies,
@@ -139,6 +141,13 @@ class PlanCalls:
             return
         command = plan_steps.AddPlanLetters(args.name, (), complete=True)
         self._submit(audited("plan.freeze", _about(args.name), args, command), call.answer)
+
+    def abandon(self, call: CallContext, args: wire.PlanAbandon) -> None:
+        order = plan_abandoning.AbandonPlan(args.name, args.reason, args.operator or "")
+        self._submit(audited("plan.abandon", _about(args.name), args, order), call.answer)
+
+    def leave(self, call: CallContext, args: wire.PlanLeave) -> None:
+        self._submit(plan_abandoning.LeavePlan(args.name, args.letters, args.reason), call.answer)
 
     def _is_searching(self, name: str) -> Rejected | None:
         """Return why a client cannot add letters, or end that: the broker does both for

@@ -256,6 +256,20 @@ def cancel(
     session.show("plan.cancel", name=plan, operator=operator, reason=reason)
 
 
+@broker_command(app, "abandon")
+def abandon(
+    session: CommandSession,
+    plan: Plan,
+    *,
+    operator: Operator,
+    reason: Annotated[str, typer.Option("--reason", help="Stored with each letter.")],
+    yes: Yes = False,
+) -> None:
+    """Abandon all letters of a plan that was not started: no group will get them."""
+    session.out.confirm(f"Abandon the letters of plan {plan}?", yes=yes)
+    session.show("plan.abandon", name=plan, operator=operator, reason=reason)
+
+
 @broker_command(app, "delete")
 def delete(session: CommandSession, plan: Plan, *, operator: Operator, reason: Reason = "") -> None:
     """Forget a finished plan, and what became of its letters."""

@@ -107,6 +107,12 @@ class ReplayPlan:
         """End the plan. What was put back stays put back."""
         self._order("cancel", operator, reason)
 
+    def abandon(self, *, reason: str, operator: str | None = None) -> None:
+        """Abandon all letters of the plan, which was not started: the broker goes
+        through them by itself, `wait` until it is over.
+        """
+        self._order("abandon", operator, reason)
+
     def delete(self, *, operator: str | None = None, reason: str = "") -> None:
         """Forget the plan, which has ended."""
         self._order("delete", operator, reason)

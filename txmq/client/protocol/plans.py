@@ -36,9 +36,9 @@ class PlanOptions(TypedDict, total=False):
 class PlanStatus(NamedTuple):
     """A plan, with its letters by outcome.
 
-    `state` is "building", "planned", "canary", "ramping", "paused", "done" or
-    "cancelled", `why` the reason. `progress` is the share of letters with an outcome,
-    `rate_now` in letters per second. Times are microseconds, `eta_s` seconds.
+    `state` is "building", "planned", "canary", "ramping", "paused", "abandoning",
+    "done" or "cancelled", `why` the reason. `progress` is the share of letters with an
+    outcome, `rate_now` in letters per second. Times are microseconds, `eta_s` seconds.
     """
 
     name: str

@@ -495,7 +495,7 @@ def apply_advanced(state: State, event: PlanAdvanced | PlanPutBack, context: Rec
     log has lost others.
     """
     plan, group = state.plans.by_id[event.plan_id], state.groups.by_id[event.group_id]
-    _leave(state, plan, group, event.skipped, LetterOutcome.SKIPPED)
+    leave(state, plan, group, event.skipped, LetterOutcome.SKIPPED)
     for move in event.moves:
         topic_id, partition, offset, row = failed_messages.decode_move(move)
         _set(state, plan, row.visible_at, (topic_id, partition, offset), LetterOutcome.DELIVERED)
@@ -512,17 +512,17 @@ def _pass(state: State, plan: Plan, group: ConsumerGroup, cursor: bytes) -> None
         if letter[0] == LetterOutcome.PLANNED
     ]
     plan.cursor = cursor
-    plan_letters.count_put_back(state, plan, len(passed))
+    plan_letters.count_passed(state, plan, len(passed), LetterOutcome.DELIVERED)
     failed_messages.put_back(state, group, plan.plan_id, passed)
 
 
 def apply_lost(state: State, event: PlanLettersLost, context: RecordContext) -> None:
     del context
     plan, group = state.plans.by_id[event.plan_id], state.groups.by_id[event.group_id]
-    _leave(state, plan, group, event.letters, LetterOutcome.ENDED)
+    leave(state, plan, group, event.letters, LetterOutcome.ENDED)
 
 
-def _leave(
+def leave(
     state: State,
     plan: Plan,
     group: ConsumerGroup,

@@ -185,11 +185,11 @@ def decide_start(state: State, command: StartPlan, now: int) -> Outcome | Reject
     if plan.state in RUNNING:
         return Outcome(reply=_reply(plan))
     if plan.state is not PlanState.PLANNED:
-        return _refused(plan, "start", "a plan starts once, when it is frozen")
+        return refused(plan, "start", "a plan starts once, when it is frozen")
     if plan.waits_for_approval:
         message = f"plan {plan.name!r} is not approved"
         return Rejected(Conflict, message, "somebody else has to approve it: txmq plan approve")
-    return _held_back(state, plan, "start") or _moves(plan, start_of(plan, command.by))
+    return _held_back(state, plan, "start") or moves(plan, start_of(plan, command.by))
 
 
 def decide_pause(state: State, command: PausePlan, now: int) -> Outcome | Rejected:
@@ -200,8 +200,8 @@ def decide_pause(state: State, command: PausePlan, now: int) -> Outcome | Reject
     if plan.state is PlanState.PAUSED:
         return Outcome(reply=_reply(plan))
     if plan.state not in RUNNING:
-        return _refused(plan, "pause", "only a running plan can be paused")
-    return _moves(plan, pause_of(plan, "by an operator", command.by))
+        return refused(plan, "pause", "only a running plan can be paused")
+    return moves(plan, pause_of(plan, "by an operator", command.by))
 
 
 def pause_of(plan: Plan, why: str, by: str = "", resume_to: PlanState | None = None) -> PlanMoved:
@@ -217,9 +217,9 @@ def decide_resume(state: State, command: ResumePlan, now: int) -> Outcome | Reje
     if plan.state in RUNNING:
         return Outcome(reply=_reply(plan))
     if plan.state is not PlanState.PAUSED:
-        return _refused(plan, "resume", "only a paused plan can be resumed")
+        return refused(plan, "resume", "only a paused plan can be resumed")
     resumed = PlanMoved(plan.plan_id, plan.resume_to, "", command.by)
-    return _held_back(state, plan, "resume") or _moves(plan, resumed)
+    return _held_back(state, plan, "resume") or moves(plan, resumed)
 
 
 def decide_cancel(state: State, command: CancelPlan, now: int) -> Outcome | Rejected:
@@ -230,8 +230,8 @@ def decide_cancel(state: State, command: CancelPlan, now: int) -> Outcome | Reje
     if plan.state is PlanState.CANCELLED:
         return Outcome(reply=_reply(plan))
     if not plan.unfinished:
-        return _refused(plan, "cancel", "it has ended")
-    return _moves(plan, PlanMoved(plan.plan_id, PlanState.CANCELLED, "by an operator", command.by))
+        return refused(plan, "cancel", "it has ended")
+    return moves(plan, PlanMoved(plan.plan_id, PlanState.CANCELLED, "by an operator", command.by))
 
 
 def decide_delete(state: State, command: DeletePlan, now: int) -> Outcome | Rejected:
@@ -240,8 +240,8 @@ def decide_delete(state: State, command: DeletePlan, now: int) -> Outcome | Reje
     if isinstance(plan, Rejected):
         return plan
     if plan.state not in FINISHED:
-        return _refused(plan, "delete", "cancel it first: txmq plan cancel")
-    return _moves(plan, PlanMoved(plan.plan_id, PlanState.DELETED, "", command.by))
+        return refused(plan, "delete", "cancel it first: txmq plan cancel")
+    return moves(plan, PlanMoved(plan.plan_id, PlanState.DELETED, "", command.by))
 
 
 def _held_back(state: State, plan: Plan, what: str) -> Rejected | None:
@@ -254,7 +254,8 @@ def _held_back(state: State, plan: Plan, what: str) -> Rejected | None:
     return Rejected(Conflict, message, hint)
 
 
-def _refused(plan: Plan, what: str, hint: str) -> Rejected:
+def refused(plan: Plan, what: str, hint: str) -> Rejected:
+    """Refuse what a plan cannot do in its state."""
     return Rejected(Conflict, f"cannot {what} plan {plan.name!r}: it is {state_name(plan)}", hint)
 
 
@@ -263,7 +264,8 @@ def state_name(plan: Plan) -> str:
     return plan.state.name.lower()
 
 
-def _moves(plan: Plan, moved: PlanMoved) -> Outcome:
+def moves(plan: Plan, moved: PlanMoved) -> Outcome:
+    """Return the outcome of an order that brings a plan to another state."""
     return Outcome((moved,), _reply(plan, moved))
 
 

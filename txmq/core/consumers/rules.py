@@ -21,6 +21,7 @@ from txmq.core.consumers import (
     letter_redrives,
     letter_trials,
     membership,
+    plan_abandoning,
     plan_steps,
     plans,
     policies,
@@ -56,6 +57,7 @@ RULES = (
     group_redrives,
     letter_trials,
     plans,
+    plan_abandoning,
     plan_steps,
     policies,
 )

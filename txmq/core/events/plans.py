@@ -1,4 +1,4 @@
-"""Events of replay plans: kinds 128 to 139, and 145.
+"""Events of replay plans: kinds 128 to 139, 145, 160 and 161.
 
 Letters are (topic id, partition, offset[, ...]). What becomes of a letter that is put
 back follows from the events of consumers: `apply` of those records it.
@@ -142,6 +142,32 @@ class PolicyPlanned(NamedTuple):
 @event(137)
 class PlanLettersLost(NamedTuple):
     """Letters that a plan had put back ended, because their topics were deleted."""
+
+    plan_id: int
+    group_id: int
+    letters: tuple[SkippedLetter, ...]
+
+
+@event(160)
+class PlanLettersAbandoned(NamedTuple):
+    """The next letters of a plan were abandoned, up to the key `cursor` of table
+    `plan_letters`: so many `letters`, all of them that are neither `skipped` nor were
+    before. The plan's `why` is the reason. `moves` are messages that waited behind
+    them.
+    """
+
+    plan_id: int
+    group_id: int
+    cursor: bytes
+    letters: int
+    moves: tuple[Move, ...]
+    fences: tuple[FenceChange, ...]
+    skipped: tuple[SkippedLetter, ...]
+
+
+@event(161)
+class PlanLettersLeft(NamedTuple):
+    """Letters left a plan that was not started: they are dead letters as before."""
 
     plan_id: int
     group_id: int

@@ -269,10 +269,33 @@ def put_back(state: State, group: ConsumerGroup, plan_id: int, refs: Iterable[Me
         letter_index.add_to_cell(cells, (ref[0], error, slot), died_at, row.replays, names)
         waiting[ref[:2]] += 1
         exported += row.exported > 0
-    letter_index.put_back(state.tables, group.group_id, cells)
+    letter_index.move_cells(state.tables, group.group_id, LetterState.REPLAYING, cells)
     for (topic_id, partition), count in waiting.items():
         group.retrying[TopicPartition(topic_id, partition)] += count
     group.letters -= waiting.total()
+    group.exported_letters -= exported
+    state.groups.dirty_groups.add(group.group_id)
+
+
+def abandon(
+    state: State, group: ConsumerGroup, plan_id: int, refs: Iterable[MessageRef], reason: str
+) -> None:
+    """Apply: a plan abandons these letters, which it holds."""
+    cells: dict[tuple[int, int, int], letter_index.CellChange] = {}
+    letters = exported = 0
+    for ref in refs:
+        row = _raw(state, group, ref)
+        if row is None or (row.kind, row.plan, row.token) != (FailedKind.LETTER, plan_id, b""):
+            continue  # the log has lost what became of it
+        closed = row._replace(kind=FailedKind.ABANDONED, plan=0, reason=reason)
+        state.failed_messages.put(t.FAILED_KEY.pack(group.group_id, *ref), tuple(closed))
+        letter = letter_of(ref, row)
+        assert letter is not None, "it is one"
+        letter_index.move(state.tables, group.group_id, letter, LetterState.ABANDONED, cells)
+        letters += 1
+        exported += row.exported > 0
+    letter_index.move_cells(state.tables, group.group_id, LetterState.ABANDONED, cells)
+    group.letters -= letters
     group.exported_letters -= exported
     state.groups.dirty_groups.add(group.group_id)
 
@@ -408,7 +431,7 @@ def _tell_plan(state: State, ref: MessageRef, row: FailedMessage) -> FailedMessa
     where that was the last thing it had to know.
     """
     if row.kind == FailedKind.ABANDONED:
-        plan_letters.ended(state, row.plan, row.visible_at, ref, "abandoned")
+        plan_letters.ended(state, row.plan, row.visible_at, ref, plan_letters.ABANDONED)
     elif not plan_letters.died(state, row.plan, row.visible_at, ref, row.number, row.fingerprint):
         return row
     return row._replace(plan=0)

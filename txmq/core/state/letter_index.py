@@ -53,6 +53,7 @@ class Dimension(IntEnum):
 SETTLED = (LetterState.OPEN, LetterState.ABANDONED)
 
 PREFIX = Struct(">IBBQ")  # group id, state, dimension, value
+STATE_AT = 4  # of a prefix
 # died at, number of the letter (0 = it has not died), topic id, partition, offset
 PLACE = Struct(">QQIIQ")
 FIRST = bytes(PLACE.size)  # sorts before all places
@@ -187,26 +188,47 @@ def add_to_cell(
         change.last = died_at
 
 
-def put_back(
+def move(
     tables: Mapping[str, Table] | Tables,
     group_id: int,
+    letter: Letter,
+    to: LetterState,
+    cells: dict[tuple[int, int, int], CellChange],
+) -> None:
+    """Apply: an open letter goes to another settled state. It is added to the changes
+    of `cells`, by which it will be counted there.
+    """
+    index, state = tables[t.LETTER_INDEX], bytes((to,))
+    for key in keys_of(group_id, letter):
+        index.delete(key)
+        index.put(key[:STATE_AT] + state + key[STATE_AT + 1 :], ())
+    names = (letter.error_type, letter.fingerprint)
+    cell = (letter.topic_id, error_of(*names), slot_at(letter.died_at))
+    add_to_cell(cells, cell, letter.died_at, letter.replays, names)
+
+
+def move_cells(
+    tables: Mapping[str, Table] | Tables,
+    group_id: int,
+    state: LetterState,
     changed: dict[tuple[int, int, int], CellChange],
 ) -> None:
-    """Apply: open letters are being replayed. Only their counts say so: their places in
-    the index stay until they end or fail.
+    """Apply: open letters are counted in another state from now on. Those that are
+    being replayed keep their places in the index until they end or fail.
     """
     cells = tables[t.LETTER_CELLS]
     for (topic_id, error, slot), change in changed.items():
         key = CELL_KEY.pack(group_id, LetterState.OPEN, topic_id, error, slot)
         _count(cells, key, -change.letters, -change.replayed)
         names, count = (change.error_type, change.fingerprint), change.letters
-        to = CELL_KEY.pack(group_id, LetterState.REPLAYING, topic_id, error, slot)
+        replayed = count if state is LetterState.REPLAYING else change.replayed
+        to = CELL_KEY.pack(group_id, state, topic_id, error, slot)
         row: Any = cells.get(to)
         if row is None:
-            cells.put(to, (count, count, change.first, change.last, *names))
+            cells.put(to, (count, replayed, change.first, change.last, *names))
         else:
             first, last = min(row[2], change.first), max(row[3], change.last)
-            cells.put(to, (row[0] + count, row[1] + count, first, last, *names))
+            cells.put(to, (row[0] + count, row[1] + replayed, first, last, *names))
 
 
 def count_processed(

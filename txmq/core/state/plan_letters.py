@@ -8,6 +8,7 @@ So an outcome is recorded where the message's row ends or dies again
 Up to the cursor of a plan, a letter without an outcome has been put back: putting back
 moves the cursor, and changes no row. Of those that are processed then, table
 `plan_done` has a bit: 64 neighbours of a partition have a row, (processed, swept).
+In a plan that was never started, a letter is abandoned where the cursor passes it.
 Until a letter is swept, its rows as a failed message are still there
 (`failed_messages`).
 """
@@ -21,13 +22,14 @@ from txmq.core.state.plans import LetterOutcome, Plan
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from txmq.core.state.consumer_groups import MessageRef
     from txmq.core.state.state import State
 
 
 NO_PRINT = "no fingerprint"
+ABANDONED = "abandoned"  # the outcome of a letter
 CHUNK = 64  # offsets of a row of table `plan_done`
 
 
@@ -68,11 +70,15 @@ def get(state: State, key: bytes) -> PlanLetter | None:
     plan, letter = state.plans.by_id.get(plan_id), PlanLetter(*row)
     if plan is None or key > plan.cursor or letter.outcome != LetterOutcome.PLANNED:
         return letter
-    return _passed(letter, _bits(state, plan_id, *ref) >> ref[2] % CHUNK & 1)
+    return _passed(state, plan, ref, letter)
 
 
-def _passed(letter: PlanLetter, done: int) -> PlanLetter:
-    """Return a letter as it is once the cursor has passed it; `done`: processed."""
+def _passed(state: State, plan: Plan, ref: Sequence[int], letter: PlanLetter) -> PlanLetter:
+    """Return a letter as it is once the cursor has passed it."""
+    if plan.abandons:
+        return letter._replace(outcome=LetterOutcome.ENDED, why=ABANDONED)
+    topic_id, partition, offset = ref
+    done = _bits(state, plan.plan_id, topic_id, partition, offset) >> offset % CHUNK & 1
     return letter._replace(outcome=LetterOutcome.PROCESSED if done else LetterOutcome.DELIVERED)
 
 
@@ -100,12 +106,11 @@ def is_put_back(state: State, plan_id: int, visible_at: int, ref: MessageRef) ->
 def letters_of(state: State, plan_id: int, after: bytes = b"") -> Iterator[PlacedLetter]:
     """Yield the letters of a plan in order, from those behind the key `after` on."""
     plan = state.plans.by_id.get(plan_id)
-    cursor = b"" if plan is None else plan.cursor
     for key, row in rows_of(state, plan_id, after):
         _plan_id, visible_at, *ref = t.PLAN_LETTER_KEY.unpack(key)
         letter = PlanLetter(*row)
-        if key <= cursor and letter.outcome == LetterOutcome.PLANNED:
-            letter = _passed(letter, _bits(state, plan_id, *ref) >> ref[2] % CHUNK & 1)
+        if plan and key <= plan.cursor and letter.outcome == LetterOutcome.PLANNED:
+            letter = _passed(state, plan, ref, letter)
         yield PlacedLetter(key, (ref[0], ref[1], ref[2]), visible_at, letter)
 
 
@@ -135,10 +140,10 @@ def change(state: State, plan: Plan, key: bytes, letter: PlanLetter) -> None:
     add(state, plan, key, letter)
 
 
-def count_put_back(state: State, plan: Plan, letters: int) -> None:
+def count_passed(state: State, plan: Plan, letters: int, outcome: LetterOutcome) -> None:
     """Apply: the cursor has passed so many letters that nothing had become of."""
     _count(plan, LetterOutcome.PLANNED, -letters)
-    _count(plan, LetterOutcome.DELIVERED, letters)
+    _count(plan, outcome, letters)
     state.plans.dirty.add(plan.plan_id)
 
 

@@ -30,6 +30,7 @@ class PlanState(IntEnum):
     DONE = 6  # each letter has its outcome
     CANCELLED = 7
     DELETED = 8  # rows of its letters are still to be removed
+    ABANDONING = 9  # its letters are abandoned, one after the other
 
 
 class LetterOutcome(IntEnum):
@@ -40,7 +41,7 @@ class LetterOutcome(IntEnum):
     PROCESSED = 3
     DIED_AGAIN = 4
     SKIPPED = 5  # not put back: `why` says the reason
-    ENDED = 6  # put back, and ended without being processed: `why` says how
+    ENDED = 6  # put back or abandoned by the plan, not processed: `why` says how
 
 
 RUNNING = (PlanState.CANARY, PlanState.RAMPING)
@@ -48,7 +49,10 @@ FINISHED = (PlanState.DONE, PlanState.CANCELLED)
 # which a plan may go to; a deleted one goes nowhere
 TRANSITIONS: dict[PlanState, frozenset[PlanState]] = {
     PlanState.BUILDING: frozenset((PlanState.PLANNED, PlanState.CANCELLED)),
-    PlanState.PLANNED: frozenset((PlanState.CANARY, PlanState.RAMPING, PlanState.CANCELLED)),
+    PlanState.PLANNED: frozenset(
+        (PlanState.CANARY, PlanState.RAMPING, PlanState.ABANDONING, PlanState.CANCELLED)
+    ),
+    PlanState.ABANDONING: frozenset((PlanState.DONE, PlanState.CANCELLED)),
     PlanState.CANARY: frozenset(
         (PlanState.RAMPING, PlanState.PAUSED, PlanState.DONE, PlanState.CANCELLED)
     ),
@@ -90,8 +94,8 @@ class Plan:
 
     `selection` is JSON that the broker has checked; "" = a client adds the letters.
     `scan` is where its search goes on; `complete`: no more letters will be added.
-    `cursor` is behind the last letter that was put back or skipped. `recent` are the
-    last outcomes and first failures: fingerprints, "" = processed.
+    `cursor` is behind the last letter that was put back, abandoned or skipped. `recent`
+    are the last outcomes and first failures: fingerprints, "" = processed.
     """
 
     plan_id: int
@@ -103,7 +107,7 @@ class Plan:
     by: str
     made_at: int
     state: PlanState = PlanState.BUILDING
-    why: str = ""  # it is paused or cancelled
+    why: str = ""  # it is paused or cancelled, or its letters are abandoned
     resume_to: PlanState = PlanState.RAMPING
     approved_by: str = ""
     changed_at: int = 0  # its state
@@ -135,6 +139,11 @@ class Plan:
     def unfinished(self) -> bool:
         """True while the plan may put letters back."""
         return self.state not in FINISHED and self.state is not PlanState.DELETED
+
+    @property
+    def abandons(self) -> bool:
+        """True if its cursor abandons letters: it was never started."""
+        return not self.started_at
 
     @property
     def waits_for_approval(self) -> bool:

@@ -96,6 +96,20 @@ class PlanAdd(PlanName):
         return self
 
 
+class PlanAbandon(PlanName):
+    """Abandon all letters of a plan that was not started."""
+
+    operator: Name | None = None
+    reason: Annotated[str, Field(min_length=1, max_length=4_096)]
+
+
+class PlanLeave(PlanName):
+    """Letters to take out of a plan that was not started."""
+
+    letters: Annotated[tuple[MessagePlace, ...], Field(max_length=MAX_PLACES)]
+    reason: Annotated[str, Field(min_length=1, max_length=4_096)]
+
+
 class PlanList(ListArgs):
     """The plans by name."""
 

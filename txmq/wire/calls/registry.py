@@ -119,6 +119,8 @@ CALLS: dict[str, type[Args]] = {
     "plan.pause": plans.PlanOrder,
     "plan.resume": plans.PlanOrder,
     "plan.cancel": plans.PlanOrder,
+    "plan.abandon": plans.PlanAbandon,
+    "plan.leave": plans.PlanLeave,
     "plan.delete": plans.PlanOrder,
     "policy.set": plans.PolicySet,
     "policy.list": plans.PolicyList,
