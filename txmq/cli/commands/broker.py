@@ -41,6 +41,10 @@ Http = Annotated[
         help="Address of the console, metrics and JSON API.",
     ),
 ]
+Otel = Annotated[
+    bool,
+    typer.Option("--otel", help="OpenTelemetry spans of what the broker does."),
+]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -55,13 +59,20 @@ def broker(
     config: Config = None,
     listen: Listen = None,
     http: Http = None,
+    otel: Otel = False,
 ) -> None:
     """Run a broker. Print `ready txmq://HOST:PORT` when it serves. SIGTERM drains it
     and stops it.
     """
     from txmq.config.broker import load_broker
 
-    load = partial(load_broker, config, {"data": data, "listen": listen, "http": http})
+    options: dict[str, object] = {
+        "data": data,
+        "listen": listen,
+        "http": http,
+        "otel": otel or None,
+    }
+    load = partial(load_broker, config, options)
     serve(
         out,
         load(),
@@ -105,6 +116,8 @@ def serve(
 
     if not settings.broker.trusted_network:
         refuse_exposed(settings, has_users=True)  # before anything is opened
+    if settings.broker.otel:
+        _refuse_without_tracer()
     logs.configure(as_json=out.as_json)
     logs.redirect_twisted()
     edges = _edges(settings.broker.http)
@@ -120,6 +133,16 @@ def serve(
         raise ConfigError(
             "broker.listen", reason, hint="choose another address, or port 0 for any free one"
         ) from None
+
+
+def _refuse_without_tracer() -> None:
+    """Raise MissingExtra or ConfigError where spans would reach nobody."""
+    from txmq.errors.extras import require
+
+    require("otel", "opentelemetry")
+    from txmq.broker.monitoring.spans import find_tracer
+
+    find_tracer()
 
 
 def _edges(http: str | None) -> tuple[AdminEdge, ...]:
