@@ -166,13 +166,13 @@ class ConsumersWorld(Driver):
         self.now += 60 * SECOND
         self.do(ExpireLeases(self.now))
 
-    def early(self, member: str) -> bool:
+    def early(self, member: str, durable: int = 0) -> bool:
         """Return True if the member's next delivery may be answered before it is
-        durable.
+        durable, when the log is `durable` up to there.
         """
         picks = self.read_candidates(self.plan(member).candidates)
         outcome = machine.decide(
-            self.state, Deliver("g", member, self.generation(), picks), self.now
+            self.state, Deliver("g", member, self.generation(), picks, durable), self.now
         )
         assert not isinstance(outcome, Rejected)
         return outcome.early

@@ -282,7 +282,7 @@ class _FetchRequest:
                 self._restart()
 
         self._fetches.leasing.add(self._member[:2])
-        self._engine.submit(Deliver(*self._member, reads), deliver)
+        self._engine.submit(Deliver(*self._member, reads, self._engine.store.durable), deliver)
 
     def _fit(
         self, candidates: tuple[Candidate, ...], batches: list[Batches], parts: BatchParts

@@ -160,13 +160,15 @@ class CandidateRead(NamedTuple):
 class Deliver(NamedTuple):
     """Lease these candidates to the member.
 
-    Candidates that are no longer deliverable are left out.
+    Candidates that are no longer deliverable are left out. The log was `durable` up to
+    there when they were planned.
     """
 
     group: str
     member: str
     generation: int
     reads: tuple[CandidateRead, ...]
+    durable: int = 0
 
 
 class AckMessages(NamedTuple):

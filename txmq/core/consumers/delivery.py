@@ -63,7 +63,7 @@ def decide_deliver(state: State, command: Deliver, now: int) -> Outcome | Reject
     if isinstance(current, Rejected):
         return current
     group, member = current
-    builder = _DeliveryBuilder(state, group, member, now)
+    builder = _DeliveryBuilder(state, group, member, now, command.durable)
     if not group.paused:
         builder.changes.advance()
         messages = sum(read.candidate.rows for read in command.reads)
@@ -77,8 +77,12 @@ def decide_deliver(state: State, command: Deliver, now: int) -> Outcome | Reject
 class _DeliveryBuilder:
     """Builder of the event of one fetch, candidate by candidate."""
 
-    def __init__(self, state: State, group: ConsumerGroup, member: GroupMember, now: int) -> None:
+    def __init__(
+        self, state: State, group: ConsumerGroup, member: GroupMember, now: int, durable: int
+    ) -> None:
         self._state, self._group, self._member, self._now = state, group, member, now
+        self._durable = durable
+        self._first = True  # each failed message is delivered first since its replay
         self.changes = FailureChanges(state, group, now, leasing=True)
         self._ranges: list[AttemptRange] = []
         self._rows: list[MessageRef] = []
@@ -256,14 +260,17 @@ class _DeliveryBuilder:
             or candidate.attempt != 1
             or candidate.deaths
             or (self._ordered and self.changes.topic_has_fences(tp[0]))
-            or not failed_messages.has_run(self._group, tp, start, candidate.rows)
         ):
+            return False
+        record_end = failed_messages.end_of_run(self._group, tp, start, candidate.rows)
+        if record_end is None:
             return False
         refs: list[MessageRef] = [(*tp, offset) for offset in range(start, end)]
         if not self._decided.isdisjoint(refs) or not self._fits_deaths(0):
             return False
         self._decided.update(refs)
         self._rows += refs
+        self._first = self._first and record_end <= self._durable
         self._deliveries.append(DeliveredRange(number, start, end, 1))
         return True
 
@@ -290,6 +297,7 @@ class _DeliveryBuilder:
             self.changes.dead_letter(ref, poison.dead_letter_row(row))
         elif row.deaths == read.candidate.deaths and self._fits_deaths(row.deaths):
             self._rows.append(ref)
+            self._first = False
             start, attempt = offset, row.attempt + 1
             if self._deliveries:
                 last = self._deliveries[-1]
@@ -300,8 +308,9 @@ class _DeliveryBuilder:
     def outcome(self) -> Outcome:
         """Return the event and the reply.
 
-        A delivery of first attempts only may be answered before it is durable. If it is
-        lost with the power, the messages are simply delivered again.
+        A delivery of first attempts only may be answered before it is durable, also of
+        letters that a plan has certainly put back. If it is lost with the power, the
+        messages are simply delivered again.
         """
         group, leased = self._group, bool(self._deliveries)
         lease = group.next_lease if leased else 0
@@ -319,7 +328,7 @@ class _DeliveryBuilder:
             tuple(self._expired_rows), tuple(self._unwanted), self._deaths,
         )  # fmt: skip
         first = not self._deaths and all(delivery.attempt == 1 for delivery in self._deliveries)
-        first = first and not (self._rows or self._expired_rows)
+        first = first and self._first and not self._expired_rows
         return Outcome((event,), reply, early=first and not (self.changes or self._stops))
 
 

@@ -501,11 +501,13 @@ def apply_advanced(state: State, event: PlanAdvanced | PlanPutBack, context: Rec
         _set(state, plan, row.visible_at, (topic_id, partition, offset), LetterOutcome.DELIVERED)
     key_fences.apply_changes(state, group, event.moves, event.fences, context.stored_at)
     if event.cursor > plan.cursor:
-        _pass(state, plan, group, event.cursor)
+        _pass(state, plan, group, event.cursor, context.end)
 
 
-def _pass(state: State, plan: Plan, group: ConsumerGroup, cursor: bytes) -> None:
-    """Apply: put back what nothing has become of, up to the cursor."""
+def _pass(state: State, plan: Plan, group: ConsumerGroup, cursor: bytes, end: int) -> None:
+    """Apply: put back what nothing has become of, up to the cursor, by a record that
+    ends there in the log.
+    """
     passed: list[Any] = [
         t.PLAN_LETTER_KEY.unpack(key)[2:]
         for key, letter in plan_letters.rows_of(state, plan.plan_id, plan.cursor, cursor)
@@ -513,7 +515,7 @@ def _pass(state: State, plan: Plan, group: ConsumerGroup, cursor: bytes) -> None
     ]
     plan.cursor = cursor
     plan_letters.count_passed(state, plan, len(passed), LetterOutcome.DELIVERED)
-    failed_messages.put_back(state, group, plan.plan_id, passed)
+    failed_messages.put_back(state, group, plan.plan_id, passed, end)
 
 
 def apply_lost(state: State, event: PlanLettersLost, context: RecordContext) -> None:

@@ -256,8 +256,12 @@ def replayed_row(row: FailedMessage, **changes: Any) -> FailedMessage:  # noqa: 
     return row._replace(**(fields | changes), replays=row.replays + 1)
 
 
-def put_back(state: State, group: ConsumerGroup, plan_id: int, refs: Iterable[MessageRef]) -> None:
-    """Apply: a plan's cursor has passed these letters."""
+def put_back(
+    state: State, group: ConsumerGroup, plan_id: int, refs: Iterable[MessageRef], end: int
+) -> None:
+    """Apply: a plan's cursor has passed these letters, by a record that ends there in
+    the log.
+    """
     cells: dict[tuple[int, int, int], letter_index.CellChange] = {}
     waiting, exported = Counter[tuple[int, int]](), 0
     for ref in refs:
@@ -271,7 +275,9 @@ def put_back(state: State, group: ConsumerGroup, plan_id: int, refs: Iterable[Me
         exported += row.exported > 0
     letter_index.move_cells(state.tables, group.group_id, LetterState.REPLAYING, cells)
     for (topic_id, partition), count in waiting.items():
-        group.retrying[TopicPartition(topic_id, partition)] += count
+        tp = TopicPartition(topic_id, partition)
+        group.put_back[tp].end_record(end)
+        group.retrying[tp] += count
     group.letters -= waiting.total()
     group.exported_letters -= exported
     state.groups.dirty_groups.add(group.group_id)
@@ -329,6 +335,8 @@ def load_queues(state: State) -> None:
                 row = _waiting(state, group, ref)
                 if row is not None:
                     _add_to_queue(group, ref, row)
+        for queue in group.put_back.values():
+            queue.end_record(0)
 
 
 def before_failure(state: State, group: ConsumerGroup, ref: MessageRef) -> FailedMessage | None:
@@ -355,10 +363,12 @@ def _waiting(state: State, group: ConsumerGroup, ref: MessageRef) -> FailedMessa
     return row if row is not None and _is_put_back(state, ref, row) else None
 
 
-def has_run(group: ConsumerGroup, tp: TopicPartition, start: int, count: int) -> bool:
-    """Return True if letters that plans have put back wait at these offsets."""
+def end_of_run(group: ConsumerGroup, tp: TopicPartition, start: int, count: int) -> int | None:
+    """Return where the record ends in the log that has put back the letters at these
+    offsets; None = not all of them wait.
+    """
     queue = group.put_back.get(tp)
-    return queue is not None and queue.has_run(start, count)
+    return None if queue is None else queue.end_of_run(start, count)
 
 
 def take_run(state: State, group: ConsumerGroup, refs: list[MessageRef]) -> bool:

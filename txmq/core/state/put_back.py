@@ -12,6 +12,7 @@ rows where neighbours go out together (docs/decisions/0116).
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -34,13 +35,18 @@ class PlainLetter(NamedTuple):
 class PutBackQueue:
     """The offsets of a partition that wait, in the order of their return."""
 
-    __slots__ = ("_errors", "_first", "_gone", "_offsets", "_plans", "_positions", "_slots")
+    __slots__ = (
+        "_errors", "_first", "_gone", "_offsets", "_plans", "_positions", "_records", "_slots"
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self._offsets, self._positions, self._errors = array("Q"), array("Q"), array("Q")
         self._plans, self._slots = array("I"), array("I")
         self._first = 0
         self._gone: set[int] = set()  # behind the first one, and not in the queue any more
+        # records that have put letters back: the end of each in the log, and the place
+        # behind its last letter
+        self._records: deque[tuple[int, int]] = deque()
 
     def add(self, offset: int, position: int = 0, letter: PlainLetter | None = None) -> None:
         """Add an offset at the end, with the position of its batch; it may have been
@@ -51,12 +57,35 @@ class PutBackQueue:
             at = self._offsets.index(offset, self._first)
             for column in self._columns:
                 del column[at]
+            self._join_records()
         plan, error, slot = letter or (0, 0, 0)
         self._offsets.append(offset)
         self._positions.append(position)
         self._plans.append(plan)
         self._errors.append(error)
         self._slots.append(slot)
+
+    def end_record(self, end: int) -> None:
+        """Note that what was added last came with a record that ends there in the
+        log.
+        """
+        self._records.append((end, len(self._offsets)))
+
+    def end_of_run(self, start: int, count: int) -> int | None:
+        """Return the end in the log of the record that has put back these neighbours,
+        or of a later one; None = they do not wait side by side near the front.
+        """
+        at = self._find(start, count)
+        if at is None:
+            return None
+        while len(self._records) > 1 and self._records[0][1] <= self._first:
+            self._records.popleft()
+        return next((end for end, behind in self._records if at + count <= behind), 0)
+
+    def _join_records(self) -> None:
+        """Make one of all records: a place has moved."""
+        if self._records:
+            self._records = deque([(self._records[-1][0], len(self._offsets))])
 
     @property
     def _columns(self) -> tuple[array[int], ...]:
@@ -73,18 +102,16 @@ class PutBackQueue:
         if at is None:
             return None
         columns = (self._plans[at : at + count], self._errors[at : at + count])
-        found = zip(*columns, self._slots[at : at + count], strict=True)
-        letters = [PlainLetter(*one) if one[0] else None for one in found]
+        found = list(zip(*columns, self._slots[at : at + count], strict=True))
+        # thousands of letters share a few errors: one object for each of these
+        known = {one: PlainLetter(*one) if one[0] else None for one in set(found)}
+        letters = [known[one] for one in found]
         if at == self._first:
             self._first += count
         else:
             self._gone.update(range(start, start + count))
         self._trim()
         return letters
-
-    def has_run(self, start: int, count: int) -> bool:
-        """Return True if these offsets wait side by side near the front."""
-        return self._find(start, count) is not None
 
     def _find(self, start: int, count: int) -> int | None:
         offsets = self._offsets
@@ -105,6 +132,8 @@ class PutBackQueue:
         if first >= TRIMMED_AT and 2 * first >= len(offsets):
             for column in self._columns:
                 del column[:first]
+            moved = [(end, behind - first) for end, behind in self._records if behind > first]
+            self._records = deque(moved)
             first = 0
         self._first = first
 
