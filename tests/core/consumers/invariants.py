@@ -54,10 +54,11 @@ def check_letter_index(
         if letter is not None:
             letter_index.add(made, group.group_id, letter)
             if stored[message] != row:
-                at, names = letter.died_at, (letter.error_type, letter.fingerprint)
-                cell = (message[0], letter_index.error_of(*names), letter_index.slot_at(at))
-                cells: dict[tuple[int, int, int], letter_index.CellChange] = {}
-                letter_index.add_to_cell(cells, cell, at, letter.replays, names)
+                at = letter.died_at
+                error = letter_index.error_of(letter.error_type, letter.fingerprint)
+                cell = (message[0], error, letter_index.slot_at(at))
+                cells: dict[letter_index.CellKey, letter_index.CellChange] = {}
+                letter_index.add_to_cell(cells, cell, at, letter.replays)
                 letter_index.move_cells(made, group.group_id, LetterState.REPLAYING, cells)
     for message, row in unswept_rows(state, group).items():
         letter = failed_messages.letter_of(message, row)

@@ -15,7 +15,7 @@ from txmq.core.consumers.commands import (
     StoredEntry,
 )
 from txmq.core.consumers.letter_selection import LetterScan, LetterSelection, ScanPosition
-from txmq.core.consumers.plan_steps import AddPlanLetters, AdvancePlan, FreezePlan
+from txmq.core.consumers.plan_steps import AddPlanLetters, AdvancePlan, FreezePlan, PackPlan
 from txmq.core.consumers.plans import CancelPlan, CreatePlan
 from txmq.core.state import failed_messages
 from txmq.core.state.failed_messages import FailedKind, FailedMessage
@@ -112,6 +112,7 @@ class LettersWorld(ConsumersWorld):
         self.do(CreatePlan(name, "g", settings))
         self.do(AddPlanLetters(name, self._some(), complete=True))
         plan_id = self.state.plans.by_name[name].plan_id
+        self.do(PackPlan(plan_id))
         self.do(FreezePlan(plan_id, ""))
         self.do(AdvancePlan(plan_id, 2))
         self.do(CancelPlan(name))

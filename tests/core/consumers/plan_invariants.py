@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from txmq.core.state import failed_messages, plan_letters
+from txmq.core.state import failed_messages, letter_index, plan_blocks, plan_letters
 from txmq.core.state.failed_messages import FailedKind, FailedMessage
+from txmq.core.state.letter_index import CellChange, CellKey
+from txmq.core.state.plan_blocks import Block
 from txmq.core.state.plans import LetterOutcome, Plan, PlanState
 from txmq.store import tables as t
 
@@ -41,6 +44,7 @@ def check_plans(state: State) -> None:
         check_limits(plan, _more(state, plan))
         for placed in letters:
             check_letter(plan, placed, rows)
+        check_blocks(state, plan, letters)
     for place, row in rows.items():
         holder = plan_letters.holder(state, row.plan)
         if holder is not None:
@@ -49,6 +53,38 @@ def check_plans(state: State) -> None:
             assert letter is not None, f"{place} is not in the plan that it names"
             wanted = (LetterOutcome.PLANNED, LetterOutcome.DELIVERED)
             assert letter.outcome in wanted, f"{place} belongs to a plan that has its outcome"
+
+
+def check_blocks(state: State, plan: Plan, letters: list[PlacedLetter]) -> None:
+    """Check that the blocks of a plan say what the rows of their letters do."""
+    group = state.groups.by_id.get(plan.group_id)
+    start, stop = (t.PLAN_KEY.pack(number) for number in (plan.plan_id, plan.plan_id + 1))
+    found: Any = state.tables[t.PLAN_BLOCKS].range(start, stop)
+    for key, fields in found:
+        block = Block(*fields)
+        waiting = [
+            placed
+            for placed in letters
+            if block.first <= placed.key <= key and placed.letter.outcome == LetterOutcome.PLANNED
+        ]
+        if group is None or not plan.unfinished or block.first <= plan.cursor:
+            continue  # nobody reads it any more
+        again = {(*run[:2], offset) for run in block.runs for offset in array("Q", run[2])}
+        assert {placed.ref for placed in waiting} == again
+        assert block.letters == len(waiting) <= plan_blocks.LETTERS
+        cells: dict[CellKey, CellChange] = {}
+        exported = 0
+        for placed in waiting:
+            row = failed_messages.open_letter(state, group, placed.ref, plan.plan_id)
+            assert row is not None, f"{placed} has changed since its block was made"
+            assert row.number == placed.letter.number
+            exported += row.exported > 0
+            error = letter_index.error_of(row.error_type, row.fingerprint)
+            at = row.dead_at or row.first_failed_at
+            cell = (placed.ref[0], error, letter_index.slot_at(at))
+            letter_index.add_to_cell(cells, cell, at, row.replays)
+        assert {(*cell, *change.fields) for cell, change in cells.items()} == set(block.cells)
+        assert exported == block.exported
 
 
 def _more(state: State, plan: Plan) -> int:

@@ -11,6 +11,7 @@ from txmq.core.consumers.plan_steps import (
     AddPlanLetters,
     AdvancePlan,
     FreezePlan,
+    PackPlan,
     TidyPlan,
     manifest_digest,
 )
@@ -51,6 +52,8 @@ class PlansWorld(LettersWorld):
 
     def freeze(self, name: str) -> None:
         plan = self.plan_of(name)
+        while self.do(PackPlan(plan.plan_id)).more:
+            pass
         self.do(FreezePlan(plan.plan_id, run_to_end(manifest_digest(self.state, plan))))
 
     def run_plan(self, name: str, most: int = 1_000) -> None:

@@ -18,6 +18,7 @@ from txmq.core.consumers.plan_steps import (
     AdvancePlan,
     EndLostLetters,
     FreezePlan,
+    PackPlan,
     SweepPlan,
     TidyPlan,
     manifest_digest,
@@ -140,6 +141,7 @@ class PlanningSim(Sim):
             return
         if plan.complete:
             digest = run_to_end(manifest_digest(self.state, plan))
+            self.do_unseen(PackPlan(plan.plan_id))
             self.do_unseen(FreezePlan(plan.plan_id, digest))
             return
         letters = super().letters(plan.group)

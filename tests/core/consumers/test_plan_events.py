@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from txmq.core.events.plans import (
     PlanLettersLeft,
     PlanLettersLost,
     PlanMoved,
+    PlanPacked,
     PlanPutBack,
     PlanTidied,
     PolicyFired,
@@ -86,6 +88,14 @@ def test_the_events_of_a_plan_that_abandons_its_letters() -> None:
         base.decode(kind, bytes.fromhex(data))
 
 
+def test_the_event_of_a_plan_that_is_packed() -> None:
+    packed = PlanPacked(3, b"\1" * 28)
+    data = base.encode(packed)
+    assert base.KINDS[PlanPacked] == 146
+    assert data.hex() == "9203c41c" + "01" * 28
+    assert base.decode(146, data) == packed
+
+
 def test_rows_of_brokers_without_plans_are_read() -> None:
     old: Any = tuple(ROW)[:PLAN_FIELD]
     assert FailedMessage(*old).plan == 0
@@ -93,6 +103,7 @@ def test_rows_of_brokers_without_plans_are_read() -> None:
 
 def test_the_row_of_a_plan_is_read_as_it_was_written() -> None:
     plan = Plan(3, "mend", 7, "g", PlanSettings(most=9), "{}", "ada", 5, recent=("f", ""))
-    assert Plan.from_row(3, plan.to_row()) == plan
+    assert Plan.from_row(3, replace(plan, packed=b"k").to_row()) == replace(plan, packed=b"k")
     shorter = plan.to_row()
     assert Plan.from_row(3, (*shorter[:3], shorter[3][:9], *shorter[4:])).settings.most == 0
+    assert Plan.from_row(3, shorter[:19]) == plan, "older versions knew of no blocks"

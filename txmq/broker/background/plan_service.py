@@ -20,6 +20,8 @@ from txmq.core.consumers.plan_steps import (
     EndLostLetters,
     FreezePlan,
     LostReply,
+    PackPlan,
+    PackReply,
     SweepPlan,
     TidyPlan,
 )
@@ -298,6 +300,18 @@ class PlanService:
             self._begin(plan)
 
     def _counted(self, plan: Plan, digest: str) -> None:
+        self._pack(plan, digest)
+
+    def _pack(self, plan: Plan, digest: str) -> None:
+        self._submit(plan, PackPlan(plan.plan_id), partial(self._packed, digest=digest))
+
+    def _packed(self, plan: Plan, reply: object, digest: str) -> None:
+        if not isinstance(reply, PackReply):
+            return
+        if reply.more:
+            crashpoint("plan.after_pack")
+            self._pack(plan, digest)
+            return
         crashpoint("plan.before_freeze")
         self._submit(plan, FreezePlan(plan.plan_id, digest), self._frozen)
 

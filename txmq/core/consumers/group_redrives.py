@@ -21,7 +21,6 @@ from txmq.core.state.letter_copies import LetterCopy
 from txmq.core.topics import topics
 from txmq.errors import BadRequest
 from txmq.model.topic_partition import TopicPartition
-from txmq.store import tables as t
 
 if TYPE_CHECKING:
     from txmq.core.consumers.commands import TopicOffset
@@ -197,7 +196,7 @@ def apply_given(state: State, event: LettersGiven, context: RecordContext) -> No
         )  # fmt: skip
         letter_copies.add(state, at, row.copies, copied)
         noted = row._replace(copies=row.copies + 1)  # which no index has
-        state.failed_messages.put(t.FAILED_KEY.pack(*at), tuple(noted))
+        failed_messages.change_fields(state, at, row, noted)
     key_fences.apply_changes(state, other, *event.theirs, context.stored_at)
     for topic_id, partition, offset, is_copy in event.letters:
         ref = (topic_id, partition, offset)

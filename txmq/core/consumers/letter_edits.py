@@ -17,7 +17,6 @@ from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.state import failed_messages, letter_edits, log_pins
 from txmq.core.state.letter_edits import LetterVersion
 from txmq.errors import BadRequest, Conflict, UnknownLetter
-from txmq.store import tables as t
 
 if TYPE_CHECKING:
     from txmq.core.consumers.commands import TopicOffset
@@ -148,14 +147,10 @@ def apply_edited(state: State, event: LetterEdited, context: RecordContext) -> N
         number,
         LetterVersion(*span, context.stored_at, event.by, event.reason, event.reverts),
     )
-    state.failed_messages.put(
-        t.FAILED_KEY.pack(*at),
-        tuple(
-            row._replace(
-                position=event.position, length=event.length, row=0, edits=number, exported=0
-            )
-        ),
+    edited = row._replace(
+        position=event.position, length=event.length, row=0, edits=number, exported=0
     )
+    failed_messages.change_fields(state, at, row, edited)
 
 
 DECIDERS: Deciders = {EditLetter: decide_edit}

@@ -19,7 +19,6 @@ from txmq.core.state.letter_copies import LetterCopy
 from txmq.core.topics import key_order, sends, topics
 from txmq.core.topics.sends import StoreBatch, StoreBatches
 from txmq.model.topic_partition import TopicPartition
-from txmq.store import tables as t
 
 if TYPE_CHECKING:
     from txmq.core.consumers.commands import TopicOffset
@@ -176,7 +175,7 @@ def apply_redriven(state: State, event: LettersRedriven, context: RecordContext)
         )
         letter_copies.add(state, at, row.copies, copied)
         noted = row._replace(copies=row.copies + 1)  # which no index has
-        state.failed_messages.put(t.FAILED_KEY.pack(*at), tuple(noted))
+        failed_messages.change_fields(state, at, row, noted)
     key_fences.apply_changes(state, group, event.moves, event.fences, context.stored_at)
 
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections import Counter
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.core.consumers import failures, key_fences
 from txmq.core.consumers.key_fences import FailureChanges
@@ -25,13 +25,15 @@ from txmq.core.events.plans import (
     PlanLettersAdded,
     PlanLettersLost,
     PlanMoved,
+    PlanPacked,
     PlanPutBack,
     PlanSwept,
     PlanTidied,
     SkippedLetter,
 )
-from txmq.core.state import failed_messages, plan_letters
+from txmq.core.state import failed_messages, plan_blocks, plan_letters
 from txmq.core.state.failed_messages import CLOSED
+from txmq.core.state.plan_blocks import Block, PlacedBlock
 from txmq.core.state.plan_letters import PlacedLetter, PlanLetter
 from txmq.core.state.plans import RUNNING, LetterOutcome, Plan, PlanState
 from txmq.errors import BadRequest, Conflict
@@ -46,7 +48,9 @@ if TYPE_CHECKING:
     from txmq.core.state.state import State
     from txmq.core.steps import Steps
 
-STEP_LETTERS = 500  # put back by one record: about 7 ms
+STEP_LETTERS = 500  # put back by one record, each by itself: about 7 ms
+STEP_BLOCKS = 32  # likewise: about 2 ms
+PACKED_LETTERS = 500  # of one record
 SWEPT_LETTERS = 64  # of one record: about a millisecond
 STEP_ROWS = 1_000  # read, added or removed by one record
 READ_ROWS = 250  # by one step of the digest: about a millisecond
@@ -79,6 +83,18 @@ class AddedReply(NamedTuple):
     added: int
     skipped: int
     refused: tuple[TopicOffset, ...]
+
+
+class PackPlan(NamedTuple):
+    """Pack the next letters of a plan that is about to be frozen."""
+
+    plan_id: int
+
+
+class PackReply(NamedTuple):
+    """`more`: other letters are left."""
+
+    more: bool
 
 
 class FreezePlan(NamedTuple):
@@ -200,6 +216,23 @@ def _not_open(state: State, row: FailedMessage) -> str:
     return failures.closed_reason(row) or failures.held_reason(state, row)
 
 
+def decide_pack(state: State, command: PackPlan, now: int) -> Outcome:
+    del now
+    plan = state.plans.by_id.get(command.plan_id)
+    if (
+        plan is None
+        or plan.state is not PlanState.BUILDING
+        or not plan.complete
+        or state.groups.by_id[plan.group_id].ordered  # each letter has to be looked at
+    ):
+        return Outcome(reply=PackReply(more=False))
+    rows = plan_letters.rows_of(state, plan.plan_id, plan.packed)
+    keys = [key for key, _row in islice(rows, PACKED_LETTERS)]
+    if not keys:
+        return Outcome(reply=PackReply(more=False))
+    return Outcome((PlanPacked(plan.plan_id, keys[-1]),), PackReply(more=True))
+
+
 def decide_freeze(state: State, command: FreezePlan, now: int) -> Outcome:
     del now
     plan = state.plans.by_id.get(command.plan_id)
@@ -230,26 +263,21 @@ def decide_advance(state: State, command: AdvancePlan, now: int) -> Outcome:
     moved = next_move(state, plan)
     if moved is not None:
         return Outcome((moved,), AdvanceReply(0, more=moved.state in RUNNING))
-    most = min(command.most, room(plan), STEP_LETTERS)
+    most = min(command.most, room(plan))
     if most <= 0:
         return Outcome(reply=AdvanceReply(0))
     group = state.groups.by_id[plan.group_id]
     changes = FailureChanges(state, group, now)
     skipped: list[SkippedLetter] = []
-    planned, cursor = _PlannedLetters(state, plan, group), plan.cursor
-    for placed in islice(plan_letters.letters_of(state, plan.plan_id, cursor), STEP_ROWS):
-        if planned.replayed >= most:  # it may be one more: see `failures.put_back`
+    planned, cursor = _PlannedLetters(state, plan, group, most), plan.cursor
+    for one in plan_blocks.walk(state, plan, cursor, fits=planned.has_room):
+        if planned.is_full:
             break
-        cursor = placed.key
-        if placed.letter.outcome != LetterOutcome.PLANNED or planned.is_replayed(placed.ref):
-            continue
-        row = planned.look_at(placed.ref)
-        why = reason_to_skip(state, plan, placed, row)
-        if not why:
-            assert row is not None, "there is no reason to skip it"
-            why = planned.pass_letter(changes, placed.ref, row.key_hash, now)
-        if why:
-            skipped.append((*placed.ref, placed.visible_at, why))
+        cursor = one.key
+        if isinstance(one, PlacedBlock):
+            planned.pass_block(one.block)
+        elif why := planned.pass_letter(changes, one, now):
+            skipped.append((*one.ref, one.visible_at, why))
     if cursor == plan.cursor:
         why = f"the log has lost {plan.count(LetterOutcome.PLANNED)} of its letters"
         return Outcome((PlanMoved(plan.plan_id, PlanState.CANCELLED, why, ""),), AdvanceReply(0))
@@ -260,27 +288,61 @@ def decide_advance(state: State, command: AdvancePlan, now: int) -> Outcome:
 
 class _PlannedLetters:
     """The letters that a plan has not put back yet, and those of them that it puts back
-    now.
+    now, at most so many.
     """
 
-    def __init__(self, state: State, plan: Plan, group: ConsumerGroup) -> None:
-        self._state, self._plan, self._group = state, plan, group
+    def __init__(self, state: State, plan: Plan, group: ConsumerGroup, most: int) -> None:
+        self._state, self._plan, self._group, self._most = state, plan, group, most
         self._replayed: set[MessageRef] = set()
         self._row: FailedMessage | None = None
-
-    def look_at(self, ref: MessageRef) -> FailedMessage | None:
-        """Return the row of the letter that may be put back next."""
-        self._row = failed_messages.planned(self._state, self._group, ref, self._plan.plan_id)
-        return self._row
+        self._looked_at = self._blocks = self._in_blocks = 0
 
     @property
     def replayed(self) -> int:
         """Number of letters that are put back now."""
-        return len(self._replayed)
+        return len(self._replayed) + self._in_blocks
 
-    def is_replayed(self, ref: MessageRef) -> bool:
-        """Return True if a letter is put back now."""
-        return ref in self._replayed
+    @property
+    def is_full(self) -> bool:
+        """True if no more letters may be put back, or have room in the record. There
+        may be one more of them: see `failures.put_back`.
+        """
+        return (
+            self.replayed >= self._most
+            or len(self._replayed) >= STEP_LETTERS
+            or self._looked_at >= STEP_ROWS
+            or self._blocks >= STEP_BLOCKS
+        )
+
+    def has_room(self, block: Block) -> bool:
+        """Return True if all letters of a block may be put back now."""
+        return self.replayed + block.letters <= self._most and not any(
+            self._state.topics_by_id[run[0]].deleted for run in block.runs
+        )
+
+    def pass_block(self, block: Block) -> None:
+        """Put back the letters of a block."""
+        self._blocks += 1
+        self._in_blocks += block.letters
+
+    def pass_letter(self, changes: FailureChanges, placed: PlacedLetter, now: int) -> str:
+        """Put back a letter, unless something has become of it; return why it is
+        skipped, "" = it is not.
+        """
+        self._looked_at += 1
+        ref = placed.ref
+        if placed.letter.outcome != LetterOutcome.PLANNED or ref in self._replayed:
+            return ""
+        row = failed_messages.planned(self._state, self._group, ref, self._plan.plan_id)
+        why = reason_to_skip(self._state, self._plan, placed, row)
+        if why:
+            return why
+        assert row is not None, "there is no reason to skip it"
+        if self._group.ordered:
+            self._row = row
+            return failures.put_back(self._state, changes, ref, row.key_hash, self, now)
+        self._replayed.add(ref)
+        return ""
 
     def has(self, ref: MessageRef) -> bool:
         """Return True if the plan can put this letter back."""
@@ -300,15 +362,6 @@ class _PlannedLetters:
         assert row is not None, "the plan can put it back"
         self._replayed.add(ref)
         return failed_messages.replayed_row(row)._replace(plan=self._plan.plan_id)
-
-    def pass_letter(
-        self, changes: FailureChanges, ref: MessageRef, key_hash: int | None, now: int
-    ) -> str:
-        """Put back the letter that was looked at; return why it is not, "" = it is."""
-        if self._group.ordered:
-            return failures.put_back(self._state, changes, ref, key_hash, self, now)
-        self._replayed.add(ref)
-        return ""
 
     def put_back(self, changes: FailureChanges, ref: MessageRef, now: int) -> None:
         """Add a letter that the cursor passes. Its row changes only where it waits
@@ -483,6 +536,17 @@ def apply_added(state: State, event: PlanLettersAdded, context: RecordContext) -
     state.plans.dirty.add(plan.plan_id)
 
 
+def apply_packed(state: State, event: PlanPacked, context: RecordContext) -> None:
+    del context
+    plan = state.plans.by_id[event.plan_id]
+    group = state.groups.by_id[plan.group_id]
+
+    def open_letter(ref: MessageRef) -> FailedMessage | None:
+        return failed_messages.open_letter(state, group, ref, plan.plan_id)
+
+    plan_blocks.pack(state, plan, event.cursor, open_letter)
+
+
 def apply_frozen(state: State, event: PlanFrozen, context: RecordContext) -> None:
     plan = state.plans.by_id[event.plan_id]
     plan.digest, plan.changed_at = event.digest, context.stored_at
@@ -508,13 +572,17 @@ def _pass(state: State, plan: Plan, group: ConsumerGroup, cursor: bytes, end: in
     """Apply: put back what nothing has become of, up to the cursor, by a record that
     ends there in the log.
     """
-    passed: list[Any] = [
-        t.PLAN_LETTER_KEY.unpack(key)[2:]
-        for key, letter in plan_letters.rows_of(state, plan.plan_id, plan.cursor, cursor)
-        if letter[0] == LetterOutcome.PLANNED
-    ]
+    passed: list[MessageRef | PlacedBlock] = []
+    letters = 0
+    for one in plan_blocks.walk(state, plan, plan.cursor, cursor):
+        if isinstance(one, PlacedBlock):
+            passed.append(one)
+            letters += one.block.letters
+        elif one.letter.outcome == LetterOutcome.PLANNED:
+            passed.append(one.ref)
+            letters += 1
     plan.cursor = cursor
-    plan_letters.count_passed(state, plan, len(passed), LetterOutcome.DELIVERED)
+    plan_letters.count_passed(state, plan, letters, LetterOutcome.DELIVERED)
     failed_messages.put_back(state, group, plan.plan_id, passed, end)
 
 
@@ -572,12 +640,17 @@ def apply_tidied(state: State, event: PlanTidied, context: RecordContext) -> Non
         if group is not None and placed.letter.outcome == LetterOutcome.DELIVERED:
             failed_messages.leave_plan(state, group, placed.ref, plan.plan_id)
         state.tables[t.PLAN_LETTERS].delete(placed.key)
-    if len(letters) < event.most and plan_letters.forget_done(state, plan, event.most):
+    if (
+        len(letters) < event.most
+        and plan_blocks.forget_all(state, plan, event.most)
+        and plan_letters.forget_done(state, plan, event.most)
+    ):
         state.plans.remove(plan)
 
 
 DECIDERS: Deciders = {
     AddPlanLetters: decide_add,
+    PackPlan: decide_pack,
     FreezePlan: decide_freeze,
     AdvancePlan: decide_advance,
     EndLostLetters: decide_end_lost,
@@ -586,6 +659,7 @@ DECIDERS: Deciders = {
 }
 APPLIERS: Appliers = {
     PlanLettersAdded: apply_added,
+    PlanPacked: apply_packed,
     PlanFrozen: apply_frozen,
     PlanAdvanced: apply_advanced,
     PlanPutBack: apply_advanced,

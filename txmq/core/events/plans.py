@@ -1,4 +1,4 @@
-"""Events of replay plans: kinds 128 to 139, 145, 160 and 161.
+"""Events of replay plans: kinds 128 to 139, 145, 146, 160 and 161.
 
 Letters are (topic id, partition, offset[, ...]). What becomes of a letter that is put
 back follows from the events of consumers: `apply` of those records it.
@@ -42,6 +42,16 @@ class PlanLettersAdded(NamedTuple):
     letters: tuple[NotPlanned, ...]
     scan: str
     complete: bool
+
+
+@event(146)
+class PlanPacked(NamedTuple):
+    """What putting back has to know of the next letters of a plan was packed in blocks,
+    up to the key `cursor` of table `plan_letters`.
+    """
+
+    plan_id: int
+    cursor: bytes
 
 
 @event(130)

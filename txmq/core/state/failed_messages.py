@@ -18,17 +18,19 @@ from __future__ import annotations
 from collections import Counter
 from enum import IntEnum
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from txmq.core.state import (
     letter_copies,
     letter_edits,
     letter_index,
     local_stores,
+    plan_blocks,
     plan_letters,
 )
 from txmq.core.state.letter_index import Letter, LetterState
 from txmq.core.state.local_stores import StoredMessage
+from txmq.core.state.plan_blocks import BlockRun, PlacedBlock
 from txmq.core.state.plans import LetterOutcome
 from txmq.core.state.positions import UNDELIVERED
 from txmq.core.state.put_back import PlainLetter, PutBackQueue
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
     from txmq.core.state.state import State
 
+OFFSET_BYTES = 8  # of a column of offsets
 # lost consumers after which a message goes out alone (`core/consumers/poison.py`)
 ISOLATED_AFTER = 3
 
@@ -257,21 +260,28 @@ def replayed_row(row: FailedMessage, **changes: Any) -> FailedMessage:  # noqa: 
 
 
 def put_back(
-    state: State, group: ConsumerGroup, plan_id: int, refs: Iterable[MessageRef], end: int
+    state: State,
+    group: ConsumerGroup,
+    plan_id: int,
+    letters: Iterable[MessageRef | PlacedBlock],
+    end: int,
 ) -> None:
     """Apply: a plan's cursor has passed these letters, by a record that ends there in
     the log.
     """
-    cells: dict[tuple[int, int, int], letter_index.CellChange] = {}
+    cells: dict[letter_index.CellKey, letter_index.CellChange] = {}
     waiting, exported = Counter[tuple[int, int]](), 0
-    for ref in refs:
-        row = _raw(state, group, ref)
+    for one in letters:
+        if isinstance(one, PlacedBlock):
+            exported += _put_back_block(state, group, plan_id, one, cells, waiting)
+            continue
+        row = _raw(state, group, one)
         if row is None or (row.kind, row.plan, row.token) != (FailedKind.LETTER, plan_id, b""):
             continue  # the log has lost what became of it
-        error, slot = _add_to_queue(group, ref, row)
-        died_at, names = row.dead_at or row.first_failed_at, (row.error_type, row.fingerprint)
-        letter_index.add_to_cell(cells, (ref[0], error, slot), died_at, row.replays, names)
-        waiting[ref[:2]] += 1
+        error, slot = _add_to_queue(group, one, row)
+        died_at = row.dead_at or row.first_failed_at
+        letter_index.add_to_cell(cells, (one[0], error, slot), died_at, row.replays)
+        waiting[one[:2]] += 1
         exported += row.exported > 0
     letter_index.move_cells(state.tables, group.group_id, LetterState.REPLAYING, cells)
     for (topic_id, partition), count in waiting.items():
@@ -287,7 +297,7 @@ def abandon(
     state: State, group: ConsumerGroup, plan_id: int, refs: Iterable[MessageRef], reason: str
 ) -> None:
     """Apply: a plan abandons these letters, which it holds."""
-    cells: dict[tuple[int, int, int], letter_index.CellChange] = {}
+    cells: dict[letter_index.CellKey, letter_index.CellChange] = {}
     letters = exported = 0
     for ref in refs:
         row = _raw(state, group, ref)
@@ -306,16 +316,54 @@ def abandon(
     state.groups.dirty_groups.add(group.group_id)
 
 
+def _put_back_block(
+    state: State,
+    group: ConsumerGroup,
+    plan_id: int,
+    placed: PlacedBlock,
+    cells: dict[letter_index.CellKey, letter_index.CellChange],
+    waiting: Counter[tuple[int, int]],
+) -> int:
+    """Apply: add the letters of a block to their queues. Return the number of those
+    that an export has.
+    """
+    block = placed.block
+    for run in map(BlockRun._make, block.runs):
+        tp = (run.topic_id, run.partition)
+        _queue_of(group, tp).extend(plan_id, run)
+        waiting[tp] += len(run.offsets) // OFFSET_BYTES
+    for topic_id, error, slot, *change in block.cells:
+        letter_index.merge_cell(cells, (topic_id, error, slot), *change)
+    plan_blocks.remove(state, placed.key)
+    return block.exported
+
+
+def open_letter(
+    state: State, group: ConsumerGroup, ref: MessageRef, plan_id: int
+) -> FailedMessage | None:
+    """Return the row of a letter that this plan can put back, and whose ack will need
+    nothing but to be counted.
+    """
+    row = _raw(state, group, ref)
+    if row is None or (row.kind, row.plan, row.token) != (FailedKind.LETTER, plan_id, b""):
+        return None
+    return None if row.edits or row.copies else row
+
+
 def _add_to_queue(group: ConsumerGroup, ref: MessageRef, row: FailedMessage) -> tuple[int, int]:
     """Apply: a letter waits for a consumer. Return its error and slot in the index."""
-    queue = group.put_back.get(ref[:2])  # type: ignore[call-overload]  # equal to a TopicPartition
-    if queue is None:
-        queue = group.put_back[TopicPartition(ref[0], ref[1])] = PutBackQueue()
     letter = _plain(row)
     # of these, more has to be forgotten than their rows
     others = row.edits or row.copies
-    queue.add(ref[2], row.position, None if others else letter)
+    _queue_of(group, ref[:2]).add(ref[2], row.position, None if others else letter)
     return letter.error, letter.slot
+
+
+def _queue_of(group: ConsumerGroup, tp: tuple[int, int]) -> PutBackQueue:
+    queue = group.put_back.get(tp)  # type: ignore[call-overload]  # equal to a TopicPartition
+    if queue is None:
+        queue = group.put_back[TopicPartition(*tp)] = PutBackQueue()
+    return cast("PutBackQueue", queue)
 
 
 def _plain(row: FailedMessage) -> PlainLetter:
@@ -451,8 +499,28 @@ def set_plan(state: State, group: ConsumerGroup, ref: MessageRef, plan_id: int) 
     """Apply: an open letter belongs to a plan from now on."""
     row = _stored(state, group, ref)
     assert row is not None, "it was planned"
-    key = t.FAILED_KEY.pack(group.group_id, *ref)
-    state.failed_messages.put(key, tuple(row._replace(plan=plan_id)))
+    _rewrite(state, group, ref, row, plan=plan_id)
+
+
+def _rewrite(
+    state: State,
+    group: ConsumerGroup,
+    ref: MessageRef,
+    row: FailedMessage,
+    **changes: Any,  # noqa: ANN401  # fields
+) -> None:
+    """Apply: change fields of a row that no index has."""
+    change_fields(state, (group.group_id, *ref), row, row._replace(**changes))
+
+
+def change_fields(
+    state: State, at: tuple[int, int, int, int], row: FailedMessage, to: FailedMessage
+) -> None:
+    """Apply: change fields of a row that no index has. `at` is the group's id with the
+    message's place.
+    """
+    plan_blocks.forget(state, row.plan, row.visible_at, at[1:])
+    state.failed_messages.put(t.FAILED_KEY.pack(*at), tuple(to))
 
 
 def leave_plan(state: State, group: ConsumerGroup, ref: MessageRef, plan_id: int) -> None:
@@ -462,8 +530,7 @@ def leave_plan(state: State, group: ConsumerGroup, ref: MessageRef, plan_id: int
         return
     row = current(state, group, ref, stored)
     if row is stored:
-        key = t.FAILED_KEY.pack(group.group_id, *ref)
-        state.failed_messages.put(key, tuple(row._replace(plan=0)))
+        _rewrite(state, group, ref, row, plan=0)
     else:
         drop(state, group, ref)
         put(state, group, ref, row._replace(plan=0))
@@ -476,6 +543,7 @@ def drop(state: State, group: ConsumerGroup, ref: MessageRef) -> FailedMessage |
     if stored is None:
         return None
     row = current(state, group, ref, stored)
+    plan_blocks.forget(state, stored.plan, stored.visible_at, ref)
     state.failed_messages.delete(t.FAILED_KEY.pack(group.group_id, *ref))
     letter = letter_of(ref, stored)
     if letter is not None:
@@ -642,9 +710,7 @@ def set_exported(state: State, group: ConsumerGroup, ref: MessageRef, at: int) -
     """Apply: an export has this dead letter since then; no index knows of it."""
     row = _stored(state, group, ref)
     assert row is not None, "the decision has found it"
-    state.failed_messages.put(
-        t.FAILED_KEY.pack(group.group_id, *ref), tuple(row._replace(exported=at))
-    )
+    _rewrite(state, group, ref, row, exported=at)
     if row.kind == FailedKind.LETTER and not row.exported:
         group.exported_letters += 1
         state.groups.dirty_groups.add(group.group_id)

@@ -102,8 +102,13 @@ class CellChange:
     replayed: int
     first: int
     last: int
-    error_type: str
-    fingerprint: str
+
+    @property
+    def fields(self) -> tuple[int, int, int, int]:
+        return (self.letters, self.replayed, self.first, self.last)
+
+
+CellKey = tuple[int, int, int]  # topic id, error and slot
 
 
 class CellsOfError(NamedTuple):
@@ -165,27 +170,28 @@ def slot_at(at: int) -> int:
     return at // SLOT
 
 
-def add_to_cell(
-    cells: dict[tuple[int, int, int], CellChange],
-    key: tuple[int, int, int],
-    died_at: int,
-    replays: int,
-    names: tuple[str, str],
+def add_to_cell(cells: dict[CellKey, CellChange], key: CellKey, died_at: int, replays: int) -> None:
+    """Add a letter to the change of its cell."""
+    merge_cell(cells, key, 1, int(bool(replays)), died_at, died_at)
+
+
+def merge_cell(
+    cells: dict[CellKey, CellChange],
+    key: CellKey,
+    letters: int,
+    replayed: int,
+    first: int,
+    last: int,
 ) -> None:
-    """Add a letter to the change of its cell: topic id, error and slot. `names` are
-    those of its error.
-    """
+    """Add letters to the change of their cell, with the first and the last death."""
     change = cells.get(key)
     if change is None:
-        cells[key] = CellChange(1, int(bool(replays)), died_at, died_at, *names)
+        cells[key] = CellChange(letters, replayed, first, last)
         return
-    change.letters += 1
-    if replays:
-        change.replayed += 1
-    if died_at < change.first:
-        change.first = died_at
-    elif died_at > change.last:
-        change.last = died_at
+    change.letters += letters
+    change.replayed += replayed
+    change.first = min(change.first, first)
+    change.last = max(change.last, last)
 
 
 def move(
@@ -193,7 +199,7 @@ def move(
     group_id: int,
     letter: Letter,
     to: LetterState,
-    cells: dict[tuple[int, int, int], CellChange],
+    cells: dict[CellKey, CellChange],
 ) -> None:
     """Apply: an open letter goes to another settled state. It is added to the changes
     of `cells`, by which it will be counted there.
@@ -202,33 +208,38 @@ def move(
     for key in keys_of(group_id, letter):
         index.delete(key)
         index.put(key[:STATE_AT] + state + key[STATE_AT + 1 :], ())
-    names = (letter.error_type, letter.fingerprint)
-    cell = (letter.topic_id, error_of(*names), slot_at(letter.died_at))
-    add_to_cell(cells, cell, letter.died_at, letter.replays, names)
+    error = error_of(letter.error_type, letter.fingerprint)
+    cell = (letter.topic_id, error, slot_at(letter.died_at))
+    add_to_cell(cells, cell, letter.died_at, letter.replays)
 
 
 def move_cells(
     tables: Mapping[str, Table] | Tables,
     group_id: int,
     state: LetterState,
-    changed: dict[tuple[int, int, int], CellChange],
+    changed: dict[CellKey, CellChange],
 ) -> None:
     """Apply: open letters are counted in another state from now on. Those that are
     being replayed keep their places in the index until they end or fail.
     """
     cells = tables[t.LETTER_CELLS]
     for (topic_id, error, slot), change in changed.items():
+        count, replayed, first, last = change.fields
         key = CELL_KEY.pack(group_id, LetterState.OPEN, topic_id, error, slot)
-        _count(cells, key, -change.letters, -change.replayed)
-        names, count = (change.error_type, change.fingerprint), change.letters
-        replayed = count if state is LetterState.REPLAYING else change.replayed
-        to = CELL_KEY.pack(group_id, state, topic_id, error, slot)
-        row: Any = cells.get(to)
-        if row is None:
-            cells.put(to, (count, replayed, change.first, change.last, *names))
+        row: Any = cells.get(key)
+        names = row[4:]
+        if row[0] == count:
+            cells.delete(key)
         else:
-            first, last = min(row[2], change.first), max(row[3], change.last)
-            cells.put(to, (row[0] + count, row[1] + replayed, first, last, *names))
+            cells.put(key, (row[0] - count, row[1] - replayed, *row[2:]))
+        now_replayed = count if state is LetterState.REPLAYING else replayed
+        to = CELL_KEY.pack(group_id, state, topic_id, error, slot)
+        row = cells.get(to)
+        if row is None:
+            cells.put(to, (count, now_replayed, first, last, *names))
+        else:
+            first, last = min(row[2], first), max(row[3], last)
+            cells.put(to, (row[0] + count, row[1] + now_replayed, first, last, *names))
 
 
 def count_processed(

@@ -103,10 +103,14 @@ def is_put_back(state: State, plan_id: int, visible_at: int, ref: MessageRef) ->
     return plan is not None and key_of(plan_id, visible_at, ref) <= plan.cursor
 
 
-def letters_of(state: State, plan_id: int, after: bytes = b"") -> Iterator[PlacedLetter]:
-    """Yield the letters of a plan in order, from those behind the key `after` on."""
+def letters_of(
+    state: State, plan_id: int, after: bytes = b"", last: bytes | None = None
+) -> Iterator[PlacedLetter]:
+    """Yield the letters of a plan in order, from those behind the key `after` on, up to
+    the key `last`.
+    """
     plan = state.plans.by_id.get(plan_id)
-    for key, row in rows_of(state, plan_id, after):
+    for key, row in rows_of(state, plan_id, after, last):
         _plan_id, visible_at, *ref = t.PLAN_LETTER_KEY.unpack(key)
         letter = PlanLetter(*row)
         if plan and key <= plan.cursor and letter.outcome == LetterOutcome.PLANNED:

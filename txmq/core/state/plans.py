@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 COUNTERS_KEY = t.PLAN_KEY.pack(0)
-UNSWEPT_AT = 19  # of a plan's row: older versions did not write it
+UNSWEPT_AT, PACKED_AT = 19, 20  # of a plan's row: older versions did not write them
 
 
 class PlanState(IntEnum):
@@ -118,6 +118,7 @@ class Plan:
     cursor: bytes = b""
     counts: dict[int, int] = field(default_factory=dict)  # letters by outcome
     recent: tuple[str, ...] = ()
+    packed: bytes = b""  # key of the last letter that was looked at for a block
     # processed letters that are not swept, by chunk: topic id, partition, number
     unswept: dict[tuple[int, int, int], int] = field(default_factory=dict)
 
@@ -172,6 +173,7 @@ class Plan:
             tuple(sorted(self.counts.items())),
             self.recent,
             bool(self.unswept),
+            self.packed,
         )
 
     @classmethod
@@ -179,11 +181,13 @@ class Plan:
         name, group_id, group, settings, selection, by, made_at, state, why, *rest = row
         resume_to, approved_by, changed_at, started_at, digest, scan, *rest = rest
         complete, cursor, counts, recent, *_later = rest
-        return cls(
+        plan = cls(
             plan_id, name, group_id, group, PlanSettings(*settings), selection, by, made_at,
             PlanState(state), why, PlanState(resume_to), approved_by, changed_at, started_at,
             digest, scan, complete, cursor, dict(counts), tuple(recent),
         )  # fmt: skip
+        plan.packed = row[PACKED_AT] if len(row) > PACKED_AT else b""
+        return plan
 
 
 @dataclass(slots=True)
@@ -257,7 +261,7 @@ class PlanRegistry:
                 self.by_name[plan.name] = plan
             if plan.state not in FINISHED:
                 self.active[plan_id] = plan
-            if row[UNSWEPT_AT:] == (True,):
+            if row[UNSWEPT_AT:PACKED_AT] == (True,):
                 self._load_unswept(tables, plan)
 
     def _load_unswept(self, tables: t.Tables, plan: Plan) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,6 +30,19 @@ class PlainLetter(NamedTuple):
     plan: int
     error: int
     slot: int
+
+
+class QueuedRun(Protocol):
+    """Letters that are put back together, as columns of bytes."""
+
+    @property
+    def offsets(self) -> bytes: ...
+    @property
+    def positions(self) -> bytes: ...
+    @property
+    def errors(self) -> bytes: ...
+    @property
+    def slots(self) -> bytes: ...
 
 
 class PutBackQueue:
@@ -64,6 +77,20 @@ class PutBackQueue:
         self._plans.append(plan)
         self._errors.append(error)
         self._slots.append(slot)
+
+    def extend(self, plan: int, run: QueuedRun) -> None:
+        """Add offsets of letters of a plan at the end: columns as bytes."""
+        offsets = array("Q", run.offsets)
+        if not self._gone.isdisjoint(offsets):
+            columns = (array("Q", run.positions), array("Q", run.errors), array("I", run.slots))
+            for offset, position, error, slot in zip(offsets, *columns, strict=True):
+                self.add(offset, position, PlainLetter(plan, error, slot))
+            return
+        self._offsets.extend(offsets)
+        self._positions.frombytes(run.positions)
+        self._errors.frombytes(run.errors)
+        self._slots.frombytes(run.slots)
+        self._plans.extend([plan] * len(offsets))
 
     def end_record(self, end: int) -> None:
         """Note that what was added last came with a record that ends there in the

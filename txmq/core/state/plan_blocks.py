@@ -1,0 +1,225 @@
+"""Blocks of letters of replay plans: what putting them back has to know of many letters
+in one row.
+
+Before a plan is frozen, its letters are packed in the order of publication, up to 64 in
+a row of table `plan_blocks`. The key is that of the last letter. A row is true as long
+as none of its letters has changed: whatever changes a planned letter removes its block
+(`forget`), and then each of its letters is looked at by itself. A block goes when it is
+put back.
+
+Ordered groups have none: there a letter may have to wait behind another one of its key.
+"""
+
+from __future__ import annotations
+
+from array import array
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from txmq.core.state import letter_index, plan_letters
+from txmq.core.state.letter_index import CellChange, CellKey
+from txmq.core.state.plans import LetterOutcome
+from txmq.store import tables as t
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from txmq.core.state.consumer_groups import MessageRef
+    from txmq.core.state.plan_letters import PlacedLetter
+    from txmq.core.state.plans import Plan
+    from txmq.core.state.state import State
+
+LETTERS = 64  # of a block, at most
+
+
+class OpenLetter(Protocol):
+    """What a block has to know of the row of a letter in table `moved`."""
+
+    @property
+    def position(self) -> int: ...
+    @property
+    def number(self) -> int: ...
+    @property
+    def error_type(self) -> str: ...
+    @property
+    def fingerprint(self) -> str: ...
+    @property
+    def first_failed_at(self) -> int: ...
+    @property
+    def dead_at(self) -> int: ...
+    @property
+    def replays(self) -> int: ...
+    @property
+    def exported(self) -> int: ...
+
+
+class BlockRun(NamedTuple):
+    """Letters of a partition, in order. The columns are those of the queue
+    (`put_back`), as bytes: eight of each letter, the slots four.
+
+    A batch that was moved in the log since is still known by its former position.
+    """
+
+    topic_id: int
+    partition: int
+    offsets: bytes
+    positions: bytes
+    errors: bytes
+    slots: bytes
+
+
+class Block(NamedTuple):
+    """A row of table `plan_blocks`.
+
+    `after` is the key of the letter before the first one, `exported` the number of
+    letters that an export has. `cells` are changes of counts: topic id, error and slot
+    of each with the fields of `CellChange`.
+    """
+
+    after: bytes
+    first: bytes
+    letters: int
+    exported: int
+    runs: tuple[BlockRun, ...]
+    cells: tuple[tuple[int, ...], ...]
+
+
+class PlacedBlock(NamedTuple):
+    """A block with its key, which is that of its last letter."""
+
+    key: bytes
+    block: Block
+
+
+class _Builder:
+    """A block to which letters are added."""
+
+    def __init__(self, after: bytes) -> None:
+        self._after, self._first, self._last = after, b"", b""
+        self._letters = self._exported = 0
+        self._runs: dict[tuple[int, int], tuple[array[int], ...]] = {}
+        self._cells: dict[CellKey, CellChange] = {}
+
+    def add(self, key: bytes, ref: MessageRef, row: OpenLetter) -> bool:
+        """Add a letter; return True if the block is full."""
+        died_at = row.dead_at or row.first_failed_at
+        error = letter_index.error_of(row.error_type, row.fingerprint)
+        slot = letter_index.slot_at(died_at)
+        columns = self._runs.get(ref[:2])
+        if columns is None:
+            columns = self._runs[ref[:2]] = (array("Q"), array("Q"), array("Q"), array("I"))
+        for column, value in zip(columns, (ref[2], row.position, error, slot), strict=True):
+            column.append(value)
+        letter_index.add_to_cell(self._cells, (ref[0], error, slot), died_at, row.replays)
+        self._first, self._last = self._first or key, key
+        self._letters += 1
+        self._exported += row.exported > 0
+        return self._letters >= LETTERS
+
+    def save(self, state: State) -> None:
+        """Apply: write the block, if it has letters."""
+        if not self._letters:
+            return
+        runs = tuple(
+            BlockRun(*tp, *(column.tobytes() for column in columns))
+            for tp, columns in self._runs.items()
+        )
+        cells = tuple((*cell, *change.fields) for cell, change in self._cells.items())
+        block = Block(self._after, self._first, self._letters, self._exported, runs, cells)
+        state.tables[t.PLAN_BLOCKS].put(self._last, tuple(block))
+
+
+def pack(
+    state: State,
+    plan: Plan,
+    cursor: bytes,
+    find: Callable[[MessageRef], OpenLetter | None],
+) -> None:
+    """Apply: make blocks of the next letters, up to the key `cursor`. `find` returns
+    the row of a letter that the plan can put back without looking at it again.
+    """
+    after = plan.packed
+    builder = _Builder(after)
+    for key, letter in list(plan_letters.rows_of(state, plan.plan_id, after, cursor)):
+        if letter[0] != LetterOutcome.PLANNED:
+            continue
+        ref: Any = t.PLAN_LETTER_KEY.unpack(key)[2:]
+        row = find(ref)
+        plain = row is not None and row.number == letter[1]
+        if row is not None and plain and not builder.add(key, ref, row):
+            after = key
+            continue
+        builder.save(state)
+        after = key
+        builder = _Builder(after)
+    builder.save(state)
+    plan.packed = cursor
+    state.plans.dirty.add(plan.plan_id)
+
+
+def forget(state: State, plan_id: int, visible_at: int, ref: MessageRef) -> None:
+    """Apply: a letter changes that its plan has not put back. What its block says is
+    true no more.
+    """
+    plan = state.plans.by_id.get(plan_id)
+    if plan is None or not plan.packed:
+        return
+    key = plan_letters.key_of(plan_id, visible_at, ref)
+    if not plan.cursor < key <= plan.packed:
+        return
+    for placed in islice(_blocks(state, plan_id, key), 1):
+        if placed.block.first <= key:
+            state.tables[t.PLAN_BLOCKS].delete(placed.key)
+
+
+def remove(state: State, key: bytes) -> None:
+    """Apply: a block is put back."""
+    state.tables[t.PLAN_BLOCKS].delete(key)
+
+
+def forget_all(state: State, plan: Plan, most: int) -> bool:
+    """Apply: remove at most so many blocks of a deleted plan. Return True if there are
+    no more.
+    """
+    start = t.PLAN_KEY.pack(plan.plan_id)
+    keys = [placed.key for placed in islice(_blocks(state, plan.plan_id, start), most)]
+    for key in keys:
+        remove(state, key)
+    return len(keys) < most
+
+
+def walk(
+    state: State,
+    plan: Plan,
+    after: bytes,
+    last: bytes | None = None,
+    fits: Callable[[Block], bool] = lambda _block: True,
+) -> Iterator[PlacedBlock | PlacedLetter]:
+    """Yield the letters of a plan in order, from those behind the key `after` on, up to
+    the key `last`: in blocks that lie between these keys and are wanted, or each.
+    """
+    if plan.packed:
+        start = max(after + b"\0", t.PLAN_KEY.pack(plan.plan_id))
+        for placed in _blocks(state, plan.plan_id, start, last):
+            block = placed.block
+            if block.first <= after:
+                continue  # its first letters are put back
+            if block.after > after:
+                yield from plan_letters.letters_of(state, plan.plan_id, after, block.after)
+            if fits(block):
+                yield placed
+            else:
+                before = max(after, block.after)
+                yield from plan_letters.letters_of(state, plan.plan_id, before, placed.key)
+            after = placed.key
+    if last is None or after < last:
+        yield from plan_letters.letters_of(state, plan.plan_id, after, last)
+
+
+def _blocks(
+    state: State, plan_id: int, start: bytes, last: bytes | None = None
+) -> Iterator[PlacedBlock]:
+    stop = t.PLAN_KEY.pack(plan_id + 1) if last is None else last + b"\0"
+    rows: Any = state.tables[t.PLAN_BLOCKS].range(start, stop)
+    for key, row in rows:
+        yield PlacedBlock(key, Block._make(row))
