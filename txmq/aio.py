@@ -27,6 +27,7 @@ from txmq.client.aio.transaction.enlisted import EnlistedTransaction
 from txmq.client.aio.transaction.half import HalfTransaction
 from txmq.client.aio.transaction.postgres import PostgresTransaction
 from txmq.client.aio.transaction.xa import XaTransaction
+from txmq.client.aio.transaction.xa_resource import XaResource
 from txmq.client.aio.typed import TypedTopic
 from txmq.client.protocol.audit import AuditEntry
 from txmq.client.protocol.awaited.plans import ReplayPlan
@@ -77,6 +78,7 @@ __all__ = [
     "Transaction",
     "Trial",
     "TypedTopic",
+    "XaResource",
     "XaTransaction",
     "connect",
     "emit",
@@ -110,7 +112,8 @@ def connect(
 
     It connects when it is first used, on the event loop that runs then. `txmq.connect`
     describes `url`, `service` and `partition_map`,
-    `txmq.client.protocol.settings.Options` the options. Raises ConfigError.
+    `txmq.client.protocol.settings.Options` the options. Raises ConfigError, and
+    StoreError where a spool cannot be opened.
     """
     settings = ClientSettings.of(service, **options).at(url)
     if not isinstance(url, str):
@@ -122,4 +125,9 @@ def connect(
             "a broker knows its own partitions",
             hint="leave it out, or give a sequence of URLs",
         )
+    if settings.spool is not None:
+        # The store's modules are for those who have one.
+        from txmq.client.aio.spooling import SpoolingClient  # noqa: PLC0415
+
+        return traced(SpoolingClient(url, settings), settings)
     return traced(Client(AioCore(url, settings)), settings)

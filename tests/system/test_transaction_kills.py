@@ -52,7 +52,8 @@ ROLES = {
     "backup", "restore",  # of a log
     "spark",  # a task or the driver of a job in Spark
 }  # fmt: skip
-AIO = Path(txmq.__file__ or "").parent / "client" / "aio"
+CLIENT = Path(txmq.__file__ or "").parent / "client"
+ON_A_LOOP = (CLIENT / "aio", CLIENT / "protocol" / "awaited")
 CRASHPOINTS = {  # True: the transaction is committed there
     "tx.before_group": False,
     "tx.after_group": False,
@@ -72,13 +73,14 @@ def system(tmp_path: Path, crashable_database: str) -> Iterator[OrderSystem]:
 def test_no_crash_point_is_left_out() -> None:
     """Each crash point has a literal name, and a test that names it.
 
-    A step of a transaction has one name in the blocking client and on asyncio.
+    A step of a transaction has one name in the blocking client and on event loops.
     """
     found, on_asyncio = Counter[str](), Counter[str]()
     for package in (txmq, txmq_spark):
         for source in Path(package.__file__ or "").parent.rglob("*.py"):
             calls = re.findall(r"(?<!def )\bcrashpoint\((.*)", source.read_text("utf-8"))
-            names = on_asyncio if source.is_relative_to(AIO) else found
+            on_a_loop = any(source.is_relative_to(folder) for folder in ON_A_LOOP)
+            names = on_asyncio if on_a_loop else found
             names.update(call.removeprefix('"').removesuffix('")') for call in calls)
     assert set(on_asyncio.values()) == {1}
     assert on_asyncio.keys() <= found.keys()

@@ -26,9 +26,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from txmq.client.blocking.core import core_of
 from txmq.client.blocking.transaction.decisions import await_state, submit_decision
-from txmq.client.blocking.transaction.foreign_branch import ForeignBranch
 from txmq.client.blocking.transaction.transaction import TransactionOperations
+from txmq.client.blocking.transaction.xa_resource import BlockingBroker, ForeignBundle
 from txmq.client.log import get_logger
+from txmq.client.protocol.awaited.foreign_branch import ForeignBranch
 from txmq.client.protocol.transaction.bundle import BundlePosition
 from txmq.client.protocol.transaction.lifecycle import Stage
 from txmq.client.protocol.transaction.tokens import new_token
@@ -36,6 +37,7 @@ from txmq.errors import ClientClosed, ConfigError, RequestTimeout, TxmqError
 from txmq.errors.xa import XaProtocol
 from txmq.model.bundle import BundleState
 from txmq.model.message import COMMIT, check_name
+from txmq.tx.postgres.driver import run
 from txmq.tx.xid import FORMAT, Xid
 
 if TYPE_CHECKING:
@@ -71,10 +73,9 @@ class DataManager(TransactionOperations):
     def __init__(self, client: Client, manager: PackageManager, owner: str) -> None:
         core = core_of(client)
         name = new_token()
-        self._branch = ForeignBranch(
-            core, Xid(FORMAT, GTRID_PREFIX + name.hex.encode(), b""), owner
-        )
-        super().__init__(self._branch.bundle)
+        bundle, xid = ForeignBundle(core, name), Xid(FORMAT, GTRID_PREFIX + name.hex.encode(), b"")
+        self._branch = ForeignBranch(BlockingBroker(core), bundle, xid, owner)
+        super().__init__(bundle)
         self.transaction_manager = manager
         self.ended = False  # nothing more can be sent with it
         self._core = core
@@ -115,7 +116,7 @@ class DataManager(TransactionOperations):
         """
         del transaction
         if not self._bundle.empty:
-            self._branch.store()
+            run(self._branch.store())
 
     def tpc_finish(self, transaction: object) -> None:
         """Send the decision. Raises nothing: the vote holds, and other managers follow.
@@ -143,7 +144,7 @@ class DataManager(TransactionOperations):
             return
         self.ended = True
         try:
-            self._branch.roll_back()
+            run(self._branch.roll_back())
         finally:
             self._branch.finish(committed=False)
 

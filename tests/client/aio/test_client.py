@@ -25,7 +25,6 @@ from txmq.client.protocol.offsets import FileOffsets
 from txmq.errors import (
     BrokerUnavailable,
     ClientClosed,
-    ConfigError,
     LocalProtocolError,
     MessageTooLarge,
     NotLeased,
@@ -332,11 +331,6 @@ def test_the_child_of_a_fork_is_refused(real: RealBroker) -> None:
     run(story())
 
 
-def test_a_spool_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="spool"):
-        txmq.aio.connect("txmq://127.0.0.1:1", spool=tmp_path)
-
-
 async def handle_all(
     consumer: Consumer, handle: Callable[[ReceivedMessage], Any], count: int, **options: Any
 ) -> None:
@@ -598,6 +592,14 @@ def test_a_half_message_is_decided_by_its_owner(real: RealBroker) -> None:
             await first.commit()
             await second.rollback()
             assert await bodies(client, topic) == [b"committed"]
+            pipelined = [
+                await client.half_async(topic, b"%d" % n, checker="c", partition=0)
+                for n in range(20)
+            ]
+            for n, half in enumerate(await asyncio.gather(*pipelined)):
+                await (half.rollback() if n % 2 else half.commit())
+            wanted = [b"committed", *(b"%d" % n for n in range(0, 20, 2))]
+            assert await bodies(client, topic) == wanted
 
     run(story())
 

@@ -17,12 +17,14 @@ from tests.client.real import RealBroker
 from tests.client.world import World
 from txmq import Decision, Half
 from txmq.client.blocking.client import Client
+from txmq.client.protocol.transaction.open_work import end_work
 from txmq.testing.processes import run_script
 from txmq.testing.wait import wait_until
 
 Connect = Callable[..., Client]
 
-AIO = Path(txmq.__file__ or "").parent / "client" / "aio"
+CLIENT = Path(txmq.__file__ or "").parent / "client"
+ON_A_LOOP = (CLIENT / "aio", CLIENT / "protocol" / "awaited")
 WAIT_S = 20.0
 CRASHES = {  # whether the transaction is committed there
     "tx.before_group": False,
@@ -35,6 +37,7 @@ CRASHES = {  # whether the transaction is committed there
     "tx.after_decide": True,
 }
 HALVES = {"half.after_group": False, "half.before_decide": True, "half.after_decide": True}
+CHECKERS = ("checker.before_answer", "checker.after_answer")
 PRODUCERS = """
 import asyncio, json, os, sys, asyncpg, psycopg, txmq.aio, txmq.client.aio.transaction.postgres
 import txmq.client.aio.consumer.inbox, txmq.asyncpg, txmq.psycopg
@@ -72,6 +75,14 @@ async def half(row, driver):
             tx.send(plan["topic"], row.encode(), headers={"row": row})
             await tx.prepare()
             work.touch()
+async def local(row, driver):
+    async with client(plan["url"]) as one:
+        async with one.transaction() as tx:
+            tx.send(plan["topic"], row.encode())
+async def checking(row, driver):
+    async with client(plan["url"]) as one:
+        one.register_checker("work", lambda half: txmq.Decision.COMMIT)
+        await asyncio.Event().wait()
 async def inbox(row, driver):
     async def apply(message, connection):
         row = message.body.decode() + "-" + driver
@@ -100,17 +111,17 @@ def killed(
     plan = {"url": world.broker.url, "dsn": world.dsn, "topic": world.topic} | plan
     output = run_script(PRODUCERS, json.dumps(plan | {"kills": kills}))
     assert json.loads(output) == [status] * len(kills)
-    wait_until(world.settled, WAIT_S)
 
 
 def test_every_crash_point_on_asyncio_has_a_test() -> None:
     found = {
         name
-        for source in AIO.rglob("*.py")
+        for folder in ON_A_LOOP
+        for source in folder.rglob("*.py")
         for name in re.findall(r'crashpoint\("([^"]+)"\)', source.read_text("utf-8"))
         if not name.startswith("xa.")
     }
-    assert found == {*CRASHES, *HALVES, "inbox.after_commit"}
+    assert found == {*CRASHES, *HALVES, *CHECKERS, "local.after_group", "inbox.after_commit"}
 
 
 def test_a_producer_that_dies_anywhere_leaves_rows_and_messages_that_agree(
@@ -120,6 +131,7 @@ def test_a_producer_that_dies_anywhere_leaves_rows_and_messages_that_agree(
     ways = (("block", "psycopg"), ("enlisted", "asyncpg"))
     kills = [(way, driver, point) for way, driver in ways for point in CRASHES]
     killed(world, kills, other=also_deciding.url)
+    wait_until(world.settled, WAIT_S)
     committed = {"-".join(kill) for kill in kills if CRASHES[kill[2]]}
     assert world.orders() == world.messages() == committed
     published = partial(also_deciding.read, world.topic)
@@ -132,8 +144,24 @@ def test_a_checker_finds_out_what_a_dead_process_has_done(
     checker = connect(world.broker.url, service="shop")
     checker.register_checker("work", lambda half: decision(tmp_path, half))
     kills = [("half", "none", point) for point in HALVES]
+    kills.append(("local", "none", "local.after_group"))
     killed(world, kills, directory=str(tmp_path))
-    assert world.messages() == {"-".join(kill) for kill in kills if HALVES[kill[2]]}
+    wait_until(world.settled, WAIT_S)
+    assert world.messages() == {"-".join(kill) for kill in kills if HALVES.get(kill[2], True)}
+
+
+def test_a_checker_that_dies_is_asked_again_elsewhere(world: World, connect: Connect) -> None:
+    """Its answer is there, or the broker asks another process."""
+    client = connect(world.broker.url, service="shop")
+    for point in CHECKERS:
+        half = client.half_async(
+            world.topic, point.encode(), checker="work", check_after=0.1
+        ).result(WAIT_S)
+        end_work(half.token)  # as if its process had died
+    killed(world, [("checking", "none", point) for point in CHECKERS])
+    client.register_checker("work", lambda _half: Decision.COMMIT)
+    wait_until(world.settled, WAIT_S)
+    assert world.messages() == set(CHECKERS)
 
 
 def decision(directory: Path, half: Half) -> Decision:

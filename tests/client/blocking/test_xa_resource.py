@@ -210,12 +210,12 @@ def test_what_the_broker_refuses_is_not_prepared(
     ],
     ids=str,
 )
-def test_an_impossible_xid_is_refused(resource: XaResource, xid: Xid) -> None:
+def test_an_impossible_xid_is_refused(client: Client, resource: XaResource, xid: Xid) -> None:
     with pytest.raises(XaInvalid, match="XAER_INVAL"):
         resource.start(xid)
     for name in ("../x", ""):
         with pytest.raises((LocalProtocolError, ConfigError)):
-            XaResource(resource._core, {}, name)
+            XaResource(client._core, {}, name)
 
 
 def test_an_xid_may_be_psycopg2_s(real: RealBroker, resource: XaResource, topic: str) -> None:

@@ -18,13 +18,16 @@ from txmq.client.aio.reader import Reader
 from txmq.client.aio.transaction.begin import begin, begin_xa, enlist
 from txmq.client.aio.transaction.checkers import Checker, Checkers
 from txmq.client.aio.transaction.half import HalfTransaction
+from txmq.client.aio.transaction.xa_resource import XaResource
 from txmq.client.aio.typed import TypedTopicCalls
 from txmq.client.log import get_logger
 from txmq.client.protocol.awaited.columns import send_columns
+from txmq.client.protocol.awaited.foreign_branch import ForeignBranch
 from txmq.client.protocol.awaited.jobs import Job
 from txmq.client.protocol.awaited.messages import AwaitedMessageCalls
 from txmq.client.protocol.awaited.plans import ReplayPlan
 from txmq.client.protocol.awaited.transaction import Transaction
+from txmq.client.protocol.awaited.xa_resource import no_owner
 from txmq.client.protocol.consumer.settings import ConsumerOptions
 from txmq.client.protocol.message_search import message_id_of
 from txmq.client.protocol.offsets import OffsetStore
@@ -40,6 +43,7 @@ from txmq.client.protocol.transaction.tokens import new_token, parse_token
 from txmq.client.protocol.typed.bodies import Topics
 from txmq.errors import RequestTimeout, TxmqError
 from txmq.model.message import Decision, Message, Receipt, ReceivedMessage
+from txmq.tx.xid import Xid
 from txmq.wire.chunks import unpack_chunks
 from txmq.wire.data_requests import Opcode, Read, pack_read
 
@@ -74,6 +78,7 @@ class Client(TypedTopicCalls, AwaitedMessageCalls, AioCloseable):
     def __init__(self, core: AioCore) -> None:
         self._core = core
         self._checkers = Checkers(core)
+        self._branches: dict[Xid, ForeignBranch] = {}  # of its XA resources
         self._consumers = WeakSet[LoopMembers]()  # live on without the object of their user
         self._readers = WeakSet[Reader]()
         self._closing: asyncio.Task[None] | None = None
@@ -324,6 +329,17 @@ class Client(TypedTopicCalls, AwaitedMessageCalls, AioCloseable):
         """
         return begin_xa(self._core, connections, options)
 
+    def xa_resource(self, owner: str | None = None) -> XaResource:
+        """Return the broker as a resource of another transaction manager.
+
+        The rest is as for the blocking client; calls about a branch that has ended are
+        coroutines.
+        """
+        named = owner or self._core.settings.service
+        if named is None:
+            raise no_owner()
+        return XaResource(self._core, self._branches, named)
+
     def _answer_checks(self, core: AioCore) -> None:
         del core  # the only one
         self._checkers.start()
@@ -344,21 +360,58 @@ class Client(TypedTopicCalls, AwaitedMessageCalls, AioCloseable):
         `await half.commit()` or `half.rollback()`. Half messages of one turn of the
         loop share a frame. The rest is as for `half_async` of the blocking client.
         """
+        bundle = self._half_bundle(topic, Message(body, **fields), checker, partition, check_after)
+        await self._core.topic(topic)
+        return await self._store_half(bundle)
+
+    async def half_async(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        checker: str,
+        partition: int | None = None,
+        check_after: float = CHECK_AFTER_S,
+        timeout: float | None = None,  # noqa: ASYNC109  # as of the other faces
+        **fields: Unpack[Fields],
+    ) -> Future[HalfMessage[Awaitable[bool]]]:
+        """Store a half message and return the future of it; see `half`.
+
+        It waits only for room in the window, as `send_async`. To cancel the future ends
+        the wait for it; the checker then decides the message, where it is stored.
+        """
         core = self._core
-        bundle = HalfBundle.of(
-            core.topics,
-            core.settings,
-            checker,
-            topic,
-            Message(body, **fields),
-            partition,
-            check_after,
+        bundle = self._half_bundle(topic, Message(body, **fields), checker, partition, check_after)
+        core.connection()
+        try:
+            await core.topic(topic)
+            patience = core.settings.timeout if timeout is None else timeout
+            await core.sender.wait_for_room(patience)
+        except asyncio.CancelledError as error:
+            error.outcome = "not done"  # type: ignore[attr-defined]  # whatever the lookup said
+            cancelled(error, "not done", "a half message")
+            raise
+        return core.loop.create_task(self._store_half(bundle))
+
+    def _half_bundle(
+        self,
+        topic: str,
+        message: Message,
+        checker: str,
+        partition: int | None,
+        check_after: float,
+    ) -> HalfBundle:
+        core = self._core
+        return HalfBundle.of(
+            core.topics, core.settings, checker, topic, message, partition, check_after
         )
+
+    async def _store_half(self, bundle: HalfBundle) -> HalfMessage[Awaitable[bool]]:
+        core = self._core
 
         def decide(outcome: Decision) -> Awaitable[bool]:
             return core.send_request(Opcode.DECIDE, bundle.decide_request(outcome), is_published)
 
-        await core.topic(topic)
         await core.send_request(
             Opcode.GROUP, bundle.store_request(), bundle.require_stored, bundle.store_request
         )

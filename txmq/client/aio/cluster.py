@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Unpack, overload
+from typing import TYPE_CHECKING, NoReturn, Unpack, overload
 from weakref import WeakSet
 
 from txmq.client.aio.client import Client, Found
@@ -25,6 +25,7 @@ from txmq.client.protocol.consumer.settings import ConsumerOptions
 from txmq.client.protocol.offsets import OffsetStore
 from txmq.client.protocol.reader import ReaderStart
 from txmq.client.protocol.sender.batches import StoredBatch
+from txmq.client.protocol.sender.routing import of_one_broker
 from txmq.client.protocol.sender.rows import Fields, check_columns, checked_messages
 from txmq.client.protocol.settings import ClientSettings
 from txmq.client.protocol.transaction.half_message import HalfMessage
@@ -144,6 +145,32 @@ class Cluster(TypedTopicCalls, AwaitedCluster[Client, AioCore], AioCloseable):
             topic, body, checker=checker, partition=number, check_after=check_after, **fields
         )
 
+    async def half_async(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        checker: str,
+        partition: int | None = None,
+        check_after: float = CHECK_AFTER_S,
+        timeout: float | None = None,  # noqa: ASYNC109  # as of the other faces
+        **fields: Unpack[Fields],
+    ) -> asyncio.Future[HalfMessage[Awaitable[bool]]]:
+        """Store a half message and return the future of it; see `Client.half_async`.
+
+        The broker is chosen by this call, and that broker asks the checker.
+        """
+        broker, number = await self._route(topic, fields.get("key"), partition)
+        return await self.clients[broker].half_async(
+            topic,
+            body,
+            checker=checker,
+            partition=number,
+            check_after=check_after,
+            timeout=timeout,
+            **fields,
+        )
+
     async def send_batch(
         self, topic: str, messages: Iterable[Message], *, partition: int | None = None
     ) -> list[Receipt]:
@@ -231,6 +258,10 @@ class Cluster(TypedTopicCalls, AwaitedCluster[Client, AioCore], AioCloseable):
         begun = begin_xa(self._cores[self._any_routes()[0].broker], connections, options)
         begun._spread_by(self._cores, self._routing, self._look_up)  # noqa: SLF001  # not the user's
         return begun
+
+    def xa_resource(self, owner: str | None = None) -> NoReturn:
+        """Each broker is a resource of its own: `client.xa_resource` of `clients`."""
+        raise of_one_broker("xa_resource(…)")
 
     def _answer_checks(self, core: AioCore) -> None:
         self.clients[self._cores.index(core)]._answer_checks(core)  # noqa: SLF001  # its own

@@ -19,9 +19,10 @@ from txmq.client.aio.loop import ClientLoop, cancelled, expire, gather
 from txmq.client.aio.sender import AioSender
 from txmq.client.protocol.address import parse_url
 from txmq.client.protocol.conversation import Conversation, LogIdentity, Payload, client_closed
+from txmq.client.protocol.identity import ProducerInstance
 from txmq.client.protocol.sender.topics import TopicCache, TopicMetadata
 from txmq.client.protocol.settings import ClientSettings
-from txmq.errors import ConfigError, ConnectionLost, TxmqError
+from txmq.errors import ConnectionLost, TxmqError
 from txmq.wire.batched import POSITIONS
 from txmq.wire.calls.encoding import encode_call
 from txmq.wire.data_requests import Opcode
@@ -37,19 +38,13 @@ class AioCore:
         self, url: str, settings: ClientSettings, *, failover_after: float | None = None
     ) -> None:
         """See AioSender for `failover_after`. Raises ConfigError."""
-        if settings.spool is not None:
-            raise ConfigError(
-                "spool",
-                "a client on asyncio has none yet",
-                hint='use txmq.connect(url, spool="directory") in a thread, or leave it out',
-            )
         self.settings = settings
         self.topics = TopicCache(
             self._described, settings.partitioner, settings.body_compression, settings.telemetry
         )
         self.closed = False
         self._failover_after = failover_after
-        self._addresses = parse_url(url)
+        self._url, self._addresses = url, parse_url(url)
         self._connector = Connector(self._addresses)
         self._log = LogIdentity(settings.log_id)
         self._instance = settings.producer_instance()
@@ -95,6 +90,13 @@ class AioCore:
     def _described(self, topic: str) -> dict[str, Any]:
         """Return the description that `refresh` has just received."""
         return self._descriptions.pop(topic)
+
+    @property
+    def identity(
+        self,
+    ) -> tuple[str, ClientSettings, ProducerInstance | None, LogIdentity]:
+        """URL, settings, instance and log of this client, for a blocking core."""
+        return self._url, self.settings, self._instance, self._log
 
     @property
     def known_log_id(self) -> UUID | None:

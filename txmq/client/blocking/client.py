@@ -15,13 +15,14 @@ from txmq.client.blocking.reader import Reader, open_reader
 from txmq.client.blocking.sender.producer import BlockingProducer
 from txmq.client.blocking.transaction.begin import begin, begin_xa, enlist
 from txmq.client.blocking.transaction.checkers import Checker, Checkers
-from txmq.client.blocking.transaction.foreign_branch import ForeignBranch
 from txmq.client.blocking.transaction.half import HalfTransaction
 from txmq.client.blocking.transaction.jobs import Job
 from txmq.client.blocking.transaction.transaction import Transaction
 from txmq.client.blocking.transaction.xa_resource import XaResource
 from txmq.client.blocking.typed import TypedTopicCalls
 from txmq.client.log import get_logger
+from txmq.client.protocol.awaited.foreign_branch import ForeignBranch
+from txmq.client.protocol.awaited.xa_resource import no_owner
 from txmq.client.protocol.consumer.settings import ConsumerOptions
 from txmq.client.protocol.conversation import client_closed
 from txmq.client.protocol.offsets import OffsetStore
@@ -34,7 +35,7 @@ from txmq.client.protocol.transaction.half_message import HalfBundle, HalfMessag
 from txmq.client.protocol.transaction.options import CHECK_AFTER_S, TransactionOptions, XaOptions
 from txmq.client.protocol.transaction.tokens import new_token, parse_token
 from txmq.client.protocol.typed.bodies import Topics
-from txmq.errors import ConfigError, RequestTimeout, TxmqError
+from txmq.errors import RequestTimeout, TxmqError
 from txmq.model.message import Decision, Message, Receipt
 from txmq.tx.xid import Xid
 from txmq.wire.data_requests import Opcode
@@ -275,7 +276,7 @@ class Client(BlockingProducer, BlockingMessageCalls, TypedTopicCalls):
         """
         named = owner or self.service
         if named is None:
-            raise ConfigError("owner", "branches are listed under an owner", hint="such as: orders")
+            raise no_owner()
         return XaResource(self._core, self._branches, named)
 
     def job(self, token: UUID | bytes | str | None = None, *, expire_after: float = 0.0) -> Job:

@@ -1,24 +1,18 @@
 """A Twisted client with a spool. Its sends are made by the blocking sender, in a
-thread: a disk needs threads anyway, and so there is one queue for all.
-
-The messages of one turn of the reactor go to the thread together, and receipts come
-back together.
+thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from concurrent.futures import Future
-from functools import partial
-from threading import Lock
-from typing import NamedTuple, Unpack
+from collections.abc import Callable, Iterable, Sequence
+from typing import Unpack
 
 from twisted.internet.defer import Deferred, DeferredList, succeed
-from twisted.python.failure import Failure
 
 from txmq.client.blocking.spooling_client import SpoolingClient as BlockingClient
 from txmq.client.blocking.spooling_client import stored_batches
 from txmq.client.blocking.spooling_core import SpoolingCore
+from txmq.client.protocol.awaited.spool_queue import SendMessage, SpoolQueue
 from txmq.client.protocol.conversation import client_closed
 from txmq.client.protocol.sender.batches import StoredBatch
 from txmq.client.protocol.sender.rows import Fields, checked_messages, column_messages
@@ -31,13 +25,29 @@ from txmq.client.twisted.threads import Threads
 from txmq.model.message import Message, Receipt
 
 
-class _Unsent(NamedTuple):
-    """A message on its way to the thread."""
+class ReactorQueue(SpoolQueue["Deferred[Receipt]"]):
+    """The messages on their way to the thread, and their receipts."""
 
-    topic: str
-    message: Message
-    partition: int | None
-    receipt: Deferred[Receipt]
+    def __init__(self, reactor: Reactor, in_order: Threads, send: SendMessage) -> None:
+        super().__init__(send)
+        self._reactor, self._in_order = reactor, in_order
+
+    def _soon(self, call: Callable[[], None]) -> None:
+        self._reactor.callLater(0, call)
+
+    def _in_thread(self, call: Callable[[], None]) -> None:
+        self._in_order.run(call)
+
+    def _on_loop(self, call: Callable[[], None]) -> None:
+        self._reactor.callFromThread(call)
+
+    def _resolve(self, answer: Deferred[Receipt], receipt: Receipt) -> None:
+        if not answer.called:
+            answer.callback(receipt)
+
+    def _fail(self, answer: Deferred[Receipt], error: BaseException) -> None:
+        if not answer.called:
+            answer.errback(error)
 
 
 class SpoolingClient(Client):
@@ -57,10 +67,8 @@ class SpoolingClient(Client):
         self._blocking = core.blocking
         self._in_order = Threads(reactor, 1)
         self._spool = TwistedSpool(self._blocking.spool, core.threads)
-        self._unsent: list[_Unsent] = []
-        self._lock = Lock()
-        self._answered: list[tuple[Deferred[Receipt], Future[Receipt] | Exception]] = []
-        self._scheduled = self._closed = False
+        self._queue = ReactorQueue(reactor, self._in_order, self._blocking.send_message)
+        self._closed = False
         self._at_shutdown: object = reactor.addSystemEventTrigger(
             "before", "shutdown", self._close_at_shutdown
         )
@@ -118,7 +126,7 @@ class SpoolingClient(Client):
         """
         if self._closed:
             return succeed(None)
-        self._send_unsent()
+        self._queue.send_now()
         self._closed = True
         if self._at_shutdown is not None:
             self._reactor.removeSystemEventTrigger(self._at_shutdown)
@@ -144,55 +152,9 @@ class SpoolingClient(Client):
         if self._closed:
             receipt.errback(client_closed("txmq.twisted.connect"))
             return receipt
-        self._unsent.append(_Unsent(topic, message, partition, receipt))
-        if not self._scheduled:
-            self._scheduled = True
-            self._reactor.callLater(0, self._send_unsent)
+        self._queue.add(topic, message, partition, receipt)
         return receipt
-
-    def _send_unsent(self) -> None:
-        """Give the messages of this turn to the thread, in their order."""
-        self._scheduled = False
-        unsent, self._unsent = self._unsent, []
-        if unsent:
-            self._in_order.run(self._send_in_thread, unsent).addErrback(_fail_all, unsent)
-
-    def _send_in_thread(self, unsent: Sequence[_Unsent]) -> None:
-        for topic, message, partition, receipt in unsent:
-            try:
-                sent = self._blocking.send_message(topic, message, partition)
-            except Exception as error:  # noqa: BLE001  # of the user's partitioner, too
-                self._answer(receipt, error)
-            else:
-                sent.add_done_callback(partial(self._answer, receipt))
-
-    def _answer(self, receipt: Deferred[Receipt], answer: Future[Receipt] | Exception) -> None:
-        """Bring an answer back to the reactor, from any thread."""
-        with self._lock:
-            first = not self._answered
-            self._answered.append((receipt, answer))
-        if first:
-            self._reactor.callFromThread(self._give_answers)
-
-    def _give_answers(self) -> None:
-        with self._lock:
-            answered, self._answered = self._answered, []
-        for receipt, answer in answered:
-            error = answer if isinstance(answer, Exception) else answer.exception()
-            if receipt.called:  # cancelled
-                continue
-            if error is None:
-                assert isinstance(answer, Future), "an error otherwise"
-                receipt.callback(answer.result())
-            else:
-                receipt.errback(error)
 
 
 def _blocking_client(core: TwistedCore) -> BlockingClient:
     return BlockingClient(SpoolingCore(*core.identity))
-
-
-def _fail_all(failure: Failure, unsent: Sequence[_Unsent]) -> None:
-    for message in unsent:
-        if not message.receipt.called:
-            message.receipt.errback(failure)

@@ -57,6 +57,7 @@ class AioBundle(Bundle[AioCore]):
     async def build(self, description: BundleDescription, deadline: float) -> None:
         """Build the parts, to be stored by `deadline`; look unknown topics up first."""
         self._description, self._deadline = description, deadline
+        self._stored_parts = 0  # of an earlier attempt, which the broker knows by the token
         for topic in dict.fromkeys(item.topic for item in self.buffer.items):
             await self.core.topic(topic)
         self._sent_parts = self._parts()

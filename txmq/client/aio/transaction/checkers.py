@@ -32,6 +32,7 @@ from txmq.client.protocol.transaction.checks import (
     wait_args,
 )
 from txmq.client.protocol.transaction.open_work import REASON, is_open
+from txmq.crashpoints import crashpoint
 from txmq.errors import RequestRejected, RequestTimeout, TxmqError
 from txmq.model.message import UNKNOWN, Decision
 from txmq.wire.batched import OWN_CHECKS
@@ -146,8 +147,10 @@ class Checkers:
             return answer_of_failed(half, error)
 
     async def _answer(self, half: Half, answer: CheckAnswer) -> None:
+        crashpoint("checker.before_answer")
         try:
             await self._core.call("checks.answer", answer_args(half, answer), within=ANSWER_S)
+            crashpoint("checker.after_answer")
         except RequestRejected as refused:
             # The transaction was decided meanwhile; the broker records a conflict.
             log.warning("checkers.answer_refused", token=str(half.token), error=refused.message)

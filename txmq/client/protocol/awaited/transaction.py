@@ -19,7 +19,9 @@ from txmq.client.protocol.transaction.buffer import Buffer, BuiltBatches
 from txmq.client.protocol.transaction.decision import decide_request
 from txmq.client.protocol.transaction.lifecycle import Stage, wrong_stage
 from txmq.client.protocol.transaction.parts import batch_count, split_into_parts
+from txmq.client.protocol.transaction.state import require_no_spool
 from txmq.client.protocol.transaction.tokens import new_token
+from txmq.crashpoints import crashpoint
 from txmq.errors import (
     BrokerUnavailable,
     InDoubt,
@@ -91,6 +93,7 @@ class Transaction:
                 committed = True
         except TxmqError as failure:
             known = None if failure.outcome == "unknown" else False
+            require_no_spool(self._core.settings, failure)
             raise
         finally:
             self._buffer.clear()
@@ -121,6 +124,7 @@ class Transaction:
             state = await self._store(
                 [*parts[:-1], parts[-1]._replace(commit=True)], stored, deadline
             )
+        crashpoint("local.after_group")
         if state is BundleState.ROLLED_BACK:
             raise TransactionAborted(f"transaction {self.token} was rolled back")
         self.receipts = built.receipts(self.token, [None] * len(built.batches))

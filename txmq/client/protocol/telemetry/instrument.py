@@ -40,6 +40,8 @@ def instrument_client(client: Any, telemetry: Telemetry) -> None:  # noqa: ANN40
         if hasattr(client, name):
             setattr(client, name, wrap(getattr(client, name)))
 
+    half = getattr(client, "half_async", None)  # that of the faces with a `send_async`
+    blocks = half is not None and not iscoroutinefunction(half)
     for name, operation in (
         ("send", "send"),
         ("send_async", "send"),
@@ -47,8 +49,8 @@ def instrument_client(client: Any, telemetry: Telemetry) -> None:  # noqa: ANN40
         ("half_async", "send_half"),
     ):
         replace(name, partial(_send, telemetry, operation))
-    if not hasattr(client, "half_async") or hasattr(client, "clients"):
-        # Of the others it calls `send_async`.
+    if not blocks or hasattr(client, "clients"):
+        # Of a blocking client it calls `send_async`.
         replace("send_one_way", partial(_send, telemetry, "send"))
     replace("send_batch", partial(_send_batch, telemetry))
     replace("send_many", partial(_send_many, telemetry))

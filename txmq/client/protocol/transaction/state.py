@@ -110,9 +110,7 @@ class TransactionState(BundleOperations[B], Generic[B, K]):
         """Leave a broker alone that is away; name the outbox to those with a spool."""
         if self._unrouted is not None:
             self._unrouted.avoid_after(failure)
-        settings: ClientSettings = self._core.settings
-        if isinstance(failure, BrokerUnavailable) and settings.spool is not None:
-            raise BrokerUnavailable(failure.message, hint=NO_SPOOL) from failure
+        require_no_spool(self._core.settings, failure)
 
     def _of_parent(self) -> LocalProtocolError:
         return LocalProtocolError(
@@ -175,3 +173,9 @@ class TransactionState(BundleOperations[B], Generic[B, K]):
     def _require(self, stage: Stage) -> None:
         if self._stage is not stage:
             raise wrong_stage(self.token, self._stage)
+
+
+def require_no_spool(settings: ClientSettings, failure: TxmqError) -> None:
+    """Raise a hint to the outbox for a broker that is away, where there is a spool."""
+    if isinstance(failure, BrokerUnavailable) and settings.spool is not None:
+        raise BrokerUnavailable(failure.message, hint=NO_SPOOL) from failure

@@ -1,20 +1,21 @@
-"""A branch of another transaction manager: its work and its requests."""
+"""A branch of another transaction manager: its work and its requests, in all faces.
+
+The blocking face's broker and bundles block inside of their coroutines, which it runs
+by `txmq.tx.postgres.driver.run`.
+"""
 
 from __future__ import annotations
 
-import time
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
-from txmq.client.blocking.core import BlockingCore
-from txmq.client.blocking.transaction.broker_bundle import BrokerBundle
-from txmq.client.blocking.transaction.decisions import decide
+from txmq.client.protocol.settings import ClientSettings
+from txmq.client.protocol.transaction.buffer import Buffer
 from txmq.client.protocol.transaction.decision import decided_by
-from txmq.client.protocol.transaction.tokens import new_token
 from txmq.errors import (
     Conflict,
     DigestMismatch,
@@ -36,7 +37,7 @@ from txmq.errors.xa import (
     XaUnavailable,
     XaUnknown,
 )
-from txmq.model.bundle import BundleState
+from txmq.model.bundle import BundleReceipt, BundleState
 from txmq.model.decider import ByForeign
 from txmq.model.message import COMMIT, ROLLBACK, Decision
 from txmq.model.units import MINUTE
@@ -57,41 +58,74 @@ class BranchState(Enum):
     PREPARED = "is prepared"
 
 
-class ForeignBundle(BrokerBundle):
+class BranchBroker(Protocol):
+    """The broker as a face reaches it."""
+
+    @property
+    def settings(self) -> ClientSettings: ...
+    def seconds(self) -> float: ...
+    async def log_id(self) -> UUID: ...
+
+    async def call(self, name: str, args: dict[str, Any]) -> dict[str, Any]:
+        """Make a control call, again after a lost connection."""
+
+    async def decide(self, token: UUID, outcome: Decision) -> object:
+        """Decide a bundle, and wait for the receipt."""
+
+
+class ForeignBundle(Protocol):
     """A bundle that another transaction manager decides.
 
     In one phase its seal decides it, if it has one part (`at_once`).
     """
 
-    at_once = False
+    token: UUID
+    sent: bool
+    at_once: bool
+    buffer: Buffer
 
-    def _parts(self, stored: Sequence[BundlePart] = ()) -> list[BundlePart]:
-        parts = super()._parts(stored)
-        return [parts[0]._replace(commit=True)] if self.at_once and len(parts) == 1 else parts
+    @property
+    def empty(self) -> bool: ...
+    def abandon(self) -> None: ...
+    def finish(self, *, committed: bool | None) -> None: ...
+
+    async def store_all(self, description: BundleDescription, deadline: float) -> BundleReceipt:
+        """Build and send all parts, and wait until the broker has them durably."""
+
+
+def sealed(parts: list[BundlePart], *, at_once: bool) -> list[BundlePart]:
+    """Return the parts of a foreign bundle, of which the only one may decide it."""
+    return [parts[0]._replace(commit=True)] if at_once and len(parts) == 1 else parts
 
 
 class ForeignBranch:
     """One branch in this process; the broker lists it under its `owner`."""
 
-    def __init__(self, core: BlockingCore, xid: Xid, owner: str, timeout: float = 0.0) -> None:
+    def __init__(
+        self,
+        broker: BranchBroker,
+        bundle: ForeignBundle,
+        xid: Xid,
+        owner: str,
+        timeout: float = 0.0,
+    ) -> None:
         """`timeout`: seconds until an unprepared branch has to roll back; 0 = never."""
-        self.xid = xid
-        self.bundle = ForeignBundle(core, new_token())
+        self.xid, self.bundle = xid, bundle
         self.state = BranchState.ACTIVE
         self.rollback_reason: XaError | None = None  # the error of a branch that can only roll back
-        self._core, self._owner = core, owner
-        self._deadline = time.monotonic() + timeout if timeout else None
+        self._broker, self._owner = broker, owner
+        self._deadline = broker.seconds() + timeout if timeout else None
 
     def require_committable(self) -> None:
         """Raise the reason if the branch can only be rolled back."""
-        if self._deadline is not None and time.monotonic() > self._deadline:
+        if self._deadline is not None and self._broker.seconds() > self._deadline:
             self.rollback_reason = self.rollback_reason or XaTimedOut(
                 f"Branch {self.xid.gid} took too long"
             )
         if self.rollback_reason is not None:
             raise self.rollback_reason
 
-    def store(self, *, at_once: bool = False) -> BundleState:
+    async def store(self, *, at_once: bool = False) -> BundleState:
         """Make the branch durable at the broker, and return its state there.
 
         Raises XaUnavailable, after which it may be called again. Raises XaDuplicate or
@@ -100,10 +134,10 @@ class ForeignBranch:
         self.bundle.at_once, self.state = at_once, BranchState.IN_DOUBT
         try:
             with xa_errors(self.xid):
-                state = self._upload()
+                state = await self._upload()
         except (XaDuplicate, XaRefused):
             with suppress(TxmqError):  # drop the parts that have arrived
-                decide(self._core, self.bundle.token, ROLLBACK)
+                await self._broker.decide(self.bundle.token, ROLLBACK)
             raise
         finally:
             self.bundle.abandon()
@@ -114,16 +148,16 @@ class ForeignBranch:
             )
         return state
 
-    def _upload(self) -> BundleState:
+    async def _upload(self) -> BundleState:
         bundle = self.bundle
         description = BundleDescription(
             ByForeign(*self.xid), self._owner, tuple(bundle.buffer.actions), CHECK_AFTER_US
         )
         try:
-            deadline = time.monotonic() + self._core.settings.timeout
-            return BundleState(bundle.store(description, deadline).state)
+            deadline = self._broker.seconds() + self._broker.settings.timeout
+            return BundleState((await bundle.store_all(description, deadline)).state)
         except DigestMismatch:  # an earlier attempt arrived, when a topic had fewer partitions
-            return BundleState[find_branch(self._core, self.xid)["state"]]
+            return BundleState[(await find_branch(self._broker, self.xid))["state"]]
         except DuplicateXid as double:
             raise XaDuplicate(double.message, hint=double.hint) from double
         except RequestRejected as refused:
@@ -133,28 +167,28 @@ class ForeignBranch:
                 f"Branch {self.xid.gid}: {refused.message}", hint=refused.hint
             ) from refused
 
-    def roll_back(self) -> None:
+    async def roll_back(self) -> None:
         """Roll back what the broker may have, and what is still on its way."""
         if not self.bundle.sent:
             return
         try:
-            decide_branch(self._core, self.xid, self.bundle.token, ROLLBACK)
+            await decide_branch(self._broker, self.xid, self.bundle.token, ROLLBACK)
         except XaUnknown:
             with xa_errors(self.xid):
                 args = {
                     "token": self.bundle.token.hex,
-                    "log_id": str(self._core.log_id),
-                    "by": decided_by(self._core.settings.service),
+                    "log_id": str(await self._broker.log_id()),
+                    "by": decided_by(self._broker.settings.service),
                     "decide": True,
                 }
-                self._core.call("xa.outcome", args, repeat=True)
+                await self._broker.call("xa.outcome", args)
 
     def finish(self, *, committed: bool) -> None:
         """Settle what the branch acks."""
         self.bundle.finish(committed=committed)
 
 
-def decide_branch(core: BlockingCore, xid: Xid, token: UUID, outcome: Decision) -> None:
+async def decide_branch(broker: BranchBroker, xid: Xid, token: UUID, outcome: Decision) -> None:
     """Decide a prepared branch.
 
     Raises XaUnknown, XaUnavailable, XaHeuristic or XaProtocol.
@@ -162,7 +196,7 @@ def decide_branch(core: BlockingCore, xid: Xid, token: UUID, outcome: Decision) 
     name = f"Branch {xid.gid}"
     with xa_errors(xid):
         try:
-            decide(core, token, outcome)
+            await broker.decide(token, outcome)
         except HeuristicOutcome as heuristic:
             kind = XaHeuristicRollback if outcome is COMMIT else XaHeuristicCommit
             raise kind(
@@ -174,12 +208,12 @@ def decide_branch(core: BlockingCore, xid: Xid, token: UUID, outcome: Decision) 
             raise XaUnknown(f"{name}: {unknown.message}") from unknown
 
 
-def token_of(core: BlockingCore, xid: Xid) -> UUID:
+async def token_of(broker: BranchBroker, xid: Xid) -> UUID:
     """Return the token of a branch at the broker. Raises XaUnknown, XaUnavailable."""
-    return UUID(find_branch(core, xid)["token"])
+    return UUID((await find_branch(broker, xid))["token"])
 
 
-def find_branch(core: BlockingCore, xid: Xid) -> dict[str, Any]:
+async def find_branch(broker: BranchBroker, xid: Xid) -> dict[str, Any]:
     """Return the broker's row of a branch. Raises XaUnknown or XaUnavailable."""
     args = {
         "format": xid.format,
@@ -188,7 +222,7 @@ def find_branch(core: BlockingCore, xid: Xid) -> dict[str, Any]:
     }
     with xa_errors(xid):
         try:
-            return core.call("xa.find", args, repeat=True)
+            return await broker.call("xa.find", args)
         except UnknownTransaction as unknown:
             raise XaUnknown(f"The broker has no branch {xid.gid}") from unknown
 
