@@ -22,7 +22,8 @@ from txmq_spark.plan_directory import StoredPlan
 
 PAGE: Final = 1_000  # letters of a call
 ADDING_TASKS: Final = 4  # at once: the broker adds with one core
-LOOK_S: Final = 0.5
+FIRST_LOOK_S: Final = 0.02  # after which a plan is looked at again
+LOOK_S: Final = 0.5  # at most
 RUNNING: Final = ("canary", "ramping")
 OUTCOMES: Final = (
     "`group` string, topic string, partition int, offset bigint, outcome string, why string,"
@@ -84,7 +85,7 @@ def hand_over(
         counts = _add(url, plan.letters.where("replay"), building) if building else {}
         for one in names.values():
             link.call("plan.freeze", name=one, **by)
-            _wait(link, one, lambda shown: shown["state"] != "building")
+            wait_for(link, one, lambda shown: shown["state"] != "building")
     return [BrokerPlan(one, group, *counts.get(group, ())) for group, one in names.items()]
 
 
@@ -177,15 +178,16 @@ def follow(
             tell(shown)
         return shown["state"] not in RUNNING
 
-    return [_wait(link, name, ended) for name in names]
+    return [wait_for(link, name, ended) for name in names]
 
 
-def _wait(link: BrokerLink, name: str, over: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    while True:
-        shown = link.call("plan.show", name=name)
-        if over(shown):
-            return shown
-        time.sleep(LOOK_S)
+def wait_for(link: BrokerLink, name: str, over: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """Return a plan once it is `over`; look often first, because few letters are."""
+    pause = FIRST_LOOK_S
+    while not over(shown := link.call("plan.show", name=name)):
+        time.sleep(pause)
+        pause = min(2 * pause, LOOK_S)
+    return shown
 
 
 def outcomes(letters: DataFrame, url: str, names: Mapping[str, str]) -> DataFrame:

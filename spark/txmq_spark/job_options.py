@@ -143,7 +143,7 @@ def run_replay(options: Namespace) -> int:
             counts = expected(plan, options.url).groupBy("outcome").count().collect()
             return _tell(options, {row["outcome"]: row["count"] for row in counts})
         if options.to_topic:
-            sent = resend(plan, options.url, options.to_topic)
+            sent = resend(plan, options.url, options.to_topic, wait=not options.no_wait)
             told = {f"sent to {sent.topic} and abandoned": sent.abandoned, "left": sent.kept}
             return _tell(options, told)
         settings = {

@@ -5,39 +5,41 @@ once, however often it runs. A task has whole keys, and sends the letters of a k
 the order of publication.
 
 A plan of the broker holds the letters meanwhile: nobody else replays or edits them.
-Once the job is committed, they are abandoned, with its name as the reason. The name of
-the broker's plan is that of the job: with another one, letters that the job has not
-sent would be abandoned, or those that it has sent would be sent to another topic.
+What it holds and is not sent leaves it before the job is committed. Then it is ordered
+to abandon the others, with the job's name as the reason: the broker goes through them
+by itself. The name of the broker's plan is that of the job: with another one, letters
+that the job has not sent would be abandoned, or those that it has sent would be sent to
+another topic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
-import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
+from txmq.crashpoints import crashpoint
 from txmq_spark.arrow_messages import HEADER_CELLS
 from txmq_spark.broker_link import BrokerLink
-from txmq_spark.broker_plans import PAGE, hand_over, pages, state_of
-from txmq_spark.held_letters import held_letters
-from txmq_spark.letter_evidence import LETTER, chain_column
+from txmq_spark.broker_plans import hand_over, wait_for
+from txmq_spark.held_letters import WAITS, held_letters
+from txmq_spark.letter_evidence import chain_column
 from txmq_spark.plan_directory import StoredPlan
 
 SETTINGS: Final = {"rate": 0}  # the plan is never started
 OPERATOR: Final = "txmq-spark"
-SENT: Final = "its letters were sent as new messages"
+KEY: Final = ["group", "topic", "key"]
 ENDED: Final = ("done", "cancelled")
 
 
 class ResendResult(NamedTuple):
-    """Numbers of letters: `abandoned` by this run once they were sent; `kept` are all
-    others of the plan. These were abandoned by an earlier run, or were not sent: they
-    are open no more, another plan has them, messages of their keys wait behind them, or
-    their messages are damaged.
+    """Numbers of letters: `abandoned` once they were sent, if an earlier run has not
+    seen the end of that; `kept` are all others of the plan. These were abandoned before,
+    or were not sent: they are open no more, another plan has them, messages of their
+    keys wait behind them, or their messages are damaged.
     """
 
     topic: str
@@ -45,24 +47,34 @@ class ResendResult(NamedTuple):
     kept: int
 
 
-def resend(plan: StoredPlan, url: str, topic: str) -> ResendResult:
-    """Send the letters of the plan to a topic, and abandon them.
+def resend(plan: StoredPlan, url: str, topic: str, *, wait: bool = True) -> ResendResult:
+    """Send the letters of the plan to a topic, and have the broker abandon them; wait
+    for that.
 
     Letters that later messages of their key wait behind are left: they have to be
     replayed in place. Raises ConfigError, RequestRejected, TransactionAborted.
     """
     handed = hand_over(url, plan, holding_name(plan, topic), SETTINGS, OPERATOR)
-    groups = {one.group: one.name for one in handed}
-    if not groups:
-        return ResendResult(topic, 0, 0)
-    letters = _sendable(plan, url, groups)
-    write_letters(in_key_order(letters), url, topic, job_name(plan))
-    done = _abandon(letters.select(*LETTER), url, f"sent again to {topic} by {job_name(plan)}")
     with BrokerLink(url) as link:
-        for one in groups.values():
-            if state_of(link, one) not in ENDED:
-                link.call("plan.cancel", name=one, operator=OPERATOR, reason=SENT)
+        shown = {one.group: link.call("plan.show", name=one.name) for one in handed}
+        open_ones = {group: one for group, one in shown.items() if one["state"] not in ENDED}
+        holding = {group: one["name"] for group, one in open_ones.items() if one["planned"]}
+        if holding and not any(map(_was_sent, shown.values())):
+            write_letters(_sendable(plan, url, holding), url, topic, job_name(plan))
+        crashpoint("spark.letters_sent")
+        reason = f"sent again to {topic} by {job_name(plan)}"
+        names = [one["name"] for one in open_ones.values()]
+        for name in names:
+            link.call("plan.abandon", name=name, operator=OPERATOR, reason=reason)
+        over = (lambda now: now["state"] in ENDED) if wait else (lambda _now: True)
+        after = [wait_for(link, name, over) for name in names]
+    done = sum(one["ended"] + one["planned"] for one in after)
     return ResendResult(topic, done, sum(plan.manifest.replays.values()) - done)
+
+
+def _was_sent(shown: Mapping[str, Any]) -> bool:
+    """Return True if a plan has the order to abandon its letters: the job is committed."""
+    return shown["state"] in ("abandoning", "done") and not shown["started_at"]
 
 
 def write_letters(letters: DataFrame, url: str, topic: str, job: str) -> None:
@@ -89,32 +101,16 @@ def in_key_order(letters: DataFrame) -> DataFrame:
 
 
 def _sendable(plan: StoredPlan, url: str, groups: Mapping[str, str]) -> DataFrame:
-    """Return the letters that the broker's plans hold, with their messages."""
-    waiting = plan.letters.where("parked > 0").select("group", "topic", "key").distinct()
-    chosen = (
+    """Return the letters that the broker's plans hold, with their messages, in the
+    order of their keys.
+    """
+    waiting = (
+        plan.letters.where("parked > 0").select(*KEY).distinct().withColumn(WAITS, f.lit(True))
+    )
+    places = (
         plan.letters.where("replay")
-        .join(waiting, ["group", "topic", "key"], "left_anti")
         .where(f.col("group").isin(*groups))
+        .join(f.broadcast(waiting), KEY, "left")
+        .withColumn(WAITS, f.coalesce(WAITS, f.lit(False)))
     )
-    count = sum(plan.manifest.replays.values())
-    return held_letters(chosen, url, groups, count)
-
-
-def _abandon(letters: DataFrame, url: str, reason: str) -> int:
-    def abandon(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with BrokerLink(url) as link:
-            for batch in batches:
-                done = sum(_abandoned(link, page, reason) for page in pages(batch.to_pylist()))
-                yield pa.RecordBatch.from_pydict({"done": pa.array([done], pa.int64())})
-
-    total: Any = letters.mapInArrow(abandon, "done bigint").agg(f.sum("done")).first()
-    return int(total[0] or 0)
-
-
-def _abandoned(link: BrokerLink, page: list[dict[str, Any]], reason: str) -> int:
-    assert len(page) <= PAGE, "it is a page"
-    places = [(row["topic"], row["partition"], row["offset"]) for row in page]
-    reply = link.call(
-        "dlq.abandon", group=page[0]["group"], letters=places, operator=OPERATOR, reason=reason
-    )
-    return len(places) - len(reply["refused"])
+    return in_key_order(held_letters(places, url, groups))

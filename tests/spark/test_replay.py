@@ -224,7 +224,7 @@ def test_letters_are_sent_again_once_in_the_order_of_their_keys(
     def killed(*_: object) -> int:
         raise Killed("before it abandons")
 
-    monkeypatch.setattr(resend, "_abandon", killed)
+    monkeypatch.setattr(resend, "crashpoint", killed)
     with pytest.raises(Killed):
         resend.resend(plan, broker, f"{topic}-again")
     monkeypatch.undo()
