@@ -37,9 +37,9 @@ ENDED: Final = ("done", "cancelled")
 
 class ResendResult(NamedTuple):
     """Numbers of letters: `abandoned` once they were sent, if an earlier run has not
-    seen the end of that; `kept` are all others of the plan. These were abandoned before,
-    or were not sent: they are open no more, another plan has them, messages of their
-    keys wait behind them, or their messages are damaged.
+    seen the end of that; `kept` are all others of the plan. These were abandoned
+    before, or were not sent: they are open no more, another plan has them, messages of
+    their keys wait behind them, or their messages are damaged.
     """
 
     topic: str
@@ -73,7 +73,7 @@ def resend(plan: StoredPlan, url: str, topic: str, *, wait: bool = True) -> Rese
 
 
 def _was_sent(shown: Mapping[str, Any]) -> bool:
-    """Return True if a plan has the order to abandon its letters: the job is committed."""
+    """Return True if a plan is to abandon its letters: the job is committed."""
     return shown["state"] in ("abandoning", "done") and not shown["started_at"]
 
 

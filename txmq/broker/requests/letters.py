@@ -15,7 +15,7 @@ from txmq.batch import BatchView, cut_rows
 from txmq.broker.engine.log_reader import read_batches
 from txmq.core.consumers.plans import find_plan
 from txmq.core.events.outcome import Rejected
-from txmq.core.state import failed_messages
+from txmq.core.state import plan_letters
 from txmq.core.state.failed_messages import FailedKind, FailedMessage
 from txmq.core.topics import topics
 from txmq.errors import CorruptRecord
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from txmq.broker.engine.engine import Engine
     from txmq.broker.engine.turn_work import TurnWork
     from txmq.broker.reactor.protocol import ClientSession
-    from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
+    from txmq.core.state.consumer_groups import MessageRef
     from txmq.core.state.plans import Plan
     from txmq.core.state.state import State, Topic
     from txmq.core.steps import Steps
@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 4 << 20  # of the batches in one reply, unless the first is larger
 STEP_ROWS = 256  # failed messages of a step
+KIND, POSITION, LENGTH, ROW, VISIBLE_AT, TOKEN, PLAN = map(
+    FailedMessage._fields.index,
+    ("kind", "position", "length", "row", "visible_at", "token", "plan"),
+)
 WHOLE = 0.5  # of a batch's rows: so many at once come with the others of the batch
 
 
@@ -46,15 +50,6 @@ class LetterRun(NamedTuple):
     offset: int
     length: int
     first: FailedMessage
-
-    def goes_on(self, offset: int, row: FailedMessage) -> bool:
-        """Return True if a letter is the next one of this run."""
-        first = self.first
-        return (offset - self.offset, row.position, row.row) == (
-            self.length,
-            first.position,
-            first.row + self.length,
-        )
 
 
 class LetterRequests:
@@ -129,45 +124,50 @@ def _runs(
     offset to go on at.
     """
     group = state.groups.find(plan.group_id)
-    if group is None:  # deleted since
+    if group is None or not plan.unfinished:  # deleted or ended since
         return [], request.end
     start, stop = (
         t.FAILED_KEY.pack(group.group_id, topic.topic_id, request.partition, offset)
         for offset in (request.offset, request.end)
     )
     runs: list[LetterRun] = []
-    size = position = 0
+    size = position = length = first = 0
+    following, begun = (-1, -1, -1), ()
     rows: Any = list(islice(state.failed_messages.range(start, stop), STEP_ROWS))
     for key, fields in rows:
-        ref: Any = t.FAILED_KEY.unpack(key)[1:]
-        row = FailedMessage(*fields)
-        if not _holds(state, group, plan, ref, row):
+        # as they are on disk, because this is done for millions
+        if len(fields) <= PLAN or fields[PLAN] != plan.plan_id:
             continue
-        if runs and runs[-1].goes_on(ref[2], row):
-            runs[-1] = runs[-1]._replace(length=runs[-1].length + 1)
+        offset = t.FAILED_KEY.unpack(key)[3]
+        if not _holds(state, plan, (topic.topic_id, request.partition, offset), fields):
             continue
-        size += row.length if row.position != position else 0
-        if runs and size > MAX_BYTES:  # to be in memory at a time
-            return runs, ref[2]
-        position = row.position
-        runs.append(LetterRun(ref[2], 1, row))
+        at = (offset, fields[POSITION], fields[ROW])
+        if at == following:
+            length += 1
+        else:
+            if begun:
+                runs.append(LetterRun(first, length, FailedMessage(*begun)))
+            size += fields[LENGTH] if at[1] != position else 0
+            if begun and size > MAX_BYTES:  # to be in memory at a time
+                return runs, offset
+            position, first, length, begun = at[1], offset, 1, fields
+        following = (at[0] + 1, at[1], at[2] + 1)
+    if begun:
+        runs.append(LetterRun(first, length, FailedMessage(*begun)))
     last = t.FAILED_KEY.unpack(rows[-1][0])[3] if len(rows) == STEP_ROWS else request.end - 1
     return runs, last + 1
 
 
-def _holds(
-    state: State,
-    group: ConsumerGroup,
-    plan: Plan,
-    ref: MessageRef,
-    row: FailedMessage,
-) -> bool:
-    """Return True if nobody but the plan may replay or edit this letter."""
-    return (
-        (row.kind, row.plan, row.token) == (FailedKind.LETTER, plan.plan_id, b"")
-        and plan.unfinished
-        and failed_messages.current(state, group, ref, row) is row
+def _holds(state: State, plan: Plan, ref: MessageRef, fields: tuple[Any, ...]) -> bool:
+    """Return True if nobody but the plan, which the row names, may replay or edit this
+    letter.
+    """
+    if fields[KIND] != FailedKind.LETTER or fields[TOKEN]:
+        return False
+    put_back = plan.cursor and plan_letters.is_put_back(
+        state, plan.plan_id, fields[VISIBLE_AT], ref
     )
+    return not put_back
 
 
 def _answer(session: ClientSession, frame: Frame, found: list[bytes] | Rejected) -> None:
