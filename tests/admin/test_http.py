@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 
@@ -269,3 +272,35 @@ def lost() -> Callable[[Any], None]:
     from twisted.python.failure import Failure
 
     return lambda channel: channel.connectionLost(Failure(ConnectionLost()))
+
+
+# pieces of requests, right and wrong, in any order
+PIECES = st.sampled_from(
+    [
+        *(b"GET ", b"HEAD ", b"POST ", b"TRACE ", b"get ", b"\x16\x03\x01", b"", b" "),
+        *(b"/here", b"/../x", b"//", b"/%2e%2e/%00", b"/a?a=1&a=%zz&=&", b"*", b"http://evil/"),
+        *(b" HTTP/1.1", b" HTTP/1.0", b" HTTP/9.9", b" HTTP/1.1 x", b"\r\n", b"\n", b"\r", b"\0"),
+        *(b"Host: localhost\r\n", b"Host: evil\r\n", b"Host", b"X: y\r\n y\r\n", b": z\r\n"),
+        *(b"Content-Length: 3\r\n", b"Content-Length: -1\r\n", b"Content-Length: 1e9\r\n"),
+        *(b"Transfer-Encoding: chunked\r\n", b"ffffffff\r\n", b"3\r\nabc\r\n", b"0\r\n\r\n"),
+        *(b"Expect: 100-continue\r\n", b"Connection: close\r\n", b"Authorization: Basic \xff\r\n"),
+    ]
+)
+
+
+@given(st.lists(PIECES | st.binary(max_size=9), max_size=30), st.lists(st.integers(0, 400)))
+def test_whatever_comes_is_answered_or_hung_up_on(pieces: list[bytes], cuts: list[int]) -> None:
+    site, data = ScriptedSite(), b"".join(pieces)
+    transport, channel = StringTransport(), site.factory.buildProtocol(None)
+    channel.makeConnection(transport)
+    places = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
+    for start, end in pairwise(places):
+        channel.dataReceived(data[start:end])
+    site.clock.advance(0)
+    answered = transport.value()
+    assert not answered or answered.startswith((b"HTTP/1.1 ", b"HTTP/1.0 "))
+    assert b"HTTP/1.1 5" not in answered
+    site.clock.advance(REQUEST_S + 20)
+    assert transport.disconnecting or transport.disconnected
+    good = site.request(GET + b"\r\n")[1]
+    assert status(good) == 200
