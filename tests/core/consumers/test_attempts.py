@@ -13,7 +13,11 @@ from txmq.core.consumers.commands import (
     ResetPosition,
 )
 from txmq.core.consumers.letter_views import describe_letter
+from txmq.core.consumers.message_lives import in_group
+from txmq.core.events.letters import HistoriesForgotten
 from txmq.core.events.outcome import Rejected
+from txmq.core.retention import past_failures
+from txmq.core.retention.outcome_expiry import KINDS, ExpireOutcomes
 from txmq.core.state import attempts
 from txmq.core.state.attempts import KEPT_LAST, MAX_TEXT, Attempt, History
 from txmq.core.state.failed_messages import FailedMessage
@@ -105,6 +109,30 @@ def test_the_history_ends_when_the_message_is_processed(world: ConsumersWorld) -
     world.ack("a", (0, 1))
     assert history(world) == History()
     assert not len(world.state.tables[ATTEMPTS])  # type: ignore[arg-type]
+
+
+def test_a_dead_letter_keeps_its_history_when_it_is_processed(world: ConsumersWorld) -> None:
+    fail(world, "one", dead=True)
+    world.do(ReplayLetters("g", (("t", 0, 0),)))
+    redeliver(world)
+    fail(world, "two")
+    redeliver(world)
+    world.ack("a", (0, 1))
+    life = in_group(world.state, world.group(), PLACE, 7, 0)
+    assert life["state"] == "processed or skipped"
+    assert [one["error_text"] for one in life["history"]] == ["one", "two"]
+    assert past_failures.find_over(world.state, b"", 10) == (None, None)
+    world.state.topics_by_id[1].start_offsets[0] = 1
+    found, _following = past_failures.find_over(world.state, b"", 10)
+    assert found == HistoriesForgotten((FAILED_KEY.pack(1, *PLACE),))
+    world.do(ExpireOutcomes(kind=len(KINDS) - 1))
+    assert history(world) == History()
+
+
+def test_the_history_of_a_letter_stays_as_long_as_the_letter(world: ConsumersWorld) -> None:
+    fail(world, "one", dead=True)
+    world.state.topics_by_id[1].start_offsets[0] = 1
+    assert past_failures.find_over(world.state, b"", 10) == (None, None)
 
 
 def test_the_history_ends_when_the_group_is_reset(world: ConsumersWorld) -> None:

@@ -2,6 +2,7 @@
 
 Times are known where something was written down for an operator: leases, failures,
 deaths, stays at a consumer. That a message was processed is known; when it was, is not.
+What failed and was processed before it died leaves nothing.
 """
 
 from __future__ import annotations
@@ -53,7 +54,11 @@ def in_group(
 ) -> dict[str, Any]:
     """Describe a message in one group."""
     row = failed_messages.get(state, group, ref)
-    fields = _in_partition(group, ref) if row is None else _failed(state, group, ref, row)
+    fields = (
+        _in_partition(group, ref) | _failures(state, group, ref)
+        if row is None
+        else _failed(state, group, ref, row)
+    )
     tp = TopicPartition(ref[0], ref[1])
     life: dict[str, Any] = {
         "group": group.name,
@@ -92,6 +97,19 @@ def _in_partition(group: ConsumerGroup, ref: MessageRef) -> dict[str, Any]:
             "reserved_by": reserved.value.token.hex(),
         }
     return {"state": "processed or skipped"}
+
+
+def _failures(state: State, group: ConsumerGroup, ref: MessageRef) -> dict[str, Any]:
+    """Describe the failures of a message that is no failed one any more: it was a dead
+    letter.
+    """
+    history = attempts.get(state, group, ref)
+    if not history.failures:
+        return {}
+    return {
+        "failures": history.failures,
+        "history": [attempt._asdict() for attempt in history.attempts],
+    }
 
 
 def _lease(group: ConsumerGroup, number: int) -> dict[str, Any]:

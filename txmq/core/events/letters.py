@@ -86,3 +86,12 @@ class LetterTried(NamedTuple):
     moves: tuple[Move, ...]
     fences: tuple[FenceChange, ...]
     by: str
+
+
+@event(156)
+class HistoriesForgotten(NamedTuple):
+    """The failures of messages that are gone are dropped, by their keys in table
+    `attempts`.
+    """
+
+    keys: tuple[bytes, ...]

@@ -6,6 +6,7 @@
 - Conflicts, that is contradictions of a decision: 30 days.
 - Decisions of jobs: 7 days, or 400 where the token stands for a name.
 - Producer instances: 30 days after the last connection.
+- Failures of messages that were processed: as retention removes the message.
 - Watermarks: never. Without its watermark a source would be stored a second time.
 """
 
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.events.topics import ProducerForgotten
 from txmq.core.events.transactions import TransactionsForgotten
+from txmq.core.retention import past_failures
 from txmq.core.state.state import State
 from txmq.core.transactions import branches, decisions, indexes, instances, jobs, large_bundles
 from txmq.core.transactions.large_bundles import PiecePhase
@@ -144,8 +146,14 @@ def _instances(state: State, command: ExpireOutcomes, now: int) -> ExpiryStep:
     )
 
 
+def _histories(state: State, command: ExpireOutcomes, now: int) -> ExpiryStep:
+    del now
+    event, after = past_failures.find_over(state, command.after, STEP_ROWS)
+    return ExpiryStep(() if event is None else (event,), after)
+
+
 KINDS: tuple[Callable[[State, ExpireOutcomes, int], ExpiryStep], ...] = (
-    _producers, _transactions, _late_transactions, _conflicts, _jobs, _instances,
+    _producers, _transactions, _late_transactions, _conflicts, _jobs, _instances, _histories,
 )  # fmt: skip
 
 

@@ -7,8 +7,17 @@ from txmq.core.retention import (
     broker_time,
     letter_retention,
     outcome_expiry,
+    past_failures,
     relocation,
     topic_retention,
 )
 
-RULES = (audit_entries, broker_time, outcome_expiry, topic_retention, relocation, letter_retention)
+RULES = (
+    audit_entries,
+    broker_time,
+    outcome_expiry,
+    past_failures,
+    topic_retention,
+    relocation,
+    letter_retention,
+)

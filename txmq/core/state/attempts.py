@@ -2,7 +2,8 @@
 
 Table `attempts` has a row for each message that has failed, at the key of its row in
 table `moved`: the number of its failures, then those that are kept, oldest first. A
-replay begins no new history. The history ends with the row of the message.
+replay begins no new history. The history ends with the row of the message; that of a
+dead letter that was processed ends when retention removes the message.
 """
 
 from __future__ import annotations

@@ -573,15 +573,17 @@ def drop(state: State, group: ConsumerGroup, ref: MessageRef) -> FailedMessage |
 def remove(
     state: State, group: ConsumerGroup, ref: MessageRef, why: str = PROCESSED
 ) -> FailedMessage | None:
-    """Apply: remove the row, its indexes, its history and its edits, for good, and tell
-    its plan why.
+    """Apply: remove the row, its indexes and its edits, for good, and tell its plan
+    why.
+
+    The history goes, too, unless this was a dead letter that is processed now.
     """
     row = drop(state, group, ref)
     if row is not None and row.plan:
         plan_letters.ended(state, row.plan, row.visible_at, ref, why)
     if row is not None and row.trial_by:
         state.trials.note(group.group_id, ref, row.number, why)
-    if row is not None and (row.first_failed_at or row.dead_at):
+    if row is not None and not (why == PROCESSED and (row.dead_at or row.replays)):
         state.tables[t.ATTEMPTS].delete(t.FAILED_KEY.pack(group.group_id, *ref))
     if row is not None and row.edits:
         letter_edits.forget(state, (group.group_id, *ref))
@@ -641,11 +643,9 @@ def sweep_letters(state: State, plan_id: int, group_id: int, refs: Iterable[Mess
 def sweep(state: State, group_id: int, rows: Iterable[tuple[MessageRef, FailedMessage]]) -> None:
     """Apply: remove the rows of processed letters, which nobody sees any more."""
     tables = state.tables
-    histories, index = tables[t.ATTEMPTS], tables[t.LETTER_INDEX]
+    index = tables[t.LETTER_INDEX]
     for ref, row in rows:
-        key = t.FAILED_KEY.pack(group_id, *ref)
-        state.failed_messages.delete(key)
-        histories.delete(key)
+        state.failed_messages.delete(t.FAILED_KEY.pack(group_id, *ref))
         state.letters.delete(t.LETTER_KEY.pack(group_id, row.number))
         letter = letter_of(ref, row)
         assert letter is not None, "it was a dead letter"
