@@ -214,12 +214,12 @@ def test_an_operator_killed_in_an_import_can_repeat_it_and_sends_each_message_on
             client.send("t", b"%d" % number)
         connection.dead_letters("g", "t", 3)
         client.export_letters("g", file)
-        for point, sent in (("before_decision", 0), ("after_decision", 3)):
+        for point, sent in (("import.before_decision", 0), ("import.after_decision", 3)):
             (tmp_path / point).mkdir()
             command = Running(
                 tmp_path / point, "dlq", "import", str(file), "--to", "other", "--operator",
                 "ada", "--yes", "--broker", url,
-                environment={**ENVIRONMENT, VARIABLE: f"import.{point}"},
+                environment={**ENVIRONMENT, VARIABLE: point},
             )  # fmt: skip
             assert command.status() == -SIGKILL
             assert len(list(client.find("other"))) == sent

@@ -48,7 +48,7 @@ ROLES = {
     "plan",  # a broker that replays dead letters, and the operator's command
     "adoption",  # a broker that gives a consumer's store to others
     "nack",  # a broker, around a message's death
-    "edit", "redrive", "export", "letters",  # who changes, copies or takes out dead letters
+    "edit", "redrive", "export", "import", "letters",  # who changes or copies letters
     "backup", "restore",  # of a log
     "spark",  # a task or the driver of a job in Spark
 }  # fmt: skip
