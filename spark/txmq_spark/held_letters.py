@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
-from txmq.crashpoints import crashpoint
 from txmq_spark.arrow_messages import HEADER_CELLS, OffsetRange, record_batches
 from txmq_spark.broker_link import BrokerLink
 from txmq_spark.broker_plans import PAGE
@@ -76,7 +75,6 @@ def _read(
             columns = {"group": groups, **dict(zip(MESSAGE, batch.columns, strict=True))}
             yield pa.RecordBatch.from_pydict(columns)
         left.append(wanted.slice(at))
-    crashpoint("spark.letters_read")
     _leave(link, plans[group], topic, partition, [one for part in left for one in part.to_pylist()])
 
 

@@ -77,6 +77,7 @@ COMMANDS = {
     "outbox list": "DSN",
     "outbox renew": "DSN 1 --yes",
     "outbox show": "DSN 1",
+    "plan abandon": "p --reason R --yes",
     "plan approve": "p",
     "plan cancel": "p --yes",
     "plan check": "p",

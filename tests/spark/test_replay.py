@@ -221,7 +221,8 @@ def test_letters_are_sent_again_once_in_the_order_of_their_keys(
     client.call("plan.create", name=f"{topic}-other", group=topic)
     client.call("plan.add", name=f"{topic}-other", letters=[place])
 
-    def killed(*_: object) -> int:
+    def killed(point: str) -> None:
+        assert point == "spark.letters_sent"
         raise Killed("before it abandons")
 
     monkeypatch.setattr(resend, "crashpoint", killed)
