@@ -15,6 +15,7 @@ from tests.core.consumers.invariants import (
 from tests.core.consumers.plans_world import PlansWorld
 from tests.core.consumers.world import rows
 from txmq.core import machine
+from txmq.core.consumers import planning
 from txmq.core.consumers.commands import AbandonLetters, ResetPosition
 from txmq.core.consumers.letter_selection import LetterSelection
 from txmq.core.consumers.letter_views import list_letters
@@ -174,6 +175,17 @@ def test_neighbours_of_a_batch_are_taken_together() -> None:
     assert [*queue] == [4, 7, 9]
     assert queue.take(4, 1) == [letter]
     assert [*queue] == [7, 9]
+
+
+def test_a_fetch_takes_runs_and_few_other_failed_messages(
+    world: PlansWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The row of each other one changes with its delivery."""
+    monkeypatch.setattr(planning, "MAX_ROWS", 1)
+    world.create("p", *world.letters(0, 5, None, 7), *world.letters(1))
+    world.run_plan("p")
+    sizes = [len(world.fetch("m", most=6)) for _ in range(4)]
+    assert sizes == [3, 1, 1, 0], "three are half of a fetch; the last one is a run of its own"
 
 
 def blocks_of(world: PlansWorld) -> list[int]:

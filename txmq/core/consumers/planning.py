@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 # Due suspects of one partition that a fetch passes over, because they have other counts
 # of deaths than the suspects it delivers.
 SUSPECTS_SKIPPED = 64
-# failed messages of one fetch: each has a row that changes
+# failed messages of one fetch: each has a row that changes, but for letters that plans
+# have put back; of these, so many runs of neighbours
 MAX_ROWS = 1_000
 # Bytes of a fetch that each partition gets at least. Batches of partitions alternate in
 # the log, so smaller amounts would mean more reads.
@@ -87,7 +88,7 @@ def plan(
         return Plan(tuple(planner.candidates), steps)
     if probing:
         planner.partitions()  # a message that has not failed yet is the better probe
-    planner.due_rows(min(max(1, limits.max_messages // 2), MAX_ROWS))
+    planner.due_rows(max(1, limits.max_messages // 2))
     if not probing:
         planner.partitions()
     return Plan(tuple(planner.candidates), steps)
@@ -255,7 +256,8 @@ class _Planner:
         self._due_rows(most)
         self._close_rows()
 
-    def _due_rows(self, most: int) -> None:
+    def _due_rows(self, letters: int) -> None:
+        most = runs = min(letters, MAX_ROWS)
         for tp in list(self._group.retrying):
             if self._is_stopped(tp) or not may_deliver_row(self._group, self._member, tp):
                 continue
@@ -268,24 +270,24 @@ class _Planner:
                 if self._fits_deaths(
                     row.deaths if row.deaths and not is_exhausted(self._group, tp, row) else 0
                 ):
-                    most -= 1
+                    most, letters = most - 1, letters - 1
                     self._add_row(ref, row)
                 elif (passed := passed + 1) > SUSPECTS_SKIPPED:
                     break
             if not self._deaths:  # letters that were put back are no suspects
-                most = self._put_back(tp, most)
+                letters, runs = self._put_back(tp, letters, runs)
 
-    def _put_back(self, tp: TopicPartition, most: int) -> int:
-        """Plan letters that plans have put back, and return how many more may be."""
-        for ref, row, count in failed_messages.put_back_runs(
-            self._state, self._group, tp, MAX_ROWS
-        ):
-            if most <= 0 or self._full(self._size(ref, row)):
-                return 0
-            rows = min(count, most, self._messages)
-            most -= rows
+    def _put_back(self, tp: TopicPartition, letters: int, runs: int) -> tuple[int, int]:
+        """Plan letters that plans have put back, and return how many more of them, and
+        of their runs, may be.
+        """
+        for ref, row, count in failed_messages.put_back_runs(self._state, self._group, tp, letters):
+            if letters <= 0 or runs <= 0 or self._full(self._size(ref, row)):
+                return 0, 0
+            rows = min(count, letters, self._messages)
+            letters, runs = letters - rows, runs - 1
             self._add_row(ref, row, rows)
-        return most
+        return letters, runs
 
     def _add_row(self, ref: MessageRef, row: FailedMessage, rows: int = 1) -> None:
         """Add a failed message, with those next to it that are as it is."""

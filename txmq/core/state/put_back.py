@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TRIMMED_AT = 4_096  # places at the front that are no longer in the queue
-NEAR = 4_096  # places from the front among which neighbours are looked for
+NEAR = 10_000  # places from the front among which neighbours are looked for
 
 
 class PlainLetter(NamedTuple):
