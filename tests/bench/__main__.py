@@ -32,7 +32,7 @@ from rich.table import Table
 
 from tests.bench.database import BenchDatabase
 from tests.bench.harness import ROOT, BenchError, machine_line
-from tests.bench.rows import ROWS, Benchmark, Row, Run
+from tests.bench.rows import ROWS, Benchmark, Row, Run, chosen_by
 from tests.bench.suite import BENCHMARKS
 
 FILE_WIDTH = 160  # columns of a table in a file
@@ -150,7 +150,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None, benchmarks: Sequence[Benchmark] = BENCHMARKS) -> int:
     options = arguments(argv)
-    chosen = [one for one in benchmarks if one.chosen_by(options.only)]
+    chosen = chosen_by(options.only, benchmarks)
     if options.list or not chosen:
         names = "\n".join(f"{one.prefix:30} {one.title}" for one in benchmarks)
         print(

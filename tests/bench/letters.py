@@ -18,7 +18,7 @@ import txmq
 from tests.bench.brokers import FLUSH_10_MS, command, cpu_s
 from tests.bench.data_directories import Filler, current_time, filling
 from tests.bench.harness import BenchError, sampled, serving
-from tests.bench.plans import consumed_row, plan_rows
+from tests.bench.plans import plan_rows
 from tests.bench.rows import Row, Run, at_most, benchmark, row
 from txmq.batch import encode, verify
 from txmq.core import machine
@@ -38,7 +38,6 @@ from txmq.model.retry import FailureReport
 from txmq.model.units import DAY
 
 LETTERS, BATCH, PAGE, PAGES = 1_000_000, 500, 50, 40
-CONSUMED = 100_000  # letters that are replayed and consumed
 KEYS, PRINTS = 200_000, 300
 SPAN = 7 * DAY  # over which they died
 TRACEBACK = "Traceback (most recent call last):\n" + "  File somewhere, line 1\n" * 12
@@ -205,7 +204,6 @@ def letters(run: Run) -> Iterator[Row]:
                 cpu = (cpu_s(program.process.pid) - before) / len(seconds)
                 yield row(f"letters.stats{what}_cpu", "CPU time of the broker for them", "s", cpu)
             yield from plan_rows(program.address, client, of)
-            yield consumed_row(program.address, run.count(CONSUMED))
         yield row(
             "letters.rss", f"RssAnon of the broker, most, {of}", "MiB", max(samples) / MIB,
             goal=at_most(250),

@@ -4,7 +4,6 @@ a replay costs others.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from statistics import quantiles
@@ -80,57 +79,4 @@ def plan_rows(address: str, client: Any, of: str) -> Iterator[Row]:
         "letters/s",
         shown["delivered"] / (time.perf_counter() - began),
         goal=at_least(50_000),
-    )
-
-
-def consumed_per_s(client: txmq.Client, group: str, topic: str, count: int) -> float:
-    """Consume so many messages; return the rate."""
-    left, done = [count], threading.Event()
-
-    def handle(_message: object) -> None:
-        left[0] -= 1
-        if not left[0]:
-            done.set()
-
-    consumer = client.consumer(group, [topic])
-    began = time.perf_counter()
-    thread = threading.Thread(target=consumer.run, args=(handle,), daemon=True)
-    thread.start()
-    if not done.wait(PATIENCE_S):
-        raise BenchError(f"{left[0]} messages did not come")
-    rate = count / (time.perf_counter() - began)
-    consumer.close()
-    thread.join()
-    return rate
-
-
-def consumed_row(address: str, count: int) -> Row:
-    """Compare the consumption of replayed letters with that of fresh messages."""
-    with txmq.connect(address, timeout=60.0) as client:
-        client.call("topic.create", name="mended", partitions=4)
-        client.send_many("mended", [b"x" * 100] * count)
-
-        def die(_message: object) -> None:
-            raise ValueError("not mended yet")
-
-        dying = client.consumer("c", ["mended"], flood_keys=0, retry=DEADLY)
-        thread = threading.Thread(target=dying.run, args=(die,), daemon=True)
-        thread.start()
-        until = time.monotonic() + PATIENCE_S
-        while client.call("dlq.stats", group="c")["letters"] < count:
-            if time.monotonic() > until:
-                raise BenchError("the messages did not die")
-            time.sleep(POLL_S)
-        dying.close()
-        thread.join()
-        frozen = AT_ONCE | {"start": False}
-        client.call("plan.create", name="mended", group="c", select={}, settings=frozen)
-        wait(client, "mended", lambda plan: plan["state"] == "planned")
-        client.call("plan.start", name="mended")  # it puts back while the group consumes
-        replayed = consumed_per_s(client, "c", "mended", count)
-        wait(client, "mended", lambda plan: plan["state"] == "done")
-        fresh = consumed_per_s(client, "fresh", "mended", count)
-    what = f"{count:,} letters put back by a plan and consumed, beside fresh messages"
-    return row(
-        "letters.plan_consumed", what, "msg/s", replayed, yardstick=fresh, goal=at_least(0.8)
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, Self
@@ -129,6 +129,16 @@ class Benchmark(NamedTuple):
                 )
             if one.id.startswith(only):
                 yield one
+
+
+def chosen_by(only: str, benchmarks: Sequence[Benchmark]) -> list[Benchmark]:
+    """Return the benchmarks that may have rows whose ids begin with `only`. Where it
+    begins with several prefixes, the longest one has these rows.
+    """
+    chosen = [one for one in benchmarks if one.chosen_by(only)]
+    around = [one.prefix for one in chosen if only.startswith(one.prefix)]
+    longest = max(around, key=len, default="")
+    return [one for one in chosen if one.prefix == longest or one.prefix not in around]
 
 
 def benchmark(prefix: str, title: str) -> Callable[[Measure], Benchmark]:
