@@ -19,19 +19,25 @@ from __future__ import annotations
 
 import socket
 import time
+from base64 import b64decode
+from collections import deque
+from contextlib import suppress
 from datetime import UTC, datetime
 from queue import Empty
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Unpack, cast
 from urllib.parse import quote, urlencode
 
 from txmq.errors.extras import require
 
 require("celery", "kombu")
 
+from kombu.exceptions import OperationalError
 from kombu.transport import TRANSPORT_ALIASES, virtual
 from kombu.utils.json import dumps, loads
 
 import txmq
+from txmq.client.blocking.after_fork import tell_after_fork
+from txmq.client.protocol.sender.rows import Fields
 from txmq.errors import (
     BrokerUnavailable,
     ClientClosed,
@@ -44,7 +50,7 @@ from txmq.errors import (
 
 if TYPE_CHECKING:
     from txmq.client.protocol.consumer.fetched import DeliveredMessage
-
+    from txmq.client.protocol.sender.promise import Promise
 PREFIX: Final = "kombu."
 CONTROL: Final = "kombu.control"  # no queue's topic: encoded names end with their queue's
 PORT: Final = 7650
@@ -97,13 +103,19 @@ def address_of(client: Any) -> str:  # noqa: ANN401  # Kombu's connection
 
 def read(body: bytes) -> dict[str, Any]:
     """Return a message of Kombu's. Raises ValueError for anything else."""
-    message = loads(body)
-    if not isinstance(message, dict) or "body" not in message:
-        raise ValueError("it is no message of Kombu's")
-    properties = message.get("properties")
-    if not isinstance(properties, dict) or "delivery_tag" not in properties:
-        raise ValueError("it has no delivery tag")
-    return message
+    try:
+        message: dict[str, Any] = loads(body)  # if it is one
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    match message:
+        case {"body": str(text), "headers": dict(), "properties": {"delivery_info": dict()}}:
+            encoding = message["properties"].get("body_encoding")
+            if encoding == "base64":
+                b64decode(text)
+            elif encoding not in (None, "utf-8"):
+                raise ValueError(f"its body has the encoding {encoding!r}")
+            return message
+    raise ValueError("it is no message of Kombu's")
 
 
 class Channel(virtual.Channel):  # type: ignore[misc]  # Kombu has no types
@@ -178,8 +190,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]  # Kombu has no types
     # --- sends
 
     def _put(self, queue: str, message: dict[str, Any], **_options: Any) -> None:  # noqa: ANN401  # Kombu's
-        at = due_at(message)
-        self._client.send(topic_of(queue), dumps(message).encode(), deliver_at=at)
+        self._send(topic_of(queue), message, deliver_at=due_at(message))
 
     def _put_fanout(
         self,
@@ -215,7 +226,10 @@ class Channel(virtual.Channel):  # type: ignore[misc]  # Kombu has no types
 
     def _say(self, exchange: str, routing_key: str, message: dict[str, Any]) -> None:
         headers = {"exchange": exchange, "routing-key": routing_key or ""}
-        self._client.send(CONTROL, dumps(message).encode(), headers=headers, ttl=3600)
+        self._send(CONTROL, message, headers=headers, ttl=3600)
+
+    def _send(self, topic: str, message: dict[str, Any], **fields: Unpack[Fields]) -> None:
+        self.connection.publishing.send(topic, dumps(message).encode(), **fields)
 
     # --- deliveries
 
@@ -229,7 +243,14 @@ class Channel(virtual.Channel):  # type: ignore[misc]  # Kombu has no types
         except ValueError as error:
             consumer.dead_letter(delivered, f"{NOT_KOMBU}: {error}")
             raise Empty from error
-        self._held[message["properties"]["delivery_tag"]] = (consumer, delivered)
+        properties = message["properties"]
+        # Not the sender's tag: a message that comes once more has another one, so that
+        # a late word about the first delivery settles nothing of the second.
+        properties["delivery_tag"] = tag = self._next_delivery_tag()
+        properties["delivery_info"]["redelivered"] = (
+            delivered.attempt > 1 or delivered.fetched.moved
+        )
+        self._held[tag] = (consumer, delivered)
         return message
 
     def _consumer(self, queue: str) -> txmq.Consumer:
@@ -279,8 +300,9 @@ class Channel(virtual.Channel):  # type: ignore[misc]  # Kombu has no types
             exchange, routing_key = said.headers.get("exchange"), said.headers.get("routing-key")
             if exchange is None or routing_key is None:
                 continue  # somebody else's
-            for queue in self._listeners(exchange, routing_key):
-                self._heard.append((read(said.body), queue))
+            with suppress(ValueError):  # no message of Kombu's
+                for queue in self._listeners(exchange, routing_key):
+                    self._heard.append((read(said.body), queue))
 
     def _listeners(self, exchange: str, routing_key: str) -> list[str]:
         try:
@@ -341,6 +363,47 @@ class Channel(virtual.Channel):  # type: ignore[misc]  # Kombu has no types
         self._control = None
 
 
+class Publishing:
+    """The messages that a connection sends.
+
+    Each is stored on return. With the option `confirm_publish=False` it is on its way,
+    and the client sends it again by itself where a connection is lost. What fails in
+    the end is told by a later call.
+    """
+
+    def __init__(self, client: txmq.Client, *, confirmed: bool) -> None:
+        self._client, self._confirmed = client, confirmed
+        self._on_its_way: deque[Promise[txmq.Receipt]] = deque()
+        tell_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Leave to the parent what it has sent."""
+        self._on_its_way = deque()
+
+    def send(self, topic: str, body: bytes, **fields: Unpack[Fields]) -> None:
+        """Send a message. Raises OperationalError where earlier ones are not stored:
+        then this one is not sent.
+        """
+        if self._confirmed:
+            self._client.send(topic, body, **fields)
+            return
+        self.check()
+        sent = self._client.send_async(topic, body, **fields)
+        self._on_its_way.append(cast("Promise[txmq.Receipt]", sent))  # to ask costs nothing
+
+    def check(self) -> None:
+        """Raise OperationalError where messages are not stored."""
+        failed: list[TxmqError] = []
+        while self._on_its_way and self._on_its_way[0].resolved:
+            try:
+                self._on_its_way.popleft().result()
+            except TxmqError as error:
+                failed.append(error)
+        if failed:
+            count = f"{len(failed)} messages that were sent before"
+            raise OperationalError(f"{count} have no receipt: {failed[0]}") from failed[0]
+
+
 class Transport(virtual.Transport):  # type: ignore[misc]  # Kombu has no types
     """A connection of Kombu's: one client of a broker."""
 
@@ -356,6 +419,10 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # Kombu has no types
         RequestTimeout,
     )
     channel_errors = (*virtual.Transport.channel_errors, TxmqError)
+    # Without these Kombu takes refusals for lost connections, too: a task that is too
+    # large would close the connection and be sent once more.
+    recoverable_connection_errors = connection_errors
+    recoverable_channel_errors = virtual.Transport.channel_errors
     implements = virtual.Transport.implements.extend(
         exchange_type=frozenset(["direct", "topic", "fanout"])
     )
@@ -365,6 +432,8 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # Kombu has no types
         self.txmq_client = txmq.connect(
             address_of(client), service="celery", timeout=client.connect_timeout or 10.0
         )
+        confirmed = client.transport_options.get("confirm_publish", True)
+        self.publishing = Publishing(self.txmq_client, confirmed=bool(confirmed))
 
     def driver_version(self) -> str:
         return txmq.__version__
@@ -391,5 +460,8 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # Kombu has no types
                 time.sleep(POLL_S)
 
     def close_connection(self, connection: object) -> None:
-        super().close_connection(connection)
-        self.txmq_client.close()
+        try:
+            super().close_connection(connection)
+        finally:
+            self.txmq_client.close()
+        self.publishing.check()

@@ -17,8 +17,10 @@ Workers are started as with any broker: `taskiq worker module:broker`.
 
 from __future__ import annotations
 
+import asyncio
+from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +35,7 @@ from taskiq.exceptions import NoResultError, TaskRejectedError
 from taskiq.result import TaskiqResult
 
 from txmq.aio import Client, Cluster, Consumer, Consumers, connect
+from txmq.client.log import get_logger
 from txmq.client.protocol.consumer.fetched import DeliveredMessage
 from txmq.client.protocol.consumer.settings import ConsumerOptions
 from txmq.client.protocol.sender.rows import Fields
@@ -42,6 +45,7 @@ from txmq.errors import LocalProtocolError
 HEADER_TASK, HEADER_ID = "taskiq-task", "taskiq-id"
 NOT_RUN = "no task of this worker can run it: its name is not known, or its body not readable"
 NOT_STARTED = "await broker.startup() first; `taskiq worker` does it by itself"
+log = get_logger()
 
 
 class SendsInto(Protocol):
@@ -51,13 +55,17 @@ class SendsInto(Protocol):
 
 
 @dataclass(slots=True)
-class _Run:
-    """What became of the task that runs in this context."""
+class _Delivery:
+    """A delivered message, and what became of its task."""
 
+    consumer: Consumer | Consumers
+    message: DeliveredMessage
+    task_id: str
+    started: bool = False
     error: BaseException | None = None
 
 
-_run: ContextVar[_Run | None] = ContextVar("txmq_taskiq_run", default=None)
+_delivery: ContextVar[_Delivery | None] = ContextVar("txmq_taskiq_delivery", default=None)
 _transaction: ContextVar[SendsInto | None] = ContextVar("txmq_taskiq_transaction", default=None)
 
 
@@ -101,7 +109,8 @@ class TxmqBroker(AsyncBroker):
         self._failed, self._consumer_options = failed, consumer or ConsumerOptions()
         self._consumer: Consumer | Consumers | None = None
         self._connected = False
-        self.add_middlewares(_Outcomes())
+        self._waiting = defaultdict[str, deque[_Delivery]](deque)  # not started, by task id
+        self.add_middlewares(_Outcomes(self))
 
     async def startup(self) -> None:
         """Make the client; a worker joins the group when it begins to listen."""
@@ -155,37 +164,83 @@ class TxmqBroker(AsyncBroker):
                 self.group, self._topics, **self._consumer_options
             )
         async for message in self._consumer:
-            yield AckableMessage(
-                data=message.body, ack=partial(self._settle, self._consumer, message)
-            )
+            delivery = _Delivery(self._consumer, message, self._id_of(message))
+            self._waiting[delivery.task_id].append(delivery)
+            yield AckableMessage(data=message.body, ack=partial(self._settle, delivery))
 
-    def _settle(self, consumer: Consumer | Consumers, message: DeliveredMessage) -> None:
-        """Settle a task, in the context in which it has run."""
-        run = _run.get()
-        _run.set(None)
+    def _id_of(self, message: DeliveredMessage) -> str:
+        """Return the id of the message's task; "" where it is none."""
+        found = message.headers.get(HEADER_ID)
+        if found is None:  # other programs may send tasks, too
+            with suppress(Exception):
+                found = self.formatter.loads(message.body).task_id
+        return found or ""
+
+    def begin(self, task_id: str) -> None:
+        """Note that the delivered task begins to run, in the current task of
+        asyncio.
+        """
+        if not self._waiting[task_id]:
+            return  # taskiq's receiver was given the message by somebody else
+        delivery = self._waiting[task_id].popleft()
+        self._forget_id(task_id)
+        delivery.started = True
+        _delivery.set(delivery)
+        running = asyncio.current_task()
+        if running is not None:
+            running.add_done_callback(partial(_give_up, delivery))
+
+    def _forget_id(self, task_id: str) -> None:
+        if not self._waiting[task_id]:
+            del self._waiting[task_id]
+
+    def _settle(self, delivery: _Delivery) -> None:
+        """Settle a task as its run has ended."""
+        consumer, message, error = delivery.consumer, delivery.message, delivery.error
+        if not delivery.started:
+            self._waiting[delivery.task_id].remove(delivery)
+            self._forget_id(delivery.task_id)
         if not message.in_hand:
             return  # it took too long, and is delivered again
-        if run is None:
+        if not delivery.started:
             consumer.dead_letter(message, NOT_RUN)
-        elif isinstance(run.error, TaskRejectedError):
+        elif isinstance(error, TaskRejectedError):
             consumer.dead_letter(message, "the task has rejected it")
-        elif run.error is not None and self._failed == "nack":
-            consumer.nack(message, error=run.error)
+        elif error is not None and self._failed == "nack":
+            consumer.nack(message, error=error)
         else:
             consumer.ack(message)
 
 
+def _give_up(delivery: _Delivery, running: asyncio.Task[object]) -> None:
+    """Nack a task that taskiq has left: a middleware has raised, or `ack_type` is not
+    one of its own.
+    """
+    if running.cancelled():
+        return
+    try:
+        running.result()
+    except Exception as error:
+        log.exception("taskiq.failed", task=delivery.task_id)
+        if delivery.message.in_hand:
+            delivery.consumer.nack(delivery.message, error=error)
+
+
 class _Outcomes(TaskiqMiddleware):
-    """Notes what becomes of each task, in the context in which taskiq acks it."""
+    """Notes what becomes of each task. It is the first middleware of its broker."""
+
+    def __init__(self, owner: TxmqBroker) -> None:
+        super().__init__()
+        self._owner = owner
 
     def pre_execute(self, message: TaskiqMessage) -> TaskiqMessage:
-        _run.set(_Run())
+        self._owner.begin(message.task_id)
         return message
 
     def on_error(
         self, message: TaskiqMessage, result: TaskiqResult[Any], exception: BaseException
     ) -> None:
-        run = _run.get()
+        delivery = _delivery.get()
         # NoResultError: it was sent once more, by a retry middleware or `requeue`.
-        if run is not None and not isinstance(result.error, NoResultError):
-            run.error = exception
+        if delivery is not None and not isinstance(result.error, NoResultError):
+            delivery.error = exception

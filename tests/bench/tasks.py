@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.bench.brokers import broker
 from tests.bench.clients.celery_tasks import CONFIRMED
 from tests.bench.harness import BenchError, measured, python
-from tests.bench.rows import Row, Run, at_least, benchmark, row
+from tests.bench.rows import Goal, Row, Run, at_least, benchmark, row
 from txmq.testing.ports import free_port
 from txmq.testing.wait import wait_until
 
@@ -28,22 +28,35 @@ HERE = "127.0.0.1"
 def celery(run: Run) -> Iterator[Row]:
     tasks = run.count(10_000)
     with rabbitmq(run.directory / "rabbitmq") as url:
-        rabbit = measured(python(CLIENT, url, tasks))["per_s"]
-        confirmed = measured(python(CLIENT, url + CONFIRMED, tasks))["per_s"]
+        rabbit = measured(python(CLIENT, url, tasks))
+        confirmed = measured(python(CLIENT, url + CONFIRMED, tasks))
     with redis(run.directory / "redis") as url:
-        fast = measured(python(CLIENT, url, tasks))["per_s"]
+        fast = measured(python(CLIENT, url, tasks))
     with broker(run) as program:
-        ours = measured(python(CLIENT, program.address, tasks))["per_s"]
-    what = "tasks that do nothing, sent and done, beside RabbitMQ"
-    yield row("flow.celery_rabbitmq", what, "tasks/s", ours, yardstick=rabbit, goal=at_least(1.0))
-    yield row(
-        "flow.celery_confirmed",
-        "the same beside RabbitMQ that confirms each task, as txmq does",
-        "tasks/s",
-        ours,
-        yardstick=confirmed,
-    )
-    yield row("flow.celery_redis", "the same beside Redis", "tasks/s", ours, yardstick=fast)
+        ours = measured(python(CLIENT, program.address, tasks))
+        stored = measured(python(CLIENT, program.address + CONFIRMED, tasks))
+    what = "tasks that do nothing, sent and done; neither side confirms them, beside RabbitMQ"
+    yield _pair("rabbitmq", what, "per_s", ours, rabbit, at_least(1.0))
+    what = "the same where each task is stored when it is sent"
+    yield _pair("confirmed", what, "per_s", stored, confirmed, at_least(1.0))
+    yield _pair("redis", "the same without confirmation beside Redis", "per_s", ours, fast)
+    yield _pair("sent", "of these, sent alone, beside RabbitMQ", "sent_per_s", ours, rabbit)
+    yield _pair("done", "and done alone", "done_per_s", ours, rabbit)
+    what = "CPU of the sender for a task, beside RabbitMQ's"
+    yield _pair("sender_cpu", what, "sent_us", ours, rabbit)
+    yield _pair("worker_cpu", "and of the worker", "done_us", ours, rabbit)
+
+
+def _pair(
+    name: str,
+    what: str,
+    figure: str,
+    ours: Mapping[str, float],
+    theirs: Mapping[str, float],
+    goal: Goal | None = None,
+) -> Row:
+    unit = "µs" if figure.endswith("us") else "tasks/s"
+    return row(f"flow.celery_{name}", what, unit, ours[figure], yardstick=theirs[figure], goal=goal)
 
 
 @contextmanager

@@ -16,9 +16,11 @@ import pytest
 from celery import Celery
 from celery.contrib.testing.worker import start_worker
 from kombu import Connection, Exchange, Queue
+from kombu.exceptions import OperationalError
 
 import txmq
 from tests.frameworks.celery_app import add, app
+from txmq.errors import MessageTooLarge
 from txmq.kombu import CONTROL, address_of, due_at, topic_of
 from txmq.testing.broker_thread import BrokerThread
 from txmq.testing.wait import wait_until
@@ -120,19 +122,28 @@ def test_what_was_held_too_long_is_left_to_others(broker: BrokerThread) -> None:
 
 
 def test_what_is_no_message_of_kombu_is_a_dead_letter(broker: BrokerThread) -> None:
+    enveloped = b'{"body": %s, "headers": {}, "properties": {"delivery_info": {}, %s}}'
+    bodies = (
+        *(b"no JSON", b"[1]", b'{"properties": {}}', b"\xff\xfe", b"[" * 100_000),
+        enveloped % (b"5", b'"body_encoding": "base64"'),
+        enveloped % (b'"x"', b'"body_encoding": "base64"'),
+        enveloped % (b'"x"', b'"body_encoding": []'),
+    )
     with txmq.connect(broker.url) as client:
-        for body in (b"no JSON", b"[1]", b'{"properties": {}}'):
+        for body in bodies:
             client.send(topic_of("work"), body)
             client.send(CONTROL, body)
         with Connection(broker.url) as connection, connection.SimpleQueue("work") as queue:
             queue.channel._listen()
-            for body in (b"no JSON", b"[1]", b'{"properties": {}}'):
+            for body in bodies:
                 client.send(CONTROL, body)
             queue.put("x")
             message = queue.get(timeout=20)
             message.ack()
             assert message.payload == "x"
-        wait_until(lambda: len(list(client.letters(topic_of("work")))) == 3, what="dead letters")
+        wait_until(
+            lambda: len(list(client.letters(topic_of("work")))) == len(bodies), what="dead letters"
+        )
 
 
 def test_the_url_s_user_and_the_options_of_tls_go_to_the_client() -> None:
@@ -147,12 +158,52 @@ def test_a_rejected_message_is_a_dead_letter(broker: BrokerThread) -> None:
         queue.put("x")
         queue.get(timeout=20).reject()
         queue.put("y")
-        message = queue.get(timeout=20)
-        message.requeue()
-        assert queue.get(timeout=20).payload == "y"
+        first = queue.get(timeout=20)
+        assert not first.delivery_info["redelivered"]
+        first.requeue()
+        second = queue.get(timeout=20)
+        assert second.payload == "y"
+        assert second.delivery_info["redelivered"]
+        queue.channel.basic_ack(first.delivery_tag)  # late: it is another delivery's by now
+        [(_consumer, delivered)] = queue.channel._held.values()
+        assert delivered.in_hand
         with txmq.connect(broker.url) as client:
             group = topic_of("work")
             wait_until(lambda: len(list(client.letters(group))) == 1, what="a dead letter")
+
+
+def test_sends_without_confirmation_tell_of_their_errors_later(tmp_path: Path) -> None:
+    options = {"confirm_publish": False}
+    with BrokerThread(tmp_path / "data") as broker:
+        with (
+            Connection(broker.url, transport_options=options) as connection,
+            connection.SimpleQueue("work") as queue,
+        ):
+            for number in range(500):
+                queue.put(number)
+        with Connection(broker.url, transport_options=options) as other:
+            queue = other.SimpleQueue("work")  # the close above has waited for them
+            assert queue.qsize() == 500
+            with pytest.raises(MessageTooLarge):
+                queue.put("x" * 5_000_000)
+            queue.put("stored, and so the topic is known")
+            wait_until(lambda: queue.qsize() == 501, what="the last before the broker's end")
+            broker.stop()
+            queue.put("lost")
+            queue.put("lost, too")
+            other.transport.txmq_client.close(timeout=0)
+            with pytest.raises(OperationalError, match="2 messages that were sent before"):
+                queue.put("not sent")
+
+
+def test_a_refusal_is_no_lost_connection(broker: BrokerThread) -> None:
+    """Celery would send the task once more, over a new connection."""
+    with Connection(broker.url) as connection:
+        producer = connection.Producer()
+        before = connection.default_channel
+        with pytest.raises(MessageTooLarge):
+            producer.publish("x" * 5_000_000, routing_key="work", retry=True)
+        assert connection.default_channel is before
 
 
 def test_a_purge_leaves_an_empty_queue(broker: BrokerThread) -> None:
@@ -174,6 +225,8 @@ def test_a_fanout_reaches_everybody_who_listens(broker: BrokerThread) -> None:
                 callbacks=[hear(heard[name])],
             )
             consumer.consume()
+        with txmq.connect(broker.url) as client:  # of others, which stops nobody
+            client.send(CONTROL, b"{", headers={"exchange": "news", "routing-key": ""})
         one.Producer().publish("hello", exchange=news, declare=[news])
         for connection in (one, two):
             connection.drain_events(timeout=20)

@@ -9,11 +9,19 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
+from contextvars import Context as Empty
 from pathlib import Path
 from typing import Any
 
 import pytest
-from taskiq import Context, InMemoryBroker, SimpleRetryMiddleware, TaskiqDepends
+from taskiq import (
+    Context,
+    InMemoryBroker,
+    SimpleRetryMiddleware,
+    TaskiqDepends,
+    TaskiqMessage,
+    TaskiqMiddleware,
+)
 from taskiq.receiver import Receiver
 
 import txmq
@@ -207,6 +215,37 @@ def test_what_no_task_can_run_is_a_dead_letter(broker: TxmqBroker, client: Clien
     other.global_task_registry.pop("unknown", None)
     other.local_task_registry.pop("unknown", None)
     run(story)
+
+
+def test_what_taskiq_leaves_is_retried_by_the_group(real: RealBroker, client: Client) -> None:
+    """Its receiver ends without a word to the broker where a middleware raises."""
+    broker = make(real, consumer={"retry": RetryPolicy.table(0, attempts=1)})
+
+    class Failing(TaskiqMiddleware):
+        def post_execute(self, message: TaskiqMessage, result: Any) -> None:
+            if message.labels.get("fails"):
+                raise ZeroDivisionError("the middleware's")
+
+    broker.add_middlewares(Failing())
+
+    @broker.task
+    async def fine(context: Context = TaskiqDepends()) -> None:  # noqa: B008  # taskiq's way
+        if context.message.labels.get("ack_type") == "manual":
+            loop = asyncio.get_running_loop()
+            # In a context of its own, as by a thread that was there before.
+            loop.call_soon(lambda: loop.create_task(context.ack()), context=Empty())
+
+    async def story() -> None:
+        async with working(broker):
+            for labels in ({"fails": 1}, {"ack_type": "never"}, {"ack_type": "manual"}):
+                await fine.kicker().with_labels(**labels).kiq()
+            await until(lambda: len(list(client.letters(broker.group))) == 2)
+            await until(lambda: lag(client, broker) == 0)
+
+    run(story)
+    errors = {letter.error_text for letter in client.letters(broker.group)}
+    assert any("the middleware's" in error for error in errors)
+    assert any("Invalid ack_type label 'never'" in error for error in errors)
 
 
 def test_a_broker_that_was_not_started_says_so(broker: TxmqBroker) -> None:
