@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from io import BytesIO
+from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from twisted.internet.protocol import connectionDone
@@ -197,6 +198,8 @@ class AdminRequest(Request):
                 )
                 error = error_reply(401, "LoginFailed", failed.message, failed.hint)
             except Throttled as throttled:
+                wait_s = max(1, ceil(throttled.retry_after_s))
+                self.responseHeaders.setRawHeaders("Retry-After", [str(wait_s)])
                 error = error_reply(429, "Throttled", throttled.message, throttled.hint)
         if error is not None:
             self._respond(error)

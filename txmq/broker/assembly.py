@@ -137,6 +137,7 @@ class Assembly:
                 settings.consumers,
                 self.turns,
                 self._policies.member_joined,
+                self.paces,
             ),
             letters,
             LetterEditCalls(engine),

@@ -31,7 +31,25 @@ class TokenBucket:
         """Take tokens, also more than there are."""
         self._tokens -= count
 
+    def change(self, rate: float, now: float, burst_s: float = 1.0) -> None:
+        """Have another rate from now on. A debt stays; what has collected is cut."""
+        self.wait_s(now)
+        self.rate, self._burst = rate, rate * burst_s
+        self._tokens = min(self._tokens, self._burst)
+
     @property
     def tokens(self) -> float:
         """The tokens at the time of the last question, less than 0 = a debt."""
         return self._tokens
+
+
+def changed(bucket: TokenBucket | None, rate: float, now: float) -> TokenBucket | None:
+    """Return a bucket of another rate with the debt of the one before; None = 0, no
+    limit.
+    """
+    if not rate:
+        return None
+    if bucket is None:
+        return TokenBucket(rate, now)
+    bucket.change(rate, now)
+    return bucket

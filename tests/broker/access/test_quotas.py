@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from typing import Any
 
 import pytest
 
-from tests.broker.access.support import BrokerWithUsers
+from tests.broker.access.support import PASSWORD, BrokerWithUsers
 from tests.broker.support import Client, send_payload
 from txmq import errors
 from txmq.batch import encode
@@ -139,3 +140,32 @@ def test_a_quota_that_stays_keeps_its_counts_when_other_users_change() -> None:
     assert broker.seen["refused"] == {"requests_per_s": 1}
     broker.root.call("user.quota", name="shop", requests_per_s=0)
     assert error_of(broker.shop, Opcode.SEND, send_payload()) is None
+
+
+def test_a_debt_stays_when_the_quota_changes() -> None:
+    size = len(send_payload())
+    broker = Limited(bytes_per_s=size)
+    assert error_of(broker.shop, Opcode.SEND, send_payload(0)) is None
+    broker.set(bytes_per_s=size // 100)
+    broker.set(bytes_per_s=0)
+    broker.set(bytes_per_s=size // 2)
+    refused = error_of(broker.shop, Opcode.SEND, send_payload(1))
+    assert isinstance(refused, errors.Throttled)
+    assert broker.seen["refused"] == {"bytes_per_s": 1}
+    broker.set(bytes_per_s=1_000_000_000_000)
+    broker.pass_time(0.001)
+    assert error_of(broker.shop, Opcode.SEND, send_payload(1)) is None
+
+
+def test_requests_by_http_count() -> None:
+    broker = Limited(requests_per_s=2)
+    log_in = broker.assembly.guard.log_in_by_http
+    header = "Basic " + b64encode(f"shop:{PASSWORD}".encode()).decode()
+    for _ in range(2):
+        assert log_in("127.0.0.1", header)
+    with pytest.raises(errors.Throttled, match="requests_per_s of 2"):
+        log_in("127.0.0.1", header)
+    refused: Any = broker.shop.call("user.list")
+    assert refused["error"] == "Throttled"
+    broker.pass_time(2)
+    assert log_in("127.0.0.1", header)

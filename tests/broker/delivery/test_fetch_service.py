@@ -158,6 +158,8 @@ def test_a_group_gets_its_messages_at_the_rate_that_an_operator_sets() -> None:
     broker.client.call("group.alter", group="g", messages_per_s=10, operator="ada")
     assert 38 <= broker.messages_in(3.0) <= 42, "a second's worth at once, then ten a second"
     assert broker.ask("broker.show")["throttled"]["groups"]["g"]["messages_per_s"] > 0
+    reasons = [one["why"] for one in broker.ask("group.show", group="g")["positions"]]
+    assert "messages_per_s of 10" in str(reasons)
     broker.client.call("group.alter", group="g", messages_per_s=0, operator="ada")
     assert broker.messages_in(1.0) >= 158
     assert broker.ask("broker.show")["throttled"]["groups"] == {}

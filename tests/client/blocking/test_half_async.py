@@ -14,6 +14,7 @@ from tests.client.proxy import Proxy
 from tests.client.reactor_thread import WAIT_S, InReactor
 from tests.client.real import RealBroker
 from tests.client.scripted_broker import FakeBroker, HangUp
+from tests.client.scripted_bundles import BundleAnswers
 from tests.client.scripted_member import fresh
 from txmq.client.blocking.client import Client
 from txmq.client.protocol.transaction.checks import Half
@@ -23,73 +24,20 @@ from txmq.errors import (
     ConfigError,
     Conflict,
     MessageTooLarge,
-    RequestRejected,
     StaleTopic,
     Throttled,
     TransactionAborted,
     UnknownTopic,
 )
-from txmq.model.bundle import BundleReceipt, BundleState, DecideReceipt
+from txmq.model.bundle import BundleReceipt, BundleState
 from txmq.model.decider import ByChecker
 from txmq.model.message import COMMIT, Decision
 from txmq.testing.wait import wait_until
-from txmq.wire.batched import FEATURE, BatchedReply, pack_replies, unpack_requests
-from txmq.wire.bundle import BundlePart, pack_bundle_receipt, unpack_part
-from txmq.wire.data_requests import Opcode, pack_decide_receipt
-from txmq.wire.frames import Frame
-from txmq.wire.hello import BrokerLimits, Welcome
-from txmq.wire.status import error_reply
+from txmq.wire.bundle import pack_bundle_receipt
+from txmq.wire.data_requests import Opcode
 
 Connect = Callable[..., Client]
 DEADLINE_S = 20
-STORED = pack_bundle_receipt(BundleReceipt(BundleState.UNDECIDED, 7))
-PUBLISHED = pack_decide_receipt(DecideReceipt(BundleState.PUBLISHED, repeated=False))
-
-
-class BundleAnswers:
-    """Answers of a scripted broker to bundles and decisions; by default all succeed."""
-
-    def __init__(self, fake: FakeBroker, *, together: bool = True) -> None:
-        self.fake, self.frames = fake, list[Any]()
-        self.script: list[Any] = []  # for each frame: HangUp, or what each request in it gets
-        fake.others = self
-        self._welcome = fake._welcome
-        fake._welcome = self._greet if together else self._welcome  # type: ignore[method-assign]
-
-    def _greet(self) -> bytes:
-        limits = BrokerLimits(frame=1 << 24, message=self.fake.message)
-        return Welcome(
-            version=1,
-            features=(FEATURE,),
-            broker="fake",
-            log_id=self.fake.log_id,
-            boot_epoch=1,
-            limits=limits,
-        ).encode()
-
-    def __call__(self, frame: Frame) -> Any:
-        together = frame.opcode in (Opcode.GROUPS, Opcode.DECISIONS)
-        requests = unpack_requests(frame.payload) if together else [frame.payload]
-        self.frames.append((frame.opcode, requests))
-        step = self.script.pop(0) if self.script else None
-        if step is HangUp:
-            return HangUp
-        yes = STORED if frame.opcode in (Opcode.GROUP, Opcode.GROUPS) else PUBLISHED
-        answers = [yes if said is None else said for said in step or [None] * len(requests)]
-        if not together:
-            return answers[0]
-        replies = [
-            BatchedReply(*error_reply(a)) if isinstance(a, RequestRejected) else BatchedReply(0, a)
-            for a in answers
-        ]
-        return b"".join(pack_replies(replies))
-
-    def parts(self) -> list[list[BundlePart]]:
-        return [
-            [unpack_part(one) for one in requests]
-            for code, requests in self.frames
-            if code in (17, 22)
-        ]
 
 
 def store(client: Client, count: int, topic: str = "orders", **options: Any) -> list[Any]:

@@ -180,10 +180,12 @@ class Guard:
         return rights
 
     def meter_of(self, name: str, quota: Quota) -> Meter:
-        """Return the meter of a user, which goes on as long as the quota stays."""
+        """Return the meter of a user, which goes on when the quota changes."""
         meter = self.meters.get(name)
-        if meter is None or meter.quota != quota:
+        if meter is None:
             meter = self.meters[name] = Meter(name, quota, self.seconds())
+        elif meter.quota != quota:
+            meter.change(quota, self.seconds())
         return meter
 
     def certified(self, transport: object) -> Rights | None:
@@ -218,7 +220,8 @@ class Guard:
 
     def log_in_by_http(self, peer: str, authorization: str | None) -> Rights | None:
         """Return the rights of the user in an Authorization header (Basic); None = the
-        broker has no users. Raises LoginFailed, and Throttled.
+        broker has no users. Each request counts for the user's quota. Raises
+        LoginFailed, and Throttled.
 
         A password that was right is not hashed again until users change.
         """
@@ -238,6 +241,7 @@ class Guard:
             raise self.failed(peer, user)
         if len(self._http_logins) < MAX_CACHED:
             self._http_logins.add(seal)
+        rights.check_call_quota("http")
         return rights
 
     def _check_hashes(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from txmq.core.token_bucket import LONGEST_WAIT_S, TokenBucket
+from txmq.core.token_bucket import LONGEST_WAIT_S, TokenBucket, changed
 from txmq.core.transactions.model import get
 from txmq.errors import RemoteProtocolError, Throttled
 from txmq.model.bundle import BundleState
@@ -37,17 +37,24 @@ HINT = "an admin can raise it: txmq user quota"
 
 
 class Meter:
-    """The use of one user since the quota was set. `now` is the reactor's time."""
+    """The use of one user. `now` is the reactor's time."""
 
     def __init__(self, user: str, quota: Quota, now: float) -> None:
-        self.user, self.quota = user, quota
-        self._bytes = TokenBucket(quota.bytes_per_s, now) if quota.bytes_per_s else None
-        self._requests = TokenBucket(quota.requests_per_s, now) if quota.requests_per_s else None
+        self.user = user
+        self._bytes: TokenBucket | None = None
+        self._requests: TokenBucket | None = None
+        self.change(quota, now)
         self._halves: dict[bytes, None] = {}
         self._counted_at = float("-inf")
         self.refused: Counter[str] = Counter()  # by limit
         self.seconds = 0.0  # that the user was told to wait
         self.last_at = float("-inf")  # a refusal, by the reactor's time
+
+    def change(self, quota: Quota, now: float) -> None:
+        """Have another quota from now on. What was used up still counts."""
+        self.quota = quota
+        self._bytes = changed(self._bytes, quota.bytes_per_s, now)
+        self._requests = changed(self._requests, quota.requests_per_s, now)
 
     def check_request(self, state: State, opcode: int, payload: bytes, now: float) -> None:
         """Count a request. Raises Throttled where the user has to wait."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from random import Random
 
+    from txmq.broker.delivery.group_paces import GroupPaces
     from txmq.broker.delivery.long_polls import LongPolls
     from txmq.broker.delivery.member_sessions import MemberSessions
     from txmq.broker.engine.engine import Engine
@@ -53,11 +54,12 @@ class ConsumerGroupCalls:
         defaults: ConsumerDefaults,
         turns: TurnWork,
         version_joined: Callable[[str, str], None],
+        paces: GroupPaces,
     ) -> None:
         """`version_joined` hears of group and version of each member that joins."""
         self._engine, self._members, self._polls, self._random = engine, members, polls, random
         self._defaults, self._turns = defaults, turns
-        self._version_joined = version_joined
+        self._version_joined, self._paces = version_joined, paces
         self.handlers: dict[str, Handler] = {
             "consumer.join": self.join,
             "consumer.heartbeat": self.heartbeat,
@@ -122,7 +124,13 @@ class ConsumerGroupCalls:
 
     def show(self, call: CallContext, args: wire.GroupArgs) -> None:
         engine, paused = self._engine, self._members.paused_topics(args.group)
-        seen = StallContext(engine.store.durable, engine.now(), engine.store.quarantined, paused)
+        seen = StallContext(
+            engine.store.durable,
+            engine.now(),
+            engine.store.quarantined,
+            paused,
+            self._paces.holds(args.group),
+        )
         self._turns.run(call.caller, self._describe(args.group, seen), call.answer)
 
     def _describe(self, name: str, seen: StallContext) -> Steps[dict[str, Any] | Rejected]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from txmq.core.token_bucket import TokenBucket
+from txmq.core.token_bucket import TokenBucket, changed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from txmq.broker.reactor.interfaces import Clock
     from txmq.core.consumers.candidates import Candidate
 
+RECENTLY_S = 5.0  # of fetches that a limit keeps waiting
 HOT_BYTES = 256 << 20  # at the end of the log: the system's cache has them
 
 
@@ -24,17 +25,36 @@ class Pace:
     """The limits of one group, as they are used up."""
 
     def __init__(self, messages_per_s: int, cold_bytes_per_s: int, now: float) -> None:
-        self.limits = (messages_per_s, cold_bytes_per_s)
-        self._messages = TokenBucket(messages_per_s, now) if messages_per_s else None
-        self._cold = TokenBucket(cold_bytes_per_s, now) if cold_bytes_per_s else None
+        self._messages: TokenBucket | None = None
+        self._cold: TokenBucket | None = None
+        self.change(messages_per_s, cold_bytes_per_s, now)
         self.waits = {"messages_per_s": 0, "cold_bytes_per_s": 0}  # fetches that waited
+        self._waited_at: dict[str, float] = {}  # the last of them
+
+    def change(self, messages_per_s: int, cold_bytes_per_s: int, now: float) -> None:
+        """Have other limits from now on. What was used up still counts."""
+        self.limits = (messages_per_s, cold_bytes_per_s)
+        self._messages = changed(self._messages, messages_per_s, now)
+        self._cold = changed(self._cold, cold_bytes_per_s, now)
+
+    def holds(self, now: float) -> str:
+        """Return the limit that fetches wait for, "" without one."""
+        for name, bucket in (("messages_per_s", self._messages), ("cold_bytes_per_s", self._cold)):
+            waited_at = self._waited_at.get(name, float("-inf"))
+            if bucket is not None and bucket.wait_s(now) and now < waited_at + RECENTLY_S:
+                return name
+        return ""
+
+    def _note_wait(self, name: str, now: float) -> None:
+        self.waits[name] += 1
+        self._waited_at[name] = now
 
     def messages(self, most: int, now: float) -> int:
         """Return how many messages a fetch may bring now."""
         if self._messages is None:
             return most
         if self._messages.wait_s(now):
-            self.waits["messages_per_s"] += 1
+            self._note_wait("messages_per_s", now)
             return 0
         return min(most, max(1, int(self._messages.tokens)))
 
@@ -42,7 +62,7 @@ class Pace:
         """Return whether these may be read now."""
         if self._cold is None or not self._cold.wait_s(now) or not cold_bytes(candidates, hot_from):
             return True
-        self.waits["cold_bytes_per_s"] += 1
+        self._note_wait("cold_bytes_per_s", now)
         return False
 
     def note(self, messages: int, cold: int) -> None:
@@ -70,9 +90,16 @@ class GroupPaces:
         if limits == (0, 0):
             return None
         pace = self._paces.get(group)
-        if pace is None or pace.limits != limits:
+        if pace is None:
             pace = self._paces[group] = Pace(*limits, self.now())
+        elif pace.limits != limits:
+            pace.change(*limits, self.now())
         return pace
+
+    def holds(self, group: str) -> str:
+        """Return the limit that a group's fetches wait for now, "" without one."""
+        pace = self.of(group)
+        return "" if pace is None else pace.holds(self.now())
 
     def now(self) -> float:
         """Return the time that paces go by."""

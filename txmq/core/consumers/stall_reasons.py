@@ -49,13 +49,15 @@ class StallContext(NamedTuple):
     """Facts that are not part of the state.
 
     Readers see the log up to `durable`, except `damaged` spans. `paused` are the topics
-    that each member has stopped fetching for now.
+    that each member has stopped fetching for now. `limit` is the group's limit that its
+    fetches wait for.
     """
 
     durable: int
     now: int
     damaged: Sequence[DamagedSpan] = ()
     paused: Mapping[str, Collection[str]] = MappingProxyType({})
+    limit: str = ""
 
 
 class StallCheck(NamedTuple):
@@ -262,6 +264,14 @@ def _span(check: StallCheck) -> str:
     )
 
 
+def _limit(check: StallCheck) -> str:
+    name = check.context.limit
+    if not name or check.drained:
+        return ""
+    most = getattr(check.group.settings, name)
+    return f"the group has had its {name} of {most}: it goes on at that rate (group alter --limit)"
+
+
 def _leased(check: StallCheck) -> str:
     """Report that all messages are leased; a handler that exceeds a lease is slow or
     hangs.
@@ -367,6 +377,7 @@ REASONS: tuple[tuple[str, Callable[[StallCheck], str]], ...] = (
     ("growth", _growth),
     ("alone", _isolated),
     ("span", _span),
+    ("limit", _limit),
     ("leased", _leased),
     ("not-durable", _not_durable),
     ("gate", _visibility_barrier),

@@ -37,8 +37,9 @@ async def send_columns(
         confirmed, error = await _send_batches(core, unsent[:MAX_IN_FLIGHT])
         stored += [batch.stored() for batch in confirmed]
         del unsent[: len(confirmed)]
-        if isinstance(error, Throttled) and core.seconds() < deadline:
-            await core.sleep(max(pause, error.retry_after_s))
+        asked = max(pause, error.retry_after_s) if isinstance(error, Throttled) else 0.0
+        if asked and core.seconds() + asked < deadline:
+            await core.sleep(asked)
             pause = min(2 * pause, LONGEST_PAUSE_S)
         elif isinstance(error, StaleTopic):
             await core.refresh(topic)

@@ -1,0 +1,129 @@
+"""Clients on event loops make the pause that a broker asks for, and their decisions go
+on. Blocking clients have tests of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+import txmq.aio
+import txmq.twisted
+from tests.client.aio.running import run
+from tests.client.reactor_thread import InReactor
+from tests.client.scripted_broker import FakeBroker
+from tests.client.scripted_bundles import BundleAnswers
+from txmq.errors import Throttled
+from txmq.wire.data_requests import Opcode
+
+BEHIND = "the disk is behind"
+Story = Callable[[Any], Coroutine[Any, Any, None]]
+
+
+class Face(NamedTuple):
+    """Runs a story with a client of one face, which is closed at its end."""
+
+    play: Callable[[Story], None]
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeBroker]:
+    with FakeBroker() as broker:
+        yield broker
+
+
+@pytest.fixture(params=["asyncio", "twisted"])
+def face(request: pytest.FixtureRequest, fake: FakeBroker, reactor: Any) -> Face:
+    if request.param == "asyncio":
+
+        def play(story: Story) -> None:
+            async def work() -> None:
+                async with txmq.aio.connect(fake.url, service="s", delivery_timeout=1.0) as client:
+                    await story(client)
+
+            run(work())
+
+        return Face(play)
+    in_reactor: InReactor = request.getfixturevalue("in_reactor")
+
+    def play_in_reactor(story: Story) -> None:
+        async def work() -> None:
+            client = txmq.twisted.connect(reactor, fake.url, service="s", delivery_timeout=1.0)
+            try:
+                await story(client)
+            finally:
+                await client.close()
+
+        in_reactor(work)
+
+    return Face(play_in_reactor)
+
+
+async def begun(client: Any, body: bytes) -> Any:
+    """Send, and return what will have the receipt."""
+    if isinstance(client, txmq.aio.Client):
+        return await client.send_async("orders", body)
+    return client.send("orders", body)
+
+
+def test_a_throttled_send_goes_again_after_the_pause_and_decisions_go_before_it(
+    fake: FakeBroker, face: Face
+) -> None:
+    answers = BundleAnswers(fake)
+
+    async def story(client: Any) -> None:
+        half = await client.half("orders", b"half", checker="c")
+        fake.script += [Throttled.after(0.4, BEHIND)]
+        began = time.monotonic()
+        sent = await begun(client, b"x")
+        while not fake.sends:
+            await client.call("topic.describe", names=["orders"])
+        assert await half.commit()
+        assert len(fake.sends) == 1, "the send waits, the decision does not"
+        assert (await sent).offset == 0
+        assert time.monotonic() - began >= 0.4
+
+    face.play(story)
+    assert [code for code, _ in answers.frames] == [Opcode.GROUP, Opcode.DECIDE]
+
+
+def test_a_throttled_half_goes_again_after_the_pause_and_a_decision_before_it(
+    fake: FakeBroker, face: Face
+) -> None:
+    answers = BundleAnswers(fake)
+
+    async def story(client: Any) -> None:
+        first = await client.half("orders", b"1", checker="c")
+        answers.script = [[Throttled.after(0.4, BEHIND)]]
+        began = time.monotonic()
+        second = client.half("orders", b"2", checker="c")
+        if asyncio.iscoroutine(second):
+            second = asyncio.ensure_future(second)
+        while len(answers.frames) < 2:
+            await client.call("topic.describe", names=["orders"])
+        assert await first.commit()
+        assert await (await second).commit()
+        assert time.monotonic() - began >= 0.4
+
+    face.play(story)
+    codes = [code for code, _ in answers.frames]
+    assert codes == [Opcode.GROUP, Opcode.GROUP, Opcode.DECIDE, Opcode.GROUP, Opcode.DECIDE]
+
+
+def test_what_stays_throttled_fails_with_that_error_in_time(fake: FakeBroker, face: Face) -> None:
+    BundleAnswers(fake)
+
+    async def story(client: Any) -> None:
+        fake.script += [Throttled.after(30, BEHIND)] * 3
+        began = time.monotonic()
+        with pytest.raises(Throttled, match=BEHIND):
+            await client.send("orders", b"x")
+        with pytest.raises(Throttled, match=BEHIND):
+            await client.send_many("orders", [b"x"])
+        assert time.monotonic() - began < 20, "it does not wait for what would be too late"
+
+    face.play(story)
