@@ -46,7 +46,16 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "plan.create": GROUP | {"name": "p", "select": {}},
     **{
         f"plan.{order}": {"name": "p"}
-        for order in ("freeze", "approve", "start", "pause", "resume", "cancel", "delete")
+        for order in (
+            "freeze",
+            "approve",
+            "start",
+            "pause",
+            "resume",
+            "cancel",
+            "abandon",
+            "delete",
+        )
     },
     "policy.set": GROUP | {"after_s": 60, "select": {}},
     "recover.retry": STORE | {"messages": [["t", 0, 1]]},
