@@ -9,8 +9,17 @@ from txmq.core import machine, users
 from txmq.core.events.base import KINDS, Event, RecordContext, decode, encode
 from txmq.core.events.outcome import Outcome, Rejected
 from txmq.core.state.state import State
+from txmq.core.state.users import Token
 from txmq.core.topics.topics import CreateTopic, DeleteTopic, TopicView
-from txmq.core.users import DeleteUser, GrantAccess, RevokeAccess, SetQuota, SetUser
+from txmq.core.users import (
+    DeleteUser,
+    GrantAccess,
+    MakeToken,
+    RevokeAccess,
+    RevokeToken,
+    SetQuota,
+    SetUser,
+)
 from txmq.errors import NotPermitted
 from txmq.model.access import Grant
 from txmq.model.quota import NO_QUOTA, Quota
@@ -61,6 +70,10 @@ def test_users_are_the_same_from_the_log_and_from_the_tables() -> None:
         DeleteUser("gone", "root"),
         SetQuota("shop", {"topics": 1, "bytes_per_s": 10}, "root"),
         SetUser("shop", ("consumer",), None, "root", b"other" * 8, new=False),
+        MakeToken("shop", "old", b"o" * 32, 10, "root"),
+        MakeToken("shop", "ci", b"d" * 32, 1_000, "root"),
+        RevokeToken("shop", "old", "root"),
+        MakeToken("root", "only", b"r" * 32, 1_000, "root"),
     ):
         assert fold.do(command) == users.Changed(changed=True)
     machine.save(fold.state)
@@ -73,6 +86,8 @@ def test_users_are_the_same_from_the_log_and_from_the_tables() -> None:
         assert found.secret == SECRET
         assert found.by_name["shop"].quota == Quota(bytes_per_s=10, topics=1)
         assert found.by_name["root"].quota == NO_QUOTA
+        assert found.by_name["shop"].tokens == (Token("ci", b"d" * 32, 1_007, 7, "root"),)
+        assert [token.name for token in found.by_name["root"].tokens] == ["only"]
     shop = stored.by_name["shop"]
     assert (shop.roles, shop.grants, shop.verifier) == (("consumer",), (READ,), tuple(VERIFIER))
     assert "stored" not in repr(shop)
@@ -135,3 +150,20 @@ def test_the_topics_that_a_user_makes_count_for_the_quota() -> None:
     fold.do(DeleteUser("shop", "root"))
     machine.save(fold.state)
     assert +machine.load(fold.tables).users.topic_counts == {"root": 1}
+
+
+def test_tokens_have_names_of_their_own_and_a_number() -> None:
+    fold = Fold()
+    fold.do(set_user("root", "admin"))
+    for number in range(users.MAX_TOKENS):
+        assert fold.do(MakeToken("root", f"t{number}", b"d" * 32, 1, "root")).changed
+    for refused in (
+        MakeToken("root", "one more", b"d" * 32, 1, "root"),
+        MakeToken("root", "t0", b"d" * 32, 1, "root"),
+        MakeToken("nobody", "t", b"d" * 32, 1, "root"),
+        RevokeToken("root", "none", "root"),
+        RevokeToken("nobody", "t0", "root"),
+    ):
+        found = fold.do(refused)
+        assert isinstance(found, Rejected)
+        assert found.hint

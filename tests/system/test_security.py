@@ -364,6 +364,13 @@ def test_http_asks_for_a_login_and_answers_by_the_same_table(secured: Secured) -
         assert ask(secured, path, "root")[0] == 200, path
     assert ask(secured, "/", Authorization="Bearer eyJhbGciOiJub25lIn0.e30.")[0] == 401
     assert ask(secured, "/", Authorization="Basic !!")[0] == 401
+    url = f"txmqs://{secured.place}/?ca={secured.authority.ca}"
+    known = {"TXMQ_USER": "root", "TXMQ_PASSWORD": PASSWORD, "TXMQ_BROKER": url}
+    token = cli("user", "token", "add", "root", "ci", **known)["token"]
+    assert ask(secured, "/metrics", Authorization=f"Bearer {token}")[0] == 200
+    assert cli("user", "token", "revoke", "root", "ci", **known)["changed"]
+    assert ask(secured, "/metrics", Authorization=f"Bearer {token}")[0] == 401
+    assert token not in secured.log
     status, body = ask(secured, "/api/v1/topics", "shop")
     assert (status, json.loads(body)["error"]) == (403, "AccessDenied")
     assert ask(secured, "/metrics", "shop")[0] == 403

@@ -194,7 +194,8 @@ class AdminRequest(Request):
                 rights = self._log_in(access)
             except LoginFailed as failed:
                 self.responseHeaders.setRawHeaders(
-                    "WWW-Authenticate", ['Basic realm="txmq", charset="UTF-8"']
+                    "WWW-Authenticate",
+                    ['Basic realm="txmq", charset="UTF-8"', 'Bearer realm="txmq"'],
                 )
                 error = error_reply(401, "LoginFailed", failed.message, failed.hint)
             except Throttled as throttled:

@@ -16,11 +16,13 @@ from txmq.core.events.users import (
     DenialNoted,
     LoginSecretMade,
     QuotaSet,
+    TokenMade,
+    TokenRevoked,
     TopicOwned,
     UserDeleted,
     UserSet,
 )
-from txmq.core.state.users import User
+from txmq.core.state.users import Token, User
 from txmq.errors import BadRequest, NotPermitted, UnknownUser
 from txmq.model.access import Grant
 from txmq.model.quota import Quota
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 MAX_USERS = 10_000
 MAX_GRANTS = 1_000  # of a user
+MAX_TOKENS = 20  # of a user
 
 
 class SetUser(NamedTuple):
@@ -76,6 +79,24 @@ class SetQuota(NamedTuple):
 
     user: str
     changes: dict[str, int]
+    by: str
+
+
+class MakeToken(NamedTuple):
+    """Give a user a token of this digest, for a span of microseconds."""
+
+    user: str
+    token: str
+    digest: bytes
+    span: int
+    by: str
+
+
+class RevokeToken(NamedTuple):
+    """Take a token back."""
+
+    user: str
+    token: str
     by: str
 
 
@@ -179,6 +200,31 @@ def decide_quota(state: State, command: SetQuota, now: int) -> Outcome | Rejecte
     return Outcome((QuotaSet(command.user, tuple(quota), command.by),), reply=Changed(changed=True))
 
 
+def decide_token(state: State, command: MakeToken, now: int) -> Outcome | Rejected:
+    user = find_user(state, command.user)
+    if isinstance(user, Rejected):
+        return user
+    if any(command.token == token.name for token in user.tokens):
+        message = f"user {command.user!r} has a token {command.token!r} already"
+        return Rejected(BadRequest, message, "use another name, or revoke it: txmq user token")
+    if len(user.tokens) >= MAX_TOKENS:
+        message = f"user {command.user!r} has {MAX_TOKENS} tokens already"
+        return Rejected(BadRequest, message, "revoke some: txmq user token revoke")
+    made = TokenMade(command.user, command.token, command.digest, now + command.span, command.by)
+    return Outcome((made,), reply=Changed(changed=True))
+
+
+def decide_revoke_token(state: State, command: RevokeToken, now: int) -> Outcome | Rejected:
+    del now
+    user = find_user(state, command.user)
+    if isinstance(user, Rejected):
+        return user
+    if all(command.token != token.name for token in user.tokens):
+        message = f"user {command.user!r} has no token {command.token!r}"
+        return Rejected(BadRequest, message, "see the tokens: txmq user token list")
+    return Outcome((TokenRevoked(*command),), reply=Changed(changed=True))
+
+
 def check_topics(state: State, user: str) -> Rejected | None:
     """Reject a further topic of a user who has as many as the quota allows."""
     found = state.users.by_name.get(user)
@@ -230,6 +276,19 @@ def apply_quota(state: State, event: QuotaSet, context: RecordContext) -> None:
     state.users.put(state.tables, event.name, user._replace(quota=Quota(*event.quota)))
 
 
+def apply_token(state: State, event: TokenMade, context: RecordContext) -> None:
+    user = state.users.by_name[event.user]
+    made = Token(event.token, event.digest, event.expire_at, context.stored_at, event.by)
+    state.users.put(state.tables, event.user, user._replace(tokens=(*user.tokens, made)))
+
+
+def apply_token_revoked(state: State, event: TokenRevoked, context: RecordContext) -> None:
+    del context
+    user = state.users.by_name[event.user]
+    left = tuple(token for token in user.tokens if token.name != event.token)
+    state.users.put(state.tables, event.user, user._replace(tokens=left))
+
+
 def apply_owned(state: State, event: TopicOwned, context: RecordContext) -> None:
     del context
     state.users.own(state.tables, event.topic_id, event.user)
@@ -250,6 +309,8 @@ DECIDERS: Deciders = {
     GrantAccess: decide_grant,
     RevokeAccess: decide_revoke,
     SetQuota: decide_quota,
+    MakeToken: decide_token,
+    RevokeToken: decide_revoke_token,
     NoteDenial: decide_note,
 }
 APPLIERS: Appliers = {
@@ -258,6 +319,8 @@ APPLIERS: Appliers = {
     AccessGranted: apply_granted,
     AccessRevoked: apply_revoked,
     QuotaSet: apply_quota,
+    TokenMade: apply_token,
+    TokenRevoked: apply_token_revoked,
     TopicOwned: apply_owned,
     LoginSecretMade: apply_secret,
     DenialNoted: apply_noted,

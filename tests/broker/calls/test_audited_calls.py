@@ -67,6 +67,8 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "user.set": {"name": "root", "roles": ["admin"]},
     "user.delete": {"name": "root"},
     "user.quota": {"name": "root", "topics": 5},
+    "token.add": {"name": "root", "token": "t", "digest": "ab" * 32, "expire_s": 3_600},
+    "token.revoke": {"name": "root", "token": "t"},
     "acl.grant": GRANT,
     "acl.revoke": GRANT,
 }

@@ -200,9 +200,11 @@ class Console:
             respond(HttpStream(EVENTS, stream))
 
     def _login_of(self, name: str | None) -> object:
-        """Return what a user logs in with: another password ends open streams."""
+        """Return what a user logs in with: another password or token ends open
+        streams.
+        """
         user = self._parts.engine.state.users.by_name.get(name or "")
-        return None if user is None else user.verifier
+        return None if user is None else (user.verifier, user.tokens)
 
     def _is_still_let_in(self, reader: Reader) -> bool:
         """Return whether the reader of an open stream may go on, and renew its
@@ -211,7 +213,7 @@ class Console:
         guard = self._parts.guard
         if reader.rights is None:
             return not guard.has_users
-        reader.rights = guard.rights_of(reader.rights.user)
+        reader.rights = guard.renewed(reader.rights)
         return reader.rights is not None
 
 

@@ -5,10 +5,12 @@ Without users a session has no rights object, and nothing is looked up.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import secrets
 from base64 import b64decode
 from collections import Counter, OrderedDict
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -16,7 +18,7 @@ import structlog
 from txmq.broker.access.meter import Meter
 from txmq.broker.access.needs import BODIES, CALLS, FRAMES_OF, NOT_JUDGED, REQUESTS
 from txmq.core.audit import Audited, AuditEntry
-from txmq.core.state.users import User
+from txmq.core.state.users import Token, User
 from txmq.core.token_bucket import TokenBucket
 from txmq.core.users import NoteDenial
 from txmq.errors import AccessDenied, LoginFailed, Throttled
@@ -51,6 +53,7 @@ class Rights:
 
     def __init__(self, guard: Guard, name: str, user: User) -> None:
         self.user = name
+        self.until: int | None = None  # a time, where the login was by a token
         self.roles, self.grants = user.roles, user.grants
         self._guard = guard
         self.meter = None if user.quota == NO_QUOTA else guard.meter_of(name, user.quota)
@@ -154,6 +157,7 @@ class Guard:
         self._fallback = secrets.token_bytes(32)
         self._hashes = TokenBucket(HASHES_PER_S, clock.seconds())
         self._http_logins: set[bytes] = set()  # sealed names and passwords that were right
+        self._tokens: dict[bytes, tuple[str, Token]] | None = None  # by digest; None = not yet
 
     @property
     def has_users(self) -> bool:
@@ -179,6 +183,15 @@ class Guard:
             self._rights[name] = rights
         return rights
 
+    def renewed(self, rights: Rights) -> Rights | None:
+        """Return a user's rights as they are now; None = the user is gone, or the token
+        is over.
+        """
+        found = self.rights_of(rights.user)
+        if found is None or rights.until is None:
+            return found
+        return None if self._engine.now() >= rights.until else _until(found, rights.until)
+
     def meter_of(self, name: str, quota: Quota) -> Meter:
         """Return the meter of a user, which goes on when the quota changes."""
         meter = self.meters.get(name)
@@ -197,6 +210,7 @@ class Guard:
         """Compile rights anew: users have changed."""
         self._http_logins.clear()
         self._rights.clear()
+        self._tokens = None
         users = self._engine.state.users.by_name
         for name in [one for one in self.meters if one not in users]:
             del self.meters[name]
@@ -219,9 +233,9 @@ class Guard:
         return scram.ScramServer(first, self.verifier_of(first.user))
 
     def log_in_by_http(self, peer: str, authorization: str | None) -> Rights | None:
-        """Return the rights of the user in an Authorization header (Basic); None = the
-        broker has no users. Each request counts for the user's quota. Raises
-        LoginFailed, and Throttled.
+        """Return the rights of the user in an Authorization header (Basic, or Bearer
+        with a token); None = the broker has no users. Each request counts for the
+        user's quota. Raises LoginFailed, and Throttled.
 
         A password that was right is not hashed again until users change.
         """
@@ -230,6 +244,10 @@ class Guard:
         if authorization is None:
             raise LoginFailed("this broker asks for a login", hint="give user and password")
         self.check_peer(peer)
+        if authorization[:7].lower() == "bearer ":
+            by_token = self._log_in_by_token(peer, authorization[7:].strip())
+            by_token.check_call_quota("http")
+            return by_token
         user, password = _basic(authorization)
         verifier = self.verifier_of(user)
         seal = hmac.digest(self._fallback, repr((user, password)).encode(), "sha256")
@@ -243,6 +261,24 @@ class Guard:
             self._http_logins.add(seal)
         rights.check_call_quota("http")
         return rights
+
+    def _log_in_by_token(self, peer: str, token: str) -> Rights:
+        """Return the rights of the user whose token it is. Raises LoginFailed."""
+        digest = hashlib.sha256(token.encode("utf-8", "replace")).digest()
+        if self._tokens is None:
+            users = self._engine.state.users.by_name.items()
+            self._tokens = {one.digest: (name, one) for name, user in users for one in user.tokens}
+        user, known = self._tokens.get(digest, ("", None))
+        rights = None if known is None else self.rights_of(user)
+        if rights is None or known is None:
+            raise self.failed(peer, "(token)")
+        if self._engine.now() >= known.expire_at:
+            self.failed(peer, user)
+            raise LoginFailed(
+                f"the token {known.name!r} has expired",
+                hint=f"an admin makes another: txmq user token add {user} NAME",
+            )
+        return _until(rights, known.expire_at)
 
     def _check_hashes(self) -> None:
         """Count a hash of a password, over all peers: each costs the reactor's thread
@@ -301,6 +337,13 @@ class Guard:
         self._clock.callLater(0, self._engine.submit, command, lambda _reply: None)
 
 
+def _until(rights: Rights, until: int) -> Rights:
+    """Return the same rights, which end at a time."""
+    limited = copy(rights)
+    limited.until = until
+    return limited
+
+
 def _basic(header: str) -> tuple[str, str]:
     """Return user and password of a header. Raises LoginFailed."""
     scheme, _, text = header.partition(" ")
@@ -309,5 +352,5 @@ def _basic(header: str) -> tuple[str, str]:
     except ValueError:
         user = colon = password = ""
     if scheme.lower() != "basic" or not colon:
-        raise LoginFailed("the login is not valid", hint="use Basic, with user and password")
+        raise LoginFailed("the login is not valid", hint="use Basic, or Bearer with a token")
     return user, password

@@ -319,7 +319,8 @@ CALLS: dict[str, CallNeeds] = {
     "alarms.report": _always(Need("report", "cluster")),
     "user.me": _always(),
     **dict.fromkeys(
-        ("user.set", "user.delete", "user.quota", "user.list", "acl.grant", "acl.revoke"),
+        ("user.set", "user.delete", "user.quota", "user.list", "acl.grant", "acl.revoke",
+         "token.add", "token.revoke"),
         _always(*ADMIN),
     ),
 }  # fmt: skip

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from txmq.wire.json import WireModel
 
 # who and why have fields of their own; contents of messages are nobody's business
-LEFT_OUT = {"operator", "reason", "body", "bodies", "headers", "entries", "password"}
+LEFT_OUT = {"operator", "reason", "body", "bodies", "headers", "entries", "password", "digest"}
 MAX_ITEMS = 20  # of a list of arguments; of a longer one, the length
 
 

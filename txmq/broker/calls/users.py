@@ -11,6 +11,7 @@ from txmq.broker.calls.pages import page_of
 from txmq.core import users as rules
 from txmq.core.events.outcome import Rejected
 from txmq.model.access import VERBS, Need
+from txmq.model.units import SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +34,8 @@ class UserCalls:
             "user.quota": self.set_quota,
             "user.list": self.list_users,
             "user.me": self.me,
+            "token.add": self.add_token,
+            "token.revoke": self.revoke_token,
             "acl.grant": self.grant,
             "acl.revoke": self.revoke,
         }
@@ -49,6 +52,15 @@ class UserCalls:
     def set_quota(self, call: CallContext, args: users.UserQuota) -> None:
         command = rules.SetQuota(args.name, args.changes(), args.operator or "")
         self._submit(call, "user.quota", args, command)
+
+    def add_token(self, call: CallContext, args: users.TokenAdd) -> None:
+        digest, by = bytes.fromhex(args.digest), args.operator or ""
+        command = rules.MakeToken(args.name, args.token, digest, args.expire_s * SECOND, by)
+        self._submit(call, "token.add", args, command)
+
+    def revoke_token(self, call: CallContext, args: users.TokenRevoke) -> None:
+        command = rules.RevokeToken(args.name, args.token, args.operator or "")
+        self._submit(call, "token.revoke", args, command)
 
     def grant(self, call: CallContext, args: users.AclChange) -> None:
         command = rules.GrantAccess(args.name, args.grant(), args.operator or "")
@@ -124,6 +136,15 @@ def view(name: str, user: User) -> dict[str, Any]:
         "password": bool(user.verifier),
         "grants": [" ".join(grant) for grant in user.grants],
         "quota": {name: value for name, value in user.quota._asdict().items() if value},
+        "tokens": [
+            {
+                "token": one.name,
+                "made_at": one.made_at,
+                "expire_at": one.expire_at,
+                "by": one.by,
+            }
+            for one in user.tokens
+        ],
         "set_at": user.set_at,
         "by": user.by,
     }

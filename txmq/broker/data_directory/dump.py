@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from txmq.store.log.record import Record
 
 assert machine, "imported because it registers all events"
-SECRETS, HIDDEN = {"verifier", "secret"}, "(not shown)"  # of users
+SECRETS, HIDDEN = {"verifier", "secret", "digest"}, "(not shown)"  # of users
 TOPIC_FIELD = "topic_id"
 # events of several things: in which field, and what these are
 NESTED: dict[type, tuple[str, Callable[..., object]]] = {

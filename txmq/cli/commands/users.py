@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from txmq.cli.command import CommandSession, broker_command, local_command
+from txmq.cli.commands import user_tokens
 from txmq.cli.options import Operator, Reason
 from txmq.cli.output import Output
 from txmq.cli.parsers import parse_limit, parse_name
@@ -17,6 +18,7 @@ from txmq.model.access import ALL_VERBS, ROLES, is_grant
 from txmq.model.quota import Quota
 
 app = typer.Typer(no_args_is_help=True, help="Add, list and delete users of a broker.")
+app.add_typer(user_tokens.app, name="token")
 acl = typer.Typer(no_args_is_help=True, help="Grant permissions to users, and take them back.")
 COLUMNS = ("user", "roles", "password", "grants", "by")
 ROLE_NAMES = ", ".join(ROLES)

@@ -75,6 +75,28 @@ class TopicOwned(NamedTuple):
     user: str
 
 
+@event(212)
+class TokenMade(NamedTuple):
+    """A user has a token for HTTP. The log has its SHA-256 digest; a token is random
+    enough for that.
+    """
+
+    user: str
+    token: str
+    digest: bytes
+    expire_at: int
+    by: str
+
+
+@event(213)
+class TokenRevoked(NamedTuple):
+    """A user's token is valid no more."""
+
+    user: str
+    token: str
+    by: str
+
+
 @event(209)
 class DenialNoted(NamedTuple):
     """A user was denied something: only with an audit message, and nothing else

@@ -16,6 +16,16 @@ SECRET_ROW = b"login secret"  # of table `meta`
 OWNER_ROW = b"\0"  # of table `users`: and a topic's id; no name begins so
 
 
+class Token(NamedTuple):
+    """A token by which a user logs in to HTTP. The broker knows its digest only."""
+
+    name: str
+    digest: bytes
+    expire_at: int
+    made_at: int
+    by: str
+
+
 class User(NamedTuple):
     """A row of table `users`, by name. See `UserSet` for the verifier."""
 
@@ -25,6 +35,7 @@ class User(NamedTuple):
     by: str
     grants: tuple[Grant, ...] = ()
     quota: Quota = NO_QUOTA
+    tokens: tuple[Token, ...] = ()
 
     def __repr__(self) -> str:
         """Leave the verifier out."""
@@ -51,8 +62,13 @@ class UserRegistry:
         else:
             self.by_name[name] = user
             grants = tuple(tuple(grant) for grant in user.grants)
-            quota = () if user.quota == NO_QUOTA else (tuple(user.quota),)
-            tables[t.USERS].put(key, (*user[:4], grants, *quota))
+            tokens = tuple(tuple(token) for token in user.tokens)
+            more: tuple[object, ...] = ()
+            if tokens:
+                more = (tuple(user.quota), tokens)
+            elif user.quota != NO_QUOTA:
+                more = (tuple(user.quota),)
+            tables[t.USERS].put(key, (*user[:4], grants, *more))
 
     def own(self, tables: dict[str, Any], topic_id: int, name: str | None) -> None:
         """Note who has made a topic; None = it counts for nobody any more."""
@@ -79,14 +95,15 @@ class UserRegistry:
                 self.topic_owners[int.from_bytes(key[len(OWNER_ROW) :], "big")] = owner
                 self.topic_counts[owner] += 1
                 continue
-            roles, verifier, set_at, by, grants, *quota = row
+            roles, verifier, set_at, by, grants, *more = row
             self.by_name[key.decode()] = User(
                 tuple(roles),
                 tuple(verifier),
                 set_at,
                 by,
                 tuple(Grant(*grant) for grant in grants),
-                *(Quota(*each) for each in quota),
+                Quota(*more[0]) if more else NO_QUOTA,
+                tuple(Token(*each) for each in (more[1] if len(more) > 1 else ())),
             )
         secret: Any = tables[t.META].get(SECRET_ROW)
         if secret is not None:

@@ -155,6 +155,8 @@ CALLS: dict[str, type[Args]] = {
     "user.delete": users.UserDelete,
     "user.quota": users.UserQuota,
     "user.list": users.UserList,
+    "token.add": users.TokenAdd,
+    "token.revoke": users.TokenRevoke,
     "acl.grant": users.AclChange,
     "acl.revoke": users.AclChange,
 }

@@ -94,6 +94,22 @@ class UserDelete(UserActs):
     """A user to delete, with all grants."""
 
 
+class TokenAdd(UserActs):
+    """A token for HTTP: its name, its SHA-256 digest in hexadecimal, and the seconds
+    for which it is valid. The token itself stays with the client.
+    """
+
+    token: Name
+    digest: Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
+    expire_s: Annotated[int, Field(ge=60, le=10 * 366 * 86_400)]
+
+
+class TokenRevoke(UserActs):
+    """A token to take back."""
+
+    token: Name
+
+
 class UserList(ListArgs):
     """The users by name, with their roles, grants and limits; `name`: only this one."""
 

@@ -1,0 +1,68 @@
+"""`txmq user token`: tokens by which programs log in to the broker's HTTP."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from typing import Annotated
+
+import typer
+
+from txmq.cli.command import CommandSession, broker_command
+from txmq.cli.options import Operator, Reason
+from txmq.cli.parsers import parse_name
+from txmq.model.units import DAY, SECOND
+
+app = typer.Typer(
+    no_args_is_help=True, help="Make, list and revoke tokens for the broker's HTTP (Bearer)."
+)
+PREFIX = "txmq_"  # scanners of repositories find it
+BYTES = 32
+
+User = Annotated[str, typer.Argument(metavar="USER", parser=parse_name, help="Name of the user.")]
+Token = Annotated[str, typer.Argument(metavar="NAME", parser=parse_name, help="Token's name.")]
+
+
+@broker_command(app, "add")
+def add(
+    session: CommandSession,
+    user: User,
+    name: Token,
+    *,
+    days: Annotated[
+        int, typer.Option(min=1, max=3_650, help="Days for which the token is valid.")
+    ] = 90,
+    operator: Operator,
+    reason: Reason = "",
+) -> None:
+    """Make a token with the rights of a user, and show it: this once. The broker has
+    its digest only.
+    """
+    token = PREFIX + secrets.token_urlsafe(BYTES)
+    digest = hashlib.sha256(token.encode()).hexdigest()
+    session.client.call(
+        "token.add", name=user, token=name, digest=digest, expire_s=days * DAY // SECOND,
+        operator=operator, reason=reason,
+    )  # fmt: skip
+    session.out.show({"user": user, "name": name, "days": days, "token": token})
+
+
+@broker_command(app, "revoke")
+def revoke(
+    session: CommandSession, user: User, name: Token, *, operator: Operator, reason: Reason = ""
+) -> None:
+    """Take a token back, at once."""
+    session.show("token.revoke", name=user, token=name, operator=operator, reason=reason)
+
+
+@broker_command(app, "list")
+def list_(
+    session: CommandSession,
+    user: Annotated[
+        str | None, typer.Argument(metavar="USER", help="Only the tokens of this user.")
+    ] = None,
+) -> None:
+    """List tokens: their users and names, and until when they are valid."""
+    found = session.every("user.list", "users", name=user)["users"]
+    tokens = [{"user": one["user"], **row} for one in found for row in one["tokens"]]
+    session.out.show({"tokens": tokens})
