@@ -52,14 +52,15 @@ def test_the_challenge_to_an_unknown_user_looks_like_any_other_and_stays_the_sam
     assert len(salt("stranger")) - len("i=15000") == len(salt("root")) - len("i=4096")
 
 
-def test_a_peer_with_too_many_failures_has_to_wait_and_others_need_not() -> None:
+def test_a_user_with_too_many_failures_has_to_wait_and_others_need_not() -> None:
     broker = BrokerWithUsers()
     for _ in range(guard.MAX_FAILURES):
         with pytest.raises(errors.LoginFailed):
             broker.log_in("root", "wrong password")
     with pytest.raises(errors.Throttled):
         broker.log_in("root")
-    broker.assembly.guard.check_peer("10.0.0.9")
+    assert broker.log_in("shop").call("user.me"), "from the same host"
+    broker.assembly.guard.check_login("10.0.0.9", "root")
     broker.pass_time(guard.WINDOW_S)
     assert broker.log_in("root").call("user.me")
 
@@ -202,6 +203,33 @@ def test_a_new_password_is_the_one_that_counts() -> None:
     with pytest.raises(errors.LoginFailed):
         broker.log_in("shop")
     assert not shop.closed
+
+
+def test_logins_that_begin_at_a_time_get_no_more_guesses() -> None:
+    broker = BrokerWithUsers()
+    waiting = []
+    for _ in range(3 * guard.MAX_FAILURES):
+        client, scram_client = broker.connect(None), scram.ScramClient("root", "wrong password")
+        hello = Hello(versions=(1, 1), client="test", login=login("root", scram_client))
+        client.send(encode_frame(Opcode.HELLO, 1, hello.encode()))
+        [challenge] = client.replies()
+        waiting.append((client, scram_client.final(Challenge.parse(challenge).login["message"])))
+    told = []
+    for client, final in waiting:
+        client.send(encode_frame(Opcode.LOGIN, 2, LoginStep(message=final).encode()))
+        [reply] = client.replies()
+        told.append(type(to_error(reply.status, reply.payload)).__name__)
+    assert told == ["LoginFailed"] * 10 + ["Throttled"] * 20
+
+
+def test_an_ipv6_network_has_the_guesses_of_one_host() -> None:
+    office = BrokerWithUsers().assembly.guard
+    for number in range(guard.MAX_FAILURES):
+        office.check_login(f"2001:db8::{number}", "root")
+        office.failed(f"2001:db8::{number}", "root")
+    with pytest.raises(errors.Throttled):
+        office.check_login("2001:db8::ffff", "root")
+    office.check_login("2001:db8:0:1::1", "root")
 
 
 def test_clients_inside_the_broker_have_a_login_of_their_own() -> None:

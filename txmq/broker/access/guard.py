@@ -17,6 +17,8 @@ import structlog
 
 from txmq.broker.access.meter import Meter
 from txmq.broker.access.needs import BODIES, CALLS, FRAMES_OF, NOT_JUDGED, REQUESTS
+from txmq.broker.reactor.bounded_log import BoundedLog
+from txmq.broker.reactor.connection_limits import network_of
 from txmq.core.audit import Audited, AuditEntry
 from txmq.core.state.users import Token, User
 from txmq.core.token_bucket import TokenBucket
@@ -37,10 +39,10 @@ if TYPE_CHECKING:
 
 # A user of the broker's own parts in this process. No user can have this name.
 OWN_USER = ".broker"
-WINDOW_S = 60.0  # in which failures of a peer are counted
-MAX_FAILURES = 10  # of a peer in this time
+WINDOW_S = 60.0  # in which failed logins are counted
+MAX_FAILURES = 10  # of a user from one host in this time
 HASHES_PER_S = 20  # of passwords that come by HTTP, of all peers: a tenth of a processor
-MAX_PEERS = 10_000  # that are remembered
+MAX_PEERS = 10_000  # users of hosts that are remembered
 DENIAL_S = 60.0  # between two entries of the audit topic about the same denial
 MAX_DENIALS = 100  # that are remembered, and so may be stored in this time
 MAX_CACHED = 10_000  # answers about resources, of one user
@@ -146,7 +148,9 @@ class Guard:
         self._rights: dict[str, Rights] = {}
         self.meters: dict[str, Meter] = {}  # of users with a quota
         self.seconds = clock.seconds
-        self._failures: OrderedDict[str, tuple[float, int]] = OrderedDict()  # by peer
+        # by network and user: who guesses must not lock others out that share a host
+        self._failures: OrderedDict[tuple[str, str], tuple[float, int]] = OrderedDict()
+        self._log = BoundedLog(clock)
         self._denials: OrderedDict[tuple[str, Need], float] = OrderedDict()
         self.denied: Counter[str] = Counter()  # by verb, since the start
         self.logins: Counter[str] = Counter()  # by outcome, since the start
@@ -225,11 +229,11 @@ class Guard:
         return scram.Verifier(*user.verifier) if user is not None and user.verifier else fake
 
     def begin(self, peer: str, message: str) -> scram.ScramServer:
-        """Begin a login by SCRAM. Raises LoginFailed, and Throttled for a peer with too
+        """Begin a login by SCRAM. Raises LoginFailed, and Throttled for a user with too
         many failures.
         """
-        self.check_peer(peer)
         first = scram.parse_client_first(message)
+        self.check_login(peer, first.user)
         return scram.ScramServer(first, self.verifier_of(first.user))
 
     def log_in_by_http(self, peer: str, authorization: str | None) -> Rights | None:
@@ -243,12 +247,13 @@ class Guard:
             return None
         if authorization is None:
             raise LoginFailed("this broker asks for a login", hint="give user and password")
-        self.check_peer(peer)
         if authorization[:7].lower() == "bearer ":
+            # without a limit of failures: there is nothing to guess
             by_token = self._log_in_by_token(peer, authorization[7:].strip())
             by_token.check_call_quota("http")
             return by_token
         user, password = _basic(authorization)
+        self.check_login(peer, user)
         verifier = self.verifier_of(user)
         seal = hmac.digest(self._fallback, repr((user, password)).encode(), "sha256")
         known = seal in self._http_logins and user in self._engine.state.users.by_name
@@ -271,9 +276,10 @@ class Guard:
         user, known = self._tokens.get(digest, ("", None))
         rights = None if known is None else self.rights_of(user)
         if rights is None or known is None:
-            raise self.failed(peer, "(token)")
+            self._note_failure(peer, "(token)")
+            raise LoginFailed("the token is not valid", hint="see: txmq user token list")
         if self._engine.now() >= known.expire_at:
-            self.failed(peer, user)
+            self._note_failure(peer, user)
             raise LoginFailed(
                 f"the token {known.name!r} has expired",
                 hint=f"an admin makes another: txmq user token add {user} NAME",
@@ -288,27 +294,32 @@ class Guard:
             raise Throttled.after(wait_s, "too many logins at a time", hint="try again")
         self._hashes.take(1)
 
-    def check_peer(self, peer: str) -> None:
-        """Raise Throttled for a peer with too many failures."""
-        since, count = self._failures.get(peer, (0.0, 0))
+    def check_login(self, peer: str, user: str) -> None:
+        """Raise Throttled for a user with too many failures from a host. It is asked
+        again before a proof is verified: many logins may have begun at a time.
+        """
+        since, count = self._failures.get((network_of(peer), user), (0.0, 0))
         left = since + WINDOW_S - self._clock.seconds()
         if count >= MAX_FAILURES and left > 0:
-            raise Throttled(
-                f"too many failed logins from {peer}", hint=f"wait {left:.0f} s, then try again"
-            )
+            message = f"too many failed logins of {user[:128]!r} from {peer}"
+            raise Throttled.after(left, message, hint=f"wait {left:.0f} s, then try again")
 
     def failed(self, peer: str, user: str) -> LoginFailed:
         """Count a failed login, and return its error: the same for every cause."""
         now = self._clock.seconds()
-        since, count = self._failures.pop(peer, (now, 0))
+        key = network_of(peer), user
+        since, count = self._failures.pop(key, (now, 0))
         if since + WINDOW_S <= now:
             since, count = now, 0
-        self._failures[peer] = (since, count + 1)
+        self._failures[key] = (since, count + 1)
         if len(self._failures) > MAX_PEERS:
             self._failures.popitem(last=False)
-        self.logins["failed"] += 1
-        log.warning("login.failed", peer=peer, user=user[:128])
+        self._note_failure(peer, user)
         return LoginFailed(scram.WRONG, hint=scram.WRONG_HINT)
+
+    def _note_failure(self, peer: str, user: str) -> None:
+        self.logins["failed"] += 1
+        self._log.warn(log, "login.failed", peer=peer, user=user[:128])
 
     def denial(self, user: str, need: Need) -> AccessDenied:
         """Count a denial, have the audit topic know of it, and return its error."""

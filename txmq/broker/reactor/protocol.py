@@ -273,6 +273,7 @@ class ClientSession(Protocol):
         assert guard is not None, "it began the login"
         if frame.opcode != Opcode.LOGIN or frame.status:
             raise RemoteProtocolError(f"request {frame.opcode} came before the end of the login")
+        guard.check_login(self.peer_host, login.user)
         proof = login.verify(LoginStep.parse(frame).message)
         rights = None if proof is None else guard.rights_of(login.user)
         if proof is None or rights is None:
