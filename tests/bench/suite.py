@@ -51,6 +51,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     scale.start_with_topics,
     scale.start_with_halves,
     hostile.hostile,
+    hostile.logins,
     overload.overload,
     search.find,
     transactions.row_and_message,

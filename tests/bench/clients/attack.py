@@ -8,14 +8,17 @@ is the one that others use. `ATTACKS` has the names.
 
 from __future__ import annotations
 
+import re
 import select
 import socket
 import struct
 import sys
 import time
+from base64 import b64encode
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from itertools import cycle, islice
+from itertools import count, cycle, islice
 
 import txmq
 from txmq.config.listen import listen_address
@@ -23,7 +26,8 @@ from txmq.model import limits
 from txmq.wire.calls.encoding import encode_call
 from txmq.wire.data_requests import Opcode, Read, pack_read
 from txmq.wire.frames import encode_frame
-from txmq.wire.hello import Hello
+from txmq.wire.hello import Hello, LoginStep
+from txmq.wire.scram import MECHANISM, ScramClient
 
 HELLO = encode_frame(
     Opcode.HELLO, 1, Hello(versions=(1, 1), client="attack", service="attack").encode()
@@ -31,6 +35,7 @@ HELLO = encode_frame(
 GET = b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n"
 PIPELINED_BYTES = 50_000
 LARGE_BODY = 4 << 20
+HALF_OPEN = 1_000
 
 
 class Target:
@@ -47,6 +52,19 @@ class Target:
         connection.sendall(HELLO)
         connection.recv(65_536)
         return connection
+
+    def begin_login(self, user: str) -> tuple[socket.socket, str]:
+        """Return a connection with a challenge, and its nonce."""
+        first = ScramClient(user, "wrong")
+        login = {"mechanism": MECHANISM, "message": first.first()}
+        hello = Hello(versions=(1, 1), client="attack", login=login).encode()
+        connection = socket.create_connection(self._address)
+        connection.sendall(encode_frame(Opcode.HELLO, 1, hello))
+        match = re.search(rb"r=([^,]+),s=", connection.recv(65_536))
+        if match is None:
+            connection.close()
+            raise ConnectionError("the login was refused")
+        return connection, match[1].decode()
 
     def http(self) -> socket.socket:
         return socket.create_connection(self._http)
@@ -220,6 +238,53 @@ def small_requests(target: Target, ready: Callable[[], None]) -> None:
     feed({target.connect(): cycle([data])}, reading=True)
 
 
+def half_open_logins(target: Target, ready: Callable[[], None]) -> None:
+    """A thousand logins that begin and do not end, again and again."""
+    hanging: deque[socket.socket] = deque()
+    for number in cycle(range(HALF_OPEN)):
+        if len(hanging) == HALF_OPEN:
+            hanging.popleft().close()
+        try:
+            hanging.append(target.begin_login(f"half-{number}")[0])
+        except OSError:
+            time.sleep(0.001)
+        if number == HALF_OPEN - 1:
+            ready()
+
+
+def wrong_passwords(target: Target, ready: Callable[[], None]) -> None:
+    """Logins with wrong proofs, as fast as one process can, each of another user."""
+    for number in count():
+        try:
+            connection, nonce = target.begin_login(f"guess-{number}")
+            with connection:
+                final = LoginStep(message=f"c=biws,r={nonce},p={'A' * 43}=").encode()
+                connection.sendall(encode_frame(Opcode.LOGIN, 2, final))
+                while connection.recv(65_536):
+                    pass
+        except OSError:
+            time.sleep(0.001)
+        if number == 100:
+            ready()
+
+
+def wrong_passwords_by_http(target: Target, ready: Callable[[], None]) -> None:
+    """Wrong passwords by HTTP on ten connections, each of another user."""
+    ready()
+    requests = (
+        GET[:-2] % b"/" + b"Authorization: Basic " + b64encode(b"u%d:wrong" % number) + b"\r\n\r\n"
+        for number in count()
+    )
+    while True:
+        with suppress(OSError):
+            feed({target.http(): islice(requests, 1_000) for _ in range(10)}, reading=True)
+
+
+# at a broker with users
+LOGIN_ATTACKS: dict[str, Callable[[Target, Callable[[], None]], None]] = {
+    attack.__name__: attack
+    for attack in (half_open_logins, wrong_passwords, wrong_passwords_by_http)
+}
 ATTACKS: dict[str, Callable[[Target, Callable[[], None]], None]] = {
     attack.__name__: attack
     for attack in (
@@ -240,7 +305,9 @@ ATTACKS: dict[str, Callable[[Target, Callable[[], None]], None]] = {
 
 def main(name: str, url: str, http_port: int, topic: str) -> None:
     """Attack until this process is ended."""
-    ATTACKS[name](Target(url, http_port, topic), lambda: print("ready", name, flush=True))
+    (ATTACKS | LOGIN_ATTACKS)[name](
+        Target(url, http_port, topic), lambda: print("ready", name, flush=True)
+    )
 
 
 if __name__ == "__main__":

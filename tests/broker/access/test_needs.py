@@ -39,7 +39,6 @@ SAMPLES: dict[str, dict[str, Any]] = {
     "acl.grant": {"name": "u", "what": "read", "resource": "topic:t"},
     "acl.revoke": {"name": "u", "what": "read", "resource": "topic:t"},
     "user.set": {"name": "u", "roles": []},
-    "token.add": {"name": "u", "token": "t", "digest": "ab" * 32, "expire_s": 3_600},
     "topic.schema": {"name": "t"},
 }
 

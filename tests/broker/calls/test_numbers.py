@@ -37,6 +37,7 @@ TEXTS = {
     "instance": "i",
     "key": "k",
     "cursor": "0" * 96,
+    "digest": "ab" * 32,
     "what": "read",
     "resource": "topic:t",
 }
