@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from twisted.internet.address import IPv4Address
 from twisted.internet.defer import Deferred
 
 from tests.broker.support import BrokerInMemory, Client
@@ -224,6 +227,44 @@ def test_each_connection_has_its_turn() -> None:
     broker.engine.budget.bytes = 64 << 20
     waiting.resume()
     assert begun == sessions * 2
+
+
+def test_many_connections_of_one_host_are_no_more_than_one_of_another() -> None:
+    broker = Busy()
+    crowd = [broker.connect() for _ in range(40)]
+    for number, client in enumerate(crowd):
+        for sequence in range(10):
+            data = payload(bytes([number]) * 16, sequence, 100_000)
+            client.send(encode_frame(Opcode.SEND, sequence, data))
+    assert broker.held.refused > 0, "the host has all that one may have"
+    polite = broker.connect()
+    polite.transport.peerAddr = IPv4Address("TCP", "10.0.0.9", 1)
+    polite.session.__dict__.pop("owner", None)
+    for sequence in range(10):
+        data = payload(b"polite".ljust(16), sequence, 1_000_000)
+        assert not send(polite, Opcode.SEND, sequence, data)
+    assert broker.held.bytes <= held_sends.MOST_BYTES
+    begun: list[object] = []
+    for client in (*crowd, polite):
+        session: Any = client.session
+        session.begin = lambda _frame, session=session: begun.append(session)
+    broker.engine.budget.bytes = 1 << 40
+    broker.held.resume()
+    assert [one is polite.session for one in begun[:16]] == [False, True] * 8
+    assert len(set(begun[:16:2])) == 8, "each of the crowd in its turn, too"
+
+
+def test_who_waits_as_the_disk_fills_up_is_refused_at_once() -> None:
+    broker = Busy()
+    client = broker.connect()
+    for number in range(3):
+        assert not send(client, Opcode.SEND, number, payload(bytes([number]) * 16, 0))
+    broker.log._writer.read_only = True
+    broker.log._writer.accepting = False
+    broker.held.resume()
+    names = [type(to_error(one.status, one.payload)).__name__ for one in client.replies()]
+    assert names == ["ReadOnly"] * 3
+    assert (broker.held.waiting, broker.held.bytes, broker.held.waiting_s) == (0, 0, 0.0)
 
 
 def test_a_connection_that_is_lost_leaves_nothing_behind() -> None:

@@ -1,7 +1,8 @@
 """Sends and half messages that wait while the disk is behind.
 
 Everything else goes on: decisions, acks, check-backs, fetches and calls find a short
-way to the disk. Each connection gets one request through in its turn.
+way to the disk. Each owner, a user or a host, gets one request through in its turn, of
+its connections one after the other: many connections are no more than one.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ WRITES = SENDS | {Opcode.GROUP, Opcode.GROUPS}
 # a decision stays behind the half message that it is about
 FOLLOWERS = frozenset((Opcode.DECIDE, Opcode.DECISIONS))
 JUDGED = WRITES | FOLLOWERS
-HELD_BYTES, LEAST_SHARE = 32 << 20, 1 << 20  # in all; a connection has an equal share
+HELD_BYTES, LEAST_SHARE = 32 << 20, 1 << 20  # owners and connections have equal shares
+MOST_BYTES = 2 * HELD_BYTES  # in all: an owner who comes later has a share, too
 HELD_FRAMES = 1_024  # of one connection
 TURN_S = 0.002  # of a turn of the reactor
 NO_TOKENS = frozenset[bytes]()
@@ -34,6 +36,8 @@ NO_TOKENS = frozenset[bytes]()
 class Sender(Protocol):
     """A connection that requests come from."""
 
+    @property
+    def owner(self) -> str: ...
     def begin(self, frame: Frame) -> None: ...
     def refuse(self, frame: Frame, error: TxmqError) -> None: ...
     def drop_payload(self, frame: Frame) -> Frame: ...
@@ -51,8 +55,10 @@ class HeldSends:
 
     def __init__(self, disk: DiskPace, clock: Clock) -> None:
         self._disk, self._clock = disk, clock
-        self._held: dict[Sender, deque[_Held]] = {}  # the next one first
-        self._own_bytes: Counter[Sender] = Counter()
+        self._held: dict[Sender, deque[_Held]] = {}
+        # by owner, the next one first
+        self._turns: dict[str, dict[Sender, None]] = {}
+        self._own_bytes: Counter[Sender | str] = Counter()  # by connection, and by owner
         self._turn: Timer | None = None
         self.bytes = 0
         self.since: float | None = None  # by the clock: some have been waiting
@@ -69,27 +75,37 @@ class HeldSends:
                 return False
         elif not (full or self._held) and self._disk.has_room(size):
             return False
-        if self.bytes + size > HELD_BYTES or (
-            own is not None
-            and (self._own_bytes[session] + size > self._share or len(own) >= HELD_FRAMES)
-        ):
+        if self._is_beyond(session, size) or (own is not None and len(own) >= HELD_FRAMES):
             self._refuse(session, frame)
             return True
         if own is None:
             own = self._held[session] = deque()
+            self._turns.setdefault(session.owner, {})[session] = None
         now = self._clock.seconds()
         own.append(_Held(frame, now, _tokens_in(frame)))
         self.bytes += size
         self._own_bytes[session] += size
+        self._own_bytes[session.owner] += size
         self.requests += 1
         if self.since is None:
             self.since = now
         self._disk.hurry()
         return True
 
-    @property
-    def _share(self) -> int:
-        return max(LEAST_SHARE, HELD_BYTES // (len(self._held) + 1))
+    def _is_beyond(self, session: Sender, size: int) -> bool:
+        """Return whether there is no room for so many bytes of a connection."""
+        owner, bytes_of = session.owner, self._own_bytes
+        mine = self._turns.get(owner, {})
+        share = max(LEAST_SHARE, HELD_BYTES // (len(self._turns) + (owner not in self._turns)))
+        return (
+            self.bytes + size > MOST_BYTES
+            or bytes_of[owner] + size > share
+            # one more connection would have room
+            or (
+                session in mine
+                and bytes_of[session] + size > max(LEAST_SHARE, share // (len(mine) + 1))
+            )
+        )
 
     def _refuse(self, session: Sender, frame: Frame) -> None:
         """Refuse a request, in the order of the requests before: producers count on
@@ -113,16 +129,13 @@ class HeldSends:
         self._turn = None
         until = self._clock.seconds() + TURN_S
         while self._held:
-            session = next(iter(self._held))
-            own = self._held[session]
-            size = len(own[0].frame.payload)
+            session, size = self._next
             if not self._disk.has_room(size):
                 break
-            del self._held[session]
+            own = self._held[session]
             frame, since, _tokens, refusal = own.popleft()
-            if own:
-                self._held[session] = own  # behind the others
-            self._forget_bytes(session, size, all_of_it=not own)
+            self._forget_bytes(session, size)
+            self._end_turn(session, goes_on=bool(own))
             now = self._clock.seconds()
             if refusal is None:
                 self.seconds += now - since
@@ -134,29 +147,46 @@ class HeldSends:
                 break
         if not self._held:
             self.since = None
-        elif self._turn is None and self._disk.has_room(self._next_size):
+        elif self._turn is None and self._disk.has_room(self._next[1]):
             self._turn = self._clock.callLater(0, self.resume)
         else:
             self._disk.hurry()
 
     @property
-    def _next_size(self) -> int:
-        return len(next(iter(self._held.values()))[0].frame.payload)
+    def _next(self) -> tuple[Sender, int]:
+        """The connection whose turn it is, and the size of its request."""
+        session = next(iter(next(iter(self._turns.values()))))
+        return session, len(self._held[session][0].frame.payload)
+
+    def _end_turn(self, session: Sender, *, goes_on: bool) -> None:
+        """Put a connection behind the others of its owner, and the owner behind others;
+        take it out unless it `goes_on`.
+        """
+        others = self._turns.pop(session.owner)
+        del others[session]
+        if goes_on:
+            others[session] = None
+        else:
+            del self._held[session], self._own_bytes[session]
+        if others:
+            self._turns[session.owner] = others
+        else:
+            del self._own_bytes[session.owner]
 
     def forget(self, session: Sender) -> None:
         """Forget the requests of a connection that is lost, or is to do nothing
         more.
         """
-        if self._held.pop(session, None) is not None:
-            self._forget_bytes(session, self._own_bytes[session], all_of_it=True)
+        if session in self._held:
+            self._forget_bytes(session, self._own_bytes[session])
+            self._end_turn(session, goes_on=False)
             if not self._held:
                 self.since = None
 
-    def _forget_bytes(self, session: Sender, size: int, *, all_of_it: bool) -> None:
+    def _forget_bytes(self, session: Sender, size: int) -> None:
         self.bytes -= size
         self._own_bytes[session] -= size
-        if all_of_it:
-            del self._own_bytes[session]
+        self._own_bytes[session.owner] -= size
 
     def view(self) -> dict[str, object]:
         """Return what waits and why, for operators."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 import socket
 from collections import deque
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -17,7 +17,7 @@ from zope.interface import implementer
 
 from txmq.broker.reactor import process_limits
 from txmq.broker.reactor.bounded_log import BoundedLog
-from txmq.broker.reactor.connection_limits import ConnectionLimits
+from txmq.broker.reactor.connection_limits import ConnectionLimits, network_of
 from txmq.broker.reactor.frame_memory import FrameMemory
 from txmq.broker.reactor.held_sends import JUDGED, WRITES, HeldSends
 from txmq.errors import LoginFailed, ProtocolError, RemoteProtocolError, RequestRejected, TxmqError
@@ -293,6 +293,11 @@ class ClientSession(Protocol):
             raise rights.refused_connection()
         self.rights = rights
         self.log = self.log.bind(user=rights.user)
+
+    @cached_property
+    def owner(self) -> str:
+        """Who shares what there is with others: the user, or else the host."""
+        return self.rights.user if self.rights is not None else network_of(self.peer_host)
 
     @property
     def peer_host(self) -> str:
