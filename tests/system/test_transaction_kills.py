@@ -53,7 +53,7 @@ ROLES = {
     "spark",  # a task or the driver of a job in Spark
 }  # fmt: skip
 CLIENT = Path(txmq.__file__ or "").parent / "client"
-ON_A_LOOP = (CLIENT / "aio", CLIENT / "protocol" / "awaited")
+AIO, SHARED = CLIENT / "aio", CLIENT / "protocol" / "awaited"  # by all faces, or those on loops
 CRASHPOINTS = {  # True: the transaction is committed there
     "tx.before_group": False,
     "tx.after_group": False,
@@ -75,24 +75,21 @@ def test_no_crash_point_is_left_out() -> None:
 
     A step of a transaction has one name in the blocking client and on event loops.
     """
-    found, on_asyncio = Counter[str](), Counter[str]()
+    blocking, on_asyncio, shared = Counter[str](), Counter[str](), Counter[str]()
     for package in (txmq, txmq_spark):
         for source in Path(package.__file__ or "").parent.rglob("*.py"):
             calls = re.findall(r"(?<!def )\bcrashpoint\((.*)", source.read_text("utf-8"))
-            on_a_loop = any(source.is_relative_to(folder) for folder in ON_A_LOOP)
-            names = on_asyncio if on_a_loop else found
+            names = on_asyncio if source.is_relative_to(AIO) else blocking
+            names = shared if source.is_relative_to(SHARED) else names
             names.update(call.removeprefix('"').removesuffix('")') for call in calls)
-    assert set(on_asyncio.values()) == {1}
-    assert on_asyncio.keys() <= found.keys()
-    assert [
-        name
-        for name, places in found.items()
-        if places > 1 or not re.fullmatch(r"[a-z_]+\.[a-z_]+", name)
-    ] == []
+    assert {*blocking.values(), *on_asyncio.values(), *shared.values()} == {1}
+    assert on_asyncio.keys() <= blocking.keys()
+    found = blocking.keys() | shared.keys()
+    assert [name for name in found if not re.fullmatch(r"[a-z_]+\.[a-z_]+", name)] == []
     tests = "".join(
         path.read_text("utf-8") for path in Path(__file__).parents[1].rglob("test_*.py")
     )
-    assert CRASHPOINTS.keys() <= found.keys()
+    assert CRASHPOINTS.keys() <= found
     assert [name for name in sorted(found) if not re.search(rf'"{name}(:\d+)?"', tests)] == []
     assert {name.partition(".")[0] for name in found} == ROLES
 

@@ -16,8 +16,8 @@ import pytest
 from psycopg2 import extensions, extras
 
 from tests.client.world import ApplicationError, World, fail, make_tables
-from txmq.client.blocking.transaction import postgres
 from txmq.client.blocking.transaction.transaction import Transaction
+from txmq.client.protocol.awaited import postgres
 from txmq.errors import (
     DatabaseConflict,
     LocalProtocolError,
@@ -478,7 +478,7 @@ class Alarm(Exception):
 def test_an_interrupt_in_the_commit_gives_the_connection_back_as_it_was(
     world: World, monkeypatch: pytest.MonkeyPatch, error: type[BaseException], *, sent: bool
 ) -> None:
-    def interrupted(*args: Any) -> Any:
+    async def interrupted(*args: Any) -> Any:
         if sent:
             guarded_commit(*args)
         raise error

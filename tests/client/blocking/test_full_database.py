@@ -15,8 +15,8 @@ import psycopg2
 import pytest
 
 from tests.client.world import World
-from txmq.client.blocking.transaction import postgres
 from txmq.client.blocking.transaction.transaction import Transaction
+from txmq.client.protocol.awaited import postgres
 from txmq.errors import DatabaseUnavailable, InDoubt
 from txmq.testing.wait import wait_until
 from txmq.tx.postgres.blocking import guarded_commit
@@ -68,7 +68,7 @@ def test_fault_55_a_transaction_that_finds_the_disk_full_is_rolled_back_whole(wo
 def test_fault_55_a_full_disk_decides_nothing_and_the_row_does_afterwards(
     world: World, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
-    def lost(driver: Any, token: Any) -> None:
+    async def lost(driver: Any, token: Any) -> None:
         if state == "PUBLISHED":
             guarded_commit(driver, token)
         driver.connection.close()

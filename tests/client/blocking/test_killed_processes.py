@@ -14,7 +14,8 @@ import txmq
 from tests.client.real import RealBroker
 from tests.client.world import World, make_tables
 from txmq.client.blocking.client import Client
-from txmq.client.blocking.transaction import postgres
+from txmq.client.blocking.transaction import broker_bundle
+from txmq.client.protocol.awaited import postgres
 from txmq.client.protocol.transaction.checks import Half
 from txmq.client.protocol.transaction.open_work import end_work
 from txmq.errors import InDoubt, TxmqError
@@ -125,7 +126,7 @@ def test_a_broker_and_its_resolver_die_and_rows_decide(
     committed = iter([True, False] * len(BROKERS))
     done = set[str]()
 
-    def lost(connection: Any, token: Any) -> None:
+    async def lost(connection: Any, token: Any) -> None:
         if keep := next(committed):
             guarded_commit(connection, token)
         else:
@@ -133,7 +134,7 @@ def test_a_broker_and_its_resolver_die_and_rows_decide(
         raise InDoubt(str(keep), token=str(token))
 
     monkeypatch.setattr(postgres, "guarded_commit", lost)
-    monkeypatch.setattr(postgres, "await_state", lambda *_args, **_options: None)
+    monkeypatch.setattr(broker_bundle, "await_state", lambda *_args, **_options: None)
 
     def book(order: str) -> None:
         try:

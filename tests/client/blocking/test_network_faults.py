@@ -18,13 +18,12 @@ import pytest
 from tests.client.real import RealBroker
 from tests.client.world import World, make_tables
 from txmq.client.blocking.client import Client
-from txmq.client.blocking.transaction import postgres
 from txmq.client.blocking.transaction.transaction import Transaction
 from txmq.client.protocol.address import parse_url
+from txmq.client.protocol.awaited import postgres
 from txmq.errors import BrokerUnavailable, TransactionAborted
 from txmq.testing.network import FaultProxy, NetworkConditions
 from txmq.testing.wait import wait_until
-from txmq.tx.postgres.blocking import guarded_commit
 from txmq.tx.postgres.commit import CommitOutcome
 
 Connect = Callable[..., Client]
@@ -127,10 +126,12 @@ def at_commit(monkeypatch: pytest.MonkeyPatch) -> Callable[[Before], None]:
     """Set an action that happens right before the next COMMIT."""
 
     def set_up(before: Before) -> None:
-        def commit(connection: Any, token: Any) -> CommitOutcome:
+        guarded_commit = postgres.guarded_commit
+
+        async def commit(connection: Any, token: Any) -> CommitOutcome:
             monkeypatch.setattr(postgres, "guarded_commit", guarded_commit)
             before()
-            return guarded_commit(connection, token)
+            return await guarded_commit(connection, token)
 
         monkeypatch.setattr(postgres, "guarded_commit", commit)
 

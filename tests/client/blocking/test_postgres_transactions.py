@@ -19,7 +19,7 @@ from tests.client.real import RealBroker
 from tests.client.scripted_broker import FakeBroker
 from tests.client.world import ApplicationError, World, fail, make_tables
 from txmq.client.blocking.client import Client
-from txmq.client.blocking.transaction import postgres
+from txmq.client.protocol.awaited import postgres
 from txmq.crashpoints import VARIABLE
 from txmq.errors import (
     BrokerUnavailable,
@@ -136,7 +136,7 @@ def test_a_commit_that_the_database_refuses_rolls_the_messages_back(world: World
 def test_a_commit_that_no_standby_has_confirmed_is_left_to_the_resolver(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unconfirmed(driver: Any, token: Any) -> CommitOutcome:
+    async def unconfirmed(driver: Any, token: Any) -> CommitOutcome:
         guarded_commit(driver, token)
         return CommitOutcome(replicated=False)
 
@@ -273,7 +273,7 @@ def test_a_commit_that_would_not_wait_for_the_disk_is_refused_unless_allowed(wor
 def test_a_commit_whose_answer_is_lost_is_found_out(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def committed_and_lost(driver: Any, token: Any) -> None:
+    async def committed_and_lost(driver: Any, token: Any) -> None:
         guarded_commit(driver, token)
         driver.connection.close()
         raise InDoubt("the connection broke", token=str(token))
@@ -290,7 +290,7 @@ def test_a_commit_whose_answer_is_lost_is_found_out(
 def test_a_commit_that_was_lost_on_the_way_is_found_out_too(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lost(driver: Any, token: Any) -> None:
+    async def lost(driver: Any, token: Any) -> None:
         driver.connection.close()
         raise InDoubt("the connection broke", token=str(token))
 
@@ -308,7 +308,7 @@ def test_a_commit_that_was_lost_on_the_way_is_found_out_too(
 def test_without_an_answer_the_transaction_stays_in_doubt_and_the_resolver_ends_it(
     world: World, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def committed_and_lost(driver: Any, token: Any) -> None:
+    async def committed_and_lost(driver: Any, token: Any) -> None:
         guarded_commit(driver, token)
         raise InDoubt("the connection broke", token=str(token))
 
@@ -362,7 +362,7 @@ CRASHES = {
 
 
 def test_every_crash_point_of_a_producer_has_a_test() -> None:
-    source = (ROOT / "txmq/client/blocking/transaction/postgres.py").read_text("utf-8")
+    source = (ROOT / "txmq/client/protocol/awaited/postgres.py").read_text("utf-8")
     assert {
         line.split('"')[1] for line in source.splitlines() if "crashpoint(" in line
     } == CRASHES.keys() | BETWEEN.keys()
@@ -398,7 +398,7 @@ def test_a_producer_that_is_not_told_to_die_lives(world: World, tmp_path: Path) 
 def test_a_broker_killed_between_bundle_and_decision_publishes_what_was_committed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def killed(driver: Any, token: Any) -> Any:
+    async def killed(driver: Any, token: Any) -> Any:
         world.broker.kill()
         outcome = guarded_commit(driver, token)
         world.broker.start()

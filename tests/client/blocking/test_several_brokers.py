@@ -16,7 +16,7 @@ from tests.client.proxy import Proxy
 from tests.client.real import RealBroker
 from tests.client.world import ApplicationError, World, fail, make_tables
 from txmq.client.blocking.client import Client
-from txmq.client.blocking.transaction import postgres
+from txmq.client.protocol.awaited import postgres
 from txmq.crashpoints import VARIABLE
 from txmq.errors import (
     BrokerUnavailable,
@@ -208,7 +208,7 @@ def test_a_broker_that_cannot_ask_the_database_refuses_for_all(
 def test_the_answer_to_a_lost_commit_comes_from_the_broker_that_is_there(
     two: Two, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def committed_and_lost(driver: Any, token: Any) -> None:
+    async def committed_and_lost(driver: Any, token: Any) -> None:
         guarded_commit(driver, token)
         raise InDoubt("the connection broke", token=str(token))
 
@@ -298,7 +298,7 @@ def test_a_producer_that_dies_anywhere_leaves_both_brokers_and_the_rows_in_agree
 def test_a_broker_killed_before_the_decision_publishes_what_was_committed(
     two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def killed(driver: Any, token: Any) -> Any:
+    async def killed(driver: Any, token: Any) -> Any:
         two.other.kill()
         outcome = guarded_commit(driver, token)
         two.other.start()

@@ -141,12 +141,15 @@ def group_after_recovery(monkeypatch: pytest.MonkeyPatch, recover: Callable[[], 
     """Store a bundle late: recovery has found its branches, and no bundle at home."""
     send, receipt = BrokerBundle.send, BrokerBundle.await_receipt
 
-    def late(bundle: BrokerBundle) -> BundleReceipt:
+    async def late(bundle: BrokerBundle) -> BundleReceipt:
         recover()
-        send(bundle)
-        return receipt(bundle)
+        await send(bundle)
+        return await receipt(bundle)
 
-    monkeypatch.setattr(BrokerBundle, "send", lambda _: None)
+    async def nothing(_bundle: BrokerBundle) -> None:
+        return None
+
+    monkeypatch.setattr(BrokerBundle, "send", nothing)
     monkeypatch.setattr(BrokerBundle, "await_receipt", late)
 
 

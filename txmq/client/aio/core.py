@@ -54,7 +54,7 @@ class AioCore:
         self._connection: PersistentConnection | None = None
         self._tasks = set[asyncio.Task[object]]()  # that nobody waits for before `close`
         self._closing: asyncio.Task[None] | None = None
-        # Of the databases, by system identifier and oid: see transaction/outbox.py.
+        # Of the databases, by system identifier and oid: see awaited/outbox.py.
         self.outbox_stamps: dict[tuple[int, int], int] = {}
 
     @property

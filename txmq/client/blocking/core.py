@@ -75,7 +75,7 @@ class BlockingCore:
         self._sender: Sender | None = None
         self.settings = settings
         self.closed = False
-        # Of the databases, by system identifier and oid: see OutboxFallback.
+        # Of the databases, by system identifier and oid: see awaited/outbox.py.
         self.outbox_stamps: dict[tuple[int, int], int] = {}
         self.pool = ConnectionPool(self.open_connection, settings.connections)
         self.topics = self._new_topics()
@@ -88,6 +88,10 @@ class BlockingCore:
         self.answer_checks: Callable[[], None] = _no_checks
         _cores.add(self)
         tell_after_fork(self)
+
+    def seconds(self) -> float:
+        """Return the time of the clock of deadlines."""
+        return time.monotonic()
 
     def require_reachable(self) -> None:
         """Ask for the id of the broker's log, unless it is known. Raises as a call."""

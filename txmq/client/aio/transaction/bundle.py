@@ -9,21 +9,18 @@ from __future__ import annotations
 import asyncio
 from asyncio import Future
 from collections.abc import Callable, Sequence
+from typing import Any
 from uuid import UUID
 
 from txmq.client.aio.core import AioCore
 from txmq.client.aio.loop import expire
 from txmq.client.log import get_logger
+from txmq.client.protocol.awaited.bundle import StoringBundle
 from txmq.client.protocol.sender.routing import Routing
-from txmq.client.protocol.transaction.buffer import BuiltBatches
-from txmq.client.protocol.transaction.bundle import Bundle
 from txmq.client.protocol.transaction.decision import decide_request, deciding, is_published
-from txmq.client.protocol.transaction.tokens import new_token
 from txmq.client.protocol.transaction.unrouted import UnroutedSends, in_order
 from txmq.errors import (
-    BrokerUnavailable,
     ClientClosed,
-    ConnectionLost,
     RequestRejected,
     RequestTimeout,
     StaleTopic,
@@ -32,7 +29,7 @@ from txmq.errors import (
     UnknownTransaction,
 )
 from txmq.model.bundle import BundleReceipt, BundleState, DecideReceipt
-from txmq.model.message import ROLLBACK, Decision, Receipt
+from txmq.model.message import Decision, Receipt
 from txmq.wire.bundle import BundleDescription, BundlePart, pack_part, unpack_bundle_receipt
 from txmq.wire.data_requests import Opcode, unpack_decide_receipt
 
@@ -40,22 +37,30 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.005, 0.2  # between polls of a bundle's state
 log = get_logger()
 
 
-class AioBundle(Bundle[AioCore]):
+class AioBundle(StoringBundle[AioCore]):
     """A transaction's messages and acks at one broker."""
+
+    _decision: Future[bytes] | None = None
 
     def __init__(self, core: AioCore, token: UUID) -> None:
         super().__init__(core, token)
         self._sent_parts: list[BundlePart] = []
         self._stored_parts = 0
         self._answers: list[Future[bytes]] = []
-        self._decision: Future[bytes] | None = None
 
     async def log_id(self) -> UUID:
-        """Return the id of the broker's log. Raises as a call, unless it is known."""
         return await self.core.log_id()
 
+    async def takes_positions(self) -> bool:
+        return await self.core.takes_positions()
+
+    async def call(self, name: str, args: dict[str, Any]) -> dict[str, Any]:
+        return await self.core.call(name, args, repeat=True)
+
+    async def ping(self) -> None:
+        await self.core.request(Opcode.PING)
+
     async def build(self, description: BundleDescription, deadline: float) -> None:
-        """Build the parts, to be stored by `deadline`; look unknown topics up first."""
         self._description, self._deadline = description, deadline
         self._stored_parts = 0  # of an earlier attempt, which the broker knows by the token
         for topic in dict.fromkeys(item.topic for item in self.buffer.items):
@@ -63,11 +68,6 @@ class AioBundle(Bundle[AioCore]):
         self._sent_parts = self._parts()
 
     async def send(self) -> None:
-        """Send all parts.
-
-        BrokerUnavailable is the only error after which the broker certainly has
-        nothing.
-        """
         self._begin_operation()
         try:
             await self.core.wait_connected(self._deadline - self.core.seconds())
@@ -89,12 +89,6 @@ class AioBundle(Bundle[AioCore]):
         self._deadline = deadline
 
     async def await_receipt(self) -> BundleReceipt:
-        """Wait until the broker has made the bundle durable.
-
-        If topics have grown meanwhile, the parts that are not stored are built anew.
-        Raises the broker's refusal, ConnectionLost, RequestTimeout, or
-        TransactionAborted if the bundle was rolled back meanwhile.
-        """
         try:
             while True:
                 try:
@@ -146,15 +140,10 @@ class AioBundle(Bundle[AioCore]):
         return await expire(self.core.loop, answer, seconds, late)
 
     def abandon(self) -> None:
-        """Stop waiting for the receipt."""
         self._end_operation()
         self._answers.clear()
 
     def send_decision(self, outcome: Decision) -> None:
-        """Send the decision without waiting for the answer.
-
-        If the decision is lost, the broker learns it by a check-back or from recovery.
-        """
         request = decide_request(self.token, outcome, self.core.settings.service)
         try:
             self.core.connection()
@@ -178,16 +167,6 @@ class AioBundle(Bundle[AioCore]):
         with deciding(self.core.settings, self.token, outcome):
             receipt = await self.core.request(Opcode.DECIDE, payload, within=seconds, repeat=True)
         return unpack_decide_receipt(receipt)
-
-    def move_to_outbox(self) -> None:
-        """Leave the messages to the outbox.
-
-        They get a new token if the broker may have the bundle under the old one.
-        """
-        if self.sent:
-            self.send_decision(ROLLBACK)
-            self.token, self.sent, self._decision = new_token(), False, None
-        self.in_outbox, self._built = True, BuiltBatches([], [])
 
     async def wait_published(self, deadline: float) -> None:
         """Wait until consumers can see the messages.
@@ -234,12 +213,6 @@ class AioBundle(Bundle[AioCore]):
     async def await_state(
         self, target: BundleState, deadline: float, *, check: bool = False
     ) -> BundleState | None:
-        """Poll the bundle until it reaches `target` or is rolled back, or until
-        `deadline`.
-
-        Returns its last known state. `check` makes the broker ask the decider before
-        each poll. Errors of calls are retried.
-        """
         pause, state = FIRST_PAUSE_S, None
         while True:
             left = max(deadline - self.core.seconds(), FIRST_PAUSE_S)
@@ -256,10 +229,6 @@ class AioBundle(Bundle[AioCore]):
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
     def request_check(self) -> None:
-        """Have the broker ask the decider now, without waiting for it.
-
-        If the request is lost, the broker asks at its time.
-        """
         self.core.start(self.core.call("tx.check", {"token": self.token.hex}))
 
     async def receipts(self) -> list[Receipt]:
@@ -294,14 +263,6 @@ class UnroutedBundle(UnroutedSends[AioBundle], AioBundle):
                 for found in placed.receipts(await placed.bundle.receipts())
             ]
         )
-
-
-def unavailable(error: ConnectionLost | RequestTimeout) -> BrokerUnavailable:
-    """Return the error of a transaction that was rolled back for want of a receipt."""
-    return BrokerUnavailable(
-        f"A broker did not confirm the messages: {error.message}; the transaction was rolled back",
-        hint="run the transaction again",
-    )
 
 
 def _retrieve(answer: Future[bytes]) -> None:

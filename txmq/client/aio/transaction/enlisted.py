@@ -1,35 +1,26 @@
 """Messages on asyncio in a transaction that somebody else begins and ends.
 
-The steps are those of `client.transaction(connection)`. They run around a COMMIT that
-a framework sends: the bundle and the token row before it, the decision after it.
+`txmq.client.protocol.awaited.enlisted` has the steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from typing import Any, NamedTuple, Never, cast
+from typing import Any, Never, cast
 
 from txmq.client.aio.core import AioCore
 from txmq.client.aio.transaction.bundle import AioBundle
 from txmq.client.aio.transaction.postgres import PostgresTransaction
-from txmq.client.protocol.transaction.lifecycle import Stage, wrong_stage
+from txmq.client.protocol.awaited.enlisted import EnlistedSteps, PendingMessage, SendCommit
+from txmq.client.protocol.transaction.lifecycle import Stage
 from txmq.client.protocol.transaction.options import TransactionOptions
-from txmq.errors import InDoubt, LocalProtocolError, TransactionAborted, TxmqError
-from txmq.model.message import ROLLBACK, Message
-from txmq.tx.postgres.commit import CommitOutcome, guarded_commit
+from txmq.errors import LocalProtocolError
 from txmq.tx.postgres.driver import Enlisted
 from txmq.tx.postgres.enlist import EnlistedBlock
 
-
-class PendingMessage(NamedTuple):
-    """A message of an open transaction."""
-
-    topic: str
-    message: Message
+__all__ = ["EnlistedTransaction", "PendingMessage", "enlisted_in"]
 
 
-class EnlistedTransaction(PostgresTransaction):
+class EnlistedTransaction(EnlistedSteps[AioBundle, AioCore], PostgresTransaction):
     """Sends and acks that take effect with the COMMIT of somebody else.
 
     Made by `client.enlist(connection)`. A connection of txmq's class for the driver
@@ -40,43 +31,17 @@ class EnlistedTransaction(PostgresTransaction):
     by itself, a little later.
     """
 
+    _send_by = "(await tx.at(client)).send(...)"
+
     def __init__(self, core: AioCore, connection: object, **settings: Any) -> None:  # noqa: ANN401  # of PostgresTransaction
         super().__init__(core, connection, **settings)
         self._block: EnlistedBlock = EnlistedBlock(self._driver, self.token, self._sends)
-        self._options = TransactionOptions()
-        self._before_send: Callable[[], object] | None = None
-        self._stored: list[AioBundle] = []
-        self._commit_call: Callable[[], Awaitable[object]] | None = None
-        self._refused: Exception | None = None
+        self._begin_enlisted()
 
     def join(self, options: TransactionOptions) -> None:
         """Join the transaction of the connection."""
         self._core.seconds()  # on this loop
-        self._options = options
-        self._block.join(cast("Enlisted", self))
-        self._stage = Stage.OPEN
-
-    def require_joinable(self, core: AioCore, options: TransactionOptions) -> None:
-        """Require that a second caller in the transaction may use this.
-
-        Raises LocalProtocolError.
-        """
-        if core is not self._core:
-            raise LocalProtocolError(
-                f"Transaction {self.token} has messages of another client",
-                hint="send by that one: (await tx.at(client)).send(...)",
-            )
-        if options and options != self._options:
-            raise LocalProtocolError(
-                f"Transaction {self.token} was enlisted with the options {self._options}",
-                hint="give the same options, or none, to the second call",
-            )
-
-    def before_each_send(self, prepare: Callable[[], object]) -> None:
-        """Have a framework begin what it has put off, as a savepoint, before each
-        send.
-        """
-        self._before_send = prepare
+        self._join(cast("Enlisted", self), options)
 
     async def __aenter__(self) -> Never:
         raise LocalProtocolError(
@@ -85,43 +50,16 @@ class EnlistedTransaction(PostgresTransaction):
             "`async with client.transaction(connection) as tx`",
         )
 
-    def pending(self) -> list[PendingMessage]:
-        """Return what is to be sent with the COMMIT, in order, as tests want to know
-        it.
-        """
-        return [
-            PendingMessage(item.topic, message)
-            for bundle in self._bundles
-            for item in bundle.buffer.items
-            for message in item.messages()
-        ]
-
     async def before_commit(self) -> None:
         """Store the messages and write the token row, in the moment before COMMIT.
 
         After an error the transaction is rolled back. Raises as the block of
         `client.transaction` does before its COMMIT.
         """
-        if self._stage is not Stage.OPEN:
-            raise wrong_stage(self.token, self._stage)
-        if self._is_of_parent():
-            raise self._of_parent()
+        self._require_storable()
         await self._in_full(self._store_all())
 
-    async def _store_all(self) -> None:
-        async with self._ending_with_an_error(), self._rolling_back():
-            await self._require_commit()
-            if any(not bundle.empty for bundle in self._bundles):
-                self._block.require_open()
-            await self._route_all()
-            self._stored = self._nonempty_bundles()
-            if self._stored:
-                self._block.end()
-                with self._block.undisturbed():
-                    await self._store_bundles(self._stored)
-        self._stage = Stage.STORED
-
-    async def commit_with(self, commit: Callable[[], Awaitable[object]]) -> None:
+    async def commit_with(self, commit: SendCommit) -> None:
         """Take part in `commit`, which sends COMMIT and waits for its answer.
 
         Return only if the transaction is committed. Raises as `before_commit`, the
@@ -130,103 +68,7 @@ class EnlistedTransaction(PostgresTransaction):
         """
         if self._stage is not Stage.STORED:
             await self.before_commit()
-        self._commit_call = commit
         await self._in_full(self._commit_all(commit))
-
-    async def _commit_all(self, commit: Callable[[], Awaitable[object]]) -> None:
-        async with self._ending_with_an_error():
-            await self._require_commit()
-            if self._stored:
-                await self._commit_stored(self._stored)
-            else:
-                self._deciding = True
-                await commit()
-        self._end(committed=True)
-
-    def after_commit(self) -> None:
-        """Have the brokers look at the token row: COMMIT is said to have succeeded.
-
-        It does not wait. Raises TransactionEnded where `before_commit` was left out:
-        then the rows are committed without their messages.
-        """
-        if self._stage is Stage.OPEN and self._nonempty_bundles():
-            self._end(committed=False)
-            raise self._block.ended()
-        self._committed = self._stage is Stage.STORED or self._committed
-        self._after_end()
-
-    def after_rollback(self) -> None:
-        """Drop what is not stored; have the brokers look at the token row of the
-        rest.
-        """
-        self._after_end()
-
-    def _after_end(self) -> None:
-        if self._is_of_parent() or self._stage not in (Stage.OPEN, Stage.STORED):
-            return
-        stored = self._stage is Stage.STORED and bool(self._stored)
-        self._end(committed=None if stored else False)
-        if stored:
-            for bundle in self._fallback.sent_directly(self._stored):
-                bundle.request_check()
-
-    def _require(self, stage: Stage) -> None:
-        super()._require(stage)
-        if self._before_send is not None:
-            self._before_send()
-
-    async def _require_commit(self) -> None:
-        if not self._rollback_only:
-            return
-        await self._block.roll_back()
-        self._send_decisions(self._fallback.sent_directly(self._stored), ROLLBACK)
-        raise TransactionAborted(
-            f"The transaction was marked to be rolled back: {self._rollback_only}",
-            hint="nothing of it exists, as tx.set_rollback_only() has asked for",
-        )
-
-    @asynccontextmanager
-    async def _rolling_back(self) -> AsyncIterator[None]:
-        """Roll back after any error: whoever swallows it must not commit the rows."""
-        try:
-            yield
-        except BaseException:
-            await self._block.roll_back()
-            raise
-
-    @asynccontextmanager
-    async def _ending_with_an_error(self) -> AsyncIterator[None]:
-        try:
-            yield
-        except TxmqError as failure:
-            self._end(committed=None if failure.outcome == "unknown" else False)
-            self._note_failure(failure)
-            refused, self._refused = self._refused, None
-            if refused is not None and not isinstance(failure.__cause__ or failure, InDoubt):
-                raise refused from None  # as its callers expect it
-            raise
-        except BaseException:
-            self._end(committed=None)
-            raise
-
-    async def _guarded_commit(self) -> CommitOutcome:
-        self._deciding = True
-        return await guarded_commit(self._driver, self.token, self._send_commit)
-
-    async def _send_commit(self) -> None:
-        assert self._commit_call is not None, "commit_with gives it"
-        try:
-            await self._commit_call()
-        except Exception as error:
-            self._refused = error
-            raise
-
-    def _end(self, *, committed: bool | None) -> None:
-        self._stage = Stage.OVER
-        self._committed = self._committed or committed is True
-        self._block.release()
-        for bundle in self._bundles:
-            bundle.finish(committed=committed)
 
 
 def enlisted_in(connection: object) -> EnlistedTransaction | None:

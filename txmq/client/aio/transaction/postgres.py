@@ -1,7 +1,6 @@
-"""Transactions on asyncio that PostgreSQL decides by its COMMIT (docs/PROTOCOL.md 2).
+"""Transactions on asyncio that PostgreSQL decides by its COMMIT.
 
-The steps are those of txmq/client/blocking/transaction/postgres.py; their SQL is the
-same code, awaited on an asynchronous driver.
+`txmq.client.protocol.awaited.postgres` has the steps.
 """
 
 from __future__ import annotations
@@ -10,44 +9,16 @@ from contextlib import AbstractAsyncContextManager
 from typing import Self
 
 from txmq.client.aio.core import AioCore
-from txmq.client.aio.transaction.bundle import AioBundle, unavailable
+from txmq.client.aio.transaction.bundle import AioBundle
 from txmq.client.aio.transaction.caller_transaction import CallerTransaction, not_begun
-from txmq.client.aio.transaction.outbox import OutboxFallback
-from txmq.client.log import get_logger
+from txmq.client.protocol.awaited.postgres import PostgresSteps
 from txmq.client.protocol.transaction.lifecycle import Stage
-from txmq.crashpoints import crashpoint
-from txmq.errors import (
-    ConnectionLost,
-    DatabaseError,
-    DatabaseUnavailable,
-    InDoubt,
-    NoResolver,
-    RequestTimeout,
-    TransactionAborted,
-    TxmqError,
-)
-from txmq.model.bundle import BundleState
-from txmq.model.decider import ByPostgres
-from txmq.model.message import COMMIT, ROLLBACK, Decision
-from txmq.tx.postgres.caller import require_healthy, savepoint
+from txmq.tx.postgres.caller import savepoint
 from txmq.tx.postgres.caller_block import CallerBlock
-from txmq.tx.postgres.commit import CommitOutcome, guarded_commit
 from txmq.tx.postgres.drivers import async_driver
-from txmq.tx.postgres.errors import FAILED_TRANSACTION
-from txmq.tx.postgres.identity import (
-    NamedServer,
-    Server,
-    forget_server,
-    note_server,
-    require_supported,
-    server_of,
-)
-from txmq.tx.postgres.tokens import InsertedToken, insert_token, may_have_reported
-
-log = get_logger()
 
 
-class PostgresTransaction(CallerTransaction):
+class PostgresTransaction(CallerTransaction, PostgresSteps[AioBundle, AioCore]):
     """Rows written on `connection` and messages sent in the block, both or neither.
 
     The block returns after COMMIT. After TransactionAborted, DatabaseConflict or
@@ -66,11 +37,9 @@ class PostgresTransaction(CallerTransaction):
         outbox: bool = False,
     ) -> None:
         super().__init__(core, timeout=timeout, check_after=check_after)
-        self._driver = async_driver(connection)
-        self._fallback = OutboxFallback(self._driver, enabled=outbox)
-        self._block = CallerBlock(self._driver, self.token, self._sends)
-        self._allow_weak_commit = allow_weak_commit
-        self._inserted: InsertedToken | None = None
+        driver = async_driver(connection)
+        block = CallerBlock(driver, self.token, self._sends)
+        self._use(driver, block, outbox=outbox, allow_weak=allow_weak_commit)
 
     async def __aenter__(self) -> Self:
         self._require(Stage.NEW)
@@ -89,199 +58,10 @@ class PostgresTransaction(CallerTransaction):
         await self._block.give_back()
 
     async def _commit(self) -> None:
-        self._block.end()
-        bundles = self._nonempty_bundles()
-        if not bundles:
-            await self._commit_alone()
-            return
-        await self._store_bundles(bundles)
-        await self._commit_stored(bundles)
-
-    async def _commit_stored(self, bundles: list[AioBundle]) -> None:
-        sent = self._fallback.sent_directly(bundles)
-        replicated = await self._commit_rows(sent)
-        crashpoint("tx.after_commit")
-        if replicated:
-            self._send_decisions(sent, COMMIT)
-        crashpoint("tx.after_decide")
+        await self._end_in_commit()
 
     async def _abort(self) -> None:
-        if not await self._block.roll_back():
-            raise self._block.ended()
-
-    async def _store_bundles(self, bundles: list[AioBundle]) -> None:
-        """Store the bundles and write the token rows.
-
-        After an error none of them counts any more.
-        """
-        try:
-            require_healthy(self._driver)
-            await self._fallback.check_queues(bundles)
-            server = await self._server()
-            await self._send_bundles(bundles, server)
-            crashpoint("tx.after_group")
-            self._inserted = await insert_token(
-                self._driver,
-                self.token,
-                [await bundle.log_id() for bundle in bundles],
-                allow_weak_commit=self._allow_weak_commit,
-                block=self._block,
-            )
-            self._require_server(server, self._inserted.server)
-            self._fallback.check_stamps(bundles, self._inserted.outbox_stamps)
-            crashpoint("tx.after_token")
-            await self._await_bundles(bundles)
-            await self._require_leases(bundles, server, self._inserted)
-            crashpoint("tx.before_commit")
-        except BaseException as error:
-            await self._block.roll_back()
-            self._fallback.forget_stamps(bundles)
-            self._withdraw(bundles)
-            if isinstance(error, ConnectionLost | RequestTimeout):
-                raise unavailable(error) from error
-            if isinstance(error, DatabaseError) and error.sqlstate == FAILED_TRANSACTION:
-                # asyncpg does not tell it before the next statement.
-                raise TransactionAborted(
-                    "a statement of the transaction failed earlier",
-                    hint="roll back and begin again",
-                ) from error
-            raise
-
-    async def _server(self) -> Server:
-        server = await server_of(self._driver)
-        require_supported(server)
-        return server
-
-    def _require_server(self, named: Server, found: NamedServer) -> None:
-        """Require that the transaction runs on the server that its bundles name.
-
-        A pooler may have switched over since this process asked.
-        """
-        if named.identity[:2] != found[:2]:
-            forget_server(self._driver)
-            raise DatabaseUnavailable(
-                f"the database has switched over from cluster {named.identity.system_id}, "
-                f"timeline {named.identity.timeline}, to {found.system_id}, {found.timeline}",
-                hint="run the transaction again",
-            )
-
-    async def _require_leases(
-        self, bundles: list[AioBundle], server: Server, inserted: InsertedToken
-    ) -> None:
-        """Require that no broker's resolver leads to a copy of this database."""
-        for bundle in self._fallback.sent_directly(bundles):
-            core, log_id = bundle.core, await bundle.log_id()
-            shown = inserted.boot_epochs.get(log_id) or 0
-            if shown >= core.boot_epoch or not await core.takes_positions():
-                continue
-            identity = server.identity
-            lease = await core.call(
-                "tx.lease",
-                {"system_id": identity.system_id, "database_oid": identity.database_oid},
-                repeat=True,
-            )
-            if lease["held"] and not await may_have_reported(self._driver, log_id, core.boot_epoch):
-                raise NoResolver(
-                    "the broker's resolver leads to a copy of this database",
-                    hint="point its [[resolver]] section at the server that this transaction uses",
-                )
-
-    async def _send_bundles(self, bundles: list[AioBundle], server: Server) -> None:
-        deadline = self._core.seconds() + self._timeout
-        for bundle in self._fallback.sent_directly(bundles):
-            async with self._fallback.covering(bundle):
-                positioned = await bundle.core.takes_positions()
-                position = server.position if positioned else None
-                decider = ByPostgres(*server.identity, xid=None, position=position)
-                await bundle.build(self._description(bundle, decider), deadline)
-        crashpoint("tx.before_group")
-        for n, bundle in enumerate(self._fallback.sent_directly(bundles)):
-            if n:
-                crashpoint("tx.between_groups")
-            async with self._fallback.covering(bundle):
-                await bundle.send()
-
-    async def _await_bundles(self, bundles: list[AioBundle]) -> None:
-        for bundle in self._fallback.sent_directly(bundles):
-            async with self._fallback.covering(bundle):
-                await bundle.await_receipt()
-        await self._fallback.write_rows()
-        if len(bundles) == 1:
-            self.token = bundles[0].token  # a row of the outbox may have a new one
-
-    def _withdraw(self, bundles: list[AioBundle]) -> None:
-        for bundle in bundles:
-            bundle.abandon()
-        self._send_decisions([bundle for bundle in bundles if bundle.sent], ROLLBACK)
-
-    async def _commit_rows(self, bundles: list[AioBundle]) -> bool:
-        """Commit; return whether the decision may go out.
-
-        Where no synchronous standby has confirmed the commit, a failover could undo it.
-        The resolver decides once one has.
-        """
-        try:
-            outcome = await self._guarded_commit()
-        except InDoubt as doubt:
-            await self._block.close()
-            await self._resolve_doubt(bundles, doubt)
-            return True
-        except TxmqError:
-            await self._block.roll_back()
-            self._send_decisions(bundles, ROLLBACK)
-            raise
-        await self._block.close()
-        if not outcome.replicated:
-            log.warning("transaction.not_replicated", token=str(self.token))
-        elif self._inserted is not None:
-            note_server(self._driver, self._inserted.server)
-        return outcome.replicated
-
-    async def _guarded_commit(self) -> CommitOutcome:
-        self._deciding = True
-        return await guarded_commit(self._driver, self.token)
-
-    async def _resolve_doubt(self, bundles: list[AioBundle], doubt: InDoubt) -> None:
-        """Find out by the brokers' resolvers whether an unanswered COMMIT succeeded.
-
-        One broker's answer is enough: the token rows were written together, and a fence
-        against one of them stops the whole transaction. Raises `doubt` in the end.
-        """
-        deadline = self._core.seconds() + self._core.settings.timeout
-        for n, bundle in enumerate(bundles):
-            now = self._core.seconds()
-            poll_until = now + (deadline - now) / (len(bundles) - n)
-            state = await bundle.await_state(BundleState.COMMITTED, poll_until, check=True)
-            if state is BundleState.ROLLED_BACK:
-                raise TransactionAborted(
-                    f"{doubt.message}; the database has rolled the transaction back"
-                ) from doubt
-            if state is not None and state >= BundleState.COMMITTED:
-                log.warning(
-                    "transaction.found_committed", token=str(self.token), after=doubt.message
-                )
-                return
-        raise doubt
-
-    async def _commit_alone(self) -> None:
-        """Commit a transaction without messages, and verify that it did commit."""
-        try:
-            await self._block.prove()
-            self._deciding = True
-            await guarded_commit(self._driver, self.token)
-        except TxmqError as error:
-            await self._block.roll_back()
-            if not isinstance(error, InDoubt):
-                raise
-            hint = "look for the transaction's rows: without messages nothing else can tell"
-            raise InDoubt(error.message, token=str(self.token), hint=hint) from error
-        await self._block.close()
-
-    def _send_decisions(self, bundles: list[AioBundle], outcome: Decision) -> None:
-        for n, bundle in enumerate(bundles):
-            if n:
-                crashpoint("tx.between_decides")
-            bundle.send_decision(outcome)
+        await self._end_in_rollback()
 
     def _database_savepoint(self) -> AbstractAsyncContextManager[None]:
         return savepoint(self._driver)

@@ -7,17 +7,20 @@ so that several brokers cost hardly more time than one.
 from __future__ import annotations
 
 import time
+from typing import Any
 from uuid import UUID
 
 from txmq.client.blocking.core import BlockingCore
 from txmq.client.blocking.decision_pipeline import PendingDecision, log_undelivered
 from txmq.client.blocking.transaction.bundle_upload import BundleUpload
-from txmq.client.blocking.transaction.decisions import await_state, send_decision
+from txmq.client.blocking.transaction.decisions import (
+    await_state,
+    request_check,
+    send_decision,
+)
+from txmq.client.protocol.awaited.bundle import StoringBundle
 from txmq.client.protocol.sender.batches import FIRST_PAUSE_S
-from txmq.client.protocol.transaction.buffer import BuiltBatches
-from txmq.client.protocol.transaction.bundle import Bundle
 from txmq.client.protocol.transaction.decision import is_published
-from txmq.client.protocol.transaction.tokens import new_token
 from txmq.errors import (
     ClientClosed,
     RequestRejected,
@@ -28,41 +31,54 @@ from txmq.errors import (
     TxmqError,
 )
 from txmq.model.bundle import BundleReceipt, BundleState
-from txmq.model.message import ROLLBACK, Decision, Receipt
+from txmq.model.message import Decision, Receipt
+from txmq.tx.postgres.driver import run
 from txmq.wire.bundle import BundleDescription
+from txmq.wire.data_requests import Opcode
 
 
-class BrokerBundle(Bundle[BlockingCore]):
+class BrokerBundle(StoringBundle[BlockingCore]):
     """A transaction's messages and acks at one broker. For one thread."""
+
+    _decision: PendingDecision | None = None
 
     def __init__(self, core: BlockingCore, token: UUID) -> None:
         super().__init__(core, token)
         self._upload: BundleUpload | None = None
-        self._decision: PendingDecision | None = None
 
     def _log_id(self) -> UUID:
         return self.core.log_id
+
+    async def log_id(self) -> UUID:
+        return self.core.log_id
+
+    async def takes_positions(self) -> bool:
+        return self.core.takes_positions
+
+    async def call(self, name: str, args: dict[str, Any]) -> dict[str, Any]:
+        return self.core.call(name, args, repeat=True)
+
+    async def ping(self) -> None:
+        self.core.request(Opcode.PING)
 
     def store(self, description: BundleDescription, deadline: float) -> BundleReceipt:
         """Build and send all parts, and wait until the broker has made them durable.
 
         Raises as `await_receipt`.
         """
-        self.build(description, deadline)
-        self.send()
-        return self.await_receipt()
+        return run(self.store_all(description, deadline))
 
-    def build(self, description: BundleDescription, deadline: float) -> None:
-        """Build the parts, to be stored by `deadline`; look unknown topics up first."""
+    async def store_all(self, description: BundleDescription, deadline: float) -> BundleReceipt:
+        """Do so as a step of the rules for all faces."""
+        await self.build(description, deadline)
+        await self.send()
+        return await self.await_receipt()
+
+    async def build(self, description: BundleDescription, deadline: float) -> None:
         self._description, self._deadline = description, deadline
         self._upload = BundleUpload(self.core, self._parts(), deadline)
 
-    def send(self) -> None:
-        """Send all parts.
-
-        BrokerUnavailable is the only error after which the broker certainly has
-        nothing.
-        """
+    async def send(self) -> None:
         assert self._upload is not None, "build() comes before send()"
         self._begin_operation()
         try:
@@ -77,13 +93,7 @@ class BrokerBundle(Bundle[BlockingCore]):
         assert self._upload is not None, "send() comes before extend_deadline()"
         self._deadline = self._upload.deadline = deadline
 
-    def await_receipt(self) -> BundleReceipt:
-        """Wait until the broker has made the bundle durable.
-
-        If topics have grown meanwhile, the parts that are not stored are built anew.
-        Raises the broker's refusal, ConnectionLost, RequestTimeout, or
-        TransactionAborted if the bundle was rolled back meanwhile.
-        """
+    async def await_receipt(self) -> BundleReceipt:
         assert self._upload is not None, "send() comes before await_receipt()"
         try:
             receipt = self._await_receipt()
@@ -119,31 +129,24 @@ class BrokerBundle(Bundle[BlockingCore]):
             self._upload = BundleUpload(self.core, parts, self._deadline, stored)
             self._upload.send()
 
+    async def await_state(
+        self, target: BundleState, deadline: float, *, check: bool = False
+    ) -> BundleState | None:
+        return await_state(self.core, self.token, target, deadline, check=check)
+
     def abandon(self) -> None:
-        """Stop waiting for the receipt."""
         self._end_operation()
         if self._upload is not None:
             self._upload.abandon()
 
-    def send_decision(self, outcome: Decision) -> None:
-        """Send the decision without waiting for the answer.
+    def request_check(self) -> None:
+        request_check(self.core, self.token)
 
-        If the decision is lost, the broker learns it by a check-back or from recovery.
-        """
+    def send_decision(self, outcome: Decision) -> None:
         try:
             self._decision = send_decision(self.core, self.token, outcome)
         except ClientClosed as closed:
             log_undelivered(self.token, outcome, closed)
-
-    def move_to_outbox(self) -> None:
-        """Leave the messages to the outbox.
-
-        They get a new token if the broker may have the bundle under the old one.
-        """
-        if self.sent:
-            self.send_decision(ROLLBACK)
-            self.token, self.sent, self._decision = new_token(), False, None
-        self.in_outbox, self._built = True, BuiltBatches([], [])
 
     def wait_published(self, deadline: float) -> None:
         """Wait until consumers can see the messages.

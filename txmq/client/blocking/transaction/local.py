@@ -21,6 +21,7 @@ from txmq.errors import (
 from txmq.model.bundle import BundleState
 from txmq.model.decider import ByBroker
 from txmq.model.message import ROLLBACK
+from txmq.tx.postgres.driver import run
 from txmq.wire.bundle import BundlePart
 
 SHOW_HINT = "see `txmq tx show` once the broker answers"
@@ -51,11 +52,12 @@ class LocalTransaction(Transaction):
         bundle = self._only_bundle
         if bundle is None:
             return
-        bundle.build(self._description(bundle, ByBroker()), time.monotonic() + self._timeout)
+        deadline = time.monotonic() + self._timeout
+        run(bundle.build(self._description(bundle, ByBroker()), deadline))
         try:
-            bundle.send()
+            run(bundle.send())
             crashpoint("local.after_send")
-            state = BundleState(bundle.await_receipt().state)
+            state = BundleState(run(bundle.await_receipt()).state)
             crashpoint("local.after_group")
         except (ConnectionLost, RequestTimeout) as lost:
             state = self._resolve_doubt(bundle.core, lost)

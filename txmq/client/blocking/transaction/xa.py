@@ -42,7 +42,7 @@ from txmq.errors import (
 from txmq.model.decider import BrokerBranch, ByHome, Participant
 from txmq.model.message import COMMIT, Decision
 from txmq.tx.coordinator import HOME, BundleStatus, Coordinator, Vote, needs_two_phases
-from txmq.tx.postgres.driver import BlockingConnection
+from txmq.tx.postgres.driver import BlockingConnection, run
 from txmq.tx.xid import branches
 
 log = get_logger()
@@ -215,10 +215,10 @@ class XaTransaction(CallerTransaction):
         decider = ByHome(self._core.log_id.bytes, self.token.bytes)
         for n, bundle in enumerate(bundles):
             participants = self._participants(bundles) if n == HOME else ()
-            bundle.build(self._description(bundle, decider, participants), deadline)
+            run(bundle.build(self._description(bundle, decider, participants), deadline))
         crashpoint("xa.before_group")
         for n, bundle in enumerate(bundles):
-            bundle.send()
+            run(bundle.send())
             coordinator.note_bundle(n, BundleStatus.UNCLEAR)
 
     def _prepare(self, coordinator: Coordinator) -> TxmqError | None:
@@ -235,7 +235,7 @@ class XaTransaction(CallerTransaction):
         deadline = time.monotonic() + self._timeout
         for n, bundle in enumerate(bundles):
             bundle.extend_deadline(deadline)
-            bundle.await_receipt()
+            run(bundle.await_receipt())
             coordinator.note_bundle(n, BundleStatus.YES)
         crashpoint("xa.after_group")
 

@@ -28,11 +28,10 @@ from txmq.client.protocol.awaited.foreign_branch import ForeignBranch, sealed
 from txmq.client.protocol.awaited.xa_resource import ResourceSteps, XidArgument
 from txmq.client.protocol.settings import ClientSettings
 from txmq.client.protocol.transaction.tokens import new_token
-from txmq.model.bundle import BundleReceipt
 from txmq.model.message import Decision
 from txmq.tx.postgres.driver import run
 from txmq.tx.xid import Xid
-from txmq.wire.bundle import BundleDescription, BundlePart
+from txmq.wire.bundle import BundlePart
 
 
 class ForeignBundle(BrokerBundle):
@@ -42,10 +41,6 @@ class ForeignBundle(BrokerBundle):
 
     def _parts(self, stored: Sequence[BundlePart] = ()) -> list[BundlePart]:
         return sealed(super()._parts(stored), at_once=self.at_once)
-
-    async def store_all(self, description: BundleDescription, deadline: float) -> BundleReceipt:
-        """Build and send all parts, and wait until the broker has them durably."""
-        return self.store(description, deadline)
 
 
 class BlockingBroker:

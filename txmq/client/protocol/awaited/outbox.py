@@ -21,13 +21,13 @@ in between then. Another stamp is a conflict, and the next transaction looks fir
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from typing import Any, TypeVar
 from uuid import UUID
 
-from txmq.client.blocking.transaction.broker_bundle import BrokerBundle
 from txmq.client.log import get_logger
+from txmq.client.protocol.awaited.bundle import StoringBundle
 from txmq.client.protocol.transaction.outbox_entries import order_keys, outbox_entries
 from txmq.errors import (
     BrokerUnavailable,
@@ -38,18 +38,24 @@ from txmq.errors import (
     TxmqError,
 )
 from txmq.tx.outbox_entry import pack_entries
-from txmq.tx.postgres.blocking import enqueue, read_key_status, read_status, server_of
 from txmq.tx.postgres.driver import Driver
-from txmq.tx.postgres.outbox import NewOutboxRow, OutboxStatus
-from txmq.wire.data_requests import Opcode
+from txmq.tx.postgres.identity import server_of
+from txmq.tx.postgres.outbox import (
+    NewOutboxRow,
+    OutboxStatus,
+    enqueue,
+    read_key_status,
+    read_status,
+)
 
 UNAVAILABLE = (BrokerUnavailable, ConnectionLost, RequestTimeout, ReadOnly)
 NO_QUEUE = OutboxStatus(fetched=False, waiting=False)
 NO_FALLBACK = nullcontext()
+AnyBundle = StoringBundle[Any]
+B = TypeVar("B", bound=AnyBundle)
 log = get_logger()
 
 
-@dataclass(slots=True)
 class OutboxFallback:
     """The bundles of one transaction that go to the outbox.
 
@@ -57,46 +63,46 @@ class OutboxFallback:
     transactions before them go there in any case.
     """
 
-    driver: Driver
-    enabled: bool
-    _queues: dict[UUID, OutboxStatus] = field(default_factory=dict)
-    # With the token that the row's new one replaces, if any.
-    _outbox_bundles: dict[BrokerBundle, UUID | None] = field(default_factory=dict)
-    _database: tuple[int, int] = (0, 0)
-    # Of brokers at whose queues this transaction has not looked.
-    _expected_stamps: dict[UUID, int] = field(default_factory=dict)
+    def __init__(self, driver: Driver, *, enabled: bool) -> None:
+        self._driver, self._enabled = driver, enabled
+        self._queues: dict[UUID, OutboxStatus] = {}
+        # With the token that the row's new one replaces, if any.
+        self._outbox_bundles: dict[AnyBundle, UUID | None] = {}
+        self._database = (0, 0)
+        # Of brokers at whose queues this transaction has not looked.
+        self._expected_stamps: dict[UUID, int] = {}
 
-    def check_queues(self, bundles: Sequence[BrokerBundle]) -> None:
+    async def check_queues(self, bundles: Sequence[AnyBundle]) -> None:
         """Queue the bundles behind earlier transactions that wait for their broker.
 
         Raises BrokerUnavailable if that is unknown or impossible, DatabaseConflict if a
         snapshot hides it, LocalProtocolError or DatabaseError.
         """
-        if self.enabled:
-            self._queues = read_status(self.driver, [_log_of(bundle) for bundle in bundles])
-            for bundle in bundles:
-                if self._queues[bundle.core.log_id].waiting:
-                    self._move_to_outbox(
+        if self._enabled:
+            logs = [await _log_of(bundle) for bundle in bundles]
+            self._queues = await read_status(self._driver, logs)
+            for bundle, log_id in zip(bundles, logs, strict=True):
+                if self._queues[log_id].waiting:
+                    await self._move_to_outbox(
                         bundle, BrokerUnavailable("Earlier transactions wait for the broker")
                     )
             return
-        server = server_of(self.driver).identity
+        server = (await server_of(self._driver)).identity
         self._database = server.system_id, server.database_oid
         for bundle in bundles:
+            log_id = await bundle.log_id()
             stamp = bundle.core.outbox_stamps.get(self._database)
             if stamp is None:
-                self._queue_behind_keys(bundle)
+                await self._queue_behind_keys(bundle, log_id)
             else:
-                self._expected_stamps[bundle.core.log_id] = stamp
+                self._expected_stamps[log_id] = stamp
 
-    def check_stamps(
-        self, bundles: Sequence[BrokerBundle], stamps: Mapping[UUID, int | None]
-    ) -> None:
+    def check_stamps(self, bundles: Sequence[AnyBundle], stamps: Mapping[UUID, int | None]) -> None:
         """Check that no rows came or went unseen, by the stamps of the token's rows.
 
         Raises DatabaseConflict.
         """
-        if self.enabled:
+        if self._enabled:
             return
         self._learn(bundles, stamps)
         for log_id, stamp in self._expected_stamps.items():
@@ -107,11 +113,11 @@ class OutboxFallback:
                     hint="run the transaction again",
                 )
 
-    def forget_stamps(self, bundles: Sequence[BrokerBundle]) -> None:
+    def forget_stamps(self, bundles: Sequence[AnyBundle]) -> None:
         """Let the next transaction look at the outbox before it sends anything."""
         self._learn(bundles, {})
 
-    def _learn(self, bundles: Sequence[BrokerBundle], stamps: Mapping[UUID, int | None]) -> None:
+    def _learn(self, bundles: Sequence[AnyBundle], stamps: Mapping[UUID, int | None]) -> None:
         for bundle in bundles:
             known = bundle.core.known_log_id
             stamp = None if known is None else stamps.get(known)
@@ -120,17 +126,17 @@ class OutboxFallback:
             else:
                 bundle.core.outbox_stamps[self._database] = stamp
 
-    def _queue_behind_keys(self, bundle: BrokerBundle) -> None:
-        log_id = bundle.core.log_id
+    async def _queue_behind_keys(self, bundle: AnyBundle, log_id: UUID) -> None:
         keys = order_keys(bundle.buffer.items)
-        self._queues[log_id] = queue = read_key_status(self.driver, log_id, keys)
+        self._queues[log_id] = queue = await read_key_status(self._driver, log_id, keys)
         if queue.waiting:
-            bundle.core.request(Opcode.PING)  # where the broker is away, the transaction fails
-            self._move_to_outbox(
+            # Where the broker is away, the transaction fails.
+            await bundle.ping()
+            await self._move_to_outbox(
                 bundle, BrokerUnavailable("Earlier transactions on the same keys wait")
             )
 
-    def sent_directly(self, bundles: list[BrokerBundle]) -> list[BrokerBundle]:
+    def sent_directly(self, bundles: list[B]) -> list[B]:
         """Return the bundles that do not go to the outbox."""
         return (
             [bundle for bundle in bundles if bundle not in self._outbox_bundles]
@@ -138,19 +144,19 @@ class OutboxFallback:
             else bundles
         )
 
-    def covering(self, bundle: BrokerBundle) -> AbstractContextManager[None]:
+    def covering(self, bundle: AnyBundle) -> AbstractAsyncContextManager[None]:
         """Wrap calls of the broker: if it is away, the bundle goes to the outbox."""
-        return self._fall_back(bundle) if self.enabled else NO_FALLBACK
+        return self._fall_back(bundle) if self._enabled else NO_FALLBACK
 
-    @contextmanager
-    def _fall_back(self, bundle: BrokerBundle) -> Iterator[None]:
+    @asynccontextmanager
+    async def _fall_back(self, bundle: AnyBundle) -> AsyncIterator[None]:
         try:
             yield
         except UNAVAILABLE as error:
             bundle.abandon()
-            self._move_to_outbox(bundle, error)
+            await self._move_to_outbox(bundle, error)
 
-    def write_rows(self) -> None:
+    async def write_rows(self) -> None:
         """Write the rows of the outbox. Raises MessageTooLarge or DatabaseError."""
         if not self._outbox_bundles:
             return
@@ -159,24 +165,24 @@ class OutboxFallback:
             entries, messages = outbox_entries(
                 bundle.buffer.items, bundle.core.topics, bundle.token
             )
-            service = bundle.core.settings.service or ""
             rows.append(
                 NewOutboxRow(
-                    bundle.core.log_id,
+                    await bundle.log_id(),
                     bundle.token,
                     replaced,
-                    service,
+                    bundle.core.settings.service or "",
                     messages,
                     order_keys(bundle.buffer.items),
                     pack_entries(entries),
                 )
             )
-        enqueue(self.driver, rows)
+        await enqueue(self._driver, rows)
 
-    def _move_to_outbox(self, bundle: BrokerBundle, error: TxmqError) -> None:
-        if not self._queues.get(bundle.core.log_id, NO_QUEUE).fetched:
+    async def _move_to_outbox(self, bundle: AnyBundle, error: TxmqError) -> None:
+        log_id = await bundle.log_id()
+        if not self._queues.get(log_id, NO_QUEUE).fetched:
             raise BrokerUnavailable(
-                f"{error.message}; no broker of log {bundle.core.log_id} reads this outbox",
+                f"{error.message}; no broker of log {log_id} reads this outbox",
                 hint="name this database under [[resolver]] in the broker's settings",
             )
         if bundle.buffer.actions:
@@ -189,17 +195,17 @@ class OutboxFallback:
         log.warning(
             "transaction.queued",
             token=str(bundle.token),
-            log_id=str(bundle.core.log_id),
+            log_id=str(log_id),
             reason=error.message,
         )
 
 
-def _log_of(bundle: BrokerBundle) -> UUID:
+async def _log_of(bundle: AnyBundle) -> UUID:
     try:
-        return bundle.core.log_id
+        return await bundle.log_id()
     except UNAVAILABLE as error:
         raise BrokerUnavailable(
             f"{error.message}; the outbox needs the id of the broker's log, which is unknown",
             hint="give the id to a client that may start before its broker: "
-            "txmq.connect(url, log_id=...)",
+            "connect(url, log_id=...)",
         ) from error

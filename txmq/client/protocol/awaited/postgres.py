@@ -1,0 +1,264 @@
+"""The steps of a transaction that PostgreSQL decides by its COMMIT, in all faces.
+
+The bundle goes out at the end of the block, while the row locks are held: the messages
+of a key thus have the order of its rows. While the broker syncs the bundle, the
+transaction writes the token row, which proves its commit. If this process dies, the
+broker's resolver reads that row. With several brokers each has a bundle and a token
+row. The rows are written together, so that one COMMIT decides all bundles
+(docs/PROTOCOL.md 2).
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from txmq.client.log import get_logger
+from txmq.client.protocol.awaited.bundle import StoringBundle, StoringCore, unavailable
+from txmq.client.protocol.awaited.outbox import OutboxFallback
+from txmq.client.protocol.transaction.state import TransactionState
+from txmq.crashpoints import crashpoint
+from txmq.errors import (
+    ConnectionLost,
+    DatabaseError,
+    DatabaseUnavailable,
+    InDoubt,
+    NoResolver,
+    RequestTimeout,
+    TransactionAborted,
+    TxmqError,
+)
+from txmq.model.bundle import BundleState
+from txmq.model.decider import ByPostgres
+from txmq.model.message import COMMIT, ROLLBACK, Decision
+from txmq.tx.postgres.caller import require_healthy
+from txmq.tx.postgres.caller_block import CallerBlock
+from txmq.tx.postgres.commit import CommitOutcome, guarded_commit
+from txmq.tx.postgres.driver import Driver
+from txmq.tx.postgres.errors import FAILED_TRANSACTION
+from txmq.tx.postgres.identity import (
+    NamedServer,
+    Server,
+    forget_server,
+    note_server,
+    require_supported,
+    server_of,
+)
+from txmq.tx.postgres.tokens import InsertedToken, insert_token, may_have_reported
+
+B = TypeVar("B", bound=StoringBundle[Any])
+K = TypeVar("K", bound=StoringCore)
+log = get_logger()
+
+
+class PostgresSteps(TransactionState[B, K]):
+    """Rows written on a connection and messages sent in the block, both or neither."""
+
+    _deciding = False  # COMMIT is on its way, and may come true
+
+    def _use(self, driver: Driver, block: CallerBlock, *, outbox: bool, allow_weak: bool) -> None:
+        """Use the connection of that driver. Called once, when the object is made."""
+        self._driver, self._block = driver, block
+        self._fallback = OutboxFallback(driver, enabled=outbox)
+        self._allow_weak_commit = allow_weak
+        self._inserted: InsertedToken | None = None
+
+    async def _end_in_commit(self) -> None:
+        """Commit at the end of the block; return only if it is committed."""
+        self._block.end()
+        bundles = self._nonempty_bundles()
+        if not bundles:
+            await self._commit_alone()
+            return
+        await self._store_bundles(bundles)
+        await self._commit_stored(bundles)
+
+    async def _end_in_rollback(self) -> None:
+        """Roll back what has been done so far."""
+        if not await self._block.roll_back():
+            raise self._block.ended()
+
+    async def _commit_stored(self, bundles: list[B]) -> None:
+        sent = self._fallback.sent_directly(bundles)
+        replicated = await self._commit_rows(sent)
+        crashpoint("tx.after_commit")
+        if replicated:
+            self._send_decisions(sent, COMMIT)
+        crashpoint("tx.after_decide")
+
+    async def _store_bundles(self, bundles: list[B]) -> None:
+        """Store the bundles and write the token rows.
+
+        After an error none of them counts any more.
+        """
+        try:
+            require_healthy(self._driver)
+            await self._fallback.check_queues(bundles)
+            server = await self._server()
+            await self._send_bundles(bundles, server)
+            crashpoint("tx.after_group")
+            self._inserted = await insert_token(
+                self._driver,
+                self.token,
+                [await bundle.log_id() for bundle in bundles],
+                allow_weak_commit=self._allow_weak_commit,
+                block=self._block,
+            )
+            self._require_server(server, self._inserted.server)
+            self._fallback.check_stamps(bundles, self._inserted.outbox_stamps)
+            crashpoint("tx.after_token")
+            await self._await_bundles(bundles)
+            await self._require_leases(bundles, server, self._inserted)
+            crashpoint("tx.before_commit")
+        except BaseException as error:
+            await self._block.roll_back()
+            self._fallback.forget_stamps(bundles)
+            self._withdraw(bundles)
+            if isinstance(error, ConnectionLost | RequestTimeout):
+                raise unavailable(error) from error
+            if isinstance(error, DatabaseError) and error.sqlstate == FAILED_TRANSACTION:
+                # asyncpg does not tell it before the next statement.
+                raise TransactionAborted(
+                    "a statement of the transaction failed earlier",
+                    hint="roll back and begin again",
+                ) from error
+            raise
+
+    async def _server(self) -> Server:
+        server = await server_of(self._driver)
+        require_supported(server)
+        return server
+
+    def _require_server(self, named: Server, found: NamedServer) -> None:
+        """Require that the transaction runs on the server that its bundles name.
+
+        A pooler may have switched over since this process asked.
+        """
+        if named.identity[:2] != found[:2]:
+            forget_server(self._driver)
+            raise DatabaseUnavailable(
+                f"the database has switched over from cluster {named.identity.system_id}, "
+                f"timeline {named.identity.timeline}, to {found.system_id}, {found.timeline}",
+                hint="run the transaction again",
+            )
+
+    async def _require_leases(
+        self, bundles: list[B], server: Server, inserted: InsertedToken
+    ) -> None:
+        """Require that no broker's resolver leads to a copy of this database.
+
+        A broker reports to its databases when it starts. Where it says that it has
+        reported to this one, and this one does not show it, the two look at different
+        servers. Usually the token's INSERT has shown the report already.
+        """
+        for bundle in self._fallback.sent_directly(bundles):
+            epoch, log_id = bundle.core.boot_epoch, await bundle.log_id()
+            shown = inserted.boot_epochs.get(log_id) or 0
+            if shown >= epoch or not await bundle.takes_positions():
+                continue
+            identity = server.identity
+            lease = await bundle.call(
+                "tx.lease",
+                {"system_id": identity.system_id, "database_oid": identity.database_oid},
+            )
+            if lease["held"] and not await may_have_reported(self._driver, log_id, epoch):
+                raise NoResolver(
+                    "the broker's resolver leads to a copy of this database",
+                    hint="point its [[resolver]] section at the server that this transaction uses",
+                )
+
+    async def _send_bundles(self, bundles: list[B], server: Server) -> None:
+        deadline = self._core.seconds() + self._timeout
+        for bundle in self._fallback.sent_directly(bundles):
+            async with self._fallback.covering(bundle):
+                positioned = await bundle.takes_positions()
+                position = server.position if positioned else None
+                decider = ByPostgres(*server.identity, xid=None, position=position)
+                await bundle.build(self._description(bundle, decider), deadline)
+        crashpoint("tx.before_group")
+        for n, bundle in enumerate(self._fallback.sent_directly(bundles)):
+            if n:
+                crashpoint("tx.between_groups")
+            async with self._fallback.covering(bundle):
+                await bundle.send()
+
+    async def _await_bundles(self, bundles: list[B]) -> None:
+        for bundle in self._fallback.sent_directly(bundles):
+            async with self._fallback.covering(bundle):
+                await bundle.await_receipt()
+        await self._fallback.write_rows()
+        if len(bundles) == 1:
+            self.token = bundles[0].token  # a row of the outbox may have a new one
+
+    def _withdraw(self, bundles: list[B]) -> None:
+        for bundle in bundles:
+            bundle.abandon()
+        self._send_decisions([bundle for bundle in bundles if bundle.sent], ROLLBACK)
+
+    async def _commit_rows(self, bundles: list[B]) -> bool:
+        """Commit; return whether the decision may go out.
+
+        Where no synchronous standby has confirmed the commit, a failover could undo it.
+        The resolver decides once one has.
+        """
+        try:
+            outcome = await self._guarded_commit()
+        except InDoubt as doubt:
+            await self._block.close()
+            await self._resolve_doubt(bundles, doubt)
+            return True
+        except TxmqError:
+            await self._block.roll_back()
+            self._send_decisions(bundles, ROLLBACK)
+            raise
+        await self._block.close()
+        if not outcome.replicated:
+            log.warning("transaction.not_replicated", token=str(self.token))
+        elif self._inserted is not None:
+            note_server(self._driver, self._inserted.server)
+        return outcome.replicated
+
+    async def _guarded_commit(self) -> CommitOutcome:
+        self._deciding = True
+        return await guarded_commit(self._driver, self.token)
+
+    async def _resolve_doubt(self, bundles: list[B], doubt: InDoubt) -> None:
+        """Find out by the brokers' resolvers whether an unanswered COMMIT succeeded.
+
+        One broker's answer is enough: the token rows were written together, and a fence
+        against one of them stops the whole transaction. Raises `doubt` in the end.
+        """
+        deadline = self._core.seconds() + self._core.settings.timeout
+        for n, bundle in enumerate(bundles):
+            now = self._core.seconds()
+            poll_until = now + (deadline - now) / (len(bundles) - n)
+            state = await bundle.await_state(BundleState.COMMITTED, poll_until, check=True)
+            if state is BundleState.ROLLED_BACK:
+                raise TransactionAborted(
+                    f"{doubt.message}; the database has rolled the transaction back"
+                ) from doubt
+            if state is not None and state >= BundleState.COMMITTED:
+                log.warning(
+                    "transaction.found_committed", token=str(self.token), after=doubt.message
+                )
+                return
+        raise doubt
+
+    async def _commit_alone(self) -> None:
+        """Commit a transaction without messages, and verify that it did commit."""
+        try:
+            await self._block.prove()
+            self._deciding = True
+            await guarded_commit(self._driver, self.token)
+        except TxmqError as error:
+            await self._block.roll_back()
+            if not isinstance(error, InDoubt):
+                raise
+            hint = "look for the transaction's rows: without messages nothing else can tell"
+            raise InDoubt(error.message, token=str(self.token), hint=hint) from error
+        await self._block.close()
+
+    def _send_decisions(self, bundles: list[B], outcome: Decision) -> None:
+        for n, bundle in enumerate(bundles):
+            if n:
+                crashpoint("tx.between_decides")
+            bundle.send_decision(outcome)
