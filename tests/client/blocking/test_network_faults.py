@@ -24,7 +24,7 @@ from txmq.client.protocol.awaited import postgres
 from txmq.errors import BrokerUnavailable, TransactionAborted
 from txmq.testing.network import FaultProxy, NetworkConditions
 from txmq.testing.wait import wait_until
-from txmq.tx.postgres.commit import CommitOutcome
+from txmq.tx.postgres.commit import CommitOutcome, guarded_commit
 
 Connect = Callable[..., Client]
 DEADLINE_S = 40.0
@@ -126,8 +126,6 @@ def at_commit(monkeypatch: pytest.MonkeyPatch) -> Callable[[Before], None]:
     """Set an action that happens right before the next COMMIT."""
 
     def set_up(before: Before) -> None:
-        guarded_commit = postgres.guarded_commit
-
         async def commit(connection: Any, token: Any) -> CommitOutcome:
             monkeypatch.setattr(postgres, "guarded_commit", guarded_commit)
             before()
