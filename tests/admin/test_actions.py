@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.admin.console_support import FORM, OWN, ConsoleInMemory
 from tests.broker.access.test_needs import arguments
+from txmq import admin
+from txmq.admin.console import plans
 from txmq.admin.console.actions import ACTIONS
 from txmq.admin.http import MAX_FORM_BYTES
 from txmq.core.consumers.commands import JoinGroup
+from txmq.model.units import DAY
 from txmq.wire.calls.registry import CALLS
 
+TEMPLATES = Path(admin.__file__).parent / "templates" / "console"
 PAUSE = "/act/group.pause"
 BODY = b"csrf=TOKEN&group=billing"
 
@@ -198,3 +203,18 @@ def test_every_action_is_denied_to_a_user_without_permissions() -> None:
             assert reply.status == 403, (call, reply.text)
             assert "txmq acl grant nobody" in reply.text, (call, reply.text)
     assert console.broker.engine.store.end - before < 20_000, "nothing but denials"
+
+
+def test_every_action_has_a_button() -> None:
+    pages = "".join(file.read_text("utf-8") for file in TEMPLATES.glob("*.html"))
+    of_plans = {f"plan.{act}" for acts in plans.ACTIONS.values() for act in acts}
+    assert {call for call in ACTIONS if f'"{call}"' not in pages} <= of_plans
+
+
+def test_a_clock_that_jumped_is_confirmed_by_a_button() -> None:
+    console = ConsoleInMemory()
+    assert "Confirm the clock" not in console.get("/").text
+    console.broker.wall_wrong = DAY
+    console.broker.pass_time(10)
+    assert "Confirm the clock" in console.get("/").text
+    assert "done" in console.act("clock.confirm", reason="it is right", force="yes").text

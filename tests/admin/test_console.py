@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from base64 import b64encode
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from selenium.webdriver.common.keys import Keys
 
 import txmq
 from tests.admin.test_pages import start
-from tests.cli.peer import peer
+from tests.cli.peer import Peer, peer
 from tests.cli.support import run
 from tests.fixtures_browser import Browser
 from txmq.admin.console.registry import NAVIGATION, PAGES
@@ -42,6 +43,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "users": ("ann",),
     "plans": ("again",),
 }
+ODD: list[str] = []  # pages of what has nothing but hostile texts
 
 
 class Console(NamedTuple):
@@ -124,6 +126,7 @@ def console(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Itera
             shop.call("group.resume", group="billing", operator="ann", reason=HOSTILE[0])
             shop.call("consumer.join", group="billing", member="m-1", instance="i-1",
                       topics=["orders"], version=HOSTILE[0])  # fmt: skip
+            tell_hostile_texts(client, shop)
             (directory / "password").write_text(PASSWORD)
             login = url.replace("//", f"//ann:{PASSWORD.replace(' ', '%20')}@")
             for name, role, by in (("ann", "admin", url), ("eve", "auditor", login)):
@@ -137,6 +140,35 @@ def console(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Itera
     browser.driver.get("about:blank")
 
 
+def tell_hostile_texts(client: txmq.Client, shop: Peer) -> None:
+    """Put a hostile text into every field that keeps one: errors, notes, filters, a
+    schema, reasons of operators and of check-backs, the place of a member.
+    """
+    shop.call("topic.create", name="odd", partitions=1)
+    who = {"operator": "ann", "reason": HOSTILE[1]}
+    schema = {"title": HOSTILE[0], "description": HOSTILE[1], "type": "object"}
+    shop.call("topic.schema", name="odd", json_schema=json.dumps(schema))
+    for text in HOSTILE:
+        client.send("odd", json.dumps({text: text}).encode(), key=text)
+    errors = [{"type": text, "text": text, "fingerprint": text[:64]} for text in HOSTILE]
+    places = shop.dead_letters("odd", "odd", len(HOSTILE), errors)
+    for text, place in zip(HOSTILE, places, strict=True):
+        shop.call("dlq.note", group="odd", fingerprint=text[:64], text=text, **who)
+        ODD.append(f"letters/odd/{'/'.join(map(str, place))}")
+    shop.call("dlq.save", name="odd", select={"text": HOSTILE[0], "key": HOSTILE[1]}, **who)
+    shop.call("policy.set", group="odd", select={"text": HOSTILE[0]}, after_s=1e7, **who)
+    shop.call("plan.create", name="whole", group="odd", select={"text": HOSTILE[3]},
+              settings={"second_approver": True}, operator="bob", reason=HOSTILE[0])  # fmt: skip
+    shop.call("dlq.abandon", group="odd", letters=[places[0]], **who)
+    shop.call("consumer.join", group="odd", member="m", instance=HOSTILE[1][:64], topics=["odd"],
+              version=HOSTILE[2])  # fmt: skip
+    token = shop.half("orders", b"decided", ByChecker("shop"))
+    shop.call("tx.decide", token=token, outcome="ROLLBACK", **who)
+    ODD.extend(["letters/odd", "letters/odd?saved=odd", "topics/odd", "topics/odd/messages",
+                "groups/odd", "groups/odd/reset?topic=odd&to=first", "transactions/" + token,
+                "trace?key=k", "plan/new?group=odd&saved=odd"])  # fmt: skip
+
+
 def paths() -> list[str]:
     """Return a path for each page."""
     found: list[str] = []
@@ -144,7 +176,7 @@ def paths() -> list[str]:
         first = page.path.partition("/")[0]
         names = iter((*NAMES.get(first, ()), "0", "0"))
         found.append("/".join(next(names) if one == "*" else one for one in page.path.split("/")))
-    return found
+    return [*found, *ODD]
 
 
 @pytest.mark.parametrize("user", ["ann", "eve"])
@@ -160,7 +192,8 @@ def test_hostile_75_every_page_opens_and_shows_texts_as_texts(console: Console, 
         links = re.findall(r' (?:href|src|action)="([^"]*)"', driver.page_source)
         assert all(link.startswith(("./", "../", "?", "#")) for link in links), path
         seen += text
-    assert all(text in seen for text in SHOWN[:2])
+    if user == "ann":
+        assert all(text in seen for text in SHOWN)
     console.log_in("ann")
 
 
@@ -258,7 +291,7 @@ def test_groups_topics_and_users_are_changed_by_forms(console: Console) -> None:
         console.act("users/eve", "Change the quota", topics="5"),
         console.act("users/eve", "Change roles", roles="auditor operator"),
     ]
-    assert ["done" in text for text in done] == [True] * len(done), done
+    assert [text for text in done if "done" not in text] == []
     assert "60000" in console.open("topics/spare")
     assert "auditor, operator" in console.open("users/eve")
     assert "done" in console.act("topics/spare", "Delete the topic")
@@ -268,6 +301,30 @@ def test_groups_topics_and_users_are_changed_by_forms(console: Console) -> None:
     assert HOSTILE[0] in audited
     for call in ("group.pause", "group.reset", "topic.alter", "acl.revoke", "user.set"):
         assert call in audited
+
+
+def test_the_other_actions_do_what_their_buttons_say(console: Console) -> None:
+    with txmq.connect(console.broker) as client:
+        client.call("user.set", name="temp", roles=[], new=True)
+        client.call("plan.create", name="open", group="odd")
+    chosen, *_, last = [path for path in ODD if path.startswith("letters/odd/")]
+    done = [
+        console.act("topics/odd", "Add partitions", partitions="3"),
+        console.act("users/temp", "Delete the user"),
+        console.act("letters/odd", "Keep the note", text=HOSTILE[0]),
+        console.act("letters/odd?filter=age%3E0s", "Save this filter", name="mine"),
+        console.act("letters/odd", "Remove"),
+        console.act(last, "Copy", to="orders"),
+        console.act("policies", "Set the policy", group="odd", after_s="1000000"),
+        console.act("plans/open", "Complete"),
+        console.act("plans/whole", "Approve"),
+        console.act("plans/whole", "Abandon"),
+    ]
+    wait_until(lambda: "Delete" in console.open("plans/whole"), what="the end of the plan")
+    done.append(console.act("plans/whole", "Delete"))
+    assert [text for text in done if "done" not in text] == []
+    tried = console.act(chosen.removesuffix("/0") + "/1", "Try once", member="m")
+    assert "done" in tried or "UnknownMember" in tried
 
 
 def test_lists_go_on_page_by_page(console: Console) -> None:
@@ -435,6 +492,11 @@ def test_a_plan_runs_before_the_eyes_of_its_operator(console: Console) -> None:
     wait_until(lambda: "done" in acted(console), what="the pause")
     leave(console)
     wait_until(lambda: "paused" in console.text(), what="a pause")
+    for label in ("Resume", "Pause"):
+        press_button(console, label)
+        wait_until(lambda: "done" in acted(console), what="the change")
+        leave(console)
+        wait_until(lambda: driver.find_elements(By.XPATH, "//button[.='Cancel']") != [], what="it")
     press_button(console, "Cancel")
     assert "cannot go on" in acted(console)
     say_why(console, "Cancel the plan")
@@ -445,6 +507,9 @@ def test_a_plan_runs_before_the_eyes_of_its_operator(console: Console) -> None:
 def test_a_transaction_is_decided_with_a_reason(console: Console) -> None:
     [token] = NAMES["transactions"]
     console.open("transactions/" + token)
+    press_button(console, "Check back now")
+    assert "done" in acted(console)
+    leave(console)
     press_button(console, "Roll back by hand")
     assert "final" in acted(console)
     say_why(console, "Decide by hand")

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from tests.bench.database import BenchDatabase
 
-ROW_ID = r"^(aio|store|tx|consumer|recover|letters|spark|flow)\.[a-z0-9_]+(\.[a-z0-9_]+)*$"
+ROW_ID = r"^(aio|store|tx|consumer|recover|letters|console|spark|flow)\.[a-z0-9_]+(\.[a-z0-9_]+)*$"
 Text = Annotated[str, Field(min_length=1)]
 
 

@@ -5,7 +5,7 @@ letters.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
@@ -29,6 +29,7 @@ from txmq.wire.chunks import Chunk, unpack_chunks
 from txmq.wire.data_requests import Ack, AckedRange, Fetch, Opcode, pack_ack, pack_fetch
 
 PATIENCE_S = 30.0
+NO_ORDER = {"type": "ValueError", "text": "no such order", "fingerprint": "f-1"}
 
 
 class Peer:
@@ -79,8 +80,12 @@ class Peer:
         self._connection.request(Opcode.GROUP, payload, timeout=PATIENCE_S)
         return name.hex()
 
-    def dead_letters(self, group: str, topic: str, count: int) -> list[tuple[str, int, int]]:
-        """Make dead letters of this many messages of the topic; return their places."""
+    def dead_letters(
+        self, group: str, topic: str, count: int, errors: Sequence[dict[str, str]] = (NO_ORDER,)
+    ) -> list[tuple[str, int, int]]:
+        """Make dead letters of this many messages of the topic, with errors that take
+        turns; return their places.
+        """
         joined = self.call(
             "consumer.join", group=group, member="m-1", instance="i-1", topics=[topic]
         )
@@ -89,7 +94,7 @@ class Peer:
         while len(places) < count:
             for chunk in self.fetch(**claim):
                 for offset in range(chunk.base_offset, chunk.base_offset + chunk.rows):
-                    error = {"type": "ValueError", "text": "no such order", "fingerprint": "f-1"}
+                    error = errors[len(places) % len(errors)]
                     place = {"topic": topic, "partition": chunk.partition, "offset": offset}
                     self.call("consumer.nack", **claim, **place, dead=True, error=error)
                     places.append((topic, chunk.partition, offset))
