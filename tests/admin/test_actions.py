@@ -218,3 +218,13 @@ def test_a_clock_that_jumped_is_confirmed_by_a_button() -> None:
     console.broker.pass_time(10)
     assert "Confirm the clock" in console.get("/").text
     assert "done" in console.act("clock.confirm", reason="it is right", force="yes").text
+
+
+def test_whoever_logs_out_is_asked_for_a_password_again() -> None:
+    console = ConsoleInMemory(users=True)
+    assert 'href="./logout"' in console.get("/", "root").body
+    left = console.get("/logout", "root")
+    assert (left.status, left.header("WWW-Authenticate")[:5]) == (401, "Basic")
+    assert "you are logged out" in left.body
+    assert console.get("/", "root").status == 200, "it is the browser that forgets"
+    assert ConsoleInMemory().get("/logout").status == 404

@@ -31,6 +31,7 @@ REQUEST_TIMEOUT_S = 20.0
 # only forms need a body; a short one is skipped, so that its sender gets a reply
 MAX_BODY_BYTES = 4_096
 MAX_FORM_BYTES = 512 << 10  # with the edited body of a dead letter
+LOGOUT = b"/logout"  # a browser forgets a password that is refused
 ACTIONS = b"/act/"  # what forms are sent to
 FORM = "application/x-www-form-urlencoded"
 PART_HEADER = "X-Txmq-Part"  # of a script that shows the reply within its page
@@ -214,9 +215,12 @@ class AdminRequest(Request):
     def _log_in(self, access: HttpAccess) -> object | None:
         headers = self.requestHeaders.getRawHeaders("Authorization", [])
         peer: Any = self.client
-        return access.log_in(
+        rights = access.log_in(
             str(getattr(peer, "host", peer)), headers[0] if len(headers) == 1 else None
         )
+        if rights is not None and self.path == LOGOUT:
+            raise LoginFailed("you are logged out", hint="log in again, or leave the page")
+        return rights
 
     def _form(self) -> HttpForm:
         content: Any = self.content
