@@ -159,6 +159,7 @@ def test_the_document_of_asyncapi_names_topics_and_bodies() -> None:
     [
         ({}, "no topic"),
         ({"topics": ["t"], "max_workers": 0}, "max_workers is 0"),
+        ({"topics": ["t"], "batch": 0}, "batch is 0"),
         ({"topics": ["t"], "atomic": True, "ack_policy": AckPolicy.ACK}, "atomic"),
     ],
 )
@@ -403,3 +404,93 @@ def test_a_handler_that_is_cut_off_leaves_its_message_to_others(
 
     run(both)
     assert lag(client, cut.config.group) == 0
+
+
+def test_a_subscriber_of_batches_gets_lists_and_settles_them_as_one(
+    broker: TxmqBroker, client: Client
+) -> None:
+    topic, out, seen = fresh("t"), fresh("t"), list[list[str]]()
+    client.call("topic.create", name=topic, partitions=1)
+
+    @broker.subscriber(topic, batch=3, batch_wait=0.2, atomic=True, consumer=SOON)
+    @broker.publisher(out)
+    async def handle(orders: list[Order], message: TxmqMessage) -> int:
+        seen.append([order.name for order in orders])
+        assert [one["n"] for one in message.batch_headers] == [o.name for o in orders]
+        await broker.publish("inside", out)
+        if "fails" in seen[-1]:
+            assert message.consumer is not None
+            message.consumer.dead_letter(message.deliveries[0], "this one alone")
+            raise ValueError
+        return len(orders)
+
+    async def story() -> None:
+        async with broker:
+            for name in ("a", "b", "c", "fails", "d"):
+                await broker.publish(Order(name=name), topic, headers={"n": name})
+            await broker.start()
+            await until(lambda: len(seen) >= 3)
+            await until(lambda: lag(client, broker.config.group) == 0)
+
+    run(story)
+    assert seen[:2] == [["a", "b", "c"], ["fails", "d"]]
+    assert seen[2:] == [["d"]]
+    assert [one.error_text for one in letters(client, broker.config.group)] == ["this one alone"]
+    assert sorted(one.body for one in client.find(out)) == [b"1", b"3", b"inside", b"inside"]
+
+
+def test_batches_in_memory() -> None:
+    broker, seen = TxmqBroker(group="g"), list[list[int]]()
+
+    @broker.subscriber("in", batch=10)
+    async def handle(numbers: list[int]) -> int:
+        seen.append(numbers)
+        return sum(numbers)
+
+    async def story() -> None:
+        async with TestTxmqBroker(broker) as tested:
+            await tested.publish_batch(1, 2, topic="in")
+            await tested.publish(3, "in")
+            assert await (await tested.request(4, "in")).decode() == 4
+
+    run(story)
+    assert seen == [[1, 2], [3], [4]]
+
+
+def test_a_worker_outlives_what_its_handlers_and_middlewares_raise(
+    broker: TxmqBroker, client: Client
+) -> None:
+    """A handler that awaits a cancelled task raises CancelledError, without being
+    cancelled.
+    """
+    topic, seen = fresh("t"), list[str]()
+
+    class Failing(BaseMiddleware):
+        async def after_processed(self, *error: Any) -> Any:
+            if seen[-1] == "middleware":
+                raise ZeroDivisionError
+            return await super().after_processed(*error)
+
+    broker.add_middleware(Failing)
+
+    @broker.subscriber(topic, consumer=SOON)
+    async def handle(text: str) -> None:
+        seen.append(text)
+        if text == "cancelled":
+            task = asyncio.create_task(asyncio.sleep(60))
+            asyncio.get_running_loop().call_soon(task.cancel)
+            await task
+
+    async def story() -> None:
+        async with broker:
+            await broker.start()
+            for text in ("cancelled", "middleware", "last"):
+                await broker.publish(text, topic)
+            await until(lambda: len(letters(client, broker.config.group)) == 2)
+            await until(lambda: "last" in seen)
+            assert await broker.ping(1.0)
+
+    run(story)
+    errors = {one.body: one for one in letters(client, broker.config.group)}
+    assert errors[b"cancelled"].error_type == "asyncio.exceptions.CancelledError"
+    assert "nacked" in errors[b"middleware"].error_text

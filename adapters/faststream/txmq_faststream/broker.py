@@ -181,6 +181,14 @@ class TxmqBroker(
         with entered(Scope(transaction)):
             yield
 
+    def _command(
+        self, *bodies: SendableMessage, correlation_id: str | None, **options: Any
+    ) -> TxmqPublishCommand:
+        """Return the command to publish these bodies, with an id where it has none."""
+        first, *others = bodies or (None,)
+        correlation_id = correlation_id or self.config.id_generator()
+        return TxmqPublishCommand(first, *others, correlation_id=correlation_id, **options)
+
     async def publish(
         self,
         message: SendableMessage = None,
@@ -196,15 +204,13 @@ class TxmqBroker(
         Returns the receipt; None in a transaction. `fields` are headers, key, tag,
         delay and so on, as of `client.send`.
         """
-        headers = dict(fields.pop("headers", None) or {})
-        cmd = TxmqPublishCommand(
+        cmd = self._command(
             message,
             topic=topic,
             partition=partition,
             fields=fields,
-            headers=headers,
             reply_to=reply_to,
-            correlation_id=correlation_id or self.config.id_generator(),
+            correlation_id=correlation_id,
         )
         receipt: Receipt | None = await self._basic_publish(cmd, producer=self.config.producer)
         return receipt
@@ -221,16 +227,12 @@ class TxmqBroker(
 
         It is not all or nothing, but in a transaction, which has no receipts yet.
         """
-        headers = dict(fields.pop("headers", None) or {})
-        first, *others = messages or (None,)
-        cmd = TxmqPublishCommand(
-            first,
-            *others,
+        cmd = self._command(
+            *messages,
             topic=topic,
             partition=partition,
             fields=fields,
-            headers=headers,
-            correlation_id=correlation_id or self.config.id_generator(),
+            correlation_id=correlation_id,
         )
         receipts: list[Receipt] = await self._basic_publish_batch(
             cmd, producer=self.config.producer
@@ -253,14 +255,12 @@ class TxmqBroker(
         `reply_topic`. A request whose answer is late is handled all the same: give it a
         `ttl` if it should not be.
         """
-        headers = dict(fields.pop("headers", None) or {})
-        cmd = TxmqPublishCommand(
+        cmd = self._command(
             message,
             topic=topic,
             partition=partition,
             fields=fields,
-            headers=headers,
-            correlation_id=correlation_id or self.config.id_generator(),
+            correlation_id=correlation_id,
             timeout=timeout,
             _publish_type=PublishType.REQUEST,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from faststream.exceptions import HandlerException
@@ -17,26 +18,30 @@ if TYPE_CHECKING:
 
 CONTENT_TYPE, CORRELATION_ID, REPLY_TO = "content-type", "correlation_id", "reply_to"
 REJECTED = "the handler has rejected it"
+NACKED = "the handler, or a middleware around it, has nacked it"
 
 
 class TxmqMessage(StreamMessage[ReceivedMessage]):
-    """A delivered message. `raw_message` has topic, offset, key, attempt and the rest.
+    """A delivered message. `raw_message` has topic, offset, key, attempt and the rest;
+    of a subscriber of batches it is the list of them, and what is said of the message
+    is said of each.
 
     What is settled already, by a transaction or because it took too long, is left
     alone.
     """
 
     consumer: Consumer | Consumers | None = None  # None: of a reader, or of a test
+    deliveries: Sequence[ReceivedMessage] = ()  # one, or those of a batch
 
     async def ack(self) -> None:
         """Ack the message, with the transaction of an atomic subscriber."""
-        if (consumer := self._settled_by()) is not None:
+        for consumer, delivery in self._in_hand():
             scope = current()
             if scope is not None and scope.delivery is self.raw_message:
-                scope.transaction.ack(self.raw_message)
+                scope.transaction.ack(delivery)
                 scope.acked = True
             else:
-                consumer.ack(self.raw_message)
+                consumer.ack(delivery)
         await super().ack()
 
     async def nack(
@@ -47,26 +52,34 @@ class TxmqMessage(StreamMessage[ReceivedMessage]):
 
         `error` is stored with it, by default the one that is handled.
         """
-        if (consumer := self._settled_by()) is not None:
-            consumer.nack(self.raw_message, delay, error or _handled())
+        for consumer, delivery in self._in_hand():
+            consumer.nack(delivery, delay, error or _handled() or NACKED)
         await super().nack()
 
     async def reject(self, reason: str | None = None) -> None:
         """Move the message to the dead letters at once."""
-        if (consumer := self._settled_by()) is not None:
+        for consumer, delivery in self._in_hand():
             error = _handled()
             text = REJECTED if error is None else f"{type(error).__name__}: {error}"
-            consumer.dead_letter(self.raw_message, reason or text)
+            consumer.dead_letter(delivery, reason or text)
         await super().reject()
 
     async def extend(self, seconds: float | None = None) -> None:
         """Give the handler more time; see `extend` of txmq's consumers."""
-        if (consumer := self._settled_by()) is not None:
-            consumer.extend(self.raw_message, seconds)
+        for consumer, delivery in self._in_hand():
+            consumer.extend(delivery, seconds)
 
-    def _settled_by(self) -> Consumer | Consumers | None:
-        in_hand = getattr(self.raw_message, "in_hand", False)
-        return self.consumer if in_hand and self.committed is None else None
+    def _in_hand(self) -> Iterator[tuple[Consumer | Consumers, ReceivedMessage]]:
+        """Yield the deliveries that are to be settled, and who settles them."""
+        if self.consumer is not None and self.committed is None:
+            for delivery in self.deliveries:
+                if is_in_hand(delivery):
+                    yield self.consumer, delivery
+
+
+def is_in_hand(delivery: ReceivedMessage) -> bool:
+    """Return whether the delivery is a consumer's, and not settled."""
+    return bool(getattr(delivery, "in_hand", False))
 
 
 def _handled() -> BaseException | None:
@@ -95,9 +108,28 @@ class Parser:
             correlation_id=headers.get(CORRELATION_ID),
             message_id=raw.message_id,
         )
-        message.consumer = self.consumer
+        message.consumer, message.deliveries = self.consumer, (raw,)
         return message
 
     async def decode_message(self, message: StreamMessage[Any]) -> DecodedMessage:
         """Return the body by its content type."""
         return decode_message(message)
+
+    async def parse_batch(self, batch: Sequence[ReceivedMessage]) -> TxmqMessage:
+        """Return one message of several, with the headers of each."""
+        first, last, headers = batch[0], batch[-1], [dict(raw.headers) for raw in batch]
+        message = TxmqMessage(
+            raw_message=batch,  # type: ignore[arg-type]  # the one place where it is several
+            body=[raw.body for raw in batch],
+            headers=dict(headers[0]),
+            batch_headers=headers,
+            content_type=headers[0].get(CONTENT_TYPE),
+            correlation_id=headers[0].get(CORRELATION_ID),
+            message_id=f"{first.message_id}-{last.message_id}",
+        )
+        message.consumer, message.deliveries = self.consumer, batch
+        return message
+
+    async def decode_batch(self, message: StreamMessage[Any]) -> list[DecodedMessage]:
+        """Return the bodies. FastStream knows a decoder of batches by this name."""
+        return [decode_message(await self.parse_message(raw)) for raw in message.raw_message]

@@ -99,13 +99,12 @@ class TxmqPublisher(PublisherUsecase):
         **fields: Unpack[Fields],
     ) -> Receipt | None:
         """Publish to the publisher's topic, or to another one; see `broker.publish`."""
-        headers = self.headers | dict(fields.pop("headers", None) or {})
         cmd = TxmqPublishCommand(
             message,
             topic=topic or self.topic,
             partition=partition,
             fields=fields,
-            headers=headers,
+            headers=self.headers,
             reply_to=reply_to,
             correlation_id=correlation_id or self._outer_config.id_generator(),
         )
@@ -137,7 +136,7 @@ class TxmqPublisher(PublisherUsecase):
         cmd = TxmqPublishCommand(
             message,
             topic=topic or self.topic,
-            headers=dict(self.headers),
+            headers=self.headers,
             correlation_id=correlation_id or self._outer_config.id_generator(),
             timeout=timeout,
             _publish_type=PublishType.REQUEST,

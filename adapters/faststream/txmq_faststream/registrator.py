@@ -37,6 +37,8 @@ class TxmqRegistrator(Registrator[ReceivedMessage, TxmqBrokerConfig]):
         consumer: ConsumerOptions | None = None,
         atomic: bool = False,
         max_workers: int = 1,
+        batch: int | None = None,
+        batch_wait: float = 0.0,
         ack_policy: AckPolicy = EMPTY,
         no_reply: bool = False,
         dependencies: Sequence[Dependant] = (),
@@ -53,8 +55,9 @@ class TxmqRegistrator(Registrator[ReceivedMessage, TxmqBrokerConfig]):
         `group`: by default the broker's. `consumer`: options of `client.consumer`, such
         as {"mode": "ordered", "retry": RetryPolicy(…)}. `atomic`: what the handler
         publishes, returns and answers takes effect together with the ack of its
-        message, or not at all. `max_workers`: so many messages at a time. The rest is
-        as of FastStream's other brokers.
+        message, or not at all. `max_workers`: so many messages at a time. `batch`: the
+        handler gets lists of up to so many, and `batch_wait` is the time in seconds for
+        one to fill. The rest is as of FastStream's other brokers.
         """
         config = cast("TxmqBrokerConfig", self.config)
         calls = CallsCollection[ReceivedMessage]()
@@ -77,6 +80,8 @@ class TxmqRegistrator(Registrator[ReceivedMessage, TxmqBrokerConfig]):
                 group=group,
                 atomic=atomic,
                 max_workers=max_workers,
+                batch=batch,
+                batch_wait=batch_wait,
                 options=consumer or ConsumerOptions(),
             ),
             specification,

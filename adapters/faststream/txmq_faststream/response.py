@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
 from faststream.response.publish_type import PublishType
@@ -14,7 +15,9 @@ if TYPE_CHECKING:
 
 
 class TxmqPublishCommand(BatchPublishCommand):
-    """A message, or several, for a topic. `fields` are key, tag, delay and the like."""
+    """A message, or several, for a topic. `fields` are key, tag, delay and the like;
+    headers among them go over those of `headers`.
+    """
 
     def __init__(
         self,
@@ -23,22 +26,23 @@ class TxmqPublishCommand(BatchPublishCommand):
         topic: str = "",
         fields: Fields | None = None,
         partition: int | None = None,
-        headers: dict[str, Any] | None = None,
+        headers: Mapping[str, Any] | None = None,
         correlation_id: str | None = None,
         reply_to: str = "",
         timeout: float = 30.0,
         _publish_type: PublishType = PublishType.PUBLISH,
     ) -> None:
+        own: Fields = {**(fields or {})}
         super().__init__(
             message,
             *messages,
             destination=topic,
-            headers=headers,
+            headers={**(headers or {}), **(own.pop("headers", None) or {})},
             correlation_id=correlation_id,
             reply_to=reply_to,
             _publish_type=_publish_type,
         )
-        self.fields: Fields = fields or {}
+        self.fields = own
         self.partition, self.timeout = partition, timeout
 
     @classmethod

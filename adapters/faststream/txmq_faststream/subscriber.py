@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from txmq.client.protocol.consumer.settings import ConsumerOptions
 from txmq.errors import LocalProtocolError
 from txmq.model.message import ReceivedMessage
 from txmq_faststream.config import TxmqBrokerConfig
-from txmq_faststream.message import Parser, TxmqMessage
+from txmq_faststream.message import Parser, TxmqMessage, is_in_hand
 from txmq_faststream.publisher import ReplyPublisher
 from txmq_faststream.transactions import NotAckedError, Scope, entered
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from faststream._internal.endpoint.subscriber.call_item import CallsCollection
     from faststream.message import StreamMessage
 
+Received = ReceivedMessage | Sequence[ReceivedMessage]
 NO_GROUP = 'name one, of the broker or of the subscriber: subscriber("orders", group="billing")'
 
 
@@ -50,6 +52,8 @@ class SubscriberConfig(SubscriberUsecaseConfig):
     group: str | None
     atomic: bool
     max_workers: int
+    batch: int | None
+    batch_wait: float
     options: ConsumerOptions
 
     @property
@@ -87,8 +91,10 @@ class SubscriberInSchema(SubscriberSpecification[TxmqBrokerConfig, SubscriberInS
         return channels
 
 
-class TxmqSubscriber(TasksMixin, SubscriberUsecase[ReceivedMessage]):
-    """A member of a group. So many workers take its messages, one at a time each."""
+class TxmqSubscriber(TasksMixin, SubscriberUsecase[Any]):
+    """A member of a group. So many workers take its messages, or batches of them, one
+    at a time each.
+    """
 
     _outer_config: TxmqBrokerConfig
 
@@ -96,11 +102,16 @@ class TxmqSubscriber(TasksMixin, SubscriberUsecase[ReceivedMessage]):
         self,
         config: SubscriberConfig,
         specification: SubscriberInSchema,
-        calls: CallsCollection[ReceivedMessage],
+        calls: CallsCollection[Any],
     ) -> None:
         self._own_parser = Parser()
-        config.parser = self._own_parser.parse_message
-        config.decoder = self._own_parser.decode_message
+        self._batch, self._batch_wait = config.batch, config.batch_wait
+        if config.batch is None:
+            config.parser = self._own_parser.parse_message
+            config.decoder = self._own_parser.decode_message
+        else:
+            config.parser = self._own_parser.parse_batch
+            config.decoder = self._own_parser.decode_batch
         super().__init__(config, specification, calls)
         self._topics, self._group, self._options = config.topics, config.group, config.options
         self._atomic, self._max_workers = config.atomic, config.max_workers
@@ -110,10 +121,9 @@ class TxmqSubscriber(TasksMixin, SubscriberUsecase[ReceivedMessage]):
     def _checked(self) -> None:
         if not self._topics:
             raise LocalProtocolError("a subscriber has no topic", hint='subscriber("orders")')
-        if self._max_workers < 1:
-            raise LocalProtocolError(
-                f"max_workers is {self._max_workers}", hint="use a number of at least 1"
-            )
+        for name, number in (("max_workers", self._max_workers), ("batch", self._batch)):
+            if number is not None and number < 1:
+                raise LocalProtocolError(f"{name} is {number}", hint="use a number of at least 1")
         if self._atomic and self.ack_policy in {AckPolicy.ACK, AckPolicy.ACK_FIRST}:
             raise LocalProtocolError(
                 f"{self.ack_policy} acks what an atomic subscriber takes back",
@@ -171,18 +181,35 @@ class TxmqSubscriber(TasksMixin, SubscriberUsecase[ReceivedMessage]):
         return self._consumer
 
     async def _work(self, consumer: Consumer | Consumers) -> None:
-        while self.running and (message := await consumer.receive()) is not None:
+        while self.running and (received := await self._receive(consumer)):
             if not self.running:
-                consumer.postpone(message, 0.0)
+                _give_back(consumer, received)
                 return
             try:
-                await self.consume(message)
-            except BaseException:  # cancelled: handlers' own errors end as the policy says
-                if message.in_hand:
-                    consumer.postpone(message, 0.0)
+                await self.consume(received)
+            except asyncio.CancelledError as error:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    _give_back(consumer, received)
+                    raise
+                # The handler has awaited something that was cancelled; the worker has
+                # not been.
+                consumer.nack_many(filter(is_in_hand, each(received)), error=error)
+            except BaseException:  # handlers' own errors end as the policy says
+                _give_back(consumer, received)
                 raise
 
-    async def process_message(self, msg: ReceivedMessage) -> Response:
+    async def _receive(
+        self, consumer: Consumer | Consumers, seconds: float | None = None
+    ) -> Received | None:
+        """Return what the handler gets, a message or a batch; none after so many
+        seconds, and when the consumer is closed.
+        """
+        if self._batch is None:
+            return await consumer.receive(seconds)
+        return await consumer.receive_many(self._batch, seconds, batch_wait=self._batch_wait)
+
+    async def process_message(self, msg: Received) -> Response:
         """Have the message handled; atomic: in a transaction that acks it."""
         consumer = self._own_parser.consumer
         if not self._atomic or consumer is None:
@@ -201,8 +228,7 @@ class TxmqSubscriber(TasksMixin, SubscriberUsecase[ReceivedMessage]):
                 self._outer_config.logger.log(
                     f"the transaction of a message failed: {error!r}", logging.ERROR, exc_info=error
                 )
-                if getattr(msg, "in_hand", False):
-                    consumer.nack(msg, error=error)
+                consumer.nack_many(filter(is_in_hand, each(msg)), error=error)
             raise
         return response
 
@@ -212,15 +238,16 @@ class TxmqSubscriber(TasksMixin, SubscriberUsecase[ReceivedMessage]):
         """
         assert not self.calls, "a subscriber with handlers gives its messages to them"
         consumer = await self._joined()
-        message = await consumer.receive(timeout)
-        return None if message is None else await self._parsed(message)
+        received = await self._receive(consumer, timeout)
+        return await self._parsed(received) if received else None
 
     async def __aiter__(self) -> AsyncIterator[TxmqMessage]:
         assert not self.calls, "a subscriber with handlers gives its messages to them"
-        async for message in await self._joined():
-            yield await self._parsed(message)
+        consumer = await self._joined()
+        while received := await self._receive(consumer):
+            yield await self._parsed(received)
 
-    async def _parsed(self, raw: ReceivedMessage) -> TxmqMessage:
+    async def _parsed(self, raw: Received) -> TxmqMessage:
         parser, decoder = self._get_parser_and_decoder()
         context = self._outer_config.context
         message = await process_msg(
@@ -235,11 +262,26 @@ class TxmqSubscriber(TasksMixin, SubscriberUsecase[ReceivedMessage]):
     def _make_response_publisher(self, message: StreamMessage[Any]) -> Sequence[PublisherProto]:
         return (ReplyPublisher(self._outer_config.producer, message.reply_to),)
 
-    def get_log_context(self, message: StreamMessage[ReceivedMessage] | None) -> dict[str, str]:
+    @property
+    def takes_batches(self) -> bool:
+        """True where handlers get lists."""
+        return self._batch is not None
+
+    def get_log_context(self, message: StreamMessage[Any] | None) -> dict[str, str]:
         """Return what log lines about a message have in front of their text."""
-        topic = ",".join(self.topics) if message is None else message.raw_message.topic
+        topic = ",".join(self.topics) if message is None else each(message.raw_message)[0].topic
         return {
             "topic": topic,
             "group": self.group,
             "message_id": getattr(message, "message_id", ""),
         }
+
+
+def each(received: Received) -> Sequence[ReceivedMessage]:
+    """Return the messages of a batch, or the one that it is."""
+    return (received,) if isinstance(received, ReceivedMessage) else received
+
+
+def _give_back(consumer: Consumer | Consumers, received: Received) -> None:
+    for message in filter(is_in_hand, each(received)):
+        consumer.postpone(message, 0.0)

@@ -71,22 +71,25 @@ class _InMemory(TxmqProducer):
 
     async def publish(self, cmd: TxmqPublishCommand) -> Receipt:
         """Have one subscriber of each group handle the message."""
-        return await self._delivered(cmd, cmd.body)
+        [receipt] = await self._delivered(cmd, cmd.body)
+        return receipt
 
     async def publish_batch(self, cmd: TxmqPublishCommand) -> list[Receipt]:
         """Have the messages handled, one after the other."""
-        return [await self._delivered(cmd, body) for body in cmd.batch_bodies]
+        return await self._delivered(cmd, *cmd.batch_bodies)
 
-    async def _delivered(self, cmd: TxmqPublishCommand, body: Any) -> Receipt:
-        message = await self._message(cmd, body)
+    async def _delivered(self, cmd: TxmqPublishCommand, *bodies: Any) -> list[Receipt]:
+        messages = [await self._message(cmd, body) for body in bodies]
         groups = set[str]()
         for subscriber in _subscribers(self._brokers):
-            if message.topic in subscriber.topics and subscriber.group not in groups:
+            if cmd.destination in subscriber.topics and subscriber.group not in groups:
                 groups.add(subscriber.group)
-                await subscriber.process_message(message)
-        return Receipt(
-            message.message_id, message.topic, message.partition, message.offset, duplicate=False
-        )
+                for received in [messages] if subscriber.takes_batches else messages:
+                    await subscriber.process_message(received)
+        return [
+            Receipt(one.message_id, one.topic, one.partition, one.offset, duplicate=False)
+            for one in messages
+        ]
 
     async def request(self, cmd: TxmqPublishCommand) -> ReceivedMessage:
         """Return the answer of the first subscriber. Raises SubscriberNotFound."""
@@ -94,7 +97,9 @@ class _InMemory(TxmqProducer):
         for subscriber in _subscribers(self._brokers):
             if message.topic in subscriber.topics:
                 async with asyncio.timeout(cmd.timeout):
-                    answer = await subscriber.process_message(message)
+                    answer = await subscriber.process_message(
+                        [message] if subscriber.takes_batches else message
+                    )
                 answered = TxmqPublishCommand.from_cmd(answer.as_publish_command())
                 answered.correlation_id = message.headers.get(CORRELATION_ID)
                 return await self._message(answered, answer.body)

@@ -4,7 +4,7 @@ with them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -26,10 +26,10 @@ class Joinable(Protocol):
 
 @dataclass(slots=True)
 class Scope:
-    """A transaction, and the delivered message that it is to ack."""
+    """A transaction, and the delivered message, or batch of them, that it is to ack."""
 
     transaction: Joinable
-    delivery: ReceivedMessage | None = None
+    delivery: ReceivedMessage | Sequence[ReceivedMessage] | None = None
     acked: bool = False
 
     def require_acked(self) -> None:
