@@ -99,7 +99,9 @@ def test_a_key_is_followed_through_all_topics(office: Office) -> None:
     [entry] = replayed["audit"]
     assert (entry["call"], entry["operator"], entry["reason"]) == ("dlq.replay", "kim", HOSTILE)
     words = [event["what"] for event in told["events"] if event["message"] == "t/0/3"]
-    assert words == ["sent", "published", "failed", "dead letter", "dlq.replay", "state"]
+    assert words == [
+        "sent", "published", "delivered", "failed", "dead letter", "dlq.replay", "state"
+    ]  # fmt: skip
     times = [event["at"] for event in told["events"] if event["at"] is not None]
     assert times == sorted(times)
 

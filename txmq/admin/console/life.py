@@ -8,7 +8,7 @@ from txmq import errors
 from txmq.admin.console.page import Reader, Refused
 from txmq.client.protocol.call_steps import CallRun
 from txmq.client.protocol.life_events import events_of
-from txmq.client.protocol.lives import Trace, life_steps, trace_steps
+from txmq.client.protocol.lives import Trace, delivery_steps, life_steps, trace_steps
 from txmq.errors import TxmqError
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ async def life_of(reader: Reader, message: dict[str, Any]) -> list[LifeEvent]:
         return []
     one = {**message, "state": "published"}
     await _run(reader, life_steps(one))
+    await _run(reader, delivery_steps([one], replies=1))
     return events_of([one])
 
 

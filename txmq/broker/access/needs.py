@@ -303,6 +303,9 @@ CALLS: dict[str, CallNeeds] = {
     "message.search": _always(*SHOW_CLUSTER),
     "message.find": lambda _state, args: (topic("describe", args.topic),),
     "message.life": lambda _state, args: (topic("describe", args.topic),),
+    "message.deliveries": lambda _state, args: tuple(
+        topic("describe", name) for name in sorted({place[0] for place in args.messages})
+    ),
     "audit.list": _always(*AUDIT),
     "log.hold": _always(*OPERATE_CLUSTER),
     "log.release": _always(*OPERATE_CLUSTER),

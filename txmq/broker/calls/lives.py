@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from txmq.batch import BatchView
 from txmq.broker.calls import transaction_views
 from txmq.broker.calls.dispatcher import CallContext, Handler
+from txmq.broker.search.deliveries import DeliverySearch
 from txmq.broker.search.everywhere import SearchEverywhere, Wanted
 from txmq.broker.search.message_view import describe_message, read_view
 from txmq.core.consumers import message_lives
@@ -36,6 +37,7 @@ class MessageLifeCalls:
         self.handlers: dict[str, Handler] = {
             "message.search": self.search,
             "message.life": self.life,
+            "message.deliveries": self.deliveries,
         }
 
     def search(self, call: CallContext, args: wire.MessageSearch) -> None:
@@ -49,6 +51,17 @@ class MessageLifeCalls:
 
     def life(self, call: CallContext, args: wire.MessageLife) -> None:
         self._turns.run(call.caller, self._life(args), call.answer)
+
+    def deliveries(self, call: CallContext, args: wire.MessageDeliveries) -> None:
+        refs: list[MessageRef] = []
+        for name, partition, offset in args.messages:
+            topic = topics.find_topic(self._engine.state, name, partition)
+            if isinstance(topic, Rejected):
+                call.answer(topic)
+                return
+            refs.append((topic.topic_id, partition, offset))
+        search = DeliverySearch(self._engine, refs, args.after, args.known)
+        self._turns.run(call.caller, search.reply(), call.answer)
 
     def _life(self, args: wire.MessageLife) -> Steps[dict[str, Any] | Rejected]:
         state = self._engine.state

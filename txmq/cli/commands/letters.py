@@ -24,6 +24,8 @@ from txmq.cli.letter_selection import (
 from txmq.cli.options import Group, Operator, Reason, Yes
 from txmq.cli.output import FAILED, Output, body_fields, last_line
 from txmq.cli.parsers import MessagePlace, parse_name, parse_place
+from txmq.client.protocol.call_steps import run_calls
+from txmq.client.protocol.lives import letter_delivery_steps
 from txmq.crashpoints import crashpoint
 
 app = typer.Typer(no_args_is_help=True, help="List, count, edit, replay and abandon dead letters.")
@@ -121,9 +123,11 @@ def show(
     version: Version = None,
     compare: Diff = False,
 ) -> None:
-    """Show a dead letter: its message, its last error, its attempts and its edits.
+    """Show a dead letter: its message, its last error, its attempts, its deliveries and
+    its edits.
 
-    Of the attempts the first and the last eight are kept.
+    Of the failures the first and the last eight are kept. Deliveries are read from the
+    log: `deliveries_known` says how much of it.
     """
     place: dict[str, Any] = {"group": group, **letter._asdict()}
     chosen = {} if version is None else {"version": version}
@@ -136,6 +140,7 @@ def show(
     if not body:
         shown.pop("body", None)
     shown = _with_body_text(shown)
+    run_calls(session.client.call, letter_delivery_steps(shown))
     if not session.out.as_json:
         shown["operations"] = in_short(shown.get("operations", ()))
         for attempt in shown.get("history", ()):

@@ -15,7 +15,7 @@ from txmq.cli.options import MessageIdFilter
 from txmq.cli.output import FAILED, escape_controls
 from txmq.client.protocol.call_steps import run_calls
 from txmq.client.protocol.life_events import LifeEvent, events_of, name_of
-from txmq.client.protocol.lives import PAGE, life_steps, search_steps
+from txmq.client.protocol.lives import PAGE, delivery_steps, life_steps, search_steps
 from txmq.errors import RemoteProtocolError
 
 COLUMNS = ("at", "message", "what", "who", "text")
@@ -47,6 +47,7 @@ def trace(
     found, more = find_everywhere(session, key=key, message=message, limit=limit)
     for one in found:
         run_calls(session.client.call, life_steps(one))
+    run_calls(session.client.call, delivery_steps(found))
     if dsn is not None:
         _add_inbox(session, dsn, found)
     events = events_of(found)

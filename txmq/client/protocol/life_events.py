@@ -49,6 +49,8 @@ def _of_message(message: Fields) -> Iterator[LifeEvent]:
         yield LifeEvent(None, name, str(message["state"]))
     for group in life.get("groups", ()):
         yield from _of_group(name, group)
+    if "deliveries_known" in life:
+        yield from _of_log(name, life["deliveries_known"])
     for entry in message.get("audit", ()):
         yield _of_operator(name, entry)
     for row in message.get("inbox", ()):
@@ -77,7 +79,8 @@ def _of_group(name: str, group: Fields) -> Iterator[LifeEvent]:
         text = ": ".join([f"attempt {attempt['attempt']}", error, *last])
         by = f"{who}, {attempt['consumer']}" if attempt["consumer"] else who
         yield LifeEvent(attempt["at"], name, "failed", by, text)
-    if group.get("leased_at"):
+    yield from _of_deliveries(name, group)
+    if group.get("leased_at") and not _is_told(group, group["leased_at"]):
         by = f"{who}, {group['consumer']}"
         yield LifeEvent(group["leased_at"], name, "delivered", by, f"attempt {group['attempt']}")
     if group.get("dead_at"):
@@ -101,6 +104,38 @@ def _of_group(name: str, group: Fields) -> Iterator[LifeEvent]:
     reason = f": {group['reason']}" if group.get("reason") else ""
     given = f", given by group {group['given_by']}" if group.get("given_by") else ""
     yield LifeEvent(None, name, "state", who, f"{group['state']}{reason}{given}")
+
+
+def _of_deliveries(name: str, group: Fields) -> Iterator[LifeEvent]:
+    """Yield what the log tells of deliveries. Failures were told with their errors."""
+    failed = {attempt["at"] for attempt in group.get("history", ())}
+    for one in group.get("deliveries", ()):
+        who = f"{group['group']}, {one['consumer']}" if one["consumer"] else str(group["group"])
+        text = "" if one["attempt"] is None else f"attempt {one['attempt']}"
+        if one["at"] is not None:
+            yield LifeEvent(one["at"], name, "delivered", who, text)
+        told = one["ended"] == "failed" and one["ended_at"] in failed
+        if one["ended"] is not None and not told:
+            token = f"transaction {one['token']}" if one.get("token") else ""
+            yield LifeEvent(one["ended_at"], name, one["ended"], who, token or text)
+
+
+def _is_told(group: Fields, at: int) -> bool:
+    return any(one["at"] == at for one in group.get("deliveries", ()))
+
+
+def _of_log(name: str, known: Fields | None) -> Iterator[LifeEvent]:
+    """Yield what is no longer known, or was not looked for."""
+    if known is None:
+        text = "not known: the broker is of an older version, or they may not be read"
+        yield LifeEvent(None, name, "deliveries", "", text)
+        return
+    if not known["whole"]:
+        text = "the log before is gone, or damaged: earlier deliveries are not known"
+        yield LifeEvent(known["from_at"], name, "deliveries", "", text)
+    if known["more"]:
+        text = "the log was not read from here on: later deliveries are not known"
+        yield LifeEvent(known["until_at"], name, "deliveries", "", text)
 
 
 def _of_operator(name: str, entry: Fields) -> LifeEvent:

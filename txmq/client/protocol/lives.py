@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from txmq.client.protocol.call_steps import CallSteps
 from txmq.client.protocol.life_events import LifeEvent, events_of
 from txmq.errors import (
+    AccessDenied,
     LocalProtocolError,
     OffsetOutOfRange,
     RemoteProtocolError,
@@ -17,6 +18,8 @@ from txmq.errors import (
 
 PAGE = 100
 MAX_OPERATIONS = 100  # entries of the audit topic about one message
+LOG_REPLIES = 4  # of the search for deliveries: 64 MiB of the log each
+DELIVERED = "delivered"
 
 
 class Trace(NamedTuple):
@@ -37,6 +40,7 @@ def trace_steps(key: str | None, message: str | None, limit: int) -> CallSteps[T
     found, more = yield from search_steps(key, message, limit)
     for one in found:
         yield from life_steps(one)
+    yield from delivery_steps(found)
     return Trace(found, events_of(found), more)
 
 
@@ -94,6 +98,71 @@ def life_steps(message: dict[str, Any]) -> CallSteps[None]:
     for wanted in about:
         entries += yield from operation_steps(wanted)
     message["audit"] = sorted(entries, key=lambda entry: int(entry["at"]))
+
+
+def letter_delivery_steps(letter: dict[str, Any]) -> CallSteps[None]:
+    """Add its deliveries in its group to a dead letter."""
+    names = ("topic", "partition", "offset")
+    life: dict[str, Any] = {name: letter[name] for name in names}
+    group: dict[str, Any] = {"group": letter["group"], "deliveries": []}
+    message = {"life": life | {"groups": [group]}}
+    yield from delivery_steps([message], replies=1)
+    letter["deliveries"] = group["deliveries"]
+    letter["deliveries_known"] = message["life"]["deliveries_known"]
+
+
+def delivery_steps(
+    messages: list[dict[str, Any]], *, replies: int = LOG_REPLIES
+) -> CallSteps[None]:
+    """Add who had the messages, and how each delivery ended, as far as the log tells.
+
+    It is read from the first of them on, for so many replies. `deliveries_known` of a
+    life says what was read; null = nothing, by a broker of an older version.
+    """
+    lives = [message["life"] for message in messages if message.get("life")][:PAGE]
+    if not lives:
+        return
+    places = [[life["topic"], life["partition"], life["offset"]] for life in lives]
+    known: dict[str, Any] | None = None
+    args: dict[str, Any] = {"messages": places}
+    for _number in range(replies):
+        try:
+            page = yield "message.deliveries", args
+        except (RemoteProtocolError, UnknownTopic, AccessDenied):
+            break
+        for one in page["deliveries"]:
+            _add_delivery(lives[one.pop("message")], one)
+        whole = page["whole"] if known is None else known["whole"]
+        from_at = page["from_at"] if known is None else known["from_at"]
+        known = {
+            "whole": whole and not page["damaged"],
+            "from_at": from_at,
+            "until_at": page["until_at"],
+            "more": page["next"] is not None,
+        }
+        if page["next"] is None:
+            break
+        args = {"messages": places, "after": page["next"], "known": page["known"]}
+    for life in lives:
+        life["deliveries_known"] = known
+
+
+def _add_delivery(life: dict[str, Any], event: dict[str, Any]) -> None:
+    """Add an event of a delivery: its begin, or its end to the one that it ends."""
+    name = event.pop("group")
+    group = next((one for one in life["groups"] if one["group"] == name), None)
+    if group is None:
+        return
+    found: list[dict[str, Any]] = group.setdefault("deliveries", [])
+    what, at = event.pop("what"), event.pop("at")
+    if what == DELIVERED:
+        found.append(event | {"at": at, "ended": None, "ended_at": None})
+    elif found and found[-1]["ended"] is None:
+        found[-1] |= {"ended": what, "ended_at": at}
+        if "token" in event:
+            found[-1]["token"] = event["token"]
+    else:
+        found.append(event | {"at": None, "ended": what, "ended_at": at})
 
 
 def _plans_of(life: dict[str, Any]) -> list[str]:

@@ -1,7 +1,8 @@
 """The life of one message: what each consumer group has done with it, and when.
 
 Times are known where something was written down for an operator: leases, failures,
-deaths, stays at a consumer. That a message was processed is known; when it was, is not.
+deaths, stays at a consumer. That a message was processed is known; when it was, and by
+whom, only the log knows (`broker/search/deliveries.py`).
 What failed and was processed before it died leaves nothing.
 """
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from txmq.core.state.state import State
     from txmq.core.steps import Steps
 
+OVER = "processed or skipped"
 GROUPS_PER_STEP = 64
 MAX_GROUPS = 1_000  # that are described of one message
 
@@ -80,6 +82,14 @@ def in_group(
     return life
 
 
+def is_waiting(state: State, group: ConsumerGroup, ref: MessageRef) -> bool:
+    """Return True if the group is not through with a message."""
+    return (
+        failed_messages.get(state, group, ref) is not None
+        or _in_partition(group, ref)["state"] != OVER
+    )
+
+
 def _in_partition(group: ConsumerGroup, ref: MessageRef) -> dict[str, Any]:
     """Describe a message that has no row: it has never failed there, or it is over."""
     offset, position = ref[2], group.positions[TopicPartition(ref[0], ref[1])]
@@ -96,7 +106,7 @@ def _in_partition(group: ConsumerGroup, ref: MessageRef) -> dict[str, Any]:
             "consumer": reserved.value.member,
             "reserved_by": reserved.value.token.hex(),
         }
-    return {"state": "processed or skipped"}
+    return {"state": OVER}
 
 
 def _failures(state: State, group: ConsumerGroup, ref: MessageRef) -> dict[str, Any]:

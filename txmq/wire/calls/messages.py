@@ -24,6 +24,10 @@ Time = Annotated[int, Field(ge=0, le=limits.TIME)]
 PartitionNumber = Annotated[int, Field(ge=0, le=4_095)]
 TopicId = Annotated[int, Field(ge=0, lt=1 << 32)]
 Position = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]
+# number of the message, group id, lease, member, attempts, is it processed
+KnownDelivery = tuple[
+    Annotated[int, Field(ge=0, lt=100)], Position, Position, str, Position | None, bool
+]
 
 
 class MessageIds(Args):
@@ -86,6 +90,19 @@ class MessageLife(Args):
     topic: Name
     partition: PartitionNumber
     offset: Position
+
+
+class MessageDeliveries(Args):
+    """Messages by their places, whose deliveries are looked for in the log.
+
+    `after` and `known` are `next` and `known` of the reply before.
+    """
+
+    messages: Annotated[
+        tuple[tuple[Name, PartitionNumber, Position], ...], Field(min_length=1, max_length=100)
+    ]
+    after: Position | None = None
+    known: Annotated[tuple[KnownDelivery, ...], Field(max_length=1_000)] = ()
 
 
 class DelayedList(Args):

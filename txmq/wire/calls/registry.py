@@ -136,6 +136,7 @@ CALLS: dict[str, type[Args]] = {
     "message.find": messages.MessageFind,
     "message.search": messages.MessageSearch,
     "message.life": messages.MessageLife,
+    "message.deliveries": messages.MessageDeliveries,
     "audit.list": audit.AuditList,
     "log.hold": logs.LogHold,
     "log.release": logs.LogRelease,

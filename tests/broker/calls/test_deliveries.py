@@ -1,0 +1,109 @@
+"""Deliveries of messages, read back from the log: who had them, and how it ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.broker.calls.test_plan_calls import Desk
+from txmq.broker.search import deliveries
+from txmq.client.protocol.call_steps import CallRun
+from txmq.client.protocol.life_events import events_of
+from txmq.client.protocol.lives import delivery_steps, life_steps
+from txmq.core.events.outcome import Rejected
+from txmq.model.message import Message
+from txmq.wire.data_requests import Ack, AckedRange, Opcode, pack_ack
+
+
+@pytest.fixture
+def desk() -> Desk:
+    """Forty letters."""
+    return Desk()
+
+
+def lives(desk: Desk, *offsets: int, replies: int = 4) -> list[dict[str, Any]]:
+    """Return messages with their lives, as a trace has them."""
+    found = [
+        {"topic": "t", "partition": 0, "offset": at, "message_id": str(at), "state": "published"}
+        for at in offsets
+    ]
+    for steps in (*map(life_steps, found), delivery_steps(found, replies=replies)):
+        run = CallRun(steps)
+        while run.call is not None:
+            reply = desk.ask(run.call[0], **run.call[1])
+            if isinstance(reply, Rejected):
+                run.fail(reply.error(reply.message))
+            else:
+                run.reply(reply)
+    return found
+
+
+def told(message: dict[str, Any]) -> list[tuple[Any, ...]]:
+    [group] = message["life"]["groups"]
+    return [(one["consumer"], one["attempt"], one["ended"]) for one in group["deliveries"]]
+
+
+def call(desk: Desk, name: str, **args: Any) -> Any:
+    return desk.client.call(name, **args)
+
+
+def ack(desk: Desk, start: int, end: int) -> None:
+    acked = Ack(desk.joined["generation"], "g", "a", (AckedRange("t", 0, start, end),))
+    assert desk.client.ask(Opcode.ACK, pack_ack(acked)).status == 0
+
+
+def test_the_log_tells_who_had_a_message_and_how_it_ended(desk: Desk) -> None:
+    for number in range(40, 43):
+        desk.send(Message(b"x", f"k{number}"))
+    desk.consume()
+    ack(desk, 40, 41)
+    back = {"group": "g", "member": "a", "generation": desk.joined["generation"]}
+    assert "error" not in call(desk, "consumer.return", **back, ranges=[["t", 0, 41, 42]])
+    desk.consume()
+    desk.nack(41, {"type": "E", "text": "no", "fingerprint": "f"})
+    desk.ask("dlq.replay", group="g", letters=[["t", 0, 41]], operator="ada")
+    desk.consume()
+    ack(desk, 41, 42)
+    plain, letter, held = lives(desk, 40, 41, 42)
+    assert told(plain) == [("a", 1, "processed")]
+    assert told(letter) == [("a", 1, "returned"), ("a", 1, "failed"), ("a", 1, "processed")]
+    assert told(held) == [("a", 1, None)]
+    assert plain["life"]["deliveries_known"] | {"from_at": 0, "until_at": 0} == {
+        "whole": True, "more": False, "from_at": 0, "until_at": 0,
+    }  # fmt: skip
+    words = [event.what for event in events_of([letter])]
+    assert words.count("delivered") == 3
+    assert words.count("failed") == words.count("returned") == words.count("processed") == 1
+
+
+def test_a_lost_consumer_and_many_replies(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deliveries, "MAX_RECORDS", 3)
+    desk.plan(select={"error_type": "B"})
+    desk.consume()
+    assert "error" not in call(desk, "consumer.leave", group="g", member="a", instance="a")
+    [one] = lives(desk, 0, replies=100)
+    assert told(one)[:2] == [("a", 1, "failed"), ("a", 1, "consumer left")]
+    assert one["life"]["deliveries_known"]["whole"]
+    [cut] = lives(desk, 0, replies=1)
+    assert cut["life"]["deliveries_known"]["more"]
+    said = [event.text for event in events_of([cut]) if event.what == "deliveries"]
+    assert said == ["the log was not read from here on: later deliveries are not known"]
+
+
+def test_what_the_log_has_lost_is_said(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    # as where retention has removed the message, and the group keeps it
+    monkeypatch.setattr(deliveries.DeliverySearch, "_first_published", lambda _self: -1)
+    [one] = lives(desk, 0)
+    assert not one["life"]["deliveries_known"]["whole"]
+    [said] = [event for event in events_of([one]) if event.what == "deliveries"]
+    assert "earlier deliveries are not known" in said.text
+
+
+def test_a_place_of_strangers_is_refused(desk: Desk) -> None:
+    asked = desk.ask("message.deliveries", messages=[["nowhere", 0, 0]])
+    assert isinstance(asked, Rejected)
+    known = [[100, 1, 1, "a", 1, True]]
+    wrong: dict[str, Any]
+    for wrong in ({"messages": []}, {"messages": [["t", 0, 0]], "known": known}):
+        assert "error" in call(desk, "message.deliveries", **wrong)
