@@ -7,10 +7,11 @@ import json
 
 import pytest
 
+from tests.core.consumers.invariants import moved_rows
 from tests.core.consumers.plans_world import AT_ONCE, PlansWorld
 from tests.core.consumers.world import rows
 from txmq.core import machine
-from txmq.core.consumers import plans
+from txmq.core.consumers import delivery, plans
 from txmq.core.consumers.commands import (
     AbandonLetters,
     AdvanceGroupWork,
@@ -26,12 +27,13 @@ from txmq.core.consumers.commands import (
     StoredEntry,
 )
 from txmq.core.consumers.plan_abandoning import AbandonLettersOfPlan, AbandonPlan, LeavePlan
-from txmq.core.consumers.plan_steps import AddPlanLetters, AdvancePlan, EndLostLetters
+from txmq.core.consumers.plan_steps import AddPlanLetters, AdvancePlan, EndLostLetters, SweepPlan
 from txmq.core.consumers.policies import FirePolicy, ReplayPolicy, SetPolicy, policy_of
 from txmq.core.events.consumers import Acked
 from txmq.core.events.outcome import Rejected
 from txmq.core.events.plans import PlanLettersAdded, PlanPutBack
 from txmq.core.retention.letter_retention import ExpireLetters
+from txmq.core.state import failed_messages
 from txmq.core.state.failed_messages import FailedKind
 from txmq.core.state.plans import FINISHED, LetterOutcome, PlanSettings, PlanState
 from txmq.core.state.state import State
@@ -449,6 +451,35 @@ def letters_in_order(world: PlansWorld, *keys: int) -> list[tuple[str, int, int]
     got = [one.offset for one in world.fetch("m", "h")]
     world.ack("m", *((at, at + 1) for at in got), topic="a", group="h")
     return [("a", 0, at) for at in range(len(keys))]
+
+
+def test_letters_of_an_ordered_group_go_in_runs_that_know_their_keys(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Heads of their fences are leased together, without their rows; their acks lift
+    the fences, and their rows go later.
+    """
+    world = PlansWorld(1)
+    world.join("m", "a", group="o", mode="ordered")
+    world.join("m", "a", group="h")
+    places = letters_in_order(world, 5, 6, 7, 6)
+    world.create("p", *places[:3], group="o")
+    world.run_plan("p")
+    with monkeypatch.context() as patch:
+        patch.setattr(failed_messages, "put", lambda *_: pytest.fail("a row is written"))
+        patch.setattr(delivery._DeliveryBuilder, "_add_row", lambda *_: pytest.fail("one by one"))
+        assert [one.offset for one in world.fetch("m", "o")] == [0, 1, 2]
+    group = world.group("o")
+    assert sorted(group.fences[1]) == [5, 6, 7]
+    world.ack("m", (0, 3), topic="a", group="o")
+    assert sorted(group.fences[1]) == [6], "the last message waited behind the second"
+    assert [ref[2] for ref in moved_rows(world.state, group)] == [3]
+    assert [one.offset for one in world.fetch("m", "o")] == [3]
+    world.ack("m", (3, 4), topic="a", group="o")
+    assert not group.fences
+    assert world.outcomes("p") == {"processed": 3}
+    assert world.do(SweepPlan(world.plan_of("p").plan_id)).letters == 3
+    world.check_plans()
 
 
 def test_only_the_group_of_a_plan_gets_its_letters_and_keys_stay_in_order() -> None:

@@ -171,7 +171,7 @@ def test_neighbours_of_a_batch_are_taken_together() -> None:
     assert [*queue.runs(2)] == [(4, 2), (6, 1), (7, 1), (9, 1)]
     assert queue.take(7, 2) is None, "8 does not wait"
     assert queue.take(5, 2) == [None, letter]
-    assert queue.end_of_run(4, 2) is None
+    assert queue.run_at(4, 2) is None
     assert [*queue] == [4, 7, 9]
     assert queue.take(4, 1) == [letter]
     assert [*queue] == [7, 9]
@@ -257,17 +257,22 @@ def test_a_letter_that_is_certainly_put_back_goes_out_before_its_lease_is_durabl
 
 def test_records_are_told_apart_until_places_move() -> None:
     queue = PutBackQueue()
+
+    def ends(start: int, count: int) -> int | None:
+        run = queue.run_at(start, count)
+        return None if run is None else run.end
+
     for offset in range(6):
         queue.add(offset)
         if offset % 2:
             queue.end_record(offset * 10)
-    assert [queue.end_of_run(*run) for run in ((0, 2), (1, 2), (4, 1))] == [10, 30, 50]
+    assert [ends(*run) for run in ((0, 2), (1, 2), (4, 1))] == [10, 30, 50]
     queue.take(0, 3)
-    assert [queue.end_of_run(*run) for run in ((3, 1), (4, 2))] == [30, 50]
+    assert [ends(*run) for run in ((3, 1), (4, 2))] == [30, 50]
     queue.discard(4)
     queue.add(4)
     queue.end_record(60)
-    assert [queue.end_of_run(*run) for run in ((3, 1), (5, 1), (4, 1))] == [50, 50, 60]
+    assert [ends(*run) for run in ((3, 1), (5, 1), (4, 1))] == [50, 50, 60]
 
 
 def test_an_ack_says_so_in_the_plan_and_rows_go_later(world: PlansWorld) -> None:

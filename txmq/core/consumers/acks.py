@@ -69,11 +69,8 @@ def decide_ack(state: State, command: AckMessages, now: int) -> Outcome | Reject
         return Outcome((Acked(group.group_id, ranges, rows, (), ()),), reply)
     changes = FailureChanges(state, group, now)
     for ref in rows:
-        if ref[0] not in group.fences:
-            continue
-        row = failed_messages.get(state, group, ref)
-        assert row is not None, "leased, so it is there"
-        changes.processed(ref, row.key_hash)
+        if ref[0] in group.fences:
+            changes.processed(ref, failed_messages.key_of(state, group, ref))
     return Outcome((Acked(group.group_id, ranges, rows, *changes.parts()),), reply)
 
 
@@ -123,15 +120,17 @@ def settle_range(state: State, group: ConsumerGroup, acked: Range) -> None:
 def _settle_rows(state: State, group: ConsumerGroup, rows: tuple[MessageRef, ...]) -> None:
     """Apply: messages that had failed before are processed."""
     refs: list[MessageRef] = [(ref[0], ref[1], ref[2]) for ref in rows]
-    # a fence has to know the key of each
-    plain = [ref for ref in refs if ref[0] not in group.fences]
-    others = set(failed_messages.remove_processed(state, group, plain))
-    acked = [ref for ref in plain if ref not in others] if others else plain
+    fenced = [ref for ref in refs if ref[0] in group.fences]
+    keys = {ref: failed_messages.key_of(state, group, ref) for ref in fenced}
+    others = set(failed_messages.remove_processed(state, group, refs))
+    acked = [ref for ref in refs if ref not in others] if others else refs
     for lease, messages in leases.release_rows(state, group, acked).items():
         circuit_breaker.record_acks(group, lease, messages)
     for ref in refs:
-        if ref[0] in group.fences or ref in others:
+        if ref in others:
             settle_row(state, group, ref)
+        elif ref in keys:
+            key_fences.settle_head(state, group, ref, keys[ref])
 
 
 def settle_row(

@@ -255,22 +255,23 @@ class _DeliveryBuilder:
         """
         candidate = read.candidate
         start, end = candidate.start, candidate.start + candidate.rows
-        if (
-            read.expired
-            or candidate.attempt != 1
-            or candidate.deaths
-            or (self._ordered and self.changes.topic_has_fences(tp[0]))
-        ):
+        if read.expired or candidate.attempt != 1 or candidate.deaths:
             return False
-        record_end = failed_messages.end_of_run(self._group, tp, start, candidate.rows)
-        if record_end is None:
+        run = failed_messages.run_at(self._group, tp, start, candidate.rows)
+        if run is None:
             return False
         refs: list[MessageRef] = [(*tp, offset) for offset in range(start, end)]
+        if (
+            self._ordered
+            and self.changes.topic_has_fences(tp[0])
+            and any(map(self.changes.is_fenced, refs, run.keys))
+        ):
+            return False
         if not self._decided.isdisjoint(refs) or not self._fits_deaths(0):
             return False
         self._decided.update(refs)
         self._rows += refs
-        self._first = self._first and record_end <= self._durable
+        self._first = self._first and run.end <= self._durable
         self._deliveries.append(DeliveredRange(number, start, end, 1))
         return True
 

@@ -99,6 +99,8 @@ def no_earlier_message(
     redelivery = position.redeliver.first()
     if redelivery is not None and redelivery.start < below:
         return False
+    if not position.leased and not position.reserved:
+        return True
     earlier = [held for held in (*position.leased, *position.reserved) if held.start < below]
     return all(held.value.lease >= first_lease for held in earlier)
 
@@ -112,7 +114,9 @@ def advance(
     """
     fence = group.fence(topic_id, key_hash)
     assert fence is not None, "its head is known, so there is a fence"
-    following = failed_messages.first_parked(state, group, topic_id, key_hash)
+    following = (
+        failed_messages.first_parked(state, group, topic_id, key_hash) if fence.parked else None
+    )
     if following is None:
         tp = TopicPartition(topic_id, fence.partition)
         if not no_earlier_message(group, tp, fence.first_lease, ALL_OFFSETS):

@@ -33,7 +33,7 @@ from txmq.core.state.local_stores import StoredMessage
 from txmq.core.state.plan_blocks import BlockRun, PlacedBlock
 from txmq.core.state.plans import LetterOutcome
 from txmq.core.state.positions import UNDELIVERED
-from txmq.core.state.put_back import PlainLetter, PutBackQueue
+from txmq.core.state.put_back import NO_KEY, PlainLetter, PutBackQueue, WaitingRun
 from txmq.model.topic_partition import TopicPartition
 from txmq.store import tables as t
 
@@ -354,7 +354,7 @@ def _add_to_queue(group: ConsumerGroup, ref: MessageRef, row: FailedMessage) -> 
     """Apply: a letter waits for a consumer. Return its error and slot in the index."""
     letter = _plain(row)
     # of these, more has to be forgotten than their rows
-    others = row.edits or row.copies
+    others = row.edits or row.copies or row.key_hash == NO_KEY
     _queue_of(group, ref[:2]).add(ref[2], row.position, None if others else letter)
     return letter.error, letter.slot
 
@@ -362,13 +362,14 @@ def _add_to_queue(group: ConsumerGroup, ref: MessageRef, row: FailedMessage) -> 
 def _queue_of(group: ConsumerGroup, tp: tuple[int, int]) -> PutBackQueue:
     queue = group.put_back.get(tp)  # type: ignore[call-overload]  # equal to a TopicPartition
     if queue is None:
-        queue = group.put_back[TopicPartition(*tp)] = PutBackQueue()
+        queue = group.put_back[TopicPartition(*tp)] = PutBackQueue(keyed=group.ordered)
     return cast("PutBackQueue", queue)
 
 
 def _plain(row: FailedMessage) -> PlainLetter:
     error = letter_index.error_of(row.error_type, row.fingerprint)
-    return PlainLetter(row.plan, error, letter_index.slot_at(row.dead_at or row.first_failed_at))
+    slot = letter_index.slot_at(row.dead_at or row.first_failed_at)
+    return PlainLetter(row.plan, error, slot, row.key_hash)
 
 
 def load_queues(state: State) -> None:
@@ -411,12 +412,21 @@ def _waiting(state: State, group: ConsumerGroup, ref: MessageRef) -> FailedMessa
     return row if row is not None and _is_put_back(state, ref, row) else None
 
 
-def end_of_run(group: ConsumerGroup, tp: TopicPartition, start: int, count: int) -> int | None:
-    """Return where the record ends in the log that has put back the letters at these
-    offsets; None = not all of them wait.
+def run_at(group: ConsumerGroup, tp: TopicPartition, start: int, count: int) -> WaitingRun | None:
+    """Return what is known of the letters at these offsets that plans have put back;
+    None = not all of them wait.
     """
     queue = group.put_back.get(tp)
-    return None if queue is None else queue.end_of_run(start, count)
+    return None if queue is None else queue.run_at(start, count)
+
+
+def key_of(state: State, group: ConsumerGroup, ref: MessageRef) -> int | None:
+    """Return the hash of the key of a leased failed message."""
+    letter = group.leased_letters.get(ref)
+    if letter is not None:
+        return letter.key_hash
+    row = get(state, group, ref)
+    return None if row is None else row.key_hash
 
 
 def take_run(state: State, group: ConsumerGroup, refs: list[MessageRef]) -> bool:
@@ -610,7 +620,7 @@ def remove_processed(
         if letter is None:
             others.append(ref)
             continue
-        plan, error, slot = letter
+        plan, error, slot, _key_hash = letter
         done.setdefault(plan, []).append(ref)
         cell = (ref[0], error, slot)
         cells[cell] = cells.get(cell, 0) + 1

@@ -22,14 +22,27 @@ TRIMMED_AT = 4_096  # places at the front that are no longer in the queue
 NEAR = 10_000  # places from the front among which neighbours are looked for
 
 
+NO_KEY = -(1 << 63)  # in the column of key hashes
+
+
 class PlainLetter(NamedTuple):
-    """What the ack of a letter has to know: its plan, the hash of its error and the
-    time slot of its death.
+    """What the ack of a letter has to know: its plan, the hash of its error, the time
+    slot of its death and, in an ordered group, the hash of its key.
     """
 
     plan: int
     error: int
     slot: int
+    key_hash: int | None = None
+
+
+class WaitingRun(NamedTuple):
+    """Letters that wait side by side. `end` is that of the record in the log that has
+    put them back, or of a later one; `keys` are their hashes in an ordered group.
+    """
+
+    end: int
+    keys: tuple[int | None, ...] = ()
 
 
 class QueuedRun(Protocol):
@@ -49,10 +62,13 @@ class PutBackQueue:
     """The offsets of a partition that wait, in the order of their return."""
 
     __slots__ = (
-        "_errors", "_first", "_gone", "_offsets", "_plans", "_positions", "_records", "_slots"
+        "_errors", "_first", "_gone", "_keys", "_offsets", "_plans", "_positions", "_records",
+        "_slots",
     )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, *, keyed: bool = False) -> None:
+        """`keyed`: the hashes of keys are kept, too."""
+        self._keys: array[int] | None = array("q") if keyed else None
         self._offsets, self._positions, self._errors = array("Q"), array("Q"), array("Q")
         self._plans, self._slots = array("I"), array("I")
         self._first = 0
@@ -71,15 +87,17 @@ class PutBackQueue:
             for column in self._columns:
                 del column[at]
             self._join_records()
-        plan, error, slot = letter or (0, 0, 0)
+        plan, error, slot, key_hash = letter or (0, 0, 0, None)
         self._offsets.append(offset)
         self._positions.append(position)
         self._plans.append(plan)
         self._errors.append(error)
         self._slots.append(slot)
+        if self._keys is not None:
+            self._keys.append(NO_KEY if key_hash is None else key_hash)
 
     def extend(self, plan: int, run: QueuedRun) -> None:
-        """Add offsets of letters of a plan at the end: columns as bytes."""
+        """Add offsets of letters of a plan at the end, in columns of bytes: no keys."""
         offsets = array("Q", run.offsets)
         if not self._gone.isdisjoint(offsets):
             columns = (array("Q", run.positions), array("Q", run.errors), array("I", run.slots))
@@ -98,16 +116,22 @@ class PutBackQueue:
         """
         self._records.append((end, len(self._offsets)))
 
-    def end_of_run(self, start: int, count: int) -> int | None:
-        """Return the end in the log of the record that has put back these neighbours,
-        or of a later one; None = they do not wait side by side near the front.
+    def run_at(self, start: int, count: int) -> WaitingRun | None:
+        """Return what is known of these neighbours; None = they do not wait side by
+        side near the front.
         """
         at = self._find(start, count)
-        if at is None:
-            return None
+        if at is None or (self._keys is not None and 0 in self._plans[at : at + count]):
+            return None  # the key of one is in its row only
         while len(self._records) > 1 and self._records[0][1] <= self._first:
             self._records.popleft()
-        return next((end for end, behind in self._records if at + count <= behind), 0)
+        end = next((end for end, behind in self._records if at + count <= behind), 0)
+        return WaitingRun(end, self._keys_at(at, count))
+
+    def _keys_at(self, at: int, count: int) -> tuple[int | None, ...]:
+        if self._keys is None:
+            return ()
+        return tuple(None if key == NO_KEY else key for key in self._keys[at : at + count])
 
     def _join_records(self) -> None:
         """Make one of all records: a place has moved."""
@@ -116,7 +140,8 @@ class PutBackQueue:
 
     @property
     def _columns(self) -> tuple[array[int], ...]:
-        return (self._offsets, self._positions, self._plans, self._errors, self._slots)
+        columns = (self._offsets, self._positions, self._plans, self._errors, self._slots)
+        return columns if self._keys is None else (*columns, self._keys)
 
     def discard(self, offset: int) -> None:
         """Take out an offset, which is there."""
@@ -128,8 +153,11 @@ class PutBackQueue:
         at = self._find(start, count)
         if at is None:
             return None
-        columns = (self._plans[at : at + count], self._errors[at : at + count])
-        found = list(zip(*columns, self._slots[at : at + count], strict=True))
+        plans, errors, slots = (
+            column[at : at + count] for column in (self._plans, self._errors, self._slots)
+        )
+        keys = self._keys_at(at, count) or (None,) * count
+        found = list(zip(plans, errors, slots, keys, strict=True))
         # thousands of letters share a few errors: one object for each of these
         known = {one: PlainLetter(*one) if one[0] else None for one in set(found)}
         letters = [known[one] for one in found]
