@@ -28,7 +28,10 @@ FOLLOWERS = frozenset((Opcode.DECIDE, Opcode.DECISIONS))
 JUDGED = WRITES | FOLLOWERS
 HELD_BYTES, LEAST_SHARE = 32 << 20, 1 << 20  # owners and connections have equal shares
 MOST_BYTES = 2 * HELD_BYTES  # in all: an owner who comes later has a share, too
-HELD_FRAMES = 1_024  # of one connection
+# requests and refusals of one connection, and of all: beyond, it is not read. Clients
+# have 256 batches in flight.
+HELD_FRAMES, MOST_FRAMES, LEAST_FRAMES = 1_024, 1 << 18, 64
+REFUSAL_S = 0.01  # in which all get the same refusal
 TURN_S = 0.002  # of a turn of the reactor
 NO_TOKENS = frozenset[bytes]()
 
@@ -60,6 +63,8 @@ class HeldSends:
         self._turns: dict[str, dict[Sender, None]] = {}
         self._own_bytes: Counter[Sender | str] = Counter()  # by connection, and by owner
         self._turn: Timer | None = None
+        self._told: Throttled | None = None  # the newest refusal
+        self._told_at = 0.0
         self.bytes = 0
         self.since: float | None = None  # by the clock: some have been waiting
         self.requests, self.seconds = 0, 0.0  # that waited, since the start
@@ -75,20 +80,23 @@ class HeldSends:
                 return False
         elif not (full or self._held) and self._disk.has_room(size):
             return False
-        if self._is_beyond(session, size) or (own is not None and len(own) >= HELD_FRAMES):
-            self._refuse(session, frame)
-            return True
+        beyond, tokens = self._is_beyond(session, size), _tokens_in(frame)
+        now = self._clock.seconds()
+        if self.since is None:
+            self.since = now
         if own is None:
             own = self._held[session] = deque()
             self._turns.setdefault(session.owner, {})[session] = None
-        now = self._clock.seconds()
-        own.append(_Held(frame, now, _tokens_in(frame)))
+        if beyond:
+            # in the order of the requests before: producers count on that
+            own.append(_Held(session.drop_payload(frame), now, tokens, self._refusal(now)))
+            self._disk.hurry()
+            return True
+        own.append(_Held(frame, now, tokens))
         self.bytes += size
         self._own_bytes[session] += size
         self._own_bytes[session.owner] += size
         self.requests += 1
-        if self.since is None:
-            self.since = now
         self._disk.hurry()
         return True
 
@@ -107,22 +115,25 @@ class HeldSends:
             )
         )
 
-    def _refuse(self, session: Sender, frame: Frame) -> None:
-        """Refuse a request, in the order of the requests before: producers count on
-        that.
-        """
-        self.refused += 1
-        error = Throttled.after(
-            self._disk.seconds_for(self.bytes),
-            f"the disk is behind: {self.bytes} bytes wait for it",
-            hint="send less, or give the broker a faster disk",
+    def is_crowded_by(self, session: Sender) -> bool:
+        """Return whether a connection has so much waiting that no more is read."""
+        own = self._held.get(session)
+        return own is not None and len(own) >= min(
+            HELD_FRAMES, max(LEAST_FRAMES, MOST_FRAMES // len(self._held))
         )
-        own, tokens = self._held.get(session), _tokens_in(frame)
-        frame = session.drop_payload(frame)
-        if own is not None:
-            own.append(_Held(frame, self._clock.seconds(), tokens, error))
-        else:
-            self._disk.answer_when_durable(partial(session.refuse, frame), error)
+
+    def _refusal(self, now: float) -> Throttled:
+        self.refused += 1
+        if self._told is None or now >= self._told_at + REFUSAL_S:
+            self._told_at, self._told = (
+                now,
+                Throttled.after(
+                    self._disk.seconds_for(self.bytes),
+                    f"the disk is behind: {self.bytes} bytes wait for it",
+                    hint="send less, or give the broker a faster disk",
+                ),
+            )
+        return self._told
 
     def resume(self) -> None:
         """Begin requests as far as the disk has caught up."""

@@ -185,12 +185,13 @@ class ClientSession(Protocol):
             or self._outstanding >= MAX_OUTSTANDING
         ):
             return False
-        if self._outstanding and self._is_full:
-            first = self._requests[0]
-            # sends are held or refused: what comes behind them need not wait
-            if first.opcode not in WRITES and len(first.payload) > URGENT_BYTES:
-                self._shared.stalled[self] = None
-                return False
+        first, sends = self._requests[0], self._shared.sends
+        if first.opcode in WRITES:
+            # held or refused: what comes behind need not wait, unless they are many
+            return sends.since is None or not sends.is_crowded_by(self)
+        if self._outstanding and self._is_full and len(first.payload) > URGENT_BYTES:
+            self._shared.stalled[self] = None
+            return False
         return True
 
     @property
