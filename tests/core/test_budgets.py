@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from txmq.core.disk_budget import LEAST_BYTES, DiskBudget
+from txmq.core.disk_budget import LEAST_BYTES, UNKNOWN_BYTES, DiskBudget
 from txmq.core.token_bucket import TokenBucket
 
 MIB = 1 << 20
@@ -63,9 +63,12 @@ def test_the_budget_has_a_floor_and_a_ceiling() -> None:
     assert observed(1.0, 500 * MIB, [4_096, MIB], most=2 * MIB).bytes == 2 * MIB
 
 
-def test_without_writes_and_with_writes_of_one_size_nothing_is_assumed() -> None:
-    assert DiskBudget(64 * MIB).bytes == 64 * MIB
-    assert observed(0.020, MIB, [4_096]).bytes == 64 * MIB
+def test_without_writes_and_with_writes_of_one_size_little_is_risked() -> None:
+    assert DiskBudget(64 * MIB).bytes == UNKNOWN_BYTES
+    assert DiskBudget(MIB).bytes == MIB
+    alike = observed(0.020, MIB, [4_096])
+    assert alike.bytes == UNKNOWN_BYTES
+    assert alike.seconds_for(MIB) == pytest.approx(0.020 + 4_096 / MIB)
 
 
 def test_a_single_stall_is_forgotten() -> None:

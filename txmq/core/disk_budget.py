@@ -11,6 +11,7 @@ WEIGHT = 1 / 16  # of the newest write
 SPREAD = 0.01  # below this relative variance of sizes, writes say nothing about the rate
 QUICK_S = 0.01  # of bytes; on a disk whose fixed time is shorter
 LEAST_BYTES = 256 << 10
+UNKNOWN_BYTES = 4 << 20  # while all writes were alike: the first burst tells the rate
 LONGEST_S = 5.0
 
 
@@ -18,8 +19,9 @@ class DiskBudget:
     """A budget in `bytes`: all that may be unflushed before sends have to wait."""
 
     def __init__(self, most: int) -> None:
-        self.bytes = self._most = most
-        self._slope = 0.0  # seconds for each byte
+        self._most = most
+        self.bytes = min(most, UNKNOWN_BYTES)
+        self._slope: float | None = None  # seconds for each byte, once writes tell
         self._fixed_s = 0.0
         self._size = self._time = self._square = self._product = 0.0  # means
         self._seen = False
@@ -35,6 +37,9 @@ class DiskBudget:
         variance = self._square - self._size * self._size
         if variance > SPREAD * self._size * self._size:
             self._slope = max(0.0, (self._product - self._size * self._time) / variance)
+        if self._slope is None:
+            self._fixed_s = self._time
+            return
         self._fixed_s = max(0.0, self._time - self._slope * self._size)
         allowed = max(self._fixed_s, QUICK_S)
         fitting = allowed / self._slope if self._slope * self._most > allowed else self._most
@@ -42,4 +47,4 @@ class DiskBudget:
 
     def seconds_for(self, size: int) -> float:
         """Return how long the disk takes for so many bytes, 5 s at most."""
-        return min(LONGEST_S, self._fixed_s + self._slope * size)
+        return min(LONGEST_S, self._fixed_s + (self._slope or 0.0) * size)
