@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from tests.certificates import Authority, Files
 from tests.cli.support import run
 from txmq.cli.commands.broker import _notify_supervisor
 from txmq.cli.doctor.machine import file_system_of
 from txmq.config.broker import SettingsFile
+from txmq.version import __version__
 
 PACKAGING = Path(__file__).parents[2] / "packaging"
 MOUNTS = """\
@@ -74,6 +76,34 @@ def test_a_directory_that_cannot_be_written_fails(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     status, found = examined(tmp_path / "t.toml", settings(tmp_path / "file" / "data"))
     assert (status, found["data directory"]["health"]) == (1, "failure")
+
+
+def test_certificates_that_clients_would_refuse_are_found_and_versions_are_named(
+    tmp_path: Path,
+) -> None:
+    authority = Authority(tmp_path)
+
+    def found_with(files: Files, more: str = "") -> tuple[str, str]:
+        files.key.chmod(0o600)
+        tls = f'[tls]\ncert = "{files.cert}"\nkey = "{files.key}"\n{more}'
+        _status, found = examined(tmp_path / "t.toml", settings(tmp_path, tls))
+        assert f"txmq {__version__}, Python 3" in found["versions"]["found"]
+        return found["TLS"]["health"], found["TLS"]["advice"]
+
+    good = authority.sign("broker")
+    assert found_with(good, f'client_ca = "{authority.ca}"')[0] == "ok"
+    assert found_with(authority.sign("soon", days=5))[0] == "warning"
+    assert found_with(authority.sign("late", days=-1))[0] == "failure"
+    other = authority.sign("other")
+    assert found_with(Files(good.cert, other.key))[0] == "failure"
+    assert found_with(Files(good.cert, tmp_path / "t.toml"))[0] == "failure"
+    assert found_with(good, f'client_ca = "{tmp_path / "t.toml"}"')[0] == "failure"
+    good.key.chmod(0o644)
+    tls = f'[tls]\ncert = "{good.cert}"\nkey = "{good.key}"'
+    _status, found = examined(tmp_path / "t.toml", settings(tmp_path, tls))
+    assert found["TLS key"]["health"] == "warning"
+    open_to_all = settings(tmp_path, 'listen = "0.0.0.0:7650"')
+    assert examined(tmp_path / "t.toml", open_to_all)[1]["TLS"]["health"] == "failure"
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -156,3 +159,21 @@ def test_a_process_logs_one_json_object_a_line_to_standard_error() -> None:
     assert "hunter2" not in ran.stderr
     assert "ValueError" in events[1]["exception"]
     assert (events[2]["text"], events[2]["namespace"]) == ("from Twisted", "t")
+
+
+def test_on_a_terminal_a_process_prints_for_people() -> None:
+    ours, theirs = pty.openpty()
+    shown = b""
+    with (
+        os.fdopen(ours, "rb", buffering=0) as screen,
+        subprocess.Popen([sys.executable, "-c", PROGRAM], stderr=theirs),
+    ):
+        os.close(theirs)
+        with suppress(OSError):  # how the end of a terminal is told
+            while data := screen.read(4_096):
+                shown += data
+    text = shown.decode()
+    assert "session.open" in text
+    assert '"event"' not in text
+    assert "forged" not in [line.strip() for line in text.splitlines()]
+    assert "hunter2" not in text

@@ -43,9 +43,11 @@ def doctor(out: Output, *, config: Config) -> None:
 def _findings(settings: SettingsFile) -> Iterator[Finding]:
     from txmq.cli.doctor.database import check_database
     from txmq.cli.doctor.machine import check_disk, check_machine
+    from txmq.cli.doctor.tls import check_tls
 
     yield from check_machine()
     yield from check_disk(settings.broker.data, settings.disk)
+    yield from check_tls(settings)
     for (name, dsn), uses in _databases(settings).items():
         yield from check_database(dsn, name, frozenset(uses))
 

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import resource
 import shutil
+import ssl
 import statistics
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from txmq.cli.doctor.finding import Finding, Health, judged
 from txmq.model.units import MIB
+from txmq.version import __version__
 
 if TYPE_CHECKING:
     from txmq.config.broker import DiskSettings
 
 MIN_FILES = 16_384
+PACKAGES = ("Twisted", "pyOpenSSL", "lmdb", "psycopg2-binary", "psycopg2", "pydantic")
 SYNCS, SYNC_BYTES = 65, 4_096
 # Faster than a flash disk with protected memory: the sync has reached no disk.
 HONEST_S = 15e-6
@@ -34,6 +39,7 @@ LAYERED = frozenset({"overlay", "aufs"})
 
 def check_machine() -> Iterator[Finding]:
     """Check what does not depend on settings."""
+    yield Finding("versions", Health.OK, ", ".join(_versions()))
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     infinite = hard == resource.RLIM_INFINITY
     yield judged(
@@ -50,6 +56,17 @@ def check_machine() -> Iterator[Finding]:
         advice="run an NTP client, such as chrony",
         fatal=False,
     )
+
+
+def _versions() -> Iterator[str]:
+    """Yield what a report of a mistake should name."""
+    yield f"txmq {__version__}"
+    yield f"Python {platform.python_version()}"
+    yield platform.platform(terse=True)
+    yield ssl.OPENSSL_VERSION.partition("  ")[0]
+    for package in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            yield f"{package} {metadata.version(package)}"
 
 
 def _is_free_running() -> bool:

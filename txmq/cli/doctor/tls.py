@@ -1,0 +1,67 @@
+"""Checks of the certificate, its key and the authority of clients."""
+
+from __future__ import annotations
+
+import ssl
+import stat
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from txmq.cli.doctor.finding import Finding, Health, judged
+from txmq.config.listen import is_loopback, listen_address
+from txmq.errors.extras import MissingExtra, require
+
+if TYPE_CHECKING:
+    from txmq.config.broker import SettingsFile, TlsSettings
+
+SOON = timedelta(days=14)
+OTHERS = stat.S_IRGRP | stat.S_IROTH
+
+
+def check_tls(settings: SettingsFile) -> Iterator[Finding]:
+    """Check what others who connect rely on."""
+    tls = settings.tls
+    if tls is None:
+        host = listen_address(settings.broker.listen).host
+        yield judged(
+            "TLS",
+            f"none, on {host}",
+            failed=not is_loopback(host),
+            advice="others can read and change what goes over the network: set [tls]",
+            fatal=not settings.broker.trusted_network,
+        )
+        return
+    try:
+        require("tls", "OpenSSL")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(tls.cert, tls.key)
+        if tls.client_ca is not None:
+            context.load_verify_locations(tls.client_ca)
+        yield _validity(tls)
+        yield judged(
+            "TLS key",
+            f"{tls.key}, mode {tls.key.stat().st_mode & 0o777:03o}",
+            failed=bool(tls.key.stat().st_mode & OTHERS),
+            advice="let the broker's user alone read it: chmod 600",
+            fatal=False,
+        )
+    except MissingExtra as missing:
+        yield Finding("TLS", Health.FAILURE, missing.message, missing.hint)
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        reason = getattr(error, "reason", None) or error
+        advice = "the broker needs a certificate with its chain, its key, and whole files"
+        yield Finding("TLS", Health.FAILURE, f"{tls.cert}: {reason}", advice)
+
+
+def _validity(tls: TlsSettings) -> Finding:
+    from cryptography import x509  # an extra
+
+    own = x509.load_pem_x509_certificates(tls.cert.read_bytes())[0]
+    now, end = datetime.now(UTC), own.not_valid_after_utc
+    found = f"valid until {end:%Y-%m-%d %H:%M} UTC"
+    if not own.not_valid_before_utc <= now < end:
+        advice = "no client trusts it now: renew it, or set the clock right"
+        return Finding("TLS", Health.FAILURE, found, advice)
+    advice = "renew it: the broker takes the new files by itself"
+    return judged("TLS", found, failed=end - now < SOON, advice=advice, fatal=False)
