@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from itertools import pairwise
+from math import inf
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -148,6 +149,12 @@ def require_table(snapshot: DatabaseSnapshot, table: str) -> str:
     )
 
 
+def table_pages(snapshot: DatabaseSnapshot, table: str) -> float:
+    """Return the number of pages of a table; infinite for what has none, as a view."""
+    leaves = fetch(snapshot, _LEAVES, {"table": _quoted(snapshot, table)})
+    return sum(pages if kind in TABLES_WITH_PAGES else inf for _leaf, pages, kind in leaves)
+
+
 def fetch(
     snapshot: DatabaseSnapshot, query: str, values: Mapping[str, object]
 ) -> list[tuple[Any, ...]]:
@@ -203,7 +210,8 @@ def query_frame(
             for query in batch.column("query").to_pylist():
                 yield from copy_batches(dsn, exported, query, schema)
 
-    plan = spark.createDataFrame(texts, "query string").repartition(len(texts))
+    rows = spark.createDataFrame(texts, "query string")
+    plan = rows.repartition(len(texts)) if len(texts) > 1 else rows.coalesce(1)
     return plan.mapInArrow(read, schema)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
+from math import inf
 from typing import Any, Final, NamedTuple
 
 import psycopg2
@@ -16,12 +17,19 @@ from pyspark.sql import functions as f
 from txmq.errors import ConfigError
 from txmq.tx.postgres.errors import translate, translated
 from txmq.tx.postgres.partitions import partitions
-from txmq_spark.database_snapshot import DatabaseSnapshot, query_frame, table_exists, table_frame
+from txmq_spark.database_snapshot import (
+    DatabaseSnapshot,
+    query_frame,
+    table_exists,
+    table_frame,
+    table_pages,
+)
 from txmq_spark.letter_evidence import EvidenceTables
 from txmq_spark.mapping import BusinessTable
 from txmq_spark.mapping import Mapping as TableMapping
 
 TOKENS, RECENT = "public.txmq_token", "public.txmq_inbox_recent"
+FOLDED: Final = "public.txmq_inbox"
 # Results of --applied-query, by the names of the columns.
 APPLIED_COLUMNS: Final = {
     frozenset({"message_id"}): "message_id string",
@@ -83,8 +91,11 @@ def read_tables(
     snapshot: DatabaseSnapshot,
     groups: Sequence[GroupIdentity],
     mapping: TableMapping,
+    *,
+    few: bool = False,
 ) -> EvidenceTables:
-    """Return the tables that exist and those that were requested, extracted once.
+    """Return the tables that exist and those that were requested, extracted once;
+    `few`: each by one task.
 
     Raises SchemaMissing, ConfigError, DatabaseError.
     """
@@ -106,10 +117,20 @@ def read_tables(
     )
     if mapping.applied:
         found = _with_query(spark, snapshot, found, mapping.applied, groups[0].name)
-    found = found.kept()
+    found = found.kept(few=few)
     if any(table.token for table in mapping.tables) and found.business is not None:
         found = found._replace(tokens=_with_writers(found.tokens, found.business))
     return found
+
+
+def evidence_pages(snapshot: DatabaseSnapshot, mapping: TableMapping) -> float:
+    """Return the number of pages of all tables that are read; infinite where a view or
+    a query is.
+    """
+    if mapping.applied:
+        return inf
+    names = (TOKENS, RECENT, FOLDED, *(table.name for table in mapping.tables))
+    return sum(table_pages(snapshot, name) for name in names if table_exists(snapshot, name))
 
 
 def _all(frames: Iterable[DataFrame]) -> DataFrame | None:

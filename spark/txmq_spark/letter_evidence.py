@@ -34,15 +34,22 @@ class EvidenceTables(NamedTuple):
     # key, version, token, about; version and token may be null
     business: DataFrame | None = None
 
-    def kept(self) -> EvidenceTables:
-        """Return the tables so that each is read once."""
-        return EvidenceTables(*(table and table.persist(KEPT) for table in self))
+    def kept(self, *, few: bool = False) -> EvidenceTables:
+        """Return the tables so that each is read once; `few`: each in one task."""
+        return EvidenceTables(*(table and gathered(table, few=few).persist(KEPT) for table in self))
 
     def release(self) -> None:
         """Free what was kept."""
         for table in self:
             if table is not None:
                 table.unpersist()
+
+
+def gathered(frame: DataFrame, *, few: bool) -> DataFrame:
+    """Return a frame in one task where it has few rows. Spark joins and counts such
+    frames without exchanges, each of which is a stage to plan and to wait for.
+    """
+    return frame.coalesce(1) if few else frame
 
 
 def join_evidence(letters: DataFrame, log: DataFrame | None, tables: EvidenceTables) -> DataFrame:

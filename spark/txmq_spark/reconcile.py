@@ -29,6 +29,7 @@ from txmq_spark.database_snapshot import DatabaseSnapshot, open_snapshot
 from txmq_spark.database_tables import (
     GroupIdentity,
     GroupPartition,
+    evidence_pages,
     oldest_token,
     read_tables,
 )
@@ -36,6 +37,7 @@ from txmq_spark.letter_evidence import (
     KEPT,
     PLACE,
     EvidenceTables,
+    gathered,
     join_evidence,
     keys_apart,
     token_column,
@@ -60,6 +62,8 @@ from txmq_spark.token_states import broker_states
 
 # the broker keeps outcomes of transactions for so long
 OUTCOME_KEPT_US: Final = 7 * DAY
+# what one task reads in a second or two
+FEW_LETTERS, FEW_MESSAGES, FEW_PAGES = 5_000, 100_000, 2_048
 ERROR_CHARACTERS: Final = 200  # of the last line of a letter's error
 MISSING: Final = "what string, `table` string, name string, state string, at bigint"
 LOG_COLUMNS: Final = ("topic", "partition", "offset", "message_id", "key")
@@ -104,6 +108,7 @@ class Inputs(NamedTuple):
     ends: dict[str, tuple[int, ...]]
     has_schemas: bool  # some topic has a JSON Schema
     topic_ids: dict[str, int]
+    letters: int  # of all groups
 
 
 @contextmanager
@@ -123,14 +128,14 @@ def reconciled(spark: SparkSession, options: ReconcileOptions) -> Iterator[Recon
             snapshot = stack.enter_context(open_snapshot(options.dsn, standby=options.standby))
             options.mapping.check(snapshot)
         inputs = fix_inputs(stack.enter_context(BrokerLink(options.url)), snapshot, options)
-        tables = EvidenceTables()
+        few, tables, log = _is_few(inputs, options), EvidenceTables(), None
         if snapshot is not None:
-            tables = read_tables(spark, snapshot, inputs.groups, options.mapping)
+            tables = read_tables(spark, snapshot, inputs.groups, options.mapping, few=few)
         stack.callback(tables.release)
-        log = None if snapshot is None else _log(spark, options, inputs).persist(KEPT)
-        if log is not None:
+        if snapshot is not None:
+            log = gathered(_log(spark, options, inputs), few=few).persist(KEPT)
             stack.callback(log.unpersist)
-        found = _reconcile(spark, options, inputs, tables, log)
+        found = _reconcile(spark, options, inputs, tables, log, few=few)
         stack.callback(found.letters.unpersist)
         stack.callback(found.missing.unpersist)
         yield found
@@ -149,12 +154,16 @@ def _reconcile(
     inputs: Inputs,
     tables: EvidenceTables,
     log: DataFrame | None,
+    *,
+    few: bool,
 ) -> Reconciliation:
-    letters = in_parts(_letters(spark, options, inputs))
+    # listed once, because several joins must see the same letters
+    listed = gathered(_letters(spark, options, inputs), few=few).localCheckpoint(storageLevel=KEPT)
+    letters = in_parts(listed)
     evidence = join_evidence(letters.frame, log, tables)
-    judged = classified(_with_token_states(evidence, options, inputs), options.rules)
+    judged = classified(_with_token_states(evidence, options, inputs), options.rules, few=few)
     plan = arranged(judged, letters.parts)
-    missing = _missing(spark, options, inputs, tables, log).persist(KEPT)
+    missing = gathered(_missing(spark, options, inputs, tables, log), few=few).persist(KEPT)
     parts, lost = at_once(spark, lambda: part_digests(plan), lambda: summarize_missing(missing))
     snapshot = inputs.snapshot
     youngest = plan.agg(f.max("dead_at").alias("at")).first() if snapshot is None else None
@@ -194,6 +203,7 @@ def fix_inputs(
 ) -> Inputs:
     """Return the ends to classify up to. Raises ConfigError, RequestRejected."""
     groups: list[GroupIdentity] = []
+    letters = 0
     found = {topic: link.call("topic.show", name=topic) for topic in options.topics}
     for name in sorted(set(options.groups)):
         shown = link.call("group.show", group=name)
@@ -211,13 +221,29 @@ def fix_inputs(
             for place in GroupPartition.of(position)
         )
         groups.append(GroupIdentity(name, link.log_id, places))
+        letters += int(shown["letters"])
     firsts, ends = (
         {topic: tuple(map(int, shown[bound])) for topic, shown in sorted(found.items())}
         for bound in ("firsts", "ends")
     )
     schemas = any(shown.get("schema") for shown in found.values())
     ids = {topic: int(shown["topic_id"]) for topic, shown in found.items()}
-    return Inputs(link, snapshot, tuple(groups), firsts, ends, schemas, ids)
+    return Inputs(link, snapshot, tuple(groups), firsts, ends, schemas, ids, letters)
+
+
+def _is_few(inputs: Inputs, options: ReconcileOptions) -> bool:
+    """Return True where one task for each step is faster than exchanges between
+    tasks.
+    """
+    bounds = zip(inputs.firsts.values(), inputs.ends.values(), strict=True)
+    messages = sum(sum(ends) - sum(firsts) for firsts, ends in bounds)
+    return (
+        inputs.letters <= FEW_LETTERS
+        and messages <= FEW_MESSAGES
+        and (
+            inputs.snapshot is None or evidence_pages(inputs.snapshot, options.mapping) <= FEW_PAGES
+        )
+    )
 
 
 def _there(link: BrokerLink, topics: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -284,9 +310,7 @@ def _letters(spark: SparkSession, options: ReconcileOptions, inputs: Inputs) -> 
             "about": options.mapping.about(),
         }
     )
-    left = known.drop("end", "unfit", "body", "headers", "error_text", "reserved_by", "damaged")
-    # listed once, because several joins must see the same letters
-    return left.localCheckpoint(storageLevel=KEPT)
+    return known.drop("end", "unfit", "body", "headers", "error_text", "reserved_by", "damaged")
 
 
 def _unfit(letters: DataFrame) -> Column:

@@ -257,7 +257,7 @@ class Reconciled(NamedTuple):
 def made(
     spark: SparkSession, failed: ReconciledShop, tmp_path_factory: pytest.TempPathFactory
 ) -> Reconciled:
-    """A plan by the command, whose servers die.
+    """A plan by the command, as of many letters, whose servers die.
 
     PostgreSQL ends the connections of the first run's tasks and its snapshot, once the
     letters are there. In the second run the broker is killed behind the letters and
@@ -286,6 +286,7 @@ def made(
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(errors):
         patch.setattr(job_options, "job_session", lambda: nullcontext(spark))
         patch.setattr(reconcile, "in_parts", killing)
+        patch.setattr(reconcile, "FEW_LETTERS", -1)  # by exchanges between tasks
         patch.setenv("TXMQ_DSN", failed.dsn)
         assert reconcile_main(asked) == 1
         assert not (directory / "plan").exists()
