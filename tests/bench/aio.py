@@ -68,3 +68,23 @@ def transactions(run: Run) -> Iterator[Row]:
         cpu = found[driver]["cpu_us"], found["threads"]["cpu_us"]
         what = f"{what}: the client's CPU for one"
         yield row(f"aio.tx_16_{driver}_cpu", what, "µs", cpu[0], yardstick=cpu[1])
+
+
+@benchmark("aio.bare_16", "the drivers of aio.tx_16 alone: what bounds it")
+def bare(run: Run) -> Iterator[Row]:
+    found = dict[str, Any]()
+
+    def by(how: str) -> float:
+        program = f"{CLIENTS}.bare_at_once"
+        found[how] = measured(python(program, run.database.dsn(), WORKERS, run.seconds(3), how))
+        return float(found[how]["per_s"])
+
+    psycopg, asyncpg, threads = in_turn(
+        3, lambda: by("psycopg"), lambda: by("asyncpg"), lambda: by("threads")
+    )
+    for driver, value in (("psycopg", psycopg), ("asyncpg", asyncpg)):
+        what = f"BEGIN, row, SELECT, COMMIT, 16 tasks with {driver}, beside 16 threads of psycopg2"
+        yield row(f"aio.bare_16_{driver}", what, "tx/s", value, yardstick=threads)
+        cpu = found[driver]["cpu_us"], found["threads"]["cpu_us"]
+        what = f"{what}: the client's CPU for one"
+        yield row(f"aio.bare_16_{driver}_cpu", what, "µs", cpu[0], yardstick=cpu[1])

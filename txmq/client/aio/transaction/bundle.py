@@ -159,10 +159,6 @@ class AioBundle(StoringBundle[AioCore]):
             )
 
     async def decide(self, outcome: Decision, seconds: float) -> DecideReceipt:
-        """Decide the bundle, and return the receipt.
-
-        Raises Conflict if the bundle has the other outcome, and as a call does.
-        """
         payload = decide_request(self.token, outcome, self.core.settings.service)
         with deciding(self.core.settings, self.token, outcome):
             receipt = await self.core.request(Opcode.DECIDE, payload, within=seconds, repeat=True)

@@ -26,10 +26,9 @@ from txmq.client.protocol.awaited.xa_resource import ResourceSteps, XidArgument
 from txmq.client.protocol.settings import ClientSettings
 from txmq.client.protocol.transaction.decision import decide_request, deciding
 from txmq.client.protocol.transaction.tokens import new_token
-from txmq.model.bundle import BundleReceipt
 from txmq.model.message import Decision
 from txmq.tx.xid import Xid
-from txmq.wire.bundle import BundleDescription, BundlePart
+from txmq.wire.bundle import BundlePart
 from txmq.wire.data_requests import Opcode
 
 T = TypeVar("T")
@@ -42,12 +41,6 @@ class ForeignBundle(AioBundle):
 
     def _parts(self, stored: Sequence[BundlePart] = ()) -> list[BundlePart]:
         return sealed(super()._parts(stored), at_once=self.at_once)
-
-    async def store_all(self, description: BundleDescription, deadline: float) -> BundleReceipt:
-        """Build and send all parts, and wait until the broker has them durably."""
-        await self.build(description, deadline)
-        await self.send()
-        return await self.await_receipt()
 
 
 class LoopBroker:

@@ -15,6 +15,7 @@ from txmq.client.blocking.decision_pipeline import PendingDecision, log_undelive
 from txmq.client.blocking.transaction.bundle_upload import BundleUpload
 from txmq.client.blocking.transaction.decisions import (
     await_state,
+    decide,
     request_check,
     send_decision,
 )
@@ -30,9 +31,8 @@ from txmq.errors import (
     TransactionAborted,
     TxmqError,
 )
-from txmq.model.bundle import BundleReceipt, BundleState
+from txmq.model.bundle import BundleReceipt, BundleState, DecideReceipt
 from txmq.model.message import Decision, Receipt
-from txmq.tx.postgres.driver import run
 from txmq.wire.bundle import BundleDescription
 from txmq.wire.data_requests import Opcode
 
@@ -60,19 +60,6 @@ class BrokerBundle(StoringBundle[BlockingCore]):
 
     async def ping(self) -> None:
         self.core.request(Opcode.PING)
-
-    def store(self, description: BundleDescription, deadline: float) -> BundleReceipt:
-        """Build and send all parts, and wait until the broker has made them durable.
-
-        Raises as `await_receipt`.
-        """
-        return run(self.store_all(description, deadline))
-
-    async def store_all(self, description: BundleDescription, deadline: float) -> BundleReceipt:
-        """Do so as a step of the rules for all faces."""
-        await self.build(description, deadline)
-        await self.send()
-        return await self.await_receipt()
 
     async def build(self, description: BundleDescription, deadline: float) -> None:
         self._description, self._deadline = description, deadline
@@ -128,6 +115,9 @@ class BrokerBundle(StoringBundle[BlockingCore]):
             parts = self._parts(stored=self._upload.parts[:stored])
             self._upload = BundleUpload(self.core, parts, self._deadline, stored)
             self._upload.send()
+
+    async def decide(self, outcome: Decision, seconds: float) -> DecideReceipt:
+        return decide(self.core, self.token, outcome, timeout=seconds)
 
     async def await_state(
         self, target: BundleState, deadline: float, *, check: bool = False

@@ -1,40 +1,22 @@
 """Half messages in a block: stored before the local work, decided after it.
 
-If the decision never comes, the broker asks the checker: a function that processes of
-the service have registered (docs/PROTOCOL.md 1).
+`txmq.client.protocol.awaited.half` has the steps.
 """
 
 from __future__ import annotations
 
-import time
 from types import TracebackType
 
 from txmq.client.blocking.core import BlockingCore
 from txmq.client.blocking.transaction.broker_bundle import BrokerBundle
-from txmq.client.blocking.transaction.decisions import decide
 from txmq.client.blocking.transaction.transaction import Transaction
-from txmq.client.log import get_logger
-from txmq.client.protocol.transaction.half_message import no_service
+from txmq.client.protocol.awaited.half import HalfSteps
 from txmq.client.protocol.transaction.lifecycle import Stage
-from txmq.client.protocol.transaction.open_work import begin_work, end_work
-from txmq.crashpoints import crashpoint
-from txmq.errors import (
-    Conflict,
-    InDoubt,
-    RequestRejected,
-    TransactionAborted,
-    TxmqError,
-    UnknownTransaction,
-)
-from txmq.model.bundle import BundleState
-from txmq.model.decider import ByChecker
-from txmq.model.message import COMMIT, ROLLBACK, check_name
-
-CHECKER_HINT = "the broker asks the checker"
-log = get_logger()
+from txmq.client.protocol.transaction.open_work import end_work
+from txmq.tx.postgres.driver import run
 
 
-class HalfTransaction(Transaction):
+class HalfTransaction(Transaction, HalfSteps[BrokerBundle, BlockingCore]):
     """A block of sends, then `prepare()`, then local work.
 
     The end of the block commits, an exception rolls back. `prepare` returns once the
@@ -43,18 +25,11 @@ class HalfTransaction(Transaction):
     crash in between then leaves the work without its message.
     """
 
-    _one_broker_hint = (
-        "one broker asks the checker: let a database decide, with client.transaction(connection)"
-    )
-
     def __init__(
         self, core: BlockingCore, checker: str, *, timeout: float, check_after: float
     ) -> None:
         super().__init__(core, timeout=timeout, check_after=check_after)
-        self._checker = check_name(checker, "checker")
-        if not core.settings.service:
-            raise no_service()
-        self._stored: BrokerBundle | None = None  # once it may be stored
+        self._ask(checker)
 
     def prepare(self) -> None:
         """Store the half message; nothing can be sent after it.
@@ -62,11 +37,9 @@ class HalfTransaction(Transaction):
         Raises as `client.send` does.
         """
         self._require(Stage.OPEN)
-        self._route()
-        self._stage = Stage.STORED  # or it may be, so an error sends a rollback
-        self._store()
-        if self._stored is not None:
-            self._stored.core.answer_checks()
+        stored = run(self._prepare())
+        if stored is not None:
+            stored.core.answer_checks()
 
     def __exit__(
         self,
@@ -79,55 +52,8 @@ class HalfTransaction(Transaction):
         finally:
             end_work(self.token)
 
-    def _store(self) -> None:
-        bundle = self._only_bundle
-        if bundle is None:
-            return
-        self._stored = bundle
-        begin_work(self.token, self)
-        description = self._description(bundle, ByChecker(self._checker))
-        try:
-            bundle.store(description, time.monotonic() + self._timeout)
-        except RequestRejected:
-            if bundle.sent:  # its first parts would hold their keys until they time out
-                bundle.send_decision(ROLLBACK)
-            raise
-        crashpoint("half.after_group")
-
     def _commit(self) -> None:
-        if self._stage is Stage.OPEN:
-            self._store()
-        bundle = self._stored
-        if bundle is None:
-            return
-        crashpoint("half.before_decide")
-        try:
-            receipt = decide(bundle.core, self.token, COMMIT, timeout=self._timeout)
-        except Conflict as conflict:
-            raise TransactionAborted(
-                conflict.message, hint="the checker or an operator decided first"
-            ) from conflict
-        except TxmqError as error:
-            raise InDoubt(
-                f"The decision was not confirmed: {error.message}",
-                token=str(self.token),
-                hint=CHECKER_HINT,
-            ) from error
-        crashpoint("half.after_decide")
-        bundle.published = receipt.state == BundleState.PUBLISHED
+        run(self._end_in_commit())
 
     def _abort(self) -> None:
-        bundle = self._stored
-        if self._stage is not Stage.STORED or bundle is None:
-            return
-        try:
-            decide(bundle.core, self.token, ROLLBACK, timeout=self._timeout)
-        except UnknownTransaction:  # never stored
-            return
-        except TxmqError as error:  # logged only: the block raises its own error
-            log.warning(
-                "transaction.not_rolled_back",
-                token=str(self.token),
-                error=error.message,
-                then=CHECKER_HINT,
-            )
+        run(self._end_in_rollback())

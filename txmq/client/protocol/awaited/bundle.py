@@ -10,7 +10,7 @@ from txmq.client.protocol.transaction.buffer import BuiltBatches
 from txmq.client.protocol.transaction.bundle import Bundle, BundleCore
 from txmq.client.protocol.transaction.tokens import new_token
 from txmq.errors import BrokerUnavailable, ConnectionLost, RequestTimeout
-from txmq.model.bundle import BundleReceipt, BundleState
+from txmq.model.bundle import BundleReceipt, BundleState, DecideReceipt
 from txmq.model.message import ROLLBACK, Decision
 from txmq.wire.bundle import BundleDescription
 
@@ -72,6 +72,19 @@ class StoringBundle(Bundle[K], ABC):
         If topics have grown meanwhile, the parts that are not stored are built anew.
         Raises the broker's refusal, ConnectionLost, RequestTimeout, or
         TransactionAborted if the bundle was rolled back meanwhile.
+        """
+
+    async def store_all(self, description: BundleDescription, deadline: float) -> BundleReceipt:
+        """Build and send all parts, and wait until the broker has them durably."""
+        await self.build(description, deadline)
+        await self.send()
+        return await self.await_receipt()
+
+    @abstractmethod
+    async def decide(self, outcome: Decision, seconds: float) -> DecideReceipt:
+        """Decide the bundle, and return the receipt.
+
+        Raises Conflict if the bundle has the other outcome, and as a call does.
         """
 
     @abstractmethod
