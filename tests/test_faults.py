@@ -1005,6 +1005,18 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_topic_that_is_made_again_meanwhile_ends_the_job",
     ),
     208: ("test_letters_are_sent_again_once_in_the_order_of_their_keys",),
+    209: (
+        "test_a_decision_waits_for_two_writes_with_one_budget_between_them",
+        "test_decisions_take_few_turns_of_the_disk_while_sends_wait",
+        "test_refused_sends_keep_no_payload_and_nobody_waits_behind_them",
+        "test_who_ignores_the_pause_costs_no_memory_and_others_have_their_turn",
+        "test_many_connections_of_one_host_are_no_more_than_one_of_another",
+    ),
+    210: (
+        "test_a_user_with_too_many_failures_has_to_wait_and_others_need_not",
+        "test_logins_that_begin_at_a_time_get_no_more_guesses",
+        "test_an_ipv6_network_has_the_guesses_of_one_host",
+    ),
 }
 
 # Each bug with the names under which it is planted, or the test that must find it.
