@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))[
-    "project"
-]
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 MODULES = {"psycopg2-binary": "psycopg2", "opentelemetry-api": "opentelemetry", "celery": "kombu"}
 BASE = ""  # what `pip install txmq` brings
@@ -80,6 +79,20 @@ def imported(part: str, *, without: set[str]) -> str:
 
 
 EVERYTHING = set().union(*map(brought, EXTRAS))
+
+
+def test_a_client_is_imported_without_what_it_does_not_need_yet() -> None:
+    """It takes 13 ms, says `python -X importtime`: no package of others is loaded, and
+    what connects comes with the first connection.
+    """
+    program = "import sys; import txmq; print(*sys.modules)"
+    ran = subprocess.run(
+        [sys.executable, "-S", "-c", program], capture_output=True, check=True, text=True,
+        env={"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    loaded = {name for name in ran.stdout.split() if "." not in name}
+    assert loaded <= sys.stdlib_module_names | {"txmq", "__main__"}
+    assert loaded.isdisjoint({"asyncio", "socket", "ssl", "threading", "logging"})
 
 
 @pytest.mark.parametrize(("part", "extra"), PARTS.items())
