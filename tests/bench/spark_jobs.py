@@ -95,6 +95,12 @@ def replay(run: Run) -> Iterator[Row]:
         goal=at_least(100_000),
     )
     yield row(
+        "spark.replay_sent",
+        f"{of} held and sent; the broker abandons them later",
+        "/s",
+        took["letters"] / took["sent_s"],
+    )
+    yield row(
         "spark.replay_whole",
         f"{of} held, sent and abandoned",
         "/s",
