@@ -26,6 +26,7 @@ from txmq.client.blocking.client import Client
 from txmq.client.blocking.connections.stream import NonBlockingConnection
 from txmq.client.protocol.conversation import Conversation
 from txmq.client.protocol.sender.batcher import Batcher
+from txmq.client.protocol.sender.rows import SMALL_BATCH_BYTES
 from txmq.errors import LocalProtocolError, MessageTooLarge, RequestTimeout, Throttled
 from txmq.model.keys import partition_of
 from txmq.testing.wait import wait_until
@@ -335,3 +336,26 @@ def test_pipelined_sends_that_stay_throttled_fail_with_that_error(
     fake.script += [Throttled.after(5, "the disk is behind")] * 3
     with pytest.raises(Throttled, match="not sent in time: the disk is behind"):
         client.send_async("orders", b"y").result(DEADLINE_S)
+
+
+def test_batches_are_small_after_a_refusal_until_a_receipt_is_quick(
+    fake: FakeBroker, connect: Connect
+) -> None:
+    client = connect(fake.url)
+    client.send("orders", b"the topic is known")
+    fake.sends.clear()
+
+    def sizes(number: int) -> list[int]:
+        with paused(client):
+            futures = [client.send_async("orders", bytes(8 << 10)) for _ in range(number)]
+        results(futures)
+        found = [len(send.batch) for send in fake.sends]
+        fake.sends.clear()
+        return found
+
+    fake.script += [Throttled.after(0.05, "the disk is behind")]
+    large, *rest = sizes(60)
+    assert large > 3 * SMALL_BATCH_BYTES
+    assert len(rest) >= 4, "the same messages again"
+    assert max(rest) <= SMALL_BATCH_BYTES + 1_024
+    assert max(sizes(60)) > 3 * SMALL_BATCH_BYTES
