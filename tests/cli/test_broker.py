@@ -248,7 +248,7 @@ def test_letters_are_seen_replayed_and_abandoned(broker: str) -> None:
     printed = run("dlq", "list", "shipping", "--limit", "2", "--broker", broker).stdout
     assert printed.split()[:3] == ["topic", "partition", "offset"]
     assert "no such order" in printed
-    assert printed.splitlines()[-1].startswith("there are more: --after 0")
+    assert printed.splitlines()[-1].startswith("there may be more: --after 0")
     assert reply("dlq", "stats", "shipping", broker=broker)["by_fingerprint"] == {"f-1": 5}
     where = ("-w", "key=k", "-w", "text=SUCH", "-w", "fingerprint=f-1", "-w", "from=1h")
     assert reply("dlq", "stats", "shipping", *where, broker=broker)["counted"] == 5

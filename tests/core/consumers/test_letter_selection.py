@@ -70,8 +70,24 @@ def walks_hold(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(FIRST_SEED, LAST_SEED))
-def test_every_selection_in_pages_of_any_size_is_what_a_filter_of_all_rows_finds(seed: int) -> None:
+def test_every_selection_in_pages_of_any_size_is_what_a_filter_of_all_rows_finds(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if seed % 2:  # each letter that a plan has put back makes the scan leap, if it can
+        monkeypatch.setattr(letter_selection, "PASSED", 0)
     pages_agree(seed)
+
+
+def planted_leap_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slot in which the next open letter is gets skipped, too."""
+    next_slot = letter_index.next_slot
+
+    def too_far(*args: Any) -> int | None:
+        found = next_slot(*args)
+        return None if found is None else found + 1
+
+    monkeypatch.setattr(letter_selection, "PASSED", 0)
+    monkeypatch.setattr(letter_index, "next_slot", too_far)
 
 
 @pytest.mark.parametrize("seed", range(FIRST_SEED, LAST_SEED))
@@ -194,6 +210,7 @@ PLANTED = {
     "a letter that dies again is not indexed by its new error": planted_stale_index,
     "a page ends behind a letter that it has not shown": planted_page_of_numbers,
     "a property without an index is not judged": planted_near_miss,
+    "a leap over what plans have put back goes too far": planted_leap_too_far,
 }
 
 

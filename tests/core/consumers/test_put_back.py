@@ -15,9 +15,9 @@ from tests.core.consumers.invariants import (
 from tests.core.consumers.plans_world import PlansWorld
 from tests.core.consumers.world import rows
 from txmq.core import machine
-from txmq.core.consumers import planning
+from txmq.core.consumers import letter_views, planning
 from txmq.core.consumers.commands import AbandonLetters, ResetPosition
-from txmq.core.consumers.letter_selection import LetterSelection
+from txmq.core.consumers.letter_selection import LetterScan, LetterSelection
 from txmq.core.consumers.letter_views import list_letters
 from txmq.core.consumers.plan_steps import AdvancePlan, AdvanceReply, SweepPlan
 from txmq.core.consumers.plans import CancelPlan, DeletePlan, StartPlan
@@ -26,7 +26,7 @@ from txmq.core.events.plans import PlanAdvanced
 from txmq.core.retention.letter_retention import ExpireLetters
 from txmq.core.state import attempts, failed_messages, plan_letters
 from txmq.core.state.failed_messages import FailedKind, Move
-from txmq.core.state.letter_index import LetterState
+from txmq.core.state.letter_index import SLOT, LetterState
 from txmq.core.state.plan_blocks import Block
 from txmq.core.state.put_back import TRIMMED_AT, PlainLetter, PutBackQueue
 from txmq.model.units import DAY
@@ -47,6 +47,34 @@ def selected(world: PlansWorld, *states: LetterState) -> list[int]:
     """Return the offsets of the letters in these states."""
     found, _next = world.page(LetterSelection(states), None, 100)
     return [ref[2] for ref, _number in found]
+
+
+def test_a_page_leaps_over_letters_that_are_put_back(
+    world: PlansWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _slot in range(6):
+        world.create(f"p{world.now}", *world.letters(*[None] * 100))
+        world.now += SLOT
+    world.letters(0)
+    for plan in list(world.state.plans.by_name):
+        world.run_plan(plan)
+    for selection, wanted in ((LetterSelection(), 1), (LetterSelection(topic="b"), 0)):
+        scan = LetterScan(world.state, world.group(), selection, None, world.now)
+        found = 0
+        while not scan.ended:
+            found += len(list(scan.step()))
+        assert found == wanted
+        assert scan.examined < 50, "of 601, and of two slots"
+    assert len(selected(world, LetterState.REPLAYING)) == 100
+    monkeypatch.setattr(letter_views, "MAX_PASSED", 250)
+    after, pages, found = 0, 0, 0
+    while True:  # as clients that know no selections
+        page: Any = list_letters(world.state, "g", after, 100)
+        found, pages = found + len(page[0]), pages + 1
+        if page[1] is None:
+            break
+        after = page[1]
+    assert (found, pages) == (1, 3)
 
 
 def test_putting_back_writes_no_row_of_a_letter(world: PlansWorld) -> None:

@@ -25,6 +25,7 @@ from txmq.cli.options import Group, Operator, Reason, Yes
 from txmq.cli.output import FAILED, Output, body_fields, last_line
 from txmq.cli.parsers import MessagePlace, parse_name, parse_place
 from txmq.client.protocol.call_steps import run_calls
+from txmq.client.protocol.life_events import what_is_known
 from txmq.client.protocol.lives import letter_delivery_steps
 from txmq.crashpoints import crashpoint
 
@@ -142,6 +143,7 @@ def show(
     shown = _with_body_text(shown)
     run_calls(session.client.call, letter_delivery_steps(shown))
     if not session.out.as_json:
+        shown["deliveries_known"] = what_is_known(shown["deliveries_known"])
         shown["operations"] = in_short(shown.get("operations", ()))
         for attempt in shown.get("history", ()):
             attempt["error_text"] = last_line(attempt["error_text"])
@@ -315,7 +317,7 @@ def _show_page(out: Output, page: dict[str, Any]) -> None:
         letter["error_text"] = last_line(letter["error_text"])
     out.show({"letters": page["letters"]}, columns=COLUMNS)
     if page["next"] is not None:
-        print(f"there are more: --after {page['next']}")
+        print(f"there may be more: --after {page['next']}")
 
 
 def _chosen(

@@ -124,18 +124,28 @@ def _is_told(group: Fields, at: int) -> bool:
     return any(one["at"] == at for one in group.get("deliveries", ()))
 
 
+UNKNOWN = "not known: the broker is of an older version, or they may not be read"
+LOST = "the log before is gone, or damaged: earlier deliveries are not known"
+UNREAD = "the log was not read from here on: later deliveries are not known"
+
+
+def what_is_known(known: Fields | None) -> str:
+    """Return a sentence on the deliveries of a message that were found."""
+    if known is None:
+        return UNKNOWN
+    said = [text for wrong, text in ((not known["whole"], LOST), (known["more"], UNREAD)) if wrong]
+    return "; ".join(said) or "all, up to now"
+
+
 def _of_log(name: str, known: Fields | None) -> Iterator[LifeEvent]:
     """Yield what is no longer known, or was not looked for."""
     if known is None:
-        text = "not known: the broker is of an older version, or they may not be read"
-        yield LifeEvent(None, name, "deliveries", "", text)
+        yield LifeEvent(None, name, "deliveries", "", UNKNOWN)
         return
     if not known["whole"]:
-        text = "the log before is gone, or damaged: earlier deliveries are not known"
-        yield LifeEvent(known["from_at"], name, "deliveries", "", text)
+        yield LifeEvent(known["from_at"], name, "deliveries", "", LOST)
     if known["more"]:
-        text = "the log was not read from here on: later deliveries are not known"
-        yield LifeEvent(known["until_at"], name, "deliveries", "", text)
+        yield LifeEvent(known["until_at"], name, "deliveries", "", UNREAD)
 
 
 def _of_operator(name: str, entry: Fields) -> LifeEvent:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 NEAR = 4  # rows that a range is read on before it is looked up anew
 LEAPS_PER_STEP = 128  # between ranges, and at most so many letters are read
+PASSED = 32  # put-back letters in a row, after which the next slot with open ones is sought
 TEXT_PER_STEP = 128 << 10  # characters of errors that a step reads, roughly
 
 
@@ -120,6 +121,9 @@ class LetterScan:
         if LetterState.REPLAYING in states and has_put_back(state, group):
             states[LetterState.OPEN] = None  # where letters that a plan has put back stay
         self._prefixes = [list(_prefixes(state, group, selection, at)) for at in states]
+        # where the index has letters that plans have put back, cells tell what is open
+        self._skips = [*states] == [LetterState.OPEN] and has_put_back(state, group)
+        self._passed, self._sought = 0, -1  # letters in a row; a slot
         self.examined = 0
         self.text_read = 0  # characters of the errors of these letters
         self.ended = False
@@ -146,8 +150,38 @@ class LetterScan:
             self.position = self.position._replace(place=_after(_place_of(walk)))
             if letter is not None:
                 yield letter
+            elif self._skips and self._passed >= PASSED and self._skip_slots():
+                return
             leaps -= walk.advance(self.position.place, LEAPS_PER_STEP)
         self.ended = True
+
+    def _skip_slots(self) -> bool:
+        """Go on at the next time slot with open letters. Return False if that is the
+        slot of the last letter.
+        """
+        slot = letter_index.slot_at(PLACE.unpack(self.position.place)[0])
+        if slot == self._sought:
+            return False
+        self._sought, self._passed = slot, 0
+        following = letter_index.next_slot(
+            self._state.tables, self._group.group_id, LetterState.OPEN, slot, self._counts
+        )
+        if following == slot:
+            return False
+        self.ended = following is None
+        if following is not None:
+            place = PLACE.pack(following * letter_index.SLOT, 0, 0, 0, 0)
+            self.position = self.position._replace(place=place)
+        return True
+
+    def _counts(self, topic_id: int, cell: letter_index.Cell) -> bool:
+        """Return True if a cell may count letters of the selection."""
+        wanted, topic = self._selection, self._state.topics_by_id.get(topic_id)
+        return (
+            wanted.topic in (None, "" if topic is None else topic.name)
+            and wanted.error_type in (None, cell.error_type)
+            and wanted.fingerprint in (None, cell.fingerprint)
+        )
 
     def step_back(self) -> None:
         """Let the next scan begin with the letter that was yielded last."""
@@ -162,6 +196,9 @@ class LetterScan:
         ref = (at[0], at[1], at[2])
         row = failed_messages.get(self._state, self._group, ref)
         self.examined += 1
+        if self._skips:
+            is_open = row is not None and failed_messages.letter_state(row) is LetterState.OPEN
+            self._passed = 0 if is_open else self._passed + 1
         if row is None:
             return None  # it is processed, and not swept yet
         self.text_read += len(row.error_text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.core.consumers import failures
@@ -26,6 +25,9 @@ if TYPE_CHECKING:
     from txmq.core.state.state import State
 
 
+MAX_PASSED = 10_000  # letters that a page looks at
+
+
 class LetterView(NamedTuple):
     """An open or abandoned dead letter: the location of its message, and its other
     fields.
@@ -43,29 +45,37 @@ def list_letters(
     """Return a page of dead letters in the order of their deaths, and the next page's
     `after`.
 
-    Abandoned letters are included. The second value is None after the last page.
+    Abandoned letters are included. The second value is None after the last page. A page
+    may be short, or empty, where plans have put back very many letters.
     """
     group = find_group(state, name)
     if isinstance(group, Rejected):
         return group
-    page = list(islice(_letters(state, group, after), limit))
-    following = page[-1][1].number if len(page) == limit else None
+    page: list[tuple[MessageRef, FailedMessage]] = []
+    following: int | None = None
+    for passed, (number, found) in enumerate(_letters(state, group, after), 1):
+        if found is not None:
+            page.append(found)
+        if len(page) == limit or passed == MAX_PASSED:
+            following = number
+            break
     return [view_of(state, group, *item) for item in page], following
 
 
 def _letters(
     state: State, group: ConsumerGroup, after: int = 0
-) -> Iterator[tuple[MessageRef, FailedMessage]]:
+) -> Iterator[tuple[int, tuple[MessageRef, FailedMessage] | None]]:
+    """Yield the numbers of letters, each with its letter if it is closed."""
     start, stop = (
         t.LETTER_KEY.pack(group.group_id, after + 1),
         t.LETTER_KEY.pack(group.group_id, t.SIGN),
     )
     rows: Any = state.letters.range(start, stop)
-    for _key, ref in rows:
+    for key, ref in rows:
         row = failed_messages.get(state, group, tuple(ref))
         # its plan has not put it back, nor is it processed and not swept yet
-        if row is not None and row.kind in CLOSED:
-            yield tuple(ref), row
+        is_closed = row is not None and row.kind in CLOSED
+        yield t.LETTER_KEY.unpack(key)[1], (tuple(ref), row) if is_closed and row else None
 
 
 def describe_letter(

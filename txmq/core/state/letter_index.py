@@ -22,7 +22,7 @@ from txmq.model.units import MINUTE
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from txmq.store.tables import Table, Tables
 
@@ -60,6 +60,8 @@ FIRST = bytes(PLACE.size)  # sorts before all places
 LAST = b"\xff" * (PLACE.size + 1)  # and this one behind them
 CELL_KEY = Struct(">IBIQQ")  # group id, state, topic id, hash of the error, slot
 SLOT_SIZE = 8  # bytes of a slot, at the end of the key
+LAST_SLOT = (1 << 64) - 1
+MAX_SEEKS = 512  # in table `letter_cells`, to find the next slot: about 2 ms
 
 
 class Letter(NamedTuple):
@@ -287,6 +289,39 @@ def cells(
         found[-1].slots.append(key[-SLOT_SIZE:])
         found[-1].cells.append(row)
     return found, key if number == most else None
+
+
+def next_slot(
+    tables: Mapping[str, Table] | Tables,
+    group_id: int,
+    state: LetterState,
+    slot: int,
+    keep: Callable[[int, Cell], bool],
+) -> int | None:
+    """Return a slot, from this one on, before which no letter of the state died that
+    `keep` takes the cell of; None = there is none at all any more.
+
+    `keep` gets the topic's id and any cell of an error. Where there are very many
+    errors, this is the same slot.
+    """
+    table = tables[t.LETTER_CELLS]
+    start = CELL_KEY.pack(group_id, state, 0, 0, 0)
+    stop = CELL_KEY.pack(group_id, state + 1, 0, 0, 0)
+    first: int | None = None
+    for _ in range(MAX_SEEKS):
+        key, row = next(iter(table.range(start, stop)), (None, None))
+        if key is None:
+            return first
+        _group, _state, topic_id, error, at = CELL_KEY.unpack(key)
+        fields: Any = row
+        kept = keep(topic_id, Cell(*fields))
+        if kept and at < slot:
+            start = CELL_KEY.pack(group_id, state, topic_id, error, slot)
+            continue
+        if kept:
+            first = at if first is None else min(first, at)
+        start = CELL_KEY.pack(group_id, state, topic_id, error, LAST_SLOT) + b"\0"
+    return slot
 
 
 def slot_of(at: int) -> bytes:
