@@ -638,6 +638,7 @@ BUGS = (
     Bug(
         "a policy forgets its plan",
         around=_in_every_seed(plan_operator, _applying(PolicyPlanned, _make_the_plan_only)),
+        first=70,
     ),
     Bug(
         "a failed message is told of before it is on disk",
