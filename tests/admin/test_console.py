@@ -148,6 +148,7 @@ def tell_hostile_texts(client: txmq.Client, shop: Peer) -> None:
     who = {"operator": "ann", "reason": HOSTILE[1]}
     schema = {"title": HOSTILE[0], "description": HOSTILE[1], "type": "object"}
     shop.call("topic.schema", name="odd", json_schema=json.dumps(schema))
+    shop.call("topic.alter", name="odd", note="".join(HOSTILE), **who)
     for text in HOSTILE:
         client.send("odd", json.dumps({text: text}).encode(), key=text)
     errors = [{"type": text, "text": text, "fingerprint": text[:64]} for text in HOSTILE]
@@ -285,14 +286,14 @@ def test_groups_topics_and_users_are_changed_by_forms(console: Console) -> None:
         console.act("groups/billing/reset?topic=orders&to=offset&partition=0&offset=1", "Reset"),
         console.act("groups/again", "Delete"),
         console.act("topics", "Create", name="spare", partitions="2"),
-        console.act("topics/spare", "Change", retention_ms="60000", writable="no"),
+        console.act("topics/spare", "Change", retention_ms="60000", writable="no", note="ours"),
         console.act("users/eve", "Allow", what="read", resource="topic:spare"),
         console.act("users/eve", "Take back"),
         console.act("users/eve", "Change the quota", topics="5"),
         console.act("users/eve", "Change roles", roles="auditor operator"),
     ]
     assert [text for text in done if "done" not in text] == []
-    assert "60000" in console.open("topics/spare")
+    assert {"60000", "ours"} <= set(console.open("topics/spare").split())
     assert "auditor, operator" in console.open("users/eve")
     assert "done" in console.act("topics/spare", "Delete the topic")
     assert "spare" not in console.open("topics")

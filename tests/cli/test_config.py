@@ -104,6 +104,11 @@ def _of(**parts: Any) -> ClusterConfig:
             [("topic.alter", {"message_bytes": 9, "letters_ms": "default", "writable": True})],
         ),
         (
+            {"partitions": 4, "settings": {"note": "of the shop"}},
+            {"partitions": 4},
+            [("topic.alter", {"note": ""})],
+        ),
+        (
             {"partitions": 4, "json_schema": SCHEMA, "compatibility": "backward"},
             {"partitions": 4},
             [("topic.schema", {"json_schema": ""})],

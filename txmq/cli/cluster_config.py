@@ -32,7 +32,7 @@ Compare = Callable[[str, C | None, C], Iterator["Change"]]
 DEFAULT = "default"
 NO_GROUP = "no member has joined it yet: import again when one has"
 NO_USERS = "the broker has no users: add an admin first, with txmq user add NAME --role admin"
-SWITCHES = {"writable": True, "readable": True}
+STANDARD = {"writable": True, "readable": True, "note": ""}  # of settings without a default
 # settings of a group that `group.show` has in microseconds
 SPANS = {"lease_us", "session_us", "consume_timeout_us"}
 
@@ -215,7 +215,7 @@ def _topic_changes(name: str, now: TopicConfig | None, wanted: TopicConfig) -> I
         )
     elif wanted.partitions < now.partitions:
         yield Change(what, f"has {now.partitions} partitions: their number can only grow")
-    standard = dict.fromkeys(TopicSettingsArgs.model_fields, DEFAULT) | SWITCHES
+    standard = dict.fromkeys(TopicSettingsArgs.model_fields, DEFAULT) | STANDARD
     before, after = standard | _set(now.settings), standard | settings
     altered = {field: after[field] for field in after if after[field] != before[field]}
     if altered:

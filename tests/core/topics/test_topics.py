@@ -92,8 +92,10 @@ def test_the_largest_body_is_that_before_compression() -> None:
 
 def test_topic_settings_are_set_at_creation_changed_later_and_saved(core: Driver) -> None:
     core.do(CreateTopic("s", 1, TopicSettings(retention_us=5, flush=(10, 100))))
-    core.do(AlterTopic("s", {"policy": "archive", "writable": False}))
-    expected = TopicSettings(retention_us=5, flush=(10, 100), policy="archive", writable=False)
+    core.do(AlterTopic("s", {"policy": "archive", "writable": False, "note": "n"}))
+    expected = TopicSettings(
+        retention_us=5, flush=(10, 100), policy="archive", writable=False, note="n"
+    )
     again = core.replayed()
     machine.save(again)
     for state in (core.state, again, machine.load(again.tables)):

@@ -191,6 +191,7 @@ TOPIC_SETTINGS: dict[str, Parse] = {
     **dict.fromkeys(("retention_ms", "retention_bytes", "letters_ms", "message_bytes"), number),
     "policy": text,
     **dict.fromkeys(("writable", "readable"), flag),
+    "note": str,
 }
 QUOTA: dict[str, Parse] = dict.fromkeys(
     ("bytes_per_s", "requests_per_s", "topics", "undecided", "connections"), number

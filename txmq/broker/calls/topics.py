@@ -272,6 +272,7 @@ def _settings_view(own: TopicSettings) -> dict[str, Any]:
     view |= {name: "default" if size < 0 else size for name, size in sizes.items()}
     view |= {"policy": own.policy or "default", "flush": own.flush or "default"}
     view |= {"writable": own.writable, "readable": own.readable}
+    view |= {"note": own.note} if own.note else {}
     return view | ({"compatibility": own.compatibility} if own.schema else {})
 
 

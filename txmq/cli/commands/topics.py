@@ -32,7 +32,7 @@ Settings = Annotated[
         metavar="NAME=VALUE",
         help="Setting; can be repeated: retention=7d, retention-size=10GiB, letters=30d (dead "
         "letters), policy=archive, flush=sync or 10ms,1000, max-message=64KiB, writable=no, "
-        "readable=no. Value default: the setting of the broker; none: no limit.",
+        "readable=no, note=TEXT. Value default: the setting of the broker; none: no limit.",
     ),
 ]
 TOPIC_SETTINGS: dict[str, tuple[str, Callable[[str], object]]] = {
@@ -44,6 +44,7 @@ TOPIC_SETTINGS: dict[str, tuple[str, Callable[[str], object]]] = {
     "max-message": ("message_bytes", parse_size_or_default),
     "writable": ("writable", parse_switch),
     "readable": ("readable", parse_switch),
+    "note": ("note", str),
 }
 
 

@@ -46,6 +46,7 @@ class TopicSettings(NamedTuple):
     readable: bool = True
     schema: str = ""
     compatibility: str = ""
+    note: str = ""  # an operator's, for people
 
 
 DEFAULT_SETTINGS = TopicSettings()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, StringConstraints
 
 from txmq.model import limits
 from txmq.model.schemas.bodies import checked_schema
@@ -40,6 +40,7 @@ class TopicSettingsArgs(Args):
     message_bytes: Annotated[int, Field(ge=1, le=limits.MESSAGE)] | Default | None = None
     writable: bool | None = None
     readable: bool | None = None
+    note: Annotated[str, StringConstraints(max_length=1_024)] | None = None  # "" = none
 
     def changes(self) -> dict[str, Any]:
         """Return the given settings as fields of the broker's own.
@@ -59,8 +60,8 @@ class TopicSettingsArgs(Args):
         for name in ("policy", "flush"):
             value = getattr(self, name)
             fields |= {} if value is None else {name: "" if value == "default" else value}
-        switches = {"writable": self.writable, "readable": self.readable}
-        return fields | {name: value for name, value in switches.items() if value is not None}
+        others = {"writable": self.writable, "readable": self.readable, "note": self.note}
+        return fields | {name: value for name, value in others.items() if value is not None}
 
 
 class TopicName(Args):
