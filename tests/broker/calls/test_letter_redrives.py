@@ -66,6 +66,7 @@ def test_a_copy_is_a_new_message_that_says_where_its_original_is() -> None:
         copy["offset"],
     )
     assert (noted["by"], noted["reason"]) == ("ada", "to the other shop")
+    assert [one["call"] for one in letter["operations"]][-1] == "dlq.redrive"
     assert letter["state"] == "dead"
     assert office.state_again()
 

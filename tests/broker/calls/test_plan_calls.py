@@ -107,6 +107,9 @@ def test_the_life_of_a_processed_letter_names_its_plan(desk: Desk) -> None:
     assert (over["state"], over["plan"]["plan"]) == ("processed or skipped", "p")
     assert over["plan"]["outcome"] == "processed"
     assert (died["state"], died["plan"]["outcome"]) == ("dead", "died_again")
+    shown = desk.ask("dlq.show", group="g", topic="t", partition=0, offset=1)
+    assert shown["plan"] is None
+    assert [one["call"] for one in shown["operations"]] == ["plan.create"]
     assert "plan" not in never
 
 

@@ -21,7 +21,7 @@ from txmq.broker.engine.log_reader import read_batches
 from txmq.broker.search import message_view
 from txmq.broker.search.audit_log import with_operations
 from txmq.core.consumers import commands as core
-from txmq.core.consumers import letter_notes, letter_stats, letter_views
+from txmq.core.consumers import letter_notes, letter_stats, letter_views, message_lives
 from txmq.core.consumers.authorization import find_group
 from txmq.core.consumers.failures import MAX_LETTERS
 from txmq.core.consumers.letter_exports import NoteExported
@@ -244,8 +244,9 @@ class DeadLetterCalls:
         fields = view(letter, bodies=args.bodies)
         place = (args.topic, args.partition, args.offset)
         wanted = [AuditList(about=operators.group(args.group), message=place)]
-        if fields["plan"] is not None:
-            wanted.append(AuditList(about=f"plan:{fields['plan']}"))
+        plan = fields["plan"] or message_lives.last_plan(self.state, args.group, *place)
+        if plan is not None:
+            wanted.append(AuditList(about=f"plan:{plan}"))
         shown = with_operations(self._engine, fields, *wanted)
         self.turns.run(call.caller, shown, call.answer)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from txmq.core.consumers import failures
 from txmq.core.consumers.letter_views import row_state
 from txmq.core.state import attempts, failed_messages, letter_edits, plan_letters
 from txmq.core.state.consumer_groups import FenceState
@@ -174,6 +175,18 @@ def _failed(
             "host": "" if store is None else store.host,
         }
     return fields
+
+
+def last_plan(state: State, name: str, topic: str, partition: int, offset: int) -> str | None:
+    """Return the name of the last plan that had a failed message of a group, also when
+    it is through with it.
+    """
+    group = state.groups.by_name[name]
+    ref, row = failures.find_message(state, group, topic, partition, offset)
+    if ref is None or row is None:
+        return None
+    plan = _last_plan(state, group, ref, row.visible_at)
+    return None if plan is None else str(plan["plan"])
 
 
 def _last_plan(

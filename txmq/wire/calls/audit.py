@@ -63,7 +63,8 @@ def _places(entry: Mapping[str, Any]) -> list[list[Any]]:
     of it as there is.
     """
     changed = entry.get("messages", ())
-    named = [place for place in changed if isinstance(place, list)]
+    # a redrive adds the place of each copy
+    named = [place[:3] for place in changed if isinstance(place, list)]
     arguments = entry["arguments"]
     if isinstance(arguments, dict) and "topic" in arguments:
         fields = ("topic", "partition", "offset")
