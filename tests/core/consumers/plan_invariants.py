@@ -67,6 +67,7 @@ def check_blocks(state: State, plan: Plan, letters: list[PlacedLetter]) -> None:
             for placed in letters
             if block.first <= placed.key <= key and placed.letter.outcome == LetterOutcome.PLANNED
         ]
+        assert plan.started_at or key > plan.cursor, f"a block of letters that {plan} abandoned"
         if group is None or not plan.unfinished or block.first <= plan.cursor:
             continue  # nobody reads it any more
         again = {(*run[:2], offset) for run in block.runs for offset in array("Q", run[2])}

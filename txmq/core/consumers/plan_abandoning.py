@@ -19,7 +19,7 @@ from txmq.core.consumers.plan_steps import AdvanceReply, reason_to_skip
 from txmq.core.consumers.plans import PlanReply, find_plan, state_name
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.events.plans import PlanLettersAbandoned, PlanLettersLeft, PlanMoved
-from txmq.core.state import failed_messages, plan_letters
+from txmq.core.state import failed_messages, plan_blocks, plan_letters
 from txmq.core.state.plans import LetterOutcome, PlanState
 from txmq.errors import BadRequest, Conflict
 from txmq.store import tables as t
@@ -136,6 +136,7 @@ def apply_abandoned(state: State, event: PlanLettersAbandoned, context: RecordCo
         for key, letter in plan_letters.rows_of(state, plan.plan_id, plan.cursor, event.cursor)
         if letter[0] == LetterOutcome.PLANNED
     ]
+    plan_blocks.remove_passed(state, plan, event.cursor)
     plan.cursor = event.cursor
     plan_letters.count_passed(state, plan, len(passed), LetterOutcome.ENDED)
     failed_messages.abandon(state, group, plan.plan_id, passed, plan.why)

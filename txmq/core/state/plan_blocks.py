@@ -177,6 +177,14 @@ def remove(state: State, key: bytes) -> None:
     state.tables[t.PLAN_BLOCKS].delete(key)
 
 
+def remove_passed(state: State, plan: Plan, cursor: bytes) -> None:
+    """Apply: the plan's cursor goes to this key, and puts nothing back."""
+    if plan.packed:
+        start = max(plan.cursor + b"\0", t.PLAN_KEY.pack(plan.plan_id))
+        for placed in list(_blocks(state, plan.plan_id, start, cursor)):
+            remove(state, placed.key)
+
+
 def forget_all(state: State, plan: Plan, most: int) -> bool:
     """Apply: remove at most so many blocks of a deleted plan. Return True if there are
     no more.
