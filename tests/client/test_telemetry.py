@@ -222,6 +222,27 @@ def test_a_message_that_is_sent_again_keeps_its_context_and_is_linked(
     assert seen.check_table() == {"send", "receive", "dead_letter", "replay", "ack"}
 
 
+def test_a_copy_is_linked_to_its_producer_and_to_its_redrive(
+    client: Client, seen: Seen, topic: str
+) -> None:
+    group, copies = fresh("g"), fresh("t")
+    client.call("topic.create", name=copies, partitions=1)
+    client.send(topic, b"x")
+    with client.consumer(group, [topic]) as consumer:
+        message = consumer.receive(WAIT_S)
+        assert message is not None
+        consumer.dead_letter(message, "no use")
+        wait_until(lambda: list(client.letters(group)), what="the letter")
+        client.redrive_letters(
+            group, letters=[(topic, 0, 0)], to=copies, operator="me", reason="again"
+        )
+    produced, replayed = seen.one(f"send {topic}"), seen.one(f"replay {topic}")
+    with client.consumer(fresh("g"), [copies]) as consumer:
+        consumer.run(lambda _message: None, idle_exit=0.3)
+    assert linked(seen.one(f"process {copies}")) == [ids(produced), ids(replayed)]
+    assert linked(seen.one(f"ack {copies}")) == [ids(produced), ids(replayed)]
+
+
 def test_transactions_and_half_messages_have_operations_of_their_own(
     client: Client, seen: Seen, topic: str
 ) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 TOPIC, PARTITION, OFFSET = "txmq-origin-topic", "txmq-origin-partition", "txmq-origin-offset"
 GROUP, MESSAGE_ID = "txmq-origin-group", "txmq-origin-id"
 REDRIVEN_BY, REDRIVES = "txmq-redriven-by", "txmq-redrives"
+REDRIVE_TRACE = "txmq-redrive-traceparent"  # the context of the call, as W3C writes it
 MAX_REDRIVES = 16  # of a copy of a copy: a loop of topics has an end
 
 
@@ -19,18 +20,23 @@ def origin_headers(  # the headers
     group: str,
     message_id: str,
     by: str,
+    traceparent: str | None = None,
 ) -> dict[str, str]:
     """Return the headers of a message's copy.
 
-    Those of a copy that died in its turn are replaced, and counted. Raises ValueError
+    Those of a copy that died in its turn are replaced, and counted. `traceparent` is
+    that of the redrive, where it is traced. Raises ValueError
     for the copy that is one too many.
     """
     before = headers.get(REDRIVES, "0")
     count = int(before) if before.isascii() and before.isdigit() and len(before) < 4 else 0
     if count >= MAX_REDRIVES:
         raise ValueError(f"it is the copy of a copy, {count} times over: header {REDRIVES!r}")
+    kept = {name: text for name, text in headers.items() if name != REDRIVE_TRACE}
+    traced = {} if traceparent is None else {REDRIVE_TRACE: traceparent}
     return {
-        **headers,
+        **kept,
+        **traced,
         TOPIC: topic,
         PARTITION: str(partition),
         OFFSET: str(offset),

@@ -52,6 +52,7 @@ class _Source(NamedTuple):
     group: ConsumerGroup
     to: Topic
     by: str
+    traceparent: str | None
 
 
 class RedriveCalls:
@@ -110,7 +111,7 @@ class RedriveCalls:
             return group
         if isinstance(to, Rejected):
             return to
-        pages = _Copies(_Source(group, to, args.operator))
+        pages = _Copies(_Source(group, to, args.operator, args.traceparent))
         read = self._read_named if args.letters else self._read_selected
         rest = yield from read(args, pages)
         if isinstance(rest, Rejected):
@@ -182,6 +183,7 @@ class RedriveCalls:
             group=source.group.name,
             message_id=view.message_ids[0],
             by=source.by,
+            traceparent=source.traceparent,
         )
         copied = edited_row(view.buffer, 0, headers=headers, now=True)
         key, partitions = view.keys[0], len(source.to.end_offsets)

@@ -63,6 +63,7 @@ Headers = Annotated[
     Field(max_length=limits.HEADER_PAIRS),
 ]
 CursorText = Annotated[str, AfterValidator(_cursor)]
+TraceParent = Annotated[str, StringConstraints(max_length=55)]  # as W3C writes it
 Time = Annotated[int, Field(ge=0, le=limits.TIME)]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 Short = Annotated[str, StringConstraints(max_length=256)]
@@ -176,13 +177,14 @@ class DlqRedrive(DlqReplay):
     places, or the next ones of a selection.
 
     `abandon` closes them in the same record. `again`: also those that have a copy
-    there.
+    there. `traceparent`: of the span of the call, for copies to link to.
     """
 
     to: Name | None = None
     to_group: Name | None = None
     abandon: bool = False
     again: bool = False
+    traceparent: TraceParent | None = None
     operator: Name
     reason: Reason
 

@@ -109,6 +109,8 @@ def _control(telemetry: Telemetry, call: Call) -> Call:
             consumer__group__name=args.get("group"),
             batch__message_count=len(args["letters"]) if args.get("letters") else None,
         )
+        if args.get("to") is not None:  # the copies link to it
+            args |= telemetry.context_of(operation.span)
         return operation.around(lambda: call(name, **args))
 
     return control

@@ -19,6 +19,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from txmq.client.protocol.telemetry.completion import when_done
 from txmq.model.message import COMMIT as COMMITTED
 from txmq.model.message import Decision, Message, Receipt
+from txmq.model.origin import REDRIVE_TRACE
 from txmq.version import __version__
 
 if TYPE_CHECKING:
@@ -187,6 +188,12 @@ class Telemetry:
         self._propagator.inject(headers, trace.set_span_in_context(span))
         return message._replace(headers=headers)
 
+    def context_of(self, span: Span) -> dict[str, str]:
+        """Return the context of a span, as an argument of a call; empty for none."""
+        carrier = dict[str, str]()
+        self._propagator.inject(carrier, trace.set_span_in_context(span))
+        return {name: text for name, text in carrier.items() if name == "traceparent"}
+
     def create(self, topic: str, message: Message) -> Message:
         """Return a message with a creation context: its own, or that of a span."""
         if self.link(message.headers) is not None:
@@ -257,10 +264,13 @@ class Telemetry:
         )
 
     def of_message(self, message: Any, group: str) -> dict[str, Any]:  # noqa: ANN401  # as delivered
-        """Return the link and the attributes of one delivered message."""
-        link = self.link(message.headers)
+        """Return the attributes of one delivered message, and the links: to its
+        creation, and to the redrive that copied it.
+        """
+        redrive = (message.headers or {}).get(REDRIVE_TRACE)
+        contexts_of = (message.headers, {"traceparent": redrive} if redrive else None)
         return {
-            "links": [] if link is None else [link],
+            "links": self.links(contexts_of),
             "consumer__group__name": group,
             "destination__partition__id": str(message.partition),
             "message__id": message.message_id,
