@@ -7,8 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-import structlog
-
 from txmq.errors import ConfigError, TxmqError
 from txmq_spark.arrow_messages import OffsetRange
 from txmq_spark.source_options import LATEST, Bound, ReadOptions
@@ -20,7 +18,6 @@ OffsetAt = Callable[[str, int, int, int, int], int]
 LOSS_HINT: Final = (
     'find out what was lost; to go on without it, set option("failOnDataLoss", "false")'
 )
-log = structlog.get_logger()
 
 
 class DataLoss(TxmqError):
@@ -93,8 +90,13 @@ def report_losses(losses: Sequence[Loss], *, fail: bool) -> None:
     if losses and fail:
         more = f"; and {len(losses) - 1} more" if len(losses) > 1 else ""
         raise DataLoss(f"{losses[0]}{more}")
-    for loss in losses:
-        log.warning("spark.skipped", place=loss.place, why=loss.why, messages=loss.messages)
+    if losses:
+        # Without it a process of Spark's starts 0.1 s earlier, and few have losses.
+        import structlog  # noqa: PLC0415
+
+        log = structlog.get_logger()
+        for loss in losses:
+            log.warning("spark.skipped", place=loss.place, why=loss.why, messages=loss.messages)
 
 
 def bound_offsets(

@@ -24,6 +24,11 @@ SETTINGS = {
     # Interpreting a few rows is faster than compiling code for them.
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    # Verifying Spark's classes takes a machine half a second.
+    "spark.driver.defaultJavaOptions": "-XX:+UnlockDiagnosticVMOptions"
+    " -XX:-BytecodeVerificationRemote",
+    "spark.eventLog.compress": "false",
+    "spark.eventLog.rolling.enabled": "false",
 }
 # Programs of Spark's workers. It waits 10 s for some of them to start; where nothing is
 # compiled yet, and the machine is busy, the first one would be late.
@@ -35,14 +40,16 @@ WORKERS = (
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    """A session with two cores and up to three attempts per task.
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A session with two cores, up to three attempts per task, and a log of its events.
 
     Speculation is off unless a test turns it on.
     """
     for module in WORKERS:
         importlib.import_module(module)
-    with local_session("local[2,3]", SETTINGS) as session:
+    events = tmp_path_factory.mktemp("events").as_uri()
+    events_kept = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": events}
+    with local_session("local[2,3]", SETTINGS | events_kept) as session:
         yield session
 
 

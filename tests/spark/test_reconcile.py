@@ -337,7 +337,7 @@ def test_the_same_data_make_the_same_plan(
     """With other tasks than those of the command, which met a restart of the broker."""
     monkeypatch.setattr(database_snapshot, "TASK_PAGES", 1)
     monkeypatch.setattr(token_states, "TOKENS_PER_CALL", 1)
-    spark.conf.set("spark.sql.shuffle.partitions", 5)
+    spark.conf.set("spark.sql.shuffle.partitions", 3)
     rules = PlanRules(
         include=SAFE | {LetterClass.APPLIED},
         fingerprints=frozenset({str(letter(failed, "bad")["fingerprint"])}),

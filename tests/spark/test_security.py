@@ -118,7 +118,7 @@ def test_a_user_gets_in_by_options_and_no_further_than_its_grants(
         assert PASSWORD not in str(refused.value)
 
 
-def test_no_password_is_in_plans_progress_errors_or_the_pages_of_sparks_ui(
+def test_no_password_is_in_plans_progress_errors_events_or_the_pages_of_sparks_ui(
     spark: SparkSession, secured: Secured, tmp_path: Path
 ) -> None:
     url = secured.url("root")
@@ -146,6 +146,11 @@ def test_no_password_is_in_plans_progress_errors_or_the_pages_of_sparks_ui(
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert files
     shown += [path.read_text("utf-8", "replace") for path in files]
+    [log] = Path(str(spark.conf.get("spark.eventLog.dir")).removeprefix("file:")).iterdir()
+    events = log.read_text("utf-8", "replace")
+    assert "SparkListenerEnvironmentUpdate" in events
+    assert "SparkListenerSQLExecutionStart" in events
+    shown.append(events)
     assert [text for text in shown if PASSWORD in text] == []
 
 
