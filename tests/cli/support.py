@@ -129,3 +129,10 @@ def run(*arguments: str, stdin: str | bytes | None = None) -> Result:
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result
+
+
+# the reply of a log that has no delivery of a message
+NO_DELIVERIES: dict[str, Any] = {
+    "deliveries": [], "whole": True, "damaged": False, "from_at": None, "until_at": None,
+    "next": None, "known": [],
+}  # fmt: skip

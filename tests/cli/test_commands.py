@@ -111,11 +111,6 @@ __all__ = ["client"]
             "tx.decide",
             {"token": TOKEN, "outcome": "ROLLBACK", "operator": "eve", "reason": "lost"},
         ),
-        (
-            "dlq show billing orders/3/17",
-            "dlq.show",
-            {"group": "billing", "topic": "orders", "partition": 3, "offset": 17, "bodies": False},
-        ),
         ("dlq stats billing", "dlq.stats", {"group": "billing", "select": {}}),
         ("dlq stats billing --select bees", "dlq.stats", {"group": "billing", "saved": "bees"}),
         (

@@ -141,7 +141,7 @@ def show(
     if not body:
         shown.pop("body", None)
     shown = _with_body_text(shown)
-    run_calls(session.client.call, letter_delivery_steps(shown))
+    shown |= run_calls(session.client.call, letter_delivery_steps(**place))
     if not session.out.as_json:
         shown["deliveries_known"] = what_is_known(shown["deliveries_known"])
         shown["operations"] = in_short(shown.get("operations", ()))

@@ -100,15 +100,15 @@ def life_steps(message: dict[str, Any]) -> CallSteps[None]:
     message["audit"] = sorted(entries, key=lambda entry: int(entry["at"]))
 
 
-def letter_delivery_steps(letter: dict[str, Any]) -> CallSteps[None]:
-    """Add its deliveries in its group to a dead letter."""
-    names = ("topic", "partition", "offset")
-    life: dict[str, Any] = {name: letter[name] for name in names}
-    group: dict[str, Any] = {"group": letter["group"], "deliveries": []}
-    message = {"life": life | {"groups": [group]}}
-    yield from delivery_steps([message], replies=1)
-    letter["deliveries"] = group["deliveries"]
-    letter["deliveries_known"] = message["life"]["deliveries_known"]
+def letter_delivery_steps(
+    group: str, topic: str, partition: int, offset: int
+) -> CallSteps[dict[str, Any]]:
+    """Return the fields of a dead letter that tell of its deliveries in its group."""
+    life: dict[str, Any] = {"topic": topic, "partition": partition, "offset": offset}
+    life["groups"] = [{"group": group, "deliveries": []}]
+    yield from delivery_steps([{"life": life}], replies=1)
+    found = life["groups"][0]["deliveries"]
+    return {"deliveries": found, "deliveries_known": life["deliveries_known"]}
 
 
 def delivery_steps(
