@@ -331,6 +331,18 @@ def test_a_topic_that_a_job_writes_to_is_neither_grown_nor_deleted(
     assert "t" not in core.state.topics
 
 
+def test_a_topic_is_not_deleted_between_two_parts_of_a_job(core: Driver) -> None:
+    """Made anew, it would get the last part only."""
+    name = token(core, 1)
+    core.store(name, [("t", 0, "k", "a")], ByJob(token(core, 50)), sealed=False)
+    assert core.do(DeleteTopic("t")).error is Conflict
+    core.store(name, [("t", 0, "k", "b")], None, part=1)
+    stored = get(core.state, name)
+    assert stored is not None
+    assert stored.large is not None
+    assert [one.messages for one in stored.large.partitions] == [2]
+
+
 def test_every_state_and_transition_is_ruled() -> None:
     assert set(TRANSITIONS) == set(BundleState)
     reached = {
