@@ -20,8 +20,8 @@ from tests.recover.world import BY_HAND, RecoveryWorld
 from tests.tx.postgres.prepared_branches import roll_back_all_prepared
 from tests.tx.postgres.support import rows
 from txmq.client.blocking.client import Client
-from txmq.client.blocking.transaction import database_branch
-from txmq.client.blocking.transaction.database_branch import DatabaseBranch
+from txmq.client.protocol.awaited import database_branch
+from txmq.client.protocol.awaited.database_branch import DatabaseBranch
 from txmq.client.protocol.transaction.tokens import first_token_at
 from txmq.model.decider import BranchPosition, PostgresBranch
 from txmq.model.message import Decision
@@ -184,7 +184,7 @@ def test_a_trace_that_is_believed_blindly_would_be_detected(
 def test_a_prepare_that_is_lost_alone_is_reported_as_rolled_back(
     failover: Failover, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def cut_before(connection: Connection, branch: XaBranch) -> None:
+    async def cut_before(connection: Connection, branch: XaBranch) -> None:
         if branch.number == 1:  # in database a
             failover.primary.execute("CREATE TABLE flushed ()")  # the branch's work as well
             failover.primary.execute("DROP TABLE flushed")
@@ -207,15 +207,15 @@ def test_the_status_of_another_timeline_is_not_believed(
     finish = DatabaseBranch.finish
     results: list[bool | None] = []
 
-    def switched_over(branch: DatabaseBranch, decision: Decision) -> bool | None:
+    async def switched_over(branch: DatabaseBranch, decision: Decision) -> bool | None:
         if branch.branch.number == 2:
-            return finish(branch, decision)
+            return await finish(branch, decision)
         failover.promote()
         assert branch._work.xid is not None
         failover.use_again(branch._work.xid)
         with closing(psycopg2.connect(failover.world.dsns["a"])) as there:
             monkeypatch.setattr(branch, "_driver", driver_of(there))
-            results.append(finish(branch, decision))
+            results.append(await finish(branch, decision))
             monkeypatch.undo()
         return results[0]
 
@@ -248,8 +248,12 @@ def test_recovery_does_not_believe_the_status_of_another_timeline(
 
     failover.synced()
     failover.cut()
+
+    async def dies(*_: object) -> None:
+        return None
+
     with monkeypatch.context() as patched:
-        patched.setattr(DatabaseBranch, "finish", lambda *_: None)  # the coordinator dies
+        patched.setattr(DatabaseBranch, "finish", dies)  # the coordinator
         token = failover.commit()
     gid = failover.branch(token).gid
     recoverer = failover.world.recoverer("a")

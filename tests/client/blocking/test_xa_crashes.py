@@ -19,8 +19,9 @@ from tests.client.kept_sessions import asked
 from tests.client.ledgers import Ledgers
 from tests.client.real import RealBroker
 from txmq.client.blocking.client import Client
-from txmq.client.blocking.transaction import database_branch, home_broker, xa
+from txmq.client.blocking.transaction import home_broker, xa
 from txmq.client.blocking.transaction.broker_bundle import BrokerBundle
+from txmq.client.protocol.awaited import database_branch
 from txmq.client.protocol.transaction.home_decision import HomeDecision
 from txmq.errors import HeuristicMixed, TransactionAborted
 from txmq.model.bundle import BundleReceipt
@@ -84,7 +85,8 @@ def committed(label: str = "") -> list[str]:
 
 @pytest.mark.parametrize("face", ["blocking", "aio"])
 def test_every_crash_point_of_a_coordinator_has_a_test(face: str) -> None:
-    sources = [*(ROOT / "txmq/client" / face).rglob("*.py"), *(ROOT / "txmq/tx").rglob("*.py")]
+    folders = (f"txmq/client/{face}", "txmq/client/protocol/awaited", "txmq/tx")
+    sources = [source for folder in folders for source in (ROOT / folder).rglob("*.py")]
     found = {
         name
         for source in sources
@@ -182,16 +184,18 @@ def test_recovery_that_reads_absence_as_a_rollback_would_be_seen(
 def test_a_prepare_that_is_believed_as_psycopg2_reports_it_would_be_detected(
     ledgers: Ledgers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def believed(driver: Driver, name: XaBranch) -> None:
+    async def believed(driver: Driver, name: XaBranch) -> None:
         with driver.connection.cursor() as cursor:
             cursor.execute("PREPARE TRANSACTION %s", (name.gid,))
         driver.connection.reset()
 
     server = identity.ServerIdentity(1, 1, 1)
     work = prepared.Work(7, "postgres", server, 1)
-    monkeypatch.setattr(
-        database_branch, "look", lambda _connection, block: block.require_same("on") or work
-    )
+
+    async def looked(_driver: Driver, block: Any) -> Any:
+        return block.require_same("on") or work
+
+    monkeypatch.setattr(database_branch, "look", looked)
     monkeypatch.setattr(database_branch, "prepare", believed)
     tx = ledgers.begin("o-1")
     with suppress(psycopg2.Error):

@@ -16,8 +16,9 @@ from tests.client.proxy import Proxy
 from tests.client.real import RealBroker
 from tests.client.scripted_broker import FakeBroker
 from txmq.client.blocking.client import Client
-from txmq.client.blocking.transaction import database_branch, home_broker, xa
+from txmq.client.blocking.transaction import home_broker, xa
 from txmq.client.blocking.transaction.prepared_slots import SlotDemand, prepared_slots
+from txmq.client.protocol.awaited import database_branch
 from txmq.client.protocol.transaction.home_decision import HomeDecision
 from txmq.errors import (
     BrokerUnavailable,
@@ -29,6 +30,7 @@ from txmq.errors import (
     TwoPhaseOff,
 )
 from txmq.tx.postgres.blocking import prepare, server_of
+from txmq.tx.postgres.driver import run as driver_run
 from txmq.tx.postgres.identity import Server
 from txmq.tx.xid import XaBranch
 from txmq.wire.data_requests import Opcode
@@ -210,7 +212,7 @@ def test_a_database_that_is_lost_after_the_decision_is_left_to_recovery(
 def test_a_connection_that_is_lost_in_prepare_rolls_everything_back(
     ledgers: Ledgers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lost(connection: Any, name: XaBranch) -> None:
+    async def lost(connection: Any, name: XaBranch) -> None:
         prepare(connection, name)
         if name.number == 2:
             raise InDoubt("the connection broke", token=str(name.token))
@@ -283,7 +285,7 @@ def test_a_branch_that_recovery_was_quicker_with_is_done(
 def test_an_interrupt_while_branches_are_prepared_rolls_back(
     ledgers: Ledgers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(connection: Any, name: XaBranch) -> None:
+    async def interrupted(connection: Any, name: XaBranch) -> None:
         prepare(connection, name)
         if name.number == 1:
             raise KeyboardInterrupt
@@ -299,7 +301,7 @@ def test_an_interrupt_while_branches_are_prepared_rolls_back(
 def test_a_server_that_prepares_nothing_is_refused_at_the_beginning(
     ledgers: Ledgers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def switched_off(driver: Any) -> Server:
+    async def switched_off(driver: Any) -> Server:
         return server_of(driver)._replace(
             max_prepared_transactions=64 * (driver.connection is not ledgers.last)
         )
@@ -315,7 +317,7 @@ def test_a_server_that_prepares_nothing_is_refused_at_the_beginning(
 def test_a_server_without_a_free_slot_rolls_everything_back(
     ledgers: Ledgers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(connection: Any, name: XaBranch) -> None:
+    async def full(connection: Any, name: XaBranch) -> None:
         if name.number == 2:
             connection.connection.tpc_rollback()
             raise TwoPhaseFull("53200")
@@ -333,7 +335,7 @@ def test_a_transaction_without_a_free_slot_waits_and_is_rolled_back_in_the_end(
 ) -> None:
     tx = ledgers.begin("o-1", timeout=0.2)
     for one in tx._branches:
-        one.inspect()
+        driver_run(one.inspect())
     places = {server: SlotDemand(room, room) for server, (_, room) in tx._slot_demand().items()}
     with prepared_slots().reserve(places, 0.0), pytest.raises(TwoPhaseFull, match="allows"):
         tx.__exit__(None, None, None)

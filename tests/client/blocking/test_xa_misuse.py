@@ -14,7 +14,7 @@ from tests.client.blocking.test_caller_misuse import BEGINNINGS
 from tests.client.ledgers import DEADLINE_S, Ledgers, run
 from tests.client.world import ApplicationError, fail
 from txmq.client.blocking.transaction import home_broker, xa
-from txmq.client.blocking.transaction.database_branch import DatabaseBranch
+from txmq.client.protocol.awaited.database_branch import DatabaseBranch
 from txmq.client.protocol.transaction.home_decision import HomeDecision
 from txmq.errors import InDoubt, TransactionAborted, TransactionEnded, TxmqError
 from txmq.model.message import UNKNOWN
@@ -212,11 +212,11 @@ def test_a_reader_that_is_lost_after_the_decision_is_logged(
     reader = ledgers.connections[0]
     follow = DatabaseBranch.follow
 
-    def lost(branch: DatabaseBranch) -> None:
+    async def lost(branch: DatabaseBranch) -> None:
         with psycopg2.connect(ledgers.dsns[0]) as other:
             run(other, f"SELECT pg_terminate_backend({reader.info.backend_pid}, 5000)")
         other.close()
-        follow(branch)
+        await follow(branch)
 
     monkeypatch.setattr(DatabaseBranch, "follow", lost)
     # An earlier test may have configured it, and events would go there.

@@ -5,7 +5,13 @@ transaction.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from itertools import count
 from typing import Final
 
@@ -89,10 +95,14 @@ async def savepoint(driver: Driver) -> AsyncIterator[None]:
     await execute(driver, f"RELEASE SAVEPOINT {name}")
 
 
+def blocking_savepoint(driver: Driver) -> AbstractContextManager[None]:
+    """Return the block of `savepoint`, with a driver that blocks."""
+    return blocking_block(savepoint(driver))
+
+
 @contextmanager
-def blocking_savepoint(driver: Driver) -> Iterator[None]:
-    """Run a block as `savepoint` does, with a driver that blocks."""
-    rule = savepoint(driver)
+def blocking_block(rule: AbstractAsyncContextManager[None]) -> Iterator[None]:
+    """Run a block whose driver blocks."""
     run(rule.__aenter__())
     try:
         yield

@@ -13,11 +13,11 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, a
 from typing import Self
 
 from txmq.client.aio.core import AioCore
-from txmq.client.aio.transaction.branch import DatabaseBranch
 from txmq.client.aio.transaction.bundle import FIRST_PAUSE_S, LONGEST_PAUSE_S, AioBundle
 from txmq.client.aio.transaction.caller_transaction import CallerTransaction, not_begun
 from txmq.client.blocking.transaction.prepared_slots import SlotDemand, prepared_slots
 from txmq.client.log import get_logger
+from txmq.client.protocol.awaited.database_branch import DatabaseBranch
 from txmq.client.protocol.sender.routing import Routing
 from txmq.client.protocol.transaction.home_decision import (
     HomeDecision,
@@ -36,6 +36,7 @@ from txmq.model.bundle import BundleState
 from txmq.model.decider import BrokerBranch, ByHome, Participant
 from txmq.model.message import COMMIT, UNKNOWN, Decision
 from txmq.tx.coordinator import HOME, BundleStatus, Coordinator, Vote, needs_two_phases
+from txmq.tx.postgres.drivers import async_driver
 from txmq.tx.xid import branches
 
 SLOT_PAUSE_S = 0.02  # between two looks for a slot that other transactions of the process have
@@ -83,7 +84,7 @@ class XaTransaction(CallerTransaction):
         names = branches(self._node, log_id, self.token, len(self._connections))
         try:
             for connection, name in zip(self._connections, names, strict=True):
-                branch = DatabaseBranch(connection, name, self._sends)
+                branch = DatabaseBranch(async_driver(connection), name, self._sends)
                 self._branches.append(branch)
                 await branch.begin()
         except BaseException as error:

@@ -11,19 +11,19 @@ decided.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Self
+from typing import Any, Self, TypeVar
 
 from txmq.client.blocking.concurrently import run_concurrently
 from txmq.client.blocking.core import BlockingCore
 from txmq.client.blocking.transaction.broker_bundle import BrokerBundle
 from txmq.client.blocking.transaction.caller_transaction import CallerTransaction
-from txmq.client.blocking.transaction.database_branch import DatabaseBranch
 from txmq.client.blocking.transaction.home_broker import record_mixed, request_decision
 from txmq.client.blocking.transaction.prepared_slots import SlotDemand, prepared_slots
 from txmq.client.log import get_logger
+from txmq.client.protocol.awaited.database_branch import DatabaseBranch
 from txmq.client.protocol.sender.routing import Routing
 from txmq.client.protocol.transaction.home_decision import (
     HomeDecision,
@@ -42,9 +42,12 @@ from txmq.errors import (
 from txmq.model.decider import BrokerBranch, ByHome, Participant
 from txmq.model.message import COMMIT, Decision
 from txmq.tx.coordinator import HOME, BundleStatus, Coordinator, Vote, needs_two_phases
+from txmq.tx.postgres.caller import blocking_block
 from txmq.tx.postgres.driver import BlockingConnection, run
+from txmq.tx.postgres.drivers import blocking_driver
 from txmq.tx.xid import branches
 
+T = TypeVar("T")
 log = get_logger()
 
 
@@ -95,8 +98,8 @@ class XaTransaction(CallerTransaction):
         names = branches(self._node, self._core.log_id, self.token, len(self._connections))
         try:
             for connection, name in zip(self._connections, names, strict=True):
-                branch = DatabaseBranch(connection, name, self._sends)
-                branch.begin()
+                branch = DatabaseBranch(blocking_driver(connection), name, self._sends)
+                run(branch.begin())
                 self._branches.append(branch)
         except BaseException:
             self._abort()
@@ -108,7 +111,7 @@ class XaTransaction(CallerTransaction):
             for branch in self._branches:
                 branch.end_block()
             for branch in self._branches:
-                branch.inspect()
+                run(branch.inspect())
             self._require_turn()
         except BaseException:
             self._abort()
@@ -127,30 +130,30 @@ class XaTransaction(CallerTransaction):
         for bundle in self._nonempty_bundles():
             keys = order_keys(bundle.buffer.items)
             for branch in self._branches if keys else ():
-                branch.require_turn(bundle.core.log_id, keys)
+                run(branch.require_turn(bundle.core.log_id, keys))
 
     def _abort(self) -> None:
-        ended = [branch for branch in self._branches if not branch.roll_back()]
+        ended = [branch for branch in self._branches if not run(branch.roll_back())]
         if ended:
             raise ended[0].ended()
 
     def _give_back(self) -> None:
         for branch in self._branches:
-            branch.give_back()
+            run(branch.give_back())
 
     @contextmanager
     def _database_savepoint(self) -> Iterator[None]:
         with ExitStack() as stack:
             for branch in self._branches:
-                stack.enter_context(branch.savepoint())
+                stack.enter_context(blocking_block(branch.savepoint()))
             yield
 
     def _commit_in_one_phase(self) -> None:
         """Commit the branch that wrote, which decides, and then the others."""
         first, *others = sorted(self._branches, key=lambda branch: not branch.wrote)
         try:
-            first.commit()
-            run_concurrently([branch.follow for branch in others])
+            run(first.commit())
+            run_concurrently([_runs(branch.follow) for branch in others])
         finally:
             self._abort()
 
@@ -169,7 +172,7 @@ class XaTransaction(CallerTransaction):
 
     def _slot_demand(self) -> dict[int, SlotDemand]:
         """Return the number of branches to prepare at each server."""
-        limits = [branch.prepared_limit for branch in self._branches if branch.wrote]
+        limits = [run(branch.prepared_limit()) for branch in self._branches if branch.wrote]
         return {
             server: SlotDemand(sum(other == server for other, _ in limits), limit)
             for server, limit in limits
@@ -225,7 +228,7 @@ class XaTransaction(CallerTransaction):
         for n, branch in enumerate(self._branches):
             if branch.wrote:
                 coordinator.note_vote(n, Vote.UNCLEAR)
-        votes = run_concurrently([branch.vote for branch in self._branches])
+        votes = run_concurrently([_runs(branch.vote) for branch in self._branches])
         for n, vote in enumerate(votes):
             coordinator.note_vote(n, vote.vote)
         return next((vote.error for vote in votes if vote.error is not None), None)
@@ -271,11 +274,11 @@ class XaTransaction(CallerTransaction):
             bundles[n].send_decision(coordinator.decision)
         numbers = coordinator.branches_to_end
         ends: list[Callable[[], bool | None]] = [
-            partial(self._branches[n].finish, coordinator.decision) for n in numbers
+            _runs(partial(self._branches[n].finish, coordinator.decision)) for n in numbers
         ]
         readers = [branch for branch in self._branches if not branch.wrote]
         if coordinator.decision is COMMIT:
-            ends += [branch.follow for branch in readers]
+            ends += [_runs(branch.follow) for branch in readers]
         for n, agrees in zip(numbers, run_concurrently(ends), strict=False):
             coordinator.note_end(n, agrees)
         crashpoint("xa.after_commits")
@@ -308,3 +311,8 @@ class XaTransaction(CallerTransaction):
 
     def _gids(self, numbers: Sequence[int]) -> tuple[str, ...]:
         return tuple(self._branches[n].branch.gid for n in numbers)
+
+
+def _runs(step: Callable[[], Coroutine[Any, Any, T]]) -> Callable[[], T]:
+    """Return the call that carries out a step of a branch, for any thread."""
+    return lambda: run(step())

@@ -1,9 +1,9 @@
-"""The branch of an XA transaction on one connection of the caller."""
+"""The branch of an XA transaction on one connection of the caller, in all faces."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import NamedTuple
 from uuid import UUID
 
@@ -20,23 +20,22 @@ from txmq.errors import (
 from txmq.model.decider import BranchPosition, PostgresBranch
 from txmq.model.message import COMMIT, Decision
 from txmq.tx.coordinator import Vote
-from txmq.tx.postgres.blocking import (
+from txmq.tx.postgres.caller import require_usable, roll_back, savepoint
+from txmq.tx.postgres.caller_block import CallerBlock
+from txmq.tx.postgres.commit import guarded_commit
+from txmq.tx.postgres.driver import Driver
+from txmq.tx.postgres.identity import read_server, require_supported, server_of
+from txmq.tx.postgres.outbox import read_key_status
+from txmq.tx.postgres.prepared import (
+    BY_OTHERS,
+    Ending,
+    Work,
     commit_prepared,
-    guarded_commit,
     look,
     prepare,
-    read_key_status,
-    read_server,
-    roll_back,
+    require_two_phase,
     roll_back_prepared,
-    server_of,
 )
-from txmq.tx.postgres.caller import blocking_savepoint, require_usable
-from txmq.tx.postgres.caller_block import CallerBlock
-from txmq.tx.postgres.driver import BlockingConnection, run
-from txmq.tx.postgres.drivers import blocking_driver
-from txmq.tx.postgres.identity import require_supported
-from txmq.tx.postgres.prepared import BY_OTHERS, Ending, Work, require_two_phase
 from txmq.tx.postgres.statement_watch import Sends
 from txmq.tx.xid import XaBranch
 
@@ -51,11 +50,11 @@ class BranchVote(NamedTuple):
 
 
 class DatabaseBranch:
-    """A branch on a connection whose driver blocks. For one thread at a time."""
+    """A branch on a connection. For one thread or task at a time."""
 
-    def __init__(self, connection: BlockingConnection, branch: XaBranch, sends: Sends) -> None:
+    def __init__(self, driver: Driver, branch: XaBranch, sends: Sends) -> None:
         self.branch = branch
-        self._driver = blocking_driver(connection)
+        self._driver = driver
         self._block = CallerBlock(self._driver, branch.token, sends)
         self._found: Work | None = None
 
@@ -85,41 +84,38 @@ class DatabaseBranch:
             at=BranchPosition(server.timeline, position) if positioned else None,
         )
 
-    @property
-    def prepared_limit(self) -> tuple[int, int]:
+    async def prepared_limit(self) -> tuple[int, int]:
         """Return the server's system id and its max_prepared_transactions."""
-        server = server_of(self._driver)
+        server = await server_of(self._driver)
         return server.identity.system_id, server.max_prepared_transactions
 
-    def begin(self) -> None:
+    async def begin(self) -> None:
         """Open the transaction, or join the one that is open.
 
         Raises UnsupportedServer or TwoPhaseOff; as `CallerBlock.begin`.
         """
         require_usable(self._driver)
-        server = server_of(self._driver)
+        server = await server_of(self._driver)
         require_supported(server)
         require_two_phase(server)
-        run(self._block.begin())
+        await self._block.begin()
 
-    @contextmanager
-    def savepoint(self) -> Iterator[None]:
-        """Open a block whose rows are withdrawn if it raises."""
-        with blocking_savepoint(self._driver):
-            yield
+    def savepoint(self) -> AbstractAsyncContextManager[None]:
+        """Return a block whose rows are withdrawn if it raises."""
+        return savepoint(self._driver)
 
     def end_block(self) -> None:
         """End the part of the transaction in which the caller uses the connection."""
         self._block.end()
 
-    def inspect(self) -> None:
+    async def inspect(self) -> None:
         """Find out if the branch wrote.
 
         Raises if its transaction is broken, TransactionEnded if it is another one.
         """
-        self._found = look(self._driver, self._block)
+        self._found = await look(self._driver, self._block)
 
-    def require_turn(self, log_id: UUID, keys: Sequence[int]) -> None:
+    async def require_turn(self, log_id: UUID, keys: Sequence[int]) -> None:
         """Require that no rows with these keys wait for a broker in the outbox here.
 
         Those that are written later belong to transactions which had to wait for the
@@ -129,7 +125,7 @@ class DatabaseBranch:
         if (
             self.wrote
             and self._work.has_outbox
-            and read_key_status(self._driver, log_id, keys).waiting
+            and (await read_key_status(self._driver, log_id, keys)).waiting
         ):
             raise BrokerUnavailable(
                 f"Earlier transactions on the same keys wait for the broker of log {log_id} in the "
@@ -137,27 +133,27 @@ class DatabaseBranch:
                 hint="run the transaction again when the broker has fetched them: txmq outbox list",
             )
 
-    def commit(self) -> None:
+    async def commit(self) -> None:
         """Commit in one phase.
 
         Raises InDoubt, or an error after which the branch is rolled back.
         """
         try:
-            guarded_commit(self._driver, self.branch.token)
+            await guarded_commit(self._driver, self.branch.token)
         except InDoubt as doubt:
             if self.wrote:
                 hint = "look for its rows: without messages nothing else can tell"
                 raise InDoubt(doubt.message, token=doubt.token, hint=hint) from doubt
             raise TransactionAborted(doubt.message) from doubt
-        run(self._block.close())
+        await self._block.close()
 
-    def follow(self) -> None:
+    async def follow(self) -> None:
         """Commit a branch without work to prepare, after COMMIT is decided.
 
         A failure is logged only: the transaction is committed, and no row is lost.
         """
         try:
-            self.commit()
+            await self.commit()
         except TxmqError as error:
             log.warning(
                 "transaction.reader_not_committed",
@@ -166,7 +162,7 @@ class DatabaseBranch:
                 error=error.message,
             )
 
-    def vote(self) -> BranchVote:
+    async def vote(self) -> BranchVote:
         """Prepare the branch; one without work to prepare stays open.
 
         The connection of a prepared one is free for other work.
@@ -174,47 +170,48 @@ class DatabaseBranch:
         if not self.wrote:
             return BranchVote(Vote.READ_ONLY)
         try:
-            prepare(self._driver, self.branch)
+            await prepare(self._driver, self.branch)
         except InDoubt as doubt:
             return BranchVote(Vote.UNCLEAR, doubt)
         except TxmqError as error:
             return BranchVote(Vote.NO, error)
-        run(self._block.close())
+        await self._block.close()
         crashpoint("xa.between_prepares")
         return BranchVote(Vote.PREPARED)
 
-    def finish(self, decision: Decision) -> bool | None:
+    async def finish(self, decision: Decision) -> bool | None:
         """End the prepared branch; return whether it ended so, None = unknown yet."""
         finish = commit_prepared if decision is COMMIT else roll_back_prepared
         try:
-            ending = finish(self._driver, self.branch.gid, self._work.xid)
-            if ending in BY_OTHERS and self._has_failed_over():
+            ending = await finish(self._driver, self.branch.gid, self._work.xid)
+            if ending in BY_OTHERS and await self._has_failed_over():
                 return None  # its id may be another's now
         except DatabaseError:
             return None
         crashpoint("xa.between_commits")
         return None if ending is Ending.UNKNOWN else ending is not Ending.OTHERWISE
 
-    def _has_failed_over(self) -> bool:
+    async def _has_failed_over(self) -> bool:
         """Return whether the server is on a later timeline than the branch.
 
         A pooler may lead the connection there.
         """
         try:
-            return read_server(self._driver).identity.timeline != self._work.server.timeline
+            server = await read_server(self._driver)
+            return server.identity.timeline != self._work.server.timeline
         finally:
-            roll_back(self._driver)
+            await roll_back(self._driver)
 
-    def roll_back(self) -> bool:
+    async def roll_back(self) -> bool:
         """Roll the open transaction back; a prepared branch stays.
 
         Returns False if the caller may have committed rows.
         """
-        return run(self._block.roll_back())
+        return await self._block.roll_back()
 
-    def give_back(self) -> None:
+    async def give_back(self) -> None:
         """Roll back what an interrupt has left open; a prepared branch stays."""
-        run(self._block.give_back())
+        await self._block.give_back()
 
     def ended(self) -> TransactionEnded:
         """Return the error of a branch that the caller has ended."""
