@@ -272,6 +272,41 @@ def test_an_inbox_applies_each_message_once(scenes: Scenes) -> None:
     run(story())
 
 
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_list_that_fails_is_applied_one_by_one_without_later_ones_of_a_nacked_key(
+    scenes: Scenes, *, alone: bool
+) -> None:
+    """Its handler nacks a message with the others, or when it gets it alone."""
+
+    async def story() -> None:
+        async with scenes() as scene:
+            topic, group, world = fresh("in"), fresh("g"), scene.world
+            messages = [txmq.Message(b"o-%d" % n, key=f"k{n % 3}") for n in range(6)]
+            await scene.client.send_batch(topic, messages)
+
+            async def connect() -> Any:
+                return await scene.database.connect(world.dsn)
+
+            async with await scene.client.consumer(
+                group, [topic], mode="ordered", on_exhausted="park"
+            ) as consumer:
+
+                async def handle(found: list[Any], connection: Any) -> None:
+                    for message in found:
+                        await scene.insert(connection, message.body.decode())
+                        if message.body == b"o-2" and alone is (len(found) == 1):
+                            consumer.dead_letter(message, "poison")
+                    if len(found) > 1:
+                        raise ApplicationError
+
+                await consumer.run(handle, inbox=connect, batch=6, batch_wait=5, idle_exit=0.5)
+            # both are of key k2
+            assert world.orders() == {"o-0", "o-1", "o-3", "o-4"}
+            assert (await scene.client.call("group.show", group=group))["parked"] == 1
+
+    run(story())
+
+
 def test_a_cancelled_inbox_loses_and_doubles_nothing(scenes: Scenes) -> None:
     async def story() -> None:
         async with scenes() as scene:

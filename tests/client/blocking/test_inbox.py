@@ -16,6 +16,7 @@ import txmq
 from tests.client.effects import effects, take_effect, with_effects
 from tests.client.real import RealBroker
 from tests.client.scripted_member import fresh
+from tests.client.world import ApplicationError
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.consumer.consumer import Consumer
 from txmq.client.blocking.consumer.inbox_upkeep import InboxUpkeep
@@ -378,6 +379,29 @@ def test_the_rest_of_a_list_is_applied_without_what_its_handler_nacked_and_later
     with consumer_of(client, group, topic, mode="ordered") as consumer:
         consumer.run(handle, inbox=connect, batch=6, batch_wait=5, idle_exit=IDLE_S)
     assert sizes == [6, 4]
+    # both are of key k2
+    assert effects(connect) == [body for body in bodies if body not in {"m02", "m05"}]
+    assert client.call("group.show", group=group)["parked"] == 1
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_list_that_fails_is_applied_one_by_one_without_later_ones_of_a_nacked_key(
+    client: Client, connect: Callable[[], Connection], *, alone: bool
+) -> None:
+    """Its handler nacks a message with the others, or when it gets it alone."""
+    topic, group = fresh("t"), fresh("g")
+    bodies = send(client, topic, 6)
+
+    def handle(messages: list[ReceivedMessage], connection: Connection) -> None:
+        for message in messages:
+            take_effect(message, connection)
+            if message.body == b"m02" and alone is (len(messages) == 1):
+                consumer.dead_letter(message, "poison")
+        if len(messages) > 1:
+            raise ApplicationError
+
+    with consumer_of(client, group, topic, mode="ordered") as consumer:
+        consumer.run(handle, inbox=connect, batch=6, batch_wait=5, idle_exit=IDLE_S)
     # both are of key k2
     assert effects(connect) == [body for body in bodies if body not in {"m02", "m05"}]
     assert client.call("group.show", group=group)["parked"] == 1

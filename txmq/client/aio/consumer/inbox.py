@@ -228,14 +228,16 @@ class InboxWorker(Worker):
         self._database = Database(connect)
         # Of every commit. It has no row: the inbox shows the outcome of a commit.
         self._token = new_token()
+        self._failed: set[tuple[str, str]] = set()  # keys of the messages that may not go on
 
     async def process(self, messages: Sequence[DeliveredMessage]) -> None:
+        self._failed.clear()
         if len(messages) == 1:
             error = await self._apply_in_place(messages)
             if error is not None:
                 self._nack(messages, error)
         elif await self.attempt(messages) is not None:
-            await self._apply_one_by_one(_outstanding(messages))
+            await self._apply_one_by_one(messages)
 
     async def end(self) -> None:
         await self._database.close()
@@ -246,17 +248,28 @@ class InboxWorker(Worker):
     async def _apply_one_by_one(self, messages: Iterable[DeliveredMessage]) -> None:
         """Apply each message in a transaction of its own.
 
-        In an ordered group the later messages of a failed one's key are returned.
+        In an ordered group the later messages of a failed one's key are returned: also
+        of one that the handler has nacked, whether in the attempt with all of them or
+        now.
         """
-        ordered, failed = self._members.settings.ordered, set[tuple[str, str]]()
         for message in messages:
-            if ordered and message.key and (message.topic, message.key) in failed:
+            if not message.in_hand:
+                self._failed.add(_key_of(message))
+            elif self._waits(message):
                 self._members.give_back([message])
-                continue
-            error = await self._apply_in_place([message])
-            if error is not None:
+            elif (error := await self._apply_in_place([message])) is not None:
                 self._nack([message], error)
-                failed.add((message.topic, message.key or ""))
+                self._failed.add(_key_of(message))
+
+    def _waits(self, message: DeliveredMessage) -> bool:
+        """Return whether a message has to wait for an earlier one of its key."""
+        ordered = self._members.settings.ordered and bool(message.key)
+        return ordered and _key_of(message) in self._failed
+
+    def _give_back(self, messages: Sequence[DeliveredMessage]) -> None:
+        """Return messages, and later those of their keys, to the group."""
+        self._failed.update(map(_key_of, messages))
+        self._members.give_back(_outstanding(messages))
 
     async def _apply_in_place(self, messages: Sequence[DeliveredMessage]) -> Exception | None:
         """Apply a message as often as the consumer may, each time in a transaction of
@@ -287,7 +300,7 @@ class InboxWorker(Worker):
         for run in range(CONFLICT_RUNS):
             driver = await self._connected()
             if driver is None:
-                self._members.give_back(_outstanding(messages))
+                self._give_back(messages)
                 return None
             try:
                 await self._transaction(driver, messages)
@@ -313,7 +326,7 @@ class InboxWorker(Worker):
             case _HandlerFailed():
                 return end.error
             case _NotOpen():
-                self._members.give_back(_outstanding(messages))
+                self._give_back(messages)
                 return None
             case _NackedByHandler():
                 rest = self._not_nacked(messages)
@@ -326,13 +339,11 @@ class InboxWorker(Worker):
         In an ordered group the later messages of a nacked one's key are returned to the
         group.
         """
-        ordered, nacked = self._members.settings.ordered, set[tuple[str, str]]()
         rest: list[DeliveredMessage] = []
         for message in messages:
-            key = (message.topic, message.key or "")
             if not message.in_hand:
-                nacked.add(key)
-            elif ordered and message.key and key in nacked:
+                self._failed.add(_key_of(message))
+            elif self._waits(message):
                 self._members.give_back([message])
             else:
                 rest.append(message)
@@ -466,6 +477,10 @@ def _raise_if_cancelled() -> None:
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
+
+
+def _key_of(message: DeliveredMessage) -> tuple[str, str]:
+    return message.topic, message.key or ""
 
 
 def _outstanding(messages: Iterable[DeliveredMessage]) -> list[DeliveredMessage]:

@@ -152,6 +152,7 @@ class InboxWorker:
         # Of every commit. It has no row: the inbox shows the outcome of a commit.
         self._token = new_token()
         self._next, self._chained = EMPTY, 0  # to chain before the worker receives anew
+        self._failed: set[tuple[str, str]] = set()  # keys of the batch that may not go on
 
     def __call__(self, messages: Sequence[DeliveredMessage]) -> None:
         batch, self._chained = _Batch(messages), CHAINED
@@ -171,12 +172,13 @@ class InboxWorker:
             self._connection.close()
 
     def _process(self, batch: _Batch) -> None:
+        self._failed.clear()
         if len(batch.messages) == 1:
             error = self._apply_in_place(batch)
             if error is not None:
                 self._nack(batch.messages, error)
         elif self._apply(batch) is not None:
-            self._apply_one_by_one(_outstanding(batch.messages))
+            self._apply_one_by_one(batch.messages)
 
     def _nack(self, messages: Sequence[DeliveredMessage], error: BaseException) -> None:
         self._source.nack_many(failed_messages(messages, error), error=error)
@@ -184,18 +186,29 @@ class InboxWorker:
     def _apply_one_by_one(self, messages: Iterable[DeliveredMessage]) -> None:
         """Apply each message in a transaction of its own.
 
-        In an ordered group the later messages of a failed one's key are returned.
+        In an ordered group the later messages of a failed one's key are returned: also
+        of one that the handler has nacked, whether in the attempt with all of them or
+        now.
         """
         self._chained = 0
-        ordered, failed = self._source.settings.ordered, set[tuple[str, str]]()
         for message in messages:
-            if ordered and message.key and (message.topic, message.key) in failed:
+            if not message.in_hand:
+                self._failed.add(_key_of(message))
+            elif self._waits(message):
                 self._source.give_back([message])
-                continue
-            error = self._apply_in_place(_Batch([message]))
-            if error is not None:
+            elif (error := self._apply_in_place(_Batch([message]))) is not None:
                 self._nack([message], error)
-                failed.add((message.topic, message.key or ""))
+                self._failed.add(_key_of(message))
+
+    def _waits(self, message: DeliveredMessage) -> bool:
+        """Return whether a message has to wait for an earlier one of its key."""
+        ordered = self._source.settings.ordered and bool(message.key)
+        return ordered and _key_of(message) in self._failed
+
+    def _give_back(self, messages: Sequence[DeliveredMessage]) -> None:
+        """Return messages, and later those of their keys, to the group."""
+        self._failed.update(map(_key_of, messages))
+        self._source.give_back(_outstanding(messages))
 
     def _apply_in_place(self, batch: _Batch) -> BaseException | None:
         """Apply a message as often as the consumer may, each time in a transaction of
@@ -230,7 +243,7 @@ class InboxWorker:
             except (DatabaseConflict, DatabaseUnavailable, InDoubt) as error:
                 trouble: BaseException = error
             except _NotOpen:
-                self._source.give_back(_outstanding(batch.messages))
+                self._give_back(batch.messages)
                 return None
             except _HandlerFailed as failed:
                 return failed.error
@@ -254,13 +267,11 @@ class InboxWorker:
         In an ordered group the later messages of a nacked one's key are returned to the
         group.
         """
-        ordered, nacked = self._source.settings.ordered, set[tuple[str, str]]()
         rest: list[DeliveredMessage] = []
         for message in messages:
-            key = (message.topic, message.key or "")
             if not message.in_hand:
-                nacked.add(key)
-            elif ordered and message.key and key in nacked:
+                self._failed.add(_key_of(message))
+            elif self._waits(message):
                 self._source.give_back([message])
             else:
                 rest.append(message)
@@ -415,6 +426,10 @@ class InboxWorker:
         # The random part keeps transactions in conflict from meeting again.
         if self._stop.wait(seconds * (0.5 + random())):  # noqa: S311  # no secret
             raise _Stopped
+
+
+def _key_of(message: DeliveredMessage) -> tuple[str, str]:
+    return message.topic, message.key or ""
 
 
 def _outstanding(messages: Iterable[DeliveredMessage]) -> list[DeliveredMessage]:
