@@ -8,13 +8,16 @@ import re
 import socket
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from tests import bench
 from tests.bench import yardsticks
 from tests.bench.__main__ import main
 from tests.bench.harness import (
@@ -26,7 +29,7 @@ from tests.bench.harness import (
     serving,
 )
 from tests.bench.raw.latency import latency_us, percentile
-from tests.bench.rows import ROWS, Row, Run, at_least, at_most, benchmark, row
+from tests.bench.rows import ROWS, Benchmark, Row, Run, at_least, at_most, benchmark, row
 from tests.bench.suite import BENCHMARKS
 from txmq.testing.wait import wait_until
 
@@ -265,6 +268,17 @@ def test_a_row_outside_its_benchmarks_prefix_is_a_mistake(options: list[str]) ->
 
     with pytest.raises(ValueError, match=r"flow\.orders"):
         main(options, [stray])
+
+
+def test_the_suite_has_each_benchmark_that_is_written() -> None:
+    written = {
+        measure
+        for name in iter_modules(bench.__path__)
+        if name.name != "__main__"
+        for measure in vars(import_module(f"tests.bench.{name.name}")).values()
+        if isinstance(measure, Benchmark)
+    }
+    assert written == set(BENCHMARKS)
 
 
 def test_each_benchmark_has_a_prefix_of_its_own() -> None:

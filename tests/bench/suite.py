@@ -57,6 +57,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     search.find,
     transactions.row_and_message,
     aio.transactions,
+    aio.bare,
     transactions.commit_to_consumer,
     transactions.outbox,
     transactions.steady,
