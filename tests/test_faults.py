@@ -1016,8 +1016,27 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_user_with_too_many_failures_has_to_wait_and_others_need_not",
         "test_logins_that_begin_at_a_time_get_no_more_guesses",
         "test_an_ipv6_network_has_the_guesses_of_one_host",
+        "test_many_names_neither_push_out_a_lock_nor_take_the_hashes_of_other_hosts",
+        "test_a_verifier_of_many_rounds_costs_as_many_hashes",
+        "test_nobody_else_has_the_rights_of_the_broker_s_own_parts_or_locks_them_out",
+        "test_a_login_that_began_before_a_new_password_or_the_user_s_end_does_not_succeed",
     ),
     211: ("test_a_list_that_fails_is_applied_one_by_one_without_later_ones_of_a_nacked_key",),
+    212: ("test_of_two_who_import_a_file_at_once_one_sends_it",),
+    213: (
+        "test_retention_that_is_faster_than_a_reply_is_said",
+        "test_a_span_of_the_log_that_is_leapt_over_is_said",
+        "test_reading_goes_on_behind_a_transaction_that_was_rolled_back",
+    ),
+    214: (
+        "test_a_header_that_is_no_text_is_answered_and_keeps_no_connection",
+        "test_a_request_that_meets_a_bug_is_answered_and_keeps_no_connection",
+        "test_what_comes_behind_a_refused_request_is_not_read",
+    ),
+    215: (
+        "test_files_that_could_not_be_read_are_tried_again_though_no_time_of_theirs_changes",
+        "test_a_key_with_a_password_is_refused_and_nobody_is_asked",
+    ),
 }
 
 # Each bug with the names under which it is planted, or the test that must find it.

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 
@@ -304,3 +305,44 @@ def test_whatever_comes_is_answered_or_hung_up_on(pieces: list[bytes], cuts: lis
     assert transport.disconnecting or transport.disconnected
     good = site.request(GET + b"\r\n")[1]
     assert status(good) == 200
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [(b"Host", 421), (b"Origin", 403), (b"Authorization", 200), (b"Sec-Fetch-Site", 403)],
+)
+def test_a_header_that_is_no_text_is_answered_and_keeps_no_connection(
+    header: bytes, expected: int
+) -> None:
+    site = ScriptedSite()
+    site.factory.act = lambda _form, respond, _rights: respond(HttpReply(200, b"done"))
+    is_form = header == b"Sec-Fetch-Site"
+    request = b"POST /act/x HTTP/1.1\r\nContent-Length: 0\r\n" if is_form else b"GET / HTTP/1.1\r\n"
+    if header != b"Host":
+        request += b"Host: localhost\r\n"
+    channel, transport = site.request(request + header + b": \xff\xfe\r\n\r\n")
+    assert status(transport) == expected
+    assert not channel.answering
+
+
+def test_a_request_that_meets_a_bug_is_answered_and_keeps_no_connection() -> None:
+    site = ScriptedSite()
+
+    def fail(_path: str, _query: Query, _respond: Respond) -> None:
+        raise ValueError("a bug")
+
+    site.factory.handle = fail
+    with capture_logs() as logged:
+        channel, transport = site.request(GET + b"\r\n")
+    assert status(transport) == 500
+    assert not channel.answering
+    assert [line["event"] for line in logged] == ["http.failed"]
+
+
+def test_what_comes_behind_a_refused_request_is_not_read() -> None:
+    site = ScriptedSite()
+    channel, transport = site.request(b"not a request\r\n")
+    channel.dataReceived(b"\r\n" + GET + b"\r\n")
+    site.clock.advance(0)
+    assert status(transport) == 400
+    assert transport.value().count(b"HTTP/1.1") == 1

@@ -15,9 +15,11 @@ from io import BytesIO
 from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import structlog
 from twisted.internet.protocol import connectionDone
 from twisted.web.http import HTTPChannel, HTTPFactory, Request, datetimeToString
 
+from txmq.broker.reactor.bounded_log import BoundedLog
 from txmq.config.listen import is_loopback
 from txmq.errors import LoginFailed, Throttled
 from txmq.wire.json import dump
@@ -38,6 +40,7 @@ PART_HEADER = "X-Txmq-Part"  # of a script that shows the reply within its page
 MAX_HEADER_BYTES = 8_192
 MAX_HEADER_LINES = 64
 MAX_CONNECTIONS = 64  # a browser opens six
+BUG_HINT = "report what the broker's log says"
 
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
@@ -56,6 +59,8 @@ HOST_HEADER = re.compile(
     r"(?:\[(?P<bracketed>[0-9A-Fa-f:.]+)\]|(?P<plain>[A-Za-z0-9.-]+))(?::[0-9]{1,5})?"
 )
 TOO_LARGE = b"HTTP/1.1 413 Content Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+
+log = structlog.get_logger()
 
 Query = Mapping[bytes, Sequence[bytes]]
 
@@ -181,11 +186,21 @@ class AdminRequest(Request):
         factory: Any = self.channel.factory
         self.channel.answering = True
         # the reply goes out in another turn: pipelined requests let others in between
-        factory.clock.callLater(0, self._answer, factory)
+        factory.clock.callLater(0, self._begin, factory)
 
-    def _answer(self, factory: AdminFactory) -> None:
+    def _begin(self, factory: AdminFactory) -> None:
         if self._disconnected:
             return
+        try:
+            self._answer(factory)
+        except Exception as error:  # noqa: BLE001  # without a reply the connection stays for ever
+            factory.warnings.warn(log, "http.failed", error=repr(error), exc_info=error)
+            if self.startedWriting or self._disconnected:
+                self.channel.transport.abortConnection()
+            else:
+                self._respond(error_reply(500, "Bug", "this request met a bug", BUG_HINT))
+
+    def _answer(self, factory: AdminFactory) -> None:
         access: HttpAccess = factory.access
         is_form = factory.act is not None and self._is_form
         error = self._check(access, is_form=is_form)
@@ -213,7 +228,7 @@ class AdminRequest(Request):
             factory.handle(self.path.decode("latin-1"), self.args, self._respond, rights)
 
     def _log_in(self, access: HttpAccess) -> object | None:
-        headers = self.requestHeaders.getRawHeaders("Authorization", [])
+        headers = self._fields("Authorization")
         peer: Any = self.client
         rights = access.log_in(
             str(getattr(peer, "host", peer)), headers[0] if len(headers) == 1 else None
@@ -221,6 +236,11 @@ class AdminRequest(Request):
         if rights is not None and self.path == LOGOUT:
             raise LoginFailed("you are logged out", hint="log in again, or leave the page")
         return rights
+
+    def _fields(self, name: str) -> list[str]:
+        """Return the values of a header: any bytes, as HTTP has them."""
+        values = self.requestHeaders.getRawHeaders(name.encode(), [])
+        return [value.decode("latin-1") for value in values]
 
     def _form(self) -> HttpForm:
         content: Any = self.content
@@ -233,7 +253,7 @@ class AdminRequest(Request):
         return HttpForm(self.path.decode("latin-1"), content.read(), cookie, part)
 
     def _check(self, access: HttpAccess, *, is_form: bool) -> HttpReply | None:
-        hosts = self.requestHeaders.getRawHeaders("Host", [])
+        hosts = self._fields("Host")
         if len(hosts) != 1 or not is_known_host(hosts[0], access.hosts):
             return error_reply(
                 421,
@@ -244,7 +264,7 @@ class AdminRequest(Request):
         schemes = {access.scheme}
         if not is_known_host(hosts[0], ()):  # a name of the settings: perhaps of a proxy with TLS
             schemes.add("https")
-        origins = self.requestHeaders.getRawHeaders("Origin", [])
+        origins = self._fields("Origin")
         if any(origin not in {f"{one}://{hosts[0]}" for one in schemes} for origin in origins):
             return error_reply(403, "WrongOrigin", "requests from other origins are refused")
         if is_form:
@@ -261,14 +281,14 @@ class AdminRequest(Request):
 
     def _check_form(self) -> HttpReply | None:
         headers = self.requestHeaders
-        sites = headers.getRawHeaders("Sec-Fetch-Site", [])
+        sites = self._fields("Sec-Fetch-Site")
         # of old browsers, one of the two; what is no browser has the command line
         if any(site != "same-origin" for site in sites) or not (
             sites or headers.hasHeader("Origin")
         ):
             message = "a form has to come from a page of this console"
             return error_reply(403, "WrongOrigin", message, "use the console, or txmq --help")
-        types = headers.getRawHeaders("Content-Type", [])
+        types = self._fields("Content-Type")
         if [one.partition(";")[0].strip().lower() for one in types] != [FORM]:
             return error_reply(415, "BadRequest", "this is not a form", f"send {FORM}")
         return None
@@ -360,6 +380,11 @@ class AdminChannel(HTTPChannel):
         factory.channels[self] = None
         HTTPChannel.connectionMade(self)
 
+    def dataReceived(self, data: bytes) -> None:
+        transport: Any = self.transport
+        if not transport.disconnecting:  # TLS reads on after a refusal, whose rest is no request
+            HTTPChannel.dataReceived(self, data)
+
     def resetTimeout(self) -> None:
         """Keep the time-out running. Twisted calls this for each piece of data, and
         slow clients must not stay.
@@ -404,7 +429,7 @@ class AdminFactory(HTTPFactory):
     ) -> None:
         super().__init__(timeout=request_s, reactor=reactor)
         self.access, self.act = access, act
-        self.handle, self.clock = handle, reactor
+        self.handle, self.clock, self.warnings = handle, reactor, BoundedLog(reactor)
         self.channels: dict[AdminChannel, None] = {}  # the oldest first
 
     def buildProtocol(self, addr: IAddress | None) -> Any:  # noqa: ANN401  # an AdminChannel; the base class has no type for it

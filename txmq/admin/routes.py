@@ -60,6 +60,11 @@ SELECTION: dict[str, Callable[[str], Any]] = {
     **dict.fromkeys(("topic", "key", "error_type", "fingerprint", "text"), str),
     **dict.fromkeys(("died_from", "died_before", "min_attempts", "max_attempts"), _number),
 }
+AUDIT: dict[str, Callable[[str], Any]] = {
+    **dict.fromkeys(("operator", "call", "about", "topic"), str),
+    **dict.fromkeys(("start", "end", "after"), _number),
+    "limit": _limit,
+}
 ROUTES: dict[tuple[str, ...], ApiRoute] = {
     ("broker",): ApiRoute("broker.show"),
     ("series",): ApiRoute(
@@ -80,6 +85,7 @@ ROUTES: dict[tuple[str, ...], ApiRoute] = {
     ("plans", ANY_NAME, "letters"): ApiRoute(
         "plan.letters", "name", {"outcome": str, "cursor": str, "limit": _limit}, {"limit": 100}
     ),
+    ("audit",): ApiRoute("audit.list", "", AUDIT, {"newest": True, "limit": 100}),
     ("policies",): ApiRoute("policy.list", "", PAGE, {"limit": MAX_ROWS}),
     ("letters", ANY_NAME): ApiRoute(
         "dlq.list", "group", {"cursor": str, "limit": _limit}, {"limit": 100}, SELECTION
@@ -123,6 +129,8 @@ def _arguments(route: ApiRoute, query: Query) -> dict[str, object]:
         try:
             value = parse(values[0].decode())
         except ValueError as error:
-            raise RemoteProtocolError(f"parameter {name}: {error}") from error
+            raise RemoteProtocolError(
+                f"parameter {name}: {error}", hint="correct the parameter"
+            ) from error
         (arguments if name in route.parameters else selection)[name] = value
     return arguments | ({"select": selection} if route.selection else {})

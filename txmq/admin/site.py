@@ -69,7 +69,7 @@ class AdminSite:
             else:
                 self._api(path, query, respond, rights)
         except RemoteProtocolError as error:
-            respond(error_reply(400, "BadRequest", str(error), error.hint or ""))
+            respond(error_reply(400, "BadRequest", error.message, error.hint or ""))
         except NotPermitted:
             raise
         except TxmqError as error:

@@ -456,7 +456,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(
             str(path), f"cannot be read: {error.strerror}", hint="give the path of a TOML file"
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(
             str(path), f"is not TOML: {error}", hint="see txmq/config/broker.py for an example"
         ) from None

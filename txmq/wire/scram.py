@@ -173,13 +173,13 @@ class ScramServer:
 
     def __init__(self, first: ClientFirst, verifier: Verifier, nonce: str | None = None) -> None:
         self.user = first.user
-        self._first, self._verifier = first, verifier
+        self._first, self.verifier = first, verifier
         self._nonce = first.nonce + (nonce or secrets.token_urlsafe(18))
 
     def challenge(self) -> str:
         """Return the first message to the client."""
-        verifier = self._verifier
-        return f"r={self._nonce},s={_text(verifier.salt)},i={verifier.iterations}"
+        salt, iterations, *_ = self.verifier
+        return f"r={self._nonce},s={_text(salt)},i={iterations}"
 
     def verify(self, client_final: str) -> str | None:
         """Return the last message to the client; None = it does not know the
@@ -191,12 +191,12 @@ class ScramServer:
         bound = hmac.compare_digest(match[2], _text(self._first.header.encode()))
         fresh = hmac.compare_digest(match[3], self._nonce)
         message = f"{self._first.bare},{self.challenge()},{match[1]}".encode()
-        signature = hmac.digest(self._verifier.stored_key, message, "sha256")
+        signature = hmac.digest(self.verifier.stored_key, message, "sha256")
         client_key = _xor(_bytes(match[4]), signature)
-        right = hmac.compare_digest(hashlib.sha256(client_key).digest(), self._verifier.stored_key)
+        right = hmac.compare_digest(hashlib.sha256(client_key).digest(), self.verifier.stored_key)
         if not (bound and fresh and right):
             return None
-        return f"v={_text(hmac.digest(self._verifier.server_key, message, 'sha256'))}"
+        return f"v={_text(hmac.digest(self.verifier.server_key, message, 'sha256'))}"
 
 
 def _text(data: bytes) -> str:

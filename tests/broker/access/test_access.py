@@ -264,3 +264,65 @@ def test_passwords_by_http_cost_a_bounded_number_of_hashes_however_many_peers_th
     broker.pass_time(1)
     with pytest.raises(errors.LoginFailed):
         log_in("10.0.0.1", header)
+
+
+def test_many_names_neither_push_out_a_lock_nor_take_the_hashes_of_other_hosts() -> None:
+    broker = BrokerWithUsers()
+    office = broker.assembly.guard
+    for _ in range(guard.MAX_FAILURES):
+        office.failed("10.0.0.1", "root")
+    for number in range(guard.MAX_PEERS + 1):
+        office.failed("10.0.0.1", f"name-{number}")
+    with pytest.raises(errors.Throttled):
+        office.check_login("10.0.0.1", "root")
+    told = []
+    for number in range(30):
+        guess = "Basic " + b64encode(f"other-{number}:wrong".encode()).decode()
+        with pytest.raises(errors.TxmqError) as caught:
+            office.log_in_by_http("10.0.0.1", guess)
+        told.append(type(caught.value).__name__)
+    assert told.count("LoginFailed") == guard.HASHES_OF_PEER
+    right = "Basic " + b64encode(f"root:{PASSWORD}".encode()).decode()
+    assert office.log_in_by_http("10.0.0.2", right) is not None
+
+
+def test_a_verifier_of_many_rounds_costs_as_many_hashes() -> None:
+    broker = BrokerWithUsers()
+    made = scram.make_verifier("x", b"t" * 16, scram.MIN_ITERATIONS)
+    made = made._replace(iterations=10 * scram.ITERATIONS)
+    broker.log_in("root").call("user.set", name="shop", password=VerifierArgs.of(made), new=False)
+    office = broker.assembly.guard
+    guess = "Basic " + b64encode(b"shop:wrong").decode()
+    with pytest.raises(errors.LoginFailed):
+        office.log_in_by_http("10.0.0.1", guess)
+    broker.pass_time(1)
+    with pytest.raises(errors.Throttled):
+        office.log_in_by_http("10.0.0.1", guess)
+
+
+def test_nobody_else_has_the_rights_of_the_broker_s_own_parts_or_locks_them_out() -> None:
+    office = BrokerWithUsers().assembly.guard
+    office.certificate_name = lambda _transport: guard.OWN_USER
+    assert office.certified(object()) is None
+    for _ in range(2 * guard.MAX_FAILURES):
+        office.failed("127.0.0.1", guard.OWN_USER)
+    office.check_login("127.0.0.1", guard.OWN_USER)
+
+
+def test_a_login_that_began_before_a_new_password_or_the_user_s_end_does_not_succeed() -> None:
+    broker = BrokerWithUsers()
+    root, made = broker.log_in("root"), scram.make_verifier("another", b"t" * 16, 4_096)
+    begun = []
+    for user in ("shop", "billing"):
+        client, scram_client = broker.connect(None), scram.ScramClient(user, PASSWORD)
+        hello = Hello(versions=(1, 1), client="test", login=login(user, scram_client))
+        client.send(encode_frame(Opcode.HELLO, 1, hello.encode()))
+        [challenge] = client.replies()
+        begun.append((client, scram_client.final(Challenge.parse(challenge).login["message"])))
+    root.call("user.set", name="shop", password=VerifierArgs.of(made), new=False)
+    root.call("user.delete", name="billing")
+    broker.pass_time(0)
+    for client, final in begun:
+        client.send(encode_frame(Opcode.LOGIN, 2, LoginStep(message=final).encode()))
+        [reply] = client.replies()
+        assert isinstance(refusal_of(reply), errors.LoginFailed)

@@ -191,3 +191,21 @@ def test_without_the_setting_nothing_is_imported() -> None:
     code = "import sys, txmq.broker.service; print('opentelemetry' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout == "False\n"
+
+
+def test_hostile_contexts_take_a_bounded_memory(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spans, "MOST_KEPT", 3)
+    large = traced()
+    state = ",".join(f"v{number}={'x' * 200}" for number in range(30))
+    stated = Message(b"x", headers={**(large.headers or {}), "tracestate": state})
+    tokens = [watched.broker.half(number, stated) for number in range(1, 6)]
+    for span in watched.spans():
+        assert all(not link.context.trace_state for link in span.links)
+    for token in tokens:
+        watched.broker.ask(
+            "tx.decide", token=token, outcome="COMMIT", operator="ann", reason="r", force=True
+        )
+    found = [linked(span) for span in watched.spans() if span.name == "commit"]
+    assert found == [[], [], [SPAN], [SPAN], [SPAN]]

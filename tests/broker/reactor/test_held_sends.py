@@ -137,6 +137,21 @@ def test_a_decision_stays_behind_its_own_half_message(*, together: bool) -> None
     assert broker.engine.state.undecided == 0
 
 
+def test_a_decision_does_not_wait_where_its_half_message_has_gone() -> None:
+    broker = Busy()
+    client, token = broker.connect(), broker.token(5)
+    assert not send(client, Opcode.GROUP, 1, half(token))
+    broker.catch_up()
+    assert [reply.correlation for reply in client.replies()] == [1]
+    broker.fall_behind()
+    client.send(encode_frame(Opcode.GROUP, 2, half(broker.token(6))))
+    decide = pack_decide(Decide(Decision.COMMIT, token, 0, "s"))
+    assert not send(client, Opcode.DECIDE, 3, decide)
+    assert (broker.held.waiting, broker.engine.state.undecided) == (1, 0)
+    broker.catch_up()
+    assert [reply.status for reply in client.replies()] == [0, 0]
+
+
 def test_beyond_the_bounds_a_send_is_refused_with_the_pause_to_make(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

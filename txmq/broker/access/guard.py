@@ -42,6 +42,7 @@ OWN_USER = ".broker"
 WINDOW_S = 60.0  # in which failed logins are counted
 MAX_FAILURES = 10  # of a user from one host in this time
 HASHES_PER_S = 20  # of passwords that come by HTTP, of all peers: a tenth of a processor
+HASHES_OF_PEER = 5  # of these, of one host: it does not keep others out
 MAX_PEERS = 10_000  # users of hosts that are remembered
 DENIAL_S = 60.0  # between two entries of the audit topic about the same denial
 MAX_DENIALS = 100  # that are remembered, and so may be stored in this time
@@ -150,6 +151,8 @@ class Guard:
         self.seconds = clock.seconds
         # by network and user: who guesses must not lock others out that share a host
         self._failures: OrderedDict[tuple[str, str], tuple[float, int]] = OrderedDict()
+        # as many as there may be: other guesses do not push them out
+        self._locked: OrderedDict[tuple[str, str], tuple[float, int]] = OrderedDict()
         self._log = BoundedLog(clock)
         self._denials: OrderedDict[tuple[str, Need], float] = OrderedDict()
         self.denied: Counter[str] = Counter()  # by verb, since the start
@@ -160,6 +163,7 @@ class Guard:
         self._own = scram.make_verifier(self.own_password, iterations=scram.MIN_ITERATIONS)
         self._fallback = secrets.token_bytes(32)
         self._hashes = TokenBucket(HASHES_PER_S, clock.seconds())
+        self._hashes_of: OrderedDict[str, TokenBucket] = OrderedDict()  # by network
         self._http_logins: set[bytes] = set()  # sealed names and passwords that were right
         self._tokens: dict[bytes, tuple[str, Token]] | None = None  # by digest; None = not yet
 
@@ -206,9 +210,11 @@ class Guard:
         return meter
 
     def certified(self, transport: object) -> Rights | None:
-        """Return the rights of the user that a client's certificate names, if any."""
+        """Return the rights of the user that a client's certificate names, if any. The
+        broker's own parts have no certificate: none may have their rights.
+        """
         name = self.certificate_name(transport)
-        return None if name is None else self.rights_of(name)
+        return None if name is None or name == OWN_USER else self.rights_of(name)
 
     def forget(self) -> None:
         """Compile rights anew: users have changed."""
@@ -236,6 +242,13 @@ class Guard:
         self.check_login(peer, first.user)
         return scram.ScramServer(first, self.verifier_of(first.user))
 
+    def rights_after(self, login: scram.ScramServer) -> Rights | None:
+        """Return the rights of a user whose proof was right; None = the user or the
+        password is another one by now.
+        """
+        is_current = self.verifier_of(login.user) == login.verifier
+        return self.rights_of(login.user) if is_current else None
+
     def log_in_by_http(self, peer: str, authorization: str | None) -> Rights | None:
         """Return the rights of the user in an Authorization header (Basic, or Bearer
         with a token); None = the broker has no users. Each request counts for the
@@ -258,7 +271,7 @@ class Guard:
         seal = hmac.digest(self._fallback, repr((user, password)).encode(), "sha256")
         known = seal in self._http_logins and user in self._engine.state.users.by_name
         if not known:
-            self._check_hashes()
+            self._check_hashes(peer, max(1.0, verifier.iterations / scram.ITERATIONS))
         rights = self.rights_of(user) if known or scram.is_password(verifier, password) else None
         if rights is None or user == OWN_USER:
             raise self.failed(peer, user)
@@ -286,19 +299,27 @@ class Guard:
             )
         return _until(rights, known.expire_at)
 
-    def _check_hashes(self) -> None:
+    def _check_hashes(self, peer: str, cost: float) -> None:
         """Count a hash of a password, over all peers: each costs the reactor's thread
-        milliseconds. Raises Throttled beyond `HASHES_PER_S`.
+        milliseconds. Raises Throttled beyond `HASHES_PER_S`, and for a host beyond
+        `HASHES_OF_PEER`: it may try many names. `cost` is more than 1 where a verifier
+        has more rounds than txmq gives it.
         """
-        if wait_s := self._hashes.wait_s(self._clock.seconds()):
+        network, now = network_of(peer), self._clock.seconds()
+        own = self._hashes_of.pop(network, None) or TokenBucket(HASHES_OF_PEER, now)
+        self._hashes_of[network] = own
+        if len(self._hashes_of) > MAX_PEERS:
+            self._hashes_of.popitem(last=False)
+        if wait_s := own.wait_s(now) or self._hashes.wait_s(now):
             raise Throttled.after(wait_s, "too many logins at a time", hint="try again")
-        self._hashes.take(1)
+        own.take(cost)
+        self._hashes.take(cost)
 
     def check_login(self, peer: str, user: str) -> None:
         """Raise Throttled for a user with too many failures from a host. It is asked
         again before a proof is verified: many logins may have begun at a time.
         """
-        since, count = self._failures.get((network_of(peer), user), (0.0, 0))
+        since, count = self._locked.get((network_of(peer), user), (0.0, 0))
         left = since + WINDOW_S - self._clock.seconds()
         if count >= MAX_FAILURES and left > 0:
             message = f"too many failed logins of {user[:128]!r} from {peer}"
@@ -306,16 +327,21 @@ class Guard:
 
     def failed(self, peer: str, user: str) -> LoginFailed:
         """Count a failed login, and return its error: the same for every cause."""
+        self._note_failure(peer, user)
+        if user != OWN_USER:  # there is nothing to guess, and the broker's parts need it
+            self._count_failure((network_of(peer), user))
+        return LoginFailed(scram.WRONG, hint=scram.WRONG_HINT)
+
+    def _count_failure(self, key: tuple[str, str]) -> None:
         now = self._clock.seconds()
-        key = network_of(peer), user
         since, count = self._failures.pop(key, (now, 0))
         if since + WINDOW_S <= now:
             since, count = now, 0
-        self._failures[key] = (since, count + 1)
-        if len(self._failures) > MAX_PEERS:
-            self._failures.popitem(last=False)
-        self._note_failure(peer, user)
-        return LoginFailed(scram.WRONG, hint=scram.WRONG_HINT)
+        known = self._locked if count + 1 >= MAX_FAILURES else self._failures
+        known.pop(key, None)
+        known[key] = (since, count + 1)
+        if len(known) > MAX_PEERS:
+            known.popitem(last=False)
 
     def _note_failure(self, peer: str, user: str) -> None:
         self.logins["failed"] += 1

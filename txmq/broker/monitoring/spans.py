@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 SCHEMA = "https://opentelemetry.io/schemas/1.44.0"
 MOST_LINKS = 128  # which the SDK keeps of a span
 MOST_SPANS = 256  # of a flush; what else it brought is counted in the next span
-MOST_TOKENS = 10_000  # undecided transactions whose links are kept for their decisions
+MOST_KEPT = 50_000  # links of undecided transactions, kept for their decisions
+MOST_STATE = 512  # characters of a tracestate, which all tracers must take
 NANOSECONDS = 1_000  # of a microsecond
 
 
@@ -74,6 +75,7 @@ class BrokerSpans:
         self._noted: deque[tuple[Any, RecordContext]] = deque()
         self._left_out = 0
         self._links: OrderedDict[bytes, list[Link]] = OrderedDict()  # by token
+        self._kept = 0  # of these
         self._drafts: dict[type, Any] = {
             BatchStored: self._stored,
             BatchQueued: self._stored,
@@ -147,10 +149,7 @@ class BrokerSpans:
         topics = {batch[0] for batch in event.batches}
         undecided = event.offsets is None and not event.commit
         if links and undecided:
-            known = self._links.setdefault(event.token, [])
-            known += links[: MOST_LINKS - len(known)]
-            if len(self._links) > MOST_TOKENS:
-                self._links.popitem(last=False)
+            self._keep(event.token, links)
         attributes = {
             "messaging.txmq.transaction": event.token.hex(),
             "messaging.batch.message_count": sum(batch[4] for batch in event.batches),
@@ -159,12 +158,26 @@ class BrokerSpans:
         topic = self._topic(topics.pop()) if len(topics) == 1 else ""
         return SpanDraft(name, links, attributes, topic, SpanKind.SERVER)
 
+    def _keep(self, token: bytes, links: list[Link]) -> None:
+        """Keep links until the decision, so many in all: the oldest give way."""
+        known = self._links.setdefault(token, [])
+        new = links[: MOST_LINKS - len(known)]
+        known += new
+        self._kept += len(new)
+        while self._kept > MOST_KEPT:
+            self._forget(next(iter(self._links)))
+
+    def _forget(self, token: bytes) -> list[Link]:
+        links = self._links.pop(token, [])
+        self._kept -= len(links)
+        return links
+
     def _decided(self, event: Decided | JobDecided, context: RecordContext) -> SpanDraft:
         del context
         tokens = [event.token]
         if isinstance(event, JobDecided):
             tokens += [*event.winners, *event.losers]
-        found = (link for token in tokens for link in self._links.pop(token, ()))
+        found = [link for token in tokens for link in self._forget(token)]
         name = "commit" if event.outcome == Decision.COMMIT else "rollback"
         attributes = {
             "messaging.txmq.transaction": event.token.hex(),
@@ -244,7 +257,10 @@ class BrokerSpans:
     def _links_of(self, headers: Iterable[Mapping[str, str]]) -> Iterator[Link]:
         for each in headers:
             if "traceparent" in each:
-                found = self._propagator.extract(each, contexts.Context())
+                carrier = dict(each)
+                if len(each.get("tracestate", "")) > MOST_STATE:
+                    del carrier["tracestate"]
+                found = self._propagator.extract(carrier, contexts.Context())
                 creation = trace.get_current_span(found).get_span_context()
                 if creation.is_valid:
                     yield Link(creation)

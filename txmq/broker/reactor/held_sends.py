@@ -62,6 +62,8 @@ class HeldSends:
         # by owner, the next one first
         self._turns: dict[str, dict[Sender, None]] = {}
         self._own_bytes: Counter[Sender | str] = Counter()  # by connection, and by owner
+        # of half messages, by connection: decisions are looked up among them
+        self._tokens: dict[Sender, Counter[bytes]] = {}
         self._turn: Timer | None = None
         self._told: Throttled | None = None  # the newest refusal
         self._told_at = 0.0
@@ -76,7 +78,7 @@ class HeldSends:
         """
         own, size = self._held.get(session) if self._held else None, len(frame.payload)
         if frame.opcode in FOLLOWERS:
-            if own is None or not _is_about(frame, own):
+            if own is None or not _is_about(frame, self._tokens.get(session)):
                 return False
         elif not (full or self._held) and self._disk.has_room(size):
             return False
@@ -87,6 +89,8 @@ class HeldSends:
         if own is None:
             own = self._held[session] = deque()
             self._turns.setdefault(session.owner, {})[session] = None
+        if tokens:
+            self._tokens.setdefault(session, Counter()).update(tokens)
         if beyond:
             # in the order of the requests before: producers count on that
             own.append(_Held(session.drop_payload(frame), now, tokens, self._refusal(now)))
@@ -144,8 +148,10 @@ class HeldSends:
             if not self._disk.has_room(size):
                 break
             own = self._held[session]
-            frame, since, _tokens, refusal = own.popleft()
+            frame, since, tokens, refusal = own.popleft()
             self._forget_bytes(session, size)
+            if tokens:
+                self._forget_tokens(session, tokens)
             self._end_turn(session, goes_on=bool(own))
             now = self._clock.seconds()
             if refusal is None:
@@ -179,6 +185,7 @@ class HeldSends:
             others[session] = None
         else:
             del self._held[session], self._own_bytes[session]
+            self._tokens.pop(session, None)
         if others:
             self._turns[session.owner] = others
         else:
@@ -198,6 +205,15 @@ class HeldSends:
         self.bytes -= size
         self._own_bytes[session] -= size
         self._own_bytes[session.owner] -= size
+
+    def _forget_tokens(self, session: Sender, tokens: frozenset[bytes]) -> None:
+        counts = self._tokens[session]
+        for token in tokens:
+            counts[token] -= 1
+            if not counts[token]:
+                del counts[token]
+        if not counts:
+            del self._tokens[session]
 
     def view(self) -> dict[str, object]:
         """Return what waits and why, for operators."""
@@ -222,17 +238,16 @@ class HeldSends:
         return 0.0 if self.since is None else self._clock.seconds() - self.since
 
 
-def _is_about(frame: Frame, held: deque[_Held]) -> bool:
+def _is_about(frame: Frame, held: Counter[bytes] | None) -> bool:
     """Return whether decisions are about a half message that waits."""
-    if not any(one.tokens for one in held):
+    if not held:
         return False
     try:
         alone = frame.opcode == Opcode.DECIDE
         requests = [frame.payload] if alone else unpack_requests(frame.payload)
-        tokens = [unpack_decide(payload).token for payload in requests]
+        return any(unpack_decide(payload).token in held for payload in requests)
     except RemoteProtocolError:
         return False  # whoever carries it out refuses it
-    return any(not one.tokens.isdisjoint(tokens) for one in held)
 
 
 def _tokens_in(frame: Frame) -> frozenset[bytes]:

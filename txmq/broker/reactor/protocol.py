@@ -276,7 +276,7 @@ class ClientSession(Protocol):
             raise RemoteProtocolError(f"request {frame.opcode} came before the end of the login")
         guard.check_login(self.peer_host, login.user)
         proof = login.verify(LoginStep.parse(frame).message)
-        rights = None if proof is None else guard.rights_of(login.user)
+        rights = None if proof is None else guard.rights_after(login)
         if proof is None or rights is None:
             raise guard.failed(self.peer_host, login.user)
         guard.logins["succeeded"] += 1

@@ -32,6 +32,7 @@ class Certificates:
         self._settings, self._clock, self._ssl = settings, clock, SSL
         self._times = self._read_times()
         self._context = self._load()
+        self._told: tuple[object, ...] = ()  # the last failure
         self._look_at = clock.seconds() + LOOK_S
 
     def serverConnectionForTLS(self, tlsProtocol: object) -> Any:  # noqa: ANN401, N802, N803
@@ -48,11 +49,16 @@ class Certificates:
             times = self._read_times()
             if times == self._times:
                 return
-            self._times = times
             self._context = self._load()
+            self._times, self._told = times, ()
             log.info("tls.reloaded", cert=str(self._settings.cert))
         except (ConfigError, OSError) as error:
-            # the old one serves on: the new files may not be complete yet
+            # The old one serves on, and the next look tries again: the new files may
+            # not be complete yet, or not ours to read, which no time of theirs shows.
+            told = (str(error),)
+            if told == self._told:
+                return
+            self._told = told
             log.error("tls.not_reloaded", error=str(error))  # noqa: TRY400  # no bug of ours
 
     def _read_times(self) -> tuple[int, ...]:
@@ -71,9 +77,10 @@ class Certificates:
         )
         context.set_options(SSL.OP_NO_COMPRESSION | SSL.OP_NO_RENEGOTIATION)
         context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
+        key = _private_key(settings.key)
         try:
             context.use_certificate_chain_file(str(settings.cert))
-            context.use_privatekey_file(str(settings.key))
+            context.use_privatekey(key)
             context.check_privatekey()
             if settings.client_ca is not None:
                 context.load_verify_locations(str(settings.client_ca))
@@ -83,6 +90,25 @@ class Certificates:
             reasons = [str(reason[-1]) for reason in error.args[0]] or ["is it PEM?"]
             raise _unusable(reasons[-1], settings.cert) from None
         return context
+
+
+def _private_key(path: Path) -> Any:  # noqa: ANN401  # pyOpenSSL's
+    """Return the key in a file. OpenSSL would ask for a password at the terminal, and
+    the broker would stand still.
+    """
+    from cryptography.exceptions import UnsupportedAlgorithm  # noqa: PLC0415  # an extra
+    from cryptography.hazmat.primitives.serialization import (  # noqa: PLC0415
+        load_pem_private_key,
+    )
+
+    try:
+        return load_pem_private_key(path.read_bytes(), None)
+    except OSError as error:
+        raise _unusable(error.strerror, path) from None
+    except TypeError:  # as it says for a key with a password
+        raise _unusable("the key has a password: store it without one", path) from None
+    except (ValueError, UnsupportedAlgorithm):
+        raise _unusable("this is no key", path) from None
 
 
 def _unusable(reason: str | None, path: Path) -> ConfigError:
