@@ -21,6 +21,7 @@ from txmq_spark.broker_plans import PAGE
 from txmq_spark.letter_evidence import LETTER, PLACE
 
 WAITS: Final = "waits"  # a column of places: messages of the letter's key wait behind it
+OPERATOR: Final = "txmq-spark"
 UNREAD: Final = "its message was not sent: it cannot be read, or others of its key wait for it"
 MESSAGE: Final = [*PLACE, "stored_at", "key", "tag", HEADER_CELLS, "body"]
 SCHEMA: Final = (
@@ -82,4 +83,5 @@ def _leave(link: BrokerLink, plan: str, topic: str, partition: int, offsets: lis
     """Take letters that are not sent out of the plan."""
     for first in range(0, len(offsets), PAGE):
         letters = [(topic, partition, offset) for offset in offsets[first : first + PAGE]]
-        link.call("plan.leave", name=plan, letters=letters, reason=UNREAD)
+        args = {"letters": letters, "operator": OPERATOR, "reason": UNREAD}
+        link.call("plan.leave", name=plan, **args)

@@ -25,12 +25,11 @@ from txmq.crashpoints import crashpoint
 from txmq_spark.arrow_messages import HEADER_CELLS
 from txmq_spark.broker_link import BrokerLink
 from txmq_spark.broker_plans import hand_over, wait_for
-from txmq_spark.held_letters import WAITS, held_letters
+from txmq_spark.held_letters import OPERATOR, WAITS, held_letters
 from txmq_spark.letter_evidence import chain_column
 from txmq_spark.plan_directory import StoredPlan
 
 SETTINGS: Final = {"rate": 0}  # the plan is never started
-OPERATOR: Final = "txmq-spark"
 KEY: Final = ["group", "topic", "key"]
 ENDED: Final = ("done", "cancelled")
 

@@ -106,6 +106,7 @@ def test_the_api_and_the_command_line_give_the_same_replies(served: Served) -> N
             ("tx", "show", served.token, "--after", "1", "--limit", "5"),
         ),
         ("alarms", None),
+        ("audit?limit=1&call=dlq.", None),
         ("groups", ("group", "list")),
         ("groups/billing", ("group", "show", "billing")),
         ("stores", ("recover", "list")),

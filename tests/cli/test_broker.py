@@ -246,7 +246,8 @@ def test_letters_are_seen_replayed_and_abandoned(broker: str) -> None:
         "no such order",
     )
     printed = run("dlq", "list", "shipping", "--limit", "2", "--broker", broker).stdout
-    assert printed.split()[:3] == ["topic", "partition", "offset"]
+    assert printed.split()[:2] == ["place", "key"]
+    assert all(place in printed for place in places[:2])
     assert "no such order" in printed
     assert printed.splitlines()[-1].startswith("there may be more: --after 0")
     assert reply("dlq", "stats", "shipping", broker=broker)["by_fingerprint"] == {"f-1": 5}

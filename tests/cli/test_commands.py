@@ -150,7 +150,7 @@ __all__ = ["client"]
             "message.delayed",
             {"topic": "orders", "after": (7, 8), "limit": 3},
         ),
-        ("message recall a-1 b-2", "message.recall", {"ids": ["a-1", "b-2"]}),
+        (f"message recall {'0a' * 16}-1", "message.recall", {"ids": [f"{'0a' * 16}-1"]}),
     ],
 )
 def test_a_command_is_a_call_and_its_reply_is_shown(

@@ -13,6 +13,7 @@ from txmq.errors import RemoteProtocolError
 from txmq.model.message import Message
 
 __all__ = ["client"]
+ID = "0000000000000000000000000000000a-1"
 
 
 def test_a_message_has_what_the_options_say(client: ScriptedClient) -> None:
@@ -100,7 +101,19 @@ def test_a_search_goes_on_until_it_has_what_it_may_and_shows_text_as_text(
 
 def test_an_unknown_message_is_status_1(client: ScriptedClient) -> None:
     client.replies = [{"message": None}, {"messages": [], "next": None}]
-    assert run("message", "show", "a-1", "--json").exit_code == 1
+    assert run("message", "show", ID, "--json").exit_code == 1
+
+
+def test_what_is_no_id_is_told_how_one_looks(client: ScriptedClient) -> None:
+    for command in (
+        ("message", "show", "00ff"),
+        ("message", "recall", "x"),
+        ("trace", "--id", "x"),
+    ):
+        told = run(*command)
+        assert told.exit_code == 2
+        assert "invalid message id" in told.stderr
+    assert client.calls == []
 
 
 def test_letters_show_text_as_text_and_other_bodies_in_base64(client: ScriptedClient) -> None:
@@ -235,15 +248,38 @@ def test_a_message_that_is_only_in_a_topic_is_looked_for_in_all(client: Scripted
     page = {"messages": [], "next": [7, 0, 4_096], "at": "orders"}
     last: dict[str, object] = {"messages": [], "next": None}
     client.replies = [{"message": None}, page, last]
-    ended = run("message", "show", "a-1")
+    ended = run("message", "show", ID)
     assert ended.exit_code == 1
-    assert "no message has the id a-1" in ended.stdout
+    assert f"no message has the id {ID}" in ended.stdout
     assert [args.get("after") for _call, args in client.calls] == [None, None, [7, 0, 4_096]]
 
 
 def test_an_older_broker_finds_what_it_can(client: ScriptedClient) -> None:
     client.replies = [{"message": None}, RemoteProtocolError("unknown call 'message.search'")]
-    assert "no message has the id a-1" in run("message", "show", "a-1").stdout
+    assert f"no message has the id {ID}" in run("message", "show", ID).stdout
+
+
+def test_what_was_refused_stands_beside_the_number_of_what_was_done(
+    client: ScriptedClient,
+) -> None:
+    reply = {"done": [["t", 0, 1]], "refused": [["t", 0, 2, "in plan p"]]}
+    client.replies = [dict(reply), {**reply, "refused": []}]
+    ended = run("dlq", "replay", "g", "t/0/1", "t/0/2")
+    assert ended.exit_code == 1
+    assert [line.split() for line in ended.stdout.splitlines() if line] == [
+        ["done", "1"], ["refused"], ["place", "why"], ["t/0/2", "in", "plan", "p"]
+    ]  # fmt: skip
+    assert run("dlq", "replay", "g", "t/0/1").stdout.split() == ["done", "1"]
+
+
+def test_what_is_selected_reads_as_a_filter(client: ScriptedClient) -> None:
+    select = {"error_type": "E", "header": ["tenant", "blue"]}
+    client.replies = [
+        {"selections": [{"name": "late", "select": select}], "next": None},
+        {"policies": [{"group": "g", "select": select}], "next": None},
+    ]
+    assert 'error:E header:"tenant=blue"' in run("dlq", "select", "list").stdout
+    assert 'error:E header:"tenant=blue"' in run("policy", "list").stdout
 
 
 def test_a_letter_is_shown_with_its_attempts_one_line_each(client: ScriptedClient) -> None:
@@ -271,5 +307,6 @@ def test_the_list_of_letters_shows_the_last_line_of_a_traceback(client: Scripted
     letter = {"topic": "t", "partition": 0, "offset": 1, "error_text": text}
     client.replies = [{"letters": [dict(letter)], "next": None, "scanned": 1} for _ in range(2)]
     [line] = [line for line in run("dlq", "list", "g").stdout.splitlines() if "order" in line]
+    assert line.startswith("t/0/1  ")  # as `dlq show` and all other commands take it
     assert line.split("  ")[-1].strip() == "ValueError: no such order"
     assert json.loads(run("dlq", "list", "g", "--json").stdout)["letters"] == [letter]

@@ -96,6 +96,7 @@ def test_an_import_sends_a_file_once_unless_it_is_told_to(
     command = ("dlq", "import", str(path), "--to", "spare", "--json")
     found = [json.loads(run(*command, *more).stdout) for more in ((), (), ("--again",))]
     assert [one["repeated"] for one in found] == [False, True, False]
+    assert "nothing was sent" in run(*command[:-1], "--yes").stderr
     assert len(client.sent) == 2
     moved = path.rename(tmp_path / "moved")
     run("dlq", "import", str(moved), "--to", "other", "--json")

@@ -52,6 +52,7 @@ def test_what_is_secret_by_its_name_is_not_logged(name: str) -> None:
         ("host=db password=hunter2 dbname=shop", "host=db password=[redacted] dbname=shop"),
         (r"password = 'with \' quote' dbname=shop", "password = [redacted] dbname=shop"),
         ("https://x/?password=a&b=c", "https://x/?password=[redacted]&b=c"),
+        (f"login of 'txmq_{'aB-_' * 10}xyz' failed", "login of '[redacted]' failed"),
         ("Authorization: Bearer abc.def", "Authorization: Bearer [redacted]"),
         (
             "duplicate key\nDETAIL:  Key (name)=(Ada) already exists.\nHINT: none",

@@ -183,3 +183,16 @@ def test_an_empty_reply_is_said_to_be_done(capsys: pytest.CaptureFixture[str]) -
     assert shown(capsys, {}) == ["done"]
     Output(as_json=True).show({})
     assert json.loads(capsys.readouterr().out) == {}
+
+
+def test_a_traceback_keeps_its_lines_in_the_column_of_values(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = "Traceback:\n  File x\nE: \x1b[2J\u202e\rstate  done\x85\n"
+    assert shown(capsys, {"state": "dead", "error_text": text}) == [
+        "state       dead",
+        "error_text  Traceback:",
+        "              File x",
+        "            E: \\x1b[2J\\u202e\\rstate  done\\x85",
+    ]
+    assert shown(capsys, {"error_text": ""}) == ["error_text  -"]

@@ -94,3 +94,9 @@ def test_a_dry_run_counts_what_the_inbox_has_applied(
         )
     found = json.loads(run("plan", "check", "p", "--dsn", database, "--json").stdout)
     assert (found["checked"], found["applied"]) == (3, 2)
+
+
+def test_an_outcome_that_there_is_not_names_those_there_are() -> None:
+    refused = run("plan", "letters", "p", "--outcome", "dead")
+    assert refused.exit_code == 2
+    assert "died_again" in refused.stderr

@@ -6,6 +6,7 @@ import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tests.tx.postgres.support import rows
 from txmq.batch import encode, verify
 from txmq.broker.calls import audit as audit_calls
 from txmq.broker.search import everywhere
+from txmq.client.protocol.life_events import events_of
 from txmq.core.audit import Audited, AuditEntry
 from txmq.core.events.outcome import Rejected
 from txmq.core.topics.sends import StoreBatch
@@ -183,7 +185,8 @@ def test_new_entries_are_printed_as_they_come(
         office.client.call("group.pause", group="g", operator="ada", reason="late")
         office.client.call("group.resume", group="g", operator="ada")
 
-    monkeypatch.setattr("txmq.cli.commands.audit.time.sleep", wait)
+    # Not the module's own sleep: other threads of the process sleep, too.
+    monkeypatch.setattr("txmq.cli.commands.audit.time", SimpleNamespace(sleep=wait))
     lines = run("audit", "--follow", "--limit", "1", "--json").stdout.splitlines()
     assert [json.loads(line)["call"] for line in lines] == [
         "tx.decide",
@@ -297,3 +300,27 @@ def test_damage_in_the_audit_topic_hides_only_itself(office: Office) -> None:
     damage(office, position)
     entries = office.broker.ask("audit.list")["entries"]
     assert ["damaged" in entry for entry in entries] == [True, False]
+
+
+def test_the_audit_takes_how_long_ago(office: Office) -> None:
+    assert office.client is not None
+    assert len(output("audit", "--from", "2d")["entries"]) <= len(output("audit")["entries"])
+    assert run("audit", "--from", "yesterday").exit_code == 2
+
+
+def test_a_message_that_was_processed_is_not_behind_the_fence_of_its_key() -> None:
+    fence = {"state": "dead", "since": 5, "partition": 0, "offset": 7, "parked": 1}
+    group = {"group": "g", "state": "over", "fence": fence, "history": []}
+    fenced = [
+        (event.message, event.text)
+        for event in events_of(
+            [
+                {"topic": "t", "partition": 0, "offset": at, "state": "published"}
+                | {"life": {"groups": [group]}}
+                for at in (6, 7, 8)
+            ]
+        )
+        if event.what == "key fenced"
+    ]
+    text = "since then; now t/0/7 is dead, 1 parked behind it"
+    assert fenced == [("t/0/7", text), ("t/0/8", text)]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from pydantic import BaseModel
@@ -17,6 +18,7 @@ from tests.cli.peer import peer
 from tests.client.reactor_thread import InReactor
 from tests.client.real import RealBroker
 from txmq.client.blocking.client import Client
+from txmq.client.blocking.transaction.jobs import JobBundle
 from txmq.client.protocol.letters import DeadLetter, LetterSearch
 from txmq.errors import (
     ConfigError,
@@ -179,6 +181,41 @@ def test_a_service_mends_letters_and_sees_what_became_of_them(
         one.what for one in traced.events
     }
     assert second.offset in {one["offset"] for one in client.trace(second.key).messages}
+
+
+@pytest.mark.parametrize("moment", ["before it is stored", "before its decision"])
+def test_of_two_who_import_a_file_at_once_one_sends_it(
+    real: RealBroker,
+    connect: Connect,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    moment: str,
+) -> None:
+    client, other = connect(real.url), connect(real.url)
+    topic = moment.replace(" ", "-")
+    make_letters(real, client, topic, f"{topic}-g", 2)
+    client.call("topic.create", name=f"{topic}-spare", partitions=1)
+    file = tmp_path / "letters"
+    client.export_letters(f"{topic}-g", file)
+    faster: list[object] = []
+
+    def race(*_: object) -> None:
+        monkeypatch.undo()
+        faster.append(other.import_letters(file, to=f"{topic}-spare", operator="bob"))
+
+    store = JobBundle.store
+
+    def store_late(bundle: JobBundle) -> UUID:
+        race()
+        return store(bundle)
+
+    if moment == "before it is stored":
+        monkeypatch.setattr(JobBundle, "store", store_late)
+    else:
+        monkeypatch.setattr("txmq.client.blocking.letter_calls.crashpoint", race)
+    slower = client.import_letters(file, to=f"{topic}-spare", operator="kim")
+    assert (faster, slower) == ([(2, 0, False)], (2, 0, True))
+    assert len(list(client.find(f"{topic}-spare"))) == 2
 
 
 def test_a_trial_is_awaited_in_each_face(

@@ -481,8 +481,13 @@ def test_hostile_64_acks_of_what_was_not_delivered(attacked: AttackedBroker) -> 
     for start, end in ((0, 1), (2**62, 2**63 - 1), (5, 5), (9, 3)):
         ack = Ack(joined["generation"], "acks", "m", (AckedRange("t", 0, start, end),))
         assert stranger.ask(Opcode.ACK, pack_ack(ack)) != b"", "it was taken for an ack"
-    for group, generation in (("hot", 1), ("unknown", 1), ("acks", 2**32 - 1)):
-        ack = Ack(generation, group, "m", (AckedRange("t", 0, 0, 1),))
+    mine = joined["generation"]
+    for group, member, generation in (
+        ("acks", "another", mine),
+        ("acks", "m", 2**32 - 1),
+        ("unknown", "m", 1),
+    ):
+        ack = Ack(generation, group, member, (AckedRange("t", 0, 0, 1),))
         assert stranger.ask(Opcode.ACK, pack_ack(ack)) != b"", "it was taken for an ack"
 
 

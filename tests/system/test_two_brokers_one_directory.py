@@ -26,8 +26,8 @@ def test_without_the_lock_file_a_second_broker_is_refused_and_the_first_goes_on(
         assert "in use by the process" in second.err.read_text()
         client.send("orders", b"2")
         broker.restart()
-        ends = client.call("topic.show", name="orders")["ends"]
-        assert sum(ends) == 2
+        client.send("orders", b"3")  # unlike a call, it waits for the new connection
+        assert sum(client.call("topic.show", name="orders")["ends"]) == 3
 
 
 def test_a_broker_whose_directory_was_taken_over_acknowledges_nothing_more(

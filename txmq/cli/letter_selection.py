@@ -97,6 +97,8 @@ def _attempts(text: str) -> dict[str, Any]:
     if found is None or text == "..":
         raise typer.BadParameter(f"invalid attempts {text!r}: use 3, 3.., ..5 or 3..5")
     low, high = found.groups()
+    if low and high and int(low) > int(high):
+        raise typer.BadParameter(f"invalid attempts {text!r}: the first number is the smaller one")
     return {
         name: int(number)
         for name, number in (("min_attempts", low), ("max_attempts", high))

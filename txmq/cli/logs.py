@@ -30,6 +30,8 @@ SECRET_PARTS = (
         re.compile(r"(\bpassword\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s&]+)", re.IGNORECASE),
         rf"\1{REDACTED}",
     ),
+    # a token for HTTP, wherever it was put: as a user's name, into an address
+    (re.compile(r"\btxmq_[\w-]{43}"), REDACTED),
     (re.compile(r"(\bbearer\s+)\S+", re.IGNORECASE), rf"\1{REDACTED}"),
     (
         re.compile(r"^(DETAIL|CONTEXT|QUERY|STATEMENT|LINE \d+):.*$", re.MULTILINE),

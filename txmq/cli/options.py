@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from txmq.cli.parsers import parse_name, parse_time, parse_token
+from txmq.cli.parsers import parse_message, parse_moment, parse_name, parse_token
 
 DEFAULT_BROKER = "txmq://127.0.0.1:7650"
 
@@ -49,19 +49,25 @@ Token = Annotated[
 ]
 KeyFilter = Annotated[str | None, typer.Option(help="Only messages with this key.")]
 MessageIdFilter = Annotated[
-    str | None, typer.Option("--id", metavar="ID", help="Only the message with this id.")
+    str | None,
+    typer.Option("--id", parser=parse_message, metavar="ID", help="Only the message with this id."),
 ]
 StoredFrom = Annotated[
     int | None,
     typer.Option(
         "--from",
-        parser=parse_time,
+        parser=parse_moment,
         metavar="TIME",
-        help="Stored at this time or later, as 2026-07-01.",
+        help="Stored at this time or later, as 2026-07-01, or so long ago, as 2h.",
     ),
 ]
 StoredBefore = Annotated[
     int | None,
-    typer.Option("--to", parser=parse_time, metavar="TIME", help="Stored before this time."),
+    typer.Option(
+        "--to",
+        parser=parse_moment,
+        metavar="TIME",
+        help="Stored before this time, or before so long ago.",
+    ),
 ]
 PartitionFilter = Annotated[int | None, typer.Option(min=0, help="Only in this partition.")]

@@ -11,7 +11,7 @@ import json
 import re
 import sys
 from base64 import b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,7 @@ FILE_WIDTH = 100_000  # so that nothing is cut or wrapped in a file
 TIME_FIELDS = re.compile(r"(.*_)?at|since|oldest\w*|newest\w*|deadline|stored_to")
 Columns = Sequence[str] | Mapping[str, Sequence[str]]
 IN_PLACE = re.compile(r"\(attempt \d+ of \d+ in place\)")
+TRACEBACKS = ("error_text",)
 FIRST_TIME = 10**15  # microseconds in September 2001; counts stay below it
 
 
@@ -103,12 +104,31 @@ def last_line(text: str) -> str:
     return next((line for line in lines if line and not IN_PLACE.fullmatch(line)), "")
 
 
+def with_places(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows of a table with the places of messages as commands take them."""
+    parts = ("topic", "partition", "offset")
+    return [
+        {"place": "/".join(str(row[part]) for part in parts)}
+        | {name: value for name, value in row.items() if name not in parts}
+        for row in rows
+    ]
+
+
 def body_fields(body: bytes) -> dict[str, str]:
     """Return a body as a field of text if it is UTF-8, otherwise of base64."""
     try:
         return {"body": body.decode()}
     except UnicodeDecodeError:
         return {"body_base64": b64encode(body).decode()}
+
+
+def format_field(name: str, value: object) -> str:
+    """Format the value of a single field. A traceback keeps its lines, which stand in
+    the column of values, so they cannot forge a field.
+    """
+    if name in TRACEBACKS and isinstance(value, str):
+        return "\n".join(map(escape_controls, value.rstrip("\n").split("\n"))) or NOTHING
+    return format_cell(name, value)
 
 
 def format_cell(name: str, value: object) -> str:
@@ -178,7 +198,7 @@ def _fields_table(fields: Mapping[str, Any]) -> Table:
 
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in fields.items():
-        table.add_row(Text(name, style="bold"), Text(format_cell(name, value), overflow="fold"))
+        table.add_row(Text(name, style="bold"), Text(format_field(name, value), overflow="fold"))
     return table
 
 

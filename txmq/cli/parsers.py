@@ -17,7 +17,7 @@ import typer
 
 from txmq.errors import LocalProtocolError
 from txmq.model import limits
-from txmq.model.message import delay_level, is_name, to_micros
+from txmq.model.message import delay_level, is_name, parse_message_id, to_micros
 from txmq.model.units import MILLISECOND, SECOND
 
 SPAN_UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
@@ -84,6 +84,15 @@ def _parse_id(text: str, kind: str) -> str:
         return UUID(text).hex
     except ValueError:
         raise typer.BadParameter(f"invalid {kind} {text!r}: use 32 hexadecimal digits") from None
+
+
+def parse_message(text: str) -> str:
+    """Parse the id of a message."""
+    try:
+        parse_message_id(text)
+    except LocalProtocolError as error:
+        raise typer.BadParameter(f"{error.message}: {error.hint}") from None
+    return text
 
 
 def parse_time(text: str) -> int:

@@ -34,7 +34,7 @@ from psycopg2.extensions import connection as Connection  # noqa: N812  # a clas
 from psycopg2.extensions import make_dsn, parse_dsn
 
 from txmq.errors import ConfigError, DatabaseUnavailable, DirectoryInUse
-from txmq.testing.ports import free_port
+from txmq.testing.ports import kept_port
 from txmq.testing.postgres_binaries import find_binaries, server_identity
 from txmq.testing.reaper import reaped, reaper_pipe, release
 from txmq.testing.scram import verifier
@@ -128,7 +128,8 @@ class PostgresServer:
 class OwnServer(PostgresServer):
     """A server in `directory`, which is created or used again.
 
-    `settings` are added to the command line. With `fsync` off a crash of the machine
+    It keeps its port, unless another process has taken it meanwhile. `settings` are
+    added to the command line. With `fsync` off a crash of the machine
     may damage the data, a crash of the server does not. Raises ConfigError where no
     server can be run, DirectoryInUse where another process runs it.
     """
@@ -147,7 +148,7 @@ class OwnServer(PostgresServer):
         self._identity = server_identity()
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = _locked(self.directory)
-        port = free_port()
+        port = kept_port(self.directory / "port")
         self._settings = (
             SETTINGS | {"port": str(port), "fsync": "on" if fsync else "off"} | dict(settings or {})
         )

@@ -57,6 +57,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
             "delete",
         )
     },
+    "plan.leave": {"name": "p", "letters": [["t", 0, 1]]},
     "policy.set": GROUP | {"after_s": 60, "select": {}},
     "recover.retry": STORE | {"messages": [["t", 0, 1]]},
     "recover.drop": STORE | {"messages": [["t", 0, 1]]},

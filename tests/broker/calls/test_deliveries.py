@@ -12,7 +12,12 @@ from txmq.client.protocol.call_steps import CallRun
 from txmq.client.protocol.life_events import events_of
 from txmq.client.protocol.lives import delivery_steps, life_steps
 from txmq.core.events.outcome import Rejected
-from txmq.model.message import Message
+from txmq.core.transactions.decisions import DecideTransaction
+from txmq.core.transactions.half_storage import StorePart
+from txmq.errors import StoreError
+from txmq.model.decider import ByPostgres
+from txmq.model.message import Decision, Message
+from txmq.store.log.decoder import Damage
 from txmq.wire.data_requests import Ack, AckedRange, Opcode, pack_ack
 
 
@@ -98,6 +103,57 @@ def test_what_the_log_has_lost_is_said(desk: Desk, monkeypatch: pytest.MonkeyPat
     assert not one["life"]["deliveries_known"]["whole"]
     [said] = [event for event in events_of([one]) if event.what == "deliveries"]
     assert "earlier deliveries are not known" in said.text
+
+
+def test_retention_that_is_faster_than_a_reply_is_said(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scan, starts = desk.broker.log.scan, list[int]()
+
+    def gone(start: int) -> Any:
+        """The second reply begins where the log has nothing any more."""
+        starts.append(start)
+        if len(starts) == 2:
+            raise StoreError("its segment was removed")
+        return scan(start)
+
+    monkeypatch.setattr(deliveries, "MAX_RECORDS", 3)
+    monkeypatch.setattr(desk.broker.log, "scan", gone)
+    [one] = lives(desk, 0, replies=100)
+    assert len(starts) > 2
+    assert not one["life"]["deliveries_known"]["whole"]
+    [said] = [event for event in events_of([one]) if event.what == "deliveries"]
+    assert "earlier deliveries are not known" in said.text
+
+
+def test_a_span_of_the_log_that_is_leapt_over_is_said(desk: Desk) -> None:
+    end = desk.broker.log.end
+    desk.broker.log.quarantined = (Damage("/data/log", end - 2, end - 1, "a test"),)
+    [one] = lives(desk, 0)
+    assert not one["life"]["deliveries_known"]["whole"]
+
+
+@pytest.mark.parametrize("outcome", [Decision.COMMIT, Decision.ROLLBACK])
+def test_reading_goes_on_behind_a_transaction_that_was_rolled_back(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, outcome: Decision
+) -> None:
+    monkeypatch.setattr(deliveries, "RECORDS_PER_STEP", 1)
+    desk.send(Message(b"x", "k"))
+    desk.consume()
+    acked = ("ack", "g", "a", desk.joined["generation"], "t", 0, 40, 41)
+    token = desk.broker.token(1)
+    half = StorePart(
+        token=token, part=0, sealed=True, commit=False, digest=b"d" * 32, epoch=0, service="s",
+        batches=(), actions=(acked,), check_after=6_000_000, decider=ByPostgres(1, 1, 5, 7),
+    )  # fmt: skip
+    assert not isinstance(desk.broker.do(half), Rejected)
+    assert not isinstance(desk.broker.do(DecideTransaction(token, outcome, "s")), Rejected)
+    if outcome is Decision.ROLLBACK:
+        desk.consume()
+        ack(desk, 40, 41)
+    [one] = lives(desk, 40)
+    again = [("a", 2, "processed")] if outcome is Decision.ROLLBACK else []
+    assert told(one) == [("a", 1, "acked in a transaction"), *again]
 
 
 def test_a_place_of_strangers_is_refused(desk: Desk) -> None:

@@ -380,6 +380,9 @@ def test_an_edited_body_fits_the_schema_of_its_topic() -> None:
     assert "'amount' is a required property" in refused.message
     assert office.edit(0, body=b'{"amount": 1}') == {"edits": 1}
     assert office.edit(0, edits=1, revert=True) == {"edits": 2}, "it was published so"
+    assert office.edit(0, edits=2, headers={"tenant": "blue"}) == {"edits": 3}, "its body stays"
+    other = office.edit(0, edits=3, headers={"content-type": "application/msgpack"})
+    assert other.error is BadRequest, "the same body, read in another way"
 
 
 def test_a_damaged_letter_of_a_plan_stands_in_nobodys_way() -> None:

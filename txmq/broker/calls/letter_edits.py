@@ -71,7 +71,7 @@ class LetterEditCalls:
             after = edited_row(before, 0, body=body, headers=args.headers)
         except (LocalProtocolError, MessageTooLarge) as error:
             return Rejected(BadRequest, error.message, error.hint)
-        if mistake := self._mistake_in(after, args):
+        if mistake := self._mistake_in(before, after, args):
             message = f"the body does not fit the schema of topic {args.topic!r}: {mistake}"
             return Rejected(
                 BadRequest, message, "mend the body: txmq topic schema show prints the schema"
@@ -81,13 +81,18 @@ class LetterEditCalls:
             return Rejected(BadRequest, message, "see the letter: txmq dlq show")
         return (after,) if row.edits else (before, after)
 
-    def _mistake_in(self, batch: bytes, args: wire.DlqEdit) -> str:
-        """Return the first mistake of an edited body by its topic's JSON Schema."""
+    def _mistake_in(self, before: bytes, after: bytes, args: wire.DlqEdit) -> str:
+        """Return the first mistake of an edited body by its topic's JSON Schema. A body
+        that stays may be older than the schema.
+        """
         schema = self._engine.state.topics[args.topic].settings.schema
         if not schema:
             return ""
-        view = BatchView(batch)
-        return mistake_in(schema, view.bodies[0], dict(view.headers[0]).get(CONTENT_TYPE, ""))
+        was, now = (
+            (view.bodies[0], dict(view.headers[0]).get(CONTENT_TYPE, ""))
+            for view in map(BatchView, (before, after))
+        )
+        return "" if was == now else mistake_in(schema, *now)
 
     def _store(
         self,

@@ -147,7 +147,8 @@ class PlanCalls:
         self._submit(audited("plan.abandon", _about(args.name), args, order), call.answer)
 
     def leave(self, call: CallContext, args: wire.PlanLeave) -> None:
-        self._submit(plan_abandoning.LeavePlan(args.name, args.letters, args.reason), call.answer)
+        order = plan_abandoning.LeavePlan(args.name, args.letters, args.reason)
+        self._submit(audited("plan.leave", _about(args.name), args, order), call.answer)
 
     def _is_searching(self, name: str) -> Rejected | None:
         """Return why a client cannot add letters, or end that: the broker does both for

@@ -15,7 +15,9 @@ from txmq.core.events import consumers as events
 from txmq.core.state.failed_messages import FailedKind, FailedMessage
 from txmq.core.state.restores import all_epochs
 from txmq.core.topics import topics
+from txmq.core.transactions.model import get
 from txmq.errors import CorruptRecord, StoreError
+from txmq.model.bundle import BundleState
 from txmq.model.topic_partition import TopicPartition
 from txmq.store.log.record import split_body
 
@@ -94,7 +96,7 @@ class DeliverySearch:
         until, bound = begin, begin + MAX_BYTES
         began_at: int | None = None
         following: int | None = None
-        damaged = False
+        damaged, whole = False, begin == self._published
         try:
             for number, record in enumerate(store.scan(begin), 1):
                 if record.end > store.durable:
@@ -112,12 +114,14 @@ class DeliverySearch:
         except CorruptRecord:
             damaged = True
         except StoreError:  # retention was faster
-            following = store.first
+            following, began_at, whole = store.first, None, False
+        # the scan leaps over what is known to be damaged
+        leapt = any(span.position < until and span.end > begin for span in store.quarantined)
         known = [(*key, *fields) for key, fields in self._known.items()]
         return {
             "deliveries": self._found,
-            "whole": begin == self._published,
-            "damaged": damaged,
+            "whole": whole,
+            "damaged": damaged or leapt,
             "from_at": began_at,
             "until_at": self._at or None,
             "next": following,
@@ -275,7 +279,11 @@ class DeliverySearch:
             self._stored(transactions.PartStored(*one))
 
     def _stored(self, event: transactions.PartStored) -> None:
-        """A transaction acks what its member has; its own decision decides over it."""
+        """A transaction acks what its member has; its own decision decides over it. One
+        that was rolled back has given the messages back.
+        """
+        row = get(self._state, event.token)
+        over = row is not None and row.state in (BundleState.COMMITTED, BundleState.PUBLISHED)
         action: Any
         for action in event.actions:
             if action[0] != "ack":
@@ -292,4 +300,4 @@ class DeliverySearch:
                     number, group.group_id, "acked in a transaction", consumer=member, token=token
                 )
                 known = self._known.get((number, group.group_id), Known())
-                self._known[number, group.group_id] = known._replace(lease=0, over=True)
+                self._known[number, group.group_id] = known._replace(lease=0, over=over)

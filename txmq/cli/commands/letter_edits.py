@@ -91,6 +91,10 @@ def edit(  # noqa: PLR0913  # its options
         raise typer.BadParameter("use one of --file, --body, --editor and --revert")
     if revert and (header or unset_header):
         raise typer.BadParameter("--revert returns to the headers that were published")
+    if not (revert or editor or header or unset_header) and file is None and body is None:
+        raise typer.BadParameter(
+            "nothing to change: use --body, --file, --editor, --header, --unset-header or --revert"
+        )
     checked = None if model is None else import_model(model)
     place = {"group": group, **letter._asdict()}
     shown, before = _newest(session, place, revert=revert)

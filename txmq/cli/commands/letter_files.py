@@ -62,8 +62,11 @@ def export(  # its options
         marked = run_calls(session.client.call, mark_steps(group, written, operator, reason))
         refused = [one._asdict() for one in marked.refused]
         shown |= {"marked": len(marked.done), "refused": refused}
+    bad = bool(writer.damaged or shown.get("refused"))
+    if not (session.out.as_json or shown.get("refused")):
+        shown.pop("refused", None)
     session.out.show(shown)
-    if writer.damaged or shown.get("refused"):
+    if bad:
         raise typer.Exit(FAILED)
 
 
@@ -90,5 +93,9 @@ def import_(
         session.out.confirm(f"Send {count} messages to topic {to}?", yes=yes)
     found = session.client.import_letters(file, to=to, operator=operator, again=again)
     session.out.show(found._asdict() | {"topic": to})
+    if found.repeated and not session.out.as_json:
+        print(
+            f"topic {to} has them already: nothing was sent (--again sends them)", file=sys.stderr
+        )
     if found.damaged:
         raise typer.Exit(FAILED)

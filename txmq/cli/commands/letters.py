@@ -22,12 +22,13 @@ from txmq.cli.letter_selection import (
     selection_args,
 )
 from txmq.cli.options import Group, Operator, Reason, Yes
-from txmq.cli.output import FAILED, Output, body_fields, last_line
+from txmq.cli.output import FAILED, Output, body_fields, last_line, with_places
 from txmq.cli.parsers import MessagePlace, parse_name, parse_place
 from txmq.client.protocol.call_steps import run_calls
 from txmq.client.protocol.life_events import what_is_known
 from txmq.client.protocol.lives import letter_delivery_steps
 from txmq.crashpoints import crashpoint
+from txmq.model.letter_filter import format_filter
 
 app = typer.Typer(no_args_is_help=True, help="List, count, edit, replay and abandon dead letters.")
 selections = typer.Typer(no_args_is_help=True, help="Keep selections of dead letters by name.")
@@ -39,9 +40,7 @@ broker_command(app, "try")(try_)
 MAX_LETTERS_PER_CALL = 1_000  # the limit of the broker
 COPIES_PER_CALL = 500
 COLUMNS = (
-    "topic",
-    "partition",
-    "offset",
+    "place",
     "key",
     "state",
     "attempts",
@@ -172,8 +171,10 @@ def stats(
 def note(
     session: CommandSession,
     group: Group,
-    fingerprint: Annotated[str, typer.Argument(help="Fingerprint, as `dlq stats` shows it.")],
-    text: Annotated[str, typer.Argument(help="The note.")] = "",
+    fingerprint: Annotated[
+        str, typer.Argument(metavar="FINGERPRINT", help="Fingerprint, as `dlq stats` shows it.")
+    ],
+    text: Annotated[str, typer.Argument(metavar="[TEXT]", help="The note.")] = "",
     *,
     delete: Annotated[bool, typer.Option("--delete", help="Remove the note.")] = False,
     operator: Operator,
@@ -296,8 +297,12 @@ def save(
 
 @broker_command(selections, "list")
 def list_selections(session: CommandSession) -> None:
-    """List the saved selections."""
-    session.show_list("dlq.saved", "selections")
+    """List the saved selections, as filters for `dlq list --filter`."""
+    found = session.every("dlq.saved", "selections")
+    if not session.out.as_json:
+        for saved in found["selections"]:
+            saved["select"] = format_filter(saved["select"])
+    session.out.show(found)
 
 
 @broker_command(selections, "delete")
@@ -315,7 +320,7 @@ def _show_page(out: Output, page: dict[str, Any]) -> None:
         return
     for letter in page["letters"]:
         letter["error_text"] = last_line(letter["error_text"])
-    out.show({"letters": page["letters"]}, columns=COLUMNS)
+    out.show({"letters": with_places(page["letters"])}, columns=COLUMNS)
     if page["next"] is not None:
         print(f"there may be more: --after {page['next']}")
 
@@ -382,10 +387,12 @@ def _change(
 
 def _show_changes(session: CommandSession, found: dict[str, Any]) -> None:
     refused = found["refused"]
-    if not (session.out.as_json or refused):
-        found |= {"done": len(found["done"])}
-        del found["refused"]
-    session.out.show(found)
+    shown = found
+    if not session.out.as_json:
+        shown = found | {"done": len(found["done"]), "refused": with_places(refused)}
+        if not refused:
+            del shown["refused"]
+    session.out.show(shown)
     if refused:
         raise typer.Exit(FAILED)
 

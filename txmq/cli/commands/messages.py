@@ -18,15 +18,17 @@ from txmq.cli.options import (
     Topic,
 )
 from txmq.cli.output import FAILED, body_fields, escape_controls
-from txmq.cli.parsers import parse_name
+from txmq.cli.parsers import parse_message, parse_name
 
 app = typer.Typer(no_args_is_help=True, help="Find, show and recall single messages.")
 PAGE = 1_000
 FOUND_COLUMNS = ("message_id", "partition", "offset", "key", "tag", "stored_at", "body")
 COLUMNS = ("message_id", "topic", "partition", "due_at", "size")
 
-Id = Annotated[str, typer.Argument(metavar="ID", help="Id of the message.")]
-Ids = Annotated[list[str], typer.Argument(metavar="ID", help="Ids of messages.")]
+Id = Annotated[str, typer.Argument(parser=parse_message, metavar="ID", help="Id of the message.")]
+Ids = Annotated[
+    list[str], typer.Argument(parser=parse_message, metavar="ID", help="Ids of messages.")
+]
 
 
 @broker_command(app, "delayed")

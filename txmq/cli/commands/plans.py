@@ -18,6 +18,7 @@ import typer
 from txmq.cli.command import CommandSession, broker_command
 from txmq.cli.letter_selection import Saved, Where, selection_args
 from txmq.cli.options import Group, Operator, Reason, Yes
+from txmq.cli.output import with_places
 from txmq.cli.parsers import MessagePlace, parse_name, parse_place, parse_span
 from txmq.crashpoints import crashpoint
 from txmq.tx.postgres.blocking import applied
@@ -36,7 +37,14 @@ OUTCOMES = ("planned", "delivered", "processed", "died_again", "skipped", "ended
 COLUMNS = (
     "name", "group", "state", "letters", "processed", "died_again", "skipped", "eta_s", "why",
 )  # fmt: skip
-LETTER_COLUMNS = ("topic", "partition", "offset", "outcome", "why", "number", "died_as")
+LETTER_COLUMNS = ("place", "outcome", "why", "number", "died_as")
+
+
+def _outcome(text: str) -> str:
+    if text not in OUTCOMES:
+        raise typer.BadParameter(f"invalid outcome {text!r}: use {', '.join(OUTCOMES)}")
+    return text
+
 
 Plan = Annotated[str, typer.Argument(metavar="PLAN", parser=parse_name, help="Name of the plan.")]
 Places = Annotated[
@@ -156,7 +164,7 @@ def letters(
     *,
     outcome: Annotated[
         str | None,
-        typer.Option(parser=parse_name, metavar="OUTCOME", help=f"One of {', '.join(OUTCOMES)}."),
+        typer.Option(parser=_outcome, metavar="OUTCOME", help=f"One of {', '.join(OUTCOMES)}."),
     ] = None,
     after: Annotated[
         str | None,
@@ -173,7 +181,12 @@ def letters(
         following = page["next"]
         if following is None or len(found) == limit:
             break
-    session.out.show({"letters": found, "next": following}, columns=LETTER_COLUMNS)
+    if session.out.as_json:
+        session.out.show({"letters": found, "next": following})
+        return
+    session.out.show({"letters": with_places(found)}, columns=LETTER_COLUMNS)
+    if following is not None:
+        print(f"there may be more: --after {following}")
 
 
 @broker_command(app, "export")

@@ -10,12 +10,15 @@ from txmq.cli.command import CommandSession, broker_command
 from txmq.cli.letter_selection import Saved, Where, selection_args
 from txmq.cli.options import Group, Operator, Reason
 from txmq.cli.parsers import parse_span
+from txmq.model.letter_filter import format_filter
 
 app = typer.Typer(
     no_args_is_help=True,
     help="Replay dead letters by themselves: after a time, or when a new version joins.",
 )
-COLUMNS = ("group", "after_s", "on_version", "max_replays", "fired_at", "plan", "by", "waits_for")
+COLUMNS = (
+    "group", "after_s", "on_version", "select", "max_replays", "fired_at", "plan", "by", "waits_for"
+)  # fmt: skip
 
 
 @broker_command(app, "set")
@@ -74,7 +77,11 @@ def set_(  # noqa: PLR0913  # its options
 @broker_command(app, "list")
 def list_(session: CommandSession) -> None:
     """List the replay policies, with the last plan of each."""
-    session.show_list("policy.list", "policies", columns=COLUMNS)
+    found = session.every("policy.list", "policies")
+    if not session.out.as_json:
+        for policy in found["policies"]:
+            policy["select"] = format_filter(policy["select"])
+    session.out.show(found, columns=COLUMNS)
 
 
 @broker_command(app, "delete")

@@ -180,8 +180,11 @@ class BlockingLetterCalls:
                 bundle.send(to, letter.data, key=letter.key, tag=letter.tag, headers=headers)
             stored = bundle.store()
             crashpoint("import.before_decision")
-            require_committed(job.token, job.decide([stored]))
+            decided = job.decide([stored])
+            require_committed(job.token, decided)
             crashpoint("import.after_decision")
+            if decided.repeated:  # somebody else has sent the same file meanwhile
+                return ImportedLetters(len(copies), damaged, repeated=True)
             job.wait_published([stored])
         return ImportedLetters(len(copies), damaged, named.committed)
 

@@ -71,7 +71,7 @@ class ExportedLetters(NamedTuple):
 
 class ImportedLetters(NamedTuple):
     """Number of messages of a file that were sent, and of damaged letters, which have
-    none. `repeated`: an earlier import of the file has sent them, and this one nothing.
+    none. `repeated`: another import of the file has sent them, and this one nothing.
     """
 
     messages: int

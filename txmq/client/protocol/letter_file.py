@@ -131,7 +131,7 @@ def new_file(path: Path, group: str) -> Iterator[LetterWriter]:
                 Path(out.name).unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(
-            "--file",
+            "export file",
             f"cannot write {path}: {error.strerror}",
             hint="name a file in a directory that you may write to",
         ) from None
@@ -139,7 +139,7 @@ def new_file(path: Path, group: str) -> Iterator[LetterWriter]:
 
 def _exists(path: Path) -> ConfigError:
     message = f"{path} exists already"
-    return ConfigError("--file", message, hint="choose another name, or move it away")
+    return ConfigError("export file", message, hint="choose another name, or move it away")
 
 
 def publish_file(path: Path, out: IO[bytes]) -> None:

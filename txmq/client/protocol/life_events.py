@@ -49,6 +49,7 @@ def _of_message(message: Fields) -> Iterator[LifeEvent]:
         yield LifeEvent(None, name, str(message["state"]))
     for group in life.get("groups", ()):
         yield from _of_group(name, group)
+        yield from _of_fence(message, group)
     if "deliveries_known" in life:
         yield from _of_log(name, life["deliveries_known"])
     for entry in message.get("audit", ()):
@@ -71,12 +72,26 @@ def _of_transaction(name: str, row: Fields) -> Iterator[LifeEvent]:
         yield LifeEvent(None, name, row["state"].lower(), "", f"transaction {token}")
 
 
+def _of_fence(message: Fields, group: Fields) -> Iterator[LifeEvent]:
+    """The fence of the key as it is now. Who was through before is not behind it."""
+    fence = group.get("fence")
+    if not fence:
+        return
+    head, own = ((one["partition"], one["offset"]) for one in (fence, message))
+    if head[0] == own[0] and own[1] is not None and own[1] < head[1]:
+        return
+    place = f"{message['topic']}/{head[0]}/{head[1]}"
+    text = f"since then; now {place} is {fence['state']}, {fence['parked']} parked behind it"
+    yield LifeEvent(fence["since"], name_of(message), "key fenced", str(group["group"]), text)
+
+
 def _of_group(name: str, group: Fields) -> Iterator[LifeEvent]:
     who = str(group["group"])
     for attempt in group.get("history", ()):
         error = attempt["error_type"] or "no error was given"
         last = str(attempt["error_text"]).strip().splitlines()[-1:]
-        text = ": ".join([f"attempt {attempt['attempt']}", error, *last])
+        known = [] if last and last[0].startswith(error) else [error]
+        text = ": ".join([f"attempt {attempt['attempt']}", *known, *last])
         by = f"{who}, {attempt['consumer']}" if attempt["consumer"] else who
         yield LifeEvent(attempt["at"], name, "failed", by, text)
     yield from _of_deliveries(name, group)
@@ -85,11 +100,6 @@ def _of_group(name: str, group: Fields) -> Iterator[LifeEvent]:
         yield LifeEvent(group["leased_at"], name, "delivered", by, f"attempt {group['attempt']}")
     if group.get("dead_at"):
         yield LifeEvent(group["dead_at"], name, "dead letter", who, f"number {group['number']}")
-    fence = group.get("fence")
-    if fence:
-        place = f"{fence['partition']}/{fence['offset']}"
-        text = f"{fence['state']} behind {place}, {fence['parked']} parked"
-        yield LifeEvent(fence["since"], name, "key fenced", who, text)
     if group.get("store"):
         at = f"{group['consumer']} on {group['host']}" if group["host"] else group["consumer"]
         text = f"store {group['store']}, attempt {group['attempt']}"

@@ -132,8 +132,10 @@ def delivery_steps(
             break
         for one in page["deliveries"]:
             _add_delivery(lives[one.pop("message")], one)
-        whole = page["whole"] if known is None else known["whole"]
-        from_at = page["from_at"] if known is None else known["from_at"]
+        whole = page["whole"] and (known is None or known["whole"])
+        from_at = page["from_at"]
+        if known is not None and page["whole"]:  # otherwise retention was faster
+            from_at = known["from_at"] or from_at
         known = {
             "whole": whole and not page["damaged"],
             "from_at": from_at,

@@ -91,7 +91,8 @@ def describe_letter(
     ref, row = failures.find_message(state, group, topic, partition, offset)
     if ref is None or row is None or failed_messages.letter_state(row) is None:
         message = f"consumer group {name!r} has no dead letter {topic}/{partition}/{offset}"
-        return Rejected(UnknownLetter, message, "list the dead letters: txmq dlq list")
+        hint = "list the dead letters: txmq dlq list; of what was processed: txmq trace"
+        return Rejected(UnknownLetter, message, hint)
     letter = view_of(state, group, ref, row)
     failed = attempts.get(state, group, ref)
     # a letter of an older version has no history but its last failure

@@ -107,6 +107,7 @@ class PlanLeave(PlanName):
     """Letters to take out of a plan that was not started."""
 
     letters: Annotated[tuple[MessagePlace, ...], Field(max_length=MAX_PLACES)]
+    operator: Name | None = None
     reason: Annotated[str, Field(min_length=1, max_length=4_096)]
 
 

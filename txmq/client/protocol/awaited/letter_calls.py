@@ -154,7 +154,10 @@ class AwaitedLetterCalls:
             for letter, headers in copies:
                 await bundle.send(to, letter.data, key=letter.key, tag=letter.tag, headers=headers)
             stored = await bundle.store()
-            require_committed(job.token, await job.decide([stored]))
+            decided = await job.decide([stored])
+            require_committed(job.token, decided)
+            if decided.repeated:  # somebody else has sent the same file meanwhile
+                return ImportedLetters(len(copies), damaged, repeated=True)
             await job.wait_published([stored])
         return ImportedLetters(len(copies), damaged, named.committed)
 
