@@ -63,6 +63,19 @@ def test_a_filter_finds_letters_or_says_what_is_wrong(
     assert expected in page.body or expected in page.text, page.text
 
 
+def test_a_page_of_a_slow_search_has_what_was_found_and_goes_on(
+    console: ConsoleInMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(letter_calls, "MAX_SCANNED", 1)
+    monkeypatch.setattr("txmq.core.consumers.letter_selection.LEAPS_PER_STEP", 4)
+    path = f"/letters/g?filter={quote('text:no')}"
+    whole = console.get(path).body.count('name="letters"')
+    monkeypatch.setattr("txmq.admin.console.letters.SCAN", -1)
+    page = console.get(path)
+    assert 0 < page.body.count('name="letters"') < whole
+    assert "cursor=" in page.body
+
+
 def test_names_in_a_filter_are_completed(console: ConsoleInMemory) -> None:
     def offers(written: str) -> list[str]:
         reply = console.get(f"/complete/letters?group=g&filter={quote(written)}&at={len(written)}")

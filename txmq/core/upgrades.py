@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from txmq.core.state import failed_messages, letter_index
 from txmq.core.state.failed_messages import FailedMessage
+from txmq.core.state.letter_index import CELL_KEY, Cell, CellChange, LetterState
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 BROKER_ROW = b"broker"
 LETTERS_ROW = b"letter_index"  # says that the index of letters is there
-LETTERS_VERSION = 2
+LETTERS_VERSION = 3
+SLOT_CELLS = 2  # the version whose cells are of a time slot, and not of a day
 ROWS_PER_STEP = 10_000
 
 
@@ -30,6 +32,10 @@ def upgrade(tables: Tables) -> Iterator[None]:
     """
     meta = tables[t.META]
     if meta.get(BROKER_ROW) is None or meta.get(LETTERS_ROW) == (LETTERS_VERSION,):
+        return
+    if meta.get(LETTERS_ROW) == (SLOT_CELLS,):
+        yield from _join_cells(tables)
+        mark(tables)
         return
     for name in (t.LETTER_INDEX, t.LETTER_CELLS):
         yield from _clear(tables, name)
@@ -58,3 +64,23 @@ def _clear(tables: Tables, name: str) -> Iterator[None]:
         for key, _row in rows:
             tables[name].delete(key)
         yield
+
+
+def _join_cells(tables: Tables) -> Iterator[None]:
+    """Add the cells of time slots to those of days. The rows of table `moved` do not
+    tell what plans have put back, so that cells cannot be made of them.
+    """
+    cells, after = tables[t.LETTER_CELLS], b""
+    while rows := list(islice(cells.range(after), ROWS_PER_STEP)):
+        for key, row in rows:
+            if len(row) == len(Cell._fields):
+                continue  # it is of a day: this upgrade did not end before
+            group_id, state, topic_id, error, slot = CELL_KEY.unpack(key)
+            letters, replayed, first, last, *names = row
+            cells.delete(key)
+            change = CellChange(letters, replayed, first, last)
+            letter_index.count(
+                cells, group_id, LetterState(state), (topic_id, error, slot), change, tuple(names)
+            )
+        yield
+        after = rows[-1][0] + b"\0"

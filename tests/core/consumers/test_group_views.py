@@ -154,6 +154,9 @@ def test_letters_are_counted_by_their_common_fields(world: ConsumersWorld) -> No
         "replayed": 0, "oldest": first, "newest": world.now,
     }  # fmt: skip
     json.dumps(stats)
+    chosen, steps = LetterSelection(), letter_stats.count
+    fewer = run_to_end(steps(world.state, world.group(), chosen, world.now, None, count_keys=False))
+    assert (fewer["keys"], fewer["most_of_one_key"], fewer["counted"]) == (None, None, 3)
 
 
 def test_only_the_most_frequent_kinds_of_letters_are_named(

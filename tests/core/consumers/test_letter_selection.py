@@ -17,7 +17,8 @@ from txmq.core.consumers.plan_steps import SweepPlan
 from txmq.core.state import failed_messages, letter_index
 from txmq.core.state.letter_index import SLOT, LetterState
 from txmq.core.steps import run_to_end
-from txmq.store.tables import LETTER_CELLS, LETTER_INDEX, META
+from txmq.model.units import DAY
+from txmq.store.tables import LETTER_CELLS, LETTER_INDEX, META, MemoryTables
 
 if TYPE_CHECKING:
     from txmq.core.consumers.letter_selection import ScanPosition
@@ -150,7 +151,8 @@ def planted_lost_count(monkeypatch: pytest.MonkeyPatch) -> None:
     def forgetful(
         tables: Any, group_id: int, letter: letter_index.Letter, counted: Any = None
     ) -> None:
-        key = letter_index._cell_key(group_id, counted or letter)
+        left = counted or letter
+        key, _slot = letter_index._key_of(group_id, left.state, letter_index._cell_of(left))
         row = tables[LETTER_CELLS].get(key)
         discard(tables, group_id, letter, counted)
         if letter.replays and row is not None:
@@ -291,6 +293,53 @@ def test_the_tables_of_an_older_version_get_the_index_that_a_new_one_has(seed: i
     assert made[0] == wanted[0]
     assert [(key, row[:2]) for key, row in made[1]] == [(key, row[:2]) for key, row in wanted[1]]
     assert list(upgrades.upgrade(tables)) == [], "once"
+
+
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_cells_of_quarters_of_an_hour_are_joined_to_days(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = LettersWorld(seed)
+    for _ in range(60):
+        world.turn()
+    machine.save(world.state)
+    tables = world.state.tables
+    cells, wanted = tables[LETTER_CELLS], [*tables[LETTER_CELLS].range(b"")]
+    for key, row in wanted:
+        *fields, day = letter_index.CELL_KEY.unpack(key)
+        _letters, replayed, *same, slots = row
+        cells.delete(key)
+        for slot, letters in zip(slots[::2], slots[1::2], strict=True):
+            old = letter_index.CELL_KEY.pack(*fields, day * letter_index.DAY_SLOTS + slot)
+            cells.put(old, (letters, replayed, *same))
+            replayed = 0
+    tables[META].put(upgrades.LETTERS_ROW, (upgrades.SLOT_CELLS,))
+    monkeypatch.setattr(upgrades, "ROWS_PER_STEP", 2)
+    next(upgrades.upgrade(tables))  # this start is killed
+    machine.load(tables)
+    assert [*cells.range(b"")] == wanted
+    assert list(upgrades.upgrade(tables)) == [], "once"
+
+
+def test_the_oldest_and_the_newest_letter_are_known_to_a_quarter_of_an_hour() -> None:
+    """The cell of a day keeps the deaths of letters that have left."""
+    tables: Any = MemoryTables()
+    day, state = 20_000 * DAY, LetterState.OPEN
+    deaths = [day + 1, day + 9 * SLOT + 7, day + 50 * SLOT + 7, day + DAY - 1]
+    letters = [
+        letter_index.Letter(state, 1, 0, at, at, number, None, "E", "f", 0)
+        for number, at in enumerate(deaths, 1)
+    ]
+    for letter in letters:
+        letter_index.add(tables, 1, letter)
+    for letter in (letters[0], letters[-1]):
+        letter_index.discard(tables, 1, letter)
+    counts = letter_stats.LetterCounts(now=day + DAY)
+    ([found], _after) = letter_index.cells(tables, 1, state, b"", 10)
+    counts.add(state, found)
+    assert counts._all.letters == 2
+    assert counts._all.first == day + 9 * SLOT
+    assert counts._all.last == day + 51 * SLOT - 1
 
 
 def test_letters_beside_others_are_of_their_group_alone() -> None:

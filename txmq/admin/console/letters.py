@@ -21,6 +21,7 @@ from txmq.model.letter_filter import (
     parse_filter,
     unfinished,
 )
+from txmq.model.units import MILLISECOND
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,6 +31,7 @@ MAX_CALLS = 10
 MAX_GROUPS = 200  # with letters, on one page
 MAX_ERRORS = 25  # groups of letters with one fingerprint
 MAX_SCANS = 8  # calls for one page, where few letters fit
+SCAN = 250 * MILLISECOND  # after which a page has what was found, and goes on behind it
 MAX_SAVED = 100
 MAX_OFFERS = 50
 AGES = ("1h", "1d", "7d", "30d", "older")
@@ -84,7 +86,7 @@ async def letters(reader: Reader) -> View:
     if wrong is None:
         reply = await _page(reader, group, select)
         if not reader.text("cursor") and (select.keys() <= COUNTED or reader.text("count")):
-            counted = await reader.ask("dlq.stats", group=group, select=select)
+            counted = await reader.ask("dlq.stats", group=group, select=select, keys=False)
     saved: dict[str, Any] = {"selections": []}
     if reader.may("dlq.saved").allowed:
         saved = await reader.ask("dlq.saved", limit=MAX_SAVED)
@@ -124,14 +126,14 @@ async def _page(reader: Reader, group: str, select: dict[str, Any]) -> dict[str,
     """Return a page of letters, without bodies: several calls, where few fit."""
     found: list[dict[str, Any]] = []
     cursor: str | None = reader.text("cursor") or None
-    scanned = 0
+    scanned, began = 0, reader.now
     for _ in range(MAX_SCANS):
         args = {"group": group, "select": select, "limit": reader.limit - len(found)}
         reply = await reader.ask("dlq.list", **args, **({"cursor": cursor} if cursor else {}))
         found += reply["letters"]
         scanned += reply["scanned"]
         cursor = reply["next"]
-        if cursor is None or len(found) >= reader.limit:
+        if cursor is None or len(found) >= reader.limit or reader.now - began > SCAN:
             break
     return {"letters": found, "next": cursor, "scanned": scanned}
 
@@ -277,7 +279,8 @@ async def _names(reader: Reader, typed: Unfinished) -> list[str]:
             field = {"error": "by_error_type", "topic": "by_topic"}.get(
                 typed.field, "by_fingerprint"
             )
-            counted = await reader.ask("dlq.stats", group=group, select={"states": list(STATES)})
+            every = {"states": list(STATES)}
+            counted = await reader.ask("dlq.stats", group=group, select=every, keys=False)
             return [str(name) for name in counted[field]]
     return []
 

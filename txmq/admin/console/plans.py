@@ -99,7 +99,7 @@ async def new(reader: Reader) -> View:
         wanted = parse_filter(written, reader.now)
         group = group or wanted.group or ""
         if group:
-            counted = await reader.ask("dlq.stats", group=group, select=wanted.select)
+            counted = await reader.ask("dlq.stats", group=group, select=wanted.select, keys=False)
     except InvalidFilter as error:
         wrong = error
     return View(

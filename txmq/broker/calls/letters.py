@@ -259,7 +259,11 @@ class DeadLetterCalls:
             return selected
         group, judge = selected.group, selected.judge()
         chosen = core_selection(selected.args)
-        return (yield from letter_stats.count(self.state, group, chosen, self.now(), judge))
+        return (
+            yield from letter_stats.count(
+                self.state, group, chosen, self.now(), judge, count_keys=args.keys
+            )
+        )
 
     def _views(self, letters: Sequence[LetterView], *, bodies: bool) -> Iterator[dict[str, Any]]:
         """Return the letters that can be shown. Without bodies, a damaged letter is

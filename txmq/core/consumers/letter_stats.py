@@ -7,6 +7,7 @@ says if the scan came to its end.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -15,7 +16,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from txmq.core.consumers import letter_notes
 from txmq.core.consumers.letter_selection import FoundLetter, LetterScan, LetterSelection
 from txmq.core.state import failed_messages, letter_index
-from txmq.core.state.letter_index import PREFIX, Cell, CellsOfError, Dimension, LetterState
+from txmq.core.state.letter_index import (
+    DAY_SLOTS,
+    PREFIX,
+    SLOT,
+    Cell,
+    CellsOfError,
+    Dimension,
+    LetterState,
+)
 from txmq.model.units import DAY, HOUR
 from txmq.store import tables as t
 
@@ -24,7 +33,7 @@ if TYPE_CHECKING:
     from txmq.core.state.state import State
     from txmq.core.steps import Steps
 
-CELLS_PER_STEP = 256
+CELLS_PER_STEP = 64
 KEYS_PER_STEP = 512
 MAX_KINDS = 1_000  # of fingerprints, error types and topics that a reply names
 MAX_FINGERPRINTS = 100  # that a reply describes
@@ -71,8 +80,8 @@ class LetterCounts:
     """Sums of cells. Fingerprints beyond the first 20,000 are counted together."""
 
     def __init__(self, now: int) -> None:
-        # slots of the oldest letters of each age, the youngest age first
-        self._since = [letter_index.slot_of(now - age) for age in AGES.values()]
+        # slots of the oldest letters of each age, the oldest age first
+        self._since = [letter_index.slot_at(now - age) for age in reversed(AGES.values())]
         self._errors: dict[Error, _Sum] = {}
         self._others = 0
         self._all = _Sum()
@@ -81,17 +90,8 @@ class LetterCounts:
     def add(self, state: LetterState, found: CellsOfError) -> None:
         """Add the letters of some cells."""
         some = _Sum()
-        age, since = len(AGES), (*self._since, b"")
-        some.first, ages = found.cells[0][2], some.ages
-        for slot, cell in zip(found.slots, found.cells, strict=True):
-            while age and slot > since[age - 1]:
-                age -= 1
-            letters, replayed, first, last, *_names = cell
-            ages[age] += letters
-            some.letters += letters
-            some.replayed += replayed
-            some.first = min(some.first, first)
-            some.last = max(some.last, last)
+        for day, row in zip(found.days, found.cells, strict=True):
+            self._add_day(some, day, row)
         self._all.add(some)
         self._topics[found.topic_id] += some.letters
         self._states[state.name.lower()] += some.letters
@@ -104,6 +104,26 @@ class LetterCounts:
             self._others += some.letters
         else:
             kind.add(some)
+
+    def _add_day(self, some: _Sum, day: int, row: tuple[Any, ...]) -> None:
+        letters, replayed, first, last, _type, _print, slots = row
+        start = day * DAY_SLOTS
+        earliest, latest = start + slots[0], start + slots[-2]
+        youngest = self._age_of(latest)
+        if self._age_of(earliest) == youngest:
+            some.ages[youngest] += letters
+        else:
+            for slot, number in zip(slots[::2], slots[1::2], strict=True):
+                some.ages[self._age_of(start + slot)] += number
+        some.letters += letters
+        some.replayed += replayed
+        # the first one and the last one that were counted may have left
+        first = max(first, earliest * SLOT)
+        some.first = first if some.first is None else min(some.first, first)
+        some.last = max(some.last, min(last, (latest + 1) * SLOT - 1))
+
+    def _age_of(self, slot: int) -> int:
+        return len(AGES) - bisect_left(self._since, slot)
 
     def by_error_type(self) -> dict[str, int]:
         types = Counter[str]()
@@ -144,7 +164,13 @@ class LetterCounts:
 
 
 def count(
-    state: State, group: ConsumerGroup, selection: LetterSelection, now: int, keep: Keep | None
+    state: State,
+    group: ConsumerGroup,
+    selection: LetterSelection,
+    now: int,
+    keep: Keep | None,
+    *,
+    count_keys: bool = True,
 ) -> Steps[dict[str, Any]]:
     """Count the letters of a selection, in steps. `keep` judges what only the message
     tells; None = everything.
@@ -154,7 +180,7 @@ def count(
     keys: dict[str, Any] = {"keys": None, "most_of_one_key": None}
     if keep is None and _is_in_cells(selection):
         yield from _count_cells(state, group, selection, counts)
-        if selection == LetterSelection(selection.states):
+        if count_keys and selection == LetterSelection(selection.states):
             keys = yield from _count_keys(state, group, selection)
     else:
         scan = LetterScan(state, group, selection, None, now)
@@ -242,5 +268,6 @@ def _cell_of(found: FoundLetter) -> tuple[LetterState, CellsOfError]:
     letter = failed_messages.letter_of(found.ref, row)
     assert letter is not None, "it was selected"
     at = letter.died_at
-    cell = Cell(1, int(bool(row.replays)), at, at, row.error_type, row.fingerprint)
-    return letter.state, CellsOfError(letter.topic_id, [letter_index.slot_of(at)], [tuple(cell)])
+    day, slot = divmod(letter_index.slot_at(at), DAY_SLOTS)
+    cell = Cell(1, int(bool(row.replays)), at, at, row.error_type, row.fingerprint, (slot, 1))
+    return letter.state, CellsOfError(letter.topic_id, [day], [tuple(cell)])

@@ -3,12 +3,14 @@
 Table `letter_index` has a row for each letter in each dimension (docs/decisions/0091).
 All dimensions have the order of the deaths, so that the letters that have several
 properties are where several ranges meet. Table `letter_cells` counts letters by state,
-topic, error and time of death. Both follow from table `moved`: older versions did not
-write them, and `core/upgrades.py` makes them anew.
+topic, error and day of death, and in each row by quarters of an hour
+(docs/decisions/0137). Both follow from table `moved`: older versions did not write
+them, and `core/upgrades.py` makes them anew.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
@@ -18,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
-from txmq.model.units import MINUTE
+from txmq.model.units import DAY, MINUTE
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from txmq.store.tables import Table, Tables
 
 SLOT = 15 * MINUTE  # to which the times of death of counted letters are known
+DAY_SLOTS = DAY // SLOT  # of one cell
 
 
 class LetterState(IntEnum):
@@ -58,10 +61,10 @@ STATE_AT = 4  # of a prefix
 PLACE = Struct(">QQIIQ")
 FIRST = bytes(PLACE.size)  # sorts before all places
 LAST = b"\xff" * (PLACE.size + 1)  # and this one behind them
-CELL_KEY = Struct(">IBIQQ")  # group id, state, topic id, hash of the error, slot
-SLOT_SIZE = 8  # bytes of a slot, at the end of the key
-LAST_SLOT = (1 << 64) - 1
-MAX_SEEKS = 512  # in table `letter_cells`, to find the next slot: about 2 ms
+CELL_KEY = Struct(">IBIQQ")  # group id, state, topic id, hash of the error, day
+DAY_SIZE = 8  # bytes of a day, at the end of the key
+LAST_DAY = (1 << 64) - 1
+MAX_SEEKS = 512  # in table `letter_cells`, to find the next slot: a few ms
 
 
 class Letter(NamedTuple):
@@ -82,10 +85,11 @@ class Letter(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """Letters of a group that share state, topic, error and time slot.
+    """Letters of a group that share state, topic, error and day of death.
 
     `first` and `last` are the deaths of the first and the last one that was counted
-    here, also of those that have left since.
+    here, also of those that have left since. `slots` has the time slots of the day with
+    letters, in order, each followed by the number of its letters.
     """
 
     letters: int
@@ -94,11 +98,12 @@ class Cell(NamedTuple):
     last: int
     error_type: str
     fingerprint: str
+    slots: tuple[int, ...]
 
 
 @dataclass(slots=True)
 class CellChange:
-    """Letters of a cell that are put back together."""
+    """Letters of a cell and a time slot that are put back together."""
 
     letters: int
     replayed: int
@@ -114,10 +119,10 @@ CellKey = tuple[int, int, int]  # topic id, error and slot
 
 
 class CellsOfError(NamedTuple):
-    """Neighbouring cells that differ only in their time slots, in order."""
+    """Neighbouring cells that differ only in their days, in order."""
 
     topic_id: int
-    slots: list[bytes]  # each the end of a cell's key
+    days: list[int]
     cells: list[tuple[Any, ...]]
 
 
@@ -131,20 +136,10 @@ def add(tables: Mapping[str, Table] | Tables, group_id: int, letter: Letter) -> 
     index = tables[t.LETTER_INDEX]
     for key in keys_of(group_id, letter):
         index.put(key, ())
-    cells, key = tables[t.LETTER_CELLS], _cell_key(group_id, letter)
-    row: Any = cells.get(key)
-    at, replayed = letter.died_at, bool(letter.replays)
-    if row is None:
-        cell = Cell(1, int(replayed), at, at, letter.error_type, letter.fingerprint)
-    else:
-        found = Cell(*row)
-        cell = found._replace(
-            letters=found.letters + 1,
-            replayed=found.replayed + replayed,
-            first=min(found.first, at),
-            last=max(found.last, at),
-        )
-    cells.put(key, tuple(cell))
+    at = letter.died_at
+    change = CellChange(1, int(bool(letter.replays)), at, at)
+    names = (letter.error_type, letter.fingerprint)
+    count(tables[t.LETTER_CELLS], group_id, letter.state, _cell_of(letter), change, names)
 
 
 def discard(
@@ -158,7 +153,8 @@ def discard(
     for key in keys_of(group_id, letter):
         index.delete(key)
     counted = counted or letter
-    _count(tables[t.LETTER_CELLS], _cell_key(group_id, counted), -1, -bool(counted.replays))
+    cells, replayed = tables[t.LETTER_CELLS], int(bool(counted.replays))
+    _uncount(cells, group_id, counted.state, _cell_of(counted), 1, replayed)
 
 
 @lru_cache(maxsize=1_024)  # thousands of letters share a few errors
@@ -210,9 +206,7 @@ def move(
     for key in keys_of(group_id, letter):
         index.delete(key)
         index.put(key[:STATE_AT] + state + key[STATE_AT + 1 :], ())
-    error = error_of(letter.error_type, letter.fingerprint)
-    cell = (letter.topic_id, error, slot_at(letter.died_at))
-    add_to_cell(cells, cell, letter.died_at, letter.replays)
+    add_to_cell(cells, _cell_of(letter), letter.died_at, letter.replays)
 
 
 def move_cells(
@@ -225,23 +219,12 @@ def move_cells(
     being replayed keep their places in the index until they end or fail.
     """
     cells = tables[t.LETTER_CELLS]
-    for (topic_id, error, slot), change in changed.items():
-        count, replayed, first, last = change.fields
-        key = CELL_KEY.pack(group_id, LetterState.OPEN, topic_id, error, slot)
-        row: Any = cells.get(key)
-        names = row[4:]
-        if row[0] == count:
-            cells.delete(key)
-        else:
-            cells.put(key, (row[0] - count, row[1] - replayed, *row[2:]))
-        now_replayed = count if state is LetterState.REPLAYING else replayed
-        to = CELL_KEY.pack(group_id, state, topic_id, error, slot)
-        row = cells.get(to)
-        if row is None:
-            cells.put(to, (count, now_replayed, first, last, *names))
-        else:
-            first, last = min(row[2], first), max(row[3], last)
-            cells.put(to, (row[0] + count, row[1] + now_replayed, first, last, *names))
+    for cell, change in changed.items():
+        letters, replayed, first, last = change.fields
+        names = _uncount(cells, group_id, LetterState.OPEN, cell, letters, replayed)
+        now_replayed = letters if state is LetterState.REPLAYING else replayed
+        moved = CellChange(letters, now_replayed, first, last)
+        count(cells, group_id, state, cell, moved, names)
 
 
 def count_processed(
@@ -250,17 +233,60 @@ def count_processed(
     """Apply: letters that were put back are processed, so many of each cell: topic id,
     error and slot. Their places in the index stay until they are swept.
     """
-    for (topic_id, error, slot), count in cells.items():
-        key = CELL_KEY.pack(group_id, LetterState.REPLAYING, topic_id, error, slot)
-        _count(tables[t.LETTER_CELLS], key, -count, -count)
+    for cell, letters in cells.items():
+        _uncount(tables[t.LETTER_CELLS], group_id, LetterState.REPLAYING, cell, letters, letters)
 
 
-def _count(cells: Table, key: bytes, letters: int, replayed: int) -> None:
+def count(
+    cells: Table,
+    group_id: int,
+    state: LetterState,
+    cell: CellKey,
+    change: CellChange,
+    names: tuple[str, str],
+) -> None:
+    """Apply: count letters. `names` are their error type and their fingerprint."""
+    letters, replayed, first, last = change.fields
+    key, slot = _key_of(group_id, state, cell)
     row: Any = cells.get(key)
-    if row[0] + letters == 0:
+    if row is None:
+        row = Cell(letters, replayed, first, last, *names, (slot, letters))
+    else:
+        found = Cell(*row)
+        row = Cell(
+            found.letters + letters,
+            found.replayed + replayed,
+            min(found.first, first),
+            max(found.last, last),
+            found.error_type,
+            found.fingerprint,
+            _with(found.slots, slot, letters),
+        )
+    cells.put(key, tuple(row))
+
+
+def _uncount(
+    cells: Table, group_id: int, state: LetterState, cell: CellKey, letters: int, replayed: int
+) -> tuple[str, str]:
+    """Count letters no longer. Return their error type and their fingerprint."""
+    key, slot = _key_of(group_id, state, cell)
+    row: Any = cells.get(key)
+    found = Cell(*row)
+    if found.letters == letters:
         cells.delete(key)
     else:
-        cells.put(key, (row[0] + letters, row[1] + replayed, *row[2:]))
+        slots = _with(found.slots, slot, -letters)
+        cells.put(key, (found.letters - letters, found.replayed - replayed, *found[2:-1], slots))
+    return found.error_type, found.fingerprint
+
+
+def _with(slots: tuple[int, ...], slot: int, letters: int) -> tuple[int, ...]:
+    """Return the slots of a cell with letters more or fewer in one of them."""
+    start = end = 2 * bisect_left(slots[::2], slot)
+    if start < len(slots) and slots[start] == slot:
+        end += 2
+        letters += slots[start + 1]
+    return (*slots[:start], *((slot, letters) if letters else ()), *slots[end:])
 
 
 def prefix(group_id: int, state: LetterState, dimension: Dimension, value: int = 0) -> bytes:
@@ -283,10 +309,10 @@ def cells(
     for number, (key, row) in enumerate(  # noqa: B007  # the last one counts
         islice(tables[t.LETTER_CELLS].range(start, stop), most), 1
     ):
-        if key[:-SLOT_SIZE] != error:
-            error = key[:-SLOT_SIZE]
+        if key[:-DAY_SIZE] != error:
+            error = key[:-DAY_SIZE]
             found.append(CellsOfError(CELL_KEY.unpack(key)[2], [], []))
-        found[-1].slots.append(key[-SLOT_SIZE:])
+        found[-1].days.append(int.from_bytes(key[-DAY_SIZE:]))
         found[-1].cells.append(row)
     return found, key if number == most else None
 
@@ -312,21 +338,26 @@ def next_slot(
         key, row = next(iter(table.range(start, stop)), (None, None))
         if key is None:
             return first
-        _group, _state, topic_id, error, at = CELL_KEY.unpack(key)
+        _group, _state, topic_id, error, day = CELL_KEY.unpack(key)
         fields: Any = row
-        kept = keep(topic_id, Cell(*fields))
-        if kept and at < slot:
-            start = CELL_KEY.pack(group_id, state, topic_id, error, slot)
+        cell = Cell(*fields)
+        kept = keep(topic_id, cell)
+        if kept and day < slot // DAY_SLOTS:
+            start = CELL_KEY.pack(group_id, state, topic_id, error, slot // DAY_SLOTS)
             continue
         if kept:
+            at = next((at for at in slots_of(day, cell) if at >= slot), None)
+            if at is None:
+                start = CELL_KEY.pack(group_id, state, topic_id, error, day + 1)
+                continue
             first = at if first is None else min(first, at)
-        start = CELL_KEY.pack(group_id, state, topic_id, error, LAST_SLOT) + b"\0"
+        start = CELL_KEY.pack(group_id, state, topic_id, error, LAST_DAY) + b"\0"
     return slot
 
 
-def slot_of(at: int) -> bytes:
-    """Return the end of the keys of the cells of a time."""
-    return max(at // SLOT, 0).to_bytes(SLOT_SIZE)
+def slots_of(day: int, cell: Cell) -> Iterator[int]:
+    """Yield the time slots of a cell, in order."""
+    return (day * DAY_SLOTS + slot for slot in cell.slots[::2])
 
 
 def keys_of(group_id: int, letter: Letter) -> Iterator[bytes]:
@@ -346,6 +377,13 @@ def keys_of(group_id: int, letter: Letter) -> Iterator[bytes]:
     yield PREFIX.pack(group_id, state, Dimension.FINGERPRINT, print_) + place
 
 
-def _cell_key(group_id: int, letter: Letter) -> bytes:
-    error, slot = error_of(letter.error_type, letter.fingerprint), slot_at(letter.died_at)
-    return CELL_KEY.pack(group_id, letter.state, letter.topic_id, error, slot)
+def _cell_of(letter: Letter) -> CellKey:
+    error = error_of(letter.error_type, letter.fingerprint)
+    return letter.topic_id, error, slot_at(letter.died_at)
+
+
+def _key_of(group_id: int, state: LetterState, cell: CellKey) -> tuple[bytes, int]:
+    """Return the key of a cell, and the slot of its day."""
+    topic_id, error, slot = cell
+    day, slot = divmod(slot, DAY_SLOTS)
+    return CELL_KEY.pack(group_id, state, topic_id, error, day), slot

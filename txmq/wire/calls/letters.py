@@ -136,7 +136,11 @@ class DlqShow(GroupArgs):
 
 
 class DlqStats(SelectArgs):
-    """Statistics of the dead letters of a group, by default of the open ones."""
+    """Statistics of the dead letters of a group, by default of the open ones. To count
+    keys, up to 100,000 letters are read in the index.
+    """
+
+    keys: bool = True
 
 
 class DlqReplay(OperatorArgs, SelectArgs):
