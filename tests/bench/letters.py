@@ -87,7 +87,7 @@ class Die(NamedTuple):
 
     group: str
     candidate: Candidate
-    deaths: tuple[tuple[int, int, int, FailureReport], ...]
+    deaths: tuple[tuple[int, int | None, int, FailureReport], ...]
 
 
 def decide_deaths(state: State, command: Die, now: int) -> Outcome:

@@ -2,20 +2,21 @@
 
 Letters take 90 µs each to make. `make bench ONLY=spark.reconcile` and
 `ONLY=spark.replay` have 1,000,000 of them: about fifteen and eight minutes.
-`ONLY=spark.memory` has 10,000,000: an hour, and 15 GiB of disk; with SCALE=0.1 six
-minutes.
+`ONLY=spark.memory` has 10,000,000, whose rows are computed: 5 GB of disk for them, and
+about as much for the files of Spark.
 """
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from tests.bench.brokers import FLUSH_10_MS, command
 from tests.bench.data_directories import current_time, filling
-from tests.bench.harness import Program, measured, python, serving
+from tests.bench.harness import Program, measured, python, sampled, serving
 from tests.bench.letters import KEYS, READY_WITHIN_S, SPAN, kill
 from tests.bench.rows import Row, Run, at_least, at_most, benchmark, row
 from txmq.tx.postgres.schema import install
@@ -24,6 +25,8 @@ from txmq.tx.postgres.session import connect
 CLIENT = "tests.bench.clients.spark_jobs"
 LETTERS, ROWS, FEW, WITHIN_S = 1_000_000, 5_000_000, 1_000, 7_200.0
 MANY = 10 * LETTERS
+NEVER = 1 << 50  # bytes of log: no snapshots, each of which is as large as the index
+LOOK_S = 1.0  # at the disk
 MIB = 1 << 20
 
 
@@ -113,10 +116,14 @@ def memory(run: Run) -> Iterator[Row]:
     dsn, found = run.database.dsn(), []
     business(dsn, run.count(LETTERS))
     for count in (run.count(LETTERS), run.count(MANY)):
-        with letters(run, count) as program:
-            directory = run.directory / f"memory-{count}"
+        with (
+            many_letters(run, count) as (program, figures),
+            scratch(run) as directory,
+            sampled(lambda: disk_used(directory), LOOK_S) as disk,
+        ):
             argv = python(CLIENT, "memory", program.address, dsn, directory)
-            found.append(measured(argv, WITHIN_S))
+            figures.update(measured(argv, WITHIN_S), spark=max(disk))
+        found.append(figures)
     few, many = found
     parts = {"driver": "the driver", "workers": "its Python workers", "jvm": "Java"}
     for name, what in parts.items():
@@ -129,6 +136,51 @@ def memory(run: Run) -> Iterator[Row]:
             yardstick=few[name] / MIB,
             goal=at_most(1.1),
         )
+    of = f"{run.count(MANY) / 1e6:g} M letters"
+    yield row(
+        "spark.memory_maker",
+        f"resident memory of what makes {of}, most",
+        "MB",
+        many["maker"] / 1e6,
+        goal=at_most(1_000),
+    )
+    yield row("spark.memory_disk", f"disk of {of}", "MB", many["disk"] / 1e6, goal=at_most(5_000))
+    yield row(
+        "spark.memory_spark_disk",
+        f"files of Spark and of the plan, {of}",
+        "MB",
+        many["spark"] / 1e6,
+    )
+
+
+@contextmanager
+def many_letters(run: Run, count: int) -> Iterator[tuple[Program, dict[str, float]]]:
+    """Serve letters that take little disk. Yield the broker, and the figures of its
+    letters, in bytes: {"maker", "disk"}, the second after the block.
+    """
+    with scratch(run) as directory:
+        data = directory / "data"
+        figures = measured(python("tests.bench.many_letters", data, count), WITHIN_S)
+        settings = f"{FLUSH_10_MS}\nsnapshot_bytes = {NEVER}"
+        with serving(command(directory, settings), READY_WITHIN_S) as program:
+            yield program, figures
+        figures["disk"] = disk_used(data)
+
+
+@contextmanager
+def scratch(run: Run) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir=run.directory) as name:
+        yield Path(name)
+
+
+def disk_used(directory: Path) -> float:
+    """Return the bytes of all files below a directory, as far as they are on disk."""
+    total = 0
+    for place, _, names in os.walk(directory):
+        for name in names:
+            with suppress(FileNotFoundError):  # deleted meanwhile
+                total += os.lstat(f"{place}/{name}").st_blocks * 512
+    return total
 
 
 @benchmark("spark.small", "the first result of a small reconciliation")

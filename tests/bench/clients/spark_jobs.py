@@ -186,9 +186,11 @@ def warm_up(spark: SparkSession, url: str) -> None:
 
 
 def memory(url: str, dsn: str, directory: str) -> dict[str, int]:
-    """Reconcile once, and watch the memory of this process and those below it."""
+    """Reconcile once, and watch the memory of this process and those below it. Spark's
+    files are in the directory, too.
+    """
     with (
-        local_session("local[2]", SETTINGS) as spark,
+        local_session("local[2]", SETTINGS | {"spark.local.dir": directory}) as spark,
         watched() as most,
         reconciled(spark, options(url, dsn)) as found,
     ):
