@@ -31,7 +31,6 @@ from txmq.core.state import failed_messages, letter_index
 from txmq.core.state.consumer_groups import MessageRef
 from txmq.core.state.failed_messages import FailedKind, FailedMessage
 from txmq.core.state.letter_index import (
-    CELL_KEY,
     PLACE,
     PREFIX,
     CellChange,
@@ -133,9 +132,12 @@ class Letters(NamedTuple):
             names[error], at = (error_of(number), print_of(number)), self.died_at(number)
             place = (self.topic_id, error, letter_index.slot_at(at))
             letter_index.add_to_cell(cells, place, at, 0)
-        for cell in sorted(cells):
-            key, change = CELL_KEY.pack(self.group_id, LetterState.OPEN, *cell), cells[cell]
-            yield t.LETTER_CELLS, key, msgpack.packb((*change.fields, *names[cell[1]]))
+        table = t.MemoryTable()
+        for cell, change in cells.items():
+            ids = self.group_id, LetterState.OPEN
+            letter_index.count(table, *ids, cell, change, names[cell[1]])
+        for key, row in table.range(b""):
+            yield t.LETTER_CELLS, key, msgpack.packb(row)
 
 
 def key_of(number: int) -> str:
