@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import pytest
@@ -22,8 +23,11 @@ from tests.admin.test_pages import start
 from tests.cli.peer import Peer, peer
 from tests.cli.support import run
 from tests.fixtures_browser import Browser
+from tests.system import set_clock_broker
 from txmq.admin.console.registry import NAVIGATION, PAGES
-from txmq.model.decider import ByChecker
+from txmq.client.protocol.transaction.tokens import new_token
+from txmq.model.decider import ByChecker, ByHome
+from txmq.model.units import DAY
 from txmq.testing.wait import wait_until
 
 PASSWORD = "correct horse battery"
@@ -37,6 +41,20 @@ HOSTILE = (
     "\x1b[2J\x07 \u202egnp.exe \u200b",
 )
 SHOWN = (*HOSTILE[:4], "␛[2J␇ \\u202egnp.exe \\u200b")
+HOLD = """
+const [among, label] = arguments;
+const button = [...document.querySelectorAll(among)].find(
+  (one) => one.textContent.trim() === label && !one.disabled);
+if (!button) return null;
+const folded = button.closest("details");
+if (folded) folded.open = true;
+button.focus();
+return document.activeElement === button ? button : null;
+"""
+PLAN_STATE = """
+const facts = [...document.querySelectorAll("dl.facts > *")];
+return facts.map((one) => one.innerText).find((text) => /^State/i.test(text)) || "";
+"""
 NAMES: dict[str, tuple[str, ...]] = {
     "topics": ("orders",),
     "groups": ("billing",),
@@ -78,11 +96,7 @@ class Console(NamedTuple):
         """
         driver = self.browser.driver
         self.open(path)
-        driver.execute_script("document.querySelectorAll('details').forEach(d => d.open = true)")
-        [button] = [
-            one for one in driver.find_elements(By.CSS_SELECTOR, "form.act button")
-            if one.text == label and one.is_displayed()
-        ][:1]  # fmt: skip
+        button = self.held_button(label, "form.act button")
         form = button.find_element(By.XPATH, "ancestor::form")
         for name, value in fields.items():
             field = form.find_element(By.NAME, name)
@@ -101,6 +115,24 @@ class Console(NamedTuple):
             wait_until(lambda: not driver.find_elements(By.CSS_SELECTOR, ".asks"), what="the act")
         assert driver.find_elements(By.CSS_SELECTOR, "main script") == []
         return self.text()
+
+    def held_button(self, label: str, among: str) -> Any:  # of selenium
+        """Return a button with the focus, by its label. A live part stands still while
+        one of its elements has the focus; before, each element may be replaced.
+        """
+        found: list[Any] = []
+
+        def finds() -> bool:
+            found[:] = [self.browser.driver.execute_script(HOLD, among, label)]
+            return found[0] is not None
+
+        wait_until(finds, what=f"a button {label!r}")
+        return found[0]
+
+    def plan_state(self) -> str:
+        """Return what the page of a plan says of its state, read at once."""
+        found: str = self.browser.driver.execute_script(PLAN_STATE)
+        return found
 
     def state(self) -> str:
         return self.browser.driver.find_element(By.ID, "live-state").text
@@ -328,6 +360,46 @@ def test_the_other_actions_do_what_their_buttons_say(console: Console) -> None:
     assert "done" in tried or "UnknownMember" in tried
 
 
+def test_heuristic_decisions_are_forgotten_once_data_are_mended(console: Console) -> None:
+    token = new_token()
+    with peer(console.broker) as shop:
+        home = ByHome(shop.log_id.bytes, token.bytes)
+        path = "transactions/" + shop.half("orders", b"branch", home, token)
+        shop.call("xa.heuristic", token=token.hex, branch="1_YQ==_Yg==", decided="COMMIT",
+                  found=HOSTILE[1], operator="recoverer", reason=HOSTILE[0])  # fmt: skip
+    shown = console.open(path)
+    assert HOSTILE[0] in shown
+    assert HOSTILE[1] in shown
+    assert token.hex in console.open("transactions/xa?heuristic=yes")
+    assert "done" in console.act(path, "Forget them")
+    assert "Heuristic decisions" not in console.open(path)
+    assert token.hex not in console.open("transactions/xa?heuristic=yes")
+    assert "xa.forget" in console.open("audit")
+
+
+def confirm_clock(console: Console, put_ahead: Callable[[], None]) -> None:
+    assert "Confirm the clock" not in console.open("")
+    put_ahead()
+    wait_until(lambda: "clock.jumped" in console.open(""), what="the alarm")
+    assert "done" in console.act("", "Confirm the clock")
+    wait_until(lambda: "clock.jumped" not in console.open(""), what="no alarm")
+    with txmq.connect(console.broker) as client:
+        assert client.call("clock.show")["believed"]
+
+
+def test_a_clock_that_jumped_is_confirmed(browser: Browser, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong"
+
+    def set_clock(by: int) -> None:
+        wrong.with_suffix(".new").write_text(str(by), "utf-8")
+        wrong.with_suffix(".new").rename(wrong)
+
+    set_clock(0)
+    for _process, url, http in start(tmp_path, str(wrong), command=set_clock_broker.run):
+        confirm_clock(Console(http, url, browser), lambda: set_clock(30 * DAY))
+    browser.driver.get("about:blank")
+
+
 def test_lists_go_on_page_by_page(console: Console) -> None:
     driver = console.browser.driver
     console.open("users?limit=1")
@@ -405,8 +477,7 @@ def acted(console: Console) -> str:
 
 
 def press_button(console: Console, label: str, within: str = "main") -> None:
-    path = f"//*[self::main or self::dialog][@id='{within}']//button[.='{label}']"
-    console.browser.driver.find_element(By.XPATH, path).click()
+    console.held_button(label, f"#{within} button").click()
 
 
 def leave(console: Console) -> None:
@@ -483,26 +554,20 @@ def test_a_plan_runs_before_the_eyes_of_its_operator(console: Console) -> None:
     press_button(console, "Make the plan")
     assert "done" in acted(console)
     console.open("plans/bees")
-    wait_until(lambda: "planned" in console.text(), what="the plan's letters")
-    wait_until(lambda: driver.find_elements(By.XPATH, "//button[.='Start']") != [], what="start")
     press_button(console, "Start")
     wait_until(lambda: "done" in acted(console), what="the start")
     leave(console)
-    wait_until(lambda: "ramping" in console.text(), what="progress")
-    press_button(console, "Pause")
-    wait_until(lambda: "done" in acted(console), what="the pause")
-    leave(console)
-    wait_until(lambda: "paused" in console.text(), what="a pause")
-    for label in ("Resume", "Pause"):
+    wait_until(lambda: "ramping" in console.plan_state(), what="progress")
+    for label, state in (("Pause", "paused"), ("Resume", "ramping"), ("Pause", "paused")):
         press_button(console, label)
         wait_until(lambda: "done" in acted(console), what="the change")
         leave(console)
-        wait_until(lambda: driver.find_elements(By.XPATH, "//button[.='Cancel']") != [], what="it")
+        wait_until(lambda: state in console.plan_state(), what=state)  # noqa: B023
     press_button(console, "Cancel")
     assert "cannot go on" in acted(console)
     say_why(console, "Cancel the plan")
     leave(console)
-    wait_until(lambda: "cancelled" in console.text(), what="the end")
+    wait_until(lambda: "cancelled" in console.plan_state(), what="the end")
 
 
 def test_a_transaction_is_decided_with_a_reason(console: Console) -> None:

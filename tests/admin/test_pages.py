@@ -20,7 +20,8 @@ import txmq.admin
 from tests.cli.peer import peer
 from tests.cli.support import reply, run
 from txmq.model.decider import ByChecker
-from txmq.testing.processes import Running, running
+from txmq.testing.forked import txmq_command
+from txmq.testing.processes import Command, Running, running
 from txmq.testing.wait import wait_until
 from txmq.wire.calls.registry import CALLS
 
@@ -62,9 +63,12 @@ class Served(NamedTuple):
         return answer.json()
 
 
-def start(directory: Path) -> Iterator[tuple[Running, str, str]]:
+def start(
+    directory: Path, *before: str, command: Command = txmq_command
+) -> Iterator[tuple[Running, str, str]]:
+    """Run a broker; `before` are arguments before those of the broker."""
     where = ("--data", str(directory / "data"), "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0")
-    with running(directory, "broker", *where) as process:
+    with running(directory, *before, "broker", *where, command=command) as process:
         url = process.first_line().removeprefix("ready ")
         [console] = [
             event["console"] for event in process.events() if event["event"] == "admin.serving"
