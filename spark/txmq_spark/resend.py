@@ -22,12 +22,14 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from txmq.crashpoints import crashpoint
+from txmq.errors import ConfigError
 from txmq_spark.arrow_messages import HEADER_CELLS
 from txmq_spark.broker_link import BrokerLink
 from txmq_spark.broker_plans import hand_over, wait_for
 from txmq_spark.held_letters import OPERATOR, WAITS, held_letters
 from txmq_spark.letter_evidence import chain_column
 from txmq_spark.plan_directory import StoredPlan
+from txmq_spark.writing import is_committed
 
 SETTINGS: Final = {"rate": 0}  # the plan is never started
 KEY: Final = ["group", "topic", "key"]
@@ -56,9 +58,13 @@ def resend(plan: StoredPlan, url: str, topic: str, *, wait: bool = True) -> Rese
     handed = hand_over(url, plan, holding_name(plan, topic), SETTINGS, OPERATOR)
     with BrokerLink(url) as link:
         shown = {one.group: link.call("plan.show", name=one.name) for one in handed}
+        for one in shown.values():
+            _require_not_started(one)
         open_ones = {group: one for group, one in shown.items() if one["state"] not in ENDED}
         holding = {group: one["name"] for group, one in open_ones.items() if one["planned"]}
-        if holding and not any(map(_was_sent, shown.values())):
+        # Letters that were sent are not read again: one that cannot be read since would
+        # leave the broker's plan, and be open like one that was not sent.
+        if holding and not is_committed(link, topic, job_name(plan)):
             write_letters(_sendable(plan, url, holding), url, topic, job_name(plan))
         crashpoint("spark.letters_sent")
         reason = f"sent again to {topic} by {job_name(plan)}"
@@ -71,9 +77,16 @@ def resend(plan: StoredPlan, url: str, topic: str, *, wait: bool = True) -> Rese
     return ResendResult(topic, done, sum(plan.manifest.replays.values()) - done)
 
 
-def _was_sent(shown: Mapping[str, Any]) -> bool:
-    """Return True if a plan is to abandon its letters: the job is committed."""
-    return shown["state"] in ("abandoning", "done") and not shown["started_at"]
+def _require_not_started(shown: Mapping[str, Any]) -> None:
+    """Raise ConfigError where somebody has started a plan: the broker puts its letters
+    back, and they would be processed twice.
+    """
+    if shown["started_at"]:
+        raise ConfigError(
+            "plan",
+            f"plan {shown['name']} was started: the broker replays the letters in their places",
+            hint="let it end, or cancel it; then reconcile again",
+        )
 
 
 def write_letters(letters: DataFrame, url: str, topic: str, job: str) -> None:

@@ -28,6 +28,7 @@ from txmq.crashpoints import crashpoint
 from txmq.errors import ConfigError, TransactionAborted
 from txmq.model.message import COMMIT, Message
 from txmq_spark.arrow_messages import HEADER_CELLS
+from txmq_spark.broker_link import BrokerLink
 from txmq_spark.source_options import WriteOptions
 
 if TYPE_CHECKING:
@@ -82,13 +83,8 @@ class JobWriter(DataSourceArrowWriter):
         if options.idempotency_key is None:
             return cls(options, NamedJob(new_token(), committed=False))
         with task_client(options.url) as client:
-            return cls(
-                options,
-                run_calls(
-                    client.call,
-                    current_job(f"write {options.topic or ''} {options.idempotency_key}"),
-                ),
-            )
+            name = job_name(options.topic, options.idempotency_key)
+            return cls(options, run_calls(client.call, current_job(name)))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StoredBundle:
         """Store the rows as one bundle, in several parts if it is large.
@@ -120,6 +116,16 @@ class JobWriter(DataSourceArrowWriter):
         """Drop all bundles. A commit of another run stays."""
         with task_client(self._options.url) as client:
             client.job(self._job.token).abort()
+
+
+def job_name(topic: str | None, idempotency_key: str) -> str:
+    """Return the name of the job that a write with this key is."""
+    return f"write {topic or ''} {idempotency_key}"
+
+
+def is_committed(link: BrokerLink, topic: str, idempotency_key: str) -> bool:
+    """Return True if a write with this key has sent its messages."""
+    return run_calls(link.call, current_job(job_name(topic, idempotency_key))).committed
 
 
 def task_client(url: str) -> txmq.Client:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from tests.spark.consuming import let_die
 from txmq.errors import BadRequest
 from txmq_spark.arrow_letters import letter_batches
-from txmq_spark.broker_link import BrokerLink
+from txmq_spark.broker_link import PAGE_LETTERS_WITH_BODIES, BrokerLink
 from txmq_spark.letter_ranges import number_ranges
 
 if TYPE_CHECKING:
@@ -122,3 +123,48 @@ def test_a_damaged_letter_is_a_row_with_its_reason() -> None:
     assert batch.to_pylist() == [
         {"offset": 3, "key": None, "body": None, "damaged": "bad checksum"}
     ]
+
+
+@pytest.mark.parametrize("select", [None, {"topic": None, "states": ["open"]}])
+def test_letters_that_are_held_or_closed_between_two_pages_are_read_as_they_are_then(
+    broker: str, topic: str, client: txmq.Client, select: dict[str, Any] | None
+) -> None:
+    """Pages of letters with bodies: a plan takes some of the next page, others are
+    abandoned. What was read stays, what is closed is left out.
+    """
+    client.call("topic.create", name=topic, partitions=1)
+    count = 2 * PAGE_LETTERS_WITH_BODIES + 10
+    client.send_many(topic, [b"%d" % n for n in range(count)])
+    let_die(client, topic, topic, {b"%d" % n for n in range(count)}, "concurrent")
+    held, closed = range(150, 160), range(200, 210)
+    with BrokerLink(broker) as link:
+        if select is None:
+            letters = link.letters(topic, bodies=True)
+        else:
+            letters = link.selected_letters(topic, select | {"topic": topic}, bodies=True)
+        found = [next(letters)]
+        client.call("plan.create", name=topic, group=topic)
+        client.call("plan.add", name=topic, letters=[(topic, 0, n) for n in held])
+        client.call(
+            "dlq.abandon", group=topic, letters=[(topic, 0, n) for n in closed], reason="not needed"
+        )
+        found += letters
+    assert [one["offset"] for one in found] == [n for n in range(count) if n not in closed]
+    assert [b64decode(one["body"]) for one in found] == [b"%d" % one["offset"] for one in found]
+    assert [one["offset"] for one in found if one.get("plan") == topic] == list(held)
+
+
+@pytest.mark.parametrize("selected", [False, True])
+def test_letters_with_large_bodies_come_in_pages_that_fit(
+    broker: str, topic: str, client: txmq.Client, *, selected: bool
+) -> None:
+    client.call("topic.create", name=topic, partitions=1)
+    bodies = [b"%d" % n + bytes(1_000_000) for n in range(12)]
+    for body in bodies:
+        client.send(topic, body)
+    let_die(client, topic, topic, set(bodies), "concurrent")
+    with BrokerLink(broker) as link:
+        read = link.letters(topic, bodies=True)
+        if selected:
+            read = link.selected_letters(topic, {"topic": topic}, bodies=True)
+        assert [b64decode(one["body"]) for one in read] == bodies

@@ -11,13 +11,14 @@ import pytest
 
 import txmq
 from tests.spark.consuming import drain, let_die
+from tests.spark.damaging import damage
 from tests.spark.plans import plan_of
 from tests.spark.test_writing import sent
 from txmq.errors import ConfigError, RequestRejected
 from txmq.testing.own_broker import OwnBroker
 from txmq_spark import broker_plans, resend
 from txmq_spark.broker_link import BrokerLink
-from txmq_spark.plan_directory import OUTCOMES
+from txmq_spark.plan_directory import OUTCOMES, StoredPlan
 from txmq_spark.replay import ReplayOptions, expected, replay
 from txmq_spark.resend import in_key_order
 
@@ -271,3 +272,97 @@ def test_a_key_is_in_one_task_in_the_order_of_publication(spark: SparkSession) -
             assert times == sorted(times)
     assert len(homes) == 5
     assert all(len(numbers) == 1 for numbers in homes.values())
+
+
+def test_a_letter_that_is_damaged_after_it_was_sent_is_abandoned_like_the_others(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver dies behind the decision, and a body cannot be read any more. The next
+    run leaves no letter open that it has sent.
+    """
+    with OwnBroker(tmp_path / "broker") as own, txmq.connect(own.url, timeout=60.0) as client:
+        plan = loose_letters(spark, own.url, client, tmp_path, BODIES)
+
+        def killed(_point: str) -> None:
+            raise Killed("before it abandons")
+
+        monkeypatch.setattr(resend, "crashpoint", killed)
+        with pytest.raises(Killed):
+            resend.resend(plan, own.url, "again")
+        monkeypatch.undo()
+        damage(own.data, BODIES[1])
+        done = resend.resend(plan, own.url, "again")
+        assert (done.abandoned, done.kept) == (len(BODIES), 0)
+        assert client.call("dlq.stats", group="t")["letters"] == 0
+        assert sorted(message.body for _, message in sent(own.url, "again")) == sorted(BODIES)
+
+
+def test_a_letter_that_is_damaged_before_it_was_sent_stays_open(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver dies before the decision, and a body cannot be read any more."""
+    with OwnBroker(tmp_path / "broker") as own, txmq.connect(own.url, timeout=60.0) as client:
+        plan = loose_letters(spark, own.url, client, tmp_path, BODIES)
+
+        def killed(*_arguments: object) -> None:
+            raise Killed("before it writes")
+
+        monkeypatch.setattr(resend, "write_letters", killed)
+        with pytest.raises(Killed):
+            resend.resend(plan, own.url, "again")
+        monkeypatch.undo()
+        damage(own.data, BODIES[1])
+        done = resend.resend(plan, own.url, "again")
+        assert (done.abandoned, done.kept) == (len(BODIES) - 1, 1)
+        letters = client.call("dlq.list", group="t", bodies=False)["letters"]
+        assert [one["offset"] for one in letters if one["state"] == "dead"] == [1]
+        assert sorted(message.body for _, message in sent(own.url, "again")) == [
+            BODIES[0],
+            BODIES[2],
+        ]
+
+
+BODIES = [b"first-letter", b"rotten-letter", b"last-letter"]
+
+
+def loose_letters(
+    spark: SparkSession, url: str, client: txmq.Client, path: Path, bodies: list[bytes]
+) -> StoredPlan:
+    """Return a plan of letters without keys, of group and topic `t`; make a topic
+    `again`.
+    """
+    client.call("topic.create", name="t", partitions=1)
+    client.call("topic.create", name="again", partitions=1)
+    for body in bodies:
+        client.send("t", body)
+    let_die(client, "t", "t", bodies, "concurrent")
+    return plan_of(spark, path / "plan", url, "t")
+
+
+def test_letters_that_somebody_replays_are_not_sent_again(
+    spark: SparkSession,
+    broker: str,
+    dead: str,
+    client: txmq.Client,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Somebody starts the plan that holds the letters: no run sends them besides."""
+    plan = plan_of(spark, tmp_path / "plan", broker, dead)
+    target = f"{dead}-again"
+    client.call("topic.create", name=target, partitions=1)
+
+    def killed(*_arguments: object) -> None:
+        raise Killed("before it writes")
+
+    monkeypatch.setattr(resend, "write_letters", killed)
+    with pytest.raises(Killed):
+        resend.resend(plan, broker, target)
+    monkeypatch.undo()
+    client.call("plan.start", name=resend.holding_name(plan, target))
+    with pytest.raises(ConfigError, match="was started: the broker replays the letters"):
+        resend.resend(plan, broker, target)
+    assert sent(broker, target) == []
+    assert in_order(drain(client, dead, dead)) == REST
+    with pytest.raises(ConfigError, match="was started"):
+        resend.resend(plan, broker, target)

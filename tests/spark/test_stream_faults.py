@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import mmap
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 import txmq
 from tests.client.blocking.test_restored_log import Site
 from tests.spark.consuming import let_die
+from tests.spark.damaging import damage
 from tests.spark.stream_driver import StreamDriver, texts
 from txmq.client.protocol import conversation
 from txmq.errors import LogChanged, TopicReplaced
@@ -188,10 +188,7 @@ def test_a_letter_whose_message_is_damaged_is_read_without_its_body(
         for body in bodies:
             client.send(topic, body)
         let_die(client, topic, topic, bodies, "concurrent")
-    for path in (own.data / "log").iterdir():
-        with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as segment:
-            if (at := segment.find(bodies[1])) >= 0:
-                segment[at] ^= 1
+    damage(own.data, bodies[1])
     with BrokerLink(own.url) as link:
         found = list(link.letters(topic, bodies=True))
     assert ["body" in letter for letter in found] == [True, False, True]

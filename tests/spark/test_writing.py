@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql.types import StringType, StructField, StructType
 
 from txmq.batch import BatchView
-from txmq.errors import ConfigError, TransactionAborted
+from txmq.errors import ConfigError, Conflict, TransactionAborted
 from txmq.model.keys import partition_of
 from txmq.model.message import Message
 from txmq_spark import TxmqDataSource
@@ -314,3 +314,36 @@ def test_a_row_that_is_no_message_fails_the_write_and_sends_nothing(
     with pytest.raises(PySparkException, match="cannot be overwritten"):
         to(rows(spark, 1), broker, made).mode("overwrite").save()
     assert bodies(broker, made) == Counter()
+
+
+def test_a_topic_does_not_grow_while_bundles_are_open(
+    broker: str, made: str, client: txmq.Client
+) -> None:
+    """What is stored is for partitions of today; the refusal comes before the client
+    gives up waiting for it.
+    """
+    writer = driver(broker, made, None)
+    stored = [task(writer, "a", "b")]
+    with pytest.raises(Conflict, match="undecided"):
+        client.call("topic.grow", name=made, partitions=7)
+    writer.commit(stored)
+    assert client.call("topic.grow", name=made, partitions=7)["partitions"] == 7
+
+
+def test_a_topic_that_grows_while_a_task_gathers_rows_gets_each_message_once(
+    broker: str, made: str, client: txmq.Client
+) -> None:
+    """Each message is in the partition that its key has by then."""
+    keys = [f"k{n}" for n in range(60)]
+    writer = driver(broker, made, None)
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        for number, key in enumerate(keys):
+            if number == 10:
+                client.call("topic.grow", name=made, partitions=7)
+            yield pa.record_batch({"body": [key.encode()], "key": [key]})
+
+    writer.commit([writer.write(rows())])
+    found = sent(broker, made)
+    assert Counter(message.key for _, message in found) == Counter(keys)
+    assert all(partition == partition_of(message.key or "", 7) for partition, message in found)

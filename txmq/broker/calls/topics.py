@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from txmq.wire.calls.arguments import NoArgs, SeriesArgs, StatsArgs
 
 ENDS_PER_STEP = 64  # partitions, between two looks at the clock
-GROW_S, GROW_RETRY_S = 5.0, 0.01  # to wait until no transaction holds keys
+# Until no transaction holds keys; a client waits 5 s, and has to hear the refusal.
+GROW_S, GROW_RETRY_S = 3.0, 0.01
 
 
 class TopicCalls:
