@@ -129,14 +129,21 @@ def memory(run: Run) -> Iterator[Row]:
     for name, what in parts.items():
         yield row(
             f"spark.memory_{name}",
-            f"resident memory of {what}, {run.count(MANY) / 1e6:g} M letters beside"
-            f" {run.count(LETTERS) / 1e6:g} M",
+            f"resident memory of {what} without mapped files,"
+            f" {run.count(MANY) / 1e6:g} M letters beside {run.count(LETTERS) / 1e6:g} M",
             "MiB",
             many[name] / MIB,
             yardstick=few[name] / MIB,
             goal=at_most(1.1),
         )
     of = f"{run.count(MANY) / 1e6:g} M letters"
+    yield row(
+        "spark.memory_jvm_files",
+        f"files that Java has mapped, {of} beside {run.count(LETTERS) / 1e6:g} M",
+        "MiB",
+        many["jvm_files"] / MIB,
+        yardstick=few["jvm_files"] / MIB,
+    )
     yield row(
         "spark.memory_maker",
         f"resident memory of what makes {of}, most",

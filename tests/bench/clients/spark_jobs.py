@@ -8,7 +8,8 @@
 The group is `g`, the table `orders`. Each prints one JSON object.
 `reconcile`: {"whole_s", "extract_s", "copy_s", "joins_s", "parquet_s", "rows"}.
 `resend`: {"letters", "write_s", "sent_s", "whole_s"}. `memory`: {"driver", "workers",
-"jvm"}, the most bytes of each at a time. `small`: {"first_s"}, the median of three,
+"jvm"}, the most anonymous bytes of each at a time, and {"driver_files"} and so on, what
+they have mapped of files. `small`: {"first_s"}, the median of three,
 warm.
 """
 
@@ -43,6 +44,10 @@ if TYPE_CHECKING:
 GROUP, ORDERS = "g", BusinessTable(name="orders", key="id", version="version")
 MAPPING = Mapping(tables=(ORDERS,))
 WARM_UP = 10_000  # messages
+# Resident memory of processes, and what they have mapped of files: the page cache
+# holds that, and gives it up.
+PARTS = ("driver", "workers", "jvm")
+FIGURES = (*PARTS, *(f"{part}_files" for part in PARTS))
 ROUNDS, LOOK_S, PAGE = 3, 0.1, os.sysconf("SC_PAGE_SIZE")
 # as a cluster's executors have it, instead of the two partitions of small jobs
 SETTINGS = {"spark.sql.shuffle.partitions": "16"}
@@ -201,7 +206,7 @@ def memory(url: str, dsn: str, directory: str) -> dict[str, int]:
 @contextmanager
 def watched() -> Iterator[dict[str, int]]:
     """Note the most resident memory of the driver, its workers, and the JVM."""
-    most = {"driver": 0, "workers": 0, "jvm": 0}
+    most = dict.fromkeys(FIGURES, 0)
     over = threading.Event()
 
     def watch() -> None:
@@ -217,7 +222,7 @@ def watched() -> Iterator[dict[str, int]]:
 
 
 def sizes() -> dict[str, int]:
-    found = {"driver": 0, "workers": 0, "jvm": 0}
+    found = dict.fromkeys(FIGURES, 0)
     parents: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -229,11 +234,13 @@ def sizes() -> dict[str, int]:
         if not _is_below(pid, parents):
             continue
         try:
-            resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE
+            resident, mapped = map(int, Path(f"/proc/{pid}/statm").read_text().split()[1:3])
             java = b"java" in Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0]
         except OSError:
             continue
-        found["driver" if pid == os.getpid() else "jvm" if java else "workers"] += resident
+        name = "driver" if pid == os.getpid() else "jvm" if java else "workers"
+        found[name] += (resident - mapped) * PAGE
+        found[f"{name}_files"] += mapped * PAGE
     return found
 
 
