@@ -31,6 +31,13 @@ def missing_names(text: str, root: Path) -> list[str]:
     ]
 
 
+def uneven_rows(text: str) -> list[str]:
+    """Return the rows of tables that have another number of cells than the first row."""
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    cells = [row.replace("\\|", "").count("|") for row in rows]
+    return [row for row, number in zip(rows, cells, strict=True) if number != cells[0]]
+
+
 def names_in(file: Path) -> set[str]:
     definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     tree = ast.parse(file.read_text("utf-8"))
@@ -60,6 +67,10 @@ def test_the_modules_that_own_words_exist() -> None:
     assert missing_modules(glossary, ROOT / "txmq", ROOT / "spark" / "txmq_spark") == []
 
 
+def test_each_row_of_the_glossary_has_all_its_cells() -> None:
+    assert uneven_rows((ROOT / "docs" / "GLOSSARY.md").read_text("utf-8")) == []
+
+
 def test_the_readme_stays_short() -> None:
     assert len((ROOT / "README.md").read_text("utf-8").split()) < README_WORDS
 
@@ -80,6 +91,11 @@ def test_a_missing_module_is_found(tmp_path: Path) -> None:
     (tmp_path / "present.py").touch()
     table = "| word | meaning | `present.py`, `absent.py` | other |\n"
     assert missing_modules(table, tmp_path) == ["absent.py"]
+
+
+def test_a_row_without_all_its_cells_is_found() -> None:
+    table = "| word | meaning |\n|---|---|\n| torn |\n| whole | row |\n"
+    assert uneven_rows(table) == ["| torn |"]
 
 
 def numbering_errors(decisions: Path) -> list[str]:

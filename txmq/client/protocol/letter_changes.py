@@ -42,7 +42,8 @@ class ChangedLetters(NamedTuple):
 
 class Trial(NamedTuple):
     """The outcome of a trial: "processed", "died again" with the error, "ended" or
-    "unknown" with the reason in `why`, or "no answer yet".
+    "unknown" with the reason in `why`, or "no answer yet". A letter that was changed
+    since is "abandoned" or "at a consumer". `dead_at` is in microseconds.
     """
 
     outcome: str

@@ -113,7 +113,7 @@ def _total(ranges: RangeMap[Any], start: int, end: int) -> int:
 def _stands(
     group: ConsumerGroup, position: GroupPosition, failed: FailedMessage | None, now: int
 ) -> bool:
-    """Return whether a window does not move. `failed` is its first failed message that
+    """Return True if a window does not move. `failed` is its first failed message that
     waits.
     """
     span, before = group.settings.span, now - STANDS_AFTER
@@ -128,7 +128,7 @@ def _stands(
 
 
 def is_poison(group: ConsumerGroup, ref: MessageRef, row: FailedMessage) -> bool:
-    """Return whether a message that fails again is the poison of its key alone: most of
+    """Return True if a message that fails again is the poison of its key alone: most of
     what was delivered behind it has been processed.
 
     It reads counters only, and counts every recent failure as unprocessed: a doubtful

@@ -68,7 +68,7 @@ def _obstacle(
     changes: FailureChanges,
     member: str,
 ) -> str:
-    """Return why the member would not get it now; "" = it would."""
+    """Return why the member would not get the letter now; "" = it would."""
     tp = TopicPartition(ref[0], ref[1])
     if not planning.may_try(group, member, tp):
         what = "has not this partition" if group.ordered else "does not read this topic"
@@ -86,8 +86,8 @@ def apply_tried(state: State, event: LetterTried, context: RecordContext) -> Non
 
 
 class TrialOutcome(NamedTuple):
-    """How a trial ended: "processed", "died again", "ended" or "unknown", or "no answer
-    yet", or where the letter is; `why` it ended.
+    """The outcome of a trial: "processed", "died again", "ended" or "unknown", or "no
+    answer yet". A letter that was changed since is "abandoned" or "at a consumer".
     """
 
     outcome: str
@@ -101,7 +101,7 @@ class TrialOutcome(NamedTuple):
 def outcome_of(
     state: State, name: str, letter: TopicOffset, number: int
 ) -> TrialOutcome | Rejected:
-    """Return how the trial of a letter ended that had this number."""
+    """Return the outcome of the trial that began when the letter had this number."""
     group = find_group(state, name)
     if isinstance(group, Rejected):
         return group
