@@ -61,7 +61,7 @@ def check_blocks(state: State, plan: Plan, letters: list[PlacedLetter]) -> None:
     start, stop = (t.PLAN_KEY.pack(number) for number in (plan.plan_id, plan.plan_id + 1))
     found: Any = state.tables[t.PLAN_BLOCKS].range(start, stop)
     for key, fields in found:
-        block = Block(*fields)
+        block = Block.from_row(fields)
         waiting = [
             placed
             for placed in letters
@@ -70,8 +70,9 @@ def check_blocks(state: State, plan: Plan, letters: list[PlacedLetter]) -> None:
         assert plan.started_at or key > plan.cursor, f"a block of letters that {plan} abandoned"
         if group is None or not plan.unfinished or block.first <= plan.cursor:
             continue  # nobody reads it any more
-        again = {(*run[:2], offset) for run in block.runs for offset in array("Q", run[2])}
+        again = {(*run[:2], offset) for run in block.runs for offset in array("Q", run.offsets)}
         assert {placed.ref for placed in waiting} == again
+        keys = dict(block.keyed_letters())
         assert block.letters == len(waiting) <= plan_blocks.LETTERS
         cells: dict[CellKey, CellChange] = {}
         exported = 0
@@ -79,6 +80,7 @@ def check_blocks(state: State, plan: Plan, letters: list[PlacedLetter]) -> None:
             row = failed_messages.open_letter(state, group, placed.ref, plan.plan_id)
             assert row is not None, f"{placed} has changed since its block was made"
             assert row.number == placed.letter.number
+            assert keys.get(placed.ref) == (row.key_hash if group.ordered else None)
             exported += row.exported > 0
             error = letter_index.error_of(row.error_type, row.fingerprint)
             at = row.dead_at or row.first_failed_at

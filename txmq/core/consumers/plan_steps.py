@@ -52,7 +52,7 @@ STEP_LETTERS = 500  # put back by one record, each by itself: about 7 ms
 STEP_BLOCKS = 32  # likewise: about 2 ms
 PACKED_LETTERS = 500  # of one record
 SWEPT_LETTERS = 64  # of one record: about a millisecond
-STEP_ROWS = 1_000  # read, added or removed by one record
+STEP_ROWS = 1_000  # read, added, changed or removed by one record
 READ_ROWS = 250  # by one step of the digest: about a millisecond
 MAX_REASON = 256  # characters
 IN_HAND = 2 * SECOND  # within which members tell what they have processed
@@ -219,12 +219,7 @@ def _not_open(state: State, row: FailedMessage) -> str:
 def decide_pack(state: State, command: PackPlan, now: int) -> Outcome:
     del now
     plan = state.plans.by_id.get(command.plan_id)
-    if (
-        plan is None
-        or plan.state is not PlanState.BUILDING
-        or not plan.complete
-        or state.groups.by_id[plan.group_id].ordered  # each letter has to be looked at
-    ):
+    if plan is None or plan.state is not PlanState.BUILDING or not plan.complete:
         return Outcome(reply=PackReply(more=False))
     rows = plan_letters.rows_of(state, plan.plan_id, plan.packed)
     keys = [key for key, _row in islice(rows, PACKED_LETTERS)]
@@ -269,14 +264,14 @@ def decide_advance(state: State, command: AdvancePlan, now: int) -> Outcome:
     group = state.groups.by_id[plan.group_id]
     changes = FailureChanges(state, group, now)
     skipped: list[SkippedLetter] = []
-    planned, cursor = _PlannedLetters(state, plan, group, most), plan.cursor
+    planned, cursor = _PlannedLetters(state, plan, group, changes, most), plan.cursor
     for one in plan_blocks.walk(state, plan, cursor, fits=planned.has_room):
         if planned.is_full:
             break
         cursor = one.key
         if isinstance(one, PlacedBlock):
             planned.pass_block(one.block)
-        elif why := planned.pass_letter(changes, one, now):
+        elif why := planned.pass_letter(one, now):
             skipped.append((*one.ref, one.visible_at, why))
     if cursor == plan.cursor:
         why = f"the log has lost {plan.count(LetterOutcome.PLANNED)} of its letters"
@@ -291,8 +286,11 @@ class _PlannedLetters:
     now, at most so many.
     """
 
-    def __init__(self, state: State, plan: Plan, group: ConsumerGroup, most: int) -> None:
+    def __init__(
+        self, state: State, plan: Plan, group: ConsumerGroup, changes: FailureChanges, most: int
+    ) -> None:
         self._state, self._plan, self._group, self._most = state, plan, group, most
+        self._changes = changes
         self._replayed: set[MessageRef] = set()
         self._row: FailedMessage | None = None
         self._looked_at = self._blocks = self._in_blocks = 0
@@ -316,16 +314,21 @@ class _PlannedLetters:
 
     def has_room(self, block: Block) -> bool:
         """Return True if all letters of a block may be put back now."""
-        return self.replayed + block.letters <= self._most and not any(
-            self._state.topics_by_id[run[0]].deleted for run in block.runs
+        return (
+            self.replayed + block.letters <= self._most
+            and not any(self._state.topics_by_id[run.topic_id].deleted for run in block.runs)
+            and self._changes.may_lead(block.keyed_letters())
         )
 
     def pass_block(self, block: Block) -> None:
         """Put back the letters of a block."""
+        letters = block.keyed_letters()
+        self._changes.lead_again(letters)
+        self._looked_at += len(letters)
         self._blocks += 1
         self._in_blocks += block.letters
 
-    def pass_letter(self, changes: FailureChanges, placed: PlacedLetter, now: int) -> str:
+    def pass_letter(self, placed: PlacedLetter, now: int) -> str:
         """Put back a letter, unless something has become of it; return why it is
         skipped, "" = it is not.
         """
@@ -340,7 +343,7 @@ class _PlannedLetters:
         assert row is not None, "there is no reason to skip it"
         if self._group.ordered:
             self._row = row
-            return failures.put_back(self._state, changes, ref, row.key_hash, self, now)
+            return failures.put_back(self._state, self._changes, ref, row.key_hash, self, now)
         self._replayed.add(ref)
         return ""
 
@@ -544,7 +547,7 @@ def apply_packed(state: State, event: PlanPacked, context: RecordContext) -> Non
     def open_letter(ref: MessageRef) -> FailedMessage | None:
         return failed_messages.open_letter(state, group, ref, plan.plan_id)
 
-    plan_blocks.pack(state, plan, event.cursor, open_letter)
+    plan_blocks.pack(state, plan, event.cursor, open_letter, keyed=group.ordered)
 
 
 def apply_frozen(state: State, event: PlanFrozen, context: RecordContext) -> None:

@@ -30,7 +30,7 @@ from txmq.core.state import (
 )
 from txmq.core.state.letter_index import Letter, LetterState
 from txmq.core.state.local_stores import StoredMessage
-from txmq.core.state.plan_blocks import BlockRun, PlacedBlock
+from txmq.core.state.plan_blocks import PlacedBlock
 from txmq.core.state.plans import LetterOutcome
 from txmq.core.state.positions import UNDELIVERED
 from txmq.core.state.put_back import NO_KEY, PlainLetter, PutBackQueue, WaitingRun
@@ -328,7 +328,7 @@ def _put_back_block(
     that an export has.
     """
     block = placed.block
-    for run in map(BlockRun._make, block.runs):
+    for run in block.runs:
         tp = (run.topic_id, run.partition)
         _queue_of(group, tp).extend(plan_id, run)
         waiting[tp] += len(run.offsets) // OFFSET_BYTES
@@ -347,15 +347,18 @@ def open_letter(
     row = _raw(state, group, ref)
     if row is None or (row.kind, row.plan, row.token) != (FailedKind.LETTER, plan_id, b""):
         return None
-    return None if row.edits or row.copies else row
+    return None if _has_more(row) else row
+
+
+def _has_more(row: FailedMessage) -> bool:
+    """Return True if the ack of a letter has to read its row."""
+    return bool(row.edits or row.copies or row.key_hash == NO_KEY)
 
 
 def _add_to_queue(group: ConsumerGroup, ref: MessageRef, row: FailedMessage) -> tuple[int, int]:
     """Apply: a letter waits for a consumer. Return its error and slot in the index."""
     letter = _plain(row)
-    # of these, more has to be forgotten than their rows
-    others = row.edits or row.copies or row.key_hash == NO_KEY
-    _queue_of(group, ref[:2]).add(ref[2], row.position, None if others else letter)
+    _queue_of(group, ref[:2]).add(ref[2], row.position, None if _has_more(row) else letter)
     return letter.error, letter.slot
 
 

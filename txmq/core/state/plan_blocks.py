@@ -7,7 +7,8 @@ as none of its letters has changed: whatever changes a planned letter removes it
 (`forget`), and then each of its letters is looked at by itself. A block goes when it is
 put back.
 
-Ordered groups have none: there a letter may have to wait behind another one of its key.
+In an ordered group, whether a letter has to wait behind another one of its key shows
+only when it is put back. So there a block has the hashes of the keys, too.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from txmq.core.state import letter_index, plan_letters
 from txmq.core.state.letter_index import CellChange, CellKey
 from txmq.core.state.plans import LetterOutcome
+from txmq.core.state.put_back import NO_KEY
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
@@ -35,6 +37,8 @@ LETTERS = 64  # of a block, at most
 class OpenLetter(Protocol):
     """What a block has to know of the row of a letter in table `moved`."""
 
+    @property
+    def key_hash(self) -> int | None: ...
     @property
     def position(self) -> int: ...
     @property
@@ -55,7 +59,8 @@ class OpenLetter(Protocol):
 
 class BlockRun(NamedTuple):
     """Letters of a partition, in order. The columns are those of the queue
-    (`put_back`), as bytes: eight of each letter, the slots four.
+    (`put_back`), as bytes: eight of each letter, the slots four. Blocks of ordered
+    groups have keys.
 
     A batch that was moved in the log since is still known by its former position.
     """
@@ -66,6 +71,7 @@ class BlockRun(NamedTuple):
     positions: bytes
     errors: bytes
     slots: bytes
+    keys: bytes = b""
 
 
 class Block(NamedTuple):
@@ -83,6 +89,22 @@ class Block(NamedTuple):
     runs: tuple[BlockRun, ...]
     cells: tuple[tuple[int, ...], ...]
 
+    @classmethod
+    def from_row(cls, row: t.Row) -> Block:
+        """Return the block that a row of table `plan_blocks` holds."""
+        after, first, letters, exported, runs, cells = row
+        return cls(after, first, letters, exported, tuple(BlockRun(*run) for run in runs), cells)
+
+    def keyed_letters(self) -> list[tuple[MessageRef, int]]:
+        """Return the letters of an ordered group that have keys, with their hashes."""
+        return [
+            ((run.topic_id, run.partition, offset), key_hash)
+            for run in self.runs
+            if run.keys
+            for offset, key_hash in zip(array("Q", run.offsets), array("q", run.keys), strict=True)
+            if key_hash != NO_KEY
+        ]
+
 
 class PlacedBlock(NamedTuple):
     """A block with its key, which is that of its last letter."""
@@ -94,8 +116,9 @@ class PlacedBlock(NamedTuple):
 class _Builder:
     """A block to which letters are added."""
 
-    def __init__(self, after: bytes) -> None:
+    def __init__(self, after: bytes, *, keyed: bool) -> None:
         self._after, self._first, self._last = after, b"", b""
+        self._columns = "QQQIq" if keyed else "QQQI"
         self._letters = self._exported = 0
         self._runs: dict[tuple[int, int], tuple[array[int], ...]] = {}
         self._cells: dict[CellKey, CellChange] = {}
@@ -107,8 +130,10 @@ class _Builder:
         slot = letter_index.slot_at(died_at)
         columns = self._runs.get(ref[:2])
         if columns is None:
-            columns = self._runs[ref[:2]] = (array("Q"), array("Q"), array("Q"), array("I"))
-        for column, value in zip(columns, (ref[2], row.position, error, slot), strict=True):
+            columns = self._runs[ref[:2]] = tuple(array(code) for code in self._columns)
+        key_hash = NO_KEY if row.key_hash is None else row.key_hash
+        values = (ref[2], row.position, error, slot, key_hash)
+        for column, value in zip(columns, values, strict=False):
             column.append(value)
         letter_index.add_to_cell(self._cells, (ref[0], error, slot), died_at, row.replays)
         self._first, self._last = self._first or key, key
@@ -134,12 +159,15 @@ def pack(
     plan: Plan,
     cursor: bytes,
     find: Callable[[MessageRef], OpenLetter | None],
+    *,
+    keyed: bool,
 ) -> None:
     """Apply: make blocks of the next letters, up to the key `cursor`. `find` returns
-    the row of a letter that the plan can put back without looking at it again.
+    the row of a letter that the plan can put back without reading it again. `keyed`:
+    the group is ordered.
     """
     after = plan.packed
-    builder = _Builder(after)
+    builder = _Builder(after, keyed=keyed)
     for key, letter in list(plan_letters.rows_of(state, plan.plan_id, after, cursor)):
         if letter[0] != LetterOutcome.PLANNED:
             continue
@@ -151,7 +179,7 @@ def pack(
             continue
         builder.save(state)
         after = key
-        builder = _Builder(after)
+        builder = _Builder(after, keyed=keyed)
     builder.save(state)
     plan.packed = cursor
     state.plans.dirty.add(plan.plan_id)
@@ -230,4 +258,4 @@ def _blocks(
     stop = t.PLAN_KEY.pack(plan_id + 1) if last is None else last + b"\0"
     rows: Any = state.tables[t.PLAN_BLOCKS].range(start, stop)
     for key, row in rows:
-        yield PlacedBlock(key, Block._make(row))
+        yield PlacedBlock(key, Block.from_row(row))

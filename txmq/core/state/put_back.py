@@ -56,6 +56,8 @@ class QueuedRun(Protocol):
     def errors(self) -> bytes: ...
     @property
     def slots(self) -> bytes: ...
+    @property
+    def keys(self) -> bytes: ...
 
 
 class PutBackQueue:
@@ -97,17 +99,21 @@ class PutBackQueue:
             self._keys.append(NO_KEY if key_hash is None else key_hash)
 
     def extend(self, plan: int, run: QueuedRun) -> None:
-        """Add offsets of letters of a plan at the end, in columns of bytes: no keys."""
+        """Add offsets of letters of a plan at the end, in columns of bytes."""
         offsets = array("Q", run.offsets)
         if not self._gone.isdisjoint(offsets):
+            keys = array("q", run.keys) if self._keys is not None else [NO_KEY] * len(offsets)
             columns = (array("Q", run.positions), array("Q", run.errors), array("I", run.slots))
-            for offset, position, error, slot in zip(offsets, *columns, strict=True):
-                self.add(offset, position, PlainLetter(plan, error, slot))
+            for offset, position, error, slot, key in zip(offsets, *columns, keys, strict=True):
+                key_hash = None if key == NO_KEY else key
+                self.add(offset, position, PlainLetter(plan, error, slot, key_hash))
             return
         self._offsets.extend(offsets)
         self._positions.frombytes(run.positions)
         self._errors.frombytes(run.errors)
         self._slots.frombytes(run.slots)
+        if self._keys is not None:
+            self._keys.frombytes(run.keys)
         self._plans.extend([plan] * len(offsets))
 
     def end_record(self, end: int) -> None:

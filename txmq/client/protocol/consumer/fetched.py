@@ -47,7 +47,8 @@ class FetchedBatch:
     """
 
     __slots__ = (
-        *("_decoded_to", "_messages", "_next", "_view", "attempt", "base", "end", "epoch"),
+        *("_decoded_to", "_messages", "_next", "_rows_of_keys", "_view"),
+        *("attempt", "base", "end", "epoch"),
         "epoch_at",
         *("generation", "lease", "moved", "owner", "partition", "partition_name", "position"),
         *("ready", "received_whole", "size", "start", "states", "stored_at", "timed_from"),
@@ -82,6 +83,7 @@ class FetchedBatch:
         self.received_whole = False
         self._messages: Iterator[DeliveredMessage] = iter(())
         self._next = self._decoded_to = -1  # offsets of the next of `_messages`, and of their end
+        self._rows_of_keys: dict[int, list[int]] | None = None  # by hash, when it was asked for
 
     @property
     def view(self) -> BatchView | RunView:
@@ -105,6 +107,19 @@ class FetchedBatch:
         """Return the hash of each message's key."""
         first = self.start - self.base
         return self.view.key_hashes()[first : first + len(self.states)]
+
+    def with_key(self, key_hash: int, *states: int) -> list[int]:
+        """Return the offsets in these states of messages whose keys have this hash.
+
+        All keys are hashed at the first call: each message of a key that fails asks.
+        """
+        if self._rows_of_keys is None:
+            self._rows_of_keys = {}
+            for row, found in enumerate(self.hashes()):
+                if found is not None:
+                    self._rows_of_keys.setdefault(found, []).append(row)
+        rows = self._rows_of_keys.get(key_hash, ())
+        return [self.start + row for row in rows if self.states[row] in states]
 
     def state(self, offset: int) -> int:
         """Return the state of the message at that offset."""

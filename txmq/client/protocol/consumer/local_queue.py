@@ -316,10 +316,7 @@ class LocalQueue:
         own = next(one for one in partition.batches if one.start <= below < one.end)
         key = own.hashes()[below - own.start]
         return key is not None and any(
-            batch.hashes()[offset - batch.start] == key
-            for batch in before
-            for offset in batch.offsets(READY)
-            if offset < below
+            offset < below for batch in before for offset in batch.with_key(key, READY)
         )
 
     def has_earlier_in_hand(self, place: AckedRange) -> bool:
@@ -333,11 +330,9 @@ class LocalQueue:
         own = next((batch for batch in batches if below < batch.end), None)
         key = None if own is None else own.hashes()[below - own.start]
         return key is not None and any(
-            batch.hashes()[offset - batch.start] == key
+            offset < below
             for batch in batches
-            for state in (OUTSTANDING, IN_TRANSACTION)
-            for offset in batch.offsets(state)
-            if offset < below
+            for offset in batch.with_key(key, OUTSTANDING, IN_TRANSACTION)
         )
 
     def drop_duplicates(self) -> None:
@@ -388,11 +383,9 @@ class LocalQueue:
             return dropped
         wanted = key_hash(key)
         for batch in older:
-            hashes = batch.hashes()
-            for offset in batch.offsets(READY):
-                if hashes[offset - batch.start] == wanted:
-                    dropped.append(AckedRange(*batch.partition_name, offset, offset + 1))
-                    self._change_ready(batch, offset, offset + 1, SETTLED)
+            for offset in batch.with_key(wanted, READY):
+                dropped.append(AckedRange(*batch.partition_name, offset, offset + 1))
+                self._change_ready(batch, offset, offset + 1, SETTLED)
             self._remove_if_settled(batch)
         return dropped
 
@@ -410,10 +403,9 @@ class LocalQueue:
         for batch in sorted(self.batches(), key=lambda one: (one.partition_name, one.start)):
             if batch.topic != topic or not batch.ready:
                 continue
-            for offset in list(batch.offsets(READY)):
-                if batch.hashes()[offset - batch.start] == wanted:
-                    taken.append(_rebuilt(batch, offset))
-                    self._change_ready(batch, offset, offset + 1, NACKED)
+            for offset in batch.with_key(wanted, READY):
+                taken.append(_rebuilt(batch, offset))
+                self._change_ready(batch, offset, offset + 1, NACKED)
         return taken
 
     def leases(self) -> set[int]:
