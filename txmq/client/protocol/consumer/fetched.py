@@ -8,6 +8,7 @@ from itertools import repeat
 from typing import Any, TypeVar
 
 from txmq.batch import BatchView, RunView, read_header
+from txmq.model.keys import key_hash
 from txmq.model.message import ReceivedMessage
 from txmq.wire.chunks import REDELIVERY, Chunk
 from txmq.wire.data_requests import AckedRange
@@ -103,22 +104,24 @@ class FetchedBatch:
         """Return the key of a message; None after `release`."""
         return None if self._view is None else self._view.keys[offset - self.base]
 
-    def hashes(self) -> Sequence[int | None]:
-        """Return the hash of each message's key."""
-        first = self.start - self.base
-        return self.view.key_hashes()[first : first + len(self.states)]
+    def key_hash(self, offset: int) -> int | None:
+        """Return the hash of a message's key; None = it has none."""
+        key = self.view.keys[offset - self.base]
+        return None if key is None else key_hash(key)
 
-    def with_key(self, key_hash: int, *states: int) -> list[int]:
+    def with_key(self, wanted: int, *states: int) -> list[int]:
         """Return the offsets in these states of messages whose keys have this hash.
 
-        All keys are hashed at the first call: each message of a key that fails asks.
+        All keys are hashed at the first call: each message that fails asks for its key.
         """
         if self._rows_of_keys is None:
             self._rows_of_keys = {}
-            for row, found in enumerate(self.hashes()):
+            first = self.start - self.base
+            hashes = self.view.key_hashes()[first : first + len(self.states)]
+            for row, found in enumerate(hashes):
                 if found is not None:
                     self._rows_of_keys.setdefault(found, []).append(row)
-        rows = self._rows_of_keys.get(key_hash, ())
+        rows = self._rows_of_keys.get(wanted, ())
         return [self.start + row for row in rows if self.states[row] in states]
 
     def state(self, offset: int) -> int:

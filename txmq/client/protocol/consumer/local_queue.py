@@ -314,7 +314,7 @@ class LocalQueue:
         if self._batches is not None:
             return any(batch.count(batch.start, below, READY) for batch in before)
         own = next(one for one in partition.batches if one.start <= below < one.end)
-        key = own.hashes()[below - own.start]
+        key = own.key_hash(below)
         return key is not None and any(
             offset < below for batch in before for offset in batch.with_key(key, READY)
         )
@@ -328,7 +328,7 @@ class LocalQueue:
             return False
         batches = [batch for batch in partition.batches if batch.start <= below]
         own = next((batch for batch in batches if below < batch.end), None)
-        key = None if own is None else own.hashes()[below - own.start]
+        key = None if own is None else own.key_hash(below)
         return key is not None and any(
             offset < below
             for batch in batches
