@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.client.scripted_member import bodies, chunk, fetched_batch, keyed, places
+from txmq.batch import BatchView
 from txmq.client.protocol.consumer.acks import PendingAcks
 from txmq.client.protocol.consumer.fetched import DeliveredMessage
 from txmq.client.protocol.consumer.local_queue import LocalQueue
@@ -195,6 +196,24 @@ def test_a_key_can_be_dropped_up_to_a_lease() -> None:
     queue.add(fetched_batch(chunk(*keyed("aa"), at=4, lease=6)))
     assert queue.drop_key("orders", "a", 6) == list(places((0, 1), (2, 3)))
     assert sorted(bodies(pop_many(queue))) == ["a0", "a1", "b1", "b3"]
+
+
+def test_keys_are_hashed_once_however_many_messages_fail(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else what fails in a long queue costs the length of the queue, each time."""
+    hashed: list[BatchView] = []
+    hashes = BatchView.key_hashes
+
+    def counted(view: BatchView) -> list[int | None]:
+        hashed.append(view)
+        return hashes(view)
+
+    monkeypatch.setattr(BatchView, "key_hashes", counted)
+    queue = queue_of("abcdef", lease=5)
+    for row, key in enumerate("abcdef"):
+        assert queue.drop_key("orders", key, 6) == list(places((row, row + 1)))
+    assert len(hashed) == 1
 
 
 def test_a_dropped_message_does_not_block_later_ones_of_its_key() -> None:
