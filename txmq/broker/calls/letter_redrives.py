@@ -39,10 +39,11 @@ READ_PER_STEP = 256 << 10
 
 
 class _Page(NamedTuple):
+    """What one call copies; `rest` are fields of the reply that say what is left."""
+
     copies: tuple[WantedCopy, ...]
     epoch: int
     refused: tuple[tuple[str, int, int, str], ...]
-    # what the reply says of a selection
     rest: dict[str, Any]
 
 
@@ -83,7 +84,7 @@ class RedriveCalls:
     def _publish(self, call: CallContext, args: wire.DlqRedrive, page: _Page) -> None:
         assert args.to is not None, "it is what the call wants"
         store, epoch = self._engine.store, self._state.boot_epoch
-        # no other record begins there in this life of the broker
+        # A producer id that nobody else has: no other record of this run begins there.
         producer = b"copy" + epoch.to_bytes(4, "big") + store.end.to_bytes(8, "big")
         command = RedriveLetters(
             args.group,
@@ -111,26 +112,26 @@ class RedriveCalls:
             return group
         if isinstance(to, Rejected):
             return to
-        pages = _Copies(_Source(group, to, args.operator, args.traceparent))
+        copies = _Copies(_Source(group, to, args.operator, args.traceparent))
         read = self._read_named if args.letters else self._read_selected
-        rest = yield from read(args, pages)
+        rest = yield from read(args, copies)
         if isinstance(rest, Rejected):
             return rest
-        return _Page(tuple(pages.copies), to.epoch, tuple(pages.refused), rest)
+        return _Page(tuple(copies.copies), to.epoch, tuple(copies.refused), rest)
 
-    def _read_named(self, args: wire.DlqRedrive, pages: _Copies) -> Steps[dict[str, Any]]:
+    def _read_named(self, args: wire.DlqRedrive, copies: _Copies) -> Steps[dict[str, Any]]:
         left: list[TopicOffset] = []
         for letter in dict.fromkeys(args.letters):
-            ref, row = find_message(self._state, pages.source.group, *letter)
+            ref, row = find_message(self._state, copies.source.group, *letter)
             if ref is None or row is None or closed_reason(row):
-                pages.refused.append((*letter, closed_reason(row)))
-            elif not self._add(pages, letter, ref, row):
+                copies.refused.append((*letter, closed_reason(row)))
+            elif not self._add(copies, letter, ref, row):
                 left.append(letter)
             yield
         return {"left": left}
 
     def _read_selected(
-        self, args: wire.DlqRedrive, pages: _Copies
+        self, args: wire.DlqRedrive, copies: _Copies
     ) -> Steps[dict[str, Any] | Rejected]:
         selected = self._letters.selected(args, args.cursor)
         if isinstance(selected, Rejected):
@@ -141,38 +142,38 @@ class RedriveCalls:
                 topic_id, partition, offset = found.ref
                 letter = (self._state.topics_by_id[topic_id].name, partition, offset)
                 if "damaged" in fields:
-                    pages.refused.append((*letter, fields["damaged"]))
+                    copies.refused.append((*letter, fields["damaged"]))
                     continue
-                if full := not self._add(pages, letter, found.ref, found.row):
+                if full := not self._add(copies, letter, found.ref, found.row):
                     selected.scan.step_back()
-                if full or pages.step_is_over():
+                if full or copies.step_is_over():
                     break
             yield
         return {"next": selected.following, "scanned": selected.scan.examined}
 
     def _add(
-        self, pages: _Copies, letter: TopicOffset, ref: MessageRef, row: FailedMessage
+        self, copies: _Copies, letter: TopicOffset, ref: MessageRef, row: FailedMessage
     ) -> bool:
         """Add the copy of a letter, or the reason why it has none. False = there is no
         room for it.
         """
-        if pages.is_full:
+        if copies.is_full:
             return False
         try:
-            copy = self._copy(pages, letter, ref, row)
+            copy = self._copy(copies, letter, ref, row)
         except (CorruptRecord, LocalProtocolError) as error:
-            pages.refused.append((*letter, error.message))
+            copies.refused.append((*letter, error.message))
         except ValueError as error:
-            pages.refused.append((*letter, str(error)))
+            copies.refused.append((*letter, str(error)))
         else:
-            return pages.add(copy)
+            return copies.add(copy)
         return True
 
     def _copy(
-        self, pages: _Copies, letter: TopicOffset, ref: MessageRef, row: FailedMessage
+        self, copies: _Copies, letter: TopicOffset, ref: MessageRef, row: FailedMessage
     ) -> WantedCopy:
         """Return the copy of a letter; raises ValueError and errors of txmq."""
-        batch, source = pages.batch_at(self._engine.store, row), pages.source
+        batch, source = copies.batch_at(self._engine.store, row), copies.source
         view = BatchView(single_row(batch.buffer, row.row, batch))
         topic, partition, offset = letter
         headers = origin_headers(
