@@ -32,7 +32,7 @@ def missing_names(text: str, root: Path) -> list[str]:
 
 
 def uneven_rows(text: str) -> list[str]:
-    """Return the rows of tables that have another number of cells than the first row."""
+    """Return the rows of tables that have not as many cells as the first row."""
     rows = [line for line in text.splitlines() if line.startswith("|")]
     cells = [row.replace("\\|", "").count("|") for row in rows]
     return [row for row, number in zip(rows, cells, strict=True) if number != cells[0]]

@@ -34,7 +34,9 @@ from txmq.core.consumers.commands import (
     RequestedSettings,
 )
 from txmq.core.consumers.planning import plan
+from txmq.core.events.base import RecordContext
 from txmq.core.events.outcome import Rejected
+from txmq.core.events.topics import MessagesCopied
 from txmq.core.state import log_pins
 from txmq.core.state.failed_messages import FailedMessage
 from txmq.core.state.state import State
@@ -215,6 +217,32 @@ def test_all_versions_of_an_edited_letter_outlive_their_segments() -> None:
     world.retain()
     assert not [*world.state.tables[t.EDITS].range(b"")]
     assert not pins_of_messages(world)
+
+
+def test_what_is_edited_while_retention_copies_stays_apart() -> None:
+    """Both copies are in the log before either is durable."""
+    world = made()
+    fill(world, 6)
+    bury(world, 1)
+    bury(world, 2)
+    world.turn(2 * HOUR)
+    fill(world, 6, 6)
+    place = {"group": "g", "topic": "t", "partition": 0, "offset": 2, "edits": 0}
+    edited = {"body": encoded(body(50)), "operator": "ada", "reason": "test"}
+    replies: list[Any] = []
+    turns: list[int] = []  # ends of the copies in the log, and what was durable then
+
+    def edit_beside(_event: object, place_in_log: RecordContext) -> None:
+        if not turns:
+            ask = world.assembly.calls.ask
+            world.clock.callLater(0, ask, "dlq.edit", place | edited, replies.append)
+        turns.extend((place_in_log.end, world.log.durable))
+
+    world.engine.listen(MessagesCopied, edit_beside)
+    world.retain()
+    assert replies == [{"edits": 1}]
+    assert turns[3] < turns[0], "the edit was not stored beside the copies"
+    assert letters(world.log.read, world.state) == {1: body(1), 2: body(50)}
 
 
 def test_a_deleted_topic_takes_its_letters_along_whatever_the_group_keeps() -> None:

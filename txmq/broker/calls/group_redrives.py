@@ -13,12 +13,11 @@ from txmq.broker.calls import operators
 from txmq.broker.calls.dispatcher import CallContext, then
 from txmq.broker.calls.operators import audited
 from txmq.broker.engine.log_reader import read_batches
+from txmq.broker.engine.message_copies import MessageCopies
 from txmq.core.consumers import group_redrives
 from txmq.core.consumers.failures import closed_reason, find_message
 from txmq.core.consumers.group_redrives import GiveLetters, GivenLetter
 from txmq.core.events.outcome import Rejected
-from txmq.core.events.topics import MessagesCopied
-from txmq.core.retention.relocation import CopyMessages
 from txmq.crashpoints import crashpoint
 from txmq.errors import CorruptRecord
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from txmq.broker.calls.letters import DeadLetterCalls
     from txmq.broker.engine.engine import Engine
     from txmq.core.consumers.commands import TopicOffset
-    from txmq.core.events.base import RecordContext
+    from txmq.core.consumers.letter_edits import LogSpan
     from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
     from txmq.core.state.failed_messages import FailedMessage
     from txmq.core.steps import Steps
@@ -40,7 +39,7 @@ PER_STEP = 32  # letters, between which other connections have their turns
 class _Page(NamedTuple):
     letters: list[GivenLetter]
     batches: list[bytes]  # of those letters that are copied, in their order
-    copied: list[int]  # their numbers
+    copied: list[int]  # places of these letters in `letters`
     refused: list[tuple[str, int, int, str]]
     rest: dict[str, Any]
 
@@ -51,12 +50,7 @@ class GroupRedrives:
     def __init__(self, engine: Engine, letters: DeadLetterCalls) -> None:
         self._engine, self._letters = engine, letters
         self._state = engine.state
-        self._copied_to = 0
-        engine.listen(MessagesCopied, self._copied)
-
-    def _copied(self, event: MessagesCopied, place: RecordContext) -> None:
-        del event
-        self._copied_to = place.attachment_position
+        self._copies = MessageCopies(engine)
 
     def give(self, call: CallContext, args: wire.DlqRedrive) -> None:
         def read(page: _Page | Rejected) -> None:
@@ -132,19 +126,16 @@ class GroupRedrives:
         return True
 
     def _store(self, call: CallContext, args: wire.DlqRedrive, page: _Page) -> None:
-        def stored(reply: object) -> None:
-            if isinstance(reply, Rejected):
-                call.answer(reply)
+        def stored(spans: list[LogSpan] | Rejected) -> None:
+            if isinstance(spans, Rejected):
+                call.answer(spans)
                 return
             crashpoint("redrive.after_copy")
+            for number, span in zip(page.copied, spans, strict=True):
+                page.letters[number] = page.letters[number]._replace(span=span)
             self._point(call, args, page)
 
-        self._engine.submit(CopyMessages(tuple(page.batches)), stored)
-        position = self._copied_to  # of the record that was just appended, if one was
-        for number, batch in zip(page.copied, page.batches, strict=True):
-            span = (position, len(batch))
-            page.letters[number] = page.letters[number]._replace(span=span)
-            position += len(batch)
+        self._copies.store(page.batches, stored)
 
     def _point(self, call: CallContext, args: wire.DlqRedrive, page: _Page) -> None:
         assert args.to_group is not None, "it is what the call wants"

@@ -10,11 +10,10 @@ from txmq.broker.calls import operators
 from txmq.broker.calls.dispatcher import CallContext, Handler, then
 from txmq.broker.calls.operators import audited
 from txmq.broker.engine.log_reader import read_batches
+from txmq.broker.engine.message_copies import MessageCopies
 from txmq.core.consumers import letter_edits
 from txmq.core.consumers.letter_edits import EditLetter, LogSpan
 from txmq.core.events.outcome import Rejected
-from txmq.core.events.topics import MessagesCopied
-from txmq.core.retention.relocation import CopyMessages
 from txmq.crashpoints import crashpoint
 from txmq.errors import BadRequest, LocalProtocolError, MessageTooLarge
 from txmq.model.schemas.bodies import CONTENT_TYPE, mistake_in
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
     from txmq.broker.engine.engine import Engine
     from txmq.core.consumers.letter_edits import OpenLetter
-    from txmq.core.events.base import RecordContext
     from txmq.wire.calls import letters as wire
 
 
@@ -33,13 +31,8 @@ class LetterEditCalls:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._copied_to = 0
-        engine.listen(MessagesCopied, self._copied)
+        self._copies = MessageCopies(engine)
         self.handlers: dict[str, Handler] = {"dlq.edit": self.edit}
-
-    def _copied(self, event: MessagesCopied, place: RecordContext) -> None:
-        del event
-        self._copied_to = place.attachment_position
 
     def edit(self, call: CallContext, args: wire.DlqEdit) -> None:
         letter = (args.topic, args.partition, args.offset)
@@ -101,21 +94,15 @@ class LetterEditCalls:
         command: EditLetter,
         batches: Sequence[bytes],
     ) -> None:
-        spans: list[LogSpan] = []
-
-        def stored(reply: object) -> None:
-            if isinstance(reply, Rejected):
-                call.answer(reply)
+        def stored(spans: list[LogSpan] | Rejected) -> None:
+            if isinstance(spans, Rejected):
+                call.answer(spans)
                 return
             crashpoint("edit.after_store")
             original = spans[0] if len(spans) > 1 else None
             self._point(call, args, command._replace(version=spans[-1], original=original))
 
-        self._engine.submit(CopyMessages(tuple(batches)), stored)
-        position = self._copied_to  # of the record that was just appended, if one was
-        for batch in batches:
-            spans.append((position, len(batch)))
-            position += len(batch)
+        self._copies.store(batches, stored)
 
     def _point(self, call: CallContext, args: wire.DlqEdit, command: EditLetter) -> None:
         def edited(reply: Any) -> dict[str, Any]:  # noqa: ANN401  # an EditReply

@@ -8,6 +8,7 @@ storage service removes segments by it.
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,12 +16,13 @@ import structlog
 
 from txmq.batch import single_row
 from txmq.broker.engine.log_reader import read_batches
+from txmq.broker.engine.message_copies import MessageCopies
 from txmq.core.events.outcome import Rejected
-from txmq.core.events.topics import FirstsMoved, MessagesCopied, TopicDeleted, TopicsEmptied
+from txmq.core.events.topics import FirstsMoved, TopicDeleted, TopicsEmptied
 from txmq.core.retention import audit_entries, log_floor, relocation, topic_retention
 from txmq.core.retention.audit_entries import MoveEntries
 from txmq.core.retention.letter_retention import ExpireLetters
-from txmq.core.retention.relocation import CopyMessages, RepointMessages, RetainedMessage
+from txmq.core.retention.relocation import RepointMessages, RetainedMessage
 from txmq.core.retention.topic_retention import ApplyRetention, RetentionLimits, limits_of
 from txmq.core.state import log_pins
 from txmq.core.topics import delayed
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from txmq.broker.engine.engine import Engine
     from txmq.broker.reactor.interfaces import Clock
     from txmq.config.broker import RetentionSettings
+    from txmq.core.consumers.letter_edits import LogSpan
     from txmq.core.events.base import RecordContext
     from txmq.core.retention.audit_entries import AuditEntryAt
     from txmq.core.state.state import Topic
@@ -74,14 +77,14 @@ class RetentionService:
         self._empty: list[int] = []
         self._deleted_at: dict[int, int] = {}
         self._started = engine.store.end
-        self._began = self._copied_to = 0
+        self._began = 0
+        self._copies = MessageCopies(engine)
         self._lowest = SIGN
         self._held_by = ""
         self.free = FreeLog()
         self.missed = 0  # messages that retention took from groups, since the start
         self.missed_at = 0
         engine.listen(FirstsMoved, self._log_firsts_moved)
-        engine.listen(MessagesCopied, self._copied)
         engine.listen(TopicDeleted, self._note_deleted)
         engine.listen(TopicsEmptied, self._note_emptied)
 
@@ -161,6 +164,18 @@ class RetentionService:
 
         self._engine.submit(command, done)
 
+    def _store(self, copies: Sequence[bytes], following: Callable[[list[LogSpan]], None]) -> None:
+        """Store copies, and continue with their spans once they are durable. A refusal
+        ends the round.
+        """
+
+        def stored(spans: list[LogSpan] | Rejected) -> None:
+            self._busy = not isinstance(spans, Rejected)
+            if not isinstance(spans, Rejected):
+                self._soon(partial(following, spans))
+
+        self._copies.store(copies, stored)
+
     def _visit_topics(self) -> None:
         state, store, room = self._engine.state, self._engine.store, PARTITIONS_PER_STEP
         while self._topics and room > 0:
@@ -229,24 +244,13 @@ class RetentionService:
         copies = tuple(
             single_row(bytes(data), row.row) for row, data in zip(chosen, batches, strict=True)
         )
-        self._submit(CopyMessages(copies), lambda: self._point_at(chosen, copies, following))
+
+        def point(spans: list[LogSpan]) -> None:
+            pointed = tuple((row, *span) for row, span in zip(chosen, spans, strict=True))
+            self._submit(RepointMessages(pointed), following)
+
+        self._store(copies, point)
         return True
-
-    def _point_at(
-        self,
-        rows: Sequence[RetainedMessage],
-        copies: Sequence[bytes],
-        following: Callable[[], None],
-    ) -> None:
-        position, pointed = self._copied_to, []
-        for row, copy in zip(rows, copies, strict=True):
-            pointed.append((row, position, len(copy)))
-            position += len(copy)
-        self._submit(RepointMessages(tuple(pointed)), following)
-
-    def _copied(self, event: MessagesCopied, place: RecordContext) -> None:
-        del event
-        self._copied_to = place.attachment_position
 
     def _expire_letters(self, after: int = 0) -> None:
         state = self._engine.state
@@ -312,14 +316,11 @@ class RetentionService:
             log.exception("retention.unreadable", path=error.path, position=error.position)
             return False
 
-        def move() -> None:
-            position, moved = self._copied_to, []
-            for one, batch in zip(entries, batches, strict=True):
-                moved.append((one.pin, position))
-                position += len(batch)
-            self._submit(MoveEntries(tuple(moved)), self._visit_pins)
+        def move(spans: list[LogSpan]) -> None:
+            moved = tuple((one.pin, span[0]) for one, span in zip(entries, spans, strict=True))
+            self._submit(MoveEntries(moved), self._visit_pins)
 
-        self._submit(CopyMessages(batches), move)
+        self._store(batches, move)
         return True
 
     def _move_delayed(self, whole: int) -> bool:
