@@ -1,37 +1,20 @@
 """The wheel has every file that users need, and is built without a network."""
 
 import configparser
-import shutil
-import subprocess
-import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.wheels import build_wheel
+
 ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]:
-    """A wheel built from a copy, because setuptools writes beside its sources."""
-    copy = tmp_path_factory.mktemp("source")
-    for name in ("pyproject.toml", "LICENSE", "README.md"):
-        if (ROOT / name).exists():
-            shutil.copy(ROOT / name, copy)
-    for name in ("txmq", "spark"):
-        if (ROOT / name).exists():
-            shutil.copytree(
-                ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
-            )
-    options = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check"]
-    built = subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", *options, "-w", "out", "."],
-        cwd=copy, capture_output=True, check=False, text=True,
-    )  # fmt: skip
-    assert built.returncode == 0, built.stdout + built.stderr
-    with zipfile.ZipFile(next((copy / "out").glob("txmq-*.whl"))) as archive:
+    with zipfile.ZipFile(build_wheel(tmp_path_factory.mktemp("source"))) as archive:
         yield archive
 
 

@@ -66,10 +66,15 @@ class Cluster:
         self.directory, self.url, self._environment = directory, url, environment
 
     def submit(
-        self, program: Path, *arguments: str, settings: Mapping[str, str], path: str = ""
+        self,
+        program: Path,
+        *arguments: str,
+        settings: Mapping[str, str],
+        path: str = "",
+        cwd: Path | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Run `spark-submit`. `path`: where Python finds txmq, in driver and executors;
-        "" = it is shipped.
+        "" = it is shipped. `cwd`: where the driver runs.
         """
         python_path = os.pathsep.join(filter(None, (path, PACKAGES)))
         given = SETTINGS | {"spark.executorEnv.PYTHONPATH": python_path} | dict(settings)
@@ -80,7 +85,7 @@ class Cluster:
             text=True,
             timeout=SUBMIT_S,
             env={**self._environment, "PYTHONPATH": python_path},
-            cwd=self.directory,
+            cwd=cwd or self.directory,
             check=False,
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import txmq
-from tests.spark.cluster import PACKAGES, Cluster, running_cluster
+from tests.spark.cluster import PACKAGES, SUBMIT_S, Cluster, running_cluster
+from tests.spark.consuming import let_die
+from tests.spark.secured import PASSWORD, secured_broker
 from tests.spark.stream_driver import texts
 from tests.spark.test_writing import bodies, undecided
+from tests.wheels import install_wheel
+from txmq.testing.processes import ENVIRONMENT
 from txmq_spark import shipping
 
 pytestmark = pytest.mark.timeout(400)  # many JVMs on a busy machine
@@ -90,3 +96,61 @@ def test_jobs_run_shipped_and_installed_and_send_once_though_stragglers_are_run_
     files = list((tmp_path / "lake" / f"topic={topic}").glob("date=*/*.parquet"))
     in_files = [body for file in files for body in pq.read_table(file).column("body").to_pylist()]
     assert Counter(in_files) == Counter(texts(*range(ROWS)))
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return install_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+def test_the_program_of_the_wheel_lands_from_a_broker_with_tls_by_shipped_files(
+    cluster: Cluster, installed: Path, tmp_path: Path
+) -> None:
+    """As spark/README.md says it, in the directory of the shipped files. Executors have
+    them in theirs.
+    """
+    directory = tmp_path / "secured"
+    directory.mkdir()
+    with secured_broker(directory) as secured:
+        zipped, lake = tmp_path / "txmq.zip", tmp_path / "lake"
+        shipping.write_zip(zipped)
+        assert secured.words.parent == secured.ca.parent == directory
+        files = f"{secured.words},{secured.ca}"
+        done = cluster.submit(
+            installed / "txmq_spark" / "__main__.py",
+            *("land", "--url", f"txmqs://{secured.place}", "--user", "spark"),
+            *("--password-file", secured.words.name, "--ca", secured.ca.name),
+            *("--topic", "orders", "--path", str(lake)),
+            settings={"spark.submit.pyFiles": str(zipped), "spark.files": files},
+            cwd=directory,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout == "landed: 5 messages, skipped 0\n"
+        assert PASSWORD not in done.stderr
+    rows = [pq.read_table(file).num_rows for file in lake.glob("topic=orders/date=*/*.parquet")]
+    assert sum(rows) == 5
+
+
+def test_the_command_of_the_wheel_reconciles_and_writes_its_report(
+    installed: Path, broker: str, topic: str, client: txmq.Client, tmp_path: Path
+) -> None:
+    client.call("topic.create", name=topic, partitions=1)
+    client.send_many(topic, texts(1, 2))
+    let_die(client, topic, topic, texts(1, 2), "concurrent")
+    places = {"plan": str(tmp_path / "plan"), "report": str(tmp_path / "report.html")}
+    done = subprocess.run(
+        [
+            *(installed / "bin" / "txmq-spark", "reconcile", "--url", broker, "--group", topic),
+            *(word for name, place in places.items() for word in (f"--{name}", place)),
+            "--json",
+        ],
+        capture_output=True,
+        text=True,
+        env={**ENVIRONMENT, "PYTHONPATH": str(installed)},
+        cwd=tmp_path,
+        timeout=SUBMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout)["letters"][topic]["replay_alone"] == 2
+    assert topic in (tmp_path / "report.html").read_text("utf-8")

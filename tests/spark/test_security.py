@@ -7,20 +7,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import PySparkException
 
 import txmq
-from tests.certificates import Authority
-from tests.cli.support import run
-from tests.spark.consuming import drain
 from tests.spark.killed_driver import start_stream
-from tests.spark.stream_driver import texts
+from tests.spark.secured import PASSWORD, Secured, secured_broker
 from tests.spark.test_broker_urls import VARIABLES
-from tests.system.test_security import keys
-from txmq.testing.processes import Running
 from txmq_spark import job_options
 from txmq_spark.command_line import main
 
@@ -29,66 +24,12 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(300)  # includes the start of a JVM on a loaded machine
 LAST = 20  # queries on the pages of Spark's UI
-PASSWORD = "a-password-of-a-test"
-# what spark/README.md names
-GRANTS = (
-    ("consumer", "topic:orders"),
-    ("producer", "topic:copies"),
-    ("producer", "service:txmq-spark"),
-    ("consumer", "group:billing"),
-    ("operator", "group:billing"),
-)
-
-
-class Secured(NamedTuple):
-    """A broker with TLS, and a user named spark."""
-
-    place: str
-    words: Path  # a file with the password of all users
-    ca: Path
-
-    def url(self, user: str) -> str:
-        return f"txmqs://{user}:{PASSWORD}@{self.place}/?ca={self.ca}"
-
-    @property
-    def options(self) -> dict[str, str]:
-        files = {"passwordFile": str(self.words), "ca": str(self.ca)}
-        return {"url": f"txmqs://{self.place}", "user": "spark", **files}
 
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    directory = tmp_path_factory.mktemp("secured")
-    authority, words = Authority(directory), directory / "words"
-    files = authority.sign("broker")
-    words.write_text(PASSWORD)
-    settings = directory / "broker.toml"
-    settings.write_text(
-        f'[broker]\ndata = "{directory / "data"}"\nlisten = "127.0.0.1:0"\n'
-        f'[tls]\ncert = "{files.cert}"\nkey = "{files.key}"\n'
-    )
-    data = ("--data", str(directory / "data"), "--password-file", str(words))
-    assert run("user", "init-admin", "root", *data).exit_code == 0
-    running = Running(directory, "broker", "--config", str(settings))
-    place = running.first_line().removeprefix("ready txmqs://").strip()
-    broker = Secured(place, words, authority.ca)
-    try:
-        prepare(broker)
+    with secured_broker(tmp_path_factory.mktemp("secured")) as broker:
         yield broker
-    finally:
-        running.terminate()
-
-
-def prepare(broker: Secured) -> None:
-    with txmq.connect(broker.url("root"), service="tests") as root:
-        for topic in ("orders", "copies", "secrets", "doomed"):
-            root.call("topic.create", name=topic, partitions=1)
-        root.call("user.set", name="spark", roles=[], new=True, password=keys(PASSWORD))
-        for topic in ("orders", "doomed"):
-            root.send_many(topic, texts(*range(5)))
-        drain(root, "billing", "orders", lambda message: message.body != b"3")
-        for verb, resource in GRANTS:
-            root.call("acl.grant", name="spark", what=verb, resource=resource)
 
 
 def bodies(spark: SparkSession, topic: str, **options: str) -> list[bytes]:
