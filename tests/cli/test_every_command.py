@@ -84,6 +84,7 @@ COMMANDS = {
     "plan create": "billing --all",
     "plan delete": "p",
     "plan export": "p",
+    "plan leave": "p orders/0/1 --reason R",
     "plan letters": "p",
     "plan list": "",
     "plan pause": "p",

@@ -283,6 +283,24 @@ def abandon(
     session.show("plan.abandon", name=plan, operator=operator, reason=reason)
 
 
+@broker_command(app, "leave")
+def leave(
+    session: CommandSession,
+    plan: Plan,
+    letter: Annotated[
+        list[MessagePlace],
+        typer.Argument(
+            parser=parse_place, metavar="TOPIC/PARTITION/OFFSET", help="Places of the dead letters."
+        ),
+    ],
+    *,
+    operator: Operator,
+    reason: Annotated[str, typer.Option("--reason", help="Shown with each letter of the plan.")],
+) -> None:
+    """Take letters out of a plan that was not started: they are dead letters as before."""
+    session.show("plan.leave", name=plan, letters=letter, operator=operator, reason=reason)
+
+
 @broker_command(app, "delete")
 def delete(session: CommandSession, plan: Plan, *, operator: Operator, reason: Reason = "") -> None:
     """Forget a finished plan, and what became of its letters."""
