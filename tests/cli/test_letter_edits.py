@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.cli.support import NO_DELIVERIES, ScriptedClient, client, run
-from txmq.cli.commands import letter_edits
+from txmq.cli.commands import letter_trials
 from txmq.cli.letter_diff import Version, diff
 from txmq.errors import MessagesDamaged
 from txmq.model.message_diff import MAX_COMPARED
@@ -287,7 +287,7 @@ def test_a_trial_shows_its_outcome(
     reply: dict[str, Any],
     status: int,
 ) -> None:
-    monkeypatch.setattr(letter_edits, "LOOK_S", 0)
+    monkeypatch.setattr(letter_trials, "TRIAL_POLL_S", 0)
     attempt = ("dlq", "try", "billing", "orders/3/17", "--member", "m-1", "--operator", "ada")
     waits = {"outcome": "no answer yet", "why": ""}
     client.replies = [{"number": 7}, waits, reply]

@@ -1,6 +1,4 @@
-"""`txmq dlq edit` gives a dead letter another body or other headers, `txmq dlq try`
-delivers one to see what becomes of it.
-"""
+"""`txmq dlq edit` gives a dead letter another body or other headers."""
 
 from __future__ import annotations
 
@@ -8,7 +6,6 @@ import os
 import shlex
 import subprocess
 import sys
-import time
 from base64 import b64decode, b64encode
 from importlib import import_module
 from pathlib import Path
@@ -20,8 +17,7 @@ import typer
 from txmq.cli.command import CommandSession
 from txmq.cli.letter_diff import Version, diff
 from txmq.cli.options import Group, Operator, Reason, Yes
-from txmq.cli.output import FAILED
-from txmq.cli.parsers import MessagePlace, NameValue, parse_name, parse_pair, parse_place
+from txmq.cli.parsers import MessagePlace, NameValue, parse_pair, parse_place
 from txmq.client.protocol.letter_edits import BodyCheck, check_body
 from txmq.errors import ConfigError, MessagesDamaged, RemoteProtocolError
 
@@ -214,47 +210,3 @@ def _edited(before: bytes) -> bytes:
             message = f"{program!r} ended with status {ended.returncode}"
             raise ConfigError("EDITOR", message, hint="nothing was changed")
         return path.read_bytes()
-
-
-Member = Annotated[
-    str,
-    typer.Option("--member", parser=parse_name, metavar="NAME", help="Member that gets it."),
-]
-TrialTimeout = Annotated[
-    float, typer.Option(min=0, max=3_600, help="Seconds to wait for the outcome.")
-]
-LOOK_S = 0.2  # between two looks
-NO_ANSWER = "no answer yet"
-
-
-def try_(
-    session: CommandSession,
-    group: Group,
-    letter: Letter,
-    *,
-    member: Member,
-    timeout: TrialTimeout = 30.0,
-    operator: Operator,
-    reason: Reason = "",
-) -> None:
-    """Deliver one dead letter once, to one member, and show the outcome.
-
-    If the member fails it, it is a dead letter again. Exit status 1: it was not
-    processed.
-    """
-    place = {"group": group, **letter._asdict()}
-    tried = session.client.call("dlq.try", **place, member=member, operator=operator, reason=reason)
-    until = time.monotonic() + timeout
-    while (outcome := _outcome(session, place, tried["number"]))["outcome"] == NO_ANSWER:
-        if time.monotonic() >= until:
-            break
-        time.sleep(LOOK_S)
-    session.out.show(outcome)
-    if outcome["outcome"] != "processed":
-        raise typer.Exit(FAILED)
-
-
-def _outcome(session: CommandSession, place: dict[str, Any], number: int) -> dict[str, Any]:
-    """Return what is known of the outcome of a trial."""
-    found = session.client.call("dlq.tried", **place, number=number)
-    return {name: value for name, value in found.items() if value}

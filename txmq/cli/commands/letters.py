@@ -10,8 +10,9 @@ import typer
 from txmq.cli.command import CommandSession, broker_command
 from txmq.cli.commands import plans
 from txmq.cli.commands.audit import in_short
-from txmq.cli.commands.letter_edits import Letter, edit, try_, version_of
+from txmq.cli.commands.letter_edits import Letter, edit, version_of
 from txmq.cli.commands.letter_files import export, import_
+from txmq.cli.commands.letter_trials import try_
 from txmq.cli.letter_diff import diff
 from txmq.cli.letter_selection import (
     Filter,
@@ -25,9 +26,9 @@ from txmq.cli.options import Group, Operator, Reason, Yes
 from txmq.cli.output import FAILED, Output, body_fields, last_line, with_places
 from txmq.cli.parsers import MessagePlace, parse_name, parse_place
 from txmq.client.protocol.call_steps import run_calls
+from txmq.client.protocol.letter_changes import portion_steps, portions_of
 from txmq.client.protocol.life_events import what_is_known
 from txmq.client.protocol.lives import letter_delivery_steps
-from txmq.crashpoints import crashpoint
 from txmq.model.letter_filter import format_filter
 
 app = typer.Typer(no_args_is_help=True, help="List, count, edit, replay and abandon dead letters.")
@@ -37,8 +38,6 @@ broker_command(app, "edit")(edit)
 broker_command(app, "export")(export)
 broker_command(app, "import")(import_)
 broker_command(app, "try")(try_)
-MAX_LETTERS_PER_CALL = 1_000  # the limit of the broker
-COPIES_PER_CALL = 500
 COLUMNS = (
     "place",
     "key",
@@ -272,9 +271,7 @@ def redrive(  # noqa: PLR0913  # its options
         _confirm(session, f"Copy to {to or f'group {to_group}'}", group, chosen, yes=yes)
     named = {"group": group, "operator": operator, "reason": reason}
     aim = {"to": to} if to_group is None else {"to_group": to_group}
-    _change(
-        session, "dlq.redrive", chosen, COPIES_PER_CALL, abandon=close, again=again, **aim, **named
-    )
+    _change(session, "dlq.redrive", chosen, abandon=close, again=again, **aim, **named)
 
 
 @broker_command(selections, "save")
@@ -356,7 +353,6 @@ def _change(
     session: CommandSession,
     call: str,
     chosen: dict[str, Any],
-    most: int = MAX_LETTERS_PER_CALL,
     **args: object,
 ) -> None:
     """Replay, abandon or copy letters, and show the result.
@@ -364,25 +360,11 @@ def _change(
     Of a selection those are changed that were there when the first call began. Exit
     status 1: the broker refused some of them.
     """
-    done: list[Any] = []
-    refused: list[Any] = []
-    for more in _portions(chosen, most):
-        while True:
-            reply = session.client.call(call, **more, **args)
-            done += reply["done"]
-            refused += reply["refused"]
-            if reply.get("left"):  # there was no room for them
-                more |= {"letters": reply["left"]}
-            elif reply.get("next") is not None:
-                more |= {"cursor": reply["next"]}
-            else:
-                break
-            crashpoint("letters.between_calls")
-    rows = [
-        {"topic": topic, "partition": at, "offset": offset, "why": why}
-        for topic, at, offset, why in refused
-    ]
-    _show_changes(session, {"done": done, "refused": rows})
+    letters = chosen.get("letters")
+    portions = [chosen] if letters is None else portions_of(call, letters)
+    changed = run_calls(session.client.call, portion_steps(call, portions, **args))
+    refused = [one._asdict() for one in changed.refused]
+    _show_changes(session, {"done": changed.done, "refused": refused})
 
 
 def _show_changes(session: CommandSession, found: dict[str, Any]) -> None:
@@ -395,13 +377,6 @@ def _show_changes(session: CommandSession, found: dict[str, Any]) -> None:
     session.out.show(shown)
     if refused:
         raise typer.Exit(FAILED)
-
-
-def _portions(chosen: dict[str, Any], most: int) -> list[dict[str, Any]]:
-    letters = chosen.get("letters")
-    if letters is None:
-        return [dict(chosen)]
-    return [{"letters": letters[start : start + most]} for start in range(0, len(letters), most)]
 
 
 def _with_body_text(letter: dict[str, Any]) -> dict[str, Any]:

@@ -4,21 +4,22 @@ control calls, without I/O.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from txmq.client.protocol.call_steps import CallSteps
 from txmq.client.protocol.letter_file import LetterWriter
 from txmq.client.protocol.letters import DeadLetter, LetterOptions, selection_args
+from txmq.crashpoints import crashpoint
 from txmq.errors import LocalProtocolError
 
 Place = tuple[str, int, int]  # topic, partition, offset
-PER_CALL = {"dlq.redrive": 500}
-MOST_PER_CALL = 1_000
+PER_CALL = {"dlq.redrive": 500}  # letters: the limits of the broker
+MOST_PER_CALL = 1_000  # of other calls
 PAGE = 1_000
 NUMBERED = ("topic", "partition", "offset", "number", "edits")
 NO_ANSWER = "no answer yet"
-TRIAL_POLL_S = 0.2
+TRIAL_POLL_S = 0.2  # between two looks for the outcome
 IMPORT_EXPIRES_S = 86_400.0  # until what an interrupted import has stored is dropped
 
 
@@ -91,43 +92,51 @@ def change_steps(
     """Change letters by their places, or all of a selection: those that were there when
     the first call began.
     """
-    done: list[tuple[Any, ...]] = []
-    refused: list[RefusedLetter] = []
-    for portion in _portions(call, letters, saved, selection):
-        more = portion
-        while True:
-            reply = yield call, {"group": group, **more, **args}
-            done += [tuple(place) for place in reply["done"]]
-            refused += [RefusedLetter(*one) for one in reply["refused"]]
-            if reply.get("left"):  # there was no room for them
-                more = {"letters": reply["left"]}
-            elif reply.get("next") is not None:
-                more = portion | {"cursor": reply["next"]}
-            else:
-                break
-    return ChangedLetters(done, refused)
-
-
-def _portions(
-    call: str,
-    letters: Sequence[Place | DeadLetter] | None,
-    saved: str | None,
-    selection: LetterOptions,
-) -> list[dict[str, Any]]:
     if letters is None:
         if saved is None and not selection:
             raise LocalProtocolError(
                 "neither letters nor a selection",
                 hint="name letters or properties; states=['open'] are all open ones",
             )
-        return [selection_args(saved, selection)]
-    if saved is not None or selection:
-        raise LocalProtocolError(
-            "letters that are both named and selected", hint="give either `letters` or properties"
-        )
-    places = [place_of(letter) for letter in letters]
+        portions = [selection_args(saved, selection)]
+    else:
+        if saved is not None or selection:
+            raise LocalProtocolError(
+                "letters that are both named and selected",
+                hint="give either `letters` or properties",
+            )
+        portions = portions_of(call, [place_of(letter) for letter in letters])
+    return (yield from portion_steps(call, portions, group=group, **args))
+
+
+def portions_of(call: str, places: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the arguments that name letters, in as many portions as the broker
+    demands.
+    """
     most = PER_CALL.get(call, MOST_PER_CALL)
     return [{"letters": places[at : at + most]} for at in range(0, len(places), most)]
+
+
+def portion_steps(
+    call: str, portions: Iterable[Mapping[str, Any]], **args: object
+) -> CallSteps[ChangedLetters]:
+    """Make a call for each portion of letters, and again for those that it leaves."""
+    done: list[tuple[Any, ...]] = []
+    refused: list[RefusedLetter] = []
+    for portion in portions:
+        more: Mapping[str, Any] | None = portion
+        while more is not None:
+            reply = yield call, {**more, **args}
+            done += [tuple(place) for place in reply["done"]]
+            refused += [RefusedLetter(*one) for one in reply["refused"]]
+            more = None
+            if reply.get("left"):  # there was no room for them
+                more = {"letters": reply["left"]}
+            elif reply.get("next") is not None:
+                more = {**portion, "cursor": reply["next"]}
+            if more is not None:
+                crashpoint("letters.between_calls")
+    return ChangedLetters(done, refused)
 
 
 def redrive_args(
@@ -187,14 +196,6 @@ def mark_steps(
     """Note with letters that a file has them, once it is on disk."""
     if operator is None:
         raise LocalProtocolError("a mark without an operator", hint="name yourself: operator=…")
-    done: list[tuple[Any, ...]] = []
-    refused: list[RefusedLetter] = []
-    for at in range(0, len(written), MOST_PER_CALL):
-        some = written[at : at + MOST_PER_CALL]
-        reply = yield (
-            "dlq.exported",
-            {"group": group, "letters": some, "operator": operator, "reason": reason},
-        )
-        done += [tuple(place) for place in reply["done"]]
-        refused += [RefusedLetter(*one) for one in reply["refused"]]
-    return ChangedLetters(done, refused)
+    portions = portions_of("dlq.exported", written)
+    named = {"group": group, "operator": operator, "reason": reason}
+    return (yield from portion_steps("dlq.exported", portions, **named))
