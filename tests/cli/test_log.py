@@ -26,7 +26,7 @@ from txmq.core.consumers.commands import (
     NackMessage,
     RequestedSettings,
 )
-from txmq.core.consumers.planning import plan
+from txmq.core.consumers.fetch_planning import plan_fetch
 from txmq.core.topics.sends import StoreBatch, StoreBatches
 from txmq.core.topics.topics import CreateTopic
 from txmq.core.transactions.batched import StoreBundles
@@ -124,7 +124,7 @@ class Life:
         generation = self.do(
             JoinGroup("g", "a", "a", "concurrent", topics=("t",), wanted=RequestedSettings())
         ).generation
-        found: Any = plan(
+        found: Any = plan_fetch(
             self.state, "g", "a", generation, self.log.durable, FetchLimits(3, 1 << 30), NOW
         )
         self.do(

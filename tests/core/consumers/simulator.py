@@ -28,8 +28,8 @@ from txmq.core.consumers.commands import (
     ReplayLetters,
     ResetPosition,
 )
+from txmq.core.consumers.fetch_planning import FetchPlan, plan_fetch
 from txmq.core.consumers.letter_views import list_letters
-from txmq.core.consumers.planning import Plan, plan
 from txmq.core.events.consumers import Delivered, Returned
 from txmq.core.state import failed_messages
 from txmq.core.topics.topics import GrowTopic
@@ -308,10 +308,10 @@ class Sim(StoringClients):
         self.enter(consumer)
         self.return_unprocessed(consumer)
         wish = FetchLimits(50, 10_000, max_run_rows=100)
-        found = plan(
+        found = plan_fetch(
             self.state, consumer.group, consumer.name, consumer.generation, self.end, wish, self.now
         )
-        if isinstance(found, Plan):
+        if isinstance(found, FetchPlan):
             self.receive(consumer, found)
         while consumer.replies:
             self.arrive(consumer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.core.consumers.world import BATCH, QUICK, ConsumersWorld, Received
-from txmq.core.consumers import planning
+from txmq.core.consumers import fetch_planning
 from txmq.core.consumers.candidates import CandidateSource
 from txmq.core.consumers.commands import (
     AckMessages,
@@ -99,10 +99,10 @@ def test_retries_of_one_large_batch_count_as_one_batch_of_a_fetch(
         return [(c.start, c.rows) for c in world.plan("a", size=size).candidates]
 
     assert planned(BATCH) == [(0, 1)], "each piece goes out with its whole batch"
-    monkeypatch.setattr(planning, "SINGLE_ROW_BYTES", BATCH - 1)
+    monkeypatch.setattr(fetch_planning, "SINGLE_ROW_BYTES", BATCH - 1)
     assert planned(BATCH) == [(0, 1), (2, 2)]
     assert planned(2 * BATCH) == [(0, 1), (2, 2), (4, 4)]
-    monkeypatch.setattr(planning, "MAX_ROWS", 3)
+    monkeypatch.setattr(fetch_planning, "MAX_ROWS", 3)
     assert planned(2 * BATCH) == [(0, 1), (2, 2)]
 
 

@@ -15,8 +15,8 @@ from txmq.core.consumers.commands import (
     ReplayLetters,
     RequestedSettings,
 )
+from txmq.core.consumers.fetch_planning import FetchPlan
 from txmq.core.consumers.key_fences import LIFTED, TRANSITIONS, is_stopped
-from txmq.core.consumers.planning import Plan
 from txmq.core.events.consumers import Acked, DeadLettered, Delivered
 from txmq.core.state.consumer_groups import FenceState
 from txmq.core.state.failed_messages import ISOLATED_AFTER, FailedKind, FailedMessage
@@ -335,7 +335,7 @@ def test_a_full_chain_stops_its_partition_and_others_flow() -> None:
     ]
     assert fences(world) == {7: (DEAD, 0, 2)}
     assert full(world)
-    assert world.plan("a") == Plan()
+    assert world.plan("a") == FetchPlan()
     since = len(world.log)
     assert world.fetch("a") == []
     assert not world.events(since)

@@ -15,7 +15,7 @@ from tests.core.consumers.invariants import (
 from tests.core.consumers.plans_world import PlansWorld
 from tests.core.consumers.world import rows
 from txmq.core import machine
-from txmq.core.consumers import letter_views, planning
+from txmq.core.consumers import fetch_planning, letter_views
 from txmq.core.consumers.commands import AbandonLetters, ResetPosition
 from txmq.core.consumers.letter_selection import LetterScan, LetterSelection
 from txmq.core.consumers.letter_views import list_letters
@@ -209,7 +209,7 @@ def test_a_fetch_takes_runs_and_few_other_failed_messages(
     world: PlansWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The row of each other one changes with its delivery."""
-    monkeypatch.setattr(planning, "MAX_ROWS", 1)
+    monkeypatch.setattr(fetch_planning, "MAX_ROWS", 1)
     world.create("p", *world.letters(0, 5, None, 7), *world.letters(1))
     world.run_plan("p")
     sizes = [len(world.fetch("m", most=6)) for _ in range(4)]

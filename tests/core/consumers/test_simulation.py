@@ -19,9 +19,9 @@ from txmq.core.consumers import (
     circuit_breaker,
     delivery,
     failures,
+    fetch_planning,
     key_fences,
     leases,
-    planning,
     store_reports,
 )
 from txmq.core.consumers.authorization import find_member
@@ -125,7 +125,7 @@ def deaths_do_not_survive_the_broker(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_look_at_the_generation(patch: pytest.MonkeyPatch) -> None:
-    for module in (planning, delivery):
+    for module in (fetch_planning, delivery):
         patch.setattr(
             module,
             "find_current_member",
@@ -151,11 +151,11 @@ def no_hold_back_behind_older_leases(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_wait_for_the_member_before(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(planning, "held_by_others", lambda *_: False)
+    patch.setattr(fetch_planning, "held_by_others", lambda *_: False)
 
 
 def new_before_what_came_back(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(planning._Planner, "_redeliveries", lambda *_: True)
+    patch.setattr(fetch_planning._Planner, "_redeliveries", lambda *_: True)
     patch.setattr(
         delivery._DeliveryBuilder,
         "_is_next_live",

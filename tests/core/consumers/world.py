@@ -17,7 +17,7 @@ from txmq.core.consumers.commands import (
     RequestedSettings,
     ReturnMessages,
 )
-from txmq.core.consumers.planning import Plan, plan
+from txmq.core.consumers.fetch_planning import FetchPlan, plan_fetch
 from txmq.core.events.base import Booted
 from txmq.core.events.outcome import Rejected
 from txmq.core.events.topics import BatchStored
@@ -125,7 +125,7 @@ class ConsumersWorld(Driver):
     ) -> Any:
         left_out = frozenset(self.state.topics[topic].topic_id for topic in without)
         durable = self.end if durable is None else durable
-        return plan(
+        return plan_fetch(
             self.state,
             "g",
             member,
@@ -140,14 +140,14 @@ class ConsumersWorld(Driver):
     ) -> Any:
         """Return the messages that the member gets, or a Rejected."""
         generation = self.generation(group) if generation is None else generation
-        found = plan(
+        found = plan_fetch(
             self.state, group, member, generation, self.end, FetchLimits(most, EVERYTHING), self.now
         )
         if isinstance(found, Rejected):
             return found
         return self.deliver(member, generation, found, group)
 
-    def deliver(self, member: str, generation: int, found: Plan, group: str = "g") -> Any:
+    def deliver(self, member: str, generation: int, found: FetchPlan, group: str = "g") -> Any:
         if not found.candidates and not found.fences_can_advance:
             return []
         picks = self.read_candidates(found.candidates)

@@ -17,7 +17,7 @@ from txmq.broker.engine.log_reader import read_batches, read_before_damage
 from txmq.core.consumers.candidates import SINGLE_ROW_BYTES, Candidate, CandidateSource, FetchLimits
 from txmq.core.consumers.commands import CandidateRead, Deliver, ReturnMessages
 from txmq.core.consumers.damaged_letters import SetAside, is_put_back
-from txmq.core.consumers.planning import Plan, plan
+from txmq.core.consumers.fetch_planning import FetchPlan, plan_fetch
 from txmq.core.events.outcome import Rejected
 from txmq.errors import CorruptRecord
 from txmq.model.message import resolve_time
@@ -168,7 +168,7 @@ class _FetchRequest:
             messages, size, request.tag_filter, min(request.run, MAX_MESSAGES), without
         )
 
-    def _readable(self, limits: FetchLimits) -> tuple[Plan | Rejected, list[Batches]]:
+    def _readable(self, limits: FetchLimits) -> tuple[FetchPlan | Rejected, list[Batches]]:
         """Return the deliverable candidates and their batches. No damaged batch is
         skipped: its partition stands still before it.
         """
@@ -176,7 +176,7 @@ class _FetchRequest:
         stopped: set[TopicPartition] = set()
         while True:
             durable, now = engine.store.durable, engine.now()
-            found = plan(engine.state, *self._member, durable, limits, now, stopped)
+            found = plan_fetch(engine.state, *self._member, durable, limits, now, stopped)
             if isinstance(found, Rejected):
                 return found, []
             paces = self._fetches.paces

@@ -297,7 +297,7 @@ def leave(
     operator: Operator,
     reason: Annotated[str, typer.Option("--reason", help="Shown with each letter of the plan.")],
 ) -> None:
-    """Take letters out of a plan that was not started: they are dead letters as before."""
+    """Take letters out of a plan that was not started: they stay dead letters."""
     session.show("plan.leave", name=plan, letters=letter, operator=operator, reason=reason)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from txmq.core.consumers import circuit_breaker, key_fences, leases, planning, poison
+from txmq.core.consumers import circuit_breaker, fetch_planning, key_fences, leases, poison
 from txmq.core.consumers.authorization import find_current_member
 from txmq.core.consumers.candidates import Candidate, CandidateSource
 from txmq.core.consumers.commands import CandidateRead, Deliver
@@ -125,10 +125,10 @@ class _DeliveryBuilder:
         if group.is_stopped(tp):
             return False
         if failed:
-            return planning.may_deliver_row(group, member, tp)
+            return fetch_planning.may_deliver_row(group, member, tp)
         if tp not in member.partitions:
             return False
-        return not (self._ordered and planning.held_by_others(group, member, tp))
+        return not (self._ordered and fetch_planning.held_by_others(group, member, tp))
 
     def _is_deliverable(self, read: CandidateRead, tp: TopicPartition) -> bool:
         candidate, position = read.candidate, self._group.positions[tp]
@@ -285,7 +285,7 @@ class _DeliveryBuilder:
             or row.token
             or row.due > self._now
             or ref in group.leased_rows
-            or planning.is_for_others(group, self._member, tp, row)
+            or fetch_planning.is_for_others(group, self._member, tp, row)
         ):
             return
         if ref in self._decided or self.changes.is_fenced(ref, row.key_hash):
@@ -294,7 +294,7 @@ class _DeliveryBuilder:
         if offset in read.expired:
             self._expired_rows.append(ref)
             self.changes.processed(ref, row.key_hash)
-        elif planning.is_exhausted(group, tp, row):
+        elif fetch_planning.is_exhausted(group, tp, row):
             self.changes.dead_letter(ref, poison.dead_letter_row(row))
         elif row.deaths == read.candidate.deaths and self._fits_deaths(row.deaths):
             self._rows.append(ref)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from txmq.core.consumers import failures, key_fences, planning
+from txmq.core.consumers import failures, fetch_planning, key_fences
 from txmq.core.consumers.authorization import find_group, find_member
 from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.events.letters import LetterTried
@@ -70,7 +70,7 @@ def _obstacle(
 ) -> str:
     """Return why the member would not get the letter now; "" = it would."""
     tp = TopicPartition(ref[0], ref[1])
-    if not planning.may_try(group, member, tp):
+    if not fetch_planning.may_try(group, member, tp):
         what = "has not this partition" if group.ordered else "does not read this topic"
         return f"{member!r} {what}"
     if changes.is_fenced(ref, row.key_hash):

@@ -47,8 +47,8 @@ MAX_ROWS = 1_000
 MIN_PARTITION_BYTES = 256 << 10
 
 
-class Plan(NamedTuple):
-    """Candidates of one fetch. `fences_can_advance`: a delivery is worthwhile even
+class FetchPlan(NamedTuple):
+    """The candidates of one fetch. `fences_can_advance`: a delivery is worthwhile even
     without candidates, because key fences can make a step.
     """
 
@@ -56,7 +56,7 @@ class Plan(NamedTuple):
     fences_can_advance: bool = False
 
 
-def plan(
+def plan_fetch(
     state: State,
     group: str,
     member: str,
@@ -65,7 +65,7 @@ def plan(
     limits: FetchLimits,
     now: int,
     excluded: Collection[TopicPartition] = (),
-) -> Plan | Rejected:
+) -> FetchPlan | Rejected:
     """Return the batches to read for one fetch.
 
     The plan has batches of at most `limits.max_bytes` in all, or one larger batch. It
@@ -76,22 +76,22 @@ def plan(
     if isinstance(found, Rejected):
         return found
     if found[0].paused:
-        return Plan()
+        return FetchPlan()
     steps = fences_can_advance(state, found[0], now)
     if poison.holds_isolated(*found) or not circuit_breaker.allows(found[0], 1, now):
-        return Plan(fences_can_advance=steps)
+        return FetchPlan(fences_can_advance=steps)
     probing = found[0].breaker is not None
     if probing:
         limits = limits._replace(max_messages=1)
     planner = _Planner(state, *found, durable, now, limits, excluded)
     if planner.suspects():
-        return Plan(tuple(planner.candidates), steps)
+        return FetchPlan(tuple(planner.candidates), steps)
     if probing:
         planner.partitions()  # a message that has not failed yet is the better probe
     planner.due_rows(max(1, limits.max_messages // 2))
     if not probing:
         planner.partitions()
-    return Plan(tuple(planner.candidates), steps)
+    return FetchPlan(tuple(planner.candidates), steps)
 
 
 def fences_can_advance(state: State, group: ConsumerGroup, now: int) -> bool:
