@@ -483,9 +483,12 @@ def press_button(console: Console, label: str, within: str = "main") -> None:
 def leave(console: Console) -> None:
     """Close the dialog of an action; the page is loaded again."""
     driver = console.browser.driver
-    page = driver.find_element(By.TAG_NAME, "html")
+    page = driver.find_elements(By.TAG_NAME, "html")
     driver.find_element(By.CSS_SELECTOR, "#acting a.leave").click()
-    wait_until(lambda: driver.find_element(By.TAG_NAME, "html") != page, what="the page again")
+    # while it is loaded there is none
+    wait_until(
+        lambda: driver.find_elements(By.TAG_NAME, "html") not in ([], page), what="the page again"
+    )
 
 
 def say_why(console: Console, label: str) -> str:

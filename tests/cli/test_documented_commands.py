@@ -20,6 +20,7 @@ DOCUMENTS = sorted(
     {ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs").glob("operations/*.md")}
 )
 BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
+UNMARKED = re.compile(r"^```\n(txmq .*)$", re.MULTILINE)  # a block that says not what it is
 COMMAND = re.compile(r"^(?:[A-Z_]+=\S+ )*txmq (.+)$")
 # what a reader puts in, and what stands for it
 VALUES = {
@@ -77,6 +78,7 @@ def test_each_command_line_of_a_document_is_taken(document: Path) -> None:
     lines = list(command_lines(document.read_text()))
     wrong = {line: why for line in lines if (why := parse(line))}
     assert wrong == {}
+    assert UNMARKED.findall(document.read_text()) == [], "begin the block with ```sh"
 
 
 @pytest.mark.parametrize(
