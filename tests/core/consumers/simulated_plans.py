@@ -12,7 +12,7 @@ from txmq.core.consumers.group_redrives import GiveLetters, GivenLetter
 from txmq.core.consumers.letter_edits import EditLetter
 from txmq.core.consumers.letter_exports import NoteExported
 from txmq.core.consumers.letter_trials import TryLetter
-from txmq.core.consumers.plan_abandoning import AbandonLettersOfPlan, AbandonPlan, LeavePlan
+from txmq.core.consumers.plan_abandoning import AbandonNextLetters, AbandonPlan, LeavePlan
 from txmq.core.consumers.plan_steps import (
     AddPlanLetters,
     AdvancePlan,
@@ -187,7 +187,7 @@ class PlanningSim(Sim):
         if plan is None:
             return
         held, before = set(super().letters(plan.group)), self.planned(plan.plan_id)
-        self.do_unseen(AbandonLettersOfPlan(plan.plan_id))
+        self.do_unseen(AbandonNextLetters(plan.plan_id))
         if plan.name not in self.state.plans.by_name:
             return  # the power was cut
         for ref, outcome in self.planned(plan.plan_id).items():

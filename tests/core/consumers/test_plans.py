@@ -26,7 +26,7 @@ from txmq.core.consumers.commands import (
     ResetPosition,
     StoredEntry,
 )
-from txmq.core.consumers.plan_abandoning import AbandonLettersOfPlan, AbandonPlan, LeavePlan
+from txmq.core.consumers.plan_abandoning import AbandonNextLetters, AbandonPlan, LeavePlan
 from txmq.core.consumers.plan_steps import AddPlanLetters, AdvancePlan, EndLostLetters, SweepPlan
 from txmq.core.consumers.policies import FirePolicy, ReplayPolicy, SetPolicy, policy_of
 from txmq.core.events.consumers import Acked
@@ -166,7 +166,7 @@ def test_a_plan_that_was_not_started_abandons_its_letters(world: PlansWorld) -> 
         assert world.do(AbandonPlan("p", "sent again", "ada")).state == "abandoning"
     assert world.do(ReplayLetters("g", (places[0],))).refused[0][-1] == "in plan p"
     plan_id = world.plan_of("p").plan_id
-    while world.do(AbandonLettersOfPlan(plan_id)).more:
+    while world.do(AbandonNextLetters(plan_id)).more:
         world.check_plans()
     assert world.plan_of("p").state is PlanState.DONE
     assert world.outcomes("p") == {"skipped": 1, "ended": 2}

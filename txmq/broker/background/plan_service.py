@@ -12,7 +12,7 @@ from math import isfinite, sqrt
 from typing import TYPE_CHECKING, Any
 
 from txmq.core.consumers import plan_steps
-from txmq.core.consumers.plan_abandoning import AbandonLettersOfPlan
+from txmq.core.consumers.plan_abandoning import AbandonNextLetters
 from txmq.core.consumers.plan_steps import (
     AddPlanLetters,
     AdvancePlan,
@@ -234,7 +234,7 @@ class PlanService:
         elif plan.state in RUNNING:
             self._advance(plan)
         elif plan.state is PlanState.ABANDONING:
-            self._submit(plan, AbandonLettersOfPlan(plan.plan_id), self._abandoned)
+            self._submit(plan, AbandonNextLetters(plan.plan_id), self._abandoned)
         elif plan_steps.is_to_start(self._engine.state, plan):
             self._submit(plan, StartPlan(plan.name, plan.by), _ignore_start)
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from txmq.broker.calls.letters import DeadLetterCalls
     from txmq.broker.engine.engine import Engine
     from txmq.wire.calls import plans as wire
+    from txmq.wire.calls.letters import SelectArgs
 
 
 class PlanCalls:
@@ -56,13 +57,9 @@ class PlanCalls:
         }
 
     def create(self, call: CallContext, args: wire.PlanCreate) -> None:
-        chosen = self._letters.selection(args) if args.selects else None
+        chosen = self._open_letters(args, "plan") if args.selects else None
         if isinstance(chosen, Rejected):
             call.answer(chosen)
-            return
-        if chosen is not None and chosen.states != ("open",):
-            message = f"a plan of letters that are {', '.join(chosen.states)}"
-            call.answer(Rejected(BadRequest, message, "only open letters can be replayed"))
             return
         selection = "" if chosen is None else _text(chosen)
         settings = PlanSettings(**args.settings.model_dump())
@@ -73,14 +70,18 @@ class PlanCalls:
         command = core.CreatePlan(args.name, args.group, settings, selection, note)
         self._submit(audited("plan.create", _about(args.name), args, command), call.answer)
 
-    def set_policy(self, call: CallContext, args: wire.PolicySet) -> None:
+    def _open_letters(self, args: SelectArgs, what: str) -> SelectionArgs | Rejected:
+        """Return the selection of open letters that a plan or a policy is about."""
         chosen = self._letters.selection(args)
+        if isinstance(chosen, Rejected) or chosen.states == ("open",):
+            return chosen
+        message = f"a {what} of letters that are {', '.join(chosen.states)}"
+        return Rejected(BadRequest, message, "only open letters can be replayed")
+
+    def set_policy(self, call: CallContext, args: wire.PolicySet) -> None:
+        chosen = self._open_letters(args, "policy")
         if isinstance(chosen, Rejected):
             call.answer(chosen)
-            return
-        if chosen.states != ("open",):
-            message = f"a policy of letters that are {', '.join(chosen.states)}"
-            call.answer(Rejected(BadRequest, message, "only open letters can be replayed"))
             return
         policy = None
         if args.after_s is not None or args.on_version:
@@ -151,8 +152,8 @@ class PlanCalls:
         self._submit(audited("plan.leave", _about(args.name), args, order), call.answer)
 
     def _is_searching(self, name: str) -> Rejected | None:
-        """Return why a client cannot add letters, or end that: the broker does both for
-        a selection.
+        """Refuse letters of clients, and a freeze by them: the broker finds the letters
+        of a selection, and freezes them.
         """
         plan = self._state.plans.by_name.get(name)
         if plan is None or not plan.selection:

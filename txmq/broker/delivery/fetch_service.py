@@ -16,7 +16,7 @@ from txmq.broker.delivery.long_polls import MAX_WAIT_MS
 from txmq.broker.engine.log_reader import read_batches, read_before_damage
 from txmq.core.consumers.candidates import SINGLE_ROW_BYTES, Candidate, CandidateSource, FetchLimits
 from txmq.core.consumers.commands import CandidateRead, Deliver, ReturnMessages
-from txmq.core.consumers.damaged_letters import SetAside, is_put_back
+from txmq.core.consumers.damaged_letters import SetAside, is_to_deliver
 from txmq.core.consumers.fetch_planning import FetchPlan, plan_fetch
 from txmq.core.events.outcome import Rejected
 from txmq.errors import CorruptRecord
@@ -234,7 +234,7 @@ class _FetchRequest:
                 ref = (one.topic_id, one.partition, offset)
                 command = SetAside(self._member[0], ref, damage[span])
                 self._engine.submit(command, _ignore)
-                if not is_put_back(self._engine.state, command):
+                if not is_to_deliver(self._engine.state, command):
                     stopped.discard(tp)
         return stopped != before
 

@@ -39,7 +39,7 @@ ENDS: Final = {
     FailedKind.LETTER: "failed",
     FailedKind.LOCAL: "kept at the consumer",
 }
-DELIVERED, OVER = "delivered", "processed"
+DELIVERED, PROCESSED = "delivered", "processed"
 
 
 class Known(NamedTuple):
@@ -209,14 +209,14 @@ class DeliverySearch:
         self._add(number, group_id, DELIVERED, attempt=attempt)
 
     def _end(self, number: int, group_id: int, what: str, *, over: bool = False) -> None:
-        """A delivery ended, and the message may be processed by that."""
+        """Note the end of a delivery; `over`: the group has processed the message."""
         known = self._known.get((number, group_id), Known())
         self._add(number, group_id, what, attempt=known.attempts)
         self._known[number, group_id] = known._replace(lease=0, member="", over=over)
 
     def _acked(self, event: events.Acked) -> None:
         for number, _one in (*self._in(event.ranges), *self._among(event.rows)):
-            self._end(number, event.group_id, OVER, over=True)
+            self._end(number, event.group_id, PROCESSED, over=True)
         self._moved(event)
 
     def _returned(self, event: events.Returned) -> None:
@@ -259,7 +259,7 @@ class DeliverySearch:
 
     def _store_reported(self, event: events.StoreReported) -> None:
         for number, _row in self._among(event.settled):
-            self._end(number, event.group_id, OVER, over=True)
+            self._end(number, event.group_id, PROCESSED, over=True)
         for number, _row in self._among(event.returned):
             self._end(number, event.group_id, "returned")
         self._failed_at_store(event)
@@ -279,8 +279,8 @@ class DeliverySearch:
             self._stored(transactions.PartStored(*one))
 
     def _stored(self, event: transactions.PartStored) -> None:
-        """A transaction acks what its member has; its own decision decides over it. One
-        that was rolled back has given the messages back.
+        """Note acks in a transaction. The messages are processed once it is committed;
+        a rollback gives them back.
         """
         row = get(self._state, event.token)
         over = row is not None and row.state in (BundleState.COMMITTED, BundleState.PUBLISHED)

@@ -1,8 +1,8 @@
-"""Letters that were put back, and whose messages cannot be read: they are dead letters
-again, so that nothing waits behind them.
+"""Letters that are to be delivered again and whose messages cannot be read: they become
+dead letters again, so that nothing waits behind them.
 
-A partition stands still before a damaged batch that nobody has seen. A letter is known,
-and an operator has to do with it in any case.
+A partition stands still before a damaged batch that was never delivered. A letter need
+not stop it: an operator knows of the letter in any case.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from txmq.core.state.consumer_groups import MessageRef
     from txmq.core.state.state import State
 
-TYPE = "MessagesDamaged"
+ERROR_TYPE = "MessagesDamaged"
 
 
 class SetAside(NamedTuple):
@@ -35,16 +35,16 @@ class SetAside(NamedTuple):
 def decide_set_aside(state: State, command: SetAside, now: int) -> Outcome:
     group = state.groups.by_name.get(command.group)
     row = None if group is None else failed_messages.get(state, group, command.ref)
-    if group is None or row is None or not row.number or not is_put_back(state, command):
+    if group is None or row is None or not row.number or not is_to_deliver(state, command):
         return Outcome()
     changes = FailureChanges(state, group, now)
-    failure = failures.cut_failure(FailureReport(TYPE, command.why, TYPE))
+    failure = failures.cut_failure(FailureReport(ERROR_TYPE, command.why, ERROR_TYPE))
     changes.dead_letter(command.ref, row._replace(consumer="", **failure))
     event = DeadLettered(group.group_id, *changes.parts())
     return Outcome((event,))
 
 
-def is_put_back(state: State, command: SetAside) -> bool:
+def is_to_deliver(state: State, command: SetAside) -> bool:
     """Return True if this message is to be delivered again."""
     group = state.groups.by_name.get(command.group)
     row = None if group is None else failed_messages.get(state, group, command.ref)

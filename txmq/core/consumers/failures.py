@@ -19,7 +19,7 @@ from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.state import attempts, failed_messages, plan_letters
 from txmq.core.state.failed_messages import FailedKind, FailedMessage
 from txmq.core.topics import topics
-from txmq.errors import BadRequest, NotLeased
+from txmq.errors import BadRequest, NotLeased, UnknownLetter
 from txmq.model.retry import FailureAction, FailureReport
 from txmq.model.topic_partition import TopicPartition
 from txmq.model.units import DAY
@@ -55,6 +55,10 @@ class NackReply(NamedTuple):
     due_at: int
     fence_lease: int
     guarded: bool = False
+
+
+# Why a letter is left alone by what was read before.
+CHANGED_SINCE = "it has died again or was edited meanwhile"
 
 
 class LettersReply(NamedTuple):
@@ -354,6 +358,14 @@ def find_message(
         return None, None
     ref = (found.topic_id, partition, offset)
     return ref, failed_messages.get(state, group, ref)
+
+
+def unknown_letter(group: ConsumerGroup, place: TopicOffset) -> Rejected:
+    """Refuse what a group has not, or no longer, as a dead letter."""
+    topic, partition, offset = place
+    message = f"consumer group {group.name!r} has no dead letter {topic}/{partition}/{offset}"
+    hint = "list the dead letters: txmq dlq list; of what was processed: txmq trace"
+    return Rejected(UnknownLetter, message, hint)
 
 
 def closed_reason(row: FailedMessage | None, token: bytes = b"") -> str:

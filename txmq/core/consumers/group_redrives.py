@@ -150,7 +150,7 @@ def _refusal(
     if held := failures.held_reason(state, row):
         return held
     if (row.number, row.edits) != (one.number, one.edits):
-        return "it has died again or was edited meanwhile"
+        return failures.CHANGED_SINCE
     if one.span is None and not in_topic(state, ref, row):
         return "its topic has it no more: try again"
     at = (group.group_id, *ref)
@@ -160,7 +160,9 @@ def _refusal(
 
 
 def _place_in(state: State, other: ConsumerGroup, ref: MessageRef) -> str:
-    """Return where the other group has a message; "" = it is through with it."""
+    """Return why the other group is not given a message that it still has; "" = it has
+    processed or skipped it.
+    """
     position = other.positions.get(TopicPartition(ref[0], ref[1]))
     if position is None:
         return f"group {other.name} does not read its partition"

@@ -16,7 +16,7 @@ from txmq.core.events.letters import LetterEdited
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.state import failed_messages, letter_edits, log_pins
 from txmq.core.state.letter_edits import LetterVersion
-from txmq.errors import BadRequest, Conflict, UnknownLetter
+from txmq.errors import BadRequest, Conflict
 
 if TYPE_CHECKING:
     from txmq.core.consumers.commands import TopicOffset
@@ -34,9 +34,8 @@ LogSpan = tuple[int, int]  # position, length
 class EditLetter(NamedTuple):
     """Point an open letter at a durable version of its message.
 
-    `expected` is the number of edits that the caller knows of. `row` is where the
-    message was when its versions were made. `version` None = the original again,
-    `original` is the copy of what was published, for the first edit.
+    `expected` is the number of edits that the caller knows of. `version` None = the
+    original again. The first edit has the copy of what was published as `original`.
     """
 
     group: str
@@ -68,10 +67,9 @@ def find_open(state: State, name: str, letter: TopicOffset, expected: int) -> Op
     if isinstance(group, Rejected):
         return group
     ref, row = failures.find_message(state, group, *letter)
-    place = "{}/{}/{}".format(*letter)
     if ref is None or row is None or failed_messages.letter_state(row) is None:
-        message = f"consumer group {name!r} has no dead letter {place}"
-        return Rejected(UnknownLetter, message, "list the dead letters: txmq dlq list")
+        return failures.unknown_letter(group, letter)
+    place = "{}/{}/{}".format(*letter)
     if reason := failures.closed_reason(row) or failures.held_reason(state, row):
         return Rejected(
             Conflict,

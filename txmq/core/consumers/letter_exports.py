@@ -55,7 +55,7 @@ def decide_exported(state: State, command: NoteExported, now: int) -> Outcome | 
 def _refusal(row: FailedMessage | None, version: list[int]) -> str:
     if row is None or row.kind not in KINDS:
         return failures.closed_reason(row)
-    return "" if [row.number, row.edits] == version else "it has died again or was edited meanwhile"
+    return "" if [row.number, row.edits] == version else failures.CHANGED_SINCE
 
 
 def apply_exported(state: State, event: LettersExported, context: RecordContext) -> None:

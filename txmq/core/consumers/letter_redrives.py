@@ -123,7 +123,7 @@ def _refusal(
     if ref is None or row is None or failures.closed_reason(row):
         return failures.closed_reason(row)
     if (row.number, row.edits) != (copy.number, copy.edits):
-        return "it has died again or was edited meanwhile"
+        return failures.CHANGED_SINCE
     return failures.held_reason(state, row) or _refusal_of_copy(
         state, (group.group_id, *ref), row.number, copy, command
     )

@@ -15,7 +15,7 @@ from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.state import failed_messages
 from txmq.core.state.failed_messages import FailedKind
 from txmq.core.state.trial_outcomes import KEPT
-from txmq.errors import Conflict, UnknownLetter
+from txmq.errors import Conflict
 from txmq.model.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
@@ -47,13 +47,12 @@ def decide_try(state: State, command: TryLetter, now: int) -> Outcome | Rejected
         return found._replace(hint="see the members: txmq group show")
     group, _member = found
     ref, row = failures.find_message(state, group, *command.letter)
-    place = "{}/{}/{}".format(*command.letter)
     if ref is None or row is None:
-        message = f"consumer group {command.group!r} has no dead letter {place}"
-        return Rejected(UnknownLetter, message, "list the dead letters: txmq dlq list")
+        return failures.unknown_letter(group, command.letter)
     changes = FailureChanges(state, group, now)
     reason = failures.closed_reason(row) or failures.held_reason(state, row)
     if reason := reason or _obstacle(group, ref, row, changes, command.member):
+        place = "{}/{}/{}".format(*command.letter)
         message = f"dead letter {place} of {command.group!r} cannot be tried: {reason}"
         return Rejected(Conflict, message, "see txmq dlq show and txmq group show")
     changes.retry(ref, failed_messages.replayed_row(row)._replace(trial_by=command.member), now)

@@ -15,7 +15,7 @@ from txmq.core.state import (
     plan_letters,
 )
 from txmq.core.state.failed_messages import CLOSED, FailedKind, FailedMessage
-from txmq.errors import BadRequest, UnknownLetter
+from txmq.errors import BadRequest
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
@@ -90,9 +90,7 @@ def describe_letter(
         return group
     ref, row = failures.find_message(state, group, topic, partition, offset)
     if ref is None or row is None or failed_messages.letter_state(row) is None:
-        message = f"consumer group {name!r} has no dead letter {topic}/{partition}/{offset}"
-        hint = "list the dead letters: txmq dlq list; of what was processed: txmq trace"
-        return Rejected(UnknownLetter, message, hint)
+        return failures.unknown_letter(group, (topic, partition, offset))
     letter = view_of(state, group, ref, row)
     failed = attempts.get(state, group, ref)
     # a letter of an older version has no history but its last failure

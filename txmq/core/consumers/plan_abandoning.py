@@ -1,10 +1,10 @@
 """Letters of a plan that are abandoned together, in steps of the broker, and letters
 that leave a plan before.
 
-A plan that was never started holds its letters: only it may replay or edit them. Who
-has done with them what the business needed orders that they are abandoned. From then on
-the broker goes through them as it puts letters back: each record moves the cursor over
-the next ones. The reason is that of the order, and no record names a letter.
+A plan that was never started holds its letters: nobody else may replay or edit them. An
+operator who needs them no more has the broker abandon them. It goes through them as it
+puts letters back: each record moves the cursor over the next ones. The reason is that
+of the order, and no record names a letter.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class LeftReply(NamedTuple):
     left: int
 
 
-class AbandonLettersOfPlan(NamedTuple):
+class AbandonNextLetters(NamedTuple):
     """Abandon the next letters of a plan that is to abandon them."""
 
     plan_id: int
@@ -102,7 +102,7 @@ def decide_leave(state: State, command: LeavePlan, now: int) -> Outcome | Reject
     return Outcome((event,) if left else (), LeftReply(len(left)))
 
 
-def decide_step(state: State, command: AbandonLettersOfPlan, now: int) -> Outcome:
+def decide_step(state: State, command: AbandonNextLetters, now: int) -> Outcome:
     plan = state.plans.by_id.get(command.plan_id)
     if plan is None or plan.state is not PlanState.ABANDONING:
         return Outcome(reply=AdvanceReply(0))
@@ -152,7 +152,7 @@ def apply_left(state: State, event: PlanLettersLeft, context: RecordContext) -> 
 DECIDERS: Deciders = {
     AbandonPlan: decide_order,
     LeavePlan: decide_leave,
-    AbandonLettersOfPlan: decide_step,
+    AbandonNextLetters: decide_step,
 }
 APPLIERS: Appliers = {
     PlanLettersAbandoned: apply_abandoned,

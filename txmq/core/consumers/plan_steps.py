@@ -55,7 +55,7 @@ SWEPT_LETTERS = 64  # of one record: about a millisecond
 STEP_ROWS = 1_000  # read, added, changed or removed by one record
 READ_ROWS = 250  # by one step of the digest: about a millisecond
 MAX_REASON = 256  # characters
-IN_HAND = 2 * SECOND  # within which members tell what they have processed
+IN_HAND_US = 2 * SECOND  # within which members tell what they have processed
 DIED_AGAIN = "it was replayed since, and died again"
 
 
@@ -119,7 +119,7 @@ class AdvanceReply(NamedTuple):
 
 
 class EndLostLetters(NamedTuple):
-    """End letters of a plan that were put back, and that nobody will get: their topics
+    """End letters of a plan that were put back and will not be delivered: their topics
     were deleted since, they wait for a dead letter of their key, or the log has lost
     what became of them. `after` is the key of the letter to go on behind.
     """
@@ -405,7 +405,7 @@ def _in_hand(state: State, group: ConsumerGroup) -> int:
     Members tell of failures at once, and of what they have processed later, in bulk. So
     these count as such that have not failed.
     """
-    since = state.stored_at - IN_HAND
+    since = state.stored_at - IN_HAND_US
     return sum(len(one.rows) for one in group.leases.values() if one.granted_at >= since)
 
 
@@ -448,8 +448,8 @@ def reason_to_skip(
 
 
 def what_may_be_lost(state: State, plan: Plan) -> tuple[int, ...] | None:
-    """Return on what it depends which letters that were put back wait for nobody; None
-    = there are none of these. The same numbers mean the same letters.
+    """Return numbers that change whenever other letters of the plan may be lost: put
+    back, and never to be delivered. None = no letter can be.
     """
     group = state.groups.by_id.get(plan.group_id)
     if group is None or not plan.count(LetterOutcome.DELIVERED):
@@ -486,7 +486,7 @@ def decide_end_lost(state: State, command: EndLostLetters, now: int) -> Outcome:
 
 
 def _reason_of_end(state: State, plan: Plan, group: ConsumerGroup, ref: MessageRef) -> str:
-    """Return why nobody will get a letter that was put back; "" = somebody will."""
+    """Return why a letter that was put back will not be delivered; "" = it will."""
     if state.topics_by_id[ref[0]].deleted:
         return "its topic was deleted"
     row = failed_messages.get(state, group, ref)
@@ -602,7 +602,7 @@ def leave(
     letters: tuple[SkippedLetter, ...],
     outcome: LetterOutcome,
 ) -> None:
-    """Apply: letters belong to a plan no more, for the reasons that they have."""
+    """Apply: letters leave a plan, each for its reason."""
     for topic_id, partition, offset, visible_at, why in letters:
         ref = (topic_id, partition, offset)
         failed_messages.leave_plan(state, group, ref, plan.plan_id)
