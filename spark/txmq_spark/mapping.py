@@ -126,7 +126,7 @@ def checked_mapping(where: str, tree: Any) -> Mapping:  # noqa: ANN401  # from a
     except ValidationError as error:
         place, reason = first_mistake(error, unit="setting")
         raise ConfigError(f"{where}: {'.'.join(place)}", reason, hint=HINT) from None
-    version_column(mapping.version)
+    check_version(mapping.version)
     if sum(not table.topics for table in mapping.tables) > 1:
         raise ConfigError(
             where, "two tables name no topics", hint="give each its topics: topics = [...]"
@@ -139,23 +139,27 @@ def checked_mapping(where: str, tree: Any) -> Mapping:  # noqa: ANN401  # from a
     return mapping
 
 
-def version_column(source: str | None) -> Column | None:
-    """Return the expression for the version of a message.
-
-    The source is `header:NAME`, or `json:PATH` into the body. Raises ConfigError.
+def check_version(source: str | None) -> None:
+    """Raise ConfigError for what is no source of a version: `header:NAME`, or
+    `json:PATH` into the body. There need be no session of Spark yet.
     """
+    kind, _, where = (source or "").partition(":")
+    if source and not (kind in ("header", "json") and where):
+        message = f"invalid source {source!r} of the version"
+        raise ConfigError("version", message, hint="use header:NAME or json:PATH")
+
+
+def version_column(source: str | None) -> Column | None:
+    """Return the expression for the version of a message. Raises ConfigError."""
+    check_version(source)
     if not source:
         return None
     kind, _, where = source.partition(":")
-    if kind == "header" and where:
+    if kind == "header":
         return f.col("headers").getItem(where).try_cast("bigint")
-    if kind == "json" and where:
-        text = f.try_validate_utf8(f.col("body").cast("string"))
-        small = f.length("body") <= LARGEST_PARSED
-        return f.when(small, f.get_json_object(text, f"$.{where}").try_cast("bigint"))
-    raise ConfigError(
-        "version", f"invalid source {source!r} of the version", hint="use header:NAME or json:PATH"
-    )
+    text = f.try_validate_utf8(f.col("body").cast("string"))
+    small = f.length("body") <= LARGEST_PARSED
+    return f.when(small, f.get_json_object(text, f"$.{where}").try_cast("bigint"))
 
 
 def mistake_column(source: str | None) -> Column:

@@ -142,7 +142,7 @@ def test_the_command_of_the_wheel_reconciles_and_writes_its_report(
         [
             *(installed / "bin" / "txmq-spark", "reconcile", "--url", broker, "--group", topic),
             *(word for name, place in places.items() for word in (f"--{name}", place)),
-            "--json",
+            *("--version-from", "header:version", "--json"),
         ],
         capture_output=True,
         text=True,
@@ -152,5 +152,5 @@ def test_the_command_of_the_wheel_reconciles_and_writes_its_report(
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads(done.stdout)["letters"][topic]["replay_alone"] == 2
+    assert json.loads(done.stdout)["letters"][topic]["poison"] == 2
     assert topic in (tmp_path / "report.html").read_text("utf-8")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
 
@@ -16,7 +18,13 @@ from txmq_spark.letter_evidence import (
     token_column,
     tokens_without_messages,
 )
-from txmq_spark.mapping import LARGEST_PARSED, Mapping, mistake_column, version_column
+from txmq_spark.mapping import (
+    LARGEST_PARSED,
+    Mapping,
+    mistake_column,
+    read_mapping,
+    version_column,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -265,6 +273,19 @@ def test_each_topic_is_about_the_table_that_names_it(spark: SparkSession) -> Non
 def test_an_invalid_source_of_the_version_is_refused(spark: SparkSession, where: str) -> None:
     with pytest.raises(ConfigError, match="header:NAME"):
         version_column(where)
+
+
+def test_a_mapping_with_a_version_is_read_before_there_is_a_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the command does."""
+    monkeypatch.setattr(SparkContext, "_active_spark_context", None)
+    path = tmp_path / "shop.toml"
+    path.write_text('version = "header:version"', "utf-8")
+    assert read_mapping(path).version == "header:version"
+    path.write_text('version = "body:version"', "utf-8")
+    with pytest.raises(ConfigError, match="header:NAME"):
+        read_mapping(path)
 
 
 def test_an_invalid_path_fails_or_finds_no_version(spark: SparkSession) -> None:

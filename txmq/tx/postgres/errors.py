@@ -38,6 +38,8 @@ AWAY: Final = "is the server up, its address right, and a connection to be had?"
 MORE: Final = "PostgreSQL's own log tells more"
 LINE: Final = 200  # characters
 INSTALL: Final = "run `txmq schema install DSN`"
+NO_SCHEMA: Final = "3F000"
+MAKE_SCHEMA: Final = f"make the schema (CREATE SCHEMA); if it is that of txmq, {INSTALL}"
 # prepared statements that are of another session, or are there already
 POOLED: Final = (
     "behind a pooler that shares sessions connect with prepare_threshold=None (psycopg) or "
@@ -137,7 +139,8 @@ def translate(error: Exception, doing: str) -> DatabaseError:
             text, hint="roll back and run the transaction again", sqlstate=state
         )
     if state in NO_OBJECT:
-        return SchemaMissing(text, hint=INSTALL, sqlstate=state)
+        hint = MAKE_SCHEMA if state == NO_SCHEMA else INSTALL
+        return SchemaMissing(text, hint=hint, sqlstate=state)
     if state is None or state.startswith(NOT_NOW):
         return DatabaseUnavailable(text, hint=AWAY, sqlstate=state)
     return DatabaseError(text, hint=HINTS.get(state, MORE), sqlstate=state)
