@@ -19,8 +19,8 @@ from tests.client.blocking.test_xa_crashes import CRASHES
 from tests.recover.coordinators import killed
 from tests.recover.world import SAFETY_S, RecoveryWorld
 from txmq.client.blocking.client import Client
-from txmq.client.blocking.transaction import xa
-from txmq.client.blocking.transaction.home_broker import request_decision
+from txmq.client.protocol.awaited import xa
+from txmq.client.protocol.awaited.home_broker import request_decision
 from txmq.client.protocol.transaction.home_decision import HomeDecision
 from txmq.errors import BrokerUnavailable, Conflict, TxmqError
 from txmq.model.message import COMMIT, ROLLBACK
@@ -119,11 +119,11 @@ def test_coordinators_at_work_and_recoverers_without_patience_agree(
             recoverers[number].run_pass()
             passes[number] += 1
 
-    def slow(*args: Any) -> HomeDecision:
+    async def slow(*args: Any) -> HomeDecision:
         if random.random() < 0.3:
             enough = passes[0] + 3  # the first may have been under way
             wait_until(lambda: passes[0] >= enough, 60, what="three more passes")
-        return request_decision(*args)
+        return await request_decision(*args)
 
     monkeypatch.setattr(xa, "request_decision", slow)
 

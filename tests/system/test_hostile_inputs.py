@@ -56,6 +56,7 @@ CPU_S = 10.0  # of the broker, in one test: 10,000 connections are the dearest
 @pytest.fixture(scope="module")
 def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AttackedBroker]:
     attacked = AttackedBroker(tmp_path_factory.mktemp("attacked"))
+    ends(attacked.connect(), b"no frame, so that the log has something to look for\n")
     yield attacked
     attacked.close()
     events = {line["event"] for line in attacked.lines()}

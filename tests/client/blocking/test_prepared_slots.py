@@ -8,7 +8,7 @@ from threading import Event
 
 import pytest
 
-from txmq.client.blocking.transaction.prepared_slots import PreparedSlots, SlotDemand
+from txmq.client.protocol.transaction.prepared_slots import PreparedSlots, SlotDemand
 from txmq.errors import TwoPhaseFull
 
 NOW = 0.0

@@ -19,9 +19,8 @@ from tests.client.kept_sessions import asked
 from tests.client.ledgers import Ledgers
 from tests.client.real import RealBroker
 from txmq.client.blocking.client import Client
-from txmq.client.blocking.transaction import home_broker, xa
 from txmq.client.blocking.transaction.broker_bundle import BrokerBundle
-from txmq.client.protocol.awaited import database_branch
+from txmq.client.protocol.awaited import database_branch, home_broker, xa
 from txmq.client.protocol.transaction.home_decision import HomeDecision
 from txmq.errors import HeuristicMixed, TransactionAborted
 from txmq.model.bundle import BundleReceipt
@@ -124,8 +123,8 @@ def test_a_server_that_dies_with_them_changes_nothing(
 def test_a_server_that_dies_after_the_decision_finds_it_carried_out(
     ledgers: Ledgers, crashable_postgres: OwnServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def killed(*args: Any) -> HomeDecision:
-        verdict = home_broker.request_decision(*args)
+    async def killed(*args: Any) -> HomeDecision:
+        verdict = await home_broker.request_decision(*args)
         crashable_postgres.kill_server()
         crashable_postgres.start()
         return verdict
@@ -208,8 +207,8 @@ def test_a_prepare_that_is_believed_as_psycopg2_reports_it_would_be_detected(
 def test_a_missing_branch_that_counts_as_committed_would_be_detected(
     ledgers: Ledgers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def by_hand(*args: Any) -> HomeDecision:
-        verdict = home_broker.request_decision(*args)
+    async def by_hand(*args: Any) -> HomeDecision:
+        verdict = await home_broker.request_decision(*args)
         [(gid,)] = asked(
             ledgers.dsns[1], "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
         )

@@ -16,10 +16,9 @@ from tests.client.proxy import Proxy
 from tests.client.real import RealBroker
 from tests.client.scripted_broker import FakeBroker
 from txmq.client.blocking.client import Client
-from txmq.client.blocking.transaction import home_broker, xa
-from txmq.client.blocking.transaction.prepared_slots import SlotDemand, prepared_slots
-from txmq.client.protocol.awaited import database_branch
+from txmq.client.protocol.awaited import database_branch, home_broker, xa
 from txmq.client.protocol.transaction.home_decision import HomeDecision
+from txmq.client.protocol.transaction.prepared_slots import SlotDemand, prepared_slots
 from txmq.errors import (
     BrokerUnavailable,
     DatabaseUnavailable,
@@ -49,9 +48,9 @@ CREATE CONSTRAINT TRIGGER dies AFTER INSERT ON lines DEFERRABLE INITIALLY DEFERR
 def before_the_decision(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) -> None:
     """Run a function when all have voted."""
 
-    def asked(*args: Any) -> HomeDecision:
+    async def asked(*args: Any) -> HomeDecision:
         happens()
-        return home_broker.request_decision(*args)
+        return await home_broker.request_decision(*args)
 
     monkeypatch.setattr(xa, "request_decision", asked)
 
@@ -59,8 +58,8 @@ def before_the_decision(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], o
 def after_the_decision(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) -> None:
     """Run a function after the decision, before the branches get it."""
 
-    def asked(*args: Any) -> HomeDecision:
-        verdict = home_broker.request_decision(*args)
+    async def asked(*args: Any) -> HomeDecision:
+        verdict = await home_broker.request_decision(*args)
         happens()
         return verdict
 
@@ -336,7 +335,8 @@ def test_a_transaction_without_a_free_slot_waits_and_is_rolled_back_in_the_end(
     tx = ledgers.begin("o-1", timeout=0.2)
     for one in tx._branches:
         driver_run(one.inspect())
-    places = {server: SlotDemand(room, room) for server, (_, room) in tx._slot_demand().items()}
+    demand = driver_run(tx._slot_demand())
+    places = {server: SlotDemand(room, room) for server, (_, room) in demand.items()}
     with prepared_slots().reserve(places, 0.0), pytest.raises(TwoPhaseFull, match="allows"):
         tx.__exit__(None, None, None)
     assert ledgers.agree()

@@ -13,7 +13,7 @@ from psycopg2 import extensions
 from tests.client.blocking.test_caller_misuse import BEGINNINGS
 from tests.client.ledgers import DEADLINE_S, Ledgers, run
 from tests.client.world import ApplicationError, fail
-from txmq.client.blocking.transaction import home_broker, xa
+from txmq.client.protocol.awaited import home_broker, xa
 from txmq.client.protocol.awaited.database_branch import DatabaseBranch
 from txmq.client.protocol.transaction.home_decision import HomeDecision
 from txmq.errors import InDoubt, TransactionAborted, TransactionEnded, TxmqError
@@ -137,9 +137,9 @@ def test_a_notification_goes_out_with_the_decision(
 ) -> None:
     at_the_decision: list[list[str]] = []
 
-    def decide(*args: Any) -> HomeDecision:
+    async def decide(*args: Any) -> HomeDecision:
         at_the_decision.append(ears.heard())
-        return home_broker.request_decision(*args)
+        return await home_broker.request_decision(*args)
 
     monkeypatch.setattr(xa, "request_decision", decide)
     BEGINNINGS[beginning](ledgers.connections[0])
@@ -181,8 +181,10 @@ def test_no_notification_goes_out_before_a_commit_in_one_phase(
 def test_without_an_answer_a_reading_branch_is_rolled_back(
     ledgers: Ledgers, ears: Ears, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    silent = HomeDecision(UNKNOWN, published=False, why="no answer")
-    monkeypatch.setattr(xa, "request_decision", lambda *_: silent)
+    async def silent(*_args: Any) -> HomeDecision:
+        return HomeDecision(UNKNOWN, published=False, why="no answer")
+
+    monkeypatch.setattr(xa, "request_decision", silent)
     tx = ledgers.client.xa(*ledgers.connections)
     tx.__enter__()
     notify(ledgers)

@@ -54,8 +54,10 @@ class AioBundle(StoringBundle[AioCore]):
     async def takes_positions(self) -> bool:
         return await self.core.takes_positions()
 
-    async def call(self, name: str, args: dict[str, Any]) -> dict[str, Any]:
-        return await self.core.call(name, args, repeat=True)
+    async def call(
+        self, name: str, args: dict[str, Any], *, within: float | None = None
+    ) -> dict[str, Any]:
+        return await self.core.call(name, args, within=within, repeat=True)
 
     async def ping(self) -> None:
         await self.core.request(Opcode.PING)
@@ -85,7 +87,6 @@ class AioBundle(StoringBundle[AioCore]):
             self._answers.append(answer)
 
     def extend_deadline(self, deadline: float) -> None:
-        """Set a later deadline for the receipt."""
         self._deadline = deadline
 
     async def await_receipt(self) -> BundleReceipt:

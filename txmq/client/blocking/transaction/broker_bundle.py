@@ -55,8 +55,10 @@ class BrokerBundle(StoringBundle[BlockingCore]):
     async def takes_positions(self) -> bool:
         return self.core.takes_positions
 
-    async def call(self, name: str, args: dict[str, Any]) -> dict[str, Any]:
-        return self.core.call(name, args, repeat=True)
+    async def call(
+        self, name: str, args: dict[str, Any], *, within: float | None = None
+    ) -> dict[str, Any]:
+        return self.core.call(name, args, timeout=within, repeat=True)
 
     async def ping(self) -> None:
         self.core.request(Opcode.PING)
@@ -76,7 +78,6 @@ class BrokerBundle(StoringBundle[BlockingCore]):
         self.sent = True
 
     def extend_deadline(self, deadline: float) -> None:
-        """Set a later deadline for the receipt."""
         assert self._upload is not None, "send() comes before extend_deadline()"
         self._deadline = self._upload.deadline = deadline
 

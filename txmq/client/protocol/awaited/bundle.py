@@ -46,8 +46,13 @@ class StoringBundle(Bundle[K], ABC):
         """Return whether the broker takes log positions in deciders."""
 
     @abstractmethod
-    async def call(self, name: str, args: dict[str, Any]) -> dict[str, Any]:
-        """Make a control call of the broker, again after a lost connection."""
+    async def call(
+        self, name: str, args: dict[str, Any], *, within: float | None = None
+    ) -> dict[str, Any]:
+        """Make a control call of the broker, again after a lost connection.
+
+        `within` = the seconds that the answer may take; None = the client's.
+        """
 
     @abstractmethod
     async def ping(self) -> None:
@@ -73,6 +78,10 @@ class StoringBundle(Bundle[K], ABC):
         Raises the broker's refusal, ConnectionLost, RequestTimeout, or
         TransactionAborted if the bundle was rolled back meanwhile.
         """
+
+    @abstractmethod
+    def extend_deadline(self, deadline: float) -> None:
+        """Set a later deadline for the receipt."""
 
     async def store_all(self, description: BundleDescription, deadline: float) -> BundleReceipt:
         """Build and send all parts, and wait until the broker has them durably."""
