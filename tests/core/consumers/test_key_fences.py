@@ -8,6 +8,7 @@ import pytest
 
 from tests.core.consumers.world import QUICK, ConsumersWorld, Received
 from txmq.core import machine
+from txmq.core.consumers import key_fences
 from txmq.core.consumers.commands import (
     AbandonLetters,
     AlterGroup,
@@ -22,6 +23,7 @@ from txmq.core.state.consumer_groups import FenceState
 from txmq.core.state.failed_messages import ISOLATED_AFTER, FailedKind, FailedMessage
 from txmq.core.state.state import State
 from txmq.model.topic_partition import TopicPartition
+from txmq.model.units import MILLISECOND
 
 SECOND = 1_000_000
 RETRYING, DEAD, WAITING = FenceState
@@ -385,3 +387,27 @@ def test_messages_delivered_before_are_parked_even_if_the_chain_is_full() -> Non
     assert world.fetch("a") == []
     assert fences(world) == {7: (DEAD, 0, 2)}
     assert not full(world)
+
+
+def test_a_slow_message_of_one_partition_holds_up_no_fence_of_another(
+    world: ConsumersWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many wait there: the first that are tried are not always the same."""
+    monkeypatch.setattr(key_fences, "FENCES_TRIED", 2)
+    for partition, keys in ((0, (1, 2, 3, 4, 5, 6)), (1, (7, 8, 9))):
+        world.publish("t", *keys, partition=partition)
+    world.fetch("a")
+    for key in range(1, 6):
+        world.nack("a", key - 1, delay=0)  # the sixth message is the slow one
+    for key in (7, 8):
+        world.nack("a", key - 7, delay=0, partition=1)
+    world.fetch("a")
+    world.ack("a", (0, 5))
+    world.ack("a", (0, 2), partition=1)
+    assert set(fences(world)) == {1, 2, 3, 4, 5, 7, 8}, "one of each partition is still out"
+    world.ack("a", (2, 3), partition=1)
+    for _fetch in range(4):
+        world.now += MILLISECOND
+        world.fetch("a")
+    assert {state for state, _offset, _parked in fences(world).values()} == {WAITING}
+    assert set(fences(world)) == {1, 2, 3, 4, 5}

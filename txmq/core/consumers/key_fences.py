@@ -32,6 +32,7 @@ Contract of consumers in an ordered group:
 from __future__ import annotations
 
 from collections import Counter
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from txmq.core.consumers import leases
@@ -40,6 +41,7 @@ from txmq.core.state import failed_messages
 from txmq.core.state.consumer_groups import SKIP, FenceState, KeyFence
 from txmq.core.state.failed_messages import FailedKind, Move
 from txmq.model.topic_partition import TopicPartition
+from txmq.model.units import MILLISECOND
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -50,7 +52,8 @@ if TYPE_CHECKING:
 
 LIFTED = 0
 ALL_OFFSETS = 1 << 63
-FENCES_PER_FETCH = 100  # waiting fences that one fetch tries to advance
+FENCES_PER_FETCH = 100  # waiting fences that one fetch advances at most
+FENCES_TRIED = 1_000  # for that
 
 # The allowed next states of each state; LIFTED = the key has no fence.
 TRANSITIONS: dict[int, frozenset[int]] = {
@@ -133,14 +136,27 @@ def advance(
 def advance_waiting(
     state: State, group: ConsumerGroup, now: int
 ) -> tuple[tuple[Move, ...], tuple[FenceChange, ...]]:
-    """Return the steps that waiting fences can make by now."""
-    moves: tuple[Move, ...] = ()
-    fences: tuple[FenceChange, ...] = ()
-    for topic_id, key_hash in sorted(group.waiting_fences)[:FENCES_PER_FETCH]:
+    """Return the steps that some of the waiting fences can make by now."""
+    moves: list[Move] = []
+    fences: list[FenceChange] = []
+    for topic_id, key_hash in _fences_in_turn(group, now):
         more_moves, more_fences = advance(state, group, topic_id, key_hash, now)
         moves += more_moves
         fences += more_fences
-    return moves, fences
+        if len(fences) >= FENCES_PER_FETCH:
+            break
+    return tuple(moves), tuple(fences)
+
+
+def _fences_in_turn(group: ConsumerGroup, now: int) -> Iterable[tuple[int, int]]:
+    """Return the waiting fences to try: all, or others in each millisecond, because the
+    same ones may wait long for one slow message.
+    """
+    waiting = group.waiting_fences
+    if len(waiting) <= FENCES_TRIED:
+        return sorted(waiting)
+    start = now // MILLISECOND * FENCES_TRIED % len(waiting)
+    return islice(chain(waiting, waiting), start, start + FENCES_TRIED)
 
 
 class FailureChanges:
