@@ -1050,6 +1050,11 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_topic_does_not_grow_while_bundles_are_open",
         "test_a_topic_that_grows_while_a_task_gathers_rows_gets_each_message_once",
     ),
+    219: (
+        "test_letters_that_a_plan_puts_back_together_outlive_their_batch",
+        "test_letters_that_retention_has_copied_go_out_from_their_copies",
+    ),
+    220: ("test_a_policy_makes_no_plans_of_letters_that_wait_for_another_dead_one",),
 }
 
 # Each bug with the names under which it is planted, or the test that must find it.
@@ -1087,6 +1092,7 @@ BUGS = {
         "a_put_back_letter_is_forgotten_with_its_plan",
         "a_start_forgets_what_waits",
         "a_letter_stays_in_the_queue",
+        "copies_are_read_as_one_batch",
         "a_letter_of_a_fenced_key_is_put_back",
         "a_reset_tells_that_it_processed",
         "a_policy_does_not_wait",

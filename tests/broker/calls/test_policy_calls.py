@@ -10,8 +10,11 @@ from tests.broker.calls.test_plan_calls import Desk
 from txmq.broker.calls.letters import SelectedLetters
 from txmq.core.consumers import plans
 from txmq.core.consumers.circuit_breaker import open_breaker
+from txmq.core.consumers.commands import AlterGroup, RequestedSettings
 from txmq.core.events.outcome import Rejected
 from txmq.errors import BadRequest
+from txmq.model.message import Message
+from txmq.wire.data_requests import Fetch, Opcode, pack_fetch
 
 QUICK = {"rate": 0, "ramp_s": 0, "stop_after": 0}
 
@@ -124,6 +127,35 @@ def test_a_policy_makes_no_plans_of_letters_whose_topic_was_deleted(desk: Policy
     desk.ask("topic.delete", name="t")
     desk.broker.pass_time(20)
     assert desk.plans() == []
+
+
+def test_a_policy_makes_no_plans_of_letters_that_wait_for_another_dead_one(
+    desk: PolicyDesk,
+) -> None:
+    """One that its group skipped does so, once another one of its key holds the key."""
+    joined: Any = desk.client.call(
+        "consumer.join", group="o", member="o", instance="o", mode="ordered", topics=["t"]
+    )
+    for policy, error in (("skip", "B"), ("park", "C")):
+        desk.broker.do(AlterGroup("o", RequestedSettings(on_exhausted=policy)))
+        offset = desk.broker.engine.state.topics["t"].end_offsets[0]
+        desk.send(Message(b"x", "same"))
+        wanted = Fetch(joined["generation"], 0, 1 << 22, 10_000, "o", "o")
+        assert desk.client.ask(Opcode.FETCH, pack_fetch(wanted)).status == 0
+        place = {"topic": "t", "partition": 0, "offset": offset}
+        failure = {"type": error, "text": "", "bases": []}
+        desk.client.call(
+            "consumer.nack", group="o", member="o", generation=joined["generation"], **place,
+            error=failure, dead=True,
+        )  # fmt: skip
+    rule = {"group": "o", "after_s": 1, "settings": QUICK, "operator": "ada"}
+    desk.ask("policy.set", **rule, select={"error_type": "B"})
+    desk.broker.pass_time(20)
+    assert desk.plans() == []
+    desk.ask("policy.set", **rule)
+    desk.broker.pass_time(20)
+    [plan] = desk.plans()
+    assert (plan["letters"], plan["delivered"]) == (2, 2)
 
 
 def test_a_search_that_fails_is_repeated(desk: PolicyDesk, monkeypatch: pytest.MonkeyPatch) -> None:

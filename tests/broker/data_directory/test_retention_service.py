@@ -34,14 +34,18 @@ from txmq.core.consumers.commands import (
     RequestedSettings,
 )
 from txmq.core.consumers.fetch_planning import plan_fetch
+from txmq.core.consumers.plan_steps import AddPlanLetters, AdvancePlan, FreezePlan, PackPlan
+from txmq.core.consumers.plans import CreatePlan, StartPlan
 from txmq.core.events.base import RecordContext
 from txmq.core.events.outcome import Rejected
 from txmq.core.events.topics import MessagesCopied
 from txmq.core.state import log_pins
 from txmq.core.state.failed_messages import FailedMessage
+from txmq.core.state.plans import PlanSettings
 from txmq.core.state.state import State
 from txmq.core.topics import delayed, topics
 from txmq.core.topics.delay_rules import PublishDue, Recall, RecallReply
+from txmq.core.topics.sends import StoreBatch
 from txmq.core.topics.topics import AlterTopic, CreateTopic, DeleteTopic
 from txmq.core.transactions.decisions import DecideTransaction
 from txmq.core.transactions.half_storage import BundleBatch, StorePart
@@ -53,7 +57,8 @@ from txmq.model.retry import FailureReport
 from txmq.store import tables as t
 from txmq.store.log.segment import list_segments
 from txmq.testing.simfs import SimFS, crash_points
-from txmq.wire.data_requests import Opcode, Read, pack_read
+from txmq.wire.chunks import unpack_chunks
+from txmq.wire.data_requests import Fetch, Opcode, Read, pack_fetch, pack_read
 from txmq.wire.status import to_error
 
 HOUR = 3_600
@@ -324,6 +329,48 @@ def test_a_letter_outlives_a_batch_that_was_pinned_itself() -> None:
         world.retain()
     assert world.segments()[0] > 0
     assert letters(world.log.read, world.state) == {1: body(77)}
+
+
+def plan_of_a_batch(world: RetentionWorld) -> None:
+    """Start a plan of the letters of one batch, the first one of the topic."""
+    many = [Message(body(number)[: LARGE // 4]) for number in range(4)]
+    data = encode(many, producer_id=b"q" * 16, epoch=0, sequence=0, born_at=1)
+    world.do(StoreBatch("t", 0, 0, data, verify(data)))
+    fill(world, 6, 4)  # the rest of its segment
+    for offset in range(4):
+        bury(world, offset)
+    world.do(CreatePlan("p", "g", PlanSettings(0, 0, in_flight=0, stop_after=0)))
+    places = tuple(("t", 0, offset) for offset in range(4))
+    world.do(AddPlanLetters("p", places, complete=True))
+    assert world.do(PackPlan(1)).more
+    world.do(FreezePlan(1, "digest"))
+    world.do(StartPlan("p"))
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_letters_that_a_plan_puts_back_together_outlive_their_batch(*, first: bool) -> None:
+    """Retention copies each by itself, before they are put back or while they wait."""
+    world = made()
+    plan_of_a_batch(world)
+    if first:
+        world.do(AdvancePlan(1, 100))
+    world.turn(2 * HOUR)
+    fill(world, 6, 10)
+    world.retain()
+    world.retain()
+    assert world.segments()[0] > LARGE, "the batch is gone"
+    world.do(AdvancePlan(1, 100))
+    client = Client(world)  # type: ignore[arg-type]  # it has what a client needs
+    client.send(HELLO)
+    client.replies()
+    generation = world.state.groups.by_name["g"].generation
+    wanted = Fetch(generation, 0, 1 << 22, 10_000, "g", "a")
+    found: dict[int, bytes] = {}
+    for chunk in unpack_chunks(client.ask(Opcode.FETCH, pack_fetch(wanted)).payload).chunks:
+        bodies = BatchView(bytes(chunk.batch)).bodies
+        for row in range(chunk.first_row, chunk.first_row + chunk.rows):
+            found[chunk.base_offset + row] = bodies[row]
+    assert [found[at] for at in range(4)] == [body(at)[: LARGE // 4] for at in range(4)]
 
 
 def test_a_delayed_message_outlives_its_segment_and_comes_in_its_turn() -> None:

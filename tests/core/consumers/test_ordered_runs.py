@@ -64,6 +64,10 @@ class RunsWorld(PlansWorld):
         }  # fmt: skip
         [act] = self.random.choices([*acts], [*acts.values()])
         act()
+        self.forget_returned()
+
+    def forget_returned(self) -> None:
+        """Forget what the consumer holds no more."""
         group = self.group("o")
         leased = {ref[2] for ref in group.leased_rows}
         for position in group.positions.values():

@@ -24,6 +24,7 @@ from txmq.core.consumers.plans import CancelPlan, DeletePlan, StartPlan
 from txmq.core.events.outcome import Rejected
 from txmq.core.events.plans import PlanAdvanced
 from txmq.core.retention.letter_retention import ExpireLetters
+from txmq.core.retention.relocation import RepointMessages, RetainedMessage
 from txmq.core.state import attempts, failed_messages, plan_letters
 from txmq.core.state.failed_messages import FailedKind, Move
 from txmq.core.state.letter_index import SLOT, LetterState
@@ -195,8 +196,8 @@ def test_neighbours_of_a_batch_are_taken_together() -> None:
     queue, letter = PutBackQueue(), PlainLetter(1, 2, 3)
     for offset, position in ((4, 9), (5, 9), (6, 9), (7, 20), (9, 20)):
         queue.add(offset, position, letter if offset != 5 else None)
-    assert [*queue.runs(10)] == [(4, 3), (7, 1), (9, 1)]
-    assert [*queue.runs(2)] == [(4, 2), (6, 1), (7, 1), (9, 1)]
+    assert [*queue.runs(10)] == [(4, 3, 9), (7, 1, 20), (9, 1, 20)]
+    assert [*queue.runs(2)] == [(4, 2, 9), (6, 1, 9), (7, 1, 20), (9, 1, 20)]
     assert queue.take(7, 2) is None, "8 does not wait"
     assert queue.take(5, 2) == [None, letter]
     assert queue.run_at(4, 2) is None
@@ -214,6 +215,29 @@ def test_a_fetch_takes_runs_and_few_other_failed_messages(
     world.run_plan("p")
     sizes = [len(world.fetch("m", most=6)) for _ in range(4)]
     assert sizes == [3, 1, 1, 0], "three are half of a fetch; the last one is a run of its own"
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_letters_that_retention_has_copied_go_out_from_their_copies(
+    world: PlansWorld, *, first: bool
+) -> None:
+    """Each copy is a batch of its own. The others are where they were."""
+    world.create("p", *world.letters(0, 5, None, 7))
+    batch = world.rows()[1, 0, 3].position
+    if first:
+        world.run_plan("p")
+    for offset in range(2):
+        row = world.rows()[1, 0, offset]
+        copied = RetainedMessage(1, 1, 0, offset, row.position, row.length, row.row)
+        world.do(RepointMessages(((copied, (1 << 40) + 100 * offset, 10),)))
+    world.run_plan("p")
+    found = [(one.start, one.rows, one.batch.position) for one in world.plan("m").candidates]
+    assert found == [(0, 1, 1 << 40), (1, 1, (1 << 40) + 100), (2, 2, batch)]
+    assert world.early("m", world.end), "they are put back as before"
+    assert [one.offset for one in world.fetch("m")] == [0, 1, 2, 3]
+    world.ack("m", (0, 4), topic="a")
+    assert world.outcomes("p") == {"processed": 4}
+    world.check_plans()
 
 
 def blocks_of(world: PlansWorld) -> list[int]:
@@ -390,7 +414,7 @@ def check(world: PlansWorld) -> None:
     check_letter_index(world.state, group, failed)
     world.check_plans()
     for tp, queue in group.put_back.items():
-        assert sum(count for _start, count in queue.runs(100)) == len(queue), tp
+        assert sum(run.letters for run in queue.runs(100)) == len(queue), tp
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from txmq.core.consumers import failures
+from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.consumers.policies import FirePolicy, ReplayPolicy, policies, policy_of, waits_for
 from txmq.core.events.outcome import Rejected
 from txmq.model import limits
@@ -103,15 +104,19 @@ class PolicyService:
             self._ahead ^= {group}
 
     def _is_free(self, name: str, place: TopicOffset) -> bool:
-        """Return True if a plan can have this letter. The others would make plan after
-        plan that has nothing to replay.
+        """Return True if a plan can put this letter back. The others would make plan
+        after plan that has nothing to replay. A dead letter of its key that it waits
+        for may be in the selection, too: that one is free.
         """
         state = self._engine.state
         group = state.groups.by_name.get(name)
-        row = None if group is None else failures.find_message(state, group, *place)[1]
-        return row is not None and not (
-            failures.closed_reason(row) or failures.held_reason(state, row)
-        )
+        if group is None:
+            return False
+        ref, row = failures.find_message(state, group, *place)
+        if ref is None or row is None or failures.closed_reason(row):
+            return False
+        head = FailureChanges(state, group, 0).dead_head(ref, row.key_hash)
+        return head is None and not failures.held_reason(state, row)
 
     def _selection(
         self, policy: ReplayPolicy, *, died_from: int = 0, died_before: int = limits.TIME

@@ -817,13 +817,28 @@ def put_back_runs(
 ) -> Iterator[tuple[MessageRef, FailedMessage, int]]:
     """Yield the letters of a partition that plans have put back, neighbours of a batch
     together: the first one with its row, and their number.
+
+    Retention may have copied them since, each to a batch of its own. The queue knows
+    their former batch, which is there as long as a row points at it.
     """
     queue = group.put_back.get(tp)
-    for offset, count in () if queue is None else queue.runs(most):
-        ref = (*tp, offset)
-        row = get(state, group, ref)
-        assert row is not None, "the queue has it"
-        yield ref, row, count
+    for start, count, position in () if queue is None else queue.runs(most):
+        ref, row = _queued(state, group, tp, start)
+        if row.position == position:
+            yield ref, row, count
+            continue
+        yield ref, row, 1
+        for offset in range(start + 1, start + count):
+            yield *_queued(state, group, tp, offset), 1
+
+
+def _queued(
+    state: State, group: ConsumerGroup, tp: TopicPartition, offset: int
+) -> tuple[MessageRef, FailedMessage]:
+    ref = (*tp, offset)
+    row = get(state, group, ref)
+    assert row is not None, "the queue has it"
+    return ref, row
 
 
 def first_parked(

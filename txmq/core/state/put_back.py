@@ -45,6 +45,14 @@ class WaitingRun(NamedTuple):
     keys: tuple[int | None, ...] = ()
 
 
+class BatchRun(NamedTuple):
+    """Letters that wait side by side, of one batch, when they were put back."""
+
+    start: int
+    letters: int
+    position: int
+
+
 class QueuedRun(Protocol):
     """Letters that are put back together, as columns of bytes."""
 
@@ -208,9 +216,9 @@ class PutBackQueue:
             if (offset := self._offsets[at]) not in gone:
                 yield offset
 
-    def runs(self, most: int) -> Iterator[tuple[int, int]]:
-        """Yield the first offset and the number of neighbours in one batch, at most so
-        many, in order. The queue must not change meanwhile.
+    def runs(self, most: int) -> Iterator[BatchRun]:
+        """Yield neighbours of one batch, at most so many together, in order. The queue
+        must not change meanwhile.
         """
         start = count = batch = 0
         gone, positions = self._gone, self._positions
@@ -218,10 +226,10 @@ class PutBackQueue:
             if (offset := self._offsets[at]) in gone:
                 continue
             if count and (offset != start + count or positions[at] != batch or count >= most):
-                yield start, count
+                yield BatchRun(start, count, batch)
                 count = 0
             if not count:
                 start, batch = offset, positions[at]
             count += 1
         if count:
-            yield start, count
+            yield BatchRun(start, count, batch)

@@ -1,0 +1,248 @@
+"""Blocks of a plan are only faster: whatever happens to letters of an ordered group,
+its log and its tables are the same as without blocks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.core.consumers.invariants import (
+    check_fences,
+    check_indexes,
+    check_leases,
+    check_letter_index,
+    moved_rows,
+    stored_rows,
+)
+from tests.core.consumers.test_ordered_runs import RunsWorld
+from tests.core.consumers.world import rows
+from txmq.core import machine
+from txmq.core.consumers import plan_steps
+from txmq.core.consumers.commands import (
+    AdvanceGroupWork,
+    AlterGroup,
+    RequestedSettings,
+    ResetPosition,
+)
+from txmq.core.consumers.key_fences import FailureChanges
+from txmq.core.consumers.letter_edits import EditLetter
+from txmq.core.consumers.letter_exports import NoteExported
+from txmq.core.consumers.letter_trials import TryLetter
+from txmq.core.consumers.plan_abandoning import AbandonNextLetters, AbandonPlan, LeavePlan
+from txmq.core.consumers.plan_steps import EndLostLetters
+from txmq.core.events.outcome import Rejected
+from txmq.core.retention.relocation import RepointMessages, RetainedMessage
+from txmq.core.state import failed_messages, plan_blocks
+from txmq.core.state.plans import PlanState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from txmq.core.state.failed_messages import FailedMessage
+
+TURNS = 250
+SEEDS = 3
+COPIES = 1 << 40  # positions of batches of one message
+
+
+class ChangedWorld(RunsWorld):
+    """Operators and retention change letters, while plans put them back."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.copies = 0
+        self.do(AlterGroup("o", RequestedSettings(on_exhausted="skip", flood_keys=0)))
+
+    def turn(self) -> None:
+        if self.random.random() < 0.6:
+            super().turn()
+            return
+        acts = {
+            self.alter: 1, self.edit: 2, self.export: 2, self.leave: 2, self.order_end: 0.5,
+            self.abandon_next: 3, self.try_one: 1, self.relocate: 2, self.rewind: 0.1,
+            self.end_lost: 1, self.produce_many: 2,
+        }  # fmt: skip
+        [act] = self.random.choices([*acts], [*acts.values()])
+        act()
+        self.forget_returned()
+
+    def get(self) -> None:
+        """Fetch; what a group skips it overtakes."""
+        got = self.fetch("m", "o", most=self.random.choice((1, 3, 1_000)))
+        for at in [] if isinstance(got, Rejected) else [one.offset for one in got]:
+            assert at not in self.held, "it is delivered twice"
+            self.held.append(at)
+
+    def produce_many(self) -> None:
+        """Publish messages of which each has a key of its own."""
+        base = self.state.topics["a"].end_offsets[0]
+        keys = [*range(1_000 + base, 1_000 + base + self.random.randint(1, 40))]
+        self.publish("a", *keys, partition=0)
+        self.known |= {base + row: key for row, key in enumerate(keys)}
+
+    def alter(self) -> None:
+        wish = RequestedSettings(on_exhausted=self.random.choice(("park", "skip", "skip")))
+        self.do(AlterGroup("o", wish))
+
+    def make(self) -> None:
+        if len(self.dead()) > self.random.randint(1, 20):
+            super().make()
+
+    def produce(self) -> None:
+        """Publish messages of a few keys, which often have several letters."""
+        base = self.state.topics["a"].end_offsets[0]
+        keys = self.random.choices((*range(9), None), k=self.random.randint(1, 12))
+        self.publish("a", *keys, partition=0)
+        self.known |= {base + row: key for row, key in enumerate(keys)}
+
+    def _letter(self) -> tuple[Any, FailedMessage] | None:
+        dead = self.dead()
+        if not dead:
+            return None
+        place = self.random.choice(dead)
+        row = failed_messages.get(self.state, self.group("o"), (1, 0, place[2]))
+        assert row is not None
+        return place, row
+
+    def edit(self) -> None:
+        if (found := self._letter()) is not None:
+            place, row = found
+            self.copies += 1
+            at = COPIES + 100 * self.copies
+            original = None if row.edits else (at + 20, 10)
+            self.do(EditLetter("o", place, row.edits, (at, 10), original, "ada", "wrong"))
+
+    def export(self) -> None:
+        if (found := self._letter()) is not None:
+            place, row = found
+            self.do(NoteExported("o", ((*place, row.number, row.edits),), "ada"))
+
+    def try_one(self) -> None:
+        if (found := self._letter()) is not None:
+            self.do(TryLetter("o", found[0], "m", "ada"))
+
+    def _plan(self) -> str:
+        return self.random.choice([*self.state.plans.by_name] or [""])
+
+    def leave(self) -> None:
+        dead = self.dead()
+        some = self.random.sample(dead, min(len(dead), self.random.randint(1, 5)))
+        self.do(LeavePlan(self._plan(), tuple(some), "not sent"))
+
+    def order_end(self) -> None:
+        self.do(AbandonPlan(self._plan(), "sent elsewhere"))
+
+    def abandon_next(self) -> None:
+        for plan in list(self.state.plans.by_name.values()):
+            if plan.state is PlanState.ABANDONING:
+                self.do(AbandonNextLetters(plan.plan_id))
+
+    def end_lost(self) -> None:
+        for plan in list(self.state.plans.by_name.values()):
+            self.do(EndLostLetters(plan.plan_id))
+
+    def relocate(self) -> None:
+        """Let retention copy some failed messages, each to a batch of its own."""
+        found = sorted(stored_rows(self.state, self.group("o")).items())
+        for ref, row in found[: self.random.randint(0, len(found))]:
+            if row.position < COPIES:
+                self.copies += 1
+                place = (row.position, row.length, row.row)
+                message = RetainedMessage(self.group("o").group_id, *ref, *place)
+                self.do(RepointMessages(((message, COPIES + 100 * self.copies, 10),)))
+
+    def rewind(self) -> None:
+        self.do(ResetPosition("o", "a", "first"))
+        while self.do(AdvanceGroupWork()).more:
+            pass
+        self.over.clear()
+        self.enter()
+
+    def read_candidates(self, candidates: Any) -> Any:
+        for one in candidates:
+            assert one.rows == 1 or one.batch.position < COPIES, "a batch has fewer messages"
+        return super().read_candidates(candidates)
+
+    def check(self) -> None:
+        group = self.group("o")
+        found = moved_rows(self.state, group)
+        check_leases(self.state, group)
+        check_indexes(self.state, group, found)
+        check_letter_index(self.state, group, found)
+        check_fences(self.state, group, found, self.keys)
+        self.check_plans()
+
+
+def run(seed: int, *, most: int, packs: bool) -> tuple[list[object], dict[str, Any], Any]:
+    """Return the log, the tables but for blocks, and what waits, of a run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan_blocks, "LETTERS", most)
+        # a record may have more letters of blocks than others
+        for limit in ("STEP_LETTERS", "STEP_ROWS", "STEP_BLOCKS"):
+            patch.setattr(plan_steps, limit, 1 << 20)
+        if not packs:
+            patch.setattr(failed_messages, "open_letter", lambda *_: None)
+        world = ChangedWorld(seed)
+        for turn in range(TURNS):
+            world.turn()
+            if turn % 10 == 0:
+                world.check()
+        world.check()
+        replayed = world.replayed()
+        assert rows(replayed) == rows(world.state)
+        assert replayed.plans == world.state.plans
+        machine.save(world.state)
+        loaded = machine.load(world.state.tables)
+        assert loaded.plans == world.state.plans
+        assert queues(loaded, ordered=False) == queues(world.state, ordered=False)
+        left = rows(world.state)
+        del left["plan_blocks"]
+        return world.events(), left, queues(world.state, ordered=True)
+
+
+def queues(state: Any, *, ordered: bool) -> dict[Any, list[int]]:
+    found = {tp: [*queue] for tp, queue in state.groups.by_name["o"].put_back.items()}
+    return found if ordered else {tp: sorted(waiting) for tp, waiting in found.items()}
+
+
+@pytest.mark.parametrize("most", [3, 64])
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_with_and_without_blocks_all_is_the_same(seed: int, most: int) -> None:
+    with_blocks, without = (run(seed, most=most, packs=packs) for packs in (True, False))
+    for event, other in zip(with_blocks[0], without[0], strict=False):
+        assert event == other
+    assert with_blocks == without
+
+
+def a_block_outlives_a_change(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(plan_blocks, "forget", lambda *_: None)
+
+
+def a_block_does_not_ask(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(FailureChanges, "may_lead", lambda *_: True)
+
+
+def copies_are_read_as_one_batch(patch: pytest.MonkeyPatch) -> None:
+    def together(state: Any, group: Any, tp: Any, most: int) -> Any:
+        queue = group.put_back.get(tp)
+        for start, count, _position in () if queue is None else queue.runs(most):
+            yield (*tp, start), failed_messages.get(state, group, (*tp, start)), count
+
+    patch.setattr(failed_messages, "put_back_runs", together)
+
+
+@pytest.mark.parametrize(
+    "bug", [a_block_outlives_a_change, a_block_does_not_ask, copies_are_read_as_one_batch]
+)
+def test_a_planted_bug_of_blocks_is_found(
+    bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bug(monkeypatch)
+    for seed in range(SEEDS):
+        try:
+            assert run(seed, most=5, packs=True) == run(seed, most=5, packs=False)
+        except (AssertionError, KeyError):
+            return
+    pytest.fail("the scene is blind to this bug")
