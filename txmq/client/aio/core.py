@@ -18,7 +18,13 @@ from txmq.client.aio.connection import (
 from txmq.client.aio.loop import ClientLoop, cancelled, expire, gather
 from txmq.client.aio.sender import AioSender
 from txmq.client.protocol.address import parse_url
-from txmq.client.protocol.conversation import Conversation, LogIdentity, Payload, client_closed
+from txmq.client.protocol.conversation import (
+    Conversation,
+    LogIdentity,
+    MeetsLog,
+    Payload,
+    client_closed,
+)
 from txmq.client.protocol.identity import ProducerInstance
 from txmq.client.protocol.sender.topics import TopicCache, TopicMetadata
 from txmq.client.protocol.settings import ClientSettings
@@ -31,7 +37,7 @@ from txmq.wire.json import parse_result
 T = TypeVar("T")
 
 
-class AioCore:
+class AioCore(MeetsLog):
     """The shared state of one client, for the loop that uses it first."""
 
     def __init__(
@@ -98,29 +104,12 @@ class AioCore:
         """URL, settings, instance and log of this client, for a blocking core."""
         return self._url, self.settings, self._instance, self._log
 
-    @property
-    def known_log_id(self) -> UUID | None:
-        """The id of the broker's log, if it is known without asking."""
-        return self._log.log_id
-
-    @property
-    def incarnation(self) -> UUID | None:
-        """Return the incarnation of the broker's log, after the first welcome; None =
-        the log was never restored from a backup.
-        """
-        return self._log.incarnation
-
     async def log_id(self) -> UUID:
         """Return the id of the broker's log. Ask the broker where it is not known."""
         if self._log.log_id is None:
             await self.request(Opcode.PING, repeat=True)
         assert self._log.log_id is not None, "the welcome has it"
         return self._log.log_id
-
-    @property
-    def boot_epoch(self) -> int:
-        """The boot epoch of the broker as this client has met it last."""
-        return self._log.boot_epoch
 
     async def has_feature(self, feature: str) -> bool:
         """Return whether the broker has it. Ask where no broker has been met yet."""

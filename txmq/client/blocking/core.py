@@ -22,6 +22,7 @@ from txmq.client.protocol.address import parse_url
 from txmq.client.protocol.conversation import (
     Conversation,
     LogIdentity,
+    MeetsLog,
     Payload,
     client_closed,
 )
@@ -51,7 +52,7 @@ def core_of(client: HasCore) -> BlockingCore:
     return client._core  # noqa: SLF001  # the one place that passes it on
 
 
-class BlockingCore:
+class BlockingCore(MeetsLog):
     """The shared state of one client. For any number of threads.
 
     After a fork each process has its own connections and its own sender.
@@ -104,23 +105,6 @@ class BlockingCore:
         self.require_reachable()
         assert self._log.log_id is not None, "the welcome has it"
         return self._log.log_id
-
-    @property
-    def known_log_id(self) -> UUID | None:
-        """The log of the broker if it is known without asking."""
-        return self._log.log_id
-
-    @property
-    def incarnation(self) -> UUID | None:
-        """Return the incarnation of the broker's log, after the first welcome; None =
-        the log was never restored from a backup.
-        """
-        return self._log.incarnation
-
-    @property
-    def boot_epoch(self) -> int:
-        """The boot epoch of the broker as this client has met it last."""
-        return self._log.boot_epoch
 
     @property
     def takes_positions(self) -> bool:

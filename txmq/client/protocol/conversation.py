@@ -104,6 +104,29 @@ class LogIdentity:
         self.boot_epoch, self.features = welcome.boot_epoch, welcome.features
 
 
+class MeetsLog:
+    """A client's core, which knows the log of its broker from the first welcome on."""
+
+    _log: LogIdentity
+
+    @property
+    def known_log_id(self) -> UUID | None:
+        """The id of the broker's log, if it is known without asking."""
+        return self._log.log_id
+
+    @property
+    def incarnation(self) -> UUID | None:
+        """Return the incarnation of the broker's log, after the first welcome; None =
+        the log was never restored from a backup.
+        """
+        return self._log.incarnation
+
+    @property
+    def boot_epoch(self) -> int:
+        """The boot epoch of the broker as this client has met it last."""
+        return self._log.boot_epoch
+
+
 class Conversation:
     """The protocol state of one connection. A ProtocolError ends it.
 

@@ -15,6 +15,7 @@ from txmq.client.protocol.address import parse_url
 from txmq.client.protocol.conversation import (
     Conversation,
     LogIdentity,
+    MeetsLog,
     Payload,
     client_closed,
 )
@@ -39,7 +40,7 @@ from txmq.wire.json import parse_result
 T = TypeVar("T")
 
 
-class TwistedCore:
+class TwistedCore(MeetsLog):
     """The shared state of one client, for the reactor's thread."""
 
     def __init__(
@@ -92,18 +93,6 @@ class TwistedCore:
     def _described(self, topic: str) -> dict[str, Any]:
         """Return the description that `refresh` has just received."""
         return self._descriptions.pop(topic)
-
-    @property
-    def known_log_id(self) -> UUID | None:
-        """The id of the broker's log, if it is known without asking."""
-        return self._log.log_id
-
-    @property
-    def incarnation(self) -> UUID | None:
-        """Return the incarnation of the broker's log, after the first welcome; None =
-        the log was never restored from a backup.
-        """
-        return self._log.incarnation
 
     async def log_id(self) -> UUID:
         """Return the id of the broker's log. Ask the broker where it is not known."""

@@ -10,14 +10,13 @@ from txmq.client.aio.consumer.group_member import LoopMember
 from txmq.client.aio.consumer.members import LoopMembers
 from txmq.client.aio.consumer.runner import Handler, PlainWorker, run_workers
 from txmq.client.aio.core import AioCore
-from txmq.client.protocol.consumer.consumer_calls import ConsumerCalls
+from txmq.client.protocol.consumer.consumer_calls import ConsumerCalls, SingleConsumer
 from txmq.client.protocol.consumer.fetched import DeliveredMessage, ReceivedBatch
 from txmq.client.protocol.consumer.handlers import HandlerOptions, require_handler
 from txmq.client.protocol.consumer.operations import Delivered
 from txmq.client.protocol.consumer.settings import ConsumerOptions, consumer_settings
 from txmq.client.protocol.typed.bodies import Topics
 from txmq.model.message import ReceivedMessage
-from txmq.model.topic_partition import PartitionName
 
 
 class Done:
@@ -171,38 +170,12 @@ class AioConsumer(ConsumerCalls[LoopMember], AioCloseable):
         await self._members.close()
 
 
-class Consumer(AioConsumer):
+class Consumer(AioConsumer, SingleConsumer[LoopMember]):
     """A member of a consumer group, for its client's loop. Made by `client.consumer`;
     otherwise as the blocking one.
 
     `async for message in consumer` gives messages until it is closed.
     """
-
-    @property
-    def group(self) -> str:
-        """The name of the group at the broker: for a broadcast member its own,
-        `group@member`.
-        """
-        return self._members.members[0].member.group
-
-    @property
-    def member(self) -> str:
-        """The name of the member, given or made by the broker."""
-        return self._members.members[0].member.name
-
-    @property
-    def epoch(self) -> int:
-        """The number of resets of the group that reprocess messages. The inbox records
-        messages by it.
-        """
-        return self._members.members[0].member.epoch
-
-    @property
-    def assignment(self) -> frozenset[PartitionName]:
-        """The partitions assigned to this member, as (topic, number), as the broker
-        last reported them.
-        """
-        return self._members.members[0].member.assignment
 
 
 class Consumers(AioConsumer):

@@ -14,7 +14,7 @@ from txmq.client.blocking.consumer.members import ThreadedMembers
 from txmq.client.blocking.consumer.runner import run_plain
 from txmq.client.blocking.core import BlockingCore
 from txmq.client.protocol.consumer.checked_operations import operations_type
-from txmq.client.protocol.consumer.consumer_calls import ConsumerCalls
+from txmq.client.protocol.consumer.consumer_calls import ConsumerCalls, SingleConsumer
 from txmq.client.protocol.consumer.fetched import DeliveredMessage, ReceivedBatch
 from txmq.client.protocol.consumer.handlers import HandlerOptions, require_handler
 from txmq.client.protocol.consumer.settings import (
@@ -24,7 +24,6 @@ from txmq.client.protocol.consumer.settings import (
 from txmq.client.protocol.settings import CLOSE_S
 from txmq.client.protocol.typed.bodies import Topics
 from txmq.model.message import ReceivedMessage
-from txmq.model.topic_partition import PartitionName
 
 if TYPE_CHECKING:
     from txmq.tx.postgres.driver import BlockingConnection
@@ -197,7 +196,7 @@ class BlockingConsumer(ConsumerCalls[ThreadedMember]):
         self.close()
 
 
-class Consumer(BlockingConsumer):
+class Consumer(BlockingConsumer, SingleConsumer[ThreadedMember]):
     """A member of a consumer group. For any number of threads, and for use with `with`.
     Made by `client.consumer`.
 
@@ -209,36 +208,6 @@ class Consumer(BlockingConsumer):
     In an ordered group the next message of a key comes only when the one before it was
     acked or nacked.
     """
-
-    def __init__(self, members: ThreadedMembers) -> None:
-        super().__init__(members)
-        self._state = members.members[0].member
-
-    @property
-    def group(self) -> str:
-        """The name of the group at the broker: for a broadcast member its own,
-        `group@member`.
-        """
-        return self._state.group
-
-    @property
-    def member(self) -> str:
-        """The name of the member, given or made by the broker."""
-        return self._state.name
-
-    @property
-    def epoch(self) -> int:
-        """The number of resets of the group that reprocess messages. The inbox records
-        messages by it.
-        """
-        return self._state.epoch
-
-    @property
-    def assignment(self) -> frozenset[PartitionName]:
-        """The partitions assigned to this member, as (topic, number), as the broker
-        last reported them.
-        """
-        return self._state.assignment
 
 
 class Consumers(BlockingConsumer):

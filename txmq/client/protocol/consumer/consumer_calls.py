@@ -1,4 +1,4 @@
-"""The calls of a consumer that wait for nothing: the same in both faces."""
+"""The calls of a consumer that wait for nothing, the same in all faces."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from txmq.client.protocol.consumer.member_set import DrivenMember, MemberSet
 from txmq.client.protocol.consumer.settings import ConsumerSettings
 from txmq.client.protocol.consumer.stats import ConsumerStats
 from txmq.model.message import ReceivedMessage
+from txmq.model.topic_partition import PartitionName
 
 M = TypeVar("M", bound=DrivenMember)
 
@@ -137,3 +138,33 @@ class ConsumerCalls(Generic[M]):
     def paused(self) -> frozenset[str]:
         """The paused topics; after `pause()` all that the consumer reads."""
         return self._members.paused
+
+
+class SingleConsumer(ConsumerCalls[M]):
+    """A consumer of one broker."""
+
+    @property
+    def group(self) -> str:
+        """The name of the group at the broker: for a broadcast member its own,
+        `group@member`.
+        """
+        return self._members.members[0].member.group
+
+    @property
+    def member(self) -> str:
+        """The name of the member, given or made by the broker."""
+        return self._members.members[0].member.name
+
+    @property
+    def epoch(self) -> int:
+        """The number of resets of the group that reprocess messages. The inbox records
+        messages by it.
+        """
+        return self._members.members[0].member.epoch
+
+    @property
+    def assignment(self) -> frozenset[PartitionName]:
+        """The partitions assigned to this member, as (topic, number), as the broker
+        last reported them.
+        """
+        return self._members.members[0].member.assignment

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar, Unpack
 from twisted.internet.defer import Deferred, succeed
 
 from txmq.client.protocol.consumer.checked_operations import operations_type
-from txmq.client.protocol.consumer.consumer_calls import ConsumerCalls
+from txmq.client.protocol.consumer.consumer_calls import ConsumerCalls, SingleConsumer
 from txmq.client.protocol.consumer.fetched import DeliveredMessage, ReceivedBatch
 from txmq.client.protocol.consumer.handlers import HandlerOptions, require_handler
 from txmq.client.protocol.consumer.operations import Delivered
@@ -23,7 +23,6 @@ from txmq.client.twisted.consumer.runner import Handler, run_on_reactor
 from txmq.client.twisted.core import TwistedCore
 from txmq.client.twisted.protocols import AsyncCloseable
 from txmq.model.message import ReceivedMessage
-from txmq.model.topic_partition import PartitionName
 
 if TYPE_CHECKING:
     from txmq.tx.postgres.driver import BlockingConnection
@@ -157,38 +156,12 @@ class TwistedConsumer(ConsumerCalls[ReactorMember], AsyncCloseable):
         return Deferred.fromCoroutine(self._members.close())
 
 
-class Consumer(TwistedConsumer):
+class Consumer(TwistedConsumer, SingleConsumer[ReactorMember]):
     """A member of a consumer group, for the reactor's thread. Made by
     `client.consumer`; otherwise as the blocking one.
 
     `async for message in consumer` gives messages until it is closed.
     """
-
-    @property
-    def group(self) -> str:
-        """The name of the group at the broker: for a broadcast member its own,
-        `group@member`.
-        """
-        return self._members.members[0].member.group
-
-    @property
-    def member(self) -> str:
-        """The name of the member, given or made by the broker."""
-        return self._members.members[0].member.name
-
-    @property
-    def epoch(self) -> int:
-        """The number of resets of the group that reprocess messages. The inbox records
-        messages by it.
-        """
-        return self._members.members[0].member.epoch
-
-    @property
-    def assignment(self) -> frozenset[PartitionName]:
-        """The partitions assigned to this member, as (topic, number), as the broker
-        last reported them.
-        """
-        return self._members.members[0].member.assignment
 
 
 class Consumers(TwistedConsumer):
