@@ -1055,6 +1055,11 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_letters_that_retention_has_copied_go_out_from_their_copies",
     ),
     220: ("test_a_policy_makes_no_plans_of_letters_that_wait_for_another_dead_one",),
+    221: (
+        "test_fences_that_wait_for_long_hold_up_no_key_of_another_partition",
+        "test_a_slow_message_of_one_partition_holds_up_no_fence_of_another",
+        "test_an_ack_of_many_heads_looks_once_for_what_they_wait_for",
+    ),
 }
 
 # Each bug with the names under which it is planted, or the test that must find it.

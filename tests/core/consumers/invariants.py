@@ -246,9 +246,13 @@ def check_fences(
     assert parked == Counter({name: fence.parked for name, fence in fences.items()})
     chained = [t.PARKED_KEY.unpack(key) for key, _row in state.tables[t.PARKED].range(b"")]
     assert sum(parked.values()) == sum(1 for key in chained if key[0] == group.group_id)
-    assert group.waiting_fences == {
-        name for name, fence in fences.items() if fence.state is FenceState.WAITING
-    }
+    waiting = [name for name, fence in fences.items() if fence.state is FenceState.WAITING]
+    assert {*group.waiting_fences} == {*waiting}
+    assert sorted(
+        (tp[0], key_hash, tp[1], first_lease)
+        for tp, queue in group.waiting_fences.partitions.items()
+        for first_lease, key_hash in queue
+    ) == sorted((*name, fences[name].partition, fences[name].first_lease) for name in waiting)
     for (topic_id, _key), fence in fences.items():
         if fence.state is not FenceState.WAITING:
             head = rows.get((topic_id, fence.partition, fence.offset))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,14 @@ from txmq.core.consumers.commands import (
     RequestedSettings,
 )
 from txmq.core.consumers.fetch_planning import FetchPlan
-from txmq.core.consumers.key_fences import LIFTED, TRANSITIONS, is_stopped
+from txmq.core.consumers.key_fences import (
+    FENCES_PER_FETCH,
+    LIFTED,
+    LOOKED_AT,
+    TRANSITIONS,
+    OpenLeases,
+    is_stopped,
+)
 from txmq.core.events.consumers import Acked, DeadLettered, Delivered
 from txmq.core.state.consumer_groups import FenceState
 from txmq.core.state.failed_messages import ISOLATED_AFTER, FailedKind, FailedMessage
@@ -393,7 +401,7 @@ def test_a_slow_message_of_one_partition_holds_up_no_fence_of_another(
     world: ConsumersWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many wait there: the first that are tried are not always the same."""
-    monkeypatch.setattr(key_fences, "FENCES_TRIED", 2)
+    monkeypatch.setattr(key_fences, "LOOKED_AT", 2)
     for partition, keys in ((0, (1, 2, 3, 4, 5, 6)), (1, (7, 8, 9))):
         world.publish("t", *keys, partition=partition)
     world.fetch("a")
@@ -411,3 +419,69 @@ def test_a_slow_message_of_one_partition_holds_up_no_fence_of_another(
         world.fetch("a")
     assert {state for state, _offset, _parked in fences(world).values()} == {WAITING}
     assert set(fences(world)) == {1, 2, 3, 4, 5}
+
+
+def many_waiting(world: ConsumersWorld, count: int) -> None:
+    """Let fences of partition 0 wait for a message that its consumer keeps."""
+    world.publish("t", *range(count), -1)
+    world.fetch("a")
+    for offset in range(count):
+        world.nack("a", offset, delay=0)
+    assert len(world.fetch("a")) == count
+    world.ack("a", (0, count))
+    assert {state for state, *_rest in fences(world).values()} == {WAITING}
+
+
+def test_fences_that_wait_for_long_hold_up_no_key_of_another_partition(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However many there are, of which a fetch looks at a few."""
+    world = ConsumersWorld(t=2)
+    world.join("a", mode="ordered", retry=QUICK, flood_keys=0)
+    many_waiting(world, 3 * FENCES_PER_FETCH)
+    world.publish("t", 1_000, 1_000, partition=1)
+    world.fetch("a")
+    world.nack("a", 0, partition=1, delay=0)
+    world.fetch("a")
+    world.ack("a", (0, 1), partition=1)
+    assert fences(world)[1_000][0] is WAITING
+    world.return_messages("a", (1, 2), partition=1)
+    assert world.fetch("a") == [Received("t", 1, 1, 1)]
+    looked_at: list[int] = []
+    advance = key_fences.advance
+
+    def counted(state: State, group: Any, topic_id: int, key_hash: int, *more: Any) -> Any:
+        looked_at.append(key_hash)
+        return advance(state, group, topic_id, key_hash, *more)
+
+    monkeypatch.setattr(key_fences, "advance", counted)
+    assert world.fetch("a") == []
+    assert 0 < len(looked_at) <= LOOKED_AT
+    world.ack("a", (3 * FENCES_PER_FETCH, 3 * FENCES_PER_FETCH + 1))
+    while world.fetch("a"):
+        pass
+    assert fences(world).keys() == {1_000}
+    replayed = world.replayed()
+    machine.save(replayed)
+    loaded = machine.load(replayed.tables)
+    assert loaded.groups.by_name["g"].waiting_fences == world.group().waiting_fences
+
+
+def test_an_ack_of_many_heads_looks_once_for_what_they_wait_for(
+    world: ConsumersWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.publish("t", 1, 2, 3, 4)
+    world.fetch("a")
+    for offset in range(4):
+        world.nack("a", offset, delay=0)
+    world.fetch("a")
+    found: list[TopicPartition] = []
+    find = OpenLeases._find
+
+    def counted(self: OpenLeases, tp: TopicPartition) -> int:
+        found.append(tp)
+        return find(self, tp)
+
+    monkeypatch.setattr(OpenLeases, "_find", counted)
+    world.ack("a", (0, 4))
+    assert (fences(world), found) == ({}, [TopicPartition(1, 0)])

@@ -99,7 +99,7 @@ def fences_can_advance(state: State, group: ConsumerGroup, now: int) -> bool:
     return (
         bool(group.waiting_fences)
         and not group.paused
-        and any(key_fences.advance_waiting(state, group, now))
+        and next(key_fences.waiting_steps(state, group, now), None) is not None
     )
 
 

@@ -32,7 +32,7 @@ Contract of consumers in an ordered group:
 from __future__ import annotations
 
 from collections import Counter
-from itertools import chain, islice
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from txmq.core.consumers import leases
@@ -41,10 +41,9 @@ from txmq.core.state import failed_messages
 from txmq.core.state.consumer_groups import SKIP, FenceState, KeyFence
 from txmq.core.state.failed_messages import FailedKind, Move
 from txmq.model.topic_partition import TopicPartition
-from txmq.model.units import MILLISECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
     from txmq.core.state.failed_messages import FailedMessage
@@ -52,8 +51,8 @@ if TYPE_CHECKING:
 
 LIFTED = 0
 ALL_OFFSETS = 1 << 63
-FENCES_PER_FETCH = 100  # waiting fences that one fetch advances at most
-FENCES_TRIED = 1_000  # for that
+FENCES_PER_FETCH = 100  # waiting fences that one fetch advances, at most
+LOOKED_AT = 100  # waiting fences of all partitions that one fetch looks at in vain, about
 
 # The allowed next states of each state; LIFTED = the key has no fence.
 TRANSITIONS: dict[int, frozenset[int]] = {
@@ -102,14 +101,46 @@ def no_earlier_message(
     redelivery = position.redeliver.first()
     if redelivery is not None and redelivery.start < below:
         return False
-    if not position.leased and not position.reserved:
-        return True
-    earlier = [held for held in (*position.leased, *position.reserved) if held.start < below]
-    return all(held.value.lease >= first_lease for held in earlier)
+    return all(
+        held.value.lease >= first_lease
+        for ranges in (position.leased, position.reserved)
+        for held in ranges.overlap(0, below)
+    )
+
+
+class OpenLeases:
+    """The oldest lease that holds messages of a partition, at one time. It is looked
+    for once: an ack may process thousands of heads.
+    """
+
+    def __init__(self, group: ConsumerGroup) -> None:
+        self._group = group
+        self._oldest: dict[TopicPartition, int] = {}
+
+    def oldest(self, tp: TopicPartition) -> int:
+        """Return its number, 0 = messages wait for redelivery, whatever leases hold."""
+        known = self._oldest.get(tp)
+        if known is None:
+            known = self._oldest[tp] = self._find(tp)
+        return known
+
+    def _find(self, tp: TopicPartition) -> int:
+        position = self._group.positions.get(tp)
+        if position is None:
+            return ALL_OFFSETS
+        if position.redeliver:
+            return 0
+        held = (*position.leased, *position.reserved)
+        return min((one.value.lease for one in held), default=ALL_OFFSETS)
 
 
 def advance(
-    state: State, group: ConsumerGroup, topic_id: int, key_hash: int, now: int
+    state: State,
+    group: ConsumerGroup,
+    topic_id: int,
+    key_hash: int,
+    now: int,
+    open_leases: OpenLeases,
 ) -> tuple[tuple[Move, ...], tuple[FenceChange, ...]]:
     """Return the next head of a fence whose head is processed, or the fence's end.
 
@@ -122,12 +153,15 @@ def advance(
     )
     if following is None:
         tp = TopicPartition(topic_id, fence.partition)
-        if not no_earlier_message(group, tp, fence.first_lease, ALL_OFFSETS):
+        if open_leases.oldest(tp) < fence.first_lease:
             return (), ()
         head = (fence.partition, fence.offset)
         return (), (FenceChange(topic_id, key_hash, LIFTED, *head, fence.first_lease),)
     ref, row = following
-    if not no_earlier_message(group, TopicPartition(ref[0], ref[1]), fence.first_lease, ref[2]):
+    tp = TopicPartition(ref[0], ref[1])
+    if open_leases.oldest(tp) < fence.first_lease and not no_earlier_message(
+        group, tp, fence.first_lease, ref[2]
+    ):
         return (), ()
     change = FenceChange(topic_id, key_hash, FenceState.RETRYING, *ref[1:], fence.first_lease)
     return (Move(*ref, row._replace(kind=FailedKind.RETRY, due=now)),), (change,)
@@ -136,27 +170,30 @@ def advance(
 def advance_waiting(
     state: State, group: ConsumerGroup, now: int
 ) -> tuple[tuple[Move, ...], tuple[FenceChange, ...]]:
-    """Return the steps that some of the waiting fences can make by now."""
-    moves: list[Move] = []
-    fences: list[FenceChange] = []
-    for topic_id, key_hash in _fences_in_turn(group, now):
-        more_moves, more_fences = advance(state, group, topic_id, key_hash, now)
-        moves += more_moves
-        fences += more_fences
-        if len(fences) >= FENCES_PER_FETCH:
-            break
-    return tuple(moves), tuple(fences)
+    """Return the next steps that waiting fences can make by now."""
+    steps = list(islice(waiting_steps(state, group, now), FENCES_PER_FETCH))
+    moves = tuple(move for moved, _changes in steps for move in moved)
+    return moves, tuple(change for _moves, changes in steps for change in changes)
 
 
-def _fences_in_turn(group: ConsumerGroup, now: int) -> Iterable[tuple[int, int]]:
-    """Return the waiting fences to try: all, or others in each millisecond, because the
-    same ones may wait long for one slow message.
+def waiting_steps(
+    state: State, group: ConsumerGroup, now: int
+) -> Iterator[tuple[tuple[Move, ...], tuple[FenceChange, ...]]]:
+    """Yield the steps that waiting fences can make by now.
+
+    There may be very many fences, and a consumer may keep those of a partition waiting
+    for long. They hold up no fence of another partition.
     """
-    waiting = group.waiting_fences
-    if len(waiting) <= FENCES_TRIED:
-        return sorted(waiting)
-    start = now // MILLISECOND * FENCES_TRIED % len(waiting)
-    return islice(chain(waiting, waiting), start, start + FENCES_TRIED)
+    open_leases = OpenLeases(group)
+    most = max(1, LOOKED_AT // max(1, len(group.waiting_fences.partitions)))
+    for tp, queue in group.waiting_fences.partitions.items():
+        in_vain = 0
+        for _first_lease, key_hash in queue:
+            moves, changes = advance(state, group, tp[0], key_hash, now, open_leases)
+            if changes:
+                yield moves, changes
+            elif (in_vain := in_vain + 1) >= most:
+                break
 
 
 class FailureChanges:
@@ -178,6 +215,7 @@ class FailureChanges:
         self._letter_number = group.next_letter
         self._fences: dict[tuple[int, int], FenceChange] = {}
         self._moves: list[Move] = []
+        self._open_leases = OpenLeases(group)
         self._parked: Counter[tuple[int, int | None]] = Counter()
 
     def parts(self) -> tuple[tuple[Move, ...], tuple[FenceChange, ...]]:
@@ -323,7 +361,9 @@ class FailureChanges:
         fence = self._group.fence(ref[0], key_hash)
         if key_hash is None or fence is None or not is_head(fence, ref):
             return
-        moves, changes = advance(self._state, self._group, ref[0], key_hash, self._now)
+        moves, changes = advance(
+            self._state, self._group, ref[0], key_hash, self._now, self._open_leases
+        )
         waiting = FenceChange(ref[0], key_hash, FenceState.WAITING, *ref[1:], fence.first_lease)
         self._moves += moves
         self._fences[ref[0], key_hash] = changes[0] if changes else waiting

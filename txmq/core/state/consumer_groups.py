@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.core.state.positions import GroupPosition
 from txmq.core.state.put_back import PlainLetter, PutBackQueue
+from txmq.core.state.waiting_fences import WaitingFences
 from txmq.model.retry import RetryPolicy
 from txmq.model.topic_partition import TopicPartition
 from txmq.model.units import MINUTE, SECOND
@@ -294,8 +295,7 @@ class ConsumerGroup:
     put_back: dict[TopicPartition, PutBackQueue] = field(default_factory=dict, compare=False)
     # topic id: key hash: fence
     fences: dict[int, dict[int, KeyFence]] = field(default_factory=dict)
-    # topic id and key hash of the fences in state WAITING
-    waiting_fences: set[tuple[int, int]] = field(default_factory=set)
+    waiting_fences: WaitingFences = field(default_factory=WaitingFences)
     breaker: OpenBreaker | None = None  # None = closed
     breaker_openings: int = 0
     failure_window: FailureWindow = field(default_factory=FailureWindow, compare=False)
@@ -379,10 +379,9 @@ class ConsumerGroup:
             fences.pop(key_hash, None)
         else:
             fences[key_hash] = fence
+        self.waiting_fences.discard((topic_id, key_hash))
         if fence is not None and fence.state is FenceState.WAITING:
-            self.waiting_fences.add((topic_id, key_hash))
-        else:
-            self.waiting_fences.discard((topic_id, key_hash))
+            self.waiting_fences.add((topic_id, key_hash), fence.partition, fence.first_lease)
         if not fences:
             del self.fences[topic_id]
 
