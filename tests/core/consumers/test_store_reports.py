@@ -317,6 +317,21 @@ def test_a_message_behind_a_refused_one_goes_back() -> None:
     world.check()
 
 
+def test_a_message_that_a_store_in_adoption_may_not_keep_goes_back() -> None:
+    """Later ones of its key do not overtake it."""
+    world = StoreWorld(t=1)
+    world.publish("t", 9, 7)
+    world.join("a", mode="ordered", retry=QUICK, lease_us=10 * SECOND)
+    world.fetch("a", most=1)
+    assert world.report("a", (0, "stored")) == ["kept"]
+    world.do(AdoptStore("g", STORE, force=True, by="ada"))
+    world.fetch("a")
+    assert world.report("a", (1, "stored")) == ["elsewhere"]
+    world.publish("t", 7)
+    assert [one.offset for one in world.fetch("a")] == [1, 2]
+    world.check()
+
+
 def test_one_command_judges_each_entry_on_what_those_before_it_leave() -> None:
     world = ordered()
     world.leave("a")
@@ -518,6 +533,7 @@ def test_views_of_a_store(world: StoreWorld) -> None:
     [
         ("_has_earlier", False, test_a_store_does_not_overtake_an_earlier_message_of_its_partition),
         ("_is_behind_a_refused", False, test_a_message_behind_a_refused_one_goes_back),
+        ("_is_given_up", False, test_a_message_that_a_store_in_adoption_may_not_keep_goes_back),
         (
             "_is_from_before_a_reset",
             False,

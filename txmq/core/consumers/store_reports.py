@@ -245,7 +245,9 @@ class _Report:
             # A store that answers an order to drop a message never had this delivery.
             dropped = entry.state == RETURNED and self._order(ref) is StoreOrder.DROP
             taken = not dropped and self._is_of_lease(ref, entry)
-            if taken and self._is_behind_a_refused(entry):
+            if (taken and self._is_behind_a_refused(entry)) or (
+                not (taken or dropped) and self._is_given_up(ref, entry)
+            ):
                 self._returned.append(ref)
                 return ELSEWHERE
         else:
@@ -256,6 +258,13 @@ class _Report:
             return ELSEWHERE
         # A damaged message cannot be delivered to anybody else anyway.
         return KEPT if entry.damaged and entry.state == STORED else None
+
+    def _is_given_up(self, ref: MessageRef, entry: StoredEntry) -> bool:
+        """Return True if a message is leased to this member for a store that may not
+        keep it: it is being adopted. If the message stayed with the member until the
+        lease ends, later ones of its key would come first.
+        """
+        return entry.state != ACKED and self._is_of_lease(ref, entry, adopted=True)
 
     def _is_behind_a_refused(self, entry: StoredEntry) -> bool:
         """Return True if the message before it of its key goes to somebody else."""
@@ -300,9 +309,10 @@ class _Report:
         same = (entry.attempt, entry.due) == (row.attempt, row.due)
         return KEPT if same and self._with_failure(row, entry) == row else None
 
-    def _is_of_lease(self, ref: MessageRef, entry: StoredEntry) -> bool:
+    def _is_of_lease(self, ref: MessageRef, entry: StoredEntry, *, adopted: bool = False) -> bool:
         """Return True if the message is leased to this member, in the generation that
-        it names or before, and this copy is of that lease or a later one.
+        it names or before, and this copy is of that lease or a later one. `adopted`:
+        also where the store is being adopted.
 
         Or it was processed under that lease, by a process that is gone: its session has
         not ended yet, and this one has its store under another name.
@@ -316,7 +326,7 @@ class _Report:
         return (
             of_lease
             and not self._is_from_before_a_reset(entry, ref)
-            and (store is None or (number >= store.fence and not store.adopted))
+            and (store is None or (number >= store.fence and store.adopted <= adopted))
         )
 
     def _is_old(self, entry: StoredEntry, ref: MessageRef) -> bool:
