@@ -52,9 +52,12 @@ class Watched:
         assert answer.status == 0
 
 
+def traced_span(number: int = 0) -> str:
+    return format_span_id(int(SPAN, 16) + number)
+
+
 def traced(number: int = 0) -> Message:
-    span = format_span_id(int(SPAN, 16) + number)
-    return Message(b"x", headers={"traceparent": f"00-{TRACE}-{span}-01"})
+    return Message(b"x", headers={"traceparent": f"00-{TRACE}-{traced_span(number)}-01"})
 
 
 def linked(span: ReadableSpan) -> list[str]:
@@ -151,6 +154,29 @@ def test_dead_letters_and_their_replay_are_in_the_trace_of_their_message(
         assert (span.name, span.kind, linked(span)) == (name, SpanKind.INTERNAL, [SPAN])
         assert attributes(span)["messaging.consumer.group.name"] == "g"
         assert attributes(span)["messaging.txmq.message.offset"] == 0
+
+
+def test_letters_that_a_plan_puts_back_are_linked_to_its_span(watched: Watched) -> None:
+    watched.send(*(traced(number) for number in range(3)))
+    client: Any = watched.broker.connect()
+    joined = client.call(
+        "consumer.join", group="g", topics=["t"], member="m", instance="i", start="first"
+    )
+    member = {"group": "g", "member": "m", "generation": joined["generation"]}
+    fetch = Fetch(joined["generation"], 0, 1_000, 10, "g", "m")
+    assert client.ask(Opcode.FETCH, pack_fetch(fetch)).status == 0
+    for offset in range(3):
+        client.call("consumer.nack", **member, topic="t", partition=0, offset=offset, dead=True)
+    watched.broker.start()
+    watched.broker.ask("plan.create", name="p", group="g", settings={"rate": 0, "start": True})
+    watched.broker.ask("plan.add", name="p", letters=[["t", 0, 0], ["t", 0, 2]])
+    watched.broker.ask("plan.freeze", name="p")
+    watched.broker.pass_time(1)
+    [replay] = [span for span in watched.spans() if span.name == "replay t"]
+    assert sorted(linked(replay)) == [traced_span(0), traced_span(2)]
+    found = attributes(replay)
+    assert (found["messaging.batch.message_count"], found["messaging.txmq.plan"]) == (2, 1)
+    assert found["messaging.consumer.group.name"] == "g"
 
 
 def test_a_flood_makes_so_many_spans_and_says_how_many_it_left_out(

@@ -23,9 +23,12 @@ from txmq.core.events.consumers import DeadLettered, Delivered, Replayed
 from txmq.core.events.plans import PlanPutBack
 from txmq.core.events.topics import BatchQueued, BatchStored
 from txmq.core.events.transactions import CheckPlanned, Decided, JobDecided, PartStored
+from txmq.core.state import failed_messages
 from txmq.core.state.failed_messages import FailedKind
+from txmq.core.state.plans import LetterOutcome
 from txmq.errors import ConfigError, TxmqError
 from txmq.model.message import Decision
+from txmq.store import tables as t
 from txmq.version import __version__
 
 if TYPE_CHECKING:
@@ -205,12 +208,29 @@ class BrokerSpans:
 
     def _put_back(self, event: PlanPutBack, context: RecordContext) -> SpanDraft:
         del context
-        attributes = {
-            "messaging.consumer.group.name": self._group(event.group_id),
-            "messaging.batch.message_count": event.letters,
-            "messaging.txmq.plan": event.plan_id,
-        }
-        return SpanDraft("replay", [], attributes)
+        draft = self._of_letters("replay", event.group_id, self._last_letters(event))
+        draft.attributes["messaging.batch.message_count"] = event.letters
+        draft.attributes["messaging.txmq.plan"] = event.plan_id
+        return draft
+
+    def _last_letters(self, event: PlanPutBack) -> Iterator[tuple[Any, ...]]:
+        """Yield the last letters that a record has put back, as many as have links.
+
+        What is processed and swept meanwhile is left out.
+        """
+        state = self._engine.state
+        group = state.groups.by_id.get(event.group_id)
+        if group is None:
+            return
+        rows = state.tables[t.PLAN_LETTERS].range(
+            t.PLAN_KEY.pack(event.plan_id), event.cursor + b"\0", reverse=True
+        )
+        planned = (key for key, row in rows if row[0] == LetterOutcome.PLANNED)
+        for key in islice(planned, min(event.letters, MOST_LINKS)):
+            _plan_id, _visible_at, *ref = t.PLAN_LETTER_KEY.unpack(key)
+            row = failed_messages.get(state, group, (ref[0], ref[1], ref[2]))
+            if row is not None:
+                yield (*ref, row)
 
     def _of_letters(self, name: str, group_id: int, moves: Iterable[Any]) -> SpanDraft:
         moved = list(moves)
