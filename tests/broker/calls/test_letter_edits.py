@@ -10,6 +10,7 @@ import pytest
 from tests.broker.calls.test_letter_calls import HOSTILE, Office
 from txmq.batch import BatchView, encode, verify
 from txmq.broker.data_directory.verify import verify_index
+from txmq.broker.delivery import fetch_service
 from txmq.core import machine
 from txmq.core.audit import AUDIT_TOPIC_ID
 from txmq.core.consumers import letter_edits
@@ -451,3 +452,34 @@ def test_all_letters_of_a_damaged_batch_are_set_aside_by_one_fetch() -> None:
     assert office.fetch().keys() == {6}
     errors = {office.show(offset, bodies=False)["error_type"] for offset in range(1, 6)}
     assert errors == {"MessagesDamaged"}
+
+
+def test_letters_of_a_damaged_batch_are_set_aside_by_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Others have theirs in between. A fetch that waits goes on by itself."""
+    monkeypatch.setattr(fetch_service, "SET_ASIDE", 2)
+    office = EditOffice(1)
+    many = [Message(b"x", f"k{number}") for number in range(5)]
+    data = encode(many, producer_id=b"q" * 16, epoch=0, sequence=0, born_at=1)
+    office.broker.do(StoreBatch("t", 0, 0, data, verify(data)))
+    office.fetch()
+    for offset in range(1, 6):
+        office.nack(offset, {"type": "C", "text": "", "bases": []})
+    office.damage(1)
+    office.replay(*range(1, 6))
+
+    def damaged() -> int:
+        types = [office.show(offset, bodies=False)["error_type"] for offset in range(1, 6)]
+        return types.count("MessagesDamaged")
+
+    assert office.fetch() == {}
+    assert damaged() == 2
+    office.send(Message(b"fresh", "fresh"))
+    wanted = Fetch(office.joined["generation"], 60_000, 1 << 22, 10_000, "g", "a")
+    office.client.send(encode_frame(Opcode.FETCH, 9, pack_fetch(wanted)))
+    office.broker.pass_time(0.2)
+    [reply] = office.client.replies()
+    [chunk] = unpack_chunks(reply.payload).chunks
+    assert (chunk.base_offset, damaged()) == (6, 5)
+    assert office.state_again()

@@ -40,6 +40,7 @@ Batches = list[bytes]  # of one candidate; none where the member does not want i
 NO_OFFSETS: frozenset[int] = frozenset()
 MAX_MESSAGES = 10_000
 MAX_BYTES = 2 << 20  # of one reply: larger ones only leave the processor's cache
+SET_ASIDE = 250  # damaged letters in one turn: each is a record of its own
 REPLY_BYTES = 4 << 20  # of one reply, as they are sent, unless its first batch is larger
 
 log = structlog.get_logger()
@@ -174,6 +175,7 @@ class _FetchRequest:
         """
         engine = self._engine
         stopped: set[TopicPartition] = set()
+        set_aside = 0
         while True:
             durable, now = engine.store.durable, engine.now()
             found = plan_fetch(engine.state, *self._member, durable, limits, now, stopped)
@@ -193,8 +195,12 @@ class _FetchRequest:
                     limits = limits._replace(max_run_rows=0)
                     continue
                 good, batches = self._read_undamaged(found.candidates, stopped)
-                if not good and self._set_aside(found.candidates, stopped):
-                    continue
+                if not good and (more := self._set_aside(found.candidates, stopped)):
+                    set_aside += more
+                    if set_aside < SET_ASIDE:
+                        continue
+                    # an empty delivery, behind which the next turn goes on
+                    return found._replace(candidates=(), fences_can_advance=True), []
             if good:
                 return found._replace(candidates=good), batches
 
@@ -217,11 +223,11 @@ class _FetchRequest:
         ]
         return tuple(c for c, _batches in good), [batches for _c, batches in good]
 
-    def _set_aside(self, left: tuple[Candidate, ...], stopped: set[TopicPartition]) -> bool:
-        """Make damaged messages dead letters again that were put back. Return True if
-        there was one, and its partition goes on.
+    def _set_aside(self, left: tuple[Candidate, ...], stopped: set[TopicPartition]) -> int:
+        """Make damaged messages dead letters again that were put back, some at most.
+        Return their number. Their partitions go on.
         """
-        before, damage = stopped.copy(), dict[tuple[int, int], str]()
+        before, damage, number = stopped.copy(), dict[tuple[int, int], str](), 0
         for one in left:
             tp, span = TopicPartition(one.topic_id, one.partition), (one.batch[0], one.batch[1])
             if one.source is not CandidateSource.FAILED or tp not in before:
@@ -230,13 +236,15 @@ class _FetchRequest:
                 damage[span] = self._damage_at(span)
             if not damage[span]:
                 continue
-            for offset in range(one.start, one.start + one.rows):  # neighbours of the batch
+            rows = min(one.rows, SET_ASIDE - number)
+            for offset in range(one.start, one.start + rows):  # neighbours of the batch
                 ref = (one.topic_id, one.partition, offset)
                 command = SetAside(self._member[0], ref, damage[span])
                 self._engine.submit(command, _ignore)
                 if not is_to_deliver(self._engine.state, command):
                     stopped.discard(tp)
-        return stopped != before
+                    number += 1
+        return number
 
     def _damage_at(self, span: tuple[int, int]) -> str:
         """Return why a batch cannot be read; "" = it can."""
