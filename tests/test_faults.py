@@ -993,6 +993,11 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_each_way_does_what_the_table_says",
     ),
     205: ("test_a_task_that_is_cancelled_in_commit_knows_its_outcome_or_is_in_doubt",),
+    222: ("test_a_pool_lends_no_messages_of_the_user_before",),
+    223: (
+        "test_sessions_that_share_a_connection_take_back_messages_of_their_own",
+        "test_a_nested_session_of_two_engines_takes_back_the_messages_of_each",
+    ),
     206: (
         "test_postgresql_that_dies_inside_a_copy_fails_the_job_and_not_its_rows",
         "test_rows_that_a_policy_hides_are_an_error",

@@ -19,7 +19,7 @@ An `AsyncSession` with psycopg or asyncpg takes a client of `txmq.aio`:
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack, cast, overload
 from weakref import ref
 
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from txmq.client.blocking.transaction.enlisted import EnlistedTransaction
 
 INFO = "txmq"  # the client's name in `Session.info`
-_SAVEPOINTS = "txmq.savepoints"  # likewise, of the connection whose savepoints begin at once
+_SAVEPOINTS = "txmq.savepoints"  # likewise, of the connections whose savepoints begin at once
 
 
 def install(engine: Engine | AsyncEngine) -> None:
@@ -154,29 +154,44 @@ def _enlisted(
     if not isinstance(session, Session):
         return cast("object", transaction)
     if not driver.awaits:
-        transaction.before_each_send(partial(_begin_savepoint, ref(session), bind_arguments))
-    elif _SAVEPOINTS not in session.info:
-        # A send cannot wait for a savepoint, so those begin at once.
-        session.info[_SAVEPOINTS] = bind_arguments
+        transaction.before_each_send(_PutOff(ref(session), bind_arguments))
+        return cast("object", transaction)
+    # A send cannot wait for a savepoint, so those begin at once.
+    if _SAVEPOINTS not in session.info:
+        session.info[_SAVEPOINTS] = []
         event.listen(session, "after_transaction_create", _begin_at_once)
+    if bind_arguments not in session.info[_SAVEPOINTS]:
+        session.info[_SAVEPOINTS].append(bind_arguments)
     return cast("object", transaction)
 
 
 def _begin_at_once(session: Session, transaction: SessionTransaction) -> None:
-    """Begin the savepoint of `begin_nested()` on an AsyncSession's connection."""
+    """Begin the savepoint of `begin_nested()` on each connection of an AsyncSession
+    that has messages.
+    """
+    if transaction.parent is None:  # another transaction: nothing is enlisted yet
+        session.info[_SAVEPOINTS].clear()
     if transaction.nested:
-        session.connection(bind_arguments=session.info[_SAVEPOINTS])
+        for bind_arguments in session.info[_SAVEPOINTS]:
+            session.connection(bind_arguments=bind_arguments)
 
 
-def _begin_savepoint(session: ref[Session], bind_arguments: dict[str, Any] | None) -> None:
-    """Begin the savepoint of `begin_nested()`, which waits for the first statement.
+@dataclass(frozen=True)
+class _PutOff:
+    """The savepoint of `begin_nested()`, which waits for the first statement.
 
     The pool has the transaction, so the reference is weak: a session that is forgotten
     gives its connection back.
     """
-    live = session()
-    if live is not None:
-        live.connection(bind_arguments=bind_arguments)
+
+    session: ref[Session]
+    bind_arguments: dict[str, Any] | None
+
+    def __call__(self) -> None:
+        """Begin it, unless the session is between two transactions or forgotten."""
+        live = self.session()
+        if live is not None and live.in_transaction():
+            live.connection(bind_arguments=self.bind_arguments)
 
 
 def _choose_factory(

@@ -91,7 +91,7 @@ def database(alias: str, dsn: str) -> Iterator[Any]:
 def sender(client: Client) -> Iterator[None]:
     """Let `txmq.django` send by a client."""
     original = txmq.django.client
-    txmq.django.client = lambda: client  # type: ignore[assignment]  # for a while
+    txmq.django.client = lambda: client  # for a while
     try:
         yield
     finally:

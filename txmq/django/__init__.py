@@ -14,6 +14,7 @@ along with its COMMIT; inner ones are savepoints, also for messages.
 
 from __future__ import annotations
 
+import threading
 from functools import cache
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -29,15 +30,26 @@ if TYPE_CHECKING:
 
 require("django", "django")
 DEFAULT = "default"
+_connecting = threading.Lock()
 BACKEND_HINT = 'use ENGINE = "txmq.django.backend" in DATABASES'
 
 
-@cache
 def client() -> Client | Cluster:
     """Return the client of this process, made by the setting TXMQ.
 
     It connects when it is first used. Raises ConfigError.
     """
+    with _connecting:  # of two that are made at once, one would fence the other's `instance`
+        return _client()
+
+
+def forget_client() -> None:
+    """Have `client()` make another one, by settings that have changed."""
+    _client.cache_clear()
+
+
+@cache
+def _client() -> Client | Cluster:
     # Django is set up by then, and programs that only send need not load the client.
     from django.conf import settings  # noqa: PLC0415
 

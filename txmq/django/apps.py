@@ -47,4 +47,4 @@ def check_settings(**_options: Any) -> list[checks.CheckMessage]:  # noqa: ANN40
 
 def _forget_client(*, setting: str, **_options: Any) -> None:  # noqa: ANN401  # Django's
     if setting == "TXMQ":
-        txmq.django.client.cache_clear()
+        txmq.django.forget_client()

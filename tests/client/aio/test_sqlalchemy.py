@@ -141,6 +141,35 @@ def test_a_nested_session_takes_its_messages_back(world: World, driver: str) -> 
     assert told(world, driver, story) == {"o-1", "o-3", "o-6"}
 
 
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_a_nested_session_of_two_engines_takes_back_the_messages_of_each(
+    world: World, driver: str
+) -> None:
+    other = engine_of(world, driver)
+    install(other)
+    of_other = {"mapper": Order}
+
+    async def story(made: SessionMaker[AsyncSession]) -> None:
+        async with made(binds={Order: other}) as session:
+            await enlist(session)
+            (await enlist(session, bind_arguments=of_other)).send(world.topic, b"o-1")
+            session.add(Order(id="o-1"))
+            tx = await enlist(session, bind_arguments=of_other)
+            with suppress(ApplicationError):
+                async with session.begin_nested():
+                    tx.send(world.topic, b"o-2")
+                    session.add(Order(id="o-2"))
+                    fail()
+            await session.commit()
+            async with session.begin_nested():
+                session.add(Order(id="o-3"))
+            (await enlist(session, bind_arguments=of_other)).send(world.topic, b"o-3")
+            await session.commit()
+        await other.dispose()
+
+    assert told(world, driver, story) == {"o-1", "o-3"}
+
+
 @pytest.mark.parametrize("moment", ["before_flush", "before_commit"])
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_a_session_s_own_events_may_send(world: World, driver: str, moment: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import unittest
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -170,6 +172,32 @@ def test_the_settings_are_checked(settings_of_txmq: Any) -> None:
     assert txmq.django.client() is txmq.django.client()
     assert txmq.django.client().service == "shop"
     txmq.django.client().close()
+
+
+def test_threads_that_come_first_at_once_share_a_client(
+    settings_of_txmq: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where they have an `instance`, the later of two would fence the other."""
+    settings_of_txmq({"URL": "txmq://127.0.0.1:1", "SERVICE": "shop"})
+    connect, came, all_came = txmq.connect, list[str](), threading.Event()
+
+    def slowly(*args: Any, **options: Any) -> Any:
+        assert all_came.wait(DEADLINE_S)
+        return connect(*args, **options)
+
+    def use() -> Any:
+        came.append("")
+        return txmq.django.client()
+
+    monkeypatch.setattr(txmq, "connect", slowly)
+    with ThreadPoolExecutor(4) as executor:
+        found = [executor.submit(use) for _ in range(4)]
+        wait_until(lambda: len(came) == len(found), DEADLINE_S)
+        all_came.set()
+        clients = {id(future.result()): future.result() for future in found}
+    for client in clients.values():
+        client.close()
+    assert len(clients) == 1
 
 
 @pytest.fixture

@@ -11,9 +11,11 @@ from typing import Any
 
 import psycopg2
 import pytest
-from psycopg2 import extras
+from psycopg2 import extensions, extras
+from psycopg2.pool import SimpleConnectionPool
 
 import txmq
+import txmq.psycopg
 from tests.client.proxy import Proxy
 from tests.client.real import RealBroker
 from tests.client.world import ApplicationError, World, fail
@@ -342,6 +344,36 @@ def test_a_connection_that_became_autocommit_sends_nothing(
     with pytest.raises(TransactionEnded):
         connection.commit()
     assert world.messages() == set()
+
+
+def test_a_pool_lends_no_messages_of_the_user_before(world: World) -> None:
+    """Who has executed nothing has no transaction for the pool to roll back."""
+    pool = SimpleConnectionPool(1, 1, world.dsn, connection_factory=EnlistConnection)
+    connection = pool.getconn()
+    tx = world.client.enlist(connection)
+    tx.send(world.topic, b"o-1")
+    assert connection.info.transaction_status == extensions.TRANSACTION_STATUS_INTRANS
+    pool.putconn(connection)
+    assert pool.getconn() is connection
+    assert connection.info.transaction_status == extensions.TRANSACTION_STATUS_IDLE
+    world.insert("o-2", connection)
+    world.client.enlist(connection).send(world.topic, b"o-2")
+    connection.commit()
+    with pytest.raises(ClientClosed):
+        tx.send(world.topic, b"o-1")
+    pool.closeall()
+    assert agreed(world) == {"o-2"}
+
+
+def test_a_pipeline_that_came_later_is_refused_at_the_commit(world: World) -> None:
+    with closing(txmq.psycopg.EnlistConnection.connect(world.dsn)) as connection:
+        tx = world.client.enlist(connection)
+        with connection.pipeline():
+            connection.execute("INSERT INTO orders (id) VALUES ('o-1')")
+            tx.send(world.topic, b"o-1")
+            with pytest.raises(LocalProtocolError, match="pipeline"):
+                connection.commit()
+    assert agreed(world) == set()
 
 
 def test_a_key_keeps_the_order_of_its_rows_whoever_is_confirmed_first(

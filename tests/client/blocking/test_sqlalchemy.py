@@ -151,6 +151,27 @@ def test_a_session_of_two_engines_has_messages_with_either(
     assert agreed(world) == {"o-1", "o-2"}
 
 
+def test_sessions_that_share_a_connection_take_back_messages_of_their_own(
+    world: World, engine: Engine
+) -> None:
+    """Each has put off its own savepoint when it sends."""
+    with engine.begin() as connection:
+        one, other = (Session(connection, info={"txmq": world.client}) for _ in range(2))
+        tx = enlist(one)
+        assert enlist(other) is tx
+        with suppress(ApplicationError), one.begin_nested():
+            tx.send(world.topic, b"o-1")
+            fail()
+        one.close()
+        both(world, other, "o-2")
+        with suppress(ApplicationError), other.begin_nested():
+            both(world, other, "o-3")
+            fail()
+        other.commit()
+        assert not one.in_transaction()
+    assert agreed(world) == {"o-2"}
+
+
 def test_a_connection_of_the_core_takes_messages_along(world: World, engine: Engine) -> None:
     insert = text("INSERT INTO orders (id) VALUES (:id)")
     with engine.begin() as connection:

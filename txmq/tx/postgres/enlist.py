@@ -91,8 +91,11 @@ class EnlistedBlock(CallerBlock):
     def require_open(self) -> None:
         """Require that the transaction is the one that the messages were sent in.
 
-        Raises TransactionEnded, or TransactionAborted where a statement has failed.
+        Raises TransactionEnded, TransactionAborted where a statement has failed, or
+        LocalProtocolError in pipeline mode.
         """
+        if not self.driver.closed:
+            self.driver.require_usable()
         require_healthy(self.driver)
         if self._was_ended() or self.driver.autocommit:
             raise self.ended()

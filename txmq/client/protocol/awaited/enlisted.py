@@ -38,7 +38,7 @@ class EnlistedSteps(PostgresSteps[B, K]):
     def _begin_enlisted(self) -> None:
         """Make the state of it. Called once, when the object is made."""
         self._options = TransactionOptions()
-        self._before_send: Callable[[], object] | None = None
+        self._before_send: list[Callable[[], object]] = []
         self._stored: list[B] = []
         self._commit_call: SendCommit | None = None
         self._refused: Exception | None = None
@@ -68,8 +68,11 @@ class EnlistedSteps(PostgresSteps[B, K]):
     def before_each_send(self, prepare: Callable[[], object]) -> None:
         """Have a framework begin what it has put off, as a savepoint, before each
         send.
+
+        Each session on the connection gives its own, which is kept once.
         """
-        self._before_send = prepare
+        if prepare not in self._before_send:
+            self._before_send.append(prepare)
 
     def pending(self) -> list[PendingMessage]:
         """Return what is to be sent with the COMMIT, in order, as tests want to know
@@ -142,8 +145,8 @@ class EnlistedSteps(PostgresSteps[B, K]):
 
     def _require(self, stage: Stage) -> None:
         super()._require(stage)
-        if self._before_send is not None:
-            self._before_send()
+        for prepare in self._before_send:
+            prepare()
 
     async def _require_commit(self) -> None:
         if not self._rollback_only:

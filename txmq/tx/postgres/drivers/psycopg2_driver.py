@@ -289,6 +289,26 @@ def _text(query: object, cursor: extensions.cursor) -> str:
     return bytes(query[:256]).decode(errors="replace") if isinstance(query, bytes) else str(query)
 
 
+class _Info(extensions.ConnectionInfo):
+    """What psycopg2 tells of a connection, and whether messages wait for its commit.
+
+    A pool asks it whether to roll back what it is given. Without that the messages of a
+    user who has executed nothing would go along with the commit of the next one.
+    """
+
+    def __init__(self, connection: EnlistConnection) -> None:
+        super().__init__(connection)
+        self._connection = connection
+
+    @property
+    def transaction_status(self) -> int:
+        """Return the status; with messages a transaction that is not begun is open."""
+        found = int(super().transaction_status)
+        if found == extensions.TRANSACTION_STATUS_IDLE and self._connection.enlisted is not None:
+            return extensions.TRANSACTION_STATUS_INTRANS
+        return found
+
+
 class EnlistConnection(extensions.connection):
     """A psycopg2 connection whose `commit()` takes enlisted messages along.
 
@@ -300,6 +320,11 @@ class EnlistConnection(extensions.connection):
         super().__init__(*args, **options)
         self.enlisted: Enlisted | None = None
         self.two_phase = False  # between tpc_begin() and the end
+
+    @property
+    def info(self) -> Any:  # noqa: ANN401  # psycopg2's
+        """Return what psycopg2 tells of the connection."""
+        return _Info(self)
 
     def cursor(
         self,
