@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack, cast, overload
-from weakref import ref
+from weakref import WeakSet, ref
 
 from txmq.errors.extras import require
 
@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from txmq.client.blocking.cluster import Cluster
     from txmq.client.blocking.transaction.enlisted import EnlistedTransaction
 
+# Not `event.contains`, which goes by addresses: those of engines that are gone return.
+_installed = WeakSet["Engine"]()
 INFO = "txmq"  # the client's name in `Session.info`
 _SAVEPOINTS = "txmq.savepoints"  # likewise, of the connections whose savepoints begin at once
 
@@ -64,7 +66,7 @@ def install(engine: Engine | AsyncEngine) -> None:
     Those of an AsyncEngine cannot be: then it raises LocalProtocolError.
     """
     own = cast("Engine", getattr(engine, "sync_engine", engine))
-    if event.contains(own, "do_connect", _choose_factory):
+    if own in _installed:
         return
     if own is not engine and getattr(own.pool, "checkedin", int)():
         raise LocalProtocolError(
@@ -72,6 +74,7 @@ def install(engine: Engine | AsyncEngine) -> None:
             hint="call txmq.sqlalchemy.install(engine) where the engine is made",
         )
     event.listen(own, "do_connect", _choose_factory)
+    _installed.add(own)
     own.dispose()
 
 

@@ -20,6 +20,7 @@ from txmq.sqlalchemy import enlist, install
 from txmq.testing.wait import wait_until
 
 DEADLINE_S = 20.0
+ENGINES = 100  # one of so many takes the address of another one that is gone
 
 
 class Base(DeclarativeBase):
@@ -200,6 +201,27 @@ def test_a_forgotten_session_gives_its_connection_back_without_its_messages(
         both(world, session, "o-2")
         session.commit()
     assert agreed(world) == {"o-2"}
+
+
+def test_an_engine_at_the_address_of_a_forgotten_one_is_installed_as_well(world: World) -> None:
+    def made() -> Engine:
+        return create_engine("postgresql+psycopg2://", connect_args=parse_dsn(world.dsn))
+
+    addresses, dialects = set[int](), list[object]()
+    engine = made()
+    while id(engine) not in addresses and len(addresses) < ENGINES:
+        install(engine)
+        addresses.add(id(engine))
+        dialects.append(engine.dialect)  # which has the events, and may outlive its engine
+        del engine
+        gc.collect()
+        engine = made()
+    install(engine)
+    with Session(engine, info={"txmq": world.client}) as session:
+        both(world, session, "o-1")
+        session.commit()
+    engine.dispose()
+    assert agreed(world) == {"o-1"}
 
 
 def test_sessions_that_cannot_take_messages_along_say_what_to_do(
