@@ -49,6 +49,7 @@ class Framework(ABC):
 
     def __init__(self, world: World, stack: ExitStack) -> None:
         self.world, self._stack = world, stack
+        self.hits: list[str] = []  # what a scene has done, as it has seen it done
 
     @abstractmethod
     def transaction(self, isolation: str = "") -> AbstractContextManager[Work]:

@@ -1,15 +1,16 @@
 """Each way to have rows and messages in one transaction, in each of the same scenes.
 
 The table in docs/TRANSACTIONS.md says what its users see; here it is shown. Whatever it
-is, rows and messages agree in the end.
+is, rows and messages agree in the end. A cell counts only if its scene has happened:
+the server says so, by its SQLSTATE, its list of sessions or a sequence.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 
@@ -18,14 +19,21 @@ import pytest
 
 from tests.client.async_frameworks import ASYNC_FRAMEWORKS
 from tests.client.frameworks import BLOCKING_FRAMEWORKS, Framework, Work
+from tests.client.kept_sessions import asked
 from tests.client.world import ApplicationError, World, fail
 from txmq.testing.wait import wait_until
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "TRANSACTIONS.md"
 DEADLINE_S = 20.0
+DIVISION_BY_ZERO, SERIALIZATION_FAILURE, DEADLOCK = "22012", "40001", "40P01"
 TERMINATES = """
-CREATE OR REPLACE FUNCTION die() RETURNS trigger LANGUAGE plpgsql
-AS $$ BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NULL; END $$;
+CREATE SEQUENCE IF NOT EXISTS deaths;  -- no rollback takes it back
+ALTER SEQUENCE deaths RESTART;
+CREATE OR REPLACE FUNCTION die() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    PERFORM nextval('deaths') FROM txmq_token WHERE xmin::text = pg_current_xact_id()::xid::text;
+    PERFORM pg_terminate_backend(pg_backend_pid());
+    RETURN NULL;
+END $$;
 CREATE CONSTRAINT TRIGGER die AFTER INSERT ON orders DEFERRABLE INITIALLY DEFERRED
 FOR EACH ROW EXECUTE FUNCTION die()
 """
@@ -53,21 +61,44 @@ def elsewhere(framework: Framework, *statements: str) -> None:
                 cursor.execute(statement)
 
 
+@contextmanager
+def refused_with(framework: Framework, state: str) -> Iterator[None]:
+    """Note that the server has refused a statement of the block with that SQLSTATE."""
+    try:
+        yield
+    except Exception as error:
+        if state in sqlstates(error):
+            framework.hits.append(state)
+        raise
+
+
+def sqlstates(error: BaseException | None) -> set[str]:
+    """Return the SQLSTATEs of an error and of what has led to it."""
+    found = set[str]()
+    while error is not None:
+        for one in (error, getattr(error, "orig", None)):
+            found |= {getattr(one, name, None) or "" for name in ("sqlstate", "pgcode")}
+        error = error.__cause__ or error.__context__
+    return found
+
+
 def commit(framework: Framework) -> None:
     with framework.transaction() as work:
         both(framework, work)
+        framework.hits.append("the end")
 
 
 def error(framework: Framework) -> None:
     with suppress(ApplicationError), framework.transaction() as work:
         both(framework, work)
+        framework.hits.append("an error")
         fail()
 
 
 def swallowed_error(framework: Framework) -> None:
     with framework.transaction() as work:
         both(framework, work)
-        with suppress(Exception):
+        with suppress(Exception), refused_with(framework, DIVISION_BY_ZERO):
             work.execute("SELECT 1 / 0")
 
 
@@ -77,6 +108,7 @@ def savepoint(framework: Framework) -> None:
         both(framework, work)
         with suppress(ApplicationError), work.savepoint():
             both(framework, work, "o-2")
+            framework.hits.append("o-2")
             fail()
         with work.savepoint():
             both(framework, work, "o-3")
@@ -87,6 +119,7 @@ def first_savepoint(framework: Framework) -> None:
     with framework.transaction() as work:
         with suppress(ApplicationError), work.savepoint():
             both(framework, work, "o-2")
+            framework.hits.append("o-2")
             fail()
         both(framework, work)
 
@@ -94,7 +127,10 @@ def first_savepoint(framework: Framework) -> None:
 def closed(framework: Framework) -> None:
     with framework.transaction() as work:
         both(framework, work)
+        pid = work.connection.info.backend_pid
         work.connection.close()
+        wait_until(lambda: not lives(framework, pid), DEADLINE_S)
+        framework.hits.append("closed")
 
 
 def lost(framework: Framework) -> None:
@@ -102,33 +138,42 @@ def lost(framework: Framework) -> None:
         both(framework, work)
         pid = work.connection.info.backend_pid
         elsewhere(framework, f"SELECT pg_terminate_backend({pid}, 5000)")
+        assert not lives(framework, pid)
+        framework.hits.append("lost")
 
 
 def commit_inside(framework: Framework) -> None:
     with framework.transaction() as work:
         both(framework, work)
+        framework.hits.append("called")
         work.connection.commit()
 
 
 def rollback_inside(framework: Framework) -> None:
     with framework.transaction() as work:
         both(framework, work)
+        framework.hits.append("called")
         work.connection.rollback()
 
 
 def sql_commit_inside(framework: Framework) -> None:
     with framework.transaction() as work:
         both(framework, work)
+        framework.hits.append("called")
         work.execute("COMMIT")
 
 
 def autocommit(framework: Framework) -> None:
+    framework.hits.append("called")
     framework.autocommit()
 
 
 def serialization_failure(framework: Framework) -> None:
     elsewhere(framework, "INSERT INTO lines (id) VALUES (1), (2)")
-    with framework.transaction("SERIALIZABLE") as work:
+    with (
+        refused_with(framework, SERIALIZATION_FAILURE),
+        framework.transaction("SERIALIZABLE") as work,
+    ):
         work.execute("SELECT count(*) FROM lines")
         both(framework, work)
         with closing(psycopg2.connect(framework.world.dsn)) as other:
@@ -152,37 +197,50 @@ def deadlock(framework: Framework) -> None:
             pid = other.info.backend_pid
             wait_until(lambda: waits(framework, pid), DEADLINE_S)
             work.execute("SET LOCAL deadlock_timeout = '10ms'")
-            work.execute(second)
+            with refused_with(framework, DEADLOCK):
+                work.execute(second)
 
 
 def waits(framework: Framework, pid: int) -> bool:
-    with closing(psycopg2.connect(framework.world.dsn)) as own, own.cursor() as cursor:
-        cursor.execute(f"SELECT FROM pg_locks WHERE NOT granted AND pid = {pid}")
-        return bool(cursor.rowcount)
+    return bool(
+        asked(framework.world.dsn, f"SELECT 1 FROM pg_locks WHERE NOT granted AND pid = {pid}")
+    )
+
+
+def lives(framework: Framework, pid: int) -> bool:
+    return bool(asked(framework.world.dsn, f"SELECT 1 FROM pg_stat_activity WHERE pid = {pid}"))
 
 
 def killed_at_commit(framework: Framework) -> None:
     elsewhere(framework, TERMINATES)
-    with framework.transaction() as work:
-        both(framework, work)
+    try:
+        with framework.transaction() as work:
+            both(framework, work)
+    finally:
+        # The server dies behind the token row: in COMMIT, or in PREPARE.
+        if asked(framework.world.dsn, "SELECT last_value FROM deaths WHERE is_called") == [(1,)]:
+            framework.hits.append("killed")
 
 
-SCENES: dict[str, Scene] = {
-    "the end": commit,
-    "an error": error,
-    "a swallowed SQL error": swallowed_error,
-    "a savepoint rolled back": savepoint,
-    "the first send in it": first_savepoint,
-    "`close()` inside": closed,
-    "the connection lost": lost,
-    "`commit()` inside": commit_inside,
-    "`rollback()` inside": rollback_inside,
-    "`COMMIT` as SQL inside": sql_commit_inside,
-    "autocommit": autocommit,
-    "serialization failure": serialization_failure,
-    "deadlock": deadlock,
-    "server killed at COMMIT": killed_at_commit,
+# What each scene does, and what it has seen of it.
+SCENES: dict[str, tuple[Scene, str]] = {
+    "the end": (commit, "the end"),
+    "an error": (error, "an error"),
+    "a swallowed SQL error": (swallowed_error, DIVISION_BY_ZERO),
+    "a savepoint rolled back": (savepoint, "o-2"),
+    "the first send in it": (first_savepoint, "o-2"),
+    "`close()` inside": (closed, "closed"),
+    "the connection lost": (lost, "lost"),
+    "`commit()` inside": (commit_inside, "called"),
+    "`rollback()` inside": (rollback_inside, "called"),
+    "`COMMIT` as SQL inside": (sql_commit_inside, "called"),
+    "autocommit": (autocommit, "called"),
+    "serialization failure": (serialization_failure, SERIALIZATION_FAILURE),
+    "deadlock": (deadlock, DEADLOCK),
+    "server killed at COMMIT": (killed_at_commit, "killed"),
 }
+# The rows that each outcome leaves.
+LEFT = {"neither": set[str](), "both": {"o-1"}, "the rest": {"o-1", "o-3"}, "rows only": {"o-1"}}
 
 
 def outcome(scene: Scene, framework: Framework) -> str:
@@ -195,8 +253,11 @@ def outcome(scene: Scene, framework: Framework) -> str:
     wait_until(world.settled, DEADLINE_S)
     rows, messages = world.orders(), world.messages()
     if rows == messages:
-        return {0: "neither", 1: "both", 2: "the rest"}[len(rows)] + raised
-    return f"{'rows' if rows > messages else 'messages'} only{raised}"
+        kind = {0: "neither", 1: "both", 2: "the rest"}[len(rows)]
+    else:
+        kind = f"{'rows' if rows > messages else 'messages'} only"
+    assert rows == LEFT[kind]
+    return kind + raised
 
 
 def documented() -> dict[tuple[str, type[Framework]], str]:
@@ -215,6 +276,9 @@ def documented() -> dict[tuple[str, type[Framework]], str]:
 @pytest.mark.parametrize("scene", SCENES)
 @pytest.mark.parametrize("kind", [*chain(*FRAMEWORKS)], ids=lambda kind: kind.__name__)
 def test_each_way_does_what_the_table_says(world: World, kind: type[Framework], scene: str) -> None:
+    play, hit = SCENES[scene]
     with ExitStack() as stack:
-        found = outcome(SCENES[scene], kind(world, stack))
+        framework = kind(world, stack)
+        found = outcome(play, framework)
     assert found == documented()[scene, kind]
+    assert framework.hits == [hit]  # so the cell does not hold by another error
