@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import count
 from typing import Any
 from urllib.parse import quote
 
@@ -18,6 +19,7 @@ from txmq.core.events.outcome import Rejected
 from txmq.core.users import SetUser
 from txmq.errors import Throttled
 from txmq.model.message import Message
+from txmq.model.units import SECOND
 
 
 @pytest.fixture(scope="module")
@@ -249,6 +251,27 @@ def test_a_key_is_traced(console: ConsoleInMemory) -> None:
     assert "t/0/3" in page.text, page.text
     assert "Time line" in page.text
     assert "No message has this key" in console.get("/trace?key=none").text
+
+
+def test_a_trace_of_a_large_log_ends_in_time_and_says_what_it_left_out(
+    console: ConsoleInMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = console.broker
+    broker.ask("topic.create", name="later", partitions=1)
+    monkeypatch.setattr("txmq.broker.search.deliveries.STEP_BYTES", 1)
+    times = count(broker.engine.now(), SECOND)
+    monkeypatch.setattr(broker.engine, "now", lambda: next(times))
+    page = console.get("/trace?key=k3")
+    assert "this page stopped in topic" in page.text, page.text
+    assert "t/0/3" in page.text
+    assert "The log has more than this page read" in page.text
+    assert "the log was not read from here on" in page.text
+    page = console.get("/trace?key=none")
+    assert "this page stopped in topic" in page.text
+    assert "No message has this key" not in page.text
+    page = console.get("/trace?key=k3&thorough=yes")
+    assert "stopped" not in page.text
+    assert "not read from here on" not in page.text
 
 
 def test_whoever_may_not_read_sees_no_body() -> None:

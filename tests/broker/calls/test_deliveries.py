@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from txmq.core.transactions.half_storage import StorePart
 from txmq.errors import StoreError
 from txmq.model.decider import ByPostgres
 from txmq.model.message import Decision, Message
+from txmq.model.units import MILLISECOND
 from txmq.store.log.decoder import Damage
 from txmq.wire.data_requests import Ack, AckedRange, Opcode, pack_ack
 
@@ -94,6 +96,24 @@ def test_a_lost_consumer_and_many_replies(desk: Desk, monkeypatch: pytest.Monkey
     assert cut["life"]["deliveries_known"]["more"]
     said = [event.text for event in events_of([cut]) if event.what == "deliveries"]
     assert said == ["the log was not read from here on: later deliveries are not known"]
+
+
+def test_replies_that_end_in_time_tell_the_same_as_one(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {"messages": [["t", 0, 3]]}
+    whole = desk.ask("message.deliveries", **asked)["deliveries"]
+    monkeypatch.setattr(deliveries, "STEP_BYTES", 1)
+    times = count(desk.broker.engine.now(), MILLISECOND)
+    monkeypatch.setattr(desk.broker.engine, "now", lambda: next(times))
+    found, replies = [], 0
+    while asked.get("after", 0) is not None:
+        page = desk.ask("message.deliveries", **asked, within_ms=3)
+        found += page["deliveries"]
+        asked |= {"after": page["next"], "known": page["known"]}
+        replies += 1
+    assert replies > 2
+    assert found == whole
 
 
 def test_what_the_log_has_lost_is_said(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq import errors
 from txmq.admin.console.page import Reader, Refused
@@ -16,10 +16,46 @@ if TYPE_CHECKING:
     from txmq.client.protocol.life_events import LifeEvent
 
 
-async def trace_of(reader: Reader, key: str | None, message: str | None, limit: int) -> Trace:
-    """Return the life of a key, or of a message. Raises Refused."""
-    found: Trace = await _run(reader, trace_steps(key, message, limit))
-    return found
+SEARCH_MS, DELIVERIES_MS = 200, 100  # of a page; who wants more asks for a thorough one
+
+
+class PageTrace(NamedTuple):
+    """A trace, as far as it was made.
+
+    `reached` is the topic where the search for messages stopped, "" = none is left.
+    With `cut`, the log has more about deliveries.
+    """
+
+    trace: Trace
+    reached: str = ""
+    cut: bool = False
+
+
+async def trace_of(
+    reader: Reader, key: str | None, message: str | None, limit: int, *, thorough: bool
+) -> PageTrace:
+    """Return the life of a key, or of a message. Raises Refused.
+
+    Without `thorough` it takes a bounded time, however large the log is.
+    """
+    if thorough:
+        trace = await _run(reader, trace_steps(key, message, limit))
+        return PageTrace(trace, "", _is_cut(trace.messages))
+    wanted = {"key": key, "id": message, "limit": limit, "within_ms": SEARCH_MS}
+    page = await reader.ask("message.search", **wanted)
+    found, full = page["messages"], len(page["messages"]) >= limit
+    for one in found:
+        await _run(reader, life_steps(one))
+    await _run(reader, delivery_steps(found, replies=1, within_ms=DELIVERIES_MS))
+    more = page["next"] is not None and message is None
+    trace = Trace(found, events_of(found), more and full)
+    is_searched = page["next"] is None or full or (message is not None and bool(found))
+    return PageTrace(trace, "" if is_searched else page["at"], _is_cut(found))
+
+
+def _is_cut(messages: list[dict[str, Any]]) -> bool:
+    lives = [one["life"] for one in messages if one.get("life")]
+    return any((life.get("deliveries_known") or {}).get("more") for life in lives)
 
 
 async def life_of(reader: Reader, message: dict[str, Any]) -> list[LifeEvent]:
@@ -29,7 +65,7 @@ async def life_of(reader: Reader, message: dict[str, Any]) -> list[LifeEvent]:
         return []
     one = {**message, "state": "published"}
     await _run(reader, life_steps(one))
-    await _run(reader, delivery_steps([one], replies=1))
+    await _run(reader, delivery_steps([one], replies=1, within_ms=DELIVERIES_MS))
     return events_of([one])
 
 

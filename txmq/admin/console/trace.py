@@ -17,13 +17,21 @@ async def trace(reader: Reader) -> View:
     if not key and not message:
         return View("trace.html", {"traced": None, "messages": [], "about": ""})
     limit = min(reader.limit, MAX_MESSAGES)
-    traced = await trace_of(reader, key or None, None if key else message, limit)
+    found = await trace_of(
+        reader,
+        key or None,
+        None if key else message,
+        limit,
+        thorough=reader.text("thorough") == "yes",
+    )
+    traced = found.trace
     messages: list[dict[str, Any]] = [
         {"name": name_of(one), **{field: one.get(field) for field in FIELDS}}
         for one in traced.messages
     ]
     about = f"key {key}" if key else f"message {message}"
-    return View("trace.html", {"traced": traced, "messages": messages, "about": about})
+    shown = {"traced": traced, "messages": messages, "about": about}
+    return View("trace.html", {**shown, "reached": found.reached, "cut": found.cut})
 
 
 FIELDS = ("topic", "partition", "offset", "state", "stored_at", "message_id", "token")

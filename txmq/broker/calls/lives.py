@@ -45,7 +45,7 @@ class MessageLifeCalls:
             hint = "send either a key or an id"
             call.answer(Rejected(BadRequest, "a search for neither or both", hint))
             return
-        wanted = Wanted(args.key, args.id, args.limit, args.bodies)
+        wanted = Wanted(args.key, args.id, args.limit, args.bodies, args.within_ms)
         search = SearchEverywhere(self._engine, self._catalogues, wanted, args.after)
         self._turns.run(call.caller, search.reply(), call.answer)
 
@@ -60,7 +60,7 @@ class MessageLifeCalls:
                 call.answer(topic)
                 return
             refs.append((topic.topic_id, partition, offset))
-        search = DeliverySearch(self._engine, refs, args.after, args.known)
+        search = DeliverySearch(self._engine, refs, args.after, args.known, args.within_ms)
         self._turns.run(call.caller, search.reply(), call.answer)
 
     def _life(self, args: wire.MessageLife) -> Steps[dict[str, Any] | Rejected]:

@@ -19,6 +19,7 @@ from txmq.core.transactions.model import get
 from txmq.errors import CorruptRecord, StoreError
 from txmq.model.bundle import BundleState
 from txmq.model.topic_partition import TopicPartition
+from txmq.model.units import MILLISECOND
 from txmq.store.log.record import split_body
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from txmq.core.steps import Steps
     from txmq.store.log.record import Record
 
-RECORDS_PER_STEP = 32
+RECORDS_PER_STEP, STEP_BYTES = 32, 256 << 10
 MAX_BYTES, MAX_RECORDS = 64 << 20, 100_000  # of one reply
 MAX_FOUND = 10_000
 MAX_KNOWN = 1_000  # messages in groups that the next reply is told of
@@ -65,12 +66,15 @@ class DeliverySearch:
         messages: Sequence[MessageRef],
         start: int | None,
         known: Iterable[tuple[int, int, int, str, int | None, bool]],
+        within_ms: int | None = None,
     ) -> None:
+        """`within_ms` is the time of the reply; None = no limit."""
         self._engine, self._state, self._messages = engine, engine.state, messages
         self._wanted: dict[tuple[int, int], list[tuple[int, int]]] = {}
         for number, (topic_id, partition, offset) in enumerate(messages):
             self._wanted.setdefault((topic_id, partition), []).append((offset, number))
         self._published = self._first_published() if start is None else start
+        self._until = None if within_ms is None else engine.now() + within_ms * MILLISECOND
         self._known = {(one[0], one[1]): Known._make(one[2:]) for one in known}
         self._found: list[dict[str, Any]] = []
         self._at = 0  # time of the record
@@ -96,6 +100,7 @@ class DeliverySearch:
         until, bound = begin, begin + MAX_BYTES
         began_at: int | None = None
         following: int | None = None
+        step_end = begin + STEP_BYTES
         damaged, whole = False, begin == self._published
         try:
             for number, record in enumerate(store.scan(begin), 1):
@@ -107,10 +112,15 @@ class DeliverySearch:
                 if number >= MAX_RECORDS or until >= bound or len(self._found) >= MAX_FOUND:
                     following = until
                     break
-                if number % RECORDS_PER_STEP == 0:
-                    if self._is_all_over():
-                        break
-                    yield
+                if number % RECORDS_PER_STEP and until < step_end:
+                    continue
+                if self._is_all_over():
+                    break
+                if self._until is not None and self._engine.now() >= self._until:
+                    following = until
+                    break
+                step_end = until + STEP_BYTES
+                yield
         except CorruptRecord:
             damaged = True
         except StoreError:  # retention was faster

@@ -19,6 +19,7 @@ from txmq.core.transactions.model import every_batch, get
 from txmq.errors import CorruptRecord
 from txmq.model.keys import key_hash
 from txmq.model.topic_partition import TopicPartition
+from txmq.model.units import MILLISECOND
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class Wanted(NamedTuple):
     message: MessageId | None
     limit: int
     bodies: bool
+    within_ms: int | None = None  # time of the reply; None = no limit
 
 
 class SearchEverywhere:
@@ -67,6 +69,8 @@ class SearchEverywhere:
         self._damaged: list[tuple[str, int, int]] = []
         self._size = 0
         self._steps = STEPS
+        within = wanted.within_ms
+        self._until = None if within is None else engine.now() + within * MILLISECOND
         self._hash = None if wanted.key is None else key_hash(wanted.key)
 
     @property
@@ -97,6 +101,10 @@ class SearchEverywhere:
     def _full(self) -> bool:
         return len(self._found) >= self._wanted.limit or self._size >= REPLY_BYTES
 
+    @property
+    def _late(self) -> bool:
+        return self._until is not None and self._engine.now() >= self._until
+
     def _find_one(self) -> bool:
         """Find a message by its id alone. True = there is nothing else to find."""
         wanted = self._wanted
@@ -114,7 +122,8 @@ class SearchEverywhere:
             topic = self._state.topics_by_id[topic_id]
             partition, offset = start[1:] if topic_id == start[0] else (0, 0)
             while partition < len(topic.end_offsets):
-                if self._steps <= 0 or self._full:
+                # a reply makes a step at least, so that the search comes to its end
+                if self._steps <= 0 or self._full or (self._steps < STEPS and self._late):
                     return topic_id, partition, offset
                 self._steps -= 1
                 partition, offset = self._step(topic, partition, offset)

@@ -112,11 +112,12 @@ def letter_delivery_steps(
 
 
 def delivery_steps(
-    messages: list[dict[str, Any]], *, replies: int = LOG_REPLIES
+    messages: list[dict[str, Any]], *, replies: int = LOG_REPLIES, within_ms: int | None = None
 ) -> CallSteps[None]:
     """Add who had the messages, and how each delivery ended, as far as the log tells.
 
-    It is read from the first of them on, for so many replies. `deliveries_known` of a
+    It is read from the first of them on, for so many replies, each of which takes
+    `within_ms` at most; None = no limit. `deliveries_known` of a
     life says what was read; null = nothing, by a broker of an older version.
     """
     lives = [message["life"] for message in messages if message.get("life")][:PAGE]
@@ -124,7 +125,9 @@ def delivery_steps(
         return
     places = [[life["topic"], life["partition"], life["offset"]] for life in lives]
     known: dict[str, Any] | None = None
-    args: dict[str, Any] = {"messages": places}
+    # brokers of older versions do not know the field
+    within = {} if within_ms is None else {"within_ms": within_ms}
+    args: dict[str, Any] = {"messages": places, **within}
     for _number in range(replies):
         try:
             page = yield "message.deliveries", args
@@ -144,7 +147,7 @@ def delivery_steps(
         }
         if page["next"] is None:
             break
-        args = {"messages": places, "after": page["next"], "known": page["known"]}
+        args |= {"after": page["next"], "known": page["known"]}
     for life in lives:
         life["deliveries_known"] = known
 

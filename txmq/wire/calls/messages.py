@@ -24,6 +24,8 @@ Time = Annotated[int, Field(ge=0, le=limits.TIME)]
 PartitionNumber = Annotated[int, Field(ge=0, le=4_095)]
 TopicId = Annotated[int, Field(ge=0, lt=1 << 32)]
 Position = Annotated[int, Field(ge=0, le=(1 << 63) - 1)]
+# after which a reply has what was found by then, and the next one goes on
+Within = Annotated[int, Field(ge=1, le=60_000)]
 # number of the message, group id, lease, member, attempts, is it processed
 KnownDelivery = tuple[
     Annotated[int, Field(ge=0, lt=100)], Position, Position, str, Position | None, bool
@@ -82,6 +84,7 @@ class MessageSearch(Args):
     after: tuple[TopicId, PartitionNumber, Position] | None = None
     limit: Limit = 100
     bodies: bool = False
+    within_ms: Within | None = None
 
 
 class MessageLife(Args):
@@ -103,6 +106,7 @@ class MessageDeliveries(Args):
     ]
     after: Position | None = None
     known: Annotated[tuple[KnownDelivery, ...], Field(max_length=1_000)] = ()
+    within_ms: Within | None = None
 
 
 class DelayedList(Args):
