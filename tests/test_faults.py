@@ -993,6 +993,10 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_each_way_does_what_the_table_says",
     ),
     205: ("test_a_task_that_is_cancelled_in_commit_knows_its_outcome_or_is_in_doubt",),
+    224: (
+        "test_a_cancellation_that_comes_when_all_is_stored",
+        "test_a_cancellation_at_any_await_of_an_enlisted_transaction_is_named",
+    ),
     222: ("test_a_pool_lends_no_messages_of_the_user_before",),
     223: (
         "test_sessions_that_share_a_connection_take_back_messages_of_their_own",

@@ -16,7 +16,7 @@ from tests.client.aio.running import WAIT_S, run
 from tests.client.ledgers import Ledgers
 from tests.client.scripted_member import fresh
 from tests.client.world import ApplicationError, World
-from txmq.aio import Client, outcome_of
+from txmq.aio import Client, EnlistedTransaction, outcome_of
 from txmq.errors import (
     BrokerUnavailable,
     LocalProtocolError,
@@ -24,6 +24,8 @@ from txmq.errors import (
     TransactionEnded,
 )
 from txmq.testing.wait import wait_until
+from txmq.tx.postgres.driver import Status
+from txmq.tx.postgres.drivers import driver_of
 
 
 class Scene:
@@ -432,5 +434,81 @@ def test_a_cancellation_at_any_await_leaves_no_doubt_unnamed(scenes: Scenes) -> 
             assert committed <= orders
         assert outcomes["not done"] > 4
         assert outcomes["unknown"] > 0
+
+    run(story())
+
+
+def test_a_cancellation_at_any_await_of_an_enlisted_transaction_is_named(scenes: Scenes) -> None:
+    """What is said to be "not done" is not done by a later commit, either."""
+
+    async def story() -> None:
+        outcomes: list[str | None] = []
+        committed: set[str] = set()
+        async with scenes() as scene:
+            interrupter, ended, step = Interrupter(), False, 0
+
+            async def order(connection: Any, name: str) -> None:
+                async with scene.database.transaction(connection):
+                    await scene.insert(connection, name)
+                    tx = scene.client.enlist(connection)
+                    tx.send(scene.world.topic, name.encode(), key=name)
+
+            while not ended:
+                step += 1
+                name = f"o-{step}"
+                connection = await scene.database.connect_enlisting(scene.world.dsn)
+                try:
+                    ended = await interrupter.run(order(connection, name), step)
+                    committed.add(name)
+                except asyncio.CancelledError as error:
+                    outcomes.append(outcome_of(error))
+                    if outcomes[-1] == "not done" and hasattr(connection, "commit"):
+                        with suppress(scene.database.error):
+                            await connection.commit()
+                    if outcomes[-1] == "not done":
+                        await asyncio.to_thread(wait_until, scene.world.settled, WAIT_S)
+                        assert name not in scene.world.orders() | scene.world.messages()
+                finally:
+                    await scene.database.close(connection)
+            assert committed <= await scene.agrees()
+        assert outcomes.count("not done") > 2
+        assert outcomes.count("unknown") > 0
+
+    run(story())
+
+
+@pytest.mark.parametrize("by", ["hook", "commit"])
+def test_a_cancellation_that_comes_when_all_is_stored(
+    scenes: Scenes, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """The hook rolls back; where COMMIT follows at once its answer is waited for."""
+
+    async def story() -> None:
+        async with scenes() as scene:
+            connection = await scene.database.connect_enlisting(scene.world.dsn)
+            caller, store_all = asyncio.current_task(), EnlistedTransaction._store_all
+            assert caller is not None
+
+            async def cancelled(self: EnlistedTransaction) -> None:
+                await store_all(self)
+                caller.cancel()
+
+            monkeypatch.setattr(EnlistedTransaction, "_store_all", cancelled)
+            own = connection.transaction() if scene.database is DATABASES["asyncpg"] else None
+            if own is not None:
+                await own.start()
+            await scene.insert(connection, "o-1")
+            tx = scene.client.enlist(connection)
+            tx.send(scene.world.topic, b"o-1")
+            end = tx.before_commit if by == "hook" else (own or connection).commit
+            with pytest.raises(asyncio.CancelledError) as raised:
+                await end()
+            caller.uncancel()
+            assert outcome_of(raised.value) == {"hook": "not done", "commit": "unknown"}[by]
+            assert driver_of(connection).status is Status.IDLE
+            if own is None:
+                await connection.commit()
+            await scene.database.close(connection)
+            assert await scene.agrees() == {"hook": set(), "commit": {"o-1"}}[by]
 
     run(story())

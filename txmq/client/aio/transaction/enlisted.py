@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Never, cast
 
 from txmq.client.aio.core import AioCore
@@ -57,7 +58,12 @@ class EnlistedTransaction(EnlistedSteps[AioBundle, AioCore], PostgresTransaction
         `client.transaction` does before its COMMIT.
         """
         self._require_storable()
-        await self._in_full(self._store_all())
+        try:
+            await self._in_full(self._store_all())
+        except asyncio.CancelledError:
+            # It may come when all is stored, too late for that to have rolled back.
+            await self._in_full(self._take_back())
+            raise
 
     async def commit_with(self, commit: SendCommit) -> None:
         """Take part in `commit`, which sends COMMIT and waits for its answer.
@@ -67,8 +73,14 @@ class EnlistedTransaction(EnlistedSteps[AioBundle, AioCore], PostgresTransaction
         TransactionAborted.
         """
         if self._stage is not Stage.STORED:
-            await self.before_commit()
-        await self._in_full(self._commit_all(commit))
+            self._require_storable()
+        await self._in_full(self._store_and_commit(commit))
+
+    async def _store_and_commit(self, commit: SendCommit) -> None:
+        """Commit in the task that stores: no cancellation comes between the two."""
+        if self._stage is not Stage.STORED:
+            await self._store_all()
+        await self._commit_all(commit)
 
 
 def enlisted_in(connection: object) -> EnlistedTransaction | None:

@@ -105,6 +105,14 @@ class EnlistedSteps(PostgresSteps[B, K]):
                     await self._store_bundles(self._stored)
         self._stage = Stage.STORED
 
+    async def _take_back(self) -> None:
+        """Roll back what is stored, where COMMIT will not be sent."""
+        if self._stage is not Stage.STORED:
+            return
+        await self._block.roll_back()
+        self._send_decisions(self._fallback.sent_directly(self._stored), ROLLBACK)
+        self._end(committed=False)
+
     async def _commit_all(self, commit: SendCommit) -> None:
         self._commit_call = commit
         async with self._ending_with_an_error():
