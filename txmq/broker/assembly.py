@@ -102,7 +102,7 @@ class Assembly:
         self.checks = checks = CheckBackService(
             engine, _schedule(settings.checks), resolvers, random, listeners
         )
-        polls = LongPolls(engine, clock)
+        polls = self._polls = LongPolls(engine, clock)
         fetches = FetchService(engine, polls, clock)
         self.paces = fetches.paces
         self._members = MemberSessions(
@@ -264,7 +264,9 @@ class Assembly:
 
     def _users_changed(self) -> None:
         self.guard.forget()
-        self.sessions.renew_rights()
+        for session in self.sessions.renew_rights():
+            # a request that waits was judged when it came: its client asks again
+            self._polls.end_all(session)
 
     def _welcome(self, version: int) -> Welcome:
         store, state = self._engine.store, self._engine.state

@@ -12,12 +12,14 @@ from tests.broker.access.support import PASSWORD, BrokerWithUsers, login
 from tests.broker.support import BrokerInMemory, send_payload
 from txmq import errors
 from txmq.broker.access import guard
+from txmq.broker.reactor.protocol import STUCK_SECONDS
 from txmq.model.decider import ByChecker
 from txmq.model.message import Decision, Message, is_name
 from txmq.model.own_topics import AUDIT
 from txmq.wire import scram
 from txmq.wire.calls.encoding import encode_call
 from txmq.wire.calls.users import VerifierArgs
+from txmq.wire.chunks import unpack_chunks
 from txmq.wire.data_requests import Decide, Opcode, Read, pack_decide, pack_read
 from txmq.wire.frames import encode_frame
 from txmq.wire.hello import Challenge, Hello, LoginStep
@@ -102,6 +104,33 @@ def test_rights_that_are_changed_hold_for_open_connections() -> None:
     broker.pass_time(0.1)
     assert shop.closed
     assert not root.closed
+
+
+@pytest.mark.parametrize("call", ["acl.revoke", "user.delete"])
+def test_requests_that_wait_end_when_their_user_loses_the_right(call: str) -> None:
+    broker = BrokerWithUsers()
+    root, reader = broker.log_in("root"), broker.log_in("nobody")
+    root.call("topic.create", name="t", partitions=1)
+    access: dict[str, Any] = {"what": "consumer", "resource": "topic:t"}
+    root.call("acl.grant", name="nobody", **access)
+    reader.send(encode_frame(Opcode.READ, 7, pack_read(Read(0, 0, 60_000, 1 << 20, "t"))))
+    root.call("acl.grant", name="billing", **access)
+    assert not reader.replies(), "the rights of others have nothing to do with it"
+    root.call(call, name="nobody", **(access if call == "acl.revoke" else {}))
+    [reply] = reader.replies()
+    assert reply.status == 0
+    assert not unpack_chunks(reply.payload)[0], "it may ask again, and is judged"
+    assert root.ask(Opcode.SEND, send_payload()).status == 0
+    assert not reader.replies()
+
+
+def test_a_client_whose_user_is_deleted_and_that_does_not_end_is_cut() -> None:
+    broker = BrokerWithUsers()
+    root, reader = broker.log_in("root"), broker.log_in("nobody")
+    reader.transport.loseConnection = lambda: None  # type: ignore[method-assign]  # as TLS whose peer is silent
+    root.call("user.delete", name="nobody")
+    broker.pass_time(STUCK_SECONDS)
+    assert reader.transport.disconnected
 
 
 def test_the_first_user_ends_connections_without_a_login() -> None:

@@ -157,6 +157,16 @@ def test_a_debt_stays_when_the_quota_changes() -> None:
     assert error_of(broker.shop, Opcode.SEND, send_payload(1)) is None
 
 
+def test_a_debt_stays_when_one_of_two_limits_is_removed_and_set_again() -> None:
+    size = len(send_payload())
+    broker = Limited(bytes_per_s=size // 100, requests_per_s=1_000)
+    assert error_of(broker.shop, Opcode.SEND, send_payload(0)) is None
+    broker.set(bytes_per_s=0)
+    assert error_of(broker.shop, Opcode.SEND, send_payload(1)) is None
+    broker.set(bytes_per_s=size // 100)
+    assert isinstance(error_of(broker.shop, Opcode.SEND, send_payload(2)), errors.Throttled)
+
+
 def test_requests_by_http_count() -> None:
     broker = Limited(requests_per_s=2)
     log_in = broker.assembly.guard.log_in_by_http

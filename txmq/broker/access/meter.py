@@ -41,8 +41,7 @@ class Meter:
 
     def __init__(self, user: str, quota: Quota, now: float) -> None:
         self.user = user
-        self._bytes: TokenBucket | None = None
-        self._requests: TokenBucket | None = None
+        self._buckets: dict[str, TokenBucket] = {}  # of limits that are over, too: a debt stays
         self.change(quota, now)
         self._halves: dict[bytes, None] = {}
         self._counted_at = float("-inf")
@@ -53,8 +52,14 @@ class Meter:
     def change(self, quota: Quota, now: float) -> None:
         """Have another quota from now on. What was used up still counts."""
         self.quota = quota
-        self._bytes = changed(self._bytes, quota.bytes_per_s, now)
-        self._requests = changed(self._requests, quota.requests_per_s, now)
+        self._bytes = self._changed("bytes_per_s", quota.bytes_per_s, now)
+        self._requests = self._changed("requests_per_s", quota.requests_per_s, now)
+
+    def _changed(self, limit: str, rate: int, now: float) -> TokenBucket | None:
+        bucket = changed(self._buckets.get(limit), rate, now)
+        if bucket is not None:
+            self._buckets[limit] = bucket
+        return bucket
 
     def check_request(self, state: State, opcode: int, payload: bytes, now: float) -> None:
         """Count a request. Raises Throttled where the user has to wait."""

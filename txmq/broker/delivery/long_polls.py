@@ -148,6 +148,11 @@ class LongPolls:
             if session is None or waiter.session is session:
                 self._end(waiter)
 
+    def end_all(self, session: ClientSession) -> None:
+        """End the waiting requests of a connection."""
+        for waiter in list(self._by_session.get(session, ())):
+            self._end(waiter)
+
     def _end(self, waiter: _Waiter) -> None:
         self._remove(waiter)
         self._engine.carry_out(waiter.requester, waiter.end)

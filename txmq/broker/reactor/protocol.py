@@ -306,20 +306,26 @@ class ClientSession(Protocol):
         peer = self._wire.getPeer()
         return str(getattr(peer, "host", peer))
 
-    def renew_rights(self) -> None:
+    def renew_rights(self) -> bool:
         """Take the user's rights as they are now: users have changed. A session whose
-        user is gone, or that began before there were users, ends.
+        user is gone, or that began before there were users, ends. Return whether the
+        user may do something else than before.
         """
         guard = self._shared.guard
         if guard is None or self.is_own or self.hello is None:
-            return
-        current = None if self.rights is None else guard.rights_of(self.rights.user)
+            return False
+        before = self.rights
+        current = None if before is None else guard.rights_of(before.user)
         if current is not None or not guard.has_users:
             self.rights = current if guard.has_users else None
-            return
+            return _permissions(before) != _permissions(current)
         self.log.info("session.ended", reason="its user was deleted, or it has none")
         self.ignore_requests()
         self._clock.callLater(0, self._wire.loseConnection)
+        # a client that neither reads nor ends its side of TLS would keep it for ever
+        self._cancel_deadline()
+        self._deadline = self._clock.callLater(STUCK_SECONDS, self.cut, "does not end")
+        return True
 
     def _greet(self, frame: Frame, hello: Hello, login: dict[str, str] | None = None) -> None:
         welcome = self._welcome(negotiate(hello))
@@ -421,7 +427,8 @@ class ClientSession(Protocol):
 
     def resume(self) -> None:
         """Read requests again: the client has read its replies."""
-        self._cancel_deadline()
+        if not self._ignoring:
+            self._cancel_deadline()
         self._paused = False
         self._read_or_pause()
         self._work_later()
@@ -467,6 +474,10 @@ class ClientSession(Protocol):
         lost, self.on_lost = self.on_lost, {}
         for listener in lost.values():
             listener()
+
+
+def _permissions(rights: UserRights | None) -> object:
+    return None if rights is None else (rights.roles, rights.grants)
 
 
 @implementer(IPushProducer)
@@ -536,10 +547,11 @@ class SessionFactory(Factory):
         """Return whether all connections are closed."""
         return not self._open
 
-    def renew_rights(self) -> None:
-        """Take the rights of all users as they are now."""
-        for session in list(self._open):
-            session.renew_rights()
+    def renew_rights(self) -> list[ClientSession]:
+        """Take the rights of all users as they are now; return the sessions whose users
+        may do something else than before.
+        """
+        return [session for session in list(self._open) if session.renew_rights()]
 
     def connected_instances(self) -> set[tuple[str, str]]:
         """Return the connected producer instances (service, name)."""
