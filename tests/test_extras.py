@@ -37,6 +37,7 @@ PARTS = {
     "txmq.cli.app": "cli",
     "txmq.broker.service": "broker",
     "txmq_spark": "spark",
+    "txmq.testing.broker_thread": "testing",
 }
 
 PROGRAM = """

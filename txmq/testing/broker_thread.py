@@ -11,6 +11,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from txmq.errors.extras import require
+
+require("testing", "jsonschema", "lmdb", "prometheus_client", "structlog", "twisted")
+
 from twisted.internet.defer import Deferred
 from twisted.internet.threads import blockingCallFromThread
 

@@ -346,6 +346,13 @@ def test_a_connection_that_became_autocommit_sends_nothing(
     assert world.messages() == set()
 
 
+def test_none_is_no_connection(world: World) -> None:
+    """Django's `connection.connection` is None until it is used."""
+    nothing: Any = None
+    with pytest.raises(LocalProtocolError, match="None is no connection"):
+        world.client.enlist(nothing)
+
+
 def test_a_pool_lends_no_messages_of_the_user_before(world: World) -> None:
     """Who has executed nothing has no transaction for the pool to roll back."""
     pool = SimpleConnectionPool(1, 1, world.dsn, connection_factory=EnlistConnection)

@@ -46,7 +46,7 @@ POOLED: Final = (
     "statement_cache_size=0 (asyncpg)"
 )
 HINTS: Final = {
-    "25006": "this server is a standby or read-only: use the primary",
+    "25006": "this server is a standby, or the transaction is READ ONLY: write on the primary",
     "42501": "the role lacks a right on txmq's tables: GRANT it, or let their owner run this",
     "28000": "check the role and pg_hba.conf",
     "28P01": "check the password",

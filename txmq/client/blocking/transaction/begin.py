@@ -15,6 +15,7 @@ from txmq.client.protocol.transaction.options import (
     checked_options,
     checked_xa_options,
 )
+from txmq.errors import LocalProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -72,6 +73,11 @@ def enlist(
         enlisted_in,
     )
 
+    if connection is None:  # as that of Django, before its first use
+        raise LocalProtocolError(
+            "None is no connection to send messages with",
+            hint="open it first: Django does in connection.ensure_connection()",
+        )
     known = enlisted_in(connection)
     if known is not None:
         known.require_joinable(cores[0], options)
