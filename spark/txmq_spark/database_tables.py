@@ -286,16 +286,17 @@ def _query_columns(snapshot: DatabaseSnapshot, query: str) -> frozenset[str]:
             cursor.execute("SELECT set_config('txmq.probe', %s, true)", (text,))
             cursor.execute(_OPEN)
             cursor.execute(text)
-            names = frozenset(column.name for column in cursor.description or ())
+            listed = [column.name for column in cursor.description or ()]
     except (psycopg2.Error, ValueError) as error:  # ValueError: a text with a character zero
         raise ConfigError(
             "applied-query", translate(error, "the query fails").message, hint="try it in psql"
         ) from None
-    if names not in APPLIED_COLUMNS:
+    names = frozenset(listed)
+    if names not in APPLIED_COLUMNS or len(names) < len(listed):
         forms = "; or ".join(", ".join(sorted(form)) for form in APPLIED_COLUMNS)
         raise ConfigError(
             "applied-query",
-            f"the query returns the columns {', '.join(sorted(names))}",
+            f"the query returns the columns {', '.join(sorted(listed))}",
             hint=f"return one of these sets of columns: {forms}",
         )
     return names

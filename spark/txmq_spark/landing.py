@@ -15,6 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from txmq.errors import ConfigError
+from txmq_spark.hadoop_files import Directory
+from txmq_spark.query_errors import job_errors
 from txmq_spark.query_run import run_query
 from txmq_spark.stream_progress import parse_progress
 
@@ -53,11 +55,37 @@ def land(spark: SparkSession, options: LandOptions) -> Landed:
     Raises ConfigError, QueryFailed.
     """
     rows = _rows(spark, options)
+    with job_errors():
+        require_same_batches(spark, options)
     spark.conf.set(KEPT_PROGRESS, BATCHES)
     writer = rows.writeStream.format("parquet").partitionBy("topic", "date")
     writer = writer.option("path", options.path).option("checkpointLocation", options.checkpoint)
     query = run_query(writer, options.every_s)
     return _landed([json.loads(progress.json) for progress in query.recentProgress])
+
+
+def require_same_batches(spark: SparkSession, options: LandOptions) -> None:
+    """Raise ConfigError where the directory has the files of another checkpoint.
+
+    Spark knows the batches of a directory by their numbers only. It would take those of
+    the other checkpoint for batches that this one has landed, and skip their messages.
+    """
+    landed = _last_batch(spark, f"{options.path}/_spark_metadata")
+    planned = _last_batch(spark, f"{options.checkpoint}/offsets")
+    committed = _last_batch(spark, f"{options.checkpoint}/commits")
+    # A run that was killed may have landed the batch that it had planned.
+    if landed not in (planned, committed):
+        raise ConfigError(
+            "--path",
+            f"{options.path} was not landed with the checkpoint {options.checkpoint}",
+            hint="name its checkpoint (--checkpoint), or a new directory",
+        )
+
+
+def _last_batch(spark: SparkSession, log: str) -> int:
+    """Return the number of the last batch in a log of Spark; -1 = there is none."""
+    names = (name.removesuffix(".compact") for name in Directory(spark, log).names())
+    return max((int(name) for name in names if name.isdigit()), default=-1)
 
 
 def _rows(spark: SparkSession, options: LandOptions) -> DataFrame:

@@ -179,6 +179,8 @@ def check_columns(schema: StructType, topic: str | None) -> None:
         if expected is None or not _same(field.dataType, expected):
             what = f"{field.name} {field.dataType.simpleString()}"
             raise ConfigError("columns", f"a message has no column {what}", hint=HINT)
+        if schema.names.count(field.name) > 1:
+            raise ConfigError("columns", f"there are two columns {field.name}", hint=HINT)
     if "body" not in schema.names:
         raise ConfigError("columns", "a message needs a body", hint=HINT)
     if ("topic" in schema.names) == (topic is not None):

@@ -48,6 +48,30 @@ def test_each_message_lands_once_though_a_batch_is_run_again(
     assert list(date.glob("*.parquet"))
 
 
+def test_a_directory_of_another_checkpoint_is_refused(
+    spark: SparkSession,
+    broker: str,
+    topic: str,
+    client: txmq.Client,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(command_line, "job_session", lambda: nullcontext(spark))
+    client.send_many(topic, texts(*range(5)))
+    path, other = tmp_path / "lake", tmp_path / "other"
+    arguments = ["land", "--url", broker, "--topic", topic, "--path", str(path)]
+    assert command_line.main(arguments) == 0
+    client.send_many(topic, texts(*range(5, 9)))
+    assert command_line.main([*arguments, "--checkpoint", str(other)]) == 1
+    assert "was not landed with the checkpoint" in capsys.readouterr().err
+    (path / "_checkpoint").rename(other)  # without it Spark would begin at batch 0 again
+    assert command_line.main(arguments) == 1
+    assert command_line.main([*arguments, "--checkpoint", str(other)]) == 0
+    rows = spark.read.parquet(str(path))
+    assert sorted(int(row.body) for row in rows.select("body").collect()) == list(range(9))
+
+
 def test_a_landing_needs_topics(
     spark: SparkSession,
     tmp_path: Path,

@@ -205,6 +205,7 @@ def test_rows_without_a_body_or_a_topic_are_refused(
         ("body binary, Key string", "t", "no column Key string"),
         ("body binary, headers map<string,int>", "t", "no column headers"),
         ("body binary, message_id string", "t", "no column message_id"),
+        ("body binary, key string, key string", "t", "two columns key"),
         ("body binary", None, "name the topic"),
         ("body binary, topic string", "t", "name the topic"),
     ],
