@@ -1048,6 +1048,10 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_files_that_could_not_be_read_are_tried_again_though_no_time_of_theirs_changes",
         "test_a_key_with_a_password_is_refused_and_nobody_is_asked",
     ),
+    225: (
+        "test_requests_that_wait_end_when_their_user_loses_the_right",
+        "test_a_client_whose_user_is_deleted_and_that_does_not_end_is_cut",
+    ),
     216: (
         "test_a_letter_that_is_damaged_after_it_was_sent_is_abandoned_like_the_others",
         "test_a_letter_that_is_damaged_before_it_was_sent_stays_open",

@@ -288,7 +288,7 @@ def test_passwords_by_http_cost_a_bounded_number_of_hashes_however_many_peers_th
         with pytest.raises(errors.TxmqError) as caught:
             log_in(f"10.0.0.{number}", header)
         told.append(type(caught.value).__name__)
-    assert told.count("Throttled") == 60 - (guard.HASHES_PER_S - 1)
+    assert told.count("Throttled") == 60 - (guard.HASHES_OF_STRANGERS - 1)
     assert log_in("10.9.9.9", right) is not None, "a password that was right is not hashed again"
     broker.pass_time(1)
     with pytest.raises(errors.LoginFailed):
@@ -313,6 +313,28 @@ def test_many_names_neither_push_out_a_lock_nor_take_the_hashes_of_other_hosts()
     assert told.count("LoginFailed") == guard.HASHES_OF_PEER
     right = "Basic " + b64encode(f"root:{PASSWORD}".encode()).decode()
     assert office.log_in_by_http("10.0.0.2", right) is not None
+
+
+@pytest.mark.parametrize("by_http", [True, False])
+def test_hosts_of_strangers_leave_hashes_to_those_that_users_log_in_from(*, by_http: bool) -> None:
+    broker = BrokerWithUsers()
+    log_in = broker.assembly.guard.log_in_by_http
+
+    def basic(user: str, password: str) -> str:
+        return "Basic " + b64encode(f"{user}:{password}".encode()).decode()
+
+    if by_http:
+        host = "10.9.9.9"
+        assert log_in(host, basic("root", PASSWORD)) is not None
+    else:
+        host = broker.log_in("root").session.peer_host
+    broker.pass_time(60.0)
+    for number in range(100):
+        with pytest.raises(errors.TxmqError):
+            log_in(f"10.0.0.{number % 10}", basic(f"user-{number}", "a guess"))
+    assert log_in(host, basic("ops", PASSWORD)) is not None
+    with pytest.raises(errors.Throttled):
+        log_in("10.7.7.7", basic("ops", "a guess"))
 
 
 def test_a_verifier_of_many_rounds_costs_as_many_hashes() -> None:

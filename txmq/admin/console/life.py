@@ -10,6 +10,7 @@ from txmq.client.protocol.call_steps import CallRun
 from txmq.client.protocol.life_events import events_of
 from txmq.client.protocol.lives import Trace, delivery_steps, life_steps, trace_steps
 from txmq.errors import TxmqError
+from txmq.model.units import MILLISECOND
 
 if TYPE_CHECKING:
     from txmq.client.protocol.call_steps import CallSteps
@@ -41,16 +42,40 @@ async def trace_of(
     if thorough:
         trace = await _run(reader, trace_steps(key, message, limit))
         return PageTrace(trace, "", _is_cut(trace.messages))
-    wanted = {"key": key, "id": message, "limit": limit, "within_ms": SEARCH_MS}
-    page = await reader.ask("message.search", **wanted)
-    found, full = page["messages"], len(page["messages"]) >= limit
+    found, more, reached = await _search(reader, key, message, limit)
     for one in found:
         await _run(reader, life_steps(one))
     await _run(reader, delivery_steps(found, replies=1, within_ms=DELIVERIES_MS))
-    more = page["next"] is not None and message is None
-    trace = Trace(found, events_of(found), more and full)
-    is_searched = page["next"] is None or full or (message is not None and bool(found))
-    return PageTrace(trace, "" if is_searched else page["at"], _is_cut(found))
+    return PageTrace(Trace(found, events_of(found), more), reached, _is_cut(found))
+
+
+async def _search(
+    reader: Reader, key: str | None, message: str | None, limit: int
+) -> tuple[list[dict[str, Any]], bool, str]:
+    """Return the messages, whether there are more than the limit, and the topic where
+    the search has stopped because its time was over.
+    """
+    found: list[dict[str, Any]] = []
+    after: list[int] | None = None
+    began = reader.now
+    while True:
+        left_ms = SEARCH_MS - (reader.now - began) // MILLISECOND
+        page = await reader.ask(
+            "message.search",
+            key=key,
+            id=message,
+            after=after,
+            limit=limit - len(found),
+            within_ms=max(1, left_ms),
+        )
+        found += page["messages"]
+        after = page["next"]
+        if after is None or (message is not None and found):
+            return found[:limit], len(found) > limit, ""
+        if len(found) >= limit:
+            return found[:limit], True, ""
+        if reader.now - began >= SEARCH_MS * MILLISECOND:
+            return found, False, page["at"]
 
 
 def _is_cut(messages: list[dict[str, Any]]) -> bool:

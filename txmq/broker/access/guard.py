@@ -43,6 +43,7 @@ WINDOW_S = 60.0  # in which failed logins are counted
 MAX_FAILURES = 10  # of a user from one host in this time
 HASHES_PER_S = 20  # of passwords that come by HTTP, of all peers: a tenth of a processor
 HASHES_OF_PEER = 5  # of these, of one host: it does not keep others out
+HASHES_OF_STRANGERS = 15  # of all hosts that nobody has logged in from
 MAX_PEERS = 10_000  # users of hosts that are remembered
 DENIAL_S = 60.0  # between two entries of the audit topic about the same denial
 MAX_DENIALS = 100  # that are remembered, and so may be stored in this time
@@ -163,7 +164,10 @@ class Guard:
         self._own = scram.make_verifier(self.own_password, iterations=scram.MIN_ITERATIONS)
         self._fallback = secrets.token_bytes(32)
         self._hashes = TokenBucket(HASHES_PER_S, clock.seconds())
+        self._strangers = TokenBucket(HASHES_OF_STRANGERS, clock.seconds())
         self._hashes_of: OrderedDict[str, TokenBucket] = OrderedDict()  # by network
+        # networks that a password was right from: the newest last
+        self._known_hosts: OrderedDict[str, None] = OrderedDict()
         self._http_logins: set[bytes] = set()  # sealed names and passwords that were right
         self._tokens: dict[bytes, tuple[str, Token]] | None = None  # by digest; None = not yet
 
@@ -277,6 +281,7 @@ class Guard:
             raise self.failed(peer, user)
         if len(self._http_logins) < MAX_CACHED:
             self._http_logins.add(seal)
+        self.note_host(peer)
         rights.check_call_quota("http")
         return rights
 
@@ -302,18 +307,30 @@ class Guard:
     def _check_hashes(self, peer: str, cost: float) -> None:
         """Count a hash of a password, over all peers: each costs the reactor's thread
         milliseconds. Raises Throttled beyond `HASHES_PER_S`, and for a host beyond
-        `HASHES_OF_PEER`: it may try many names. `cost` is more than 1 where a verifier
-        has more rounds than txmq gives it.
+        `HASHES_OF_PEER`: it may try many names. Hosts that nobody has logged in from
+        leave some to the others. `cost` is more than 1 where a verifier has more rounds
+        than txmq gives it.
         """
         network, now = network_of(peer), self._clock.seconds()
         own = self._hashes_of.pop(network, None) or TokenBucket(HASHES_OF_PEER, now)
         self._hashes_of[network] = own
         if len(self._hashes_of) > MAX_PEERS:
             self._hashes_of.popitem(last=False)
-        if wait_s := own.wait_s(now) or self._hashes.wait_s(now):
+        of_all = [own, self._hashes]
+        if network not in self._known_hosts:
+            of_all.append(self._strangers)
+        if wait_s := max(bucket.wait_s(now) for bucket in of_all):
             raise Throttled.after(wait_s, "too many logins at a time", hint="try again")
-        own.take(cost)
-        self._hashes.take(cost)
+        for bucket in of_all:
+            bucket.take(cost)
+
+    def note_host(self, peer: str) -> None:
+        """Remember a host that a user has logged in from with a password."""
+        network = network_of(peer)
+        self._known_hosts[network] = None
+        self._known_hosts.move_to_end(network)
+        if len(self._known_hosts) > MAX_PEERS:
+            self._known_hosts.popitem(last=False)
 
     def check_login(self, peer: str, user: str) -> None:
         """Raise Throttled for a user with too many failures from a host. It is asked

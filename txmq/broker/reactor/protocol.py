@@ -280,6 +280,7 @@ class ClientSession(Protocol):
         if proof is None or rights is None:
             raise guard.failed(self.peer_host, login.user)
         guard.logins["succeeded"] += 1
+        guard.note_host(self.peer_host)
         self._login = None
         self._admit(rights, hello)
         self._greet(frame, hello, {"message": proof})
