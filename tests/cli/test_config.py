@@ -137,7 +137,7 @@ def test_users_get_their_roles_and_grants_and_no_password() -> None:
     ("text", "where"),
     [
         ("{", "document"),
-        ('{"txmq": 2}', "txmq"),
+        ('{"txmq": 2}', "another version"),
         ('{"topics": {"t": {"partitions": 0}}}', "topics.t.partitions"),
         ('{"topics": {"t": {"partitions": 1, "settings": {"retention": 1}}}}', "retention"),
         ('{"topics": {"\\u001b[2J": {"partitions": 1}}}', "topics"),

@@ -110,6 +110,8 @@ def parse(text: str) -> ClusterConfig:
         return ClusterConfig.model_validate_json(text)
     except ValidationError as error:
         where, reason = first_mistake(error, unit="field")
+        if where == ("txmq",):
+            reason = "the document is of another version; this txmq knows version 1"
         raise ConfigError(
             ".".join(where) or "document", reason, hint="txmq config export shows the form"
         ) from None

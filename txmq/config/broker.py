@@ -458,5 +458,5 @@ def _read(path: Path) -> dict[str, Any]:
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(
-            str(path), f"is not TOML: {error}", hint="see txmq/config/broker.py for an example"
+            str(path), f"is not TOML: {error}", hint="packaging/txmq.toml is an example"
         ) from None

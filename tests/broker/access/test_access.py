@@ -327,7 +327,7 @@ def test_hosts_of_strangers_leave_hashes_to_those_that_users_log_in_from(*, by_h
         host = "10.9.9.9"
         assert log_in(host, basic("root", PASSWORD)) is not None
     else:
-        host = broker.log_in("root").session.peer_host
+        host = broker.log_in("root").session.peer_host  # type: ignore[attr-defined]  # a session's
     broker.pass_time(60.0)
     for number in range(100):
         with pytest.raises(errors.TxmqError):
