@@ -1052,6 +1052,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_requests_that_wait_end_when_their_user_loses_the_right",
         "test_a_client_whose_user_is_deleted_and_that_does_not_end_is_cut",
     ),
+    226: ("test_denials_of_one_user_do_not_hide_those_of_others",),
     216: (
         "test_a_letter_that_is_damaged_after_it_was_sent_is_abandoned_like_the_others",
         "test_a_letter_that_is_damaged_before_it_was_sent_stays_open",

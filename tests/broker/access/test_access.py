@@ -206,6 +206,19 @@ def test_denials_are_counted_and_audited_once_a_minute() -> None:
     ] == [("nobody", "write", "topic:t")]
 
 
+def test_denials_of_one_user_do_not_hide_those_of_others() -> None:
+    broker = BrokerWithUsers()
+    nobody, shop = broker.log_in("nobody"), broker.log_in("shop")
+    for number in range(guard.MAX_DENIALS + 1):
+        nobody.call("topic.delete", name=f"t{number}")
+    shop.call("topic.delete", name="orders")
+    broker.pass_time(0.1)
+    found: Any = broker.log_in("checks").call("audit.list", call="access.denied", limit=1_000)
+    entries = [entry["operator"] for entry in found["entries"]]
+    assert entries.count("nobody") == guard.MAX_DENIALS_OF_USER
+    assert entries.count("shop") == 1
+
+
 def test_the_audit_topic_is_for_auditors() -> None:
     broker = BrokerWithUsers()
     broker.grant("billing", "read", "topic:*")

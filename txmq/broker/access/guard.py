@@ -47,6 +47,7 @@ HASHES_OF_STRANGERS = 15  # of all hosts that nobody has logged in from
 MAX_PEERS = 10_000  # users of hosts that are remembered
 DENIAL_S = 60.0  # between two entries of the audit topic about the same denial
 MAX_DENIALS = 100  # that are remembered, and so may be stored in this time
+MAX_DENIALS_OF_USER = 20  # of these: one user's do not hide those of others
 MAX_CACHED = 10_000  # answers about resources, of one user
 OPERATOR_IS_SOUGHT = {"audit.list"}  # there it is not who calls
 log = structlog.get_logger()
@@ -374,7 +375,8 @@ class Guard:
             last = None
         while self._denials and next(iter(self._denials.values())) + DENIAL_S <= now:
             self._denials.popitem(last=False)
-        if last is None and len(self._denials) < MAX_DENIALS:
+        own = sum(name == user for name, _need in self._denials)
+        if last is None and own < MAX_DENIALS_OF_USER and len(self._denials) < MAX_DENIALS:
             self._denials[user, need] = now
             self._note(user, need)
         return AccessDenied(
