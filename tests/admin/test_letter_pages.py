@@ -13,7 +13,7 @@ import pytest
 from tests.admin.console_support import ConsoleInMemory
 from tests.broker.access.support import VERIFIER
 from tests.broker.calls.test_letter_calls import Office
-from txmq.admin.console import acting
+from txmq.admin.console import acting, life
 from txmq.broker.calls import letters as letter_calls
 from txmq.core.events.outcome import Rejected
 from txmq.core.users import SetUser
@@ -272,6 +272,18 @@ def test_a_trace_of_a_large_log_ends_in_time_and_says_what_it_left_out(
     page = console.get("/trace?key=k3&thorough=yes")
     assert "stopped" not in page.text
     assert "not read from here on" not in page.text
+
+
+def test_few_thorough_traces_run_at_a_time(
+    console: ConsoleInMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _number in range(life.MAX_THOROUGH + 1):
+        assert console.get("/trace?key=k3&thorough=yes").status == 200, "one after the other"
+    monkeypatch.setattr(life, "MAX_THOROUGH", 0)
+    refused = console.get("/trace?key=k3&thorough=yes")
+    assert refused.status == 429
+    assert "thorough traces are under way" in refused.text
+    assert console.get("/trace?key=k3").status == 200
 
 
 def test_whoever_may_not_read_sees_no_body() -> None:

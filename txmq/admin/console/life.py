@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 
 SEARCH_MS, DELIVERIES_MS = 200, 100  # of a page; who wants more asks for a thorough one
+MAX_THOROUGH = 4  # at a time: each takes seconds, and keeps a connection from other readers
+_thorough: set[Reader] = set()  # readers of those under way
 
 
 class PageTrace(NamedTuple):
@@ -40,7 +42,14 @@ async def trace_of(
     Without `thorough` it takes a bounded time, however large the log is.
     """
     if thorough:
-        trace = await _run(reader, trace_steps(key, message, limit))
+        if len(_thorough) >= MAX_THOROUGH:
+            reason = f"{len(_thorough)} thorough traces are under way"
+            raise Refused("Throttled", reason, "try again, or use: txmq trace", 429)
+        _thorough.add(reader)
+        try:
+            trace = await _run(reader, trace_steps(key, message, limit))
+        finally:
+            _thorough.discard(reader)
         return PageTrace(trace, "", _is_cut(trace.messages))
     found, more, reached = await _search(reader, key, message, limit)
     for one in found:
