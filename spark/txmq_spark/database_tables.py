@@ -37,6 +37,7 @@ APPLIED_COLUMNS: Final = {
     frozenset({"key", "version"}): "key string, version bigint",
 }
 TYPES: Final = {"string": SQL("text"), "bigint": SQL("int8")}
+FRACTIONS: Final = {700: "real", 701: "double precision", 1700: "numeric"}  # by pg_type.oid
 
 
 WRITER: Final = "^[0-9a-f]{12}7[0-9a-f]{19}$"
@@ -286,6 +287,7 @@ def _query_columns(snapshot: DatabaseSnapshot, query: str) -> frozenset[str]:
             cursor.execute("SELECT set_config('txmq.probe', %s, true)", (text,))
             cursor.execute(_OPEN)
             cursor.execute(text)
+            found = {column.name: column.type_code for column in cursor.description or ()}
             listed = [column.name for column in cursor.description or ()]
     except (psycopg2.Error, ValueError) as error:  # ValueError: a text with a character zero
         raise ConfigError(
@@ -299,4 +301,13 @@ def _query_columns(snapshot: DatabaseSnapshot, query: str) -> frozenset[str]:
             f"the query returns the columns {', '.join(sorted(listed))}",
             hint=f"return one of these sets of columns: {forms}",
         )
+    for field in APPLIED_COLUMNS[names].split(", "):
+        name, kind = field.split()
+        # A cast would round 1.5 to another version, and fail in a task for NaN.
+        if kind == "bigint" and found[name] in FRACTIONS:
+            raise ConfigError(
+                "applied-query",
+                f"column {name} is of type {FRACTIONS[found[name]]}, not a whole number",
+                hint=f"return {name}::bigint where that is exact",
+            )
     return names

@@ -349,6 +349,7 @@ def test_what_was_applied_may_come_from_a_query(
     [
         ("SELECT 1 AS number", "returns the columns number"),
         ("SELECT 'a' AS key, 1 AS version, 2 AS version", "the columns key, version, version"),
+        ("SELECT 'a' AS key, 'NaN'::numeric AS version", "version is of type numeric"),
         ("SELECT * FROM nowhere", "the query fails"),
         ("DELETE FROM orders RETURNING name AS message_id", "the query fails"),
         ("SELECT 'a' AS message_id; DROP TABLE orders", "the query fails"),
