@@ -337,6 +337,16 @@ def test_a_cancelled_inbox_loses_and_doubles_nothing(scenes: Scenes) -> None:
     run(story())
 
 
+def test_none_is_no_connection(scenes: Scenes) -> None:
+    async def story() -> None:
+        async with scenes() as scene:
+            for begin in (scene.client.transaction, scene.client.enlist):
+                with pytest.raises(LocalProtocolError, match="None is no connection"):
+                    begin(None)
+
+    run(story())
+
+
 def test_messages_are_enlisted_in_the_drivers_own_transaction(scenes: Scenes) -> None:
     async def story() -> None:
         async with scenes() as scene:

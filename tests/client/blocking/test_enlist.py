@@ -349,8 +349,9 @@ def test_a_connection_that_became_autocommit_sends_nothing(
 def test_none_is_no_connection(world: World) -> None:
     """Django's `connection.connection` is None until it is used."""
     nothing: Any = None
-    with pytest.raises(LocalProtocolError, match="None is no connection"):
-        world.client.enlist(nothing)
+    for begin in (world.client.enlist, world.client.transaction):
+        with pytest.raises(LocalProtocolError, match="None is no connection"):
+            begin(nothing)
 
 
 def test_a_pool_lends_no_messages_of_the_user_before(world: World) -> None:

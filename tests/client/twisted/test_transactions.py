@@ -262,5 +262,7 @@ def test_a_transaction_reaches_another_broker(
 def test_a_connection_and_a_checker_are_refused_together(world: World, client: Client) -> None:
     with pytest.raises(LocalProtocolError):
         client.transaction(world.connection, checker="billing")  # type: ignore[call-overload]
+    with pytest.raises(LocalProtocolError, match="None is no connection"):
+        client.transaction(None)  # type: ignore[call-overload]
     with pytest.raises(ConfigError):
         client.transaction(world.connection, timeout=-1.0)

@@ -38,7 +38,12 @@ from txmq.client.protocol.sender.rows import Fields, checked_messages, column_ro
 from txmq.client.protocol.settings import no_spool
 from txmq.client.protocol.transaction.decision import is_published
 from txmq.client.protocol.transaction.half_message import HalfBundle, HalfMessage
-from txmq.client.protocol.transaction.options import CHECK_AFTER_S, TransactionOptions, XaOptions
+from txmq.client.protocol.transaction.options import (
+    CHECK_AFTER_S,
+    NO_CONNECTION,
+    TransactionOptions,
+    XaOptions,
+)
 from txmq.client.protocol.transaction.tokens import new_token, parse_token
 from txmq.client.protocol.typed.bodies import Topics
 from txmq.errors import RequestTimeout, TxmqError
@@ -296,7 +301,7 @@ class Client(TypedTopicCalls, AwaitedMessageCalls, AioCloseable):
 
     def transaction(
         self,
-        connection: object = None,
+        connection: object = NO_CONNECTION,
         *,
         checker: str | None = None,
         **options: Unpack[TransactionOptions],

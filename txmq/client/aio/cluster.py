@@ -29,7 +29,12 @@ from txmq.client.protocol.sender.routing import of_one_broker
 from txmq.client.protocol.sender.rows import Fields, check_columns, checked_messages
 from txmq.client.protocol.settings import ClientSettings
 from txmq.client.protocol.transaction.half_message import HalfMessage
-from txmq.client.protocol.transaction.options import CHECK_AFTER_S, TransactionOptions, XaOptions
+from txmq.client.protocol.transaction.options import (
+    CHECK_AFTER_S,
+    NO_CONNECTION,
+    TransactionOptions,
+    XaOptions,
+)
 from txmq.client.protocol.typed.bodies import Topics
 from txmq.errors import TxmqError
 from txmq.model.message import Message, Receipt
@@ -219,7 +224,7 @@ class Cluster(TypedTopicCalls, AwaitedCluster[Client, AioCore], AioCloseable):
 
     def transaction(
         self,
-        connection: object = None,
+        connection: object = NO_CONNECTION,
         *,
         checker: str | None = None,
         **options: Unpack[TransactionOptions],

@@ -32,7 +32,13 @@ from txmq.client.protocol.sender.rows import Fields
 from txmq.client.protocol.settings import CLOSE_S, no_spool
 from txmq.client.protocol.transaction.decision import is_published
 from txmq.client.protocol.transaction.half_message import HalfBundle, HalfMessage
-from txmq.client.protocol.transaction.options import CHECK_AFTER_S, TransactionOptions, XaOptions
+from txmq.client.protocol.transaction.options import (
+    CHECK_AFTER_S,
+    NO_CONNECTION,
+    Nobody,
+    TransactionOptions,
+    XaOptions,
+)
 from txmq.client.protocol.transaction.tokens import new_token, parse_token
 from txmq.client.protocol.typed.bodies import Topics
 from txmq.errors import RequestTimeout, TxmqError
@@ -220,7 +226,7 @@ class Client(BlockingProducer, BlockingMessageCalls, TypedTopicCalls):
     @overload
     def transaction(
         self,
-        connection: BlockingConnection | None = None,
+        connection: BlockingConnection | Nobody = NO_CONNECTION,
         *,
         checker: None = None,
         **options: Unpack[TransactionOptions],
@@ -228,7 +234,7 @@ class Client(BlockingProducer, BlockingMessageCalls, TypedTopicCalls):
 
     def transaction(
         self,
-        connection: BlockingConnection | None = None,
+        connection: BlockingConnection | Nobody = NO_CONNECTION,
         *,
         checker: str | None = None,
         **options: Unpack[TransactionOptions],

@@ -45,7 +45,13 @@ from txmq.client.protocol.sender.routing import (
 from txmq.client.protocol.sender.rows import Fields, check_columns, checked_messages
 from txmq.client.protocol.settings import CLOSE_S, ClientSettings, no_spool
 from txmq.client.protocol.transaction.half_message import HalfMessage
-from txmq.client.protocol.transaction.options import CHECK_AFTER_S, TransactionOptions, XaOptions
+from txmq.client.protocol.transaction.options import (
+    CHECK_AFTER_S,
+    NO_CONNECTION,
+    Nobody,
+    TransactionOptions,
+    XaOptions,
+)
 from txmq.client.protocol.typed.bodies import Topics
 from txmq.errors import TxmqError, UnknownGroup, UnknownTopic
 from txmq.model.message import Message, Receipt
@@ -295,7 +301,7 @@ class Cluster(TypedTopicCalls):
     @overload
     def transaction(
         self,
-        connection: BlockingConnection | None = None,
+        connection: BlockingConnection | Nobody = NO_CONNECTION,
         *,
         checker: None = None,
         **options: Unpack[TransactionOptions],
@@ -303,7 +309,7 @@ class Cluster(TypedTopicCalls):
 
     def transaction(
         self,
-        connection: BlockingConnection | None = None,
+        connection: BlockingConnection | Nobody = NO_CONNECTION,
         *,
         checker: str | None = None,
         **options: Unpack[TransactionOptions],

@@ -21,7 +21,12 @@ from txmq.client.protocol.reader import READ_BYTES, ReaderStart, decode_messages
 from txmq.client.protocol.sender.batches import StoredBatch
 from txmq.client.protocol.sender.rows import Fields, checked_messages, column_rows, micros_now
 from txmq.client.protocol.settings import no_spool
-from txmq.client.protocol.transaction.options import TransactionOptions, XaOptions
+from txmq.client.protocol.transaction.options import (
+    NO_CONNECTION,
+    Nobody,
+    TransactionOptions,
+    XaOptions,
+)
 from txmq.client.protocol.typed.bodies import Topics
 from txmq.client.twisted.consumer.consumer import Consumer, join_group
 from txmq.client.twisted.core import TwistedCore
@@ -219,7 +224,7 @@ class Client(TypedTopicCalls, TwistedMessageCalls, TwistedHalfCalls, AsyncClosea
 
     def transaction(
         self,
-        connection: BlockingConnection | None = None,
+        connection: BlockingConnection | Nobody = NO_CONNECTION,
         *,
         checker: str | None = None,
         **options: Unpack[TransactionOptions],
@@ -231,7 +236,7 @@ class Client(TypedTopicCalls, TwistedMessageCalls, TwistedHalfCalls, AsyncClosea
         `checker` they do so together with other local work. With neither, the broker
         decides alone.
         """
-        if connection is None and checker is None:
+        if connection is NO_CONNECTION and checker is None:
             return Transaction(self._core)
         begun = begin(core_of(self._core.blocking), connection, checker, options)
         return threaded(self._core.reactor, self._core.threads, begun)

@@ -20,7 +20,13 @@ from txmq.client.protocol.sender.batches import StoredBatch
 from txmq.client.protocol.sender.rows import Fields, check_columns, checked_messages
 from txmq.client.protocol.settings import ClientSettings
 from txmq.client.protocol.transaction.half_message import HalfMessage
-from txmq.client.protocol.transaction.options import CHECK_AFTER_S, TransactionOptions, XaOptions
+from txmq.client.protocol.transaction.options import (
+    CHECK_AFTER_S,
+    NO_CONNECTION,
+    Nobody,
+    TransactionOptions,
+    XaOptions,
+)
 from txmq.client.protocol.typed.bodies import Topics
 from txmq.client.twisted.client import Client, Found, log_dropped
 from txmq.client.twisted.consumer.consumer import Consumers, join_group
@@ -185,7 +191,7 @@ class Cluster(TypedTopicCalls, AwaitedCluster[Client, TwistedCore], AsyncCloseab
 
     def transaction(
         self,
-        connection: BlockingConnection | None = None,
+        connection: BlockingConnection | Nobody = NO_CONNECTION,
         *,
         checker: str | None = None,
         **options: Unpack[TransactionOptions],
@@ -201,7 +207,7 @@ class Cluster(TypedTopicCalls, AwaitedCluster[Client, TwistedCore], AsyncCloseab
         LocalProtocolError where its messages and acks belong to several brokers. The
         rest is as for `Client.transaction`.
         """
-        if connection is None and checker is None:
+        if connection is NO_CONNECTION and checker is None:
             return ClusterTransaction(self._cores, self._routing, self._look_up)
         cores = [core_of(core.blocking) for core in self._cores]
         begun = begin(cores[0], connection, checker, options)

@@ -10,6 +10,7 @@ from txmq.client.aio.transaction.half import HalfTransaction
 from txmq.client.aio.transaction.transaction import LookUp
 from txmq.client.protocol.sender.routing import Routing
 from txmq.client.protocol.transaction.options import (
+    NO_CONNECTION,
     TransactionOptions,
     XaOptions,
     checked_options,
@@ -41,7 +42,7 @@ def begin(
         return HalfTransaction(
             core, checker, timeout=timeout, check_after=check_after, answer_checks=answer_checks
         )
-    if connection is None:
+    if connection is NO_CONNECTION:
         return None
     from txmq.client.aio.transaction.postgres import PostgresTransaction  # noqa: PLC0415
 

@@ -10,12 +10,13 @@ from txmq.client.blocking.transaction.half import HalfTransaction
 from txmq.client.blocking.transaction.local import LocalTransaction
 from txmq.client.blocking.transaction.transaction import Transaction
 from txmq.client.protocol.transaction.options import (
+    NO_CONNECTION,
+    Nobody,
     TransactionOptions,
     XaOptions,
     checked_options,
     checked_xa_options,
 )
-from txmq.errors import LocalProtocolError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 def begin(
     core: BlockingCore,
-    connection: BlockingConnection | None,
+    connection: BlockingConnection | Nobody,
     checker: str | None,
     options: TransactionOptions,
     kind: Callable[[], type[PostgresTransaction]] | None = None,
@@ -43,7 +44,7 @@ def begin(
     )
     if checker is not None:
         return HalfTransaction(core, checker, timeout=timeout, check_after=check_after)
-    if connection is None:
+    if connection is NO_CONNECTION:
         return LocalTransaction(core, timeout=timeout)
     return (kind or _postgres_transaction)()(
         core,
@@ -73,11 +74,6 @@ def enlist(
         enlisted_in,
     )
 
-    if connection is None:  # as that of Django, before its first use
-        raise LocalProtocolError(
-            "None is no connection to send messages with",
-            hint="open it first: Django does in connection.ensure_connection()",
-        )
     known = enlisted_in(connection)
     if known is not None:
         known.require_joinable(cores[0], options)

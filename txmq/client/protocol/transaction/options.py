@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, TypedDict
+from enum import Enum
+from typing import Final, Literal, NamedTuple, TypedDict
 
 from txmq.client.protocol.settings import MAX_TIMEOUT_S, ClientSettings
 from txmq.errors import ConfigError, LocalProtocolError
@@ -11,6 +12,17 @@ from txmq.tx.xid import node_of
 STORE_TIMEOUT_S = 2.0  # row locks are held for as long, should the broker not answer
 CHECK_AFTER_S = 6.0  # RocketMQ's first check
 DEFAULT_NODE = "txmq"  # the node of clients without a service
+
+
+class Nobody(Enum):
+    """The default of a connection that may be left out."""
+
+    CONNECTION = "no connection is given"
+
+
+# None is none: a framework's connection is None before its first use, and a transaction
+# without one has the messages only.
+NO_CONNECTION: Final = Nobody.CONNECTION
 
 
 class TransactionOptions(TypedDict, total=False):
@@ -66,7 +78,13 @@ def checked_options(
         raise ConfigError(
             "transaction", f"there is no option {min(unknown)!r}", hint="see TransactionOptions"
         )
-    timeout = settings.timeout if connection is None else STORE_TIMEOUT_S
+    if connection is None:
+        raise LocalProtocolError(
+            "None is no connection to send messages with",
+            hint="open it first: Django does in connection.ensure_connection(); for messages "
+            "alone leave the argument out",
+        )
+    timeout = settings.timeout if connection is NO_CONNECTION else STORE_TIMEOUT_S
     if "timeout" in options:
         timeout = require_seconds("timeout", options["timeout"])
     check_after = CHECK_AFTER_S
@@ -77,12 +95,12 @@ def checked_options(
         raise ConfigError(
             "on_unavailable", f"there is no policy {policy!r}", hint="give 'fail' or 'outbox'"
         )
-    if policy == "outbox" and connection is None:
+    if policy == "outbox" and connection is NO_CONNECTION:
         raise LocalProtocolError(
             "on_unavailable='outbox' needs a database, in which the messages wait",
             hint="give the connection: client.transaction(connection)",
         )
-    if connection is not None and checker is not None:
+    if connection is not NO_CONNECTION and checker is not None:
         raise LocalProtocolError(
             "A transaction has a connection or a checker, not both",
             hint="leave the checker out: the database decides the transaction",
