@@ -53,6 +53,7 @@ from txmq.broker.reactor.steady_clock import SteadyClock
 from txmq.broker.requests.dispatcher import RequestDispatcher
 from txmq.broker.search.catalogue_service import CatalogueService
 from txmq.broker.settings_reload import SettingsReload
+from txmq.core.events.users import UserDeleted
 from txmq.core.state import restores
 from txmq.model import limits
 from txmq.model.units import SECOND
@@ -174,6 +175,7 @@ class Assembly:
             guard=self.guard,
             per_peer=settings.limits.connections_per_peer,
         )
+        engine.listen(UserDeleted, self._user_deleted)
         self._publication = PublicationService(engine, clock)
         self._delays = DelayService(engine, clock)
         self._outcomes = OutcomeExpiryService(engine, clock, self.sessions.connected_instances)
@@ -261,6 +263,9 @@ class Assembly:
             "budget_bytes": self._engine.budget.bytes,
             "groups": self.paces.view(),
         }
+
+    def _user_deleted(self, event: UserDeleted, _place: object) -> None:
+        self.sessions.note_deleted(event.name)
 
     def _users_changed(self) -> None:
         self.guard.forget()

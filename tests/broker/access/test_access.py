@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.broker.access.support import PASSWORD, BrokerWithUsers, login
+from tests.broker.access.support import PASSWORD, VERIFIER, BrokerWithUsers, login
 from tests.broker.support import BrokerInMemory, send_payload
 from txmq import errors
 from txmq.broker.access import guard
@@ -122,6 +122,18 @@ def test_requests_that_wait_end_when_their_user_loses_the_right(call: str) -> No
     assert not unpack_chunks(reply.payload)[0], "it may ask again, and is judged"
     assert root.ask(Opcode.SEND, send_payload()).status == 0
     assert not reader.replies()
+
+
+def test_sessions_of_a_deleted_user_end_though_another_of_the_name_is_there_at_once() -> None:
+    broker = BrokerWithUsers()
+    root, former = broker.log_in("root"), broker.log_in("nobody")
+    new = {"name": "nobody", "roles": ["admin"], "password": VerifierArgs.of(VERIFIER), "new": True}
+    deletes = encode_frame(Opcode.CALL, 8, encode_call("user.delete", {"name": "nobody"}))
+    root.send(deletes + encode_frame(Opcode.CALL, 9, encode_call("user.set", new)))
+    broker.pass_time(0.1)
+    assert [reply.status for reply in root.replies()] == [0, 0]
+    assert former.closed
+    assert broker.log_in("nobody").call("user.me")
 
 
 def test_a_client_whose_user_is_deleted_and_that_does_not_end_is_cut() -> None:

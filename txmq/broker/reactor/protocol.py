@@ -104,6 +104,7 @@ class ClientSession(Protocol):
         self.incarnation = 0
         self.origin = b""  # the client's process, if its hello names one
         self.rights: UserRights | None = None  # of the user, where the broker has users
+        self.user_deleted = False  # perhaps there is another one of this name by now
         self.is_own = False  # of the broker itself, which does not log in
         self._login: tuple[Hello, ScramServer] | None = None  # under way
         # called when the connection is gone, by the key of their owner
@@ -316,7 +317,8 @@ class ClientSession(Protocol):
         if guard is None or self.is_own or self.hello is None:
             return False
         before = self.rights
-        current = None if before is None else guard.rights_of(before.user)
+        is_gone = before is None or self.user_deleted
+        current = None if before is None or is_gone else guard.rights_of(before.user)
         if current is not None or not guard.has_users:
             self.rights = current if guard.has_users else None
             return _permissions(before) != _permissions(current)
@@ -547,6 +549,14 @@ class SessionFactory(Factory):
     def all_closed(self) -> bool:
         """Return whether all connections are closed."""
         return not self._open
+
+    def note_deleted(self, user: str) -> None:
+        """Have the sessions of a user end when rights are renewed, even if somebody
+        adds a user of this name before.
+        """
+        for session in self._open:
+            if session.rights is not None and session.rights.user == user:
+                session.user_deleted = True
 
     def renew_rights(self) -> list[ClientSession]:
         """Take the rights of all users as they are now; return the sessions whose users
