@@ -8,11 +8,12 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 import pyspark
+from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
@@ -130,7 +131,9 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 
 def _stop_jvm(session: SparkSession) -> None:
-    session.stop()
+    # A signal to all processes, as service managers send it, has ended the JVM, too.
+    with suppress(Py4JError, OSError):
+        session.stop()
     gateway = SparkContext._gateway  # noqa: SLF001
     if gateway is not None:
         SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001
