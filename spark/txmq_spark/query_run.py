@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import structlog
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
 from txmq_spark.query_errors import query_failure
@@ -53,7 +54,9 @@ def run_query(
             break
         finally:
             if query is not None:
-                query.stop()
+                # The JVM may have had the signal that ends this process, too.
+                with suppress(Py4JError, OSError):
+                    query.stop()
     assert query is not None, "it has ended well"
     between(query)
     return query
