@@ -132,7 +132,8 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 def _stop_jvm(session: SparkSession) -> None:
     # A signal to all processes, as service managers send it, has ended the JVM, too.
-    with suppress(Py4JError, OSError):
+    # py4j then may also read an answer of the call that the signal has interrupted.
+    with suppress(Py4JError, OSError, KeyError):
         session.stop()
     gateway = SparkContext._gateway  # noqa: SLF001
     if gateway is not None:
