@@ -321,6 +321,8 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_reset_takes_messages_back_and_the_store_hears_of_it",
         "test_an_adopted_store_changes_nothing_when_it_comes_back",
         "test_a_message_that_a_store_in_adoption_may_not_keep_goes_back",
+        "test_a_message_that_is_told_after_a_refused_one_goes_back",
+        "test_a_message_goes_back_once_one_before_it_was_delivered_again",
         "test_a_store_does_not_overtake_an_earlier_message_of_its_partition",
         "test_a_verdict_on_an_old_copy_does_not_meet_the_next_delivery",
         "test_an_order_for_an_old_copy_does_not_meet_the_next_delivery",
@@ -1075,6 +1077,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_letters_that_retention_has_copied_go_out_from_their_copies",
     ),
     220: ("test_a_policy_makes_no_plans_of_letters_that_wait_for_another_dead_one",),
+    228: ("test_a_directory_of_another_checkpoint_is_refused",),
     221: (
         "test_fences_that_wait_for_long_hold_up_no_key_of_another_partition",
         "test_a_slow_message_of_one_partition_holds_up_no_fence_of_another",

@@ -296,7 +296,7 @@ def test_a_store_does_not_overtake_an_earlier_message_of_its_partition() -> None
     world.check(0, 1, 2, 4)
 
 
-def test_a_message_behind_a_refused_one_goes_back() -> None:
+def lose_the_lease_of_an_earlier_message(*, told_together: bool) -> None:
     world = StoreWorld(t=1)
     world.publish("t", 9, 7)
     world.join("a", mode="ordered", retry=QUICK, lease_us=10 * SECOND)
@@ -306,7 +306,7 @@ def test_a_message_behind_a_refused_one_goes_back() -> None:
     world.fetch("a")
     world.now += 3 * SECOND
     world.do(ExpireLeases(world.now))
-    for offset, behind in ((1, None), (2, (1, 0, 1))):
+    for offset, behind in ((1, None), (2, (1, 0, 1) if told_together else None)):
         entry = StoredEntry("t", 1, 0, offset, "stored", 1, behind=behind)
         entry = entry._replace(source=key_source(world.state, "g", entry), key_hash=7)
         command = ReportStored("g", "a", world.generation(), STORE, "", (entry,))
@@ -314,6 +314,30 @@ def test_a_message_behind_a_refused_one_goes_back() -> None:
         assert reply.verdicts == ("elsewhere",)
     redelivered = list(world.group().positions[TopicPartition(1, 0)].redeliver)
     assert [item[:2] for item in redelivered] == [(0, 2), (2, 3)]
+    world.check()
+
+
+def test_a_message_behind_a_refused_one_goes_back() -> None:
+    lose_the_lease_of_an_earlier_message(told_together=True)
+
+
+def test_a_message_that_is_told_after_a_refused_one_goes_back() -> None:
+    lose_the_lease_of_an_earlier_message(told_together=False)
+
+
+def test_a_message_goes_back_once_one_before_it_was_delivered_again() -> None:
+    """It may be of its key, and would wait behind a later one."""
+    world = StoreWorld(t=1)
+    world.publish("t", 7, 8)
+    world.join("a", mode="ordered", retry=QUICK)
+    world.fetch("a", most=1)
+    world.fetch("a")
+    world.return_messages("a", (0, 1))
+    assert [one.offset for one in world.fetch("a")] == [0]
+    assert world.report("a", (1, "stored")) == ["elsewhere"]
+    assert world.report("a", (0, "stored")) == ["kept"]
+    assert [one.offset for one in world.fetch("a")] == [1]
+    assert world.report("a", (1, "stored")) == ["kept"]
     world.check()
 
 
@@ -532,7 +556,9 @@ def test_views_of_a_store(world: StoreWorld) -> None:
     ("rule", "bug", "scene"),
     [
         ("_has_earlier", False, test_a_store_does_not_overtake_an_earlier_message_of_its_partition),
-        ("_is_behind_a_refused", False, test_a_message_behind_a_refused_one_goes_back),
+        ("_goes_back", False, test_a_message_behind_a_refused_one_goes_back),
+        ("_is_overtaken", False, test_a_message_that_is_told_after_a_refused_one_goes_back),
+        ("_is_overtaken", False, test_a_message_goes_back_once_one_before_it_was_delivered_again),
         ("_is_given_up", False, test_a_message_that_a_store_in_adoption_may_not_keep_goes_back),
         (
             "_is_from_before_a_reset",

@@ -9,14 +9,14 @@ by now, and the store forgets it.
 
 In an ordered group a message without a lease and a row is taken only if nothing before
 it in its partition is still to be processed: that could have its key. Where an earlier
-message of its key was refused in the same report, it goes back as well. An old copy is
-not taken either: one from before a reset of its partition, or of a store that was
-adopted.
+message of its key was refused in the same report, it goes back as well, and where a
+message before it was lost to its lease. An old copy is not taken either: one from
+before a reset of its partition, or of a store that was adopted.
 """
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from txmq.core.consumers import circuit_breaker, failures, head_of_line, key_fences, leases
@@ -245,7 +245,7 @@ class _Report:
             # A store that answers an order to drop a message never had this delivery.
             dropped = entry.state == RETURNED and self._order(ref) is StoreOrder.DROP
             taken = not dropped and self._is_of_lease(ref, entry)
-            if (taken and self._is_behind_a_refused(entry)) or (
+            if (taken and self._goes_back(entry, ref)) or (
                 not (taken or dropped) and self._is_given_up(ref, entry)
             ):
                 self._returned.append(ref)
@@ -266,9 +266,31 @@ class _Report:
         """
         return entry.state != ACKED and self._is_of_lease(ref, entry, adopted=True)
 
+    def _goes_back(self, entry: StoredEntry, ref: MessageRef) -> bool:
+        """Return True if a leased message may be later than one of its key that is
+        delivered again: with a fence of its own it would come first.
+        """
+        if entry.state == ACKED:
+            return False
+        return self._is_behind_a_refused(entry) or self._is_overtaken(ref)
+
+    def _is_overtaken(self, ref: MessageRef) -> bool:
+        """Return True if a message before it in its partition waits for redelivery, or
+        has been delivered again since: a store may tell of the two in two reports.
+        """
+        if not self._group.ordered:
+            return False
+        position = self._group.positions[TopicPartition(ref[0], ref[1])]
+        waiting = position.redeliver.first()
+        if waiting is not None and waiting.start < ref[2]:
+            return True
+        lease = leases.lease_of(self._group, ref)
+        earlier = takewhile(lambda held: held.start < ref[2], position.leased)
+        return any(held.value.lease > lease for held in earlier)
+
     def _is_behind_a_refused(self, entry: StoredEntry) -> bool:
         """Return True if the message before it of its key goes to somebody else."""
-        if entry.behind is None or entry.state == ACKED:
+        if entry.behind is None:
             return False
         topic_id, partition, offset = entry.behind
         if failed_messages.get(self._state, self._group, entry.behind) is not None:
