@@ -40,7 +40,9 @@ def watched(client: Client, topics: tuple[str, str]) -> Iterator[list[int]]:
     over, seen = Event(), list[int]()
 
     def look() -> None:
-        while not over.is_set():
+        last = False
+        while not last:
+            last = over.is_set()  # and once more, so that the end is seen
             seen.extend(sum(client.call("topic.show", name=topic)["ends"]) for topic in topics)
 
     with ThreadPoolExecutor(1) as pool:
