@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.client.held_sends import DEADLINE_S, Connect, paused, refuse_from_here, results
 from tests.client.scripted_broker import FakeBroker, HangUp, Silent, receipt
@@ -80,8 +81,10 @@ def test_messages_that_find_no_broker_in_time_fail_and_were_not_sent(
 ) -> None:
     client = connect(fake.url, delivery_timeout=0.3)
     client.send_async("orders", b"x").result(DEADLINE_S)
-    fake.close()
-    wait_until(lambda: not client._core.sender._in_flight.awaits_replies)
+    with capture_logs() as logged:
+        fake.close()
+        # Before it the sender could still write to the lost connection.
+        wait_until(lambda: any(entry["event"] == "pipeline.connection_lost" for entry in logged))
     with pytest.raises(BrokerUnavailable) as caught:
         client.send_async("orders", b"y").result(DEADLINE_S)
     assert caught.value.outcome == "not done"
