@@ -95,7 +95,8 @@ def test_jobs_whose_driver_was_killed_in_its_decision_send_once_when_they_run_ag
 
     wait_until(lambda: stopped() == len(targets), PATIENCE_S, what="all decisions are met")
     for pid in processes(session):
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # gone with the death of one before it
+            os.kill(pid, signal.SIGKILL)
     program.process.wait()
     wait_until(lambda: not processes(session), PATIENCE_S, what="the driver is gone")
     everything = Counter(texts(*range(ROWS)))
