@@ -1076,7 +1076,10 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_letters_that_a_plan_puts_back_together_outlive_their_batch",
         "test_letters_that_retention_has_copied_go_out_from_their_copies",
     ),
-    220: ("test_a_policy_makes_no_plans_of_letters_that_wait_for_another_dead_one",),
+    220: (
+        "test_a_policy_makes_no_plans_of_letters_that_wait_for_another_dead_one",
+        "test_letters_that_wait_fill_no_bounded_plans_of_a_policy",
+    ),
     228: ("test_a_directory_of_another_checkpoint_is_refused",),
     221: (
         "test_fences_that_wait_for_long_hold_up_no_key_of_another_partition",

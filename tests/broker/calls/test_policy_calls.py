@@ -129,10 +129,8 @@ def test_a_policy_makes_no_plans_of_letters_whose_topic_was_deleted(desk: Policy
     assert desk.plans() == []
 
 
-def test_a_policy_makes_no_plans_of_letters_that_wait_for_another_dead_one(
-    desk: PolicyDesk,
-) -> None:
-    """One that its group skipped does so, once another one of its key holds the key."""
+def die_behind_another(desk: PolicyDesk) -> None:
+    """Let a letter with error B wait for a younger one, with error C, of its key."""
     joined: Any = desk.client.call(
         "consumer.join", group="o", member="o", instance="o", mode="ordered", topics=["t"]
     )
@@ -148,6 +146,13 @@ def test_a_policy_makes_no_plans_of_letters_that_wait_for_another_dead_one(
             "consumer.nack", group="o", member="o", generation=joined["generation"], **place,
             error=failure, dead=True,
         )  # fmt: skip
+
+
+def test_a_policy_makes_no_plans_of_letters_that_wait_for_another_dead_one(
+    desk: PolicyDesk,
+) -> None:
+    """One that its group skipped does so, once another one of its key holds the key."""
+    die_behind_another(desk)
     rule = {"group": "o", "after_s": 1, "settings": QUICK, "operator": "ada"}
     desk.ask("policy.set", **rule, select={"error_type": "B"})
     desk.broker.pass_time(20)
@@ -156,6 +161,15 @@ def test_a_policy_makes_no_plans_of_letters_that_wait_for_another_dead_one(
     desk.broker.pass_time(20)
     [plan] = desk.plans()
     assert (plan["letters"], plan["delivered"]) == (2, 2)
+
+
+def test_letters_that_wait_fill_no_bounded_plans_of_a_policy(desk: PolicyDesk) -> None:
+    die_behind_another(desk)
+    settings = QUICK | {"most": 1}
+    desk.ask("policy.set", group="o", after_s=1, settings=settings, operator="ada")
+    desk.broker.pass_time(20)
+    [plan] = desk.plans()
+    assert (plan["letters"], plan["delivered"], plan["skipped"]) == (1, 1, 0)
 
 
 def test_a_search_that_fails_is_repeated(desk: PolicyDesk, monkeypatch: pytest.MonkeyPatch) -> None:

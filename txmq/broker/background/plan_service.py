@@ -26,6 +26,7 @@ from txmq.core.consumers.plan_steps import (
     TidyPlan,
 )
 from txmq.core.consumers.plans import DeletePlan, StartPlan
+from txmq.core.consumers.policies import is_own, replayable
 from txmq.core.events.outcome import Rejected
 from txmq.core.state.plans import FINISHED, RUNNING, LetterOutcome, Plan, PlanState
 from txmq.crashpoints import crashpoint
@@ -33,11 +34,12 @@ from txmq.model.units import DAY
 from txmq.wire.calls.letters import DlqReplay, SelectionArgs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from txmq.broker.engine.engine import Engine
     from txmq.broker.engine.turn_work import TurnWork
     from txmq.broker.reactor.interfaces import Clock
+    from txmq.core.consumers.commands import TopicOffset
     from txmq.core.steps import Steps
 
 FIRST_SHARE = 0.1  # of the rate, with which a ramp begins
@@ -288,11 +290,27 @@ class PlanService:
         letters = page["letters"]
         complete = page["next"] is None
         if plan.settings.most:
-            letters = letters[: max(plan.settings.most - plan.letters, 0)]
-            complete = complete or len(letters) < len(page["letters"])
+            letters, is_full = self._bounded(plan, letters)
+            complete = complete or is_full
         scan = "" if complete else page["next"]
         command = AddPlanLetters(plan.name, letters, tuple(page["damaged"]), scan, complete)
         self._submit(plan, command, self._added)
+
+    def _bounded(
+        self, plan: Plan, letters: Sequence[TopicOffset]
+    ) -> tuple[Sequence[TopicOffset], bool]:
+        """Return what is left of these letters for the plan, and whether there are
+        more.
+
+        Letters that wait take no places in the plan of a policy: later ones would
+        wait with them.
+        """
+        state = self._engine.state
+        if is_own(state, plan):
+            group = state.groups.by_id[plan.group_id]
+            letters = replayable(state, group, letters, plan.plan_id)
+        room = max(plan.settings.most - plan.letters, 0)
+        return letters[:room], len(letters) > room
 
     def _added(self, plan: Plan, reply: object) -> None:
         crashpoint("plan.after_add")

@@ -7,9 +7,14 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from txmq.core.consumers import failures
-from txmq.core.consumers.key_fences import FailureChanges
-from txmq.core.consumers.policies import FirePolicy, ReplayPolicy, policies, policy_of, waits_for
+from txmq.core.consumers.policies import (
+    FirePolicy,
+    ReplayPolicy,
+    policies,
+    policy_of,
+    replayable,
+    waits_for,
+)
 from txmq.core.events.outcome import Rejected
 from txmq.model import limits
 from txmq.wire.calls.letters import DlqReplay, SelectionArgs
@@ -19,7 +24,6 @@ if TYPE_CHECKING:
 
     from txmq.broker.engine.engine import Engine
     from txmq.broker.engine.turn_work import TurnWork
-    from txmq.core.consumers.commands import TopicOffset
     from txmq.core.state.consumer_groups import ConsumerGroup
     from txmq.core.steps import Steps
 
@@ -94,29 +98,16 @@ class PolicyService:
 
     def _found(self, group: str, select: SelectionArgs, page: dict[str, Any] | Rejected) -> None:
         self._looking.discard(group)
-        if isinstance(page, Rejected):  # its topic or the group was deleted meanwhile
+        state = self._engine.state
+        of = state.groups.by_name.get(group)
+        if isinstance(page, Rejected) or of is None:  # its topic, or the group, was deleted
             return
-        if any(self._is_free(group, place) for place in page["letters"]):
+        if replayable(state, of, page["letters"]):
             self._engine.submit(FirePolicy(group, select.model_dump_json()), _ignore)
         elif page["next"] is not None:
             self._cursors[group] = page["next"]
         else:
             self._ahead ^= {group}
-
-    def _is_free(self, name: str, place: TopicOffset) -> bool:
-        """Return True if a plan can put this letter back. The others would make plan
-        after plan that has nothing to replay. A dead letter of its key that it waits
-        for may be in the selection, too: that one is free.
-        """
-        state = self._engine.state
-        group = state.groups.by_name.get(name)
-        if group is None:
-            return False
-        ref, row = failures.find_message(state, group, *place)
-        if ref is None or row is None or failures.closed_reason(row):
-            return False
-        head = FailureChanges(state, group, 0).dead_head(ref, row.key_hash)
-        return head is None and not failures.held_reason(state, row)
 
     def _selection(
         self, policy: ReplayPolicy, *, died_from: int = 0, died_before: int = limits.TIME

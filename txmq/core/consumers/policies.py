@@ -11,19 +11,23 @@ from __future__ import annotations
 from itertools import chain, count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from txmq.core.consumers import failures
 from txmq.core.consumers.authorization import find_group
+from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.consumers.plans import POLICY, CreatePlan, apply_created, decide_create, no_room
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.events.plans import PlanCreated, PolicyFired, PolicyPlanned, PolicySet
+from txmq.core.state import failed_messages
 from txmq.core.state.plans import Plan, PlanSettings
 from txmq.errors import BadRequest
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
+    from txmq.core.consumers.commands import TopicOffset
     from txmq.core.events.base import RecordContext
-    from txmq.core.state.consumer_groups import ConsumerGroup
+    from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
     from txmq.core.state.state import State
 
 KEPT_VERSIONS = 100  # of programs, that a policy remembers
@@ -117,6 +121,34 @@ def waits_for(state: State, group: ConsumerGroup) -> str:
         return "the group's circuit breaker, which is open"
     full = no_room(state)
     return "" if full is None else f"room for its plan: {full.message}; {full.hint}"
+
+
+def replayable(
+    state: State, group: ConsumerGroup, places: Iterable[TopicOffset], plan_id: int = 0
+) -> list[TopicOffset]:
+    """Return those of these letters that a plan could put back after those it has.
+
+    The others are no longer open, are held, or wait for a dead letter of their key that
+    is neither in the plan nor among those before them. A plan of such letters alone
+    would put nothing back, and its policy would make the next one at once.
+    """
+    fences = FailureChanges(state, group, 0)
+    found: dict[MessageRef, TopicOffset] = {}
+    for place in places:
+        ref, row = failures.find_message(state, group, *place)
+        if ref is None or row is None:
+            continue
+        if failures.closed_reason(row) or failures.held_reason(state, row):
+            continue
+        head = fences.dead_head(ref, row.key_hash)
+        if head is None or head in found or _is_planned(state, group, head, plan_id):
+            found[ref] = place
+    return list(found.values())
+
+
+def _is_planned(state: State, group: ConsumerGroup, ref: MessageRef, plan_id: int) -> bool:
+    row = failed_messages.get(state, group, ref)
+    return row is not None and plan_id != 0 and row.plan == plan_id
 
 
 def is_own(state: State, plan: Plan) -> bool:
