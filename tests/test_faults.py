@@ -1081,6 +1081,8 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_letters_that_wait_fill_no_bounded_plans_of_a_policy",
     ),
     228: ("test_a_directory_of_another_checkpoint_is_refused",),
+    229: ("test_rows_may_be_wider_than_the_blocks_in_which_they_are_parsed",),
+    230: ("test_a_rename_that_is_refused_is_an_error",),
     221: (
         "test_fences_that_wait_for_long_hold_up_no_key_of_another_partition",
         "test_a_slow_message_of_one_partition_holds_up_no_fence_of_another",

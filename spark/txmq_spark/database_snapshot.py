@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from itertools import pairwise
 from math import inf
-from typing import Any, Final, NamedTuple
+from typing import IO, Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.csv
@@ -28,6 +28,8 @@ from txmq.tx.postgres.session import Connection, connect, parsed_dsn
 
 TASK_PAGES: Final = 8_192  # pages that one task reads: 64 MiB
 FILE_BUFFER: Final = 1 << 20  # bytes; a result goes to a file, so that a task of any size fits
+BLOCK: Final = 1 << 20  # bytes of a result that are parsed together
+LARGEST_BLOCK: Final = 2**31 - 1  # of pyarrow
 NAME_PARTS: Final = 2  # schema and table
 NO_NAME: Final = "\0%"  # psycopg2 takes a per cent sign in a statement for a place of a value
 APPLICATION_NAME: Final = "txmq reconcile"
@@ -233,22 +235,49 @@ def copy_batches(dsn: str, exported: str, query: str, schema: str) -> Iterator[p
             cursor.execute(_BEGIN)
             cursor.execute("SET TRANSACTION SNAPSHOT %s", (exported,))
             cursor.copy_expert(f"COPY ({query}) TO STDOUT (FORMAT csv)", file)
-        if not file.tell():
-            return
+        if file.tell():
+            yield from _parsed_rows(file, fields)
+
+
+def _parsed_rows(file: IO[bytes], fields: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a file of COPY.
+
+    A row must fit in a block of pyarrow. Where one does not, the rest of the file is
+    parsed in larger blocks, which cost memory.
+    """
+    block, rows = BLOCK, 0
+    while True:
         file.seek(0)
-        yield from pyarrow.csv.open_csv(
-            file,
-            read_options=pyarrow.csv.ReadOptions(column_names=list(fields)),
-            parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
-            convert_options=pyarrow.csv.ConvertOptions(
-                column_types={name: ARROW[kind] for name, kind in fields.items()},
-                null_values=[""],
-                true_values=["t"],
-                false_values=["f"],
-                strings_can_be_null=True,
-                quoted_strings_can_be_null=False,  # COPY quotes an empty text and leaves NULL bare
-            ),
-        )
+        try:
+            for batch in _csv_reader(file, fields, block, rows):
+                yield batch
+                rows += batch.num_rows
+        except pa.ArrowInvalid as error:
+            if "try to increase block size" not in str(error) or block == LARGEST_BLOCK:
+                raise
+            block = min(4 * block, LARGEST_BLOCK)
+        else:
+            return
+
+
+def _csv_reader(
+    file: IO[bytes], fields: Mapping[str, str], block: int, skipped_rows: int
+) -> pyarrow.csv.CSVStreamingReader:
+    return pyarrow.csv.open_csv(
+        file,
+        read_options=pyarrow.csv.ReadOptions(
+            column_names=list(fields), block_size=block, skip_rows_after_names=skipped_rows
+        ),
+        parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
+        convert_options=pyarrow.csv.ConvertOptions(
+            column_types={name: ARROW[kind] for name, kind in fields.items()},
+            null_values=[""],
+            true_values=["t"],
+            false_values=["f"],
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,  # COPY quotes an empty text and leaves NULL bare
+        ),
+    )
 
 
 def _quoted(snapshot: DatabaseSnapshot, table: str) -> str:

@@ -4,6 +4,7 @@ the business.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from math import inf
@@ -39,7 +40,9 @@ APPLIED_COLUMNS: Final = {
 TYPES: Final = {"string": SQL("text"), "bigint": SQL("int8")}
 FRACTIONS: Final = {700: "real", 701: "double precision", 1700: "numeric"}  # by pg_type.oid
 
-
+# A semicolon, with comments behind it. Without a quotation mark and an end of a comment
+# in these, the semicolon cannot be part of a text, a name or a comment.
+BEHIND_QUERY: Final = re.compile(r""";[\s;]*(--[^\n'"$*]*(\n[\s;]*|$))+$""")
 WRITER: Final = "^[0-9a-f]{12}7[0-9a-f]{19}$"
 # The statements of a text are counted before any of them is carried out: with a
 # parenthesis of its own it could end the transaction that cannot write.
@@ -271,8 +274,11 @@ def _with_query(
 
 
 def _bare(query: str) -> SQL:
-    """Return a query without its semicolon. A comment at its end ends with the line."""
-    return SQL(query.strip().rstrip(";"))
+    """Return a query without its last semicolon, and without comments behind that.
+
+    A comment at the end of what is returned ends with the line.
+    """
+    return SQL(BEHIND_QUERY.sub("", query.strip()).rstrip(";"))
 
 
 def _query_columns(snapshot: DatabaseSnapshot, query: str) -> frozenset[str]:

@@ -11,6 +11,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from txmq.errors import ConfigError
+from txmq_spark.query_errors import JobFailed
 
 
 class Directory:
@@ -63,7 +64,10 @@ class Directory:
             stream.close()
 
     def write(self, name: str, text: str) -> None:
-        """Write a text, which is there as a whole or not at all."""
+        """Write a text, which is there as a whole or not at all.
+
+        Raises JobFailed where the file system refuses the name.
+        """
         unfinished = self._of(f".{name}.new")
         stream = self._files.create(unfinished, True)
         try:
@@ -71,7 +75,9 @@ class Directory:
         finally:
             stream.close()
         self.remove(name)
-        self._files.rename(unfinished, self._of(name))
+        # Some file systems return False instead of an error.
+        if not self._files.rename(unfinished, self._of(name)):
+            raise JobFailed(f"{self.path}/.{name}.new cannot be renamed to {name}")
 
     def remove(self, name: str) -> None:
         """Remove a file or directory, if it is there."""

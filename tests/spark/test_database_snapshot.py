@@ -8,6 +8,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 from psycopg2.extensions import make_dsn, parse_dsn
 from psycopg2.sql import SQL, Identifier
@@ -79,6 +80,19 @@ def taken(database: str, connection: Connection) -> Iterator[DatabaseSnapshot]:
 
 COLUMNS = {"number": Identifier("number"), "name": Identifier("name")}
 SCHEMA = "number bigint, name string"
+
+
+def test_rows_may_be_wider_than_the_blocks_in_which_they_are_parsed(
+    connection: Connection, taken: DatabaseSnapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_snapshot, "BLOCK", 1_024)
+    text = "repeat('a' || chr(10), (n % 400 = 7)::int * n * 40)"
+    query = f"SELECT n, {text} FROM generate_series(1, 3000) n"
+    batches = list(copy_batches(taken.dsn, taken.exported, query, "number bigint, name string"))
+    table = pa.Table.from_batches(batches)
+    assert table.column("number").to_pylist() == list(range(1, 3_001))
+    wide = [name for name in table.column("name").to_pylist() if name]
+    assert wide == ["a\n" * (40 * number) for number in range(7, 3_001, 400)]
 
 
 def test_a_table_is_read_in_page_ranges_of_one_snapshot(
@@ -321,6 +335,8 @@ def test_tokens_are_those_of_this_log(
     [
         ("SELECT 'a-1' AS message_id;", "applied_ids", [("a-1",)]),
         ("SELECT 'a-1' AS message_id -- of the ledger", "applied_ids", [("a-1",)]),
+        ("SELECT 'a-1' AS message_id;\n-- of the ledger; 2024\n", "applied_ids", [("a-1",)]),
+        ("SELECT '; -- b' AS message_id", "applied_ids", [("; -- b",)]),
         (
             "SELECT topic, partition, 7 AS offset FROM (VALUES ('orders', 3)) v(topic, partition)",
             "applied",
@@ -358,6 +374,7 @@ def test_what_was_applied_may_come_from_a_query(
             "the query fails",
         ),
         ("SELECT '\0' AS message_id", "the query fails"),
+        ("SELECT 'a' AS message_id; DROP TABLE orders; -- all", "the query fails"),
     ],
 )
 def test_a_query_with_other_columns_or_with_effects_is_refused(

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
+from unittest.mock import Mock
 
 import pytest
 
@@ -24,6 +25,7 @@ from txmq_spark.plan_directory import (
     PlanManifest,
     read_plan,
 )
+from txmq_spark.query_errors import JobFailed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -155,3 +157,15 @@ def test_a_directory_with_other_files_is_left_alone(
     with pytest.raises(ConfigError, match=r"letters/of-ada\.txt, which is of no plan"):
         planned(tmp_path, letter_frame(spark, letters))
     assert [one.name for one in tmp_path.rglob("*")] == ["letters", "of-ada.txt"]
+
+
+def test_a_rename_that_is_refused_is_an_error(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = Directory(spark, str(tmp_path))
+    files = Mock(wraps=directory._files)  # no file system here does so
+    files.rename = Mock(return_value=False)
+    monkeypatch.setattr(directory, "_files", files)
+    with pytest.raises(JobFailed, match=r"renamed to plan\.json"):
+        directory.write(MANIFEST, "{}")
+    assert MANIFEST not in directory.names()
