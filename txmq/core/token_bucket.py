@@ -43,13 +43,27 @@ class TokenBucket:
         return self._tokens
 
 
-def changed(bucket: TokenBucket | None, rate: float, now: float) -> TokenBucket | None:
-    """Return a bucket of another rate with the debt of the one before; None = 0, no
-    limit.
+class LimitBuckets:
+    """The buckets of limits that can change, by name. A limit that is removed keeps its
+    bucket: whoever sets it again finds its debt.
     """
-    if not rate:
-        return None
-    if bucket is None:
-        return TokenBucket(rate, now)
-    bucket.change(rate, now)
-    return bucket
+
+    def __init__(self) -> None:
+        self._buckets: dict[str, TokenBucket] = {}
+
+    def change(self, limit: str, rate: float, now: float) -> TokenBucket | None:
+        """Return the bucket of a limit, which has this rate from now on; None = 0, no
+        limit.
+        """
+        if not rate:
+            return None
+        bucket = self._buckets.get(limit)
+        if bucket is None:
+            bucket = self._buckets[limit] = TokenBucket(rate, now)
+        else:
+            bucket.change(rate, now)
+        return bucket
+
+    def has_debt(self, now: float) -> bool:
+        """Return whether a limit, perhaps a removed one, still has a debt."""
+        return any(bucket.wait_s(now) for bucket in self._buckets.values())

@@ -165,6 +165,29 @@ def test_a_group_gets_its_messages_at_the_rate_that_an_operator_sets() -> None:
     assert broker.ask("broker.show")["throttled"]["groups"] == {}
 
 
+@pytest.mark.parametrize("other", [0, 1_000_000], ids=["the only limit", "one of two"])
+def test_the_debt_of_a_group_stays_when_its_limit_is_removed_and_set_again(
+    monkeypatch: pytest.MonkeyPatch, other: int
+) -> None:
+    monkeypatch.setattr(group_paces, "HOT_BYTES", -(1 << 40))  # all of the log is cold
+    broker = Consuming(40, most=5)
+
+    def limit(cold_bytes_per_s: int) -> None:
+        broker.clock.advance(2.0)
+        broker.client.replies()  # the last fetch has ended
+        limits = {"cold_bytes_per_s": cold_bytes_per_s, "messages_per_s": other}
+        broker.client.call("group.alter", group="g", operator="ada", **limits)
+
+    limit(1)
+    assert broker.messages_in(1.0) == 5, "hundreds of bytes, and then their debt"
+    limit(0)
+    assert (broker.ask("broker.show")["throttled"]["groups"] == {}) == (not other)
+    limit(1)
+    assert broker.messages_in(1.0) == 0
+    limit(0)
+    assert broker.messages_in(2.0) == 35
+
+
 def test_a_group_reads_cold_messages_at_the_rate_of_its_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from txmq.core.token_bucket import LONGEST_WAIT_S, TokenBucket, changed
+from txmq.core.token_bucket import LONGEST_WAIT_S, LimitBuckets
 from txmq.core.transactions.model import get
 from txmq.errors import RemoteProtocolError, Throttled
 from txmq.model.bundle import BundleState
@@ -41,7 +41,7 @@ class Meter:
 
     def __init__(self, user: str, quota: Quota, now: float) -> None:
         self.user = user
-        self._buckets: dict[str, TokenBucket] = {}  # of limits that are over, too: a debt stays
+        self._buckets = LimitBuckets()
         self.change(quota, now)
         self._halves: dict[bytes, None] = {}
         self._counted_at = float("-inf")
@@ -52,14 +52,8 @@ class Meter:
     def change(self, quota: Quota, now: float) -> None:
         """Have another quota from now on. What was used up still counts."""
         self.quota = quota
-        self._bytes = self._changed("bytes_per_s", quota.bytes_per_s, now)
-        self._requests = self._changed("requests_per_s", quota.requests_per_s, now)
-
-    def _changed(self, limit: str, rate: int, now: float) -> TokenBucket | None:
-        bucket = changed(self._buckets.get(limit), rate, now)
-        if bucket is not None:
-            self._buckets[limit] = bucket
-        return bucket
+        self._bytes = self._buckets.change("bytes_per_s", quota.bytes_per_s, now)
+        self._requests = self._buckets.change("requests_per_s", quota.requests_per_s, now)
 
     def check_request(self, state: State, opcode: int, payload: bytes, now: float) -> None:
         """Count a request. Raises Throttled where the user has to wait."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from txmq.core.token_bucket import TokenBucket, changed
+from txmq.core.token_bucket import LimitBuckets
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,8 +25,7 @@ class Pace:
     """The limits of one group, as they are used up."""
 
     def __init__(self, messages_per_s: int, cold_bytes_per_s: int, now: float) -> None:
-        self._messages: TokenBucket | None = None
-        self._cold: TokenBucket | None = None
+        self._buckets = LimitBuckets()
         self.change(messages_per_s, cold_bytes_per_s, now)
         self.waits = {"messages_per_s": 0, "cold_bytes_per_s": 0}  # fetches that waited
         self._waited_at: dict[str, float] = {}  # the last of them
@@ -34,8 +33,12 @@ class Pace:
     def change(self, messages_per_s: int, cold_bytes_per_s: int, now: float) -> None:
         """Have other limits from now on. What was used up still counts."""
         self.limits = (messages_per_s, cold_bytes_per_s)
-        self._messages = changed(self._messages, messages_per_s, now)
-        self._cold = changed(self._cold, cold_bytes_per_s, now)
+        self._messages = self._buckets.change("messages_per_s", messages_per_s, now)
+        self._cold = self._buckets.change("cold_bytes_per_s", cold_bytes_per_s, now)
+
+    def has_debt(self, now: float) -> bool:
+        """Return whether a limit, perhaps a removed one, still has a debt."""
+        return self._buckets.has_debt(now)
 
     def holds(self, now: float) -> str:
         """Return the limit that fetches wait for, "" without one."""
@@ -110,11 +113,18 @@ class GroupPaces:
         return self._engine.store.durable - HOT_BYTES
 
     def view(self) -> dict[str, dict[str, int]]:
-        """Return how many fetches waited, by group and limit. Groups that have no limit
-        any more are forgotten.
+        """Return how many fetches waited, by group and limit. A group without a limit
+        is forgotten when its debts are paid.
         """
-        self._paces = {name: pace for name, pace in self._paces.items() if self.of(name) is pace}
-        return {name: dict(pace.waits) for name, pace in self._paces.items()}
+        now, groups = self.now(), self._engine.state.groups.by_name
+        limited = {name: pace for name, pace in self._paces.items() if self.of(name) is pace}
+        in_debt = {
+            name: pace
+            for name, pace in self._paces.items()
+            if name in groups and pace.has_debt(now)
+        }
+        self._paces = in_debt | limited
+        return {name: dict(pace.waits) for name, pace in limited.items()}
 
 
 def cold_bytes(candidates: Iterable[Candidate], hot_from: int) -> int:
