@@ -1059,6 +1059,11 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_trace_of_a_large_log_ends_in_time_and_says_what_it_left_out",
         "test_few_thorough_traces_run_at_a_time",
     ),
+    231: (
+        "test_a_stream_whose_reader_does_not_read_ends_and_gives_its_place_back",
+        "test_the_connection_of_a_stream_that_nobody_reads_ends_too",
+        "test_a_browser_that_vanishes_is_noticed_within_a_minute",
+    ),
     216: (
         "test_a_letter_that_is_damaged_after_it_was_sent_is_abandoned_like_the_others",
         "test_a_letter_that_is_damaged_before_it_was_sent_stays_open",

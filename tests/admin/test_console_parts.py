@@ -29,8 +29,10 @@ from txmq.admin.console.streams import (
     MAX_STREAMS,
     PERIOD_S,
     SHARE,
+    STUCK_S,
     Streams,
 )
+from txmq.admin.http import REQUEST_TIMEOUT_S
 from txmq.core.consumers.commands import JoinGroup
 from txmq.model.units import DAY, HOUR, MINUTE, SECOND
 from txmq.wire.calls.users import VerifierArgs
@@ -151,6 +153,22 @@ def test_a_part_that_takes_long_is_rendered_less_often_and_one_without_an_answer
     assert b"data: there it is" in tab.got
 
 
+def test_a_stream_whose_reader_does_not_read_ends_and_gives_its_place_back() -> None:
+    clock, part, tab = Clock(), Parts(), Tab()
+    stream = Streams(clock).make(part)
+    assert stream is not None
+    stream.opened(tab)
+    tab.is_full = True
+    clock.pump([PERIOD_S] * int(STUCK_S / PERIOD_S))
+    tab.is_full = False  # slow, but it reads
+    clock.advance(PERIOD_S)
+    tab.is_full = True
+    clock.pump([PERIOD_S] * int(STUCK_S / PERIOD_S))
+    assert (tab.ended, part.rendered) == (False, 1)
+    clock.advance(PERIOD_S)
+    assert tab.ended
+
+
 def test_streams_are_bounded_and_end() -> None:
     clock, tab = Clock(), Tab()
     streams = Streams(clock)
@@ -165,6 +183,17 @@ def test_streams_are_bounded_and_end() -> None:
     first.closed()
     assert clock.getDelayedCalls() == []
     assert streams.make(Parts()) is not None
+
+
+def test_the_connection_of_a_stream_that_nobody_reads_ends_too() -> None:
+    console = ConsoleInMemory()
+    _channel, transport = console.listen("/live/topics")
+    assert transport.producer is not None
+    transport.producer.pauseProducing()  # the send buffer is full
+    console.broker.pass_time(STUCK_S + 2 * PERIOD_S)
+    assert not transport.disconnected
+    console.broker.pass_time(REQUEST_TIMEOUT_S)
+    assert transport.disconnected
 
 
 class ListReader:

@@ -4,6 +4,7 @@ faces of the client.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from txmq import connect
 from txmq.testing.own_broker import OwnBroker
+from txmq.testing.ports import free_port
 from txmq.testing.wait import wait_until
 from txmq.wire.lost_peers import IDLE_S, PROBE_S, PROBES, UNACKNOWLEDGED_MS
 
@@ -54,3 +56,19 @@ def test_fault_139_both_ends_probe_an_idle_connection_within_a_minute(broker: Ow
             )
 
         wait_until(all_probe, PATIENCE_S, what="nothing is unacknowledged, and probes follow")
+
+
+def test_a_browser_that_vanishes_is_noticed_within_a_minute(tmp_path: Path) -> None:
+    port = free_port()
+    request = f"GET /live/topics HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n"
+    with (
+        OwnBroker(tmp_path, f'[broker]\nhttp = "127.0.0.1:{port}"\n'),
+        socket.create_connection(("127.0.0.1", port)) as browser,
+    ):
+        browser.sendall(request.encode())
+        assert b"200" in browser.recv(4_096)
+
+        def probes() -> bool:
+            return any(kind == KEEPALIVE_TIMER for kind, _left in timers(port))
+
+        wait_until(probes, PATIENCE_S, what="the broker probes the connection")

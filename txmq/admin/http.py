@@ -10,6 +10,7 @@ from a page of its own origin, and has a token that such pages have (`console/ac
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 from io import BytesIO
 from math import ceil
@@ -23,6 +24,7 @@ from txmq.broker.reactor.bounded_log import BoundedLog
 from txmq.config.listen import is_loopback
 from txmq.errors import LoginFailed, Throttled
 from txmq.wire.json import dump
+from txmq.wire.lost_peers import notice_lost_peer
 
 if TYPE_CHECKING:
     from twisted.internet.interfaces import IAddress
@@ -378,6 +380,9 @@ class AdminChannel(HTTPChannel):
     def connectionMade(self) -> None:
         factory: Any = self.factory
         factory.channels[self] = None
+        # an event stream writes little, and would not notice that its reader is gone
+        if (handle := getattr(self.transport, "getHandle", None)) is not None:  # a socket's
+            notice_lost_peer(handle(), socket)
         HTTPChannel.connectionMade(self)
 
     def dataReceived(self, data: bytes) -> None:

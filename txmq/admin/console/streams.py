@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 PERIOD_S = 2.0  # between the end of one rendering and the begin of the next
 SHARE = 8  # of the time that a rendering took, which the next one waits at least
 LIFE_S = 600.0  # then the browser opens another one
+STUCK_S = 30.0  # without reading: then another reader gets the place
 BEAT_EVERY = 7  # a part that is the same is not sent again, but a sign of life is
 MAX_STREAMS = 24  # of all readers; other requests keep their places
 MAX_OF_USER = 8  # where there are users: one alone does not keep the others out
@@ -32,6 +33,7 @@ class LiveStream:
         self._streams, self._part, self._clock = streams, part, clock
         self.user = user
         self._ends = clock.seconds() + LIFE_S
+        self._stuck_since: float | None = None
         self._began = clock.seconds()
         self._seen = b""
         self._same = 0
@@ -60,13 +62,22 @@ class LiveStream:
         sink = self._sink
         if sink is None:
             return
-        if self._clock.seconds() >= self._ends:
+        if self._clock.seconds() >= self._ends or self._is_stuck(sink):
             sink.end()
         elif sink.is_full:  # a slow reader misses states between
             self._later()
         else:
             self._began = self._clock.seconds()
             self._part(self._rendered)
+
+    def _is_stuck(self, sink: Sink) -> bool:
+        """Return whether the browser has not read what was sent for too long."""
+        now = self._clock.seconds()
+        if not sink.is_full:
+            self._stuck_since = None
+        elif self._stuck_since is None:
+            self._stuck_since = now
+        return self._stuck_since is not None and now >= self._stuck_since + STUCK_S
 
     def _rendered(self, part: bytes | None) -> None:
         sink = self._sink
