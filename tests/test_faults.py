@@ -1088,6 +1088,8 @@ FAULTS: dict[int, tuple[str, ...]] = {
     228: ("test_a_directory_of_another_checkpoint_is_refused",),
     229: ("test_rows_may_be_wider_than_the_blocks_in_which_they_are_parsed",),
     230: ("test_a_rename_that_is_refused_is_an_error",),
+    232: ("test_a_checkpoint_with_as_many_batches_is_another_one",),
+    233: ("test_foreach_batch_writes_once_under_a_name_and_not_without_one",),
     221: (
         "test_fences_that_wait_for_long_hold_up_no_key_of_another_partition",
         "test_a_slow_message_of_one_partition_holds_up_no_fence_of_another",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
+from uuid import uuid4
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -22,6 +23,8 @@ from txmq_spark.stream_progress import parse_progress
 
 DATE_COLUMNS: Final = ("stored_at", "born_at")
 KEPT_PROGRESS: Final = "spark.sql.streaming.numRecentProgressUpdates"
+LANDING_ID: Final = "_txmq_landing"  # a file that readers of Parquet files take no notice of
+LARGEST_ID: Final = 100
 BATCHES: Final = 10_000  # whose messages are counted, at most
 
 
@@ -74,12 +77,29 @@ def require_same_batches(spark: SparkSession, options: LandOptions) -> None:
     planned = _last_batch(spark, f"{options.checkpoint}/offsets")
     committed = _last_batch(spark, f"{options.checkpoint}/commits")
     # A run that was killed may have landed the batch that it had planned.
-    if landed not in (planned, committed):
+    if landed not in (planned, committed) or not _have_same_id(spark, options):
         raise ConfigError(
             "--path",
             f"{options.path} was not landed with the checkpoint {options.checkpoint}",
             hint="name its checkpoint (--checkpoint), or a new directory",
         )
+
+
+def _have_same_id(spark: SparkSession, options: LandOptions) -> bool:
+    """Return whether directory and checkpoint belong together; give an id to new ones.
+
+    Another checkpoint may have as many batches. Those of earlier versions have no id.
+    """
+    directory, checkpoint = Directory(spark, options.path), Directory(spark, options.checkpoint)
+    known = directory.read(LANDING_ID, LARGEST_ID)
+    # The checkpoint's comes first: a run that dies between the two can be repeated.
+    if known is None and checkpoint.read(LANDING_ID, LARGEST_ID) is None:
+        checkpoint.write(LANDING_ID, uuid4().hex)
+    own = checkpoint.read(LANDING_ID, LARGEST_ID)
+    if known is None and own is not None:
+        directory.write(LANDING_ID, own)
+        known = directory.read(LANDING_ID, LARGEST_ID)  # of another run, if that came later
+    return known == own
 
 
 def _last_batch(spark: SparkSession, log: str) -> int:

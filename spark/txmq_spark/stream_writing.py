@@ -22,11 +22,16 @@ from txmq.client.protocol.call_steps import run_calls
 from txmq.client.protocol.named_jobs import current_job
 from txmq.errors import ConfigError, TransactionAborted
 from txmq_spark.source_options import WriteOptions
-from txmq_spark.writing import check_columns, publish, require_append, store_rows, task_client
+from txmq_spark.writing import (
+    QUERY_PROPERTY,
+    check_columns,
+    publish,
+    require_append,
+    store_rows,
+    task_client,
+)
 
-# Properties that Spark sets for the tasks of a query's batch.
-QUERY_PROPERTY: Final = "sql.streaming.queryId"
-BATCH_PROPERTY: Final = "streaming.sql.batchId"
+BATCH_PROPERTY: Final = "streaming.sql.batchId"  # Spark sets it beside QUERY_PROPERTY
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,8 @@ from txmq.model.units import SECOND
 from txmq_spark.alert_sinks import AlertSinks, AlertTable
 from txmq_spark.broker_link import BrokerLink
 from txmq_spark.query_run import run_query
-from txmq_spark.stream_writing import QUERY_PROPERTY
 from txmq_spark.watch_rules import Alert, DeadLetter, GroupMemory, WatchRules, old_letters
+from txmq_spark.writing import QUERY_PROPERTY
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -17,6 +17,7 @@ from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructType
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from txmq.client.blocking.transaction.jobs import JobBundle
 
 SERVICE: Final = "txmq-spark"
+QUERY_PROPERTY: Final = "sql.streaming.queryId"  # Spark sets it for the tasks of a query's batch
 TIMEOUT_S: Final = 30.0  # a decision over many bundles takes longer than a send
 PUBLISH_TIMEOUT_S: Final = 30.0  # until all messages are visible; a large run takes a second or two
 # the broker rolls back a job that has not been decided after this time
@@ -89,8 +91,11 @@ class JobWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StoredBundle:
         """Store the rows as one bundle, in several parts if it is large.
 
-        Raises the errors of `client.send`.
+        Raises ConfigError in `foreachBatch` without an idempotency key, and the errors
+        of `client.send`.
         """
+        if self._options.idempotency_key is None:
+            require_no_query()
         if self._job.committed:
             return StoredBundle(None, 0)
         with task_client(self._options.url) as client:
@@ -170,6 +175,21 @@ def require_append(*, overwrite: bool) -> None:
     """Raise ConfigError for a write that replaces what is there."""
     if overwrite:
         raise ConfigError("mode", "a topic cannot be overwritten", hint='mode("append")')
+
+
+def require_no_query() -> None:
+    """Raise ConfigError in a task of a streaming query's batch.
+
+    Spark runs `foreachBatch` again for a batch whose end it has not noted. Only the
+    user's code knows which of its writes are the same then.
+    """
+    context = TaskContext.get()
+    if context is not None and context.getLocalProperty(QUERY_PROPERTY) is not None:
+        raise ConfigError(
+            "idempotency_key",
+            "foreachBatch may write a batch twice, and this write has no name",
+            hint='option("idempotency_key", f"NAME-OF-QUERY {batch_id}"), or use writeStream',
+        )
 
 
 def check_columns(schema: StructType, topic: str | None) -> None:

@@ -72,6 +72,34 @@ def test_a_directory_of_another_checkpoint_is_refused(
     assert sorted(int(row.body) for row in rows.select("body").collect()) == list(range(9))
 
 
+def test_a_checkpoint_with_as_many_batches_is_another_one(
+    spark: SparkSession,
+    broker: str,
+    topic: str,
+    client: txmq.Client,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(command_line, "job_session", lambda: nullcontext(spark))
+    client.send_many(topic, texts(*range(5)))
+    path, other = tmp_path / "lake", tmp_path / "other"
+    arguments = ["land", "--url", broker, "--topic", topic]
+    assert command_line.main([*arguments, "--path", str(path)]) == 0
+    assert command_line.main([*arguments, "--path", str(other)]) == 0
+    client.send_many(topic, texts(*range(5, 9)))
+    exchanged = [*arguments, "--path", str(path), "--checkpoint", str(other / "_checkpoint")]
+    assert command_line.main(exchanged) == 1
+    assert "was not landed with the checkpoint" in capsys.readouterr().err
+    # As an earlier version has left it.
+    for place in (path, path / "_checkpoint"):
+        (place / "_txmq_landing").unlink()
+    assert command_line.main([*arguments, "--path", str(path)]) == 0
+    assert command_line.main(exchanged) == 1
+    rows = spark.read.parquet(str(path))
+    assert sorted(int(row.body) for row in rows.select("body").collect()) == list(range(9))
+
+
 def test_a_landing_needs_topics(
     spark: SparkSession,
     tmp_path: Path,

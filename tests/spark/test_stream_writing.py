@@ -22,13 +22,14 @@ from txmq_spark.stream_progress import parse_progress
 from txmq_spark.stream_writing import EpochBundle, EpochWriter
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
     import txmq
 
 pytestmark = pytest.mark.timeout(300)  # includes the start of a JVM on a loaded machine
 QUERY = "0c8d2f6e-query"
+PATIENCE_S = 120
 
 
 @pytest.fixture
@@ -199,3 +200,29 @@ def test_spark_copies_a_topic_once_over_failed_tasks_a_dead_driver_and_growth(
     assert undecided(client) == before
     [source] = batches[-1]["sources"]
     assert sum(parse_progress(source["endOffset"]).topics[made].offsets) == 70
+
+
+def test_foreach_batch_writes_once_under_a_name_and_not_without_one(
+    spark: SparkSession, broker: str, made: str, client: txmq.Client, tmp_path: Path
+) -> None:
+    client.send_many(f"{made}-from", texts(1, 2, 3))
+    options = {"url": broker, "topic": made}
+
+    def run(*, named: bool) -> None:
+        def copy(frame: DataFrame, batch: int) -> None:
+            more = {"idempotency_key": f"copies {batch}"} if named else {}
+            rows = frame.select("body").write.format("txmq").options(**options, **more)
+            rows.mode("append").save()
+
+        read = {"url": broker, "topic": f"{made}-from"}
+        stream = spark.readStream.format("txmq").options(**read).load()
+        query = stream.writeStream.foreachBatch(copy).trigger(availableNow=True)
+        query.option("checkpointLocation", str(tmp_path)).start().awaitTermination(PATIENCE_S)
+
+    with pytest.raises(PySparkException, match="foreachBatch may write a batch twice"):
+        run(named=False)
+    run(named=True)
+    for commit in (tmp_path / "commits").glob("*0*"):  # it died before it noted the batch
+        commit.unlink()
+    run(named=True)
+    assert bodies(broker, made) == Counter([b"1", b"2", b"3"])
