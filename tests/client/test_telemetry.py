@@ -166,7 +166,7 @@ def test_a_message_carries_the_context_of_its_send_to_its_handler(
         headers.append(dict(message.headers))
 
     with client.consumer(fresh("g"), [topic]) as consumer:
-        consumer.run(handle, idle_exit=0.2)
+        consumer.run(handle, idle_exit=2.0)
     worked, acked = seen.one(f"process {topic}"), seen.one(f"ack {topic}")
     assert headers[0]["h"] == "v"
     assert inner == [worked.context]
@@ -238,7 +238,7 @@ def test_a_copy_is_linked_to_its_producer_and_to_its_redrive(
         )
     produced, replayed = seen.one(f"send {topic}"), seen.one(f"replay {topic}")
     with client.consumer(fresh("g"), [copies]) as consumer:
-        consumer.run(lambda _message: None, idle_exit=0.3)
+        consumer.run(lambda _message: None, idle_exit=2.0)
     assert linked(seen.one(f"process {copies}")) == [ids(produced), ids(replayed)]
     assert linked(seen.one(f"ack {copies}")) == [ids(produced), ids(replayed)]
 
@@ -305,7 +305,7 @@ def test_errors_and_the_four_metrics(client: Client, seen: Seen, topic: str) -> 
 
     with client.consumer(fresh("g"), [topic]) as consumer:
         assert len(consumer.receive_many(1, WAIT_S)) == 1
-        consumer.run(fail, idle_exit=0.2)
+        consumer.run(fail, idle_exit=2.0)
     failed = seen.spans(f"process {topic}")[0]
     assert failed.status.status_code is trace.StatusCode.ERROR
     assert (failed.attributes or {})["error.type"] == "ZeroDivisionError"
@@ -360,7 +360,7 @@ def test_the_twisted_face_has_the_same_spans(
                 first = await consumer.receive(WAIT_S)
                 assert first is not None
                 consumer.nack(first)
-                await consumer.run(handle, idle_exit=0.3)
+                await consumer.run(handle, idle_exit=2.0)
 
     inner: list[Any] = []
     in_reactor(story)
@@ -390,7 +390,7 @@ def test_the_asyncio_face_has_the_same_spans(shared_broker: RealBroker, seen: Se
                 first = await consumer.receive(WAIT_S)
                 assert first is not None
                 consumer.nack(first)
-                await consumer.run(handle, idle_exit=0.3)
+                await consumer.run(handle, idle_exit=2.0)
 
     asyncio.run(story())
     check_face(seen, topic, inner)

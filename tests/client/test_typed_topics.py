@@ -148,7 +148,7 @@ def test_values_go_by_every_send_and_reach_handlers(
         orders.within(tx).send(Order.model_construct(id="x"))
     values = []
     with client.consumer(fresh("g"), [orders], mode="ordered") as consumer:
-        consumer.run(lambda message: values.append(message.value.id), idle_exit=0.3)
+        consumer.run(lambda message: values.append(message.value.id), idle_exit=2.0)
     assert sorted(values) == [0, 1, 2, 3, 4, 5]
     with client.reader("r", [orders], txmq.FileOffsets(tmp_path)) as reader:
         read = [orders.value(next(iter(reader))).id for _ in range(6)]
@@ -163,7 +163,7 @@ def test_what_does_not_fit_is_dead_lettered_before_any_handler(
     client.send_batch(orders.name, [Message(good), bad, Message(good, "k"), Message(good, "other")])
     with client.consumer(group, [orders], mode="ordered") as consumer:
         consumer.run(
-            lambda messages: seen.extend(m.offset for m in messages), batch=9, idle_exit=0.5
+            lambda messages: seen.extend(m.offset for m in messages), batch=9, idle_exit=2.0
         )
         assert seen == [0, 3], "the next message of the key is parked behind the letter"
         told = "BodyMismatch: the body is no Order: id: Input should be a valid integer"

@@ -91,7 +91,7 @@ async def inbox(row, driver):
         async with await one.consumer(
             plan["topic"] + "-" + driver, [plan["topic"]], session_s=1
         ) as consumer:
-            await consumer.run(apply, inbox=lambda: connect(driver), idle_exit=1.5)
+            await consumer.run(apply, inbox=lambda: connect(driver), idle_exit=2.0)
 started = []
 for way, driver, point in plan["kills"]:
     pid = os.fork()

@@ -301,7 +301,7 @@ def test_a_list_that_fails_is_applied_one_by_one_without_later_ones_of_a_nacked_
                     if len(found) > 1:
                         raise ApplicationError
 
-                await consumer.run(handle, inbox=connect, batch=6, batch_wait=5, idle_exit=0.5)
+                await consumer.run(handle, inbox=connect, batch=6, batch_wait=5, idle_exit=2.0)
             # both are of key k2
             assert world.orders() == {"o-0", "o-1", "o-3", "o-4"}
             assert (await scene.client.call("group.show", group=group))["parked"] == 1

@@ -17,7 +17,7 @@ from txmq.model.retry import RetryPolicy
 from txmq.tx.postgres.session import Connection
 
 WAIT_S = 20.0
-IDLE_S = 0.6
+IDLE_S = 2.0  # much longer than a busy machine stands still
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_a_list_is_handled_again_as_a_whole(client: Client) -> None:
             raise KeyError("k")
 
     with client.consumer(group, [topic], mode="ordered", attempts_in_place=2) as consumer:
-        consumer.run(handle, batch=3, batch_wait=1.0, idle_exit=IDLE_S)
+        consumer.run(handle, batch=3, batch_wait=5.0, idle_exit=IDLE_S)
         assert (consumer.stats.acked, consumer.stats.retried) == (3, 3)
     assert calls == [3, 3]
 
@@ -100,9 +100,9 @@ def test_the_end_of_the_consume_timeout_ends_them(client: Client) -> None:
     send(client, topic, 1)
     retry = RetryPolicy.table(0, attempts=0)
     with client.consumer(
-        group, [topic], retry=retry, attempts_in_place=1_000, consume_timeout_s=1
+        group, [topic], retry=retry, attempts_in_place=1_000, consume_timeout_s=3
     ) as consumer:
-        consumer.run(failing.attempt, idle_exit=1.5)
+        consumer.run(failing.attempt, idle_exit=2.0)
         assert (consumer.stats.nacked, consumer.stats.dead_lettered) == (1, 1)
     assert 1 < len(failing.attempts) < 10
 
@@ -149,6 +149,6 @@ def test_messages_of_a_failed_list_are_each_tried_in_place_with_an_inbox(
         failing.attempt(messages[0])
 
     with client.consumer(group, [topic], mode="ordered", attempts_in_place=2) as consumer:
-        consumer.run(handle, inbox=connect, batch=3, batch_wait=1.0, idle_exit=IDLE_S)
+        consumer.run(handle, inbox=connect, batch=3, batch_wait=5.0, idle_exit=IDLE_S)
         assert (consumer.stats.retried, consumer.stats.nacked) == (1, 0)
     assert effects(connect) == bodies

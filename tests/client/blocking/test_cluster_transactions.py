@@ -307,7 +307,7 @@ def test_rows_of_two_databases_and_messages_of_two_brokers_exist_together(
 def test_without_one_of_its_brokers_a_transaction_leaves_nothing(shop: BlockingClusterShop) -> None:
     with Proxy(shop.brokers[1].url) as proxy:
         urls = [shop.brokers[0].url, proxy.url]
-        with txmq.connect(urls, service="orders", timeout=1.0) as cluster:
+        with txmq.connect(urls, service="orders") as cluster:
             for key in KEYS:
                 cluster.send(shop.topic, b"before", key=key)
             proxy.cut()
@@ -315,7 +315,7 @@ def test_without_one_of_its_brokers_a_transaction_leaves_nothing(shop: BlockingC
                 place_everywhere(shop, cluster, timeout=0.5)
             assert shop.orders() == set()
             only_here = [key for key in KEYS if key in shop.keys_of(0)]
-            with cluster.transaction(shop.connection, timeout=0.5) as tx:
+            with cluster.transaction(shop.connection) as tx:
                 shop.insert("o-2")
                 tx.send(shop.topic, b"there", key=only_here[0])
     wait_until(lambda: not shop.undecided(), WAIT_S)
@@ -333,13 +333,13 @@ def place_everywhere(shop: BlockingClusterShop, cluster: txmq.Cluster, **options
 def test_keyless_transactions_avoid_a_broker_that_is_away(shop: BlockingClusterShop) -> None:
     with Proxy(shop.brokers[1].url) as proxy:
         urls = [shop.brokers[0].url, proxy.url]
-        with txmq.connect(urls, service="orders", timeout=1.0) as cluster:
+        with txmq.connect(urls, service="orders") as cluster:
             assert all(client.log_id for client in cluster.clients)
             proxy.cut()
             refused = 0
             for _ in range(6):
                 try:
-                    with cluster.transaction(shop.connection, timeout=0.3) as tx:
+                    with cluster.transaction(shop.connection, timeout=2.0) as tx:
                         tx.send(shop.topic, b"any")
                 except BrokerUnavailable:
                     refused += 1
@@ -353,7 +353,7 @@ def test_the_outbox_keeps_the_messages_of_the_broker_that_is_away(
     first, second = shop.keys_of(0)[0], shop.keys_of(1)[0]
     with Proxy(shop.brokers[1].url) as proxy:
         urls = [shop.brokers[0].url, proxy.url]
-        with txmq.connect(urls, service="orders", timeout=1.0) as cluster:
+        with txmq.connect(urls, service="orders") as cluster:
             assert all(client.log_id for client in cluster.clients)
             cluster._routing.map.partition_counts(shop.topic)
             proxy.cut()

@@ -177,6 +177,6 @@ def test_handlers_with_an_inbox(real: RealBroker, connect: Connect, pool: Pooler
             cursor.execute("INSERT INTO effects VALUES (%s)", (message.body.decode(),))
 
     with client.consumer(fresh("g"), [topic]) as consumer:
-        consumer.run(handle, inbox=lambda: psycopg2.connect(pool.dsn), threads=2, idle_exit=0.5)
+        consumer.run(handle, inbox=lambda: psycopg2.connect(pool.dsn), threads=2, idle_exit=2.0)
         assert (consumer.stats.acked, consumer.stats.nacked, consumer.stats.retried) == (30, 0, 0)
     assert asked(pool.dsn, "SELECT count(*) FROM effects") == [(30,)]

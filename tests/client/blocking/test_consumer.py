@@ -297,7 +297,7 @@ def test_handlers_get_lists_with_batch(client: Client, joined: Callable[..., Con
     client.send_many(topic, [b"%d" % number for number in range(30)])
     sizes: list[int] = []
     consumer = joined(group, topic)
-    consumer.run(lambda messages: sizes.append(len(messages)), batch=8, idle_exit=0.3)
+    consumer.run(lambda messages: sizes.append(len(messages)), batch=8, idle_exit=2.0)
     assert (sum(sizes), max(sizes)) == (30, 8)
     wait_until(lambda: floors(client, group) == 30, what="the acks")
 
@@ -364,7 +364,7 @@ def test_a_message_whose_handler_returns_work_to_be_done_is_no_success(
     topic, group = fresh("t"), fresh("g")
     client.send_many(topic, [b"1", b"2"])
     consumer = joined(group, topic, retry=RetryPolicy.table(0, attempts=0))
-    consumer.run(_returning(handler), batch=batch, idle_exit=0.6)
+    consumer.run(_returning(handler), batch=batch, idle_exit=2.0)
     letters = client.call("dlq.list", group=group)["letters"]
     assert {letter["error_type"] for letter in letters} == {"txmq.errors.base.LocalProtocolError"}
     assert (len(letters), consumer.stats.acked) == (2, 0)

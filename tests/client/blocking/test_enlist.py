@@ -214,10 +214,10 @@ def test_an_answer_that_nobody_has_leaves_it_in_doubt(
     world: World, connection: EnlistConnection, connect: Callable[..., Client]
 ) -> None:
     with Proxy(world.broker.url) as proxy:
-        client = connect(proxy.url, timeout=0.5)
+        client = connect(proxy.url)
         client.send(world.topic, b"o-1")
         proxy.hold.add(Opcode.CALL)
-        tx = client.enlist(connection)
+        tx = client.enlist(connection, timeout=2.0)
         world.insert("o-1", connection)
         tx.send(world.topic, b"o-1")
         with pytest.raises(InDoubt) as raised:

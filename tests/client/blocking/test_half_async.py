@@ -268,8 +268,8 @@ def test_halves_that_the_broker_throttles_go_again_and_their_decisions_do_not_wa
 def test_a_half_that_stays_throttled_fails_with_that_error(
     fake: FakeBroker, connect: Connect
 ) -> None:
-    answers, client = BundleAnswers(fake), connect(fake.url, delivery_timeout=0.3)
-    answers.script = [[Throttled.after(5, "the disk is behind")]] * 3
+    answers, client = BundleAnswers(fake), connect(fake.url, delivery_timeout=2.0)
+    answers.script = [[Throttled.after(30, "the disk is behind")]] * 3
     [half] = store(client, 1)
     with pytest.raises(Throttled, match="behind"):
         half.result(DEADLINE_S)

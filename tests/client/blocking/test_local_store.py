@@ -28,7 +28,7 @@ from txmq.testing.wait import wait_until
 from txmq.tx.postgres.session import Connection
 
 WAIT_S = 20.0
-IDLE_S = 1.0
+IDLE_S = 2.0  # much longer than a busy machine stands still
 RETRY = RetryPolicy.table(0.3, attempts=5)
 
 
@@ -69,6 +69,22 @@ class Failing:
         self.attempts.append((message.body.decode(), message.attempt))
         if message.attempt <= self._failures:
             raise KeyError("k")
+
+
+def run_until_attempts(
+    number: int, consumer: Consumer, handle: Callable[..., object], failing: Failing, **options: Any
+) -> None:
+    """Run the handler until there are so many attempts."""
+    stop = threading.Event()
+
+    def handle_and_look(*arguments: object) -> None:
+        try:
+            handle(*arguments)
+        finally:
+            if len(failing.attempts) >= number:
+                stop.set()
+
+    consumer.run(handle_and_look, stop=stop, **options)
 
 
 def test_failed_messages_are_retried_here_and_settled_at_the_broker(
@@ -155,14 +171,15 @@ def test_keys_keep_their_order(client: Client, tmp_path: Path) -> None:
 def test_the_next_process_goes_on_with_what_is_stored(client: Client, tmp_path: Path) -> None:
     topic, group, failing = fresh("t"), fresh("g"), Failing()
     send(client, topic)
-    retry = RetryPolicy.table(1.5, attempts=5)
+    retry = RetryPolicy.table(4.0, attempts=5)
     with consumer_of(client, group, topic, tmp_path, retry=retry) as consumer:
-        consumer.run(failing.attempt, idle_exit=0.3)
-        assert consumer.stats.stored == 3
+        run_until_attempts(3, consumer, failing.attempt, failing)
+        wait_until(lambda: consumer.stats.stored == 3, WAIT_S, what="the failures are stored")
     assert len(failing.attempts) == 3
     with consumer_of(client, group, topic, tmp_path, retry=retry) as consumer:
-        consumer.run(failing.attempt, idle_exit=2.0)
-        assert (consumer.stats.stored, consumer.stats.acked) == (0, 3)
+        run_until_attempts(6, consumer, failing.attempt, failing)
+        wait_until(lambda: not consumer.stats.stored, WAIT_S, what="nothing is left to retry")
+        assert consumer.stats.acked == 3
     assert sorted(failing.attempts)[1::2] == [("m00", 2), ("m01", 2), ("m02", 2)]
     assert unprocessed(client, group) == 0
 
@@ -191,8 +208,8 @@ def test_the_brokers_copy_of_a_lost_disk_is_adopted(client: Client, tmp_path: Pa
     send(client, topic)
     retry = RetryPolicy.table(600, attempts=5)
     with consumer_of(client, group, topic, tmp_path, retry=retry) as consumer:
-        consumer.run(failing.attempt, idle_exit=0.3)
-        assert consumer.stats.stored == 3
+        run_until_attempts(3, consumer, failing.attempt, failing)
+        wait_until(lambda: consumer.stats.stored == 3, WAIT_S, what="the failures are stored")
     shutil.rmtree(tmp_path)
     [store] = client.call("recover.list", group=group)["stores"]
     client.call("recover.adopt", group=group, store=store["store"])
@@ -344,10 +361,10 @@ def test_a_reset_takes_messages_back_and_they_have_one_effect(
         take_effect(message, connection)
         failing.attempt(message)
 
-    retry = RetryPolicy.table(1.0, attempts=5)
+    retry = RetryPolicy.table(4.0, attempts=5)
     with consumer_of(client, group, topic, tmp_path, retry=retry) as consumer:
-        consumer.run(handle, inbox=connect_database, idle_exit=0.3)
-        assert consumer.stats.stored == 3
+        run_until_attempts(3, consumer, handle, failing, inbox=connect_database)
+        wait_until(lambda: consumer.stats.stored == 3, WAIT_S, what="the failures are stored")
         client.call("group.reset", group=group, topic=topic, to="first")
         while unprocessed(client, group) or consumer.stats.stored:
             consumer.run(handle, inbox=connect_database, idle_exit=0.3)
@@ -357,10 +374,10 @@ def test_a_reset_takes_messages_back_and_they_have_one_effect(
 def test_a_group_that_is_deleted_and_made_again_goes_on(client: Client, tmp_path: Path) -> None:
     topic, group, failing = fresh("t"), fresh("g"), Failing()
     send(client, topic)
-    retry = RetryPolicy.table(1.0, attempts=5)
+    retry = RetryPolicy.table(4.0, attempts=5)
     with consumer_of(client, group, topic, tmp_path, retry=retry) as consumer:
-        consumer.run(failing.attempt, idle_exit=0.3)
-        assert consumer.stats.stored == 3
+        run_until_attempts(3, consumer, failing.attempt, failing)
+        wait_until(lambda: consumer.stats.stored == 3, WAIT_S, what="the failures are stored")
     client.call("group.delete", group=group)
     with consumer_of(client, group, topic, tmp_path, retry=retry) as consumer:
         while unprocessed(client, group) or consumer.stats.stored:

@@ -143,6 +143,6 @@ def test_a_dead_letter_parks_its_key_and_no_other(
         if message.body == b"2":
             consumer.dead_letter(message, "poison")
 
-    consumer.run(handle, threads=2, idle_exit=1.0)
+    consumer.run(handle, threads=2, idle_exit=2.0)
     assert sorted(handled) == [b"0", b"1", b"2", b"3", b"5", b"7"]
     wait_until(lambda: shown(client, group)["parked"] == 2, what="the key is parked")

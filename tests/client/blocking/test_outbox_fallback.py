@@ -96,12 +96,12 @@ def bodies(world: World) -> list[str]:
 
 
 def test_while_the_broker_is_there_nothing_waits(world: World) -> None:
-    place(world, "o-1").wait_published()
+    place(world, "o-1", timeout=DEADLINE_S).wait_published()
     assert (bodies(world), waiting(world)) == (["o-1"], 0)
 
 
 def test_orders_of_an_outage_appear_once_and_in_order_when_the_broker_is_back(world: World) -> None:
-    place(world, "o-0").wait_published()
+    place(world, "o-0", timeout=DEADLINE_S).wait_published()
     world.broker.kill()
     placed, began = [place(world, "o-1")], time.monotonic()
     placed += [place(world, f"o-{n}", timeout=60) for n in range(2, 6)]
@@ -114,16 +114,17 @@ def test_orders_of_an_outage_appear_once_and_in_order_when_the_broker_is_back(wo
     world.broker.start()
     placed[-1].wait_published(DEADLINE_S)
     assert bodies(world) == [f"o-{n}" for n in range(6)]
-    assert (placed[0].receipts(), waiting(world)) == ([], 0)
+    assert placed[0].receipts() == []
+    wait_until(lambda: not waiting(world), DEADLINE_S, what="the rows are deleted")
     shown = world.client.call("tx.show", token=placed[0].token.hex)
     assert (shown["state"], shown["by"], shown["service"]) == ("PUBLISHED", "producer", "orders")
-    place(world, "o-6").wait_published()
+    place(world, "o-6", timeout=DEADLINE_S).wait_published()
     assert bodies(world)[-1] == "o-6"
 
 
 @pytest.mark.parametrize("point", ["outbox.after_publish", "outbox.after_delete"])
 def test_a_broker_that_dies_while_it_fetches_sends_nothing_twice(world: World, point: str) -> None:
-    place(world, "o-0").wait_published()
+    place(world, "o-0", timeout=DEADLINE_S).wait_published()
     world.broker.kill()
     placed = [place(world, f"o-{n}") for n in range(1, 4)]
     world.broker.start(crash_at=point)
@@ -448,7 +449,7 @@ def test_a_transaction_without_the_outbox_fails_while_the_broker_is_away(world: 
     place(world, "o-1")
     for _ in range(2):
         with pytest.raises(BrokerUnavailable):
-            place_directly(world, "o-2", "k")
+            place_directly(world, "o-2", "k", timeout=0.5)
     world.broker.start()
     wait_until(lambda: not waiting(world), DEADLINE_S)
     place_directly(world, "o-3", "k").wait_published()
@@ -489,9 +490,9 @@ def put_and_drain(world: World) -> None:
     wait_until(lambda: bool(query(world, above, world.client.log_id, broken)), DEADLINE_S)
 
 
-def place_directly(world: World, number: str, key: str, client: Client | None = None) -> Any:
+def place_directly(world: World, number: str, key: str, *, timeout: float = DEADLINE_S) -> Any:
     """Place an order without the outbox; return its transaction."""
-    with (client or world.client).transaction(world.connection, timeout=1.0) as tx:
+    with world.client.transaction(world.connection, timeout=timeout) as tx:
         world.insert(number)
         tx.send(world.topic, number.encode(), key=key)
     return tx

@@ -219,7 +219,7 @@ def test_a_broker_that_does_not_answer_holds_the_row_locks_no_longer_than_asked(
         proxy.hold.add(Opcode.GROUP)
         client = connect(proxy.url)
         client.send(world.topic, b"first")
-        tx = client.transaction(world.connection, timeout=0.3)
+        tx = client.transaction(world.connection, timeout=2.0)
         tx.__enter__()
         world.insert("o-1")
         tx.send(world.topic, b"o-1")
@@ -314,10 +314,10 @@ def test_without_an_answer_the_transaction_stays_in_doubt_and_the_resolver_ends_
 
     monkeypatch.setattr(postgres, "guarded_commit", committed_and_lost)
     with Proxy(world.broker.url) as proxy:
-        client = connect(proxy.url, timeout=0.5)
+        client = connect(proxy.url)
         client.send(world.topic, b"first")
         proxy.hold.add(Opcode.CALL)
-        tx = client.transaction(world.connection)
+        tx = client.transaction(world.connection, timeout=2.0)
         tx.__enter__()
         world.insert("o-1")
         tx.send(world.topic, b"o-1")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 import txmq
+from tests.client.held_sends import DEADLINE_S, Gate, gate
 from tests.client.scripted_broker import FakeBroker, HangUp, Silent, receipt
 from txmq.batch import BatchView
 from txmq.client.blocking.client import Client
@@ -26,8 +28,9 @@ from txmq.errors import (
     UnknownTopic,
 )
 from txmq.model.keys import partition_of
-from txmq.testing.wait import wait_until
 from txmq.wire.data_requests import Opcode
+
+__all__ = ["gate"]
 
 Connect = Callable[..., Client]
 LATER = 2_000_000_000_000_000
@@ -367,23 +370,17 @@ def test_threads_share_a_client_and_each_session_stays_gapless(
 
 
 def test_more_callers_than_connections_wait_for_their_turn(
-    fake: FakeBroker, connect: Connect
+    fake: FakeBroker, connect: Connect, gate: Gate
 ) -> None:
-    client = connect(fake.url, connections=1, timeout=0.3, retries=0)
-    client.send("orders", b"x")
-    fake.script.append(Silent)
-
-    def hold_the_connection() -> None:
-        with pytest.raises(RequestTimeout):
-            client.send("orders", b"x")
-
-    first = threading.Thread(target=hold_the_connection)
-    first.start()
-    wait_until(lambda: len(fake.sends) == 2, what="a send that is not answered")
-    with pytest.raises(Throttled, match="connections"):
-        client.send("orders", b"x", timeout=0.05)
-    first.join()
-    assert client.send("orders", b"x").offset is not None
+    client = connect(fake.url, connections=1)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(client.send, "orders", b"x")
+        assert gate.arrived.wait(DEADLINE_S)
+        with pytest.raises(Throttled, match="connections"):
+            client.send("orders", b"x", timeout=0.05)
+        gate.open()
+        assert first.result(DEADLINE_S).offset == 0
+    assert client.send("orders", b"x").offset == 1
 
 
 def test_the_pause_that_a_broker_asks_for_is_made(fake: FakeBroker, connect: Connect) -> None:

@@ -58,7 +58,7 @@ def _number(message_id: str) -> int:
 def test_a_silent_connection_is_given_up_and_its_frames_are_sent_again(
     fake: FakeBroker, connect: Connect
 ) -> None:
-    fake.script += [Silent, receipt(9, duplicate=True)]
+    fake.script += [Silent] + [receipt(9, duplicate=True)] * 20
     assert connect(fake.url, timeout=0.3).send_async("orders", b"x").result(DEADLINE_S).duplicate
     assert fake.sends[0] == fake.sends[1]
 
@@ -79,7 +79,7 @@ def test_messages_survive_while_no_broker_is_there(connect: Connect) -> None:
 def test_messages_that_find_no_broker_in_time_fail_and_were_not_sent(
     fake: FakeBroker, connect: Connect
 ) -> None:
-    client = connect(fake.url, delivery_timeout=0.3)
+    client = connect(fake.url, delivery_timeout=2.0)
     client.send_async("orders", b"x").result(DEADLINE_S)
     with capture_logs() as logged:
         fake.close()
@@ -95,7 +95,8 @@ def test_a_message_without_an_answer_in_time_has_an_unknown_outcome(
     fake: FakeBroker, connect: Connect
 ) -> None:
     fake.script += [Silent] * 100
-    client = connect(fake.url, timeout=60, delivery_timeout=0.3)
+    client = connect(fake.url, timeout=60, delivery_timeout=2.0)
+    client._core.topics.get("orders")
     with pytest.raises(RequestTimeout) as caught:
         client.send_async("orders", b"x").result(DEADLINE_S)
     assert caught.value.outcome == "unknown"

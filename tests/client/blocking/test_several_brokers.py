@@ -167,9 +167,9 @@ def test_with_one_broker_away_there_is_nothing_anywhere(
     holding: bool,  # noqa: FBT001
 ) -> None:
     with Proxy(two.other.url) as proxy:
-        two.there = connect(proxy.url, timeout=1.0)
+        two.there = connect(proxy.url)
         two.there.send(two.topic, b"first")
-        tx = order(two, "o-1", timeout=0.5)
+        tx = order(two, "o-1", timeout=2.0)
         if holding:
             proxy.hold.add(Opcode.GROUP)
         else:

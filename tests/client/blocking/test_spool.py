@@ -133,7 +133,7 @@ def test_a_silent_broker_is_one_that_does_not_answer(
 ) -> None:
     """It gets the messages once, though it reads those sent before when it goes on."""
     topic = topic_of(own_broker, connect, "silent", 1)
-    client = connect(own_broker.url, spool=spools, timeout=0.5)
+    client = connect(own_broker.url, spool=spools, timeout=2.0)
     client.send(topic, b"00", key="k")
     os.kill(own_broker.pid, signal.SIGSTOP)
     receipts = [client.send(topic, b"%02d" % n, key="k") for n in range(1, 30)]
@@ -509,11 +509,11 @@ def test_transactions_do_not_use_the_spool(
     own_broker: RealBroker, connect: Connect, spools: Path
 ) -> None:
     topic = topic_of(own_broker, connect, "transactions", 1)
-    client = connect(own_broker.url, spool=spools, timeout=0.5)
+    client = connect(own_broker.url, spool=spools)
     client.send(topic, b"first")
     own_broker.kill()
     for _ in range(2):  # the first may go by a connection that is lost with the broker
-        with pytest.raises(TxmqError) as raised, client.transaction() as tx:
+        with pytest.raises(TxmqError) as raised, client.transaction(timeout=0.5) as tx:
             tx.send(topic, b"second")
     assert 'on_unavailable="outbox"' in str(raised.value)
     assert client.spool.waiting == 0
@@ -549,8 +549,8 @@ def test_bad_directories_and_options_are_typed_errors(tmp_path: Path, connect: C
 
 
 def test_a_client_without_a_spool_fails_as_before(own_broker: RealBroker, connect: Connect) -> None:
-    client = connect(own_broker.url, timeout=0.3)
+    client = connect(own_broker.url)
     client.send("plain", b"first")
     own_broker.kill()
     with pytest.raises((BrokerUnavailable, TxmqError)):
-        client.send("plain", b"second")
+        client.send("plain", b"second", timeout=0.3)

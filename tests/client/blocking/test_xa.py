@@ -308,8 +308,8 @@ def test_a_second_broker_that_is_gone_rolls_everything_back(
     ledgers: Ledgers, also_deciding: RealBroker, connect: Connect
 ) -> None:
     with Proxy(also_deciding.url) as proxy:
-        there = connect(proxy.url, timeout=0.5)
-        tx = ledgers.begin("o-1", timeout=0.5)
+        there = connect(proxy.url)
+        tx = ledgers.begin("o-1", timeout=2.0)
         tx.at(there).send(ledgers.topic, b"there")
         proxy.cut()
         with pytest.raises(BrokerUnavailable):

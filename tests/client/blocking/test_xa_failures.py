@@ -70,7 +70,9 @@ def test_a_broker_that_is_gone_stops_it_before_anything_is_prepared(
     ledgers: Ledgers, fake: FakeBroker, connect: Connect
 ) -> None:
     url = fake.url
-    tx = ledgers.begin("o-1", connect(url), timeout=0.3)
+    client = connect(url)
+    assert client.log_id  # it knows the broker
+    tx = ledgers.begin("o-1", client, timeout=2.0)
     fake.close()
     with pytest.raises(BrokerUnavailable) as caught:
         tx.__exit__(None, None, None)
@@ -87,7 +89,7 @@ def test_a_bundle_that_is_not_confirmed_rolls_back_what_is_prepared(
         client = connect(proxy.url)
         client.send(ledgers.topic, b"first")
         proxy.hold.add(Opcode.GROUP)
-        tx = ledgers.begin("o-1", client, timeout=0.3)
+        tx = ledgers.begin("o-1", client, timeout=2.0)
         with pytest.raises(BrokerUnavailable, match="rolled back") as caught:
             tx.__exit__(None, None, None)
         assert caught.value.outcome == "not done"
@@ -115,10 +117,10 @@ def test_without_an_answer_to_the_decision_nothing_is_touched(
 ) -> None:
     ledgers = either
     with Proxy(ledgers.broker.url) as proxy:
-        client = connect(proxy.url, timeout=0.5)
+        client = connect(proxy.url)
         client.send(ledgers.topic, b"first")
         proxy.hold |= {Opcode.DECIDE, Opcode.CALL}
-        tx = ledgers.begin("o-1", client)
+        tx = ledgers.begin("o-1", client, timeout=2.0)
         with pytest.raises(InDoubt) as caught:
             tx.__exit__(None, None, None)
     assert caught.value.token == str(tx.token)
@@ -136,9 +138,9 @@ def test_without_an_answer_to_the_rollback_what_is_prepared_stays(
     ledgers: Ledgers, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Proxy(ledgers.broker.url) as proxy:
-        client = connect(proxy.url, timeout=0.5)
+        client = connect(proxy.url)
         client.send(ledgers.topic, b"first")
-        tx = ledgers.begin("o-1", client)
+        tx = ledgers.begin("o-1", client, timeout=2.0)
         run(ledgers.last, "INSERT INTO lines VALUES ('no such order')")
         before_the_decision(monkeypatch, lambda: proxy.hold.add(Opcode.CALL))
         with pytest.raises(InDoubt):

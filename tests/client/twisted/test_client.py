@@ -362,7 +362,7 @@ def test_a_cancelled_run_cancels_its_handlers_and_their_messages_come_again(
             return Deferred()
 
         await _runs_until_cancelled(consumer, hang, begun)
-        await consumer.run(handle, idle_exit=1.5)
+        await consumer.run(handle, idle_exit=2.0)
         assert consumer.stats.nacked == 0
 
     in_reactor(story)
@@ -386,7 +386,7 @@ def test_a_generator_is_refused_and_work_left_in_a_result_fails_its_message(
         consumer = await client.consumer(fresh("g"), [topic], retry=policy)
         with pytest.raises(LocalProtocolError, match="generate is a generator"):
             await consumer.run(generate)
-        await consumer.run(indirectly, idle_exit=0.5)
+        await consumer.run(indirectly, idle_exit=2.0)
         assert (consumer.stats.nacked, consumer.stats.acked) == (1, 0)
 
     in_reactor(story)

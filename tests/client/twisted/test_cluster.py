@@ -246,7 +246,7 @@ def test_a_handler_that_is_at_work_is_waited_for_and_idleness_ends_the_run(
         await cluster.send(topic, b"1", key="k")
         async with await cluster.consumer(fresh("g"), [topic]) as others:
             await drained(others, 1)  # the other one comes with it
-            await others.run(lambda message: done.append(message.body), workers=2, idle_exit=0.1)
+            await others.run(lambda message: done.append(message.body), workers=2, idle_exit=2.0)
             with pytest.raises(LocalProtocolError):
                 await others.run(print, workers=0)
         assert done == [b"0", b"1"]

@@ -23,7 +23,7 @@ from txmq.twisted import Client
 from txmq.tx.postgres.session import Connection
 
 WAIT_S = 20.0
-IDLE_S = 1.0
+IDLE_S = 2.0  # much longer than a busy machine stands still
 BODIES = [f"m{number:02}" for number in range(6)]
 
 
