@@ -440,6 +440,7 @@ BUGS = (
     Bug(
         "absence is taken for a rollback",
         around=_deciding(xa.ResolveOutcome, _resolve_unknown_as_rolled_back),
+        first=8,
     ),
     Bug(
         "a decision of an operator is overruled",
@@ -458,7 +459,7 @@ BUGS = (
     Bug(
         "pieces are not continued after a start",
         around=_patching(machine, "save", _save_without_backlog),
-        first=24,
+        first=44,
     ),
     Bug("topics are not saved", around=_patching(machine, "save", _save_without_topics)),
     Bug(
@@ -548,6 +549,7 @@ BUGS = (
             client_consumers,
             _patching(large_bundles.LargeBundle, "begun", property(lambda _self: 0)),
         ),
+        first=21,
     ),
     Bug(
         "members keep a deleted topic",
@@ -563,18 +565,19 @@ BUGS = (
         around=_in_every_seed(
             inbox_consumers, _patching(resets, "_begin", _begin_without_generation)
         ),
-        first=7,
+        first=18,
     ),
     Bug(
         "a member keeps what was reset",
         around=_in_every_seed(inbox_consumers, _patching(Membership, "knows", lambda *_args: True)),
-        first=107,
+        first=144,
     ),
     Bug(
         "epochs of a deleted group are forgotten",
         around=_in_every_seed(
             inbox_consumers, _patching(GroupRegistry, "mark_deleted", _mark_deleted_with_epochs)
         ),
+        first=6,
     ),
     Bug(
         "what was skipped is taken for lost effects",
