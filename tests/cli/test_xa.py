@@ -146,7 +146,8 @@ def test_prepared_branches_are_recovered_in_two_passes(shop: XaCommands, tmp_pat
 
 
 def test_a_watching_recoverer_ends_new_branches(shop: XaCommands, tmp_path: Path) -> None:
-    config = shop.configure(tmp_path, safety_s=0.3, every_s=0.1)
+    # The committed one is decided within `safety_s`, or the recoverer rolls it back.
+    config = shop.configure(tmp_path, safety_s=3.0, every_s=0.1)
     with running(tmp_path / "1", "xa", "recover", "--watch", "--config", config) as recoverer:
         assert recoverer.first_line() == "ready shop"
         committed, undecided = (

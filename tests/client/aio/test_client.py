@@ -624,7 +624,7 @@ def test_letters_and_calls_are_those_of_the_other_faces(real: RealBroker) -> Non
 
 def test_a_silent_broker_times_out(own_broker: RealBroker) -> None:
     async def story() -> None:
-        async with connected(own_broker, timeout=0.2) as client:
+        async with connected(own_broker, timeout=2.0) as client:
             await client.send(fresh("t"), b"x")
             os.kill(own_broker.pid, signal.SIGSTOP)
             try:

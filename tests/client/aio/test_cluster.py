@@ -86,7 +86,7 @@ def test_without_one_broker_messages_without_a_key_go_to_the_other(
 ) -> None:
     async def story() -> None:
         urls = [f"txmq://127.0.0.1:{free_port()}", deciding.url]
-        async with txmq.aio.connect(urls, timeout=1.0) as cluster:
+        async with txmq.aio.connect(urls, timeout=4.0) as cluster:
             topic = fresh("t")
             receipts = await asyncio.gather(*(cluster.send(topic, b"x") for _ in range(4)))
             assert len({receipt.message_id for receipt in receipts}) == 4

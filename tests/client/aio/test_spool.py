@@ -34,7 +34,7 @@ def test_sends_of_all_kinds_wait_on_disk_and_come_in_order(
     own_broker: RealBroker, tmp_path: Path
 ) -> None:
     async def scene() -> None:
-        client = txmq.aio.connect(own_broker.url, spool=tmp_path / "spools", timeout=1)
+        client = txmq.aio.connect(own_broker.url, spool=tmp_path / "spools", timeout=3.0)
         await client.call("topic.create", name="kinds", partitions=1)
         first = await client.send("kinds", b"000", key="k")
         assert not first.spooled
@@ -87,7 +87,7 @@ def test_what_waits_at_close_is_drained_by_the_next_client(
     spools, url = tmp_path / "spools", own_broker.url
 
     async def outage() -> None:
-        client = txmq.aio.connect(url, spool=spools, timeout=0.5)
+        client = txmq.aio.connect(url, spool=spools, timeout=2.0)
         await client.call("topic.create", name="left", partitions=1)
         await asyncio.to_thread(own_broker.kill)
         interrupter, named = Interrupter(), set[str | None]()

@@ -102,7 +102,7 @@ def test_a_cancelled_call_is_made_again(real: RealBroker) -> None:
 
 def test_without_a_broker_a_branch_stays_to_be_prepared(own_broker: RealBroker) -> None:
     async def story() -> None:
-        async with txmq.aio.connect(own_broker.url, timeout=0.3) as client:
+        async with txmq.aio.connect(own_broker.url, timeout=2.0) as client:
             with pytest.raises(ConfigError, match="owner"):
                 client.xa_resource()
             resource = client.xa_resource("shop")

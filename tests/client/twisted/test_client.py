@@ -431,8 +431,8 @@ def test_connections_lost_before_the_welcome_are_tried_again_without_a_traceback
     async def story() -> None:
         port = reactor.listenTCP(0, factory, interface="127.0.0.1")
         url = f"txmq://127.0.0.1:{port.getHost().port}"
-        client = txmq.twisted.connect(reactor, url, service="tests", timeout=0.5)
-        with pytest.raises(BrokerUnavailable, match=r"no broker answered within 0\.\d+ s"):
+        client = txmq.twisted.connect(reactor, url, service="tests", timeout=3.0)
+        with pytest.raises(BrokerUnavailable, match=r"no broker answered within \S+ s"):
             await client.send("t", b"x")
         await factory.third
         await client.close()

@@ -69,7 +69,7 @@ def test_what_waits_at_close_is_drained_by_the_next_client(
     spools, url = tmp_path / "spools", own_broker.url
 
     async def outage() -> None:
-        client = txmq.twisted.connect(reactor, url, spool=spools, timeout=0.5)
+        client = txmq.twisted.connect(reactor, url, spool=spools, timeout=2.0)
         await client.call("topic.create", name="left", partitions=1)
         own_broker.kill()
         sent = [client.send("left", b"%d" % n, key="k") for n in range(20)]
