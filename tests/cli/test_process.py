@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from txmq import connect
+from txmq.testing.own_broker import OwnBroker
 from txmq.version import __version__
 
 FULL = Path("/dev/full")
@@ -111,3 +113,16 @@ def test_a_command_whose_result_cannot_be_written_does_not_say_that_it_did_nothi
             timeout=60,
         )
     assert json.loads(ended.stderr)["outcome"] == "unknown"
+
+
+def test_messages_are_found_in_a_log_with_plans_and_policies(tmp_path: Path) -> None:
+    """In a process of its own: that of the tests has imported all events anyway."""
+    with OwnBroker(tmp_path) as broker:
+        with connect(broker.url) as client:
+            client.send("orders", b"m")
+            client.consumer("billing", ["orders"]).close()
+        ended = txmq("policy", "set", "billing", "--on-version", TXMQ_BROKER=broker.url)
+        assert ended.returncode == 0, ended.stderr
+        broker.stop()
+    found = txmq("log", "find", str(broker.data), "orders", "--json")
+    assert [one["offset"] for one in json.loads(found.stdout)["messages"]] == [0], found.stderr

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from txmq.batch import BatchView
 from txmq.broker.search.message_view import describe_message
 from txmq.broker.search.search import SearchQuery
+from txmq.core import machine
 from txmq.core.events.audit import AuditStored
 from txmq.core.events.base import EVENTS, RecordContext, decode
 from txmq.core.events.delays import (
@@ -43,6 +44,8 @@ from txmq.store.log.record import split_body
 if TYPE_CHECKING:
     from txmq.broker.data_directory.verify import LogFiles
     from txmq.store.log.record import Record
+
+assert machine, "imported because it registers all events"
 
 # whose publication gives the offset: a token, a ticket, or where a message was stored
 Owner = tuple[str, object]
