@@ -101,7 +101,7 @@ def test_what_was_not_acked_is_given_back(broker: BrokerThread) -> None:
 
 def test_what_was_held_too_long_is_left_to_others(broker: BrokerThread) -> None:
     """And the channel goes on: the message's place in its window is free again."""
-    with Connection(broker.url, transport_options={"visibility_timeout": 1.0}) as connection:
+    with Connection(broker.url, transport_options={"visibility_timeout": 3.0}) as connection:
         queue = connection.SimpleQueue("work")
         for number in range(4):
             queue.put(number)

@@ -23,7 +23,7 @@ from txmq.testing.own_broker import OwnBroker
 from txmq.testing.wait import wait_until
 
 PATIENCE_S = 60.0
-SESSION_S = 1.0
+SESSION_S = 3.0  # longer than a busy machine stands still
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_fault_40_a_broker_that_stood_still_keeps_its_members(
         assert message is not None
         before = client.call("group.show", group=group)
         os.kill(pid, signal.SIGSTOP)
-        until = time.monotonic() + 3 * SESSION_S
+        until = time.monotonic() + 2 * SESSION_S
         try:
             wait_until(
                 lambda: time.monotonic() > until, PATIENCE_S, what="its session would be over"

@@ -284,7 +284,7 @@ def test_a_database_restored_to_before_the_retained_messages_raises_an_alarm(
             consumer.run(
                 lambda message, _connection: applied.append(message.offset),
                 inbox=lambda: psycopg2.connect(database),
-                idle_exit=1.0,
+                idle_exit=3.0,
             )
 
     client.send_batch(topic, [Message(b"old") for _ in range(10)])

@@ -99,11 +99,11 @@ def test_an_outstanding_message_outlives_its_lease_while_its_consumer_is_alive(
 ) -> None:
     topic, group = fresh("t"), fresh("g")
     client.send(topic, b"x")
-    slow = joined(group, topic, lease_s=1.0)
+    slow = joined(group, topic, lease_s=3.0)
     message = slow.receive(WAIT_S)
     assert message is not None
-    other = joined(group, topic, lease_s=1.0)
-    assert other.receive(2.5) is None
+    other = joined(group, topic, lease_s=3.0)
+    assert other.receive(5.0) is None
     slow.ack(message, wait=True)
     assert floors(client, group) == 1
 
