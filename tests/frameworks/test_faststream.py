@@ -185,7 +185,7 @@ def test_messages_come_with_headers_key_and_context(
     async def story() -> None:
         async with broker:
             await broker.start()
-            assert await broker.ping(1.0)
+            assert await broker.ping(WAIT_S)
             receipt = await broker.publish(
                 Order(name="o-1"), topic, key="k", headers={"shop": "eu"}, correlation_id="c-1"
             )
@@ -488,7 +488,7 @@ def test_a_worker_outlives_what_its_handlers_and_middlewares_raise(
                 await broker.publish(text, topic)
             await until(lambda: len(letters(client, broker.config.group)) == 2)
             await until(lambda: "last" in seen)
-            assert await broker.ping(1.0)
+            assert await broker.ping(WAIT_S)
 
     run(story)
     errors = {one.body: one for one in letters(client, broker.config.group)}

@@ -53,6 +53,12 @@ def settled(client: Client, group: str, topic: str) -> int:
     return sum(place["floor"] for place in positions if place["topic"] == topic)
 
 
+def reasons(client: Client, group: str, topic: str) -> set[str]:
+    """Why nothing of the topic comes to the group."""
+    positions = client.call("group.show", group=group)["positions"]
+    return {place["reason"] for place in positions if place["topic"] == topic}
+
+
 def test_only_the_other_topic_comes_until_the_resume_and_no_attempt_is_counted(
     client: Client, topics: list[str]
 ) -> None:
@@ -68,10 +74,11 @@ def test_only_the_other_topic_comes_until_the_resume_and_no_attempt_is_counted(
             consumer.ack(received(consumer, one if paused == other else other))
         client.send(paused, b"later")
         assert consumer.receive(A_MOMENT_S) is None
-        shown = client.call("group.show", group=consumer.group)
-        assert {place["reason"] for place in shown["positions"] if place["topic"] == paused} == {
-            "member-paused"
-        }
+        wait_until(
+            lambda: reasons(client, consumer.group, paused) == {"member-paused"},
+            WAIT_S,
+            what="the broker is told of the pause",
+        )
         consumer.resume(paused)
         assert consumer.paused == frozenset()
         came = [consumer.receive(WAIT_S) for _ in range(10)]
