@@ -18,7 +18,7 @@ from pyspark.sql import functions as f
 from txmq.errors import ConfigError
 from txmq_spark.hadoop_files import Directory
 from txmq_spark.query_errors import job_errors
-from txmq_spark.query_run import run_query
+from txmq_spark.query_run import clear_unplanned, last_batch, run_query
 from txmq_spark.stream_progress import parse_progress
 
 DATE_COLUMNS: Final = ("stored_at", "born_at")
@@ -60,6 +60,7 @@ def land(spark: SparkSession, options: LandOptions) -> Landed:
     rows = _rows(spark, options)
     with job_errors():
         require_same_batches(spark, options)
+        clear_unplanned(spark, options.checkpoint)
     spark.conf.set(KEPT_PROGRESS, BATCHES)
     writer = rows.writeStream.format("parquet").partitionBy("topic", "date")
     writer = writer.option("path", options.path).option("checkpointLocation", options.checkpoint)
@@ -73,9 +74,9 @@ def require_same_batches(spark: SparkSession, options: LandOptions) -> None:
     Spark knows the batches of a directory by their numbers only. It would take those of
     the other checkpoint for batches that this one has landed, and skip their messages.
     """
-    landed = _last_batch(spark, f"{options.path}/_spark_metadata")
-    planned = _last_batch(spark, f"{options.checkpoint}/offsets")
-    committed = _last_batch(spark, f"{options.checkpoint}/commits")
+    landed = last_batch(spark, f"{options.path}/_spark_metadata")
+    planned = last_batch(spark, f"{options.checkpoint}/offsets")
+    committed = last_batch(spark, f"{options.checkpoint}/commits")
     # A run that was killed may have landed the batch that it had planned.
     if landed not in (planned, committed) or not _have_same_id(spark, options):
         raise ConfigError(
@@ -100,12 +101,6 @@ def _have_same_id(spark: SparkSession, options: LandOptions) -> bool:
         directory.write(LANDING_ID, own)
         known = directory.read(LANDING_ID, LARGEST_ID)  # of another run, if that came later
     return known == own
-
-
-def _last_batch(spark: SparkSession, log: str) -> int:
-    """Return the number of the last batch in a log of Spark; -1 = there is none."""
-    names = (name.removesuffix(".compact") for name in Directory(spark, log).names())
-    return max((int(name) for name in names if name.isdigit()), default=-1)
 
 
 def _rows(spark: SparkSession, options: LandOptions) -> DataFrame:

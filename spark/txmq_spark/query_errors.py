@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Final
+from contextlib import contextmanager, suppress
+from typing import Any, Final
 
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
+from pyspark.errors.exceptions.captured import convert_exception
 
 from txmq.errors import TxmqError
 
@@ -48,4 +49,20 @@ def _cause(error: Exception) -> str:
         return str(ours[-1])
     # Of itself an error of Java tells only which call has failed.
     told = error.java_exception.toString() if isinstance(error, Py4JJavaError) else error
-    return str(told).partition("\n")[0]
+    text, root = str(told).partition("\n")[0], _root_cause(error)
+    return text if root in text else f"{text}, caused by {root}"
+
+
+def _root_cause(error: Exception) -> str:
+    """Return the error of Java behind all others; empty = there is none.
+
+    Spark's own errors tell where it failed, and often not why, as of a full disk.
+    """
+    found: Any = error
+    with suppress(Py4JError, OSError):  # the JVM may have ended
+        if isinstance(error, Py4JJavaError):
+            found = convert_exception(error.java_exception)
+    root = ""
+    while (found := getattr(found, "_cause", None)) is not None:
+        root = found._desc  # noqa: SLF001  # with its text comes the stack of Java
+    return root.partition("\n")[0]

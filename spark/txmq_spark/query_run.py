@@ -10,9 +10,11 @@ import structlog
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
+from txmq_spark.hadoop_files import Directory
 from txmq_spark.query_errors import query_failure
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -22,6 +24,22 @@ WORKER_LATE: Final = "Python worker failed to connect back"
 STARTS: Final = 4
 PATIENCE_S: Final = 3_600  # of one wait for a query's end
 log = structlog.get_logger()
+
+
+def last_batch(spark: SparkSession, log: str) -> int:
+    """Return the number of the last batch in a log of Spark; -1 = there is none."""
+    names = (name.removesuffix(".compact") for name in Directory(spark, log).names())
+    return max((int(name) for name in names if name.isdigit()), default=-1)
+
+
+def clear_unplanned(spark: SparkSession, checkpoint: str) -> None:
+    """Remove what is left of a first batch whose plan could not be written.
+
+    Spark 4.3.0 would refuse such a checkpoint for ever, as after a full disk, though
+    nothing was done with it (2026-11-23).
+    """
+    if last_batch(spark, f"{checkpoint}/offsets") < 0:
+        Directory(spark, checkpoint).remove("offsets")
 
 
 def run_query(

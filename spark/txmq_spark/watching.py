@@ -24,7 +24,8 @@ from txmq.errors import BrokerUnavailable, ConfigError, DatabaseUnavailable, Unk
 from txmq.model.units import SECOND
 from txmq_spark.alert_sinks import AlertSinks, AlertTable
 from txmq_spark.broker_link import BrokerLink
-from txmq_spark.query_run import run_query
+from txmq_spark.query_errors import job_errors
+from txmq_spark.query_run import clear_unplanned, run_query
 from txmq_spark.watch_rules import Alert, DeadLetter, GroupMemory, WatchRules, old_letters
 from txmq_spark.writing import QUERY_PROPERTY
 
@@ -75,6 +76,8 @@ def watch(spark: SparkSession, options: WatchOptions) -> None:
     sinks = AlertSinks(options.url, options.topic, options.table)
     if sinks.table is not None:
         sinks.table.prepare()
+    with job_errors():
+        clear_unplanned(spark, options.checkpoint)
     writer = alerts(spark, options).writeStream.foreachBatch(batch_sink(sinks))
     writer = writer.option("checkpointLocation", options.checkpoint)
     ages = AgeWatch(options, sinks)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import StreamingQueryException
+from pyspark.errors.exceptions.captured import convert_exception
 
-from txmq_spark.query_errors import QueryFailed
+from txmq_spark.query_errors import JobFailed, QueryFailed, job_errors
 from txmq_spark.query_run import STARTS, WORKER_LATE, run_query
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 LATE = f"[STREAM_FAILED] Query terminated with exception: {WORKER_LATE}. SQLSTATE: XXKST"
 
@@ -48,3 +53,18 @@ def test_other_errors_end_it(ends: list[str], starts: int) -> None:
     with pytest.raises(QueryFailed):
         run_query(writer, 1)
     assert writer.stopped == starts
+
+
+def test_a_failed_job_names_the_cause_that_spark_hides(spark: SparkSession) -> None:
+    java: Any = spark.sparkContext._jvm
+    full = java.java.io.IOException("No space left on device")
+    boxed = java.java.lang.RuntimeException("Boxed Exception", full)
+    says = r"Boxed Exception, caused by java\.io\.IOException: No space left"
+    for error in (Py4JJavaError("", boxed), convert_exception(boxed)):
+        with pytest.raises(JobFailed, match=says), job_errors():
+            raise error
+    with (
+        pytest.raises(JobFailed, match=r"IOException: No space left on device \(mend"),
+        job_errors(),
+    ):
+        raise Py4JJavaError("", full)
