@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from scripts import debian_package
+from txmq import connect
 from txmq.config.broker import load_broker
+from txmq.testing.own_broker import OwnBroker
+from txmq.testing.ports import free_port
+from txmq.wire.calls.users import VerifierArgs
+from txmq.wire.scram import MIN_ITERATIONS, make_verifier
 
 PACKAGING = Path(__file__).parents[1] / "packaging"
 NO_DPKG = shutil.which("dpkg-deb") is None
@@ -42,6 +49,22 @@ def test_the_unit_runs_the_command_and_the_settings_that_the_package_brings() ->
 def test_the_settings_of_the_container_are_valid() -> None:
     settings = load_broker(PACKAGING / "container" / "txmq.toml", {})
     assert settings.broker.trusted_network
+
+
+def test_the_health_check_of_the_container_works_when_there_are_users(tmp_path: Path) -> None:
+    compose = (PACKAGING / "container" / "compose.yml").read_text()
+    check = re.search(r'test: \[CMD, python3, -c, "(.*)"\]', compose)
+    assert check is not None
+    port = free_port()
+    program = check[1].replace("127.0.0.1:7651", f"127.0.0.1:{port}")
+    with OwnBroker(tmp_path, f'[broker]\nhttp = "127.0.0.1:{port}"\n') as broker:
+        with connect(broker.url) as client:
+            password = VerifierArgs.of(make_verifier("a long password", iterations=MIN_ITERATIONS))
+            client.call("user.set", name="root", roles=["admin"], new=True, password=password)
+        subprocess.run([sys.executable, "-c", program], check=True)
+        broker.kill()
+        refused = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True)
+        assert refused.returncode == 1
 
 
 def _output(*command: str) -> str:
