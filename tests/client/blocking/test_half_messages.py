@@ -337,10 +337,10 @@ def answered_since(client: Client, token: Any, time: int) -> bool:
 
 def test_a_block_that_was_left_undecided_is_asked_about(real: RealBroker, connect: Connect) -> None:
     with Proxy(real.url) as proxy:
-        client = connect(proxy.url, service="left", timeout=0.5)
+        client = connect(proxy.url, service="left", timeout=2.0)
         connect(real.url, service="left").register_checker("billing", lambda _half: txmq.COMMIT)
         proxy.lose[Opcode.DECIDE] = 1_000
-        tx = client.transaction(checker="billing", check_after=0.05, timeout=0.5)
+        tx = client.transaction(checker="billing", check_after=0.05, timeout=2.0)
         with suppress(InDoubt), tx:
             tx.send("left", b"half")
             tx.prepare()

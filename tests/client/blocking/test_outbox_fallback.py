@@ -143,7 +143,7 @@ def test_a_bundle_that_was_stored_but_not_confirmed_does_not_count_beside_the_ou
         client = connect(proxy.url)
         client.send(world.topic, b"first", key="k")
         proxy.hold.add(Opcode.GROUP)
-        tx = client.transaction(world.connection, **SOON)
+        tx = client.transaction(world.connection, on_unavailable="outbox", timeout=2.0)
         first = tx.token
         with tx:
             world.insert("o-1")
@@ -170,7 +170,7 @@ def test_of_two_brokers_only_the_one_that_is_away_has_to_fetch(
     there = connect(deciding.url)
     world.client.send(world.topic, b"first", key="k")
     world.broker.kill()
-    with there.transaction(world.connection, **SOON) as tx:
+    with there.transaction(world.connection, on_unavailable="outbox", timeout=2.0) as tx:
         world.insert("o-1")
         tx.send(world.topic, b"o-1", key="k")
         tx.at(world.client).send_many(world.topic, [b"o-1", b"o-2"], ["k", None])

@@ -167,7 +167,7 @@ def test_without_an_answer_the_broker_is_asked_for_the_state(
 ) -> None:
     with Proxy(real.url) as proxy:
         proxy.hold.add(Opcode.GROUP)
-        with connect(proxy.url).transaction(timeout=0.3) as tx:
+        with connect(proxy.url).transaction(timeout=2.0) as tx:
             tx.send("asked", b"x")
     assert bodies(real, "asked") == [b"x"]
     assert tx.token.version == 7
@@ -178,7 +178,7 @@ def test_a_transaction_whose_end_is_unknown_is_in_doubt(real: RealBroker, connec
         client = connect(proxy.url)
         client.send("doubt", b"first")
         proxy.hold |= {Opcode.GROUP, Opcode.CALL}
-        with pytest.raises(InDoubt) as caught, client.transaction(timeout=0.3) as tx:
+        with pytest.raises(InDoubt) as caught, client.transaction(timeout=2.0) as tx:
             tx.send("doubt", b"x")
     assert (caught.value.outcome, caught.value.token) == ("unknown", str(tx.token))
 
