@@ -50,7 +50,8 @@ def _cause(error: Exception) -> str:
     # Of itself an error of Java tells only which call has failed.
     told = error.java_exception.toString() if isinstance(error, Py4JJavaError) else error
     text, root = str(told).partition("\n")[0], _root_cause(error)
-    return text if root in text else f"{text}, caused by {root}"
+    message = root.partition(": ")[2] or root  # without the class of the error
+    return text if message in text else f"{text}, caused by {root}"
 
 
 def _root_cause(error: Exception) -> str:

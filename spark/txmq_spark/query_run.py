@@ -38,8 +38,12 @@ def clear_unplanned(spark: SparkSession, checkpoint: str) -> None:
     Spark 4.3.0 would refuse such a checkpoint for ever, as after a full disk, though
     nothing was done with it (2026-11-23).
     """
-    if last_batch(spark, f"{checkpoint}/offsets") < 0:
-        Directory(spark, checkpoint).remove("offsets")
+    log = f"{checkpoint}/offsets"
+    if last_batch(spark, log) < 0:
+        # Not the directory: another run of the query may have planned a batch just now.
+        for name in Directory(spark, log).names():
+            if name.startswith("."):
+                Directory(spark, log).remove(name)
 
 
 def run_query(

@@ -68,3 +68,7 @@ def test_a_failed_job_names_the_cause_that_spark_hides(spark: SparkSession) -> N
         job_errors(),
     ):
         raise Py4JJavaError("", full)
+    told = java.java.lang.RuntimeException("No space left on device", full)
+    says = r"RuntimeException: No space left on device \(mend"
+    with pytest.raises(JobFailed, match=says), job_errors():
+        raise Py4JJavaError("", told)
