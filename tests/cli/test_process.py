@@ -45,6 +45,8 @@ def test_the_version_is_that_of_the_package() -> None:
         (["topic", "list", "--nonsense"], "No such option: --nonsense"),
         (["topic", "alter", "t", "--set", "flush=0ms,5"], "invalid flush policy '0ms,5'"),
         (["topic", "alter", "t", "--set", "flush=99d,5"], "invalid flush policy '99d,5'"),
+        (["schema", "brokers", "d", "--forget", "x"], "invalid id of a log 'x'"),
+        (["schema", "brokers", "d", "--directory", "x"], "invalid id of a data directory 'x'"),
     ],
 )
 def test_errors_in_the_usage_are_json_where_json_is_asked_for(
@@ -58,7 +60,7 @@ def test_errors_in_the_usage_are_json_where_json_is_asked_for(
     assert "--help" in error["hint"]
     for_people = txmq(*arguments)
     assert (for_people.returncode, for_people.stdout) == (2, "")
-    assert "Usage: txmq topic" in for_people.stderr
+    assert f"Usage: txmq {arguments[0]}" in for_people.stderr
 
 
 @pytest.mark.parametrize("as_json", [[], ["--json"]])

@@ -74,6 +74,16 @@ def parse_token(text: str) -> str:
     return _parse_id(text, "token")
 
 
+def parse_log_id(text: str) -> str:
+    """Parse the id of a broker's log."""
+    return _parse_id(text, "id of a log")
+
+
+def parse_directory_id(text: str) -> str:
+    """Parse the id of a data directory."""
+    return _parse_id(text, "id of a data directory")
+
+
 def parse_store_id(text: str) -> str:
     """Parse the id of a consumer's local store."""
     return _parse_id(text, "id of a store")

@@ -10,7 +10,7 @@ import typer
 
 from txmq.cli.command import local_command
 from txmq.cli.output import FAILED, Output
-from txmq.cli.parsers import parse_token
+from txmq.cli.parsers import parse_directory_id, parse_log_id
 from txmq.errors import LocalProtocolError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ Forget = Annotated[
     str | None,
     typer.Option(
         metavar="LOG_ID",
-        parser=parse_token,
+        parser=parse_log_id,
         help="Remove a broker that is lost for good, so that token rows no longer wait for it.",
     ),
 ]
@@ -32,7 +32,7 @@ TakeOver = Annotated[
     str | None,
     typer.Option(
         metavar="LOG_ID",
-        parser=parse_token,
+        parser=parse_log_id,
         help="Let the data directory of --directory work on the database for this log's broker.",
     ),
 ]
@@ -40,7 +40,7 @@ Directory = Annotated[
     str | None,
     typer.Option(
         metavar="ID",
-        parser=parse_token,
+        parser=parse_directory_id,
         help="Data directory for --take-over, as its broker's alarm resolver.refused names it.",
     ),
 ]
