@@ -161,10 +161,9 @@ def inbox_ranges(
 
     The columns are topic, partition, lower and upper.
     """
+    schema = "topic string, partition bigint, lower bigint, upper bigint"
     if not group.partitions:
-        return spark.createDataFrame(
-            [], "topic string, partition bigint, lower bigint, upper bigint"
-        )
+        return spark.createDataFrame([], schema)
     places = SQL("(VALUES {}) AS place (of_topic, number, its_epoch, low, high)").format(
         SQL(", ").join(
             SQL("({}, {}, {}, {}::int8, {}::int8)").format(*map(Literal, place[1:]))
@@ -183,7 +182,6 @@ def inbox_ranges(
             for number, name in names.items()
         )
     )
-    schema = "topic string, partition bigint, lower bigint, upper bigint"
     columns = {
         "topic": topic,
         "partition": Identifier("partition"),
