@@ -77,8 +77,14 @@ def test_brokers_are_listed_and_a_lost_one_is_taken_out_for_a_reason(database: s
     )
     assert (output["waiting"], output["forgotten_at"]) == (0, None)
     assert run("schema", "brokers", database, "--forget", str(lost)).exit_code == 2
-    unknown = run("schema", "brokers", database, "--forget", uuid4().hex, "--reason", "gone")
+    unknown = run(
+        "schema", "brokers", database, "--forget", uuid4().hex, "--reason", "gone", "--yes"
+    )
     assert (unknown.exit_code, "has reported here" in unknown.stderr) == (1, True)
+    asked = run("schema", "brokers", database, "--forget", lost.hex, "--reason", "gone")
+    assert (asked.exit_code, f"{lost}, which has reported at 2" in asked.stderr) == (1, True)
+    [output] = json.loads(run("schema", "brokers", database, "--json").stdout)["brokers"]
+    assert output["forgotten_at"] is None
     result = run(
         "schema", "brokers", database, "--forget", lost.hex, "--reason", "its disk burnt", "--json"
     )

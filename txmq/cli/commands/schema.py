@@ -9,7 +9,8 @@ from uuid import UUID
 import typer
 
 from txmq.cli.command import local_command
-from txmq.cli.output import FAILED, Output
+from txmq.cli.options import Yes
+from txmq.cli.output import FAILED, Output, format_time
 from txmq.cli.parsers import parse_directory_id, parse_log_id
 from txmq.errors import LocalProtocolError
 
@@ -84,6 +85,7 @@ def brokers(
     take_over: TakeOver = None,
     directory: Directory = None,
     reason: Reason = "",
+    yes: Yes = False,
 ) -> None:
     """List the brokers that use the database, with the data directories that may work
     on it. Token rows stay until no broker needs them.
@@ -94,6 +96,7 @@ def brokers(
         if forget is not None:
             if not reason:
                 raise typer.BadParameter("--forget needs a reason: use --reason TEXT")
+            out.confirm(_question(registry.registered(connection), UUID(forget)), yes=yes)
             if not registry.forget(connection, UUID(forget), reason):
                 raise LocalProtocolError(
                     f"no broker with log {forget} has reported here",
@@ -105,6 +108,13 @@ def brokers(
             registry.take_over(connection, UUID(take_over), UUID(directory), reason)
         found = registry.registered(connection)
     out.show({"brokers": [_broker_fields(broker) for broker in found]})
+
+
+def _question(brokers: list[Broker], lost: UUID) -> str:
+    """Name the last report of the broker: one that runs may still need its rows."""
+    reported = [broker.reported_at for broker in brokers if broker.log_id == lost]
+    last = f", which has reported at {format_time(reported[0])}" if reported else ""
+    return f"Forget the broker of log {lost}{last}? Only if it is lost for good."
 
 
 def _broker_fields(broker: Broker) -> dict[str, object]:
