@@ -44,9 +44,24 @@ def drain(
 
 
 def left(client: txmq.Client, group: str) -> int:
-    """Return the number of messages that are still to be delivered, or leased."""
+    """Return whether messages are still to be delivered, are leased, or will be put
+    back by a running plan: the number of one of these kinds, or 0.
+    """
+    # Plans may put letters back between the first two questions.
+    return waiting(client, group) or planned(client, group) or waiting(client, group)
+
+
+def waiting(client: txmq.Client, group: str) -> int:
     shown = client.call("group.show", group=group)
     return int(shown["lag"] + shown["retrying"] + shown["leased"])
+
+
+def planned(client: txmq.Client, group: str) -> int:
+    return sum(
+        plan["planned"]
+        for plan in client.call("plan.list")["plans"]
+        if plan["group"] == group and plan["state"] in ("canary", "ramping")
+    )
 
 
 def let_die(
