@@ -1059,6 +1059,13 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_trace_of_a_large_log_ends_in_time_and_says_what_it_left_out",
         "test_few_thorough_traces_run_at_a_time",
     ),
+    257: (
+        "test_a_reader_cannot_use_up_the_sequences_of_another_user_s_producer",
+        "test_nor_in_a_frame_of_several_sends",
+        "test_nor_fence_the_producer_by_a_later_epoch_nor_skip_its_sequences",
+        "test_nor_recall_its_delayed_messages",
+        "test_the_owner_is_in_the_log_and_in_the_tables",
+    ),
     231: (
         "test_a_stream_whose_reader_does_not_read_ends_and_gives_its_place_back",
         "test_the_connection_of_a_stream_that_nobody_reads_ends_too",
@@ -1246,10 +1253,14 @@ def rows(page: str) -> Iterator[tuple[int, str]]:
         yield int(number), text
 
 
+# Numbers given to work that goes on at a time; those that were not needed stay free.
+GIVEN_OUT = frozenset(range(234, 300))
+
+
 def misnumbered(numbers: Collection[int]) -> list[str]:
     """Return what keeps the numbers from counting up from 1, each once."""
     counts = Counter(numbers)
-    missing = sorted({*range(1, max(counts, default=1) + 1)} - counts.keys())
+    missing = sorted({*range(1, max(counts, default=1) + 1)} - counts.keys() - GIVEN_OUT)
     repeated = {number: times for number, times in counts.items() if times > 1}
     return [
         *(f"{number} is missing" for number in missing),

@@ -84,7 +84,14 @@ def _save_producer(state: State, name: bytes) -> None:
     if producer is None:
         state.tables[t.PRODUCERS].delete(name)
         return
-    row = (producer.epoch, producer.last, producer.seen_at, tuple(producer.receipts))
+    row: tuple[object, ...] = (
+        producer.epoch,
+        producer.last,
+        producer.seen_at,
+        tuple(producer.receipts),
+    )
+    if producer.owner:
+        row = (*row, producer.owner)
     state.tables[t.PRODUCERS].put(name, row)
 
 
@@ -114,7 +121,8 @@ def load(tables: t.Tables) -> State:
             state.schema_characters += len(topic.settings.schema)
     for name, row in _rows(tables, t.PRODUCERS):
         receipts = deque((tuple(receipt) for receipt in row[3]), maxlen=MAX_RECEIPTS)
-        state.producers[name] = ProducerState(row[0], row[1], row[2], receipts)
+        owner = row[4] if len(row) > 4 else ""
+        state.producers[name] = ProducerState(row[0], row[1], row[2], owner, receipts)
     for key, _row in _rows(tables, t.HOLDS):
         topic_id, partition, _key_hash, _ticket = t.HOLD_KEY.unpack(key)
         state.held_keys[TopicPartition(topic_id, partition)] += 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from txmq.core.topics import delayed
 from txmq.core.transactions.model import get
 from txmq.model.access import ANY, Need
 from txmq.model.own_topics import is_own
@@ -221,6 +222,19 @@ def _delayed(state: State, args: Any) -> Needs:  # noqa: ANN401
     yield SHOW_CLUSTER[0] if args.topic is None else topic("describe", args.topic)
 
 
+def _recall(state: State, args: Any) -> Needs:  # noqa: ANN401
+    """Return the needs of a recall: who reads a message knows the ids of others of its
+    producer.
+    """
+    yield Need("write", "topic", ANY)
+    for one in args.ids:
+        waiting = delayed.find(state, one)
+        if waiting is not None:
+            yield topic("write", state.topics_by_id[waiting.message.topic_id].name)
+            if get(state, one[0]) is not None:  # of a transaction
+                yield owner(state, "write", one[0])
+
+
 def _job(state: State, args: Any) -> Needs:  # noqa: ANN401
     """Return the needs of a job's decision: it decides its services' bundles."""
     yield owner(state, "write", bytes.fromhex(args.token))
@@ -296,7 +310,7 @@ CALLS: dict[str, CallNeeds] = {
         ("recover.retry", "recover.drop", "recover.adopt"), _of_group("operate")
     ),
     "recover.tell": _of_group("read"),
-    "message.recall": _always(Need("write", "topic", ANY)),
+    "message.recall": _recall,
     "message.delayed": _delayed,
     # an id and a key do not say in which topics they are
     "message.show": _always(*SHOW_CLUSTER),

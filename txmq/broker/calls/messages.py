@@ -38,7 +38,8 @@ class MessageCalls:
 
     def recall(self, call: CallContext, args: wire.MessageIds) -> None:
         self._engine.submit(
-            Recall(args.ids), then(call.answer, lambda reply: {"recalled": reply.recalled})
+            Recall(args.ids, call.user),
+            then(call.answer, lambda reply: {"recalled": reply.recalled}),
         )
 
     def show(self, call: CallContext, args: wire.MessageShow) -> None:
@@ -62,7 +63,8 @@ class MessageCalls:
         call.answer({"messages": page.messages, "next": page.following})
 
     def skip(self, call: CallContext, args: wire.ProducerSkip) -> None:
-        command = SkipSequences(bytes.fromhex(args.producer), args.epoch, args.sequence)
+        producer = bytes.fromhex(args.producer)
+        command = SkipSequences(producer, args.epoch, args.sequence, call.user)
         self._engine.submit(command, then(call.answer, lambda _none: {}))
 
     def list_delayed(self, call: CallContext, args: wire.DelayedList) -> None:

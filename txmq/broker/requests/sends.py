@@ -12,6 +12,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from txmq.batch import verify
+from txmq.broker.access.guard import OWN_USER
 from txmq.broker.requests.multi_request import PENDING, encode_answer
 from txmq.config.broker import FlushEvery
 from txmq.core.events.outcome import Rejected
@@ -41,7 +42,7 @@ class SendRequests:
         self._engine, self._message_bytes = engine, message_bytes
 
     def send(self, session: ClientSession, frame: Frame) -> None:
-        command = _command(frame.payload)
+        command = _command(frame.payload, _user_of(session))
         refused = self._check(session, command)
         if refused is not None:
             self._engine.answer_when_durable(lambda no: session.reject(frame, no), refused)
@@ -65,7 +66,7 @@ class SendRequests:
             try:
                 if session.rights is not None:
                     session.rights.check(self._engine.state, Opcode.SEND, payload)
-                command = _command(payload)
+                command = _command(payload, _user_of(session))
             except TxmqError as error:
                 requests.refuse(error)
                 continue
@@ -184,10 +185,18 @@ class _MultiSend:
             self._reply(pack_replies(self._answers))
 
 
-def _command(payload: bytes) -> StoreBatch:
+def _command(payload: bytes, user: str) -> StoreBatch:
     """Return the command in the payload of a SEND. Raises TxmqError."""
     topic, partition, epoch, batch = unpack_send(payload)
-    return StoreBatch(topic, epoch, partition, batch, verify(batch))
+    return StoreBatch(topic, epoch, partition, batch, verify(batch), user)
+
+
+def _user_of(session: ClientSession) -> str:
+    """Return the user who sends; "" = the broker has no users, or it is a part of the
+    broker.
+    """
+    rights = session.rights
+    return "" if rights is None or rights.user == OWN_USER else rights.user
 
 
 def _stricter(one: FlushEvery | None, other: FlushEvery | None) -> FlushEvery | None:

@@ -75,6 +75,16 @@ class TopicOwned(NamedTuple):
     user: str
 
 
+@event(214)
+class ProducerOwned(NamedTuple):
+    """A user's session has sent as this producer, which belongs to the user from here
+    on.
+    """
+
+    producer: bytes
+    user: str
+
+
 @event(212)
 class TokenMade(NamedTuple):
     """A user has a token for HTTP. The log has its SHA-256 digest; a token is random

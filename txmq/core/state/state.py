@@ -99,6 +99,7 @@ class ProducerState:
     epoch: int
     last: int  # sequence of the last row stored
     seen_at: int
+    owner: str = ""  # the user that it belongs to; "" = nobody's
     # (sequence of a batch's first row, offset, stored at)
     receipts: deque[tuple[int, int, int]] = field(
         default_factory=lambda: deque(maxlen=MAX_RECEIPTS)

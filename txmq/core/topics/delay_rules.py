@@ -24,7 +24,7 @@ from txmq.core.events.delays import (
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.state import visibility
 from txmq.core.state.state import State
-from txmq.core.topics import delayed, key_order
+from txmq.core.topics import delayed, key_order, producer_owners
 from txmq.core.topics.delayed import DelayedMessage
 from txmq.errors import BadRequest, MessageTooLarge, RecallTooLate
 from txmq.model import limits
@@ -52,6 +52,7 @@ class Recall(NamedTuple):
     """Recall messages: all of them, or none if it is too late for one."""
 
     ids: tuple[DelayedId, ...]
+    user: str = ""  # who recalls; "" = the broker has no users
 
 
 class RecallReply(NamedTuple):
@@ -141,6 +142,10 @@ def decide_recall(state: State, command: Recall, now: int) -> Outcome | Rejected
             f"recall of {len(command.ids)} messages",
             f"recall at most {MAX_RECALLS} in a call",
         )
+    for producer in {producer for producer, _sequence in command.ids}:
+        foreign = producer_owners.check_owner(state, producer, command.user)
+        if foreign is not None:
+            return foreign
     ids = [one for one in dict.fromkeys(command.ids) if not delayed.was_recalled(state, one)]
     late = [message_id(*one) for one in ids if delayed.find(state, one) is None]
     if late:

@@ -16,7 +16,7 @@ from txmq.core.events.delays import BatchDelayed
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.events.topics import BatchesStored, BatchQueued, BatchStored, SequencesSkipped
 from txmq.core.state.state import ProducerState, State
-from txmq.core.topics import delay_rules, key_order
+from txmq.core.topics import delay_rules, key_order, producer_owners
 from txmq.core.topics.topics import find_writable
 from txmq.errors import SequenceGap, StaleTopic, UnknownProducer
 from txmq.model.topic_partition import TopicPartition
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from txmq.batch import BatchHeader
     from txmq.core.events.base import RecordContext
+    from txmq.core.events.users import ProducerOwned
     from txmq.core.state.state import Topic
 
 
@@ -41,6 +42,7 @@ class StoreBatch(NamedTuple):
     partition: int
     batch: bytes
     header: BatchHeader
+    user: str = ""  # whose session sends; "" = the broker has no users
 
 
 class StoreBatches(NamedTuple):
@@ -55,6 +57,7 @@ class SkipSequences(NamedTuple):
     producer: bytes
     epoch: int
     sequence: int
+    user: str = ""  # as of a batch
 
 
 def can_share_record(state: State, topic: Topic | None, send: StoreBatch) -> bool:
@@ -72,21 +75,24 @@ def decide_store_batch(state: State, command: StoreBatch, now: int) -> Outcome |
     header = command.header
     # The sequence comes first: a send repeated after its topic has grown must get its
     # receipt, not a rejection that makes the producer send it anew.
-    repeated = _check_sequence(state.producers.get(header.producer_id), header)
-    if repeated is not None:
-        return repeated
+    answered = producer_owners.check_owner(
+        state, header.producer_id, command.user
+    ) or _check_sequence(state.producers.get(header.producer_id), header)
+    if answered is not None:
+        return answered
     topic = find_writable(
         state, command.topic, command.partition, command.epoch, header, command.batch
     )
     if isinstance(topic, Rejected):
         return topic
     topic_id, partition, batch = topic.topic_id, command.partition, command.batch
+    claims = producer_owners.claim(state, header.producer_id, command.user)
     if header.columns & DELIVER_AT and delay_rules.is_delayed(batch, header, now):
         delayed = delay_rules.delayed_batch(topic, partition, batch, header, now)
         if isinstance(delayed, Rejected):
             return delayed
         event, attachment = delayed
-        return Outcome((event,), SendReceipt(-1, now), attachment)
+        return Outcome((event, *claims), SendReceipt(-1, now), attachment)
     if state.held_keys and state.held_keys[TopicPartition(topic_id, partition)]:
         hashes = distinct_hashes(key_hashes(batch))
         if key_order.any_held(state, topic_id, partition, hashes):
@@ -101,11 +107,10 @@ def decide_store_batch(state: State, command: StoreBatch, now: int) -> Outcome |
                 header.sequence,
                 hashes,
             )
-            return Outcome((queued,), SendReceipt(-1, now), batch)
+            return Outcome((queued, *claims), SendReceipt(-1, now), batch)
     base = topic.end_offsets[partition]
-    return Outcome(
-        (_stored_event(topic_id, partition, base, header),), SendReceipt(base, now), batch
-    )
+    stored = _stored_event(topic_id, partition, base, header)
+    return Outcome((stored, *claims), SendReceipt(base, now), batch)
 
 
 def decide_store_batches(state: State, command: StoreBatches, now: int) -> Outcome:
@@ -114,7 +119,7 @@ def decide_store_batches(state: State, command: StoreBatches, now: int) -> Outco
     events: tuple[Any, ...] = tuple(record.events)
     if len(events) > 1:
         events = (BatchesStored(events),)
-    return Outcome(events, replies, b"".join(record.attachments))
+    return Outcome((*events, *record.claims), replies, b"".join(record.attachments))
 
 
 class _SharedRecord:
@@ -124,12 +129,16 @@ class _SharedRecord:
         self._state, self._now = state, now
         self._producers: dict[bytes, ProducerState] = {}  # after the batches so far
         self._ends: dict[TopicPartition, int] = {}
+        self.claims: dict[ProducerOwned, None] = {}
         self.events: list[BatchStored] = []
         self.attachments: list[bytes] = []
 
     def add(self, send: StoreBatch) -> object:
         """Add a batch to the record if it is to be stored, and return the reply."""
-        name, epoch, partition, batch, header = send
+        name, epoch, partition, batch, header, user = send
+        foreign = producer_owners.check_owner(self._state, header.producer_id, user)
+        if foreign is not None:
+            return foreign
         repeated = _check_sequence(self._producer(header.producer_id), header)
         if repeated is not None:
             return repeated if isinstance(repeated, Rejected) else repeated.reply
@@ -143,6 +152,7 @@ class _SharedRecord:
         event = _stored_event(*tp, base, header)
         self._ends[tp] = base + event.count
         _add_receipt(self._producers, event, base, self._now)
+        self.claims |= dict.fromkeys(producer_owners.claim(self._state, header.producer_id, user))
         self.events.append(event)
         self.attachments.append(batch)
         return SendReceipt(base, self._now)
@@ -155,14 +165,20 @@ class _SharedRecord:
         return producer
 
 
-def decide_skip(state: State, command: SkipSequences, now: int) -> Outcome:
+def decide_skip(state: State, command: SkipSequences, now: int) -> Outcome | Rejected:
     del now
+    foreign = producer_owners.check_owner(state, command.producer, command.user)
+    if foreign is not None:
+        return foreign
     producer, last = state.producers.get(command.producer), command.sequence - 1
     if producer is None or command.epoch > producer.epoch:
         skips = last >= 0
     else:
         skips = command.epoch == producer.epoch and last > producer.last
-    return Outcome((SequencesSkipped(*command[:2], last),) if skips else (), None)
+    if not skips:
+        return Outcome()
+    claims = producer_owners.claim(state, command.producer, command.user)
+    return Outcome((SequencesSkipped(*command[:2], last), *claims))
 
 
 def _stored_event(topic_id: int, partition: int, base: int, header: BatchHeader) -> BatchStored:
@@ -238,7 +254,8 @@ def _add_receipt(
 ) -> None:
     producer = producers.get(event.producer)
     if producer is None or event.epoch > producer.epoch:
-        producer = producers[event.producer] = ProducerState(event.epoch, -1, stored_at)
+        owner = "" if producer is None else producer.owner
+        producer = producers[event.producer] = ProducerState(event.epoch, -1, stored_at, owner)
     producer.last = event.sequence + event.count - 1
     producer.seen_at = stored_at
     producer.receipts.append((event.sequence, offset, stored_at))
@@ -254,7 +271,8 @@ def _record_send(
 def apply_skipped(state: State, event: SequencesSkipped, context: RecordContext) -> None:
     producer = state.producers.get(event.producer)
     if producer is None or event.epoch > producer.epoch:
-        producer = ProducerState(event.epoch, -1, context.stored_at)
+        owner = "" if producer is None else producer.owner
+        producer = ProducerState(event.epoch, -1, context.stored_at, owner)
         state.producers[event.producer] = producer
     producer.last, producer.seen_at = event.last, context.stored_at
     state.dirty_producers.add(event.producer)

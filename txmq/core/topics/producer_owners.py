@@ -1,0 +1,60 @@
+"""Owners of producer ids: where there are users, the one whose session sent first.
+
+Consumers see a producer's id, because it is a part of each message's id. Another user
+that sent as this producer could use up its next sequence numbers: the producer's own
+message would then pass for a repeated one, and be lost with a receipt.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from txmq.core.events.outcome import Appliers, Deciders, Rejected
+from txmq.core.events.users import ProducerOwned
+from txmq.errors import NotPermitted
+from txmq.model.access import Need, allows
+
+if TYPE_CHECKING:
+    from txmq.core.events.base import RecordContext
+    from txmq.core.state.state import State
+
+ANYBODY_S = Need("admin", "cluster")  # who may send as anybody's producer
+
+
+def check_owner(state: State, producer_id: bytes, user: str) -> Rejected | None:
+    """Refuse a user whose producer this is not. `user` is "" where there are none, and
+    for the broker's own parts.
+    """
+    producer = state.producers.get(producer_id)
+    if not user or producer is None or producer.owner in ("", user):
+        return None
+    users = state.users.by_name
+    if producer.owner not in users:
+        return None  # the owner was deleted, and what it left may be sent by others
+    known = users.get(user)
+    if known is not None and allows(known.roles, known.grants, ANYBODY_S):
+        return None
+    return Rejected(
+        NotPermitted,
+        f"producer {producer_id.hex()} belongs to another user",
+        "send with a client of your own; the spool of another user is sent by an admin",
+    )
+
+
+def claim(state: State, producer_id: bytes, user: str) -> tuple[ProducerOwned, ...]:
+    """Return the event that gives a producer to a user, where it is nobody's."""
+    producer = state.producers.get(producer_id)
+    owner = "" if producer is None else producer.owner
+    if not user or owner in state.users.by_name:
+        return ()
+    return (ProducerOwned(producer_id, user),)
+
+
+def apply_owned(state: State, event: ProducerOwned, context: RecordContext) -> None:
+    del context
+    state.producers[event.producer].owner = event.user
+    state.dirty_producers.add(event.producer)
+
+
+DECIDERS: Deciders = {}  # the rules of sends give the event
+APPLIERS: Appliers = {ProducerOwned: apply_owned}
