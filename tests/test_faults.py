@@ -1059,6 +1059,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_trace_of_a_large_log_ends_in_time_and_says_what_it_left_out",
         "test_few_thorough_traces_run_at_a_time",
     ),
+    258: ("test_a_page_of_another_site_leads_to_the_console_and_loads_nothing_of_it",),
     257: (
         "test_a_reader_cannot_use_up_the_sequences_of_another_user_s_producer",
         "test_nor_in_a_frame_of_several_sends",

@@ -60,6 +60,8 @@ HEADERS = {
 HOST_HEADER = re.compile(
     r"(?:\[(?P<bracketed>[0-9A-Fa-f:.]+)\]|(?P<plain>[A-Za-z0-9.-]+))(?::[0-9]{1,5})?"
 )
+# that Twisted does not know
+REASONS = {421: b"Misdirected Request", 429: b"Too Many Requests"}
 TOO_LARGE = b"HTTP/1.1 413 Content Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 log = structlog.get_logger()
@@ -271,6 +273,9 @@ class AdminRequest(Request):
             return error_reply(403, "WrongOrigin", "requests from other origins are refused")
         if is_form:
             return self._check_form()
+        if self._is_loaded_by_another_site():
+            message = "pages of other sites load nothing of the console"
+            return error_reply(403, "WrongOrigin", message, "open the console itself")
         if self.method not in (b"GET", b"HEAD"):
             self.responseHeaders.setRawHeaders("Allow", ["GET, HEAD"])
             return error_reply(
@@ -280,6 +285,17 @@ class AdminRequest(Request):
                 "use the console, or the command line: txmq --help",
             )
         return None
+
+    def _is_loaded_by_another_site(self) -> bool:
+        """Return whether a page of another site loads this, as an image for instance:
+        the browser adds the reader's password, and a search costs the broker time. A
+        link to the console may be anywhere.
+        """
+        sites, modes, places = (
+            self._fields(f"Sec-Fetch-{name}") for name in ("Site", "Mode", "Dest")
+        )
+        is_link = modes == ["navigate"] and places == ["document"]
+        return any(site not in ("same-origin", "none") for site in sites) and not is_link
 
     def _check_form(self) -> HttpReply | None:
         headers = self.requestHeaders
@@ -307,7 +323,7 @@ class AdminRequest(Request):
             self._set_headers({"Content-Type": reply.content_type})
             self._stream(reply.source)
             return
-        self.setResponseCode(reply.status)
+        self.setResponseCode(reply.status, REASONS.get(reply.status))
         length = {"Content-Length": str(len(reply.body))}
         self._set_headers({"Content-Type": reply.content_type, **length, **reply.headers})
         Request.write(self, reply.body)

@@ -20,7 +20,7 @@ from txmq.admin.console.page import NO_ANSWER, Page, Reader, Refused, View
 from txmq.admin.console.rendering import RenderQueue, Templates
 from txmq.admin.console.streams import Streams
 from txmq.admin.http import HttpReply, HttpStream, json_reply
-from txmq.errors import NotPermitted, TxmqError
+from txmq.errors import NotPermitted, RemoteProtocolError, TxmqError
 from txmq.version import __version__
 
 if TYPE_CHECKING:
@@ -229,6 +229,8 @@ def _refused(error: BaseException | None) -> Refused:
     match error:
         case Refused():
             return error
+        case RemoteProtocolError():  # an argument that no call takes
+            return Refused("BadRequest", error.message, error.hint, 400)
         case NotPermitted():
             return Refused(type(error).__name__, error.message, error.hint, 403)
         case TxmqError():
