@@ -19,6 +19,7 @@ import structlog
 
 from tests.broker.calls.test_numbers import sample
 from tests.broker.support import HELLO, BrokerInMemory, Client, send_payload
+from tests.fuzz.mutation import changed
 from txmq.batch import Codec, encode
 from txmq.core.topics.topics import CreateTopic
 from txmq.model.decider import ByBroker, ByChecker, ByPostgres
@@ -48,8 +49,6 @@ FRAMES = 10_000_000
 LIFE = 50_000  # frames until the next broker, whose memory is that of the first
 LONGEST_WAIT_S = 90.0  # of a poll, whatever it asks for
 AT_ONCE = 16  # frames on a connection, before a look at the answers
-EDGES = (0, 1, *(2**bits - less for bits in (7, 8, 15, 16, 31, 32, 63, 64) for less in (0, 1)))
-REPLACED = (b"\x00", b"\xff", b"'", b'"', b"{", b"]", b"\n", b"\x1b[2J", b"..", b"NaN", b"1e999")
 
 
 def bundle(token: bytes, decider: object) -> bytes:
@@ -161,37 +160,16 @@ class FrameFuzzer:
     def _frame(self, correlation: int) -> bytes:
         random = self._random
         opcode = random.choice(self._opcodes)
-        changed = bytearray(random.choice(self._payloads[opcode]))
-        for _ in range(random.choice((0, 1, 1, 1, 2, 4))):
-            self._change(changed)
+        payload = changed(random, self._payloads[opcode])
         if random.random() < 0.02:
             opcode = random.randrange(256)
         status = random.choice((1, 0x8000)) if random.random() < 0.01 else 0
-        frame = encode_frame(opcode, correlation, bytes(changed), status=status)
+        frame = encode_frame(opcode, correlation, payload, status=status)
         if random.random() < 0.01:  # which ends the connection
             broken = bytearray(frame)
             broken[random.randrange(len(broken))] ^= 1 << random.randrange(8)
             return bytes(broken)
         return frame
-
-    def _change(self, data: bytearray) -> None:
-        random = self._random
-        at = random.randrange(len(data) + 1)
-        match random.randrange(6):
-            case 0 if data:
-                data[at % len(data)] ^= 1 << random.randrange(8)
-            case 1:
-                size = random.choice((1, 2, 4, 8))
-                number = random.choice(EDGES) % (1 << 8 * size)
-                data[at : at + size] = number.to_bytes(size, "little")
-            case 2:
-                del data[at:]
-            case 3:
-                data[at:at] = random.choice(REPLACED)
-            case 4:
-                data[at:at] = data[: random.randrange(64)]
-            case _:
-                del data[at : at + random.randrange(1, 9)]
 
     def _ended(self) -> str:
         """Return what is wrong in the end: the witness must be served."""

@@ -1,0 +1,1 @@
+"""Bytes from strangers, at everything that reads such bytes."""
