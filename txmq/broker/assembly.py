@@ -252,10 +252,15 @@ class Assembly:
         for loop in self._loops:
             if loop.running:
                 loop.stop()
-        self._publication.stop()
-        self.retention.stop()
-        self._delays.stop()
-        self._outcomes.stop()
+        for service in (
+            self._publication,
+            self.retention,
+            self._delays,
+            self._outcomes,
+            self._group_work,
+            self._plans,
+        ):
+            service.stop()
 
     def _throttled(self) -> dict[str, object]:
         """Return what is throttled, and why, for operators."""

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.broker.support import BrokerInMemory, send_payload
+from txmq.core.events.consumers import GroupTidied
 from txmq.wire.chunks import unpack_chunks
 from txmq.wire.data_requests import Fetch, Opcode, pack_fetch
 from txmq.wire.frames import encode_frame
@@ -71,6 +72,16 @@ def test_a_large_deletion_ends_by_itself_and_the_name_is_free_at_once(
     assert consumers.deleted == {}
     shown = broker.ask("group.show", group="again")
     assert (shown["state"], shown["lag"]) == ("empty", 0)
+
+
+def test_a_broker_that_drains_leaves_a_large_deletion_to_the_next_start(
+    broker: BrokerInMemory,
+) -> None:
+    broker.engine.listen(GroupTidied, lambda _event, _place: broker.assembly.stop())
+    broker.ask("group.delete", group="billing", **WHO)
+    broker.pass_time(1)
+    assert broker.engine.try_drain()
+    assert broker.engine.state.groups.deleted
 
 
 def test_members_get_the_partitions_that_their_topic_has_grown(broker: BrokerInMemory) -> None:

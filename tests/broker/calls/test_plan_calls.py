@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.broker.calls.test_letter_calls import Office
+from txmq.broker.background import plan_service
 from txmq.broker.background.plan_service import Pace
 from txmq.broker.calls import plan_checks
 from txmq.broker.search import message_view
@@ -17,7 +18,7 @@ from txmq.core.consumers.circuit_breaker import open_breaker
 from txmq.core.consumers.plan_steps import AddPlanLetters, EndLostLetters, apply_frozen
 from txmq.core.events.base import RecordContext
 from txmq.core.events.outcome import Rejected
-from txmq.core.events.plans import PlanFrozen
+from txmq.core.events.plans import PlanFrozen, PlanLettersAdded
 from txmq.errors import BadRequest, Conflict, RemoteProtocolError, Throttled, UnknownPlan
 from txmq.wire.data_requests import Ack, AckedRange, Fetch, Opcode, pack_ack, pack_fetch
 from txmq.wire.json import parse
@@ -410,6 +411,18 @@ def test_a_plan_waits_while_too_many_rows_are_not_on_disk(desk: Desk) -> None:
     desk.work(lambda _offset: False)
     assert desk.show()["state"] == "ramping", "nobody is stopped but the plan"
     assert desk.show()["processed"] == 40
+
+
+def test_a_broker_that_drains_leaves_a_plan_to_the_next_start(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_service, "ADDED_AT_ONCE", 5)
+    engine = desk.broker.engine
+    engine.listen(PlanLettersAdded, lambda _event, _place: desk.broker.assembly.stop())
+    desk.plan()
+    desk.broker.pass_time(1)
+    assert engine.try_drain()
+    assert (desk.show()["state"], 0 < desk.show()["letters"] < desk.number) == ("building", True)
 
 
 def test_what_is_processed_is_swept_though_its_plan_is_through(desk: Desk) -> None:

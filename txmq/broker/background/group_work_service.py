@@ -19,7 +19,8 @@ class GroupWorkService:
     """Makes one step at a time. All methods belong to the reactor's thread."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine, self._busy = engine, False
+        self._engine = engine
+        self._busy = self._stopped = False
 
     def expire_leases(self, moment: Moment) -> None:
         """Timer: end leases whose time was up at this moment."""
@@ -29,9 +30,13 @@ class GroupWorkService:
         """Timer: begin a step, if there is work."""
         groups = self._engine.state.groups
         work = groups.deleted or groups.resetting or groups.cloning or groups.adopting
-        if not self._busy and work:
+        if work and not self._busy and not self._stopped:
             self._busy = True
             self._engine.submit(AdvanceGroupWork(), self._stepped)
+
+    def stop(self) -> None:
+        """Make no further step; the next start continues."""
+        self._stopped = True
 
     def _stepped(self, reply: object) -> None:
         """Begin the next step once this one is durable; requests come in between."""

@@ -137,6 +137,7 @@ class PlanService:
         # False = rows that are not on disk yet fill enough memory
         self.has_room: Callable[[], bool] = lambda: True
         self._plans = engine.state.plans
+        self._stopped = False
         self._busy: set[int] = set()  # plans with a step under way
         self._paces: dict[int, Pace] = {}
         self._resting_until: dict[int, float] = {}  # of each plan
@@ -160,6 +161,10 @@ class PlanService:
         running = {plan.plan_id for plan in self._plans.active.values() if plan.state in RUNNING}
         for plan_id in self._paces.keys() - running:
             del self._paces[plan_id]
+
+    def stop(self) -> None:
+        """Make no further step; the next start continues."""
+        self._stopped = True
 
     def progress(self, plan: Plan) -> dict[str, Any]:
         """Return how far a plan is, its rate of now in letters per second, and when the
@@ -254,10 +259,14 @@ class PlanService:
         self._submit(plan, AdvancePlan(plan.plan_id, most), then)
 
     def _submit(self, plan: Plan, command: object, then: Callable[[Plan, Any], None]) -> None:
+        if self._stopped:
+            return
         self._busy.add(plan.plan_id)
         self._engine.submit(command, partial(self._done, plan, then))
 
     def _run(self, plan: Plan, steps: Steps[Any], then: Callable[[Plan, Any], None]) -> None:
+        if self._stopped:
+            return
         self._busy.add(plan.plan_id)
         self._turns.run(self, self._freed(plan, steps), partial(self._done, plan, then))
 
@@ -364,6 +373,8 @@ class PlanService:
         return plan.plan_id in self._busy and not plan.count(LetterOutcome.DELIVERED)
 
     def _sweep(self, plan: Plan) -> None:
+        if self._stopped:
+            return
         self._sweeping.add(plan.plan_id)
         self._engine.submit(SweepPlan(plan.plan_id), partial(self._swept, plan))
 
