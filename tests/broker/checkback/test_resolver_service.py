@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import psycopg2
-from twisted.internet.defer import Deferred, execute
+from twisted.internet.defer import Deferred, execute, fail, succeed
 
 from tests.fixtures_postgres import Databases
 from tests.tx.postgres.support import producer
@@ -114,6 +114,31 @@ def test_a_resolver_tells_since_when_its_database_has_been_away_and_when_it_is_b
     resolving.probe()
     assert resolving.status()[0].seen_at == clock.time
     postgres.drop_database(name)
+
+
+def test_a_resolver_that_goes_on_failing_tells_since_when() -> None:
+    clock, failing = FrozenWallClock(), True
+
+    def in_thread(function: Callable[..., Any], *args: object) -> Deferred[Any]:
+        del function, args
+        return fail(RuntimeError("a bug")) if failing else succeed(None)
+
+    settings = [ResolverSettings(name="r", dsn="dbname=x")]
+    resolving = ResolverService(settings, uuid4(), in_thread, clock.now)
+    back = list[object]()
+    resolving.on_recheck(back.append, lambda _token: None)
+    began = clock.time
+    for _ in range(3):
+        resolving.probe()
+        [status] = resolving.status()
+        assert (status.failing_since, status.seen_at) == (began, 0)
+        assert status.trouble == "it failed: see the broker's log"
+        clock.time += PROBE_US
+    assert back == []
+    failing = False
+    resolving.probe()
+    [status] = resolving.status()
+    assert (status.failing_since, status.seen_at, len(back)) == (0, clock.time, 1)
 
 
 def test_tokens_whose_rows_were_locked_are_checked_again_soon(database: str) -> None:

@@ -5,6 +5,7 @@ their own.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
@@ -22,7 +23,6 @@ from txmq.tx.postgres.resolver import Answer, Check, ReportMemory, ResolverPolic
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from twisted.internet.defer import Deferred
     from twisted.python.failure import Failure
 
     from txmq.broker.reactor.interfaces import RunInThread
@@ -223,6 +223,7 @@ def _resolve_in_turn(
     database.resolve(token, row, forward)
 
 
+Waiting: TypeAlias = "Sequence[tuple[Check, Callable[[Answer], None]]]"
 # log, name and oldest undecided tokens of this broker, and its time
 _Upkeep: TypeAlias = "tuple[UUID, str, Callable[[ServerIdentity], UUID | None], CallerTime | None]"
 
@@ -396,30 +397,30 @@ class _DatabaseResolver:
             return
         if self._due_upkeep is not None:
             what, self._due_upkeep = self._due_upkeep, None
-            self._begin(self._resolver.maintain, *what).addCallbacks(
-                self._maintained, self._failed, errbackArgs=([],)
-            )
+            self._begin(self._maintained, self._resolver.maintain, *what)
         elif self._pending:
             self._resolve_pending()
         elif self._unconfirmed and self._confirmed_at + CONFIRM_US <= self._now():
             self._unconfirmed, self._confirmed_at = False, self._now()
-            self._begin(self._resolver.confirm).addCallbacks(
-                self._probed, self._failed, errbackArgs=([],)
-            )
+            self._begin(self._probed, self._resolver.confirm)
         elif self._probing:
             self._probing = False
-            self._begin(self._resolver.probe).addCallbacks(
-                self._probed, self._failed, errbackArgs=([],)
-            )
+            self._begin(self._probed, self._resolver.probe)
         elif self._fetch_due:
             self._fetch_due = False
-            self._begin(self._resolver.fetch, self._log_id, self._published_rows).addCallbacks(
-                self._fetched, self._failed, errbackArgs=([],)
-            )
+            self._begin(self._fetched, self._resolver.fetch, self._log_id, self._published_rows)
 
-    def _begin(self, call: Callable[..., Any], *args: object) -> Deferred[Any]:
+    def _begin(
+        self,
+        done: Callable[[Any], None],
+        call: Callable[..., Any],
+        *args: object,
+        waiting: Waiting = (),
+    ) -> None:
+        """Make a call in the thread. `waiting` are the checks that it answers."""
         self._busy_since = self._now()
-        return self._in_thread(call, *args)
+        work = self._in_thread(call, *args)
+        work.addCallbacks(done, self._failed, errbackArgs=(waiting,))
 
     def _probed(self, _nothing: None) -> None:
         self._call_ended()
@@ -468,14 +469,10 @@ class _DatabaseResolver:
                 answered(Answer(Decision.UNKNOWN, reason))
             self._next_call()
             return
-        work = self._begin(self._resolver.resolve, checks)
-        work.addCallbacks(
-            self._answered, self._failed, callbackArgs=(waiting,), errbackArgs=(waiting,)
-        )
+        done = partial(self._answered, waiting)
+        self._begin(done, self._resolver.resolve, checks, waiting=waiting)
 
-    def _answered(
-        self, answers: list[Answer], waiting: list[tuple[Check, Callable[[Answer], None]]]
-    ) -> None:
+    def _answered(self, waiting: Waiting, answers: list[Answer]) -> None:
         self._call_ended()
         for (check, answered), answer in zip(waiting, answers, strict=True):
             if answer.blocked and len(self._blocked_tokens) < MAX_BLOCKED_TOKENS:
@@ -483,15 +480,16 @@ class _DatabaseResolver:
             answered(answer)
         self._next_call()
 
-    def _failed(
-        self, failure: Failure, waiting: list[tuple[Check, Callable[[Answer], None]]]
-    ) -> None:
+    def _failed(self, failure: Failure, waiting: Waiting) -> None:
         """Answer UNKNOWN after a bug (a failing database is an answer). Nothing is
         decided, and the next check comes in its time.
         """
         log.error("resolver.failed", resolver=self.name, error=failure.getTraceback())
-        self._answered([Answer(Decision.UNKNOWN, "the resolver failed")] * len(waiting), waiting)
+        self._busy_since = 0
         self._failing_since = self._failing_since or self._now()
+        for _check, answered in waiting:
+            answered(Answer(Decision.UNKNOWN, "the resolver failed"))
+        self._next_call()
 
 
 def _nobody(_what: object) -> None:
