@@ -7,6 +7,7 @@ with a dict for JSON, now or later.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.broker.access.guard import OWN_USER
@@ -64,12 +65,7 @@ class CallDispatcher:
                 session.rights.check_call_quota(name)
             args = session.rights.judge_call(self._state(), name, args)
 
-        def answer(reply: Any) -> None:  # noqa: ANN401  # whatever JSON can hold
-            if isinstance(reply, Rejected):
-                session.reject(frame, reply)
-            else:
-                session.reply(frame, dump(reply))
-
+        answer = partial(session.answer, frame, dump)
         self._execute(name, CallContext(session, answer), args)
 
     def ask(

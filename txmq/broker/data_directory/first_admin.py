@@ -39,7 +39,7 @@ def make_admin(fs: FileSystem, data: Path, name: str, verifier: Verifier) -> Non
         command = SetUser(name, roles, keys, BY, secrets.token_bytes(32))
         outcome = machine.decide(state, command, state.stored_at)
         if isinstance(outcome, Rejected):
-            raise outcome.error(outcome.message, hint=outcome.hint)
+            raise outcome.as_error()
         for event in outcome.events:
             opened.log.append(
                 KINDS[type(event)],

@@ -20,6 +20,7 @@ from txmq.broker.reactor.bounded_log import BoundedLog
 from txmq.broker.reactor.connection_limits import ConnectionLimits, network_of
 from txmq.broker.reactor.frame_memory import FrameMemory
 from txmq.broker.reactor.held_sends import JUDGED, WRITES, HeldSends
+from txmq.core.events.outcome import Rejected
 from txmq.errors import LoginFailed, ProtocolError, RemoteProtocolError, RequestRejected, TxmqError
 from txmq.model import limits
 from txmq.model.access import Need
@@ -37,9 +38,9 @@ if TYPE_CHECKING:
     from twisted.python.failure import Failure
 
     from txmq.broker.reactor.interfaces import Clock, LoginGuard, Timer, Transport, UserRights
-    from txmq.core.events.outcome import Rejected
 
     Handle = Callable[["ClientSession", Frame], None]
+    Encode = Callable[[Any], Sequence[bytes] | bytes]
 
 HELLO_SECONDS = 10  # for a connection to send its hello
 # a connection that does not read its replies for so long is cut
@@ -77,8 +78,8 @@ class SharedLimits:
 
 
 class ClientSession(Protocol):
-    """One client connection. `reply`, `refuse` and `reject` answer a request by its
-    frame; answers to a lost connection are dropped.
+    """One client connection. `reply`, `refuse`, `reject` and `answer` answer a request
+    by its frame; answers to a lost connection are dropped.
     """
 
     transport: Any  # Twisted's, without types
@@ -396,9 +397,8 @@ class ClientSession(Protocol):
         self._work_later()
 
     def _is_drained(self) -> bool:
-        return not (
-            self.transport.dataBuffer or self.transport._tempDataBuffer  # noqa: SLF001  # it has no other word
-        )  # it has no other word
+        unsent = self.transport.dataBuffer or self.transport._tempDataBuffer  # noqa: SLF001  # it has no other word
+        return not unsent
 
     @property
     def is_choked(self) -> bool:
@@ -413,9 +413,14 @@ class ClientSession(Protocol):
 
     def reject(self, frame: Frame, rejected: Rejected) -> None:
         """Answer a request with a refusal of the core."""
-        self.refuse(
-            frame, rejected.error(rejected.message, hint=rejected.hint, detail=rejected.detail)
-        )
+        self.refuse(frame, rejected.as_error())
+
+    def answer(self, frame: Frame, encode: Encode, reply: Any) -> None:  # noqa: ANN401  # the core's
+        """Answer a request with a reply of the core: encoded, or its refusal."""
+        if isinstance(reply, Rejected):
+            self.reject(frame, reply)
+        else:
+            self.reply(frame, encode(reply))
 
     def pause(self) -> None:
         """Stop reading from a client that does not read its replies; cut its connection

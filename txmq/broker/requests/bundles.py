@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 from txmq.batch import read_header, split, verify
 from txmq.batch.header import DELIVER_AT
@@ -25,8 +26,6 @@ from txmq.wire.bundle import pack_bundle_receipt, unpack_part
 from txmq.wire.data_requests import Opcode, pack_decide_receipt, unpack_decide
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from txmq.broker.checkback.resolver_service import Resolvers
     from txmq.broker.checkback.transaction_listeners import TransactionListeners
     from txmq.broker.engine.engine import Engine
@@ -55,12 +54,13 @@ class BundleRequests:
     def store(self, session: ClientSession, frame: Frame) -> None:
         command = self._store_command(session, frame.payload)
         if isinstance(command, Rejected):  # it may rest on what is not on disk yet
-            self._engine.answer_when_durable(lambda no: session.reject(frame, no), command)
+            self._engine.answer_when_durable(partial(session.reject, frame), command)
         else:
-            self._submit(session, frame, command, pack_bundle_receipt)
+            self._engine.submit(command, partial(session.answer, frame, pack_bundle_receipt))
 
     def decide(self, session: ClientSession, frame: Frame) -> None:
-        self._submit(session, frame, _decide_command(frame.payload), pack_decide_receipt)
+        command = _decide_command(frame.payload)
+        self._engine.submit(command, partial(session.answer, frame, pack_decide_receipt))
 
     def multi_store(self, session: ClientSession, frame: Frame) -> None:
         requests = MultiRequest(self._engine, StoreBundles, pack_bundle_receipt)
@@ -76,7 +76,7 @@ class BundleRequests:
                 requests.answer(command)
             else:
                 requests.add(command.token, command, batchable=is_batchable_store(command))
-        requests.end(lambda payload: session.reply(frame, payload))
+        requests.end(partial(session.reply, frame))
 
     def multi_decide(self, session: ClientSession, frame: Frame) -> None:
         state = self._engine.state
@@ -84,25 +84,14 @@ class BundleRequests:
         for payload in unpack_requests(frame.payload):
             try:
                 if session.rights is not None:
-                    session.rights.check(self._engine.state, Opcode.DECIDE, payload)
+                    session.rights.check(state, Opcode.DECIDE, payload)
                 command = _decide_command(payload)
             except TxmqError as error:
                 requests.refuse(error)
             else:
                 batchable = is_batchable_decision(state, command.token)
                 requests.add(command.token, command, batchable=batchable)
-        requests.end(lambda payload: session.reply(frame, payload))
-
-    def _submit(
-        self, session: ClientSession, frame: Frame, command: object, encode: Callable[[Any], bytes]
-    ) -> None:
-        def deliver(reply: object) -> None:
-            if isinstance(reply, Rejected):
-                session.reject(frame, reply)
-            else:
-                session.reply(frame, encode(reply))
-
-        self._engine.submit(command, deliver)
+        requests.end(partial(session.reply, frame))
 
     def _store_command(self, session: ClientSession, payload: bytes) -> StorePart | Rejected:
         """Return the command in the payload of a GROUP. Raises TxmqError for a payload

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from txmq.broker.engine.log_reader import (
     PublishedBatch,
@@ -39,14 +39,8 @@ class ConsumerRequests:
     def ack(self, session: ClientSession, frame: Frame) -> None:
         request = data_requests.unpack_ack(frame.payload)
         command = AckMessages(request.group, request.member, request.generation, request.ranges)
-
-        def deliver(reply: Any) -> None:  # noqa: ANN401  # a Rejected, or an AckReply
-            if isinstance(reply, Rejected):
-                session.reject(frame, reply)
-            else:
-                session.reply(frame, _refused_acks(reply))
-
-        self._engine.submit(command, deliver, early=self._engine.flush_policy)
+        answer = partial(session.answer, frame, _refused_acks)
+        self._engine.submit(command, answer, early=self._engine.flush_policy)
 
     def fetch(self, session: ClientSession, frame: Frame) -> None:
         self._fetches.fetch(session, frame, data_requests.unpack_fetch(frame.payload))

@@ -95,10 +95,6 @@ class RequestDispatcher:
             )
         if frame.opcode in WRITES:  # producers count on answers in the order of their sends
             left = session.drop_payload(frame)
-            self._engine.answer_when_durable(partial(_refuse, session, left), error)
+            self._engine.answer_when_durable(partial(session.refuse, left), error)
         else:
             session.refuse(frame, error)
-
-
-def _refuse(session: ClientSession, frame: Frame, error: TxmqError) -> None:
-    session.refuse(frame, error)

@@ -91,6 +91,5 @@ class MultiRequest:
 def encode_answer(reply: object, encode: Encode) -> BatchedReply:
     """Return one request's answer: a refusal of the core, or the encoded reply."""
     if isinstance(reply, Rejected):
-        error = reply.error(reply.message, hint=reply.hint, detail=reply.detail)
-        return BatchedReply(*error_reply(error))
+        return BatchedReply(*error_reply(reply.as_error()))
     return BatchedReply(OK, encode(reply))

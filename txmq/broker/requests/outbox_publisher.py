@@ -88,7 +88,7 @@ class OutboxPublisher:
             self._engine.submit(CreateTopic(name, self._settings.partitions), _log_refusal)
         topic = find_topic(self._engine.state, name)
         if isinstance(topic, Rejected):
-            raise topic.error(topic.message, hint=topic.hint)
+            raise topic.as_error()
         return TopicPartitions(len(topic.end_offsets), topic.epoch)
 
 

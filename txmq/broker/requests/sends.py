@@ -9,7 +9,7 @@ concerns no other.
 from __future__ import annotations
 
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from txmq.batch import verify
 from txmq.broker.access.guard import OWN_USER
@@ -45,27 +45,19 @@ class SendRequests:
         command = _command(frame.payload, _user_of(session))
         refused = self._check(session, command)
         if refused is not None:
-            self._engine.answer_when_durable(lambda no: session.reject(frame, no), refused)
+            self._engine.answer_when_durable(partial(session.reject, frame), refused)
             return
-
-        def deliver(reply: Any) -> None:  # noqa: ANN401  # a Rejected, or a receipt
-            if isinstance(reply, Rejected):
-                session.reject(frame, reply)
-            else:
-                session.reply(frame, pack_send_receipt(reply))
-
         topic = self._engine.state.topics.get(command.topic)
-        self._engine.submit(command, deliver, early=self._flush_policy_of(topic))
+        answer = partial(session.answer, frame, pack_send_receipt)
+        self._engine.submit(command, answer, early=self._flush_policy_of(topic))
 
     def multi_send(self, session: ClientSession, frame: Frame) -> None:
-        state, requests = (
-            self._engine.state,
-            _MultiSend(self._engine, partial(session.reply, frame)),
-        )
+        state = self._engine.state
+        requests = _MultiSend(self._engine, partial(session.reply, frame))
         for payload in unpack_requests(frame.payload):
             try:
                 if session.rights is not None:
-                    session.rights.check(self._engine.state, Opcode.SEND, payload)
+                    session.rights.check(state, Opcode.SEND, payload)
                 command = _command(payload, _user_of(session))
             except TxmqError as error:
                 requests.refuse(error)

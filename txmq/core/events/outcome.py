@@ -20,6 +20,10 @@ class Rejected(NamedTuple):
     hint: str = ""
     detail: dict[str, object] | None = None
 
+    def as_error(self) -> RequestRejected:
+        """Return the error that the client raises."""
+        return self.error(self.message, hint=self.hint, detail=self.detail)
+
 
 class Outcome(NamedTuple):
     """An accepted command: the events to record, in order, and the reply to send once
