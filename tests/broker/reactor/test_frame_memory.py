@@ -53,6 +53,18 @@ def test_a_large_frame_that_is_complete_makes_room_for_the_next(broker: BrokerIn
     assert is_read(clients[-1])
 
 
+def test_a_broker_that_drains_reads_on_what_waited_for_memory(broker: BrokerInMemory) -> None:
+    """Unread bytes would make the kernel reset the connection, with replies under way."""
+    clients = [broker.connect() for _ in range(ADMITTED + 1)]
+    for client in clients:
+        begin(client, PIECE)
+    assert not is_read(clients[-1])
+    broker.assembly.sessions.ignore_requests()
+    assert all(map(is_read, clients))
+    broker.pass_time(SLOW_S + limits.FRAME / (4 << 10))
+    assert not any(client.transport.disconnected for client in clients)
+
+
 def test_whoever_is_slow_with_a_large_frame_is_cut_when_others_wait(
     broker: BrokerInMemory,
 ) -> None:

@@ -241,9 +241,7 @@ class ClientSession(Protocol):
     def _end_conversation(self, error: TxmqError) -> None:
         self._shared.warnings.warn(self.log, "session.protocol_error", error=error.message)
         self._ignoring = True  # and its bytes would only say so again
-        self._requests.clear()
-        self._shared.sends.forget(self)
-        self._shared.frames.finish(self)
+        self._drop_input()
         status, payload = error_reply(error)
         self._wire.write(encode_frame(Opcode.HELLO, 0, payload, status=status))
         self._wire.loseConnection()
@@ -448,9 +446,15 @@ class ClientSession(Protocol):
         would be lost.
         """
         self._ignoring = True
+        self._drop_input()
+        self._read_or_pause()
+
+    def _drop_input(self) -> None:
+        """Forget requests that were not begun, and an unfinished frame."""
         self._requests.clear()
         self._shared.sends.forget(self)
-        self._read_or_pause()
+        self._shared.frames.finish(self)
+        self._no_memory = False
 
     def _cancel_deadline(self) -> None:
         if self._deadline is not None:
@@ -462,18 +466,14 @@ class ClientSession(Protocol):
         self._deadline = None
         self._shared.warnings.warn(self.log, "session.cut", reason=why)
         self._ignoring = True
-        self._requests.clear()
-        self._shared.sends.forget(self)
-        self._shared.frames.finish(self)
+        self._drop_input()
         self._wire.abortConnection()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         del reason
         self._cancel_deadline()
         self._shared.connections.end(self)
-        self._requests.clear()
-        self._shared.sends.forget(self)
-        self._shared.frames.finish(self)
+        self._drop_input()
         self._shared.stalled.pop(self, None)
         self._shared.request_bytes -= self._outstanding_bytes
         self._outstanding_bytes = 0
