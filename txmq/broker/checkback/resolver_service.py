@@ -223,7 +223,7 @@ def _resolve_in_turn(
     database.resolve(token, row, forward)
 
 
-Waiting: TypeAlias = "Sequence[tuple[Check, Callable[[Answer], None]]]"
+_Waiting: TypeAlias = "Sequence[tuple[Check, Callable[[Answer], None]]]"
 # log, name and oldest undecided tokens of this broker, and its time
 _Upkeep: TypeAlias = "tuple[UUID, str, Callable[[ServerIdentity], UUID | None], CallerTime | None]"
 
@@ -415,7 +415,7 @@ class _DatabaseResolver:
         done: Callable[[Any], None],
         call: Callable[..., Any],
         *args: object,
-        waiting: Waiting = (),
+        waiting: _Waiting = (),
     ) -> None:
         """Make a call in the thread. `waiting` are the checks that it answers."""
         self._busy_since = self._now()
@@ -472,7 +472,7 @@ class _DatabaseResolver:
         done = partial(self._answered, waiting)
         self._begin(done, self._resolver.resolve, checks, waiting=waiting)
 
-    def _answered(self, waiting: Waiting, answers: list[Answer]) -> None:
+    def _answered(self, waiting: _Waiting, answers: list[Answer]) -> None:
         self._call_ended()
         for (check, answered), answer in zip(waiting, answers, strict=True):
             if answer.blocked and len(self._blocked_tokens) < MAX_BLOCKED_TOKENS:
@@ -480,7 +480,7 @@ class _DatabaseResolver:
             answered(answer)
         self._next_call()
 
-    def _failed(self, failure: Failure, waiting: Waiting) -> None:
+    def _failed(self, failure: Failure, waiting: _Waiting) -> None:
         """Answer UNKNOWN after a bug (a failing database is an answer). Nothing is
         decided, and the next check comes in its time.
         """
