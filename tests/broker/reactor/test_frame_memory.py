@@ -54,7 +54,7 @@ def test_a_large_frame_that_is_complete_makes_room_for_the_next(broker: BrokerIn
 
 
 def test_a_broker_that_drains_reads_on_what_waited_for_memory(broker: BrokerInMemory) -> None:
-    """Unread bytes would make the kernel reset the connection, with replies under way."""
+    """Unread bytes would make the kernel reset the connection, and lose replies."""
     clients = [broker.connect() for _ in range(ADMITTED + 1)]
     for client in clients:
         begin(client, PIECE)
