@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Self
+from unittest.mock import patch
 from uuid import UUID
 
 import pytest
 from typer.testing import CliRunner, Result
 
-from txmq.cli.app import app
+from txmq.cli.app import app, command_line
 from txmq.client.blocking.letter_calls import BlockingLetterCalls
 from txmq.client.protocol.transaction.job_decision import JobOutcome
 from txmq.model.message import COMMIT, Message, Receipt
@@ -125,7 +126,9 @@ def reply(*arguments: str, broker: str, stdin: bytes = b"") -> Any:
 
 def run(*arguments: str, stdin: str | bytes | None = None) -> Result:
     """Run `txmq ARGUMENTS`. Errors that a command should have caught are raised."""
-    result = CliRunner().invoke(app, list(arguments), input=stdin)
+    # typer would build all commands anew, which takes longer than to run most of them
+    with patch("typer.testing._get_command", lambda _app: command_line()):
+        result = CliRunner().invoke(app, list(arguments), input=stdin)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.main import get_command
 
-from txmq.cli.app import app
+from txmq.cli.app import command_line
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
@@ -60,7 +59,7 @@ def alternatives(line: str) -> Iterator[str]:
 def parse(line: str) -> str:
     """Return what is wrong with a command line; "" = nothing."""
     words = [VALUES.get(word, word) for word in shlex.split(line)]
-    command: Any = get_command(app)
+    command: Any = command_line()
     context: Any = None
     try:
         while hasattr(command, "commands"):  # a group, of Click's or of Typer's own kind

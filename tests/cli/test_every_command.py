@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.main import get_command
 
 from tests.cli.support import run
-from txmq.cli.app import app
+from txmq.cli.app import command_line
 from txmq.cli.command import CommandClient
 from txmq.errors import BrokerUnavailable
 
@@ -158,7 +157,7 @@ def commands(command: Any, *path: str) -> Iterator[tuple[str, Any]]:
         yield from commands(inner, *path, name)
 
 
-EACH = dict(commands(get_command(app)))
+EACH = dict(commands(command_line()))
 
 
 @pytest.fixture(autouse=True)

@@ -8,16 +8,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 import txmq
 import txmq.twisted
+from tests.cli.support import run
 from tests.client.reactor_thread import WAIT_S, InReactor
 from tests.client.real import RealBroker
 from tests.client.scripted_broker import FakeBroker
 from tests.client.scripted_member import fresh
 from txmq.batch import Codec, codec_library, read_header
-from txmq.cli.app import app
 from txmq.client.blocking.client import Client
 from txmq.errors import ConfigError
 from txmq.model.message import Message
@@ -84,8 +83,7 @@ def test_all_sends_are_compressed_and_consumers_get_the_bodies(
     ) as consumer:
         assert getattr(consumer.receive(WAIT_S), "body", None) == bodies[0]
     assert [found.body for found in plain.find(topic, key="k")] == bodies
-    tail = ["tail", topic, "--no-follow", "--json", "--broker", real.url]
-    tailed = CliRunner().invoke(app, tail).stdout
+    tailed = run("tail", topic, "--no-follow", "--json", "--broker", real.url).stdout
     assert [json.loads(line)["body"].encode() for line in tailed.splitlines()] == bodies
 
 
