@@ -78,8 +78,9 @@ Patches = AbstractContextManager[Any]
 class Bug(NamedTuple):
     """A bug: `plant` changes one engine, `around` patches modules while a seed runs.
 
-    `first`: the seed to begin with, for a bug whose scene few seeds have. A change of
-    the simulation moves the scene to other seeds.
+    `first`: the seed to begin with, the first one that finds the bug. A change of the
+    simulation moves the scene to other seeds: the test then takes longer, and reports
+    the seed that found the bug.
     """
 
     name: str
@@ -404,12 +405,13 @@ def _end_reset(state: Any, event: Any, _place: Any) -> None:
 
 
 BUGS = (
-    Bug("replies go out before the flush", _reply_before_flush),
+    Bug("replies go out before the flush", _reply_before_flush, first=2),
     Bug("a flush does not sync", _skip_sync),
-    Bug("a snapshot leads the log", _snapshot_at_each_record),
+    Bug("a snapshot leads the log", _snapshot_at_each_record, first=3),
     Bug(
         "order tickets are ignored",
         around=_patching(key_order.ReleasePlan, "_followers_if_free", _ignore_earlier_tickets),
+        first=2,
     ),
     Bug(
         "plain sends pass held keys",
@@ -426,6 +428,7 @@ BUGS = (
     Bug(
         "a job decided again is carried out again",
         around=_deciding(jobs.DecideJob, _decide_job_again),
+        first=1,
     ),
     Bug(
         "no answer is taken for a rollback",
@@ -436,6 +439,7 @@ BUGS = (
     Bug(
         "a prepared foreign branch is timed out",
         around=_patching(checkback_service.CheckBackService, "_end_branch", _roll_back_after_time),
+        first=3,
     ),
     Bug(
         "absence is taken for a rollback",
@@ -447,28 +451,32 @@ BUGS = (
         around=_patching(xa, "_is_anothers", lambda *_args: False),
         first=11,
     ),
-    Bug("an older incarnation is accepted", around=_accept_any_incarnation),
+    Bug("an older incarnation is accepted", around=_accept_any_incarnation, first=2),
     Bug(
         "a piece becomes visible early",
         around=_patching(visibility, "visible_end", _end_without_barrier),
+        first=1,
     ),
     Bug(
         "held keys of an open bundle are forgotten",
         around=_patching(decisions, "_start_pieces", _forget_keys_of_open_bundle),
+        first=2,
     ),
     Bug(
         "pieces are not continued after a start",
         around=_patching(machine, "save", _save_without_backlog),
         first=44,
     ),
-    Bug("topics are not saved", around=_patching(machine, "save", _save_without_topics)),
+    Bug("topics are not saved", around=_patching(machine, "save", _save_without_topics), first=2),
     Bug(
         "a delayed message is published early",
         around=_in_every_seed(delayed_producer, _patching(delayed, "scan", _scan_ahead)),
+        first=1,
     ),
     Bug(
         "a recalled message is published",
         around=_in_every_seed(delayed_producer, _patching(delayed, "recall", _recall_nothing)),
+        first=1,
     ),
     Bug(
         "a due message passes held keys",
@@ -501,6 +509,7 @@ BUGS = (
             batched_services,
             _patching(batched._BatchedDecisions, "_find", _find_without_pending_decisions),
         ),
+        first=1,
     ),
     Bug(
         "a refused send shifts the receipts",
@@ -513,22 +522,26 @@ BUGS = (
         around=_in_every_seed(
             multi_send, _deciding(sends.StoreBatches, _reverse_duplicate_receipts)
         ),
+        first=3,
     ),
     Bug(
         "sends of one record have the same offset",
         around=_in_every_seed(
             multi_send, _patching(sends._SharedRecord, "add", _add_at_the_same_offset)
         ),
+        first=3,
     ),
     Bug(
         "sends of one record have the same bytes",
         around=_in_every_seed(
             multi_send, _patching(sends, "with_positions", _with_bytes_of_the_first)
         ),
+        first=3,
     ),
     Bug(
         "an ack of a range includes failed messages",
         around=_patching(consumers, "join", _join_over_gaps),
+        first=3,
     ),
     Bug(
         "a refused nack settles the message that was delivered anew",
@@ -558,7 +571,11 @@ BUGS = (
             _patching(membership, "_present_topics", lambda _state, member: member.topics),
         ),
     ),
-    Bug("grown partitions are read before the others", around=_read_grown_partitions_at_once),
+    Bug(
+        "grown partitions are read before the others",
+        around=_read_grown_partitions_at_once,
+        first=1,
+    ),
     Bug("a reset does not move its group", around=_finish_resets_without_moving),
     Bug(
         "an epoch rises without a generation",
@@ -584,10 +601,12 @@ BUGS = (
         around=_in_every_seed(
             inbox_consumers, _patching(EffectsRecord, "pass_over", lambda *_args: None)
         ),
+        first=4,
     ),
     Bug(
         "a restored inbox gets nothing again",
         around=_in_every_seed(inbox_consumers, _deciding(effects.RestoreEffects, _restore_nothing)),
+        first=2,
     ),
     Bug(
         "a clock that jumps is believed",
@@ -598,6 +617,7 @@ BUGS = (
         around=_in_every_seed(
             machine_clock, _patching(broker_time, "doubt_at_start", lambda *_args: 0)
         ),
+        first=4,
     ),
     Bug(
         "a restart ends a doubt",
@@ -625,23 +645,27 @@ BUGS = (
     Bug(
         "an edit leaves the letter where it was",
         around=_in_every_seed(letter_mender, _applying(LetterEdited, _edit_in_the_list_only)),
+        first=4,
     ),
     Bug(
         "a redrive copies a death again",
         around=_in_every_seed(letter_mender, _patching(letter_copies, "copy_of", _no_copy)),
+        first=3,
     ),
     Bug(
         "an edit concerns all groups",
         around=_in_every_seed(letter_mender, _applying(LetterEdited, _edit_in_all_groups)),
+        first=5,
     ),
     Bug(
         "an ack tells no plan",
         around=_in_every_seed(plan_operator, _patching(plan_letters, "ended", _tell_nobody)),
+        first=3,
     ),
     Bug(
         "a policy forgets its plan",
         around=_in_every_seed(plan_operator, _applying(PolicyPlanned, _make_the_plan_only)),
-        first=70,
+        first=72,
     ),
     Bug(
         "a failed message is told of before it is on disk",
@@ -667,12 +691,13 @@ BUGS = (
         around=_in_every_seed(
             store_consumers, _patching(store_consumers.ModelStore, "_heads", _all_as_heads)
         ),
-        first=12,
+        first=15,
     ),
     Bug(
         "a store forgets what the broker has it keep",
         around=_in_every_seed(
             store_consumers, _patching(local_recovery.LocalRecovery, "_judge", _forget_all)
         ),
+        first=3,
     ),
 )
