@@ -49,7 +49,7 @@ demo: $(ready)
 	@$(python) -m examples.order_flow $(if $(SCALE),--scale $(SCALE)) $(if $(KEEP),--keep)
 
 # Some tests at once; how many, which of them stay together, and in which order: tests/reporting.py.
-test soak: at_once := --numprocesses auto --maxprocesses 8 --dist loadgroup --no-loadscope-reorder
+test soak: at_once := --numprocesses auto --maxprocesses 8 --dist loadscope --no-loadscope-reorder
 
 test: $(ready) $(compiled)
 	@$(python) -m pytest $(at_once) $(T)

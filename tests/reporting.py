@@ -6,19 +6,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+from pathlib import PurePosixPath
 from typing import TypeAlias
+from zlib import crc32
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 COUNTS = "counts"
-# These folders stay in one process each, because Spark starts a Java machine in each
-# process that needs one. Other tests stay together file by file.
-ONE_PROCESS = ("spark",)
+# Spark starts a Java machine in each process that needs one. With one only, its folder
+# would be at work after all others have ended. Other tests stay together file by file.
+PROCESSES = {"spark": 2}
 # Each test of these folders may run in another process.
 TEST_BY_TEST = ("simulation", "system")
 # The longest folders begin first, so that no process is left with one at the end.
-FIRST = ("demo", "spark")
+FIRST = ("spark", "demo")
+# The files of these folders take the least, so that all processes end together.
+LAST = ("batch", "core", "model", "store", "wire")
 # Simulations never wait, so one of them always runs beside tests that do. None begins
 # at the very end, because each is long for one process.
 CALCULATING = "simulation"
@@ -49,17 +53,23 @@ def pytest_xdist_auto_num_workers() -> int | None:
     return 2 + (cores or 1)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Group the tests that share fixtures, and sort the groups by their start."""
-    tests = config.rootpath / "tests"
-    groups: dict[pytest.Item, str] = {}
-    folders: dict[str, str] = {}
-    for item in items:
-        path = item.path.relative_to(tests) if item.path.is_relative_to(tests) else item.path
-        groups[item] = _group(item, path)
-        folders[groups[item]] = path.parts[0]
-        item.add_marker(pytest.mark.xdist_group(groups[item]))
-    starts = start_order(folders)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling | None:
+    """Return the scheduler for `--dist loadscope`: it keeps our groups together.
+
+    xdist has groups of its own (`--dist loadgroup`). It marks them in the ids of the
+    tests, which pytest 9.2 no longer lets it change: each test was its own group.
+    """
+    if config.getvalue("dist") != "loadscope":
+        return None
+    scheduler = LoadScopeScheduling(config, log)
+    scheduler._split_scope = group_of
+    return scheduler
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort the groups of tests by their start."""
+    groups = {item: group_of(item.nodeid) for item in items}
+    starts = start_order({group_of(item.nodeid): folder_of(item.nodeid) for item in items})
     items.sort(key=lambda item: starts[groups[item]])
 
 
@@ -67,7 +77,7 @@ def start_order(folders: Mapping[str, str]) -> dict[str, float]:
     """Return a sort key for each group of tests, which is given with its folder."""
     calculating = [group for group, folder in folders.items() if folder == CALCULATING]
     others = [group for group, folder in folders.items() if folder not in (*FIRST, CALCULATING)]
-    others.sort(key=lambda group: folders[group] != "system")
+    others.sort(key=lambda group: (folders[group] != "system", folders[group] in LAST))
     first = {
         group: FIRST.index(folder) - 2.0 for group, folder in folders.items() if folder in FIRST
     }
@@ -75,11 +85,18 @@ def start_order(folders: Mapping[str, str]) -> dict[str, float]:
     return first | beside | {group: number / len(others) for number, group in enumerate(others)}
 
 
-def _group(item: pytest.Item, path: Path) -> str:
-    folder = path.parts[0]
-    if folder in ONE_PROCESS:
-        return folder
-    return item.nodeid if folder in TEST_BY_TEST else str(path)
+def folder_of(nodeid: str) -> str:
+    """Return the folder of a test below `tests`, or the name of its file there."""
+    parts = PurePosixPath(nodeid.partition("::")[0]).parts
+    return parts[1] if parts[0] == "tests" and len(parts) > 1 else parts[0]
+
+
+def group_of(nodeid: str) -> str:
+    """Return the group of a test, whose tests all run in one process."""
+    folder, file = folder_of(nodeid), nodeid.partition("::")[0]
+    if folder in PROCESSES:
+        return f"{folder}-{crc32(PurePosixPath(file).name.encode()) % PROCESSES[folder]}"
+    return nodeid if folder in TEST_BY_TEST else file
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -1,11 +1,20 @@
-"""The order in which groups of tests start."""
+"""The order in which groups of tests start, and that a group stays together."""
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from itertools import pairwise
+from pathlib import Path
 
-from tests.reporting import start_order
+from tests import reporting
+from tests.reporting import group_of, start_order
 
+ROOT = Path(reporting.__file__).parents[1]
+AT_ONCE = ("--numprocesses", "2", "--dist", "loadscope", "--no-loadscope-reorder")
+TESTS = "import pytest\n\n@pytest.mark.parametrize('n', range(4))\ndef test_it(n): pass\n"
 SEEDS = {f"seeds-{number}": "simulation" for number in range(4)}
 FILES = {f"client/{number}": "client" for number in range(10)}
 KILLS = {f"kills-{number}": "system" for number in range(2)}
@@ -17,11 +26,13 @@ def in_order(folders: dict[str, str]) -> list[str]:
 
 
 def test_the_longest_begin_first() -> None:
-    assert in_order(FILES | KILLS | {"spark": "spark", "demo": "demo"})[:4] == [
-        "demo",
-        "spark",
-        *KILLS,
-    ]
+    files = {"wire/0": "wire"} | FILES | KILLS | {"demo": "demo", "spark": "spark"}
+    assert in_order(files) == ["spark", "demo", *KILLS, *FILES, "wire/0"]
+
+
+def test_the_folder_of_spark_has_two_groups() -> None:
+    tests = [f"tests/spark/test_{number}.py::test_it[a@b]" for number in range(20)]
+    assert {group_of(test) for test in tests} == {"spark-0", "spark-1"}
 
 
 def test_simulations_run_beside_waiting_tests_and_not_at_the_end() -> None:
@@ -34,3 +45,25 @@ def test_simulations_run_beside_waiting_tests_and_not_at_the_end() -> None:
 def test_any_folder_may_be_the_only_one() -> None:
     for folders in (SEEDS, KILLS, FILES, {"spark": "spark"}, {}):
         assert in_order(folders) == list(folders)
+
+
+def test_the_tests_of_a_file_run_in_one_process(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text("pytest_plugins = ['tests.reporting']\n")
+    for name in ("spark/test_a.py", "wire/test_b.py", "wire/test_c.py", "wire/test_d.py"):
+        file = tmp_path / "tests" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(TESTS)
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *AT_ONCE]
+    output = subprocess.run(
+        [*command, "--rootdir", ".", "."],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=200,
+    ).stdout
+    ran = re.findall(r"\[(gw\d)\].* PASSED tests/(\w+/test_\w)\.py", output)
+    assert len(ran) == 4 * 4, output
+    processes = {file: {process for process, of in ran if of == file} for _, file in ran}
+    assert all(len(used) == 1 for used in processes.values()), processes
