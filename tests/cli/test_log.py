@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 from twisted.internet.defer import Deferred, execute
 from twisted.internet.task import Clock
@@ -27,6 +28,10 @@ from txmq.core.consumers.commands import (
     RequestedSettings,
 )
 from txmq.core.consumers.fetch_planning import plan_fetch
+from txmq.core.events.audit import OperatorActed
+from txmq.core.events.base import KINDS
+from txmq.core.events.base import encode as encode_event
+from txmq.core.events.topics import TopicCreated
 from txmq.core.topics.sends import StoreBatch, StoreBatches
 from txmq.core.topics.topics import CreateTopic
 from txmq.core.transactions.batched import StoreBundles
@@ -372,6 +377,40 @@ def test_messages_are_found_in_the_log_of_a_broker_that_is_stopped(data: Path) -
     damaged = command_json("find", str(data), topic, status=1)
     assert name not in [row["message_id"] for row in damaged["messages"]]
     assert [one["position"] for one in damaged["damaged"]] == [record["position"]]
+
+
+NEWER = 250  # an event of a version to come
+ACTED = OperatorActed(
+    ((KINDS[TopicCreated], tuple(TopicCreated(9, "acted", 1)), 0), (NEWER, (9, "secret"), 0))
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "head"),
+    [(KINDS[OperatorActed], encode_event(ACTED)), (NEWER, msgpack.packb((9, "secret")))],
+    ids=["in an operator's record", "alone"],
+)
+def test_an_event_of_a_newer_version_is_named_and_never_a_traceback(
+    data: Path, kind: int, head: bytes
+) -> None:
+    life = Life(data, b"q" * 16)
+    position = life.log.append(kind, head, stored_at=NOW, boot_epoch=2).position
+    life.send(b"behind it")
+    life.close()
+    for arguments in (("find", str(data), "t"), ("verify", str(data), "--deep")):
+        ran = run("log", *arguments, "--json")
+        refused = json.loads(ran.stderr)
+        assert (ran.exit_code, refused["error"]) == (1, "UnsupportedFormat")
+        assert f"{position}: format version event {NEWER}" in refused["message"]
+    newer, after = lines("dump", str(data), "--from", str(position))
+    assert after["kind"] == "BatchStored"
+    assert "secret" not in json.dumps(newer)
+    if kind == NEWER:
+        assert (newer["kind"], newer["bytes"] > 0) == (str(NEWER), True)
+    else:
+        created, unknown = newer["event"]["parts"]
+        assert (created["kind"], created["topic"]) == ("TopicCreated", "acted")
+        assert unknown == {"kind": str(NEWER)}
 
 
 def test_a_flipped_byte_in_the_last_record_is_damage_where_the_index_has_seen_it(

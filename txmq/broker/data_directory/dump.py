@@ -70,10 +70,23 @@ def topic_names(fs: FileSystem, directory: str, log_id: UUID, files: LogFiles) -
                 break  # it is the first table
             names[TICKET_KEY.unpack(key)[0]] = msgpack.unpackb(value)[0]
     for record in files.scan(files.first):
-        if record.kind in EVENTS and EVENTS[record.kind] is TopicCreated:
-            event: Any = base.decode(record.kind, split_body(record).head)
-            names[event.topic_id] = event.name
+        for created in _topics_created(record):
+            names[created.topic_id] = created.name
     return names
+
+
+def _topics_created(record: Record) -> Iterator[TopicCreated]:
+    kind = EVENTS.get(record.kind)
+    if kind is not TopicCreated and kind is not OperatorActed:
+        return
+    try:
+        event: Any = base.decode(record.kind, split_body(record).head)
+        parts = event.parts if kind is OperatorActed else [(record.kind, event, 0)]
+        for number, fields, _length in parts:
+            if EVENTS.get(number) is TopicCreated:
+                yield TopicCreated(*fields)
+    except (base.UnknownEvent, TypeError):  # of another version
+        return
 
 
 def dump(
@@ -97,10 +110,13 @@ def _record_view(record: Record, names: dict[int, str]) -> dict[str, Any]:
         "boot_epoch": record.boot_epoch,
         "durable_before": record.durable_before,
     }
-    if record.kind not in EVENTS:
+    if record.kind == LOST:
         return view | {"bytes": len(record.body)}
     body = split_body(record)
-    event: Any = base.decode(record.kind, body.head)
+    try:
+        event: Any = base.decode(record.kind, body.head)
+    except base.UnknownEvent:  # of another version
+        return view | {"bytes": len(record.body)}
     return view | {"attached": len(body.attachment), "event": _fields(event, names)}
 
 
@@ -112,10 +128,7 @@ def _fields(event: Any, names: dict[int, str]) -> dict[str, Any]:  # noqa: ANN40
     if TOPIC_FIELD in fields:
         fields["topic"] = names.get(event.topic_id, "")
     if isinstance(event, OperatorActed):
-        fields["parts"] = [
-            {"kind": EVENTS[kind].__name__, **_fields(EVENTS[kind](*part), names)}
-            for kind, part, _length in event.parts
-        ]
+        fields["parts"] = [_part(kind, part, names) for kind, part, _length in event.parts]
         fields["topics"] = sorted({part["topic"] for part in fields["parts"] if "topic" in part})
     elif (several := NESTED.get(type(event))) is not None:
         name, kind = several
@@ -126,11 +139,20 @@ def _fields(event: Any, names: dict[int, str]) -> dict[str, Any]:  # noqa: ANN40
     return fields
 
 
+def _part(kind: int, fields: tuple[Any, ...], names: dict[int, str]) -> dict[str, Any]:
+    try:
+        return {"kind": _name(kind), **_fields(base.make(kind, fields), names)}
+    except base.UnknownEvent:  # of another version: which of its fields are secret is not known
+        return {"kind": _name(kind)}
+
+
 def _kind(record: Record) -> str:
-    if record.kind == LOST:
-        return "Lost"
-    known = EVENTS.get(record.kind)
-    return str(record.kind) if known is None else known.__name__
+    return "Lost" if record.kind == LOST else _name(record.kind)
+
+
+def _name(kind: int) -> str:
+    known = EVENTS.get(kind)
+    return str(kind) if known is None else known.__name__
 
 
 def _matches(view: dict[str, Any], record: Record, wanted: RecordFilter) -> bool:

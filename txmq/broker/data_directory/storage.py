@@ -18,10 +18,16 @@ import structlog
 from twisted.python.failure import Failure
 
 from txmq.core import machine, upgrades
-from txmq.core.events.base import EVENTS, Event, RecordContext, UnknownEvent, decode
+from txmq.core.events.base import (
+    Event,
+    RecordContext,
+    UnknownEvent,
+    decode,
+    unsupported_event,
+)
 from txmq.core.transactions import lost_records
 from txmq.core.transactions.timers import NoteSnapshot
-from txmq.errors import DiskFull, UnsupportedFormat
+from txmq.errors import DiskFull
 from txmq.store.index.lmdb_tables import LmdbTables
 from txmq.store.log.archive import archive_segment
 from txmq.store.log.integrity import KnownPositions
@@ -177,8 +183,7 @@ def _applied(
             try:
                 _apply(state, decode(record.kind, body.head), place)
             except UnknownEvent as unknown:
-                where, known = f"the record at {record.position}", f"kinds up to {max(EVENTS)}"
-                raise UnsupportedFormat(where, f"event {unknown.kind}", known) from None
+                raise unsupported_event(record.position, unknown.kind) from None
         yield record.end
 
 

@@ -17,7 +17,7 @@ from txmq.broker.search.message_view import describe_message
 from txmq.broker.search.search import SearchQuery
 from txmq.core import machine
 from txmq.core.events.audit import AuditStored
-from txmq.core.events.base import EVENTS, RecordContext, decode
+from txmq.core.events.base import RecordContext, UnknownEvent, decode, unsupported_event
 from txmq.core.events.delays import (
     BatchDelayed,
     DelayedPublished,
@@ -39,7 +39,7 @@ from txmq.core.events.transactions import (
 from txmq.core.transactions.batched import events_in
 from txmq.model.message import Decision
 from txmq.model.topic_partition import TopicPartition
-from txmq.store.log.record import split_body
+from txmq.store.log.record import LOST, split_body
 
 if TYPE_CHECKING:
     from txmq.broker.data_directory.verify import LogFiles
@@ -99,31 +99,37 @@ class OfflineSearch:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the messages found, in the order of storing. Damaged spans are
-        skipped, and listed in `files.damaged` then. Raises StoreError.
+        skipped, and listed in `files.damaged` then. Raises StoreError, and its kind
+        UnsupportedFormat at a record of another version, which may hold messages.
         """
         for record in self._files.scan(self._files.first):
-            if record.kind not in EVENTS:
+            if record.kind == LOST:
                 continue
-            body = split_body(record)
-            begin = body.attachment_position
-            place = RecordContext(
-                record.position, record.end, begin, record.stored_at, record.boot_epoch
-            )
-            for event, at in events_in(decode(record.kind, body.head), place):
-                for batch in self._stored(
-                    event, at, body.attachment[at.attachment_position - begin :]
-                ):
-                    if self._names.get(batch.place[0]) == self._scope.topic:
-                        self._match(batch, record)
-                handler = self._handlers.get(type(event))
-                if handler is not None:
-                    handler(event, at)
+            try:
+                self._read(record)
+            except UnknownEvent as unknown:
+                raise unsupported_event(record.position, unknown.kind) from None
         low = self._scope.offset
         return [
             row
             for row in self._rows
             if not low or (row["offset"] is not None and row["offset"] >= low)
         ]
+
+    def _read(self, record: Record) -> None:
+        body = split_body(record)
+        begin = body.attachment_position
+        place = RecordContext(
+            record.position, record.end, begin, record.stored_at, record.boot_epoch
+        )
+        for event, at in events_in(decode(record.kind, body.head), place):
+            attached = body.attachment[at.attachment_position - begin :]
+            for batch in self._stored(event, at, attached):
+                if self._names.get(batch.place[0]) == self._scope.topic:
+                    self._match(batch, record)
+            handler = self._handlers.get(type(event))
+            if handler is not None:
+                handler(event, at)
 
     def _stored(
         self, event: object, at: RecordContext, attached: memoryview

@@ -19,6 +19,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgpack
 
+from txmq.errors import UnsupportedFormat
+
 
 class RecordContext(NamedTuple):
     """The position and time of the record that holds an event."""
@@ -63,6 +65,13 @@ class UnknownEvent(LookupError):
     def __init__(self, kind: int) -> None:
         super().__init__(kind)
         self.kind = kind
+
+
+def unsupported_event(position: int, kind: int) -> UnsupportedFormat:
+    """Return the error of a record whose event another version has written."""
+    return UnsupportedFormat(
+        f"the record at {position}", f"event {kind}", f"kinds up to {max(EVENTS)}"
+    )
 
 
 def decode(kind: int, head: bytes | memoryview) -> Event:
