@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.broker.support import BrokerInMemory, FakeResolver
-from txmq.broker.background.clock_service import AGREED_S
+from txmq.broker.background.clock_service import AGREED_S, UNREAD
 from txmq.broker.checkback.resolver_service import ResolverStatus
 from txmq.core.retention.broker_time import CONFIRMED_S, NoteTime
 from txmq.core.transactions.decisions import DecideTransaction
@@ -21,9 +21,9 @@ class ClockWorld:
     """A broker whose machine's clock is set, and databases with clocks of their own."""
 
     def __init__(self) -> None:
-        self._oracle = FakeResolver()
+        self.oracle = FakeResolver()
         self.databases: dict[str, int] = {}  # how far their clocks are ahead
-        self.broker = BrokerInMemory(self._oracle)
+        self.broker = BrokerInMemory(self.oracle)
         self.broker.start()
         self.broker.pass_time(1)
 
@@ -31,7 +31,7 @@ class ClockWorld:
         """Let time pass, in seconds as the service looks."""
         for _ in range(int(seconds)):
             now = self.broker.now()
-            self._oracle.is_like = tuple(
+            self.oracle.is_like = tuple(
                 ResolverStatus(name, now, 0, "", 0, "", time=now + SECOND + ahead)
                 for name, ahead in self.databases.items()
             )
@@ -147,3 +147,19 @@ def test_a_doubt_ends_when_the_clock_was_steady_for_an_hour(world: ClockWorld) -
     world.pass_time(20)
     assert world.doubted == 0
     assert world.shown()["certain_after_s"] is None
+
+
+def test_a_database_whose_clock_is_not_known_yet_is_named_with_the_reason(
+    world: ClockWorld,
+) -> None:
+    world.oracle.is_like = (
+        ResolverStatus("new", 0, 0, "", 0, ""),
+        ResolverStatus("away", 0, 1, "connection refused", 0, ""),
+        ResolverStatus("shop", 1, 0, "", 0, "", time=world.broker.now()),
+    )
+    shown = world.shown()
+    assert [one["name"] for one in shown["databases"]] == ["shop"]
+    assert shown["not_compared"] == [
+        {"name": "new", "reason": UNREAD},
+        {"name": "away", "reason": "connection refused"},
+    ]

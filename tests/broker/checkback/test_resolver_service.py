@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 from contextlib import closing
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import psycopg2
+import pytest
 from twisted.internet.defer import Deferred, execute, fail, succeed
 
 from tests.fixtures_postgres import Databases
 from tests.tx.postgres.support import producer
+from txmq.broker.checkback import resolver_service
 from txmq.broker.checkback.resolver_service import PROBE_US, ResolverService, ResolverStatus
 from txmq.broker.reactor.steady_clock import BELIEVED_US, wall_clock
 from txmq.client.protocol.transaction.tokens import new_token
 from txmq.config.broker import ResolverSettings
 from txmq.model.decider import ByPostgres
 from txmq.model.message import Decision
+from txmq.model.units import SECOND
 from txmq.testing.postgres_server import PostgresServer
 from txmq.testing.wait import wait_until
 from txmq.tx.postgres.blocking import insert_token, read_server, server_of
 from txmq.tx.postgres.brokers import registered
 from txmq.tx.postgres.partitions import partitions
+from txmq.tx.postgres.resolver import TIME_READ_S, TokenResolver
 from txmq.tx.postgres.session import connect
 
 if TYPE_CHECKING:
@@ -139,6 +144,30 @@ def test_a_resolver_that_goes_on_failing_tells_since_when() -> None:
     resolving.probe()
     [status] = resolving.status()
     assert (status.failing_since, status.seen_at, len(back)) == (0, clock.time, 1)
+
+
+def test_an_idle_broker_that_reads_outboxes_reads_the_clock_of_their_database_as_well(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FrozenWallClock()
+    resolver = partial(TokenResolver, clock=lambda: clock.time / SECOND)
+    monkeypatch.setattr(resolver_service, "TokenResolver", resolver)
+    resolving = ResolverService(
+        [ResolverSettings(name="r", dsn=database)],
+        uuid4(),
+        at_once,
+        clock.now,
+        publish=lambda _rows, _by, _over: None,
+    )
+    resolving.upkeep({})
+    assert resolving.status()[0].time
+    for _second in range(2 * int(TIME_READ_S)):
+        clock.time += SECOND
+        resolving.fetch_outboxes()
+        resolving.probe()
+    [seen] = resolving.status()
+    assert seen.seen_at == clock.time
+    assert seen.time
 
 
 def test_tokens_whose_rows_were_locked_are_checked_again_soon(database: str) -> None:

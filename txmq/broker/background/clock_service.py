@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from txmq.core.events.base import RecordContext
 
 AGREED_S = 60.0  # for which all other clocks must agree with a wall clock that has jumped
+UNREAD = "its clock has not been read lately; the broker reads it every 30 s"
 log = structlog.get_logger()
 
 
@@ -33,7 +34,7 @@ class ClockStatus(NamedTuple):
 
     `certain_after_s`: if the clock stays steady, nothing is in doubt after so many
     seconds; None = the clock is wrong, or nothing is in doubt. `databases` are those
-    whose clocks are known, with their times.
+    whose clocks are known, with their times; `not_compared` the others, with reasons.
     """
 
     now: int
@@ -41,6 +42,7 @@ class ClockStatus(NamedTuple):
     certain: int
     certain_after_s: float | None
     databases: dict[str, int]
+    not_compared: dict[str, str]
 
     @property
     def wall_ahead(self) -> int:
@@ -69,8 +71,12 @@ class ClockService:
         engine, left_s = self._engine, None
         if engine.state.doubted and self._steady_since is not None:
             left_s = max(0.0, self._steady_since + CONFIRMED_S - self._timers.seconds())
-        databases = {one.name: one.time for one in self._resolvers.status() if one.time}
-        return ClockStatus(engine.now(), self._clock.wall(), engine.certain(), left_s, databases)
+        resolvers = self._resolvers.status()
+        databases = {one.name: one.time for one in resolvers if one.time}
+        others = {one.name: one.trouble or UNREAD for one in resolvers if not one.time}
+        return ClockStatus(
+            engine.now(), self._clock.wall(), engine.certain(), left_s, databases, others
+        )
 
     def tick(self) -> None:
         """Timer: look at the clocks, and end a doubt once the clock was steady for long

@@ -57,4 +57,7 @@ def _view(clock: ClockStatus) -> dict[str, Any]:
         "certain_at": clock.certain,
         "certain_after_s": clock.certain_after_s,
         "databases": [{"name": name, "at": time} for name, time in clock.databases.items()],
+        "not_compared": [
+            {"name": name, "reason": reason} for name, reason in clock.not_compared.items()
+        ],
     }

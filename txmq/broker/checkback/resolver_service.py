@@ -159,8 +159,8 @@ class ResolverService:
         return any(database.upkeep_owed for database in self._databases)
 
     def probe(self) -> None:
-        """Timer: probe databases that failed, or that have not been asked for a
-        while.
+        """Timer: probe databases that failed, or that have not been asked for a while
+        who they are and what time it is. Reads of an empty outbox do not ask that.
         """
         for database in self._databases:
             database.probe()
@@ -262,7 +262,8 @@ class _DatabaseResolver:
         self._due_upkeep: _Upkeep | None = None
         self.upkeep_owed = self._probing = self._unconfirmed = False
         self._confirmed_at = 0
-        self._seen_at = self._failing_since = self._cleanup_failing_since = 0
+        self._seen_at = self._compared_at = 0
+        self._failing_since = self._cleanup_failing_since = 0
         self._outbox_stuck_since = 0
         self._cleanup_error = self._outbox_error = ""
 
@@ -334,7 +335,7 @@ class _DatabaseResolver:
 
     def probe(self) -> None:
         self._probing = self._resolver.failing or not (
-            0 <= self._now() - self._seen_at < PROBE_US  # unless the time was set back
+            0 <= self._now() - self._compared_at < PROBE_US  # unless the time was set back
         )
         for token in list(self._blocked_tokens)[:RECHECKED_TOKENS]:
             del self._blocked_tokens[token]  # it comes back last, if it is blocked again
@@ -362,8 +363,11 @@ class _DatabaseResolver:
             self.name, self._seen_at, self._failing_since, trouble, *problems, refusal
         )
 
-    def _call_ended(self) -> None:
-        """Note the resolver's health after a call came back from its thread."""
+    def _call_ended(self, *, compared: bool = True) -> None:
+        """Note the resolver's health after a call came back from its thread.
+
+        `compared`: the call has read which server answers, and its clock.
+        """
         self._busy_since = 0
         self._blocked = "; ".join(self._resolver.blocked.values())
         self._blocked_since = (self._blocked_since or self._now()) if self._blocked else 0
@@ -372,6 +376,8 @@ class _DatabaseResolver:
             return
         is_back = self._failing_since or not self._seen_at
         self._seen_at, self._failing_since = self._now(), 0
+        if compared:
+            self._compared_at = self._now()
         if is_back:
             self.back(self.may_resolve)
 
@@ -402,7 +408,7 @@ class _DatabaseResolver:
             self._resolve_pending()
         elif self._unconfirmed and self._confirmed_at + CONFIRM_US <= self._now():
             self._unconfirmed, self._confirmed_at = False, self._now()
-            self._begin(self._probed, self._resolver.confirm)
+            self._begin(self._confirmed, self._resolver.confirm)
         elif self._probing:
             self._probing = False
             self._begin(self._probed, self._resolver.probe)
@@ -422,6 +428,10 @@ class _DatabaseResolver:
         work = self._in_thread(call, *args)
         work.addCallbacks(done, self._failed, errbackArgs=(waiting,))
 
+    def _confirmed(self, _nothing: None) -> None:
+        self._call_ended(compared=False)  # without a lease it asks nothing
+        self._next_call()
+
     def _probed(self, _nothing: None) -> None:
         self._call_ended()
         self._next_call()
@@ -439,7 +449,7 @@ class _DatabaseResolver:
             self._next_call()
 
     def _fetched(self, rows: list[OutboxRow] | None) -> None:
-        self._call_ended()
+        self._call_ended(compared=False)
         if rows is not None:
             if self._published_rows:
                 crashpoint("outbox.after_delete")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -47,6 +47,13 @@ def clock(
         reply = session.client.call("clock.confirm", operator=operator, reason=reason, **forced)
     else:
         reply = session.client.call("clock.show")
-    session.out.show(reply)
+    session.out.show(reply if session.out.as_json else _all_databases(reply))
     if not reply["believed"]:
         raise typer.Exit(FAILED)
+
+
+def _all_databases(reply: dict[str, Any]) -> dict[str, Any]:
+    """Return a reply with one table of databases, those of unknown clocks included."""
+    unknown = reply.pop("not_compared", ())  # brokers of older versions do not have it
+    rows = [{"name": one["name"], "at": None, "not_compared": one["reason"]} for one in unknown]
+    return {**reply, "databases": [*reply["databases"], *rows]}
