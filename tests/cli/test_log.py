@@ -316,6 +316,25 @@ def test_a_log_that_refuses_to_start_is_repaired(data: Path) -> None:
     assert command_json("rebuild", str(data))["position"] > 0
 
 
+def test_a_repaired_log_is_whole_and_its_lost_messages_are_named(data: Path) -> None:
+    record = next(r for r in lines("dump", str(data)) if r["kind"] == "BatchStored")
+    flip(data, record["position"] + 60)
+    [given_up] = command_json("repair", str(data), "--yes")["lost"]
+    span = {"position": given_up["position"], "end": given_up["end"]}
+    published = {"topic": "t", "partition": 0, "offset": 0, "count": 2, "group": ""}
+    letter = published | {"count": 1, "group": "g"}
+    for lost in ([published, letter], [letter]):  # the rebuild leaves what was published out
+        found = command_json("verify", str(data))
+        assert (found["damaged"], found["given_up"]) == ([], [span])
+        assert (found["misplaced"], found["different"]) == ([], [])
+        assert [{name: row[name] for name in letter} for row in found["lost"]] == lost
+        assert all(span["position"] < row["position"] < span["end"] for row in found["lost"])
+        command_json("rebuild", str(data))
+    shown = run("log", "verify", str(data), "--deep")
+    assert shown.exit_code == 0, shown.output
+    assert "no misplaced" in shown.stdout
+
+
 def test_an_archive_is_read_by_the_same_tools(data: Path, tmp_path: Path) -> None:
     archive = tmp_path / "cold"
     (archive / "log").mkdir(parents=True)

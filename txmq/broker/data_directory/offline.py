@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgpack
 
 from txmq.broker.data_directory.storage import open_directory, roll_forward, write_tables
-from txmq.broker.data_directory.verify import LogFiles, MisplacedRow, verify_index, verify_log
+from txmq.broker.data_directory.verify import (
+    LogFiles,
+    LostMessages,
+    MisplacedRow,
+    verify_index,
+    verify_log,
+)
 from txmq.core import machine
 from txmq.store.catalogue.catalogue import remove_catalogues
 from txmq.store.index.digest import RESERVED, find_damage
@@ -21,8 +28,10 @@ from txmq.store.snapshot import newest_snapshot, read_rows, set_aside_snapshots
 from txmq.store.tables import NAMES, MemoryTables
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from uuid import UUID
 
+    from txmq.broker.data_directory.verify import LogSpan
     from txmq.config.broker import BrokerSettings
     from txmq.store.filesystem import FileSystem
     from txmq.store.tables import Tables
@@ -33,13 +42,14 @@ MAX_ROWS_NAMED = 100
 
 class IndexReport(NamedTuple):
     """The state of an index that stands for log position `position`. `misplaced` rows
-    point at no batch; `different` rows are not those of the log.
+    point at no batch; `different` rows are not those of the log. `lost` is no damage.
     """
 
     position: int
     rows: int
     misplaced: tuple[MisplacedRow, ...]
     different: tuple[str, ...]
+    lost: tuple[LostMessages, ...] = ()
 
 
 class RebuildReport(NamedTuple):
@@ -52,9 +62,11 @@ class RebuildReport(NamedTuple):
     position: int
 
 
-def check_index(fs: FileSystem, data: Path, log_id: UUID, *, deep: bool) -> IndexReport | None:
+def check_index(
+    fs: FileSystem, data: Path, log_id: UUID, *, lost: Sequence[LogSpan] = (), deep: bool
+) -> IndexReport | None:
     """Compare the index with the log; with `deep`, also with a rebuilt one. None =
-    there is no index.
+    there is no index. `lost` are the spans of the log that a repair gave up.
 
     A damaged index stays as it is. Takes the directory's lock. Raises DirectoryInUse
     while a broker runs.
@@ -69,12 +81,7 @@ def check_index(fs: FileSystem, data: Path, log_id: UUID, *, deep: bool) -> Inde
         tables = LmdbTables.open(data / "index", log_id=log_id)
         files = LogFiles(fs, str(data))
         rows = sum(1 for name in NAMES for _row in tables[name].range(b""))
-        misplaced = tuple(
-            found
-            for _number, found in zip(
-                range(MAX_ROWS_NAMED), verify_index(files, tables), strict=False
-            )
-        )
+        found = list(islice(verify_index(files, tables, lost), MAX_ROWS_NAMED))
         different = tuple(_differences(fs, data, log_id, files, tables)) if deep else ()
         if tables.rebuilt:
             different = (f"the index was unusable and is empty now: {tables.reason}", *different)
@@ -82,7 +89,10 @@ def check_index(fs: FileSystem, data: Path, log_id: UUID, *, deep: bool) -> Inde
         tables.close()
     finally:
         lock.release()
-    return IndexReport(position, rows, misplaced, different)
+    misplaced = tuple(row for row in found if isinstance(row, MisplacedRow))
+    # a letter that was edited may have several rows
+    given_up = dict.fromkeys(row for row in found if isinstance(row, LostMessages))
+    return IndexReport(position, rows, misplaced, different, tuple(given_up))
 
 
 def durable_position(fs: FileSystem, data: Path) -> int:

@@ -6,10 +6,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
@@ -26,15 +28,19 @@ from txmq.store.log.recovery import find_log
 from txmq.store.log.segment import Segment, existing_segments, no_log
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from txmq.store.filesystem import FileSystem
     from txmq.store.tables import Tables
+
+LogSpan = tuple[int, int]  # position in the log, end
 
 
 @dataclass(frozen=True, slots=True)
 class LogReport:
     """The result of a verification: `records` from the position `first` to `end`.
     `torn` bytes after `end` were never finished; that is no damage, a start cuts them
-    off.
+    off. `lost` are the spans (position, end) that a repair gave up.
     """
 
     log_id: UUID
@@ -44,6 +50,7 @@ class LogReport:
     records: int
     torn: int
     damaged: tuple[Damage, ...]
+    lost: tuple[LogSpan, ...]
 
 
 class MisplacedRow(NamedTuple):
@@ -53,6 +60,19 @@ class MisplacedRow(NamedTuple):
     key: str
     position: int
     reason: str
+
+
+class LostMessages(NamedTuple):
+    """Messages that are lost, because a repair gave up the log where their batch was:
+    `count` from `offset` on. `group` has them as a failed message, "" = as published.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    count: int  # type: ignore[assignment]  # hides tuple.count
+    group: str
+    position: int
 
 
 def verify_log(fs: FileSystem, directory: str, *, durable: int = 0) -> LogReport:
@@ -75,7 +95,14 @@ def verify_log(fs: FileSystem, directory: str, *, durable: int = 0) -> LogReport
     torn = 0 if _blank(fs, last, survey.end) else max(0, last.end - survey.end)
     first = found.segments[0].first
     return LogReport(
-        found.log_id, first, survey.end, len(found.segments), survey.records, torn, tuple(damaged)
+        found.log_id,
+        first,
+        survey.end,
+        len(found.segments),
+        survey.records,
+        torn,
+        tuple(damaged),
+        tuple(survey.lost),
     )
 
 
@@ -119,14 +146,40 @@ class LogFiles:
                     self.damaged.append(item)
 
 
-def verify_index(files: LogFiles, tables: Tables) -> Iterator[MisplacedRow]:
-    """Return the rows of the tables whose batches are not where they should be."""
+def verify_index(
+    files: LogFiles, tables: Tables, lost: Sequence[LogSpan] = ()
+) -> Iterator[MisplacedRow | LostMessages]:
+    """Return the rows of the tables whose batches are not where they should be. `lost`
+    are the spans that a repair gave up, in the order of the log.
+    """
     for table, key, position, length, count in chain(
         _entries(tables), _moved(tables), _edits(tables)
     ):
-        reason = _mismatch(files, position, length, count)
-        if reason:
+        if _in_span(lost, position):
+            yield _lost(tables, table, key, position, count)
+        elif reason := _mismatch(files, position, length, count):
             yield MisplacedRow(table, key.hex(), position, reason)
+
+
+def _lost(tables: Tables, table: str, key: bytes, position: int, count: int) -> LostMessages:
+    if table == t.ENTRIES:
+        group, (topic_id, partition, offset) = "", t.ENTRY_KEY.unpack(key)
+    else:
+        size = t.FAILED_KEY.size  # with which the key of an edit begins
+        group_id, topic_id, partition, offset = t.FAILED_KEY.unpack(key[:size])
+        group = _name(tables, t.GROUPS, t.GROUP_KEY.pack(group_id))
+    topic = _name(tables, t.TOPICS, t.TICKET_KEY.pack(topic_id))
+    return LostMessages(topic, partition, offset, count or 1, group, position)
+
+
+def _name(tables: Tables, table: str, key: bytes) -> str:
+    row: Any = tables[table].get(key)
+    return "" if row is None else str(row[0])
+
+
+def _in_span(spans: Sequence[LogSpan], position: int) -> bool:
+    at = bisect_right(spans, position, key=itemgetter(0)) - 1
+    return at >= 0 and position < spans[at][1]
 
 
 def _entries(tables: Tables) -> Iterator[tuple[str, bytes, int, int, int]]:

@@ -69,7 +69,7 @@ Limit = Annotated[int | None, typer.Option(min=1, help="Maximum number of result
 @local_command(app, "verify")
 def verify(out: Output, data: Data, *, deep: Deep = False) -> None:
     """Read all records, and compare the index with the log. Exit status 1: there is
-    damage.
+    damage. What a repair gave up is listed as lost, and is none.
     """
     from txmq.broker.data_directory.offline import check_index, durable_position
     from txmq.broker.data_directory.verify import verify_log
@@ -77,7 +77,7 @@ def verify(out: Output, data: Data, *, deep: Deep = False) -> None:
 
     fs = RealFileSystem()
     found = verify_log(fs, str(data), durable=durable_position(fs, data))
-    index = check_index(fs, data, found.log_id, deep=deep)
+    index = check_index(fs, data, found.log_id, lost=found.lost, deep=deep)
     out.show(_log_fields(found) | _index_fields(index))
     if found.damaged or (index is not None and (index.misplaced or index.different)):
         raise typer.Exit(FAILED)
@@ -92,6 +92,7 @@ def _log_fields(found: LogReport) -> dict[str, Any]:
         "records": found.records,
         "torn": found.torn,
         "damaged": [damage._asdict() for damage in found.damaged],
+        "given_up": [{"position": start, "end": end} for start, end in found.lost],
     }
 
 
@@ -100,7 +101,8 @@ def _index_fields(index: IndexReport | None) -> dict[str, Any]:
         return {"index": None}
     told: dict[str, Any] = {"index": index.position, "index_rows": index.rows}
     misplaced = [row._asdict() for row in index.misplaced]
-    return told | {"misplaced": misplaced, "different": list(index.different)}
+    lost = [messages._asdict() for messages in index.lost]
+    return told | {"misplaced": misplaced, "different": list(index.different), "lost": lost}
 
 
 @local_command(app, "dump")

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from txmq.store.filesystem import FileSystem
 from txmq.store.log.decoder import Damage, SegmentDecoder
-from txmq.store.log.record import Record
+from txmq.store.log.record import LOST, Record
 from txmq.store.log.segment import HEADER_SIZE, Segment
 
 
@@ -43,7 +43,7 @@ class IntegrityReport:
 
     `boot_epoch` and `stored_at` are the largest of the `records`, 0 without any.
     `missing` is the span between the last record and the position that the log is known
-    to have reached.
+    to have reached. `lost` are the spans (position, end) that a repair gave up.
     """
 
     scanned_from: int
@@ -52,12 +52,18 @@ class IntegrityReport:
     boot_epoch: int = 0
     stored_at: int = 0
     missing: Damage | None = None
+    lost: list[tuple[int, int]] = field(default_factory=list)
 
     def add_record(self, record: Record) -> None:
         self.end = record.end
         self.records += 1
         self.boot_epoch = max(self.boot_epoch, record.boot_epoch)
         self.stored_at = max(self.stored_at, record.stored_at)
+        if record.kind == LOST:
+            start = record.position
+            if self.lost and self.lost[-1][1] == start:  # one span, as several records
+                start = self.lost.pop()[0]
+            self.lost.append((start, record.end))
 
 
 class IntegrityChecker:
