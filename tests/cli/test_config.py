@@ -76,6 +76,41 @@ def test_a_broker_becomes_as_the_file_of_another_says(brokers: list[str], tmp_pa
     assert reply("config", "import", str(file), broker=copy)["changes"] == []
 
 
+def test_users_come_along_with_roles_grants_and_quotas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    password = tmp_path / "root.pw"
+    password.write_text("a long password")
+    password.chmod(0o600)
+    made = [RealBroker(tmp_path / name) for name in ("here", "copy")]
+    here, copy = (broker.url for broker in made)
+    root = ("root", "--role", "admin", "--password-file", str(password))
+    for url in (here, copy):
+        reply("user", "add", *root, broker=url)
+    monkeypatch.setenv("TXMQ_USER", "root")
+    monkeypatch.setenv("TXMQ_PASSWORD_FILE", str(password))
+    reply("user", "add", "shop", "--password-file", str(password), broker=here)
+    reply("acl", "grant", "shop", "write", "topic:orders.*", broker=here)
+    reply("user", "quota", "shop", "--set", "bytes_per_s=10MiB", "--set", "topics=5", broker=here)
+    text = run("config", "export", "--broker", here).stdout
+    file = tmp_path / "config.json"
+    file.write_text(text)
+    done = reply("config", "import", str(file), broker=copy)["changes"]
+    assert [row["change"] for row in done if row["done"]] == [
+        "add, without a password",
+        "set quota",
+        "grant write topic:orders.*",
+    ]
+    assert run("config", "export", "--broker", copy).stdout == text
+    assert reply("config", "import", str(file), broker=copy)["changes"] == []
+    assert json.loads(text)["users"]["shop"] == {
+        "grants": ["write topic:orders.*"],
+        "quota": {"bytes_per_s": 10 << 20, "topics": 5},
+    }
+    for broker in made:
+        broker.stop()
+
+
 def test_the_first_user_is_not_made_by_a_file(brokers: list[str], tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text('{"txmq": 1, "users": {"ada": {"roles": ["admin"]}}, "groups": {"no": {}}}')
@@ -119,6 +154,22 @@ def test_a_topic_is_changed_where_it_differs(now: Any, wanted: Any, made: Any) -
     found = changes(_of(topics={"t": now}), _of(topics={"t": wanted}))
     named = [(call, {"name": "t"} | args if call else {}) for call, args in made]
     assert [(change.call, change.args) for change in found] == named
+
+
+def test_a_group_loses_the_limits_that_the_file_does_not_have() -> None:
+    limited = {"messages_per_s": 5, "cold_bytes_per_s": 9, "keep_until_exported": True}
+    now, wanted = _of(groups={"g": {"lease_ms": 5_000} | limited}), _of(groups={"g": {}})
+    assert [(change.call, change.args) for change in changes(now, wanted)] == [
+        (
+            "group.alter",
+            {
+                "group": "g",
+                "keep_until_exported": False,
+                "messages_per_s": 0,
+                "cold_bytes_per_s": 0,
+            },
+        )
+    ]
 
 
 def test_users_get_their_roles_and_grants_and_no_password() -> None:

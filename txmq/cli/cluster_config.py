@@ -32,6 +32,8 @@ Compare = Callable[[str, C | None, C], Iterator["Change"]]
 DEFAULT = "default"
 NO_GROUP = "no member has joined it yet: import again when one has"
 NO_USERS = "the broker has no users: add an admin first, with txmq user add NAME --role admin"
+# of a group: what can be taken back; its other settings have no value for "not set"
+UNLIMITED = {"keep_until_exported": False, "messages_per_s": 0, "cold_bytes_per_s": 0}
 STANDARD = {"writable": True, "readable": True, "note": ""}  # of settings without a default
 # settings of a group that `group.show` has in microseconds
 SPANS = {"lease_us", "session_us", "consume_timeout_us"}
@@ -242,7 +244,7 @@ def _schema_changes(name: str, now: TopicConfig, wanted: TopicConfig) -> Iterato
 
 
 def _group_changes(name: str, now: GroupConfig | None, wanted: GroupConfig) -> Iterator[Change]:
-    before, after = _set(now or GroupConfig()), _set(wanted)
+    before, after = UNLIMITED | _set(now or GroupConfig()), UNLIMITED | _set(wanted)
     altered = {field: after[field] for field in after if after[field] != before.get(field)}
     if altered:
         yield Change(
