@@ -1101,6 +1101,12 @@ FAULTS: dict[int, tuple[str, ...]] = {
     ),
     228: ("test_a_directory_of_another_checkpoint_is_refused",),
     229: ("test_rows_may_be_wider_than_the_blocks_in_which_they_are_parsed",),
+    243: (
+        "test_each_key_is_in_one_task_in_the_order_of_publication",
+        "test_letters_of_a_partition_keep_their_order_where_a_clock_was_set_back",
+        "test_a_key_is_sent_in_order_though_its_topic_has_grown_between",
+    ),
+    244: ("test_letters_are_sent_once_though_their_task_is_killed",),
     230: (
         "test_a_failed_job_names_the_cause_that_spark_hides",
         "test_a_rename_that_is_refused_is_an_error",

@@ -1,87 +1,167 @@
 """The messages of letters that plans of the broker hold, read in bulk by their places.
 
-Tasks have the places of a plan in their order, so each reads its part of the log once.
-What comes is batches, as in a read of topics: no letter is an object of Python. The
-letters that are not read leave their plan: what it holds in the end was read.
+A task has the places of its letters partition by partition, in their order, so each
+reads its part of the log once. What comes is columns of batches, which are stored again
+in the same task: no message enters Java. The letters that are not read leave their
+plan: what it holds in the end was read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Final
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-from pyspark.sql import DataFrame
 
-from txmq_spark.arrow_messages import HEADER_CELLS, OffsetRange, record_batches
+from txmq.batch import BatchView
+from txmq.wire.chunks import Chunk
+from txmq_spark.arrow_messages import OffsetRange
 from txmq_spark.broker_link import BrokerLink
 from txmq_spark.broker_plans import PAGE
-from txmq_spark.letter_evidence import LETTER, PLACE
+from txmq_spark.letter_shares import WAITS
 
-WAITS: Final = "waits"  # a column of places: messages of the letter's key wait behind it
 OPERATOR: Final = "txmq-spark"
 UNREAD: Final = "its message was not sent: it cannot be read, or others of its key wait for it"
-MESSAGE: Final = [*PLACE, "stored_at", "key", "tag", HEADER_CELLS, "body"]
-SCHEMA: Final = (
-    "`group` string, topic string, partition int, offset bigint, stored_at timestamp, key string,"
-    f" tag string, {HEADER_CELLS} binary, body binary"
-)
+RUN_PLACES: Final = 1 << 17  # read by one range of offsets
+COLUMN_ROWS: Final = 4_096  # of columns that are stored at once
+COLUMN_BYTES: Final = 1 << 20  # or bytes of the batches they come from
+
+Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 
-def held_letters(places: DataFrame, url: str, plans: Mapping[str, str]) -> DataFrame:
-    """Return the letters at these places with their messages, as far as the broker's
-    plans hold them; `plans` are their names by group.
+class HeldSource(NamedTuple):
+    """A partition, and the plan of the broker that holds letters of it."""
+
+    plan: str
+    topic: str
+    partition: int
+
+
+class PlaceRun(NamedTuple):
+    """Places of one source, in the order of their offsets."""
+
+    source: int
+    offsets: Numbers
+    waits: np.ndarray[Any, np.dtype[np.bool_]]
+
+
+@dataclass(slots=True)
+class LetterColumns:
+    """Messages of letters, column by column."""
+
+    bodies: list[bytes] = field(default_factory=list)
+    keys: list[str | None] = field(default_factory=list)
+    tags: list[str | None] = field(default_factory=list)
+    header_cells: list[bytes] = field(default_factory=list)
+    size: int = 0  # bytes of the batches they come from
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.bodies) >= COLUMN_ROWS or self.size >= COLUMN_BYTES
+
+    def add(self, view: BatchView, start: int, end: int) -> None:
+        """Add the rows of a batch from `start` up to `end`, excluded."""
+        self.bodies += view.bodies[start:end]
+        self.keys += view.keys[start:end]
+        self.tags += view.tags[start:end]
+        self.header_cells += view.header_cells[start:end]
+
+
+def held_letters(
+    link: BrokerLink, sources: Sequence[HeldSource], places: Iterable[pa.RecordBatch]
+) -> Iterator[LetterColumns]:
+    """Yield the messages of the letters at these places, in their order, as far as the
+    broker's plans hold them.
 
     A letter whose message is damaged is left out, and so is one that `waits`.
     """
+    columns = LetterColumns()
+    for run in place_runs(places):
+        source = sources[run.source]
+        left = [run.offsets[run.waits]]
+        for rows in _read(link, source, run.offsets[~run.waits], left):
+            if columns.is_full:
+                yield columns
+                columns = LetterColumns()
+            columns.add(*rows)
+            columns.size += len(rows[0].buffer)
+        _leave(link, source, np.concatenate(left).tolist())
+    if columns.bodies:
+        yield columns
 
-    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with BrokerLink(url) as link:
-            for batch in batches:
-                for run in _runs(batch):
-                    yield from _read(link, plans, run)
 
-    ordered = places.select(*LETTER, WAITS).sortWithinPartitions(*LETTER)
-    return ordered.mapInArrow(read, SCHEMA)
+def place_runs(batches: Iterable[pa.RecordBatch]) -> Iterator[PlaceRun]:
+    """Yield places that are together in one partition, whose offsets rise."""
+    runs: list[PlaceRun] = []
+    for batch in batches:
+        sources, offsets = (batch.column(name).to_numpy() for name in ("source", "offset"))
+        waits = batch.column(WAITS).to_numpy(zero_copy_only=False)
+        ends = np.flatnonzero((np.diff(sources) != 0) | (np.diff(offsets) < 0)) + 1
+        start = 0
+        for end in (*ends.tolist(), len(sources)):
+            run = PlaceRun(int(sources[start]), offsets[start:end], waits[start:end])
+            if runs and not _follows(runs, run):
+                yield _joined(runs)
+                runs = []
+            runs.append(run)
+            start = end
+    if runs:
+        yield _joined(runs)
 
 
-def _runs(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Yield the places of each partition, which are together."""
-    start = 0
-    ends = [pc.run_end_encode(batch.column(name)).run_ends.to_pylist() for name in LETTER[:3]]
-    for end in sorted({end for column in ends for end in column}):
-        yield batch.slice(start, end - start)
-        start = end
+def _follows(runs: Sequence[PlaceRun], run: PlaceRun) -> bool:
+    last = runs[-1]
+    return (
+        run.source == last.source
+        and run.offsets[0] > last.offsets[-1]
+        and sum(len(one.offsets) for one in runs) < RUN_PLACES
+    )
+
+
+def _joined(runs: Sequence[PlaceRun]) -> PlaceRun:
+    offsets, waits = (np.concatenate(column) for column in list(zip(*runs, strict=True))[1:])
+    return PlaceRun(runs[0].source, offsets, waits)
 
 
 def _read(
-    link: BrokerLink, plans: Mapping[str, str], places: pa.RecordBatch
-) -> Iterator[pa.RecordBatch]:
-    group, topic, partition = (places.column(name)[0].as_py() for name in LETTER[:3])
-    offsets, waits = places.column("offset"), places.column(WAITS)
-    wanted, left = offsets.filter(pc.invert(waits)), [offsets.filter(waits)]
-    if len(wanted):
-        at, first, last = 0, wanted[0].as_py(), wanted[-1].as_py()
-        span = OffsetRange(topic, partition, first, last + 1)
-        for batch in record_batches(link.held_letters(plans[group], span), span, MESSAGE):
-            rows = batch.column("offset")
-            end = int(np.searchsorted(wanted.to_numpy(), rows[-1].as_py(), "right"))
-            here, at = wanted.slice(at, end - at), end
-            if not here.equals(rows):
-                left.append(here.filter(pc.invert(pc.is_in(here, rows))))
-                batch = batch.filter(pc.is_in(rows, here))  # noqa: PLW2901  # what is wanted of it
-            groups = pa.repeat(pa.scalar(group, pa.string()), batch.num_rows)
-            columns = {"group": groups, **dict(zip(MESSAGE, batch.columns, strict=True))}
-            yield pa.RecordBatch.from_pydict(columns)
-        left.append(wanted.slice(at))
-    _leave(link, plans[group], topic, partition, [one for part in left for one in part.to_pylist()])
+    link: BrokerLink, source: HeldSource, wanted: Numbers, left: list[Numbers]
+) -> Iterator[tuple[BatchView, int, int]]:
+    """Yield rows of batches that are `wanted`. Offsets that do not come are added to
+    what is `left`.
+    """
+    if not len(wanted):
+        return
+    at = 0
+    span = OffsetRange(source.topic, source.partition, int(wanted[0]), int(wanted[-1]) + 1)
+    for chunk in link.held_letters(source.plan, span):
+        first = chunk.base_offset + chunk.first_row
+        start, end = np.searchsorted(wanted, (first, first + chunk.rows)).tolist()
+        left.append(wanted[at:start])
+        at = end
+        yield from _rows_of(chunk, wanted[start:end])
+    left.append(wanted[at:])
 
 
-def _leave(link: BrokerLink, plan: str, topic: str, partition: int, offsets: list[int]) -> None:
+def _rows_of(chunk: Chunk, wanted: Numbers) -> Iterator[tuple[BatchView, int, int]]:
+    """Yield the rows at the offsets that are wanted, as ranges."""
+    if not len(wanted):
+        return
+    view = BatchView(chunk.batch)
+    rows = wanted - chunk.base_offset
+    ends = np.flatnonzero(np.diff(rows) != 1) + 1
+    start = 0
+    for end in (*ends.tolist(), len(rows)):
+        yield view, int(rows[start]), int(rows[end - 1]) + 1
+        start = end
+
+
+def _leave(link: BrokerLink, source: HeldSource, offsets: Sequence[int]) -> None:
     """Take letters that are not sent out of the plan."""
     for first in range(0, len(offsets), PAGE):
-        letters = [(topic, partition, offset) for offset in offsets[first : first + PAGE]]
+        letters = [
+            (source.topic, source.partition, offset) for offset in offsets[first : first + PAGE]
+        ]
         args = {"letters": letters, "operator": OPERATOR, "reason": UNREAD}
-        link.call("plan.leave", name=plan, **args)
+        link.call("plan.leave", name=source.plan, **args)

@@ -1,8 +1,10 @@
 """Letters of a plan as new messages, for volumes that a business processes by itself.
 
 One job writes them: it is named by the plan's digest and the topic, so they are sent
-once, however often it runs. A task has whole keys, and sends the letters of a key in
-the order of publication.
+once, however often it runs. A task has whole keys, and stores their letters as one
+bundle, in the order of publication. It gets their places only: it reads the messages
+itself, and Java has none of them. The driver's decision publishes one bundle of each
+task (`writing`).
 
 A plan of the broker holds the letters meanwhile: nobody else replays or edits them.
 What it holds and is not sent leaves it before the job is committed. Then it is ordered
@@ -14,25 +16,28 @@ another topic.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from hashlib import sha256
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from uuid import UUID
 
-from pyspark.sql import DataFrame
+import pyarrow as pa
 from pyspark.sql import functions as f
 
 from txmq.crashpoints import crashpoint
-from txmq.errors import ConfigError
-from txmq_spark.arrow_messages import HEADER_CELLS
+from txmq.errors import ConfigError, TxmqError
 from txmq_spark.broker_link import BrokerLink
 from txmq_spark.broker_plans import hand_over, wait_for
-from txmq_spark.held_letters import OPERATOR, WAITS, held_letters
-from txmq_spark.letter_evidence import chain_column
+from txmq_spark.held_letters import OPERATOR, HeldSource, held_letters
+from txmq_spark.letter_shares import in_key_order, share_out
 from txmq_spark.plan_directory import StoredPlan
-from txmq_spark.writing import is_committed
+from txmq_spark.writing import find_job, publish, store_bundle, task_client
+
+if TYPE_CHECKING:
+    from txmq.client.blocking.transaction.jobs import JobBundle
 
 SETTINGS: Final = {"rate": 0}  # the plan is never started
-KEY: Final = ["group", "topic", "key"]
 ENDED: Final = ("done", "cancelled")
 
 
@@ -64,8 +69,9 @@ def resend(plan: StoredPlan, url: str, topic: str, *, wait: bool = True) -> Rese
         holding = {group: one["name"] for group, one in open_ones.items() if one["planned"]}
         # Letters that were sent are not read again: one that cannot be read since would
         # leave the broker's plan, and be open like one that was not sent.
-        if holding and not is_committed(link, topic, job_name(plan)):
-            write_letters(_sendable(plan, url, holding), url, topic, job_name(plan))
+        job = find_job(link, topic, job_name(plan))
+        if holding and not job.committed:
+            write_letters(plan, url, holding, topic, job.token)
         crashpoint("spark.letters_sent")
         reason = f"sent again to {topic} by {job_name(plan)}"
         names = [one["name"] for one in open_ones.values()]
@@ -89,11 +95,54 @@ def _require_not_started(shown: Mapping[str, Any]) -> None:
         )
 
 
-def write_letters(letters: DataFrame, url: str, topic: str, job: str) -> None:
-    """Send letters as new messages, in one job that is carried out once."""
-    messages = letters.select("body", "key", "tag", HEADER_CELLS)
-    writer = messages.write.format("txmq").option("url", url).option("topic", topic)
-    writer.option("idempotency_key", job).mode("append").save()
+def write_letters(
+    plan: StoredPlan, url: str, groups: Mapping[str, str], topic: str, job: UUID
+) -> None:
+    """Send the letters that the broker's plans hold as new messages, in one job that is
+    carried out once; `groups` are the plans' names by group.
+
+    Raises TransactionAborted where another run of the job rolled it back.
+    """
+    try:
+        bundles = store_letters(plan, url, groups, topic, job)
+        with task_client(url) as client:
+            publish(client, job, bundles)
+    except BaseException:
+        # what is stored of it would be kept until the job's time is over
+        with suppress(TxmqError), task_client(url) as client:
+            client.job(job).abort()
+        raise
+
+
+def store_letters(
+    plan: StoredPlan, url: str, groups: Mapping[str, str], topic: str, job: UUID
+) -> list[UUID]:
+    """Store the letters as bundles of a job, one for each task; return their tokens."""
+    letters = plan.letters.where(f.col("group").isin(*groups))
+    partitions = {name: len(ends) for name, ends in plan.manifest.facts.ends.items()}
+    shares = share_out(letters, partitions)
+    if not shares.tasks:
+        return []
+    sources = [HeldSource(groups[one.group], *one[1:3]) for one in shares.sources]
+
+    def store(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with BrokerLink(url) as link, task_client(url) as client:
+
+            def fill(bundle: JobBundle) -> int:
+                messages = 0
+                for rows in held_letters(link, sources, batches):
+                    bundle.send_many(
+                        topic, rows.bodies, rows.keys, rows.tags, header_cells=rows.header_cells
+                    )
+                    messages += len(rows.bodies)
+                return messages
+
+            token, _messages = store_bundle(client, job, fill)
+        yield pa.RecordBatch.from_pydict({"token": pa.array([token], pa.string())})
+
+    # Of several attempts of a task, Spark returns the rows of one.
+    stored = in_key_order(letters, shares).mapInArrow(store, "token string").collect()
+    return [UUID(row["token"]) for row in stored if row["token"]]
 
 
 def job_name(plan: StoredPlan) -> str:
@@ -104,25 +153,3 @@ def job_name(plan: StoredPlan) -> str:
 def holding_name(plan: StoredPlan, topic: str) -> str:
     """Return the name of the broker's plan that holds the letters meanwhile."""
     return f"resend-{sha256(f'{plan.manifest.digest} {topic}'.encode()).hexdigest()[:12]}"
-
-
-def in_key_order(letters: DataFrame) -> DataFrame:
-    """Return letters so that each key is in one task, in the order of publication."""
-    spread = letters.repartition("group", "topic", chain_column())
-    return spread.sortWithinPartitions("stored_at", "partition", "offset")
-
-
-def _sendable(plan: StoredPlan, url: str, groups: Mapping[str, str]) -> DataFrame:
-    """Return the letters that the broker's plans hold, with their messages, in the
-    order of their keys.
-    """
-    waiting = (
-        plan.letters.where("parked > 0").select(*KEY).distinct().withColumn(WAITS, f.lit(True))
-    )
-    places = (
-        plan.letters.where("replay")
-        .where(f.col("group").isin(*groups))
-        .join(f.broadcast(waiting), KEY, "left")
-        .withColumn(WAITS, f.coalesce(WAITS, f.lit(False)))
-    )
-    return in_key_order(held_letters(places, url, groups))

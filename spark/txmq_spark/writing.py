@@ -10,7 +10,7 @@ So repeated tasks, speculative copies and a driver that dies send nothing twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 from uuid import UUID
@@ -28,7 +28,6 @@ from txmq.client.protocol.transaction.tokens import new_token
 from txmq.crashpoints import crashpoint
 from txmq.errors import ConfigError, TransactionAborted
 from txmq.model.message import COMMIT, Message
-from txmq_spark.arrow_messages import HEADER_CELLS
 from txmq_spark.broker_link import BrokerLink
 from txmq_spark.source_options import WriteOptions
 
@@ -47,7 +46,6 @@ TYPES: Final[dict[str, DataType]] = {
     "key": StringType(),
     "tag": StringType(),
     "headers": MapType(StringType(), StringType()),
-    HEADER_CELLS: BinaryType(),  # instead of `headers`: of letters that are sent again
 }
 HINT: Final = (
     "select body binary, and optionally key, tag, topic string, headers map<string,string>"
@@ -128,9 +126,9 @@ def job_name(topic: str | None, idempotency_key: str) -> str:
     return f"write {topic or ''} {idempotency_key}"
 
 
-def is_committed(link: BrokerLink, topic: str, idempotency_key: str) -> bool:
-    """Return True if a write with this key has sent its messages."""
-    return run_calls(link.call, current_job(job_name(topic, idempotency_key))).committed
+def find_job(link: BrokerLink, topic: str, idempotency_key: str) -> NamedJob:
+    """Return the job that a write with this key is."""
+    return run_calls(link.call, current_job(job_name(topic, idempotency_key)))
 
 
 def task_client(url: str) -> txmq.Client:
@@ -141,12 +139,20 @@ def task_client(url: str) -> txmq.Client:
 def store_rows(
     client: txmq.Client, job: UUID, batches: Iterable[pa.RecordBatch], topic: str | None
 ) -> tuple[str | None, int]:
-    """Store rows as one bundle of a job; return its token and the number of messages.
+    """Store rows as one bundle of a job, as `store_bundle` does."""
+    return store_bundle(client, job, lambda group: sum(_add(group, one, topic) for one in batches))
 
-    The token is None where there are no rows. Raises the errors of `client.send`.
+
+def store_bundle(
+    client: txmq.Client, job: UUID, fill: Callable[[JobBundle], int]
+) -> tuple[str | None, int]:
+    """Store one bundle of a job; return its token and the number of messages. `fill`
+    adds the messages, and returns their number.
+
+    The token is None where there are none. Raises the errors of `client.send`.
     """
     group = client.job(job, expire_after=EXPIRE_S).group()
-    messages = sum(_add(group, batch, topic) for batch in batches)
+    messages = fill(group)
     token = group.store().hex if messages else None
     crashpoint("spark.bundle_stored")
     return token, messages
@@ -244,8 +250,7 @@ def _send(group: JobBundle, topic: str, batch: pa.RecordBatch) -> None:
         _values(batch, name) for name in ("body", "key", "tag", "headers")
     )
     if headers is None or not any(headers):
-        cells = _values(batch, HEADER_CELLS)
-        group.send_many(topic, bodies or (), keys, tags, header_cells=cells)
+        group.send_many(topic, bodies or (), keys, tags)
         return
     empty = [None] * batch.num_rows
     for body, key, tag, pairs in zip(

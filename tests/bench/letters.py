@@ -32,13 +32,13 @@ from txmq.core.state.failed_messages import FailedKind, Move
 from txmq.core.state.state import State
 from txmq.core.topics.sends import StoreBatch
 from txmq.core.topics.topics import CreateTopic
-from txmq.model.keys import key_hash
+from txmq.model.keys import key_hash, partition_of
 from txmq.model.message import Message
 from txmq.model.retry import FailureReport
 from txmq.model.units import DAY
 
 LETTERS, BATCH, PAGE, PAGES = 1_000_000, 500, 50, 40
-KEYS, PRINTS = 200_000, 300
+KEYS, PRINTS, PARTITIONS = 200_000, 300, 4
 SPAN = 7 * DAY  # over which they died
 TRACEBACK = "Traceback (most recent call last):\n" + "  File somewhere, line 1\n" * 12
 READY_WITHIN_S, WITHIN_S = 300.0, 60.0
@@ -49,13 +49,16 @@ def kill(filler: Filler, clock: list[int], count: int) -> None:
     """Make letters of a group in two topics; few of them are in the smaller one."""
     engine, random = filler.engine, Random(1)
     step = SPAN // count
-    filler.submit([CreateTopic("orders", 4), CreateTopic("refunds", 1)])
+    filler.submit([CreateTopic("orders", PARTITIONS), CreateTopic("refunds", 1)])
+    keys_of: list[list[str]] = [[] for _ in range(PARTITIONS)]
+    for key in (f"key-{number}" for number in range(KEYS)):
+        keys_of[partition_of(key, PARTITIONS)].append(key)
     filler.submit([JoinGroup("g", "m", "m", "concurrent", ("orders", "refunds"))])
     for number, start in enumerate(range(0, count, BATCH)):
         size = min(BATCH, count - start)
         rare = number % 1_000 == 0
-        topic, partition = ("refunds", 0) if rare else ("orders", number % 4)
-        keys = [f"key-{random.randrange(KEYS)}" for _ in range(size)]
+        topic, partition = ("refunds", 0) if rare else ("orders", number % PARTITIONS)
+        keys = random.choices(keys_of[partition], k=size)
         messages = [
             Message(b"x" * 200, key, headers={"tenant": f"t{random.randrange(50)}"}) for key in keys
         ]

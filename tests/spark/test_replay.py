@@ -13,14 +13,16 @@ import txmq
 from tests.spark.consuming import drain, let_die
 from tests.spark.damaging import damage
 from tests.spark.plans import plan_of
-from tests.spark.test_writing import sent
+from tests.spark.test_writing import sent, undecided
+from txmq.client.protocol.transaction.parts import PART_BYTES
 from txmq.errors import ConfigError, RequestRejected
 from txmq.testing.own_broker import OwnBroker
 from txmq_spark import broker_plans, resend
 from txmq_spark.broker_link import BrokerLink
+from txmq_spark.held_letters import held_letters
 from txmq_spark.plan_directory import OUTCOMES, StoredPlan
 from txmq_spark.replay import ReplayOptions, expected, replay
-from txmq_spark.resend import in_key_order
+from txmq_spark.writing import store_bundle
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -246,6 +248,90 @@ def test_letters_are_sent_again_once_in_the_order_of_their_keys(
         client.call("plan.start", name=resend.holding_name(plan, f"{topic}-again"))
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_letters_are_sent_once_though_their_task_is_killed(
+    spark: SparkSession,
+    broker: str,
+    topic: str,
+    client: txmq.Client,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    late: bool,  # noqa: FBT001  # a case
+) -> None:
+    """Early, between parts of its bundle; late, when the bundle is stored."""
+    client.call("topic.create", name=topic, partitions=1)
+    client.call("topic.create", name=f"{topic}-again", partitions=1)
+    bodies = [b"%d" % n + bytes(PART_BYTES // 3) for n in range(5)]
+    for body in bodies:
+        client.send(topic, body, key="k")
+    let_die(client, topic, topic, bodies, "concurrent")
+    plan = plan_of(spark, tmp_path / "plan", broker, topic)
+    before = undecided(client)
+    dying = killing_once(str(tmp_path / "killed"), after=len(bodies) - 1)
+    if late:
+        monkeypatch.setattr(resend, "store_bundle", killed_behind(dying))
+    else:
+        monkeypatch.setattr(resend, "held_letters", lambda *given: dying(held_letters(*given)))
+    done = resend.resend(plan, broker, f"{topic}-again")
+    assert (tmp_path / "killed").read_text() == "killed"
+    assert (done.abandoned, done.kept) == (len(bodies), 0)
+    assert [message.body for _, message in sent(broker, f"{topic}-again")] == bodies
+    assert undecided(client) == before
+
+
+def killing_once(marker: str, after: int) -> Callable[[Iterable[Any]], Iterator[Any]]:
+    """Return what passes items on, and kills its process, once, behind so many."""
+
+    def passed(items: Iterable[Any]) -> Iterator[Any]:
+        import os
+        import signal
+
+        for number, item in enumerate(items, 1):
+            yield item
+            if number == after and not os.path.exists(marker):  # noqa: PTH110
+                with open(marker, "x") as file:  # noqa: PTH123
+                    file.write("killed")
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    return passed
+
+
+def killed_behind(dying: Callable[[Iterable[Any]], Iterator[Any]]) -> Callable[..., Any]:
+    """Return `store_bundle` whose process dies once the bundle is stored."""
+
+    def dying_store(*given: Any) -> Any:
+        stored = store_bundle(*given)
+        for _ in dying(range(9)):
+            pass
+        return stored
+
+    return dying_store
+
+
+def test_a_key_is_sent_in_order_though_its_topic_has_grown_between(
+    spark: SparkSession, broker: str, topic: str, client: txmq.Client, tmp_path: Path
+) -> None:
+    client.call("topic.create", name=topic, partitions=2)
+    client.call("topic.create", name=f"{topic}-again", partitions=3)
+    bodies = [b"%d-%02d" % (n % 7, n // 7) for n in range(63)]
+    for n, body in enumerate(bodies):
+        if n == len(bodies) // 2:
+            client.call("topic.grow", name=topic, partitions=5)
+        client.send(topic, body, key=f"k{n % 7}")
+    let_die(client, topic, topic, bodies, "concurrent")
+    places = [(one["topic"], one["partition"]) for one in letters_of(client, topic)]
+    assert len(set(places)) > 2, "the topic has grown for the client, too"
+    plan = plan_of(spark, tmp_path / "plan", broker, topic)
+    assert resend.resend(plan, broker, f"{topic}-again").abandoned == len(bodies)
+    seen = [message.body for _, message in sent(broker, f"{topic}-again")]
+    assert sorted(seen) == sorted(bodies)
+    assert in_order(seen) == in_order(bodies)
+
+
+def letters_of(client: txmq.Client, group: str) -> list[dict[str, Any]]:
+    return list(client.call("dlq.list", group=group, bodies=False)["letters"])
+
+
 def test_letters_with_messages_behind_them_are_not_sent_again(
     spark: SparkSession, broker: str, dead: str, client: txmq.Client, tmp_path: Path
 ) -> None:
@@ -254,24 +340,6 @@ def test_letters_with_messages_behind_them_are_not_sent_again(
     done = resend.resend(plan, broker, f"{dead}-again")
     assert (done.abandoned, done.kept) == (0, KEYS)
     assert drain(client, f"{dead}-a", f"{dead}-again") == []
-
-
-def test_a_key_is_in_one_task_in_the_order_of_publication(spark: SparkSession) -> None:
-    schema = "`group` string, topic string, partition int, offset bigint, key string,"
-    rows = [
-        ("g", "t", n % 3, (7 * n) % 90, f"k{n % 5}" if n % 6 else None, 1_000 - (7 * n) % 90)
-        for n in range(90)
-    ]
-    frame = spark.createDataFrame(rows, f"{schema} stored_at bigint").repartition(4)
-    tasks = in_key_order(frame).rdd.glom().collect()
-    homes: dict[str, set[int]] = {}
-    for number, task in enumerate(tasks):
-        for key in {row["key"] for row in task if row["key"]}:
-            homes.setdefault(key, set()).add(number)
-            times = [row["stored_at"] for row in task if row["key"] == key]
-            assert times == sorted(times)
-    assert len(homes) == 5
-    assert all(len(numbers) == 1 for numbers in homes.values())
 
 
 def test_a_letter_that_is_damaged_after_it_was_sent_is_abandoned_like_the_others(
