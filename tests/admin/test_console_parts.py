@@ -240,7 +240,7 @@ def test_a_name_that_is_rare_is_sought_in_bounded_steps() -> None:
 
 def test_a_broker_that_does_not_answer_is_an_error_with_a_way_out() -> None:
     clock, late = Clock(), list[Callable[[object], None]]()
-    calls = SimpleNamespace(ask=lambda _call, _args, answer, _rights: late.append(answer))
+    calls = SimpleNamespace(ask=lambda _call, _args, answer, *_more: late.append(answer))
     parts: Any = SimpleNamespace(reactor=clock, calls=calls)
     waiting = Deferred.fromCoroutine(Reader(parts, None, "", (), {}).ask("broker.show"))
     failures = list[Failure]()

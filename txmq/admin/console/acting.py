@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qsl
 
 import structlog
-from twisted.internet.defer import Deferred
-from twisted.internet.error import TimeoutError as TimedOut
 
 from txmq.admin.console import registry
 from txmq.admin.console.actions import ACTIONS, CONTINUED, Action
 from txmq.admin.console.forgery import FIELD
-from txmq.admin.console.page import ANSWER_S, Reader, Refused, View, root_of
+from txmq.admin.console.page import Reader, Refused, View, answer_to, root_of
 from txmq.core.events.outcome import Rejected
 from txmq.errors import NotPermitted, RemoteProtocolError, TxmqError
 from txmq.errors.base import MAY_BE_DONE
@@ -176,14 +174,7 @@ class Acting:
         return found
 
     async def _ask(self, call: str, args: dict[str, Any], rights: Rights | None) -> Any:  # noqa: ANN401  # each call has its own fields
-        waiting: Deferred[Any] = Deferred()
-        self._parts.calls.ask(call, args, waiting.callback, rights, CONSOLE)
-        waiting.addTimeout(ANSWER_S, self._parts.reactor)
-        try:
-            reply = await waiting
-        except TimedOut:
-            message = f"the broker has not answered {call} for {ANSWER_S:.0f} s"
-            raise Refused("NoAnswer", message, MAY_BE_DONE, 504) from None
+        reply = await answer_to(self._parts, call, args, rights, MAY_BE_DONE, CONSOLE)
         if isinstance(reply, Rejected):
             raise Refused(reply.error.__name__, reply.message, reply.hint, 409)
         return reply

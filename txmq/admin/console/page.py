@@ -165,20 +165,35 @@ class Reader:
 
     async def ask(self, call: str, /, **args: object) -> Any:  # noqa: ANN401  # each call has its own fields
         """Make a call that only reads, and return its reply. Raises Refused."""
-        waiting: Deferred[Any] = Deferred()
+        hint = "its disk may be full or slow: see its log, and `txmq alarms`"
         try:
-            self._parts.calls.ask(call, args, waiting.callback, self.rights)
-            waiting.addTimeout(ANSWER_S, self._parts.reactor)
-            reply = await waiting
+            reply = await answer_to(self._parts, call, args, self.rights, hint)
         except RemoteProtocolError as error:
             raise Refused("BadRequest", error.message, error.hint, 400) from None
-        except TimedOut:
-            message = f"the broker has not answered {call} for {ANSWER_S:.0f} s"
-            hint = "its disk may be full or slow: see its log, and `txmq alarms`"
-            raise Refused("NoAnswer", message, hint, NO_ANSWER) from None
         if isinstance(reply, Rejected):
             raise Refused(reply.error.__name__, reply.message, reply.hint)
         return reply
+
+
+async def answer_to(  # what a call has
+    parts: BrokerParts,
+    call: str,
+    args: dict[str, object],
+    rights: Rights | None,
+    hint: str,
+    via: str = "",
+) -> Any:  # noqa: ANN401  # each call has its own fields
+    """Return the broker's reply to a call, or a Rejected. Raises Refused, with the
+    hint, where none comes in time.
+    """
+    waiting: Deferred[Any] = Deferred()
+    parts.calls.ask(call, args, waiting.callback, rights, via)
+    waiting.addTimeout(ANSWER_S, parts.reactor)
+    try:
+        return await waiting
+    except TimedOut:
+        message = f"the broker has not answered {call} for {ANSWER_S:.0f} s"
+        raise Refused("NoAnswer", message, hint, NO_ANSWER) from None
 
 
 class Page(NamedTuple):
