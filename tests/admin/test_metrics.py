@@ -11,7 +11,7 @@ from tests.broker.calls.test_plan_calls import Desk
 from tests.broker.support import BrokerInMemory, FakeResolver, parts_of
 from txmq.admin.group_metrics import GroupMetrics
 from txmq.admin.metrics import Metrics
-from txmq.admin.transactions import decider_kind
+from txmq.admin.transaction_metrics import decider_kind
 from txmq.broker.checkback.resolver_service import ResolverStatus
 from txmq.broker.monitoring.alarm_rules import ALARM_RULES
 from txmq.config.broker import SettingsFile

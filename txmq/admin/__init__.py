@@ -1,4 +1,5 @@
 """Console, health checks, metrics and JSON of a broker over HTTP.
 
-All of it is read-only. Changes are made with commands.
+Probes, metrics and JSON only read. Forms of the console change what the table in
+`console/actions` lists.
 """

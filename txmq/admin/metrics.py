@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from txmq.admin.access_metrics import AccessMetrics
 from txmq.admin.group_metrics import GroupMetrics
 from txmq.admin.throttle_metrics import ThrottleMetrics
-from txmq.admin.transactions import DecisionCounters, TransactionGauges
+from txmq.admin.transaction_metrics import DecisionCounters, TransactionGauges
 from txmq.core.state.plans import LetterOutcome, PlanState
 from txmq.core.steps import Steps, run_to_end
 from txmq.model.units import SECOND

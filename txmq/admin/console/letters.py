@@ -36,7 +36,7 @@ MAX_SAVED = 100
 MAX_OFFERS = 50
 AGES = ("1h", "1d", "7d", "30d", "older")
 COUNTED = {"states", "topic", "error_type", "fingerprint"}  # counted without a search
-FRAMEWORK = ("text", "json", "cloudevent")  # kinds of bodies that can be edited as a text
+EDITABLE = ("text", "json", "cloudevent")  # kinds of bodies that can be edited as a text
 
 
 async def groups(reader: Reader) -> View:
@@ -199,7 +199,7 @@ async def edit(reader: Reader) -> View:
     shown, may_read = await _letter(reader, place)
     decoded = await _decoded(reader, shown)
     body = None
-    if decoded is not None and decoded.kind in FRAMEWORK and not decoded.cut:
+    if decoded is not None and decoded.kind in EDITABLE and not decoded.cut:
         text = b64decode(shown["body"]).decode(errors="replace")
         body = None if "\r" in text else text
     at = f"{place['topic']}/{place['partition']}/{place['offset']}"

@@ -42,7 +42,6 @@ async def plan(reader: Reader) -> View:
     shown = await reader.ask("plan.show", name=name)
     outcome = reader.text("outcome")
     cursor = reader.text("cursor")
-    page: dict[str, Any] = {"letters": [], "next": None}
     args: dict[str, Any] = {"outcome": outcome} if outcome in OUTCOMES else {}
     page = await reader.ask(
         "plan.letters",

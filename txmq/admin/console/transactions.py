@@ -16,13 +16,10 @@ STATES = {
     "conflicts": "decisions that were refused",
 }
 MESSAGES = 50  # of one transaction, on one page
-UNDECIDED = ("UNDECIDED", "OPEN", "HALF")
 
 
 async def transactions(reader: Reader) -> View:
-    """List the transactions of one state; without one, those in doubt if there are
-    any.
-    """
+    """List the transactions of one state; without one, the undecided ones."""
     shown = await reader.ask("broker.show")
     state = reader.text("state")
     if state not in STATES:
