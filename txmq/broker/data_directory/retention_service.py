@@ -99,10 +99,8 @@ class RetentionService:
         if self._busy or self._stopped or self._engine.failed is not None:
             return
         self._busy = True
-        self._topics, self._groups = (
-            list(self._engine.state.topics_by_id),
-            list(self._engine.state.groups.by_id),
-        )
+        self._topics = list(self._engine.state.topics_by_id)
+        self._groups = list(self._engine.state.groups.by_id)
         # An edit's version that is not durable yet has no pin: it counts as new.
         self._began, self._lowest, self._held_by = self._engine.store.durable, SIGN, ""
         self._empty = []
@@ -234,16 +232,10 @@ class RetentionService:
         for row in rows:
             if not chosen or sum(one.length for one in chosen) + row.length <= COPIED_BYTES:
                 chosen.append(row)
-        try:
-            batches = read_batches(
-                self._engine.store, [(row.position, row.length) for row in chosen]
-            )
-        except CorruptRecord as error:
-            log.exception("retention.unreadable", path=error.path, position=error.position)
+        batches = self._read([(row.position, row.length) for row in chosen])
+        if batches is None:
             return False
-        copies = tuple(
-            single_row(bytes(data), row.row) for row, data in zip(chosen, batches, strict=True)
-        )
+        copies = tuple(single_row(data, row.row) for row, data in zip(chosen, batches, strict=True))
 
         def point(spans: list[LogSpan]) -> None:
             pointed = tuple((row, *span) for row, span in zip(chosen, spans, strict=True))
@@ -309,11 +301,8 @@ class RetentionService:
         """Copy messages of the audit topic that hold a segment alone. False = they
         cannot be read, and stay where they are.
         """
-        spans = [(one.pin.position, one.length) for one in entries]
-        try:
-            batches = tuple(map(bytes, read_batches(self._engine.store, spans)))
-        except CorruptRecord as error:
-            log.exception("retention.unreadable", path=error.path, position=error.position)
+        batches = self._read([(one.pin.position, one.length) for one in entries])
+        if batches is None:
             return False
 
         def move(spans: list[LogSpan]) -> None:
@@ -325,22 +314,25 @@ class RetentionService:
 
     def _move_delayed(self, whole: int) -> bool:
         """Store delayed messages again that hold a segment alone. False = there are
-        none.
+        none, or they cannot be read.
         """
         waiting = tuple(
             islice(delayed.stored_below(self._engine.state, whole), relocation.STEP_COPIES)
         )
+        batches = self._read([(one.log_position, one.message.length) for one in waiting])
+        if not batches:
+            return False
+        stored_again = tuple(zip(waiting, batches, strict=True))
+        self._submit(RelocateDelayed(stored_again), self._visit_pins)
+        return True
+
+    def _read(self, spans: Sequence[LogSpan]) -> list[bytes] | None:
+        """Return batches; None = one of them cannot be read, which is logged."""
         try:
-            found = read_batches(
-                self._engine.store, [(one.log_position, one.message.length) for one in waiting]
-            )
+            return list(map(bytes, read_batches(self._engine.store, spans)))
         except CorruptRecord as error:
             log.exception("retention.unreadable", path=error.path, position=error.position)
-            return False
-        if waiting:
-            batches = zip(waiting, map(bytes, found), strict=True)
-            self._submit(RelocateDelayed(tuple(batches)), self._visit_pins)
-        return bool(waiting)
+            return None
 
     def _end_round(self) -> None:
         for pin in islice(log_pins.pins_below(self._engine.state, self._lowest), 1):
