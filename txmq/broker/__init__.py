@@ -5,8 +5,8 @@ The core (`txmq.core`) decides and knows nothing of disks or sockets. A request 
 through `reactor.protocol`, `requests`, `engine`, the core's machine and the log. The
 other folders each import only those before them:
 
-    reactor, engine, delivery, checkback, data_directory, search, monitoring, calls,
-    requests, background; `assembly` and `service` put all of them together
+    reactor, engine, access, delivery, checkback, data_directory, search, background,
+    monitoring, calls, requests; `assembly` and `service` put all of them together
 """
 
 from txmq.errors.extras import require

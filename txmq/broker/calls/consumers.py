@@ -1,4 +1,4 @@
-"""Control calls of consumer groups and dead letters."""
+"""Control calls of members, and of operators about consumer groups."""
 
 from __future__ import annotations
 

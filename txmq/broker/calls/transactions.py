@@ -151,7 +151,7 @@ class TransactionCalls:
         state, token = self._engine.state, bytes.fromhex(args.token)
         row = get(state, token)
         if row is None:
-            call.answer(unknown_transaction(bytes.fromhex(args.token)))
+            call.answer(unknown_transaction(token))
             return
         view = self._entry(token, row) | views.contents(state, token, row)
         if args.detail:

@@ -74,9 +74,7 @@ class XaCalls:
     def list_branches(self, call: CallContext, args: wire.XaList) -> None:
         after = bytes.fromhex(args.after) if args.after else b""
         tokens = branches.xa_tokens(self._engine.state, after, heuristic=args.heuristic)
-        found = [
-            row for row, _ in zip(self._branch_views(tokens, args), range(args.limit), strict=False)
-        ]
+        found = list(islice(self._branch_views(tokens, args), args.limit))
         following = found[-1]["token"] if len(found) == args.limit else None
         self._engine.answer_when_durable(call.answer, {"transactions": found, "next": following})
 

@@ -145,7 +145,7 @@ class CheckBackService:
         self._sweep()
         stop = t.DUE_KEY.pack(now + 1, 0, 0)
         rows = self._engine.state.tables[t.DUE].range(self._scanned_to + b"\0", stop)
-        due = [(key, row[0]) for (key, row), _ in zip(rows, range(SCANNED_PER_TICK), strict=False)]
+        due = [(key, row[0]) for key, row in islice(rows, SCANNED_PER_TICK)]
         for key, token in due:
             if self._asking >= MAX_ASKED:
                 return
@@ -277,10 +277,10 @@ class CheckBackService:
                 assert isinstance(row.decider, ByChecker), "queued for checkers only"
                 checks.append(CheckRequest(token, row.decider.checker, row))
                 self._delivered[token] = due
-                by = (
+                reason = (
                     f"given to a process of service {process.service!r}, which has not answered yet"
                 )
-                self._note(token, "broker", by)
+                self._note(token, "broker", reason)
                 if due:
                     self._schedule_check(token, row, row.tries)
             if len(checks) >= limit:

@@ -160,13 +160,13 @@ class _FetchRequest:
 
     def _limits(self) -> FetchLimits:
         request, topics = self._request, self._engine.state.topics
-        messages, size = (
-            min(request.max_messages, MAX_MESSAGES),
-            min(request.max_bytes, MAX_BYTES),
-        )
         without = frozenset(topics[name].topic_id for name in request.without if name in topics)
         return FetchLimits(
-            messages, size, request.tag_filter, min(request.run, MAX_MESSAGES), without
+            min(request.max_messages, MAX_MESSAGES),
+            min(request.max_bytes, MAX_BYTES),
+            request.tag_filter,
+            min(request.run, MAX_MESSAGES),
+            without,
         )
 
     def _readable(self, limits: FetchLimits) -> tuple[FetchPlan | Rejected, list[Batches]]:

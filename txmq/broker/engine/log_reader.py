@@ -56,10 +56,8 @@ def published_batches(
 
 def visible_end(state: State, topic_id: int, partition: int, durable: int) -> int:
     """Return the offset after the last visible message."""
-    first, end = (
-        state.topics_by_id[topic_id].start_offsets[partition],
-        visibility.visible_end(state, topic_id, partition, durable),
-    )
+    first = state.topics_by_id[topic_id].start_offsets[partition]
+    end = visibility.visible_end(state, topic_id, partition, durable)
     if first == end:  # most partitions of very many are empty
         return first
     start, stop = ENTRY_KEY.pack(topic_id, partition, 0), ENTRY_KEY.pack(topic_id, partition, end)
@@ -74,10 +72,8 @@ def offset_at_time(state: State, topic_id: int, partition: int, time: int) -> in
     """Return the first offset stored at or after `time`, or else the end. Times grow
     with offsets, so this bisects.
     """
-    low, high = (
-        state.topics_by_id[topic_id].start_offsets[partition],
-        visibility.visible_end(state, topic_id, partition),
-    )
+    low = state.topics_by_id[topic_id].start_offsets[partition]
+    high = visibility.visible_end(state, topic_id, partition)
     start = ENTRY_KEY.pack(topic_id, partition, 0)
     while low < high:
         middle = (low + high) // 2

@@ -196,10 +196,9 @@ class Statistics:
         rates.
         """
         store = self._engine.store
-        topics, groups = (
-            [topic for name, topic in self._engine.state.topics.items() if not is_own(name)],
-            self._engine.state.groups.by_id.values(),
-        )
+        state = self._engine.state
+        topics = [topic for name, topic in state.topics.items() if not is_own(name)]
+        groups = state.groups.by_id.values()
         bytes_per_s, flushes_per_s = self._log.per_s
         return {
             "every_s": PERIOD_S,

@@ -129,13 +129,11 @@ class HeldSends:
     def _refusal(self, now: float) -> Throttled:
         self.refused += 1
         if self._told is None or now >= self._told_at + REFUSAL_S:
-            self._told_at, self._told = (
-                now,
-                Throttled.after(
-                    self._disk.seconds_for(self.bytes),
-                    f"the disk is behind: {self.bytes} bytes wait for it",
-                    hint="send less, or give the broker a faster disk",
-                ),
+            self._told_at = now
+            self._told = Throttled.after(
+                self._disk.seconds_for(self.bytes),
+                f"the disk is behind: {self.bytes} bytes wait for it",
+                hint="send less, or give the broker a faster disk",
             )
         return self._told
 

@@ -33,11 +33,11 @@ class WorkerThreads:
         return deferToThreadPool(self._reactor, self._pool, function, *args)
 
     def stop(self, within_s: float) -> bool:
-        """Takes nothing more and waits for what is under way, but no longer than that;
-        whether it has come to its end.
+        """Take no more work, and wait so long for what is under way. Return whether
+        that has ended.
 
-        What hangs in a call of the system cannot be interrupted. Its thread ends with
-        the process.
+        A thread that hangs in a system call cannot be interrupted, and ends with the
+        process.
         """
         waiting = Thread(target=self._pool.stop, name=f"{self._pool.name}-end", daemon=True)
         waiting.start()

@@ -165,10 +165,8 @@ class OfflineSearch:
     ) -> Iterator[_RecordedBatch]:
         counts = self._partition_counts.setdefault(event.token, {})
         for at, batch in enumerate(UnpublishedBatch(*batch) for batch in event.batches):
-            place, number = (
-                TopicPartition(batch.topic_id, batch.partition),
-                self._counts.get(event.token, 0),
-            )
+            place = TopicPartition(batch.topic_id, batch.partition)
+            number = self._counts.get(event.token, 0)
             self._counts[event.token] = number + 1
             data = bytes(attached[batch.start : batch.start + batch.length])
             if batch.delay is not None:
