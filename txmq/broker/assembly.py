@@ -19,6 +19,7 @@ from txmq.broker.background.plan_service import PlanService
 from txmq.broker.background.policy_service import PolicyService
 from txmq.broker.background.publication_service import PublicationService
 from txmq.broker.calls.audit import AuditCalls
+from txmq.broker.calls.broker import BrokerCalls
 from txmq.broker.calls.clock import ClockCalls
 from txmq.broker.calls.consumers import ConsumerGroupCalls
 from txmq.broker.calls.dispatcher import CallDispatcher
@@ -127,9 +128,8 @@ class Assembly:
         parts = (
             ClockCalls(self.clock),
             LogCalls(engine, self.holds, settings.broker.data),
-            TopicCalls(
-                engine, settings, self.alarms, clock, self.statistics, self.turns, self._throttled
-            ),
+            BrokerCalls(engine, settings, self.alarms, self.statistics, self._throttled),
+            TopicCalls(engine, settings.broker, clock, self.turns),
             ConsumerGroupCalls(
                 engine,
                 self._members,

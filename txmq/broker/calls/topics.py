@@ -1,10 +1,9 @@
-"""Control calls of topics, and of the broker itself."""
+"""Control calls of topics."""
 
 from __future__ import annotations
 
 from itertools import count
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 from txmq.broker.calls import operators
 from txmq.broker.calls.dispatcher import CallContext, Handler, then
@@ -12,7 +11,6 @@ from txmq.broker.calls.operators import audited
 from txmq.broker.calls.pages import page_of
 from txmq.broker.engine.log_reader import visible_end
 from txmq.core.events.outcome import Rejected
-from txmq.core.state import restores
 from txmq.core.state.state import TopicSettings
 from txmq.core.topics import topics as rules
 from txmq.core.topics.schemas import ChangedSchema, ChangeSchema
@@ -20,20 +18,14 @@ from txmq.errors import Conflict
 from txmq.model.own_topics import is_own
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from txmq.broker.engine.engine import Engine
     from txmq.broker.engine.turn_work import TurnWork
-    from txmq.broker.monitoring.alarms import AlarmService
-    from txmq.broker.monitoring.statistics import Statistics
     from txmq.broker.reactor.interfaces import Clock
-    from txmq.config.broker import SettingsFile
+    from txmq.config.broker import BrokerSettings
     from txmq.core.audit import Audited
     from txmq.core.state.state import Topic
     from txmq.core.steps import Steps
     from txmq.wire.calls import topics
-    from txmq.wire.calls.alarms import AlarmsReport
-    from txmq.wire.calls.arguments import NoArgs, SeriesArgs, StatsArgs
 
 ENDS_PER_STEP = 64  # partitions, between two looks at the clock
 # Until no transaction holds keys; a client waits 5 s, and has to hear the refusal.
@@ -41,21 +33,12 @@ GROW_S, GROW_RETRY_S = 3.0, 0.01
 
 
 class TopicCalls:
-    """Calls about topics, and about the broker itself."""
+    """Calls about topics. `settings` say how topics are made on first use."""
 
     def __init__(
-        self,
-        engine: Engine,
-        settings: SettingsFile,
-        alarms: AlarmService,
-        clock: Clock,
-        statistics: Statistics,
-        turns: TurnWork,
-        throttled: Callable[[], dict[str, object]],
+        self, engine: Engine, settings: BrokerSettings, clock: Clock, turns: TurnWork
     ) -> None:
-        self._throttled = throttled
-        self._engine, self._settings, self._alarms, self._clock = engine, settings, alarms, clock
-        self._statistics, self._turns = statistics, turns
+        self._engine, self._settings, self._clock, self._turns = engine, settings, clock, turns
         self.handlers: dict[str, Handler] = {
             "topic.create": self.create,
             "topic.alter": self.alter,
@@ -65,11 +48,6 @@ class TopicCalls:
             "topic.show": self.show,
             "topic.grow": self.grow,
             "topic.delete": self.delete,
-            "broker.show": self.broker,
-            "broker.alarms": self.alarms,
-            "broker.stats": self.stats,
-            "broker.series": self.series,
-            "alarms.report": self.report,
         }
 
     def create(self, call: CallContext, args: topics.TopicCreate) -> None:
@@ -135,13 +113,13 @@ class TopicCalls:
         """
         known = self._engine.state.topics
         missing = [name for name in args.names if name not in known]
-        if missing and not (args.create and self._settings.broker.create_topics):
+        if missing and not (args.create and self._settings.create_topics):
             call.answer(rules.find_topic(self._engine.state, missing[0]))
             return
         replies: list[object] = []
         for name in missing:
             self._engine.submit(
-                rules.CreateTopic(name, self._settings.broker.partitions, user=call.user),
+                rules.CreateTopic(name, self._settings.partitions, user=call.user),
                 replies.append,
             )
         for reply in replies:
@@ -209,48 +187,6 @@ class TopicCalls:
             if not partition % ENDS_PER_STEP:
                 yield
         return ends
-
-    def alarms(self, call: CallContext, args: NoArgs) -> None:
-        """List alarms, at once: with a full disk, which is an alarm, nothing becomes
-        durable.
-        """
-        del args
-        call.answer({"alarms": [alarm._asdict() for alarm in self._alarms.raised()]})
-
-    def report(self, call: CallContext, args: AlarmsReport) -> None:
-        call.answer(self._alarms.reported.report(args) or {})
-
-    def stats(self, call: CallContext, args: StatsArgs) -> None:
-        call.answer(self._statistics.describe(args.limit))
-
-    def series(self, call: CallContext, args: SeriesArgs) -> None:
-        call.answer(self._statistics.series(args.names, args.span))
-
-    def broker(self, call: CallContext, args: NoArgs) -> None:
-        del args
-        store, state = self._engine.store, self._engine.state
-        incarnation = restores.incarnation(state)
-        call.answer(
-            {
-                "name": self._settings.broker.name,
-                "log_id": str(store.log_id),
-                "incarnation": None if incarnation is None else str(UUID(bytes=incarnation)),
-                "boot_epoch": state.boot_epoch,
-                "end": store.end,
-                "durable": store.durable,
-                "read_only": store.read_only or self._engine.disk.refusing,
-                "disk": None
-                if self._engine.disk.space is None
-                else self._engine.disk.space._asdict(),
-                "topics": sum(1 for name in state.topics if not is_own(name)),
-                "groups": len(state.groups.by_name),
-                "undecided": state.undecided,
-                "delayed": state.delayed_count,
-                "segments": len(store.segments()),
-                "throttled": self._throttled(),
-                "resolvers": [resolver.name for resolver in self._settings.resolver],
-            }
-        )
 
 
 def _audited(call: str, args: topics.TopicActs, command: object) -> Audited:
