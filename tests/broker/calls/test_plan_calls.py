@@ -11,7 +11,7 @@ import pytest
 
 from tests.broker.calls.test_letter_calls import Office
 from txmq.broker.background import plan_service
-from txmq.broker.background.plan_service import Pace
+from txmq.broker.background.plan_pace import PlanPace
 from txmq.broker.calls import plan_checks
 from txmq.broker.search import message_view
 from txmq.core.consumers.circuit_breaker import open_breaker
@@ -440,7 +440,7 @@ def test_what_is_processed_is_swept_though_its_plan_is_through(desk: Desk) -> No
 def test_what_falls_due_during_a_flush_waits_for_a_tick(desk: Desk) -> None:
     """A record for each letter would make live traffic wait for its flush."""
     desk.plan(settings={"rate": 2_000, "ramp_s": 0})
-    pace = Pace(desk.broker.engine.state.plans.by_name["p"], 0.0)
+    pace = PlanPace(desk.broker.engine.state.plans.by_name["p"], 0.0)
     assert pace.allowed(0.1) == 201
     pace.take(201)
     assert not pace.goes_on(0.102)

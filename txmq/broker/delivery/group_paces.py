@@ -21,7 +21,7 @@ RECENTLY_S = 5.0  # of fetches that a limit keeps waiting
 HOT_BYTES = 256 << 20  # at the end of the log: the system's cache has them
 
 
-class Pace:
+class GroupPace:
     """The limits of one group, as they are used up."""
 
     def __init__(self, messages_per_s: int, cold_bytes_per_s: int, now: float) -> None:
@@ -81,9 +81,9 @@ class GroupPaces:
 
     def __init__(self, engine: Engine, clock: Clock) -> None:
         self._engine, self._clock = engine, clock
-        self._paces: dict[str, Pace] = {}
+        self._paces: dict[str, GroupPace] = {}
 
-    def of(self, group: str) -> Pace | None:
+    def of(self, group: str) -> GroupPace | None:
         """Return the pace of a group; None = it has no limit."""
         found = self._engine.state.groups.by_name.get(group)
         if found is None:
@@ -94,7 +94,7 @@ class GroupPaces:
             return None
         pace = self._paces.get(group)
         if pace is None:
-            pace = self._paces[group] = Pace(*limits, self.now())
+            pace = self._paces[group] = GroupPace(*limits, self.now())
         elif pace.limits != limits:
             pace.change(*limits, self.now())
         return pace
