@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
+from txmq.admin.numbers import is_whole_number
 from txmq.errors import RemoteProtocolError
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class ApiCall(NamedTuple):
 
 
 def _number(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 19):
+    if not is_whole_number(text):
         raise ValueError(f"invalid number {text[:64]!r}: use decimal digits")
     return int(text)
 

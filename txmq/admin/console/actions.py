@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import isfinite, nan
 from typing import Any, NamedTuple
 
+from txmq.admin.numbers import is_whole_number
 from txmq.errors import LocalProtocolError
 from txmq.model.letter_filter import parse_filter
 from txmq.wire.calls.registry import CALLS
@@ -82,7 +83,7 @@ def text(value: str) -> str:
 
 def number(value: str) -> int:
     """Return a whole number."""
-    if not (value.isascii() and value.isdigit() and len(value) < 19):
+    if not is_whole_number(value):
         raise ValueError(f"{value[:64]!r} is not a whole number")
     return int(value)
 
@@ -140,7 +141,7 @@ def position(value: str) -> object:
     """Return where a group is reset to: first, last, or a time in microseconds."""
     if value in ("first", "last"):
         return value
-    return int(value) if value.lstrip("-").isdigit() and len(value) < 19 else value
+    return int(value) if is_whole_number(value.removeprefix("-")) else value
 
 
 def _selected(found: dict[str, Any], now: int) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from urllib.parse import quote
 from txmq.admin.console.bodies import CONTENT_TYPE, Decoded, decode
 from txmq.admin.console.life import life_of
 from txmq.admin.console.page import Page, Reader, Refused, View
+from txmq.admin.numbers import is_whole_number
 from txmq.model.letter_filter import (
     FIELDS,
     STATES,
@@ -211,7 +212,7 @@ async def edit(reader: Reader) -> View:
 
 def _place(reader: Reader) -> dict[str, Any]:
     group, topic, *numbers = reader.names
-    if not all(one.isascii() and one.isdigit() and len(one) < 19 for one in numbers):
+    if not all(map(is_whole_number, numbers)):
         raise Refused("BadRequest", "a letter's place is TOPIC/PARTITION/OFFSET", "", 400)
     partition, offset = map(int, numbers)
     return {"group": group, "topic": topic, "partition": partition, "offset": offset}

@@ -34,6 +34,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.defer import TimeoutError as TimedOut
 
 from txmq.admin.console.actions import ACTIONS
+from txmq.admin.numbers import is_whole_number
 from txmq.core.events.outcome import Rejected
 from txmq.errors import RemoteProtocolError, TxmqError
 
@@ -114,7 +115,7 @@ class Reader:
         text = self.text(name)
         if not text:
             return default
-        if not (text.isascii() and text.isdigit() and len(text) < 19):
+        if not is_whole_number(text):
             message = f"{name}: {text[:64]!r} is not a whole number"
             raise Refused("BadRequest", message, "use decimal digits", 400)
         return int(text)

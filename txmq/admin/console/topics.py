@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from txmq.admin.console.bodies import CONTENT_TYPE, decode
 from txmq.admin.console.listing import by_name
 from txmq.admin.console.page import Page, Reader, Refused, View
+from txmq.admin.numbers import is_whole_number
 from txmq.model.units import SECOND
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ async def messages(reader: Reader) -> View:
 async def message(reader: Reader) -> View:
     """Show one message, with its body and its headers."""
     name, *place = reader.names
-    if not all(one.isascii() and one.isdigit() and len(one) < 19 for one in place):
+    if not all(map(is_whole_number, place)):
         raise Refused("BadRequest", "a message's place is PARTITION/OFFSET", "", 400)
     partition, offset = map(int, place)
     may_read = reader.may("message.find", topic=name, bodies=True)
@@ -136,7 +137,7 @@ def _place(text: str) -> tuple[int, int] | None:
     if not text:
         return None
     partition, _, offset = text.partition("-")
-    if not (partition.isdigit() and offset.isdigit() and text.isascii() and len(text) < 30):
+    if not (is_whole_number(partition) and is_whole_number(offset)):
         raise Refused("BadRequest", f"invalid place {text[:64]!r}", "follow the links", 400)
     return int(partition), int(offset)
 
