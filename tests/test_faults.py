@@ -460,6 +460,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_broker_killed_while_tasks_read_and_write_loses_and_doubles_nothing",
         "test_a_batch_is_published_once_however_often_and_in_whatever_order_it_is_run",
         "test_a_batch_that_failed_is_run_again",
+        "test_a_batch_that_has_no_rows_any_more_leaves_nothing_undecided",
         "test_of_two_runs_of_one_batch_at_once_the_loser_raises_an_error",
         "test_spark_copies_a_topic_once_over_failed_tasks_a_dead_driver_and_growth",
     ),
@@ -1113,7 +1114,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_each_message_lands_once_though_a_batch_is_run_again",
     ),
     232: ("test_a_checkpoint_with_as_many_batches_is_another_one",),
-    233: ("test_foreach_batch_writes_once_under_a_name_and_not_without_one",),
+    233: ("test_foreach_batch_writes_each_batch_once_under_one_name_and_not_without_one",),
     221: (
         "test_fences_that_wait_for_long_hold_up_no_key_of_another_partition",
         "test_a_slow_message_of_one_partition_holds_up_no_fence_of_another",

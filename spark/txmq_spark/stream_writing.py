@@ -9,41 +9,27 @@ before, during or after its decision send nothing twice. Two queries have two id
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final, Self
-from uuid import UUID
+from typing import Self
 
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from txmq.client.protocol.call_steps import run_calls
 from txmq.client.protocol.named_jobs import current_job
-from txmq.errors import ConfigError, TransactionAborted
+from txmq.errors import ConfigError
 from txmq_spark.source_options import WriteOptions
 from txmq_spark.writing import (
-    QUERY_PROPERTY,
+    QueryBatch,
+    StoredBundle,
+    abort_bundles,
     check_columns,
-    publish,
+    commit_bundles,
+    query_batch,
     require_append,
-    store_rows,
+    store_in_job,
     task_client,
 )
-
-BATCH_PROPERTY: Final = "streaming.sql.batchId"  # Spark sets it beside QUERY_PROPERTY
-
-
-@dataclass(frozen=True, slots=True)
-class EpochBundle(WriterCommitMessage):
-    """A task's result for the driver: the job of its batch, and its bundle there.
-
-    The token is None where there was nothing to send, or the batch is published.
-    """
-
-    job: str
-    token: str | None
-    messages: int
 
 
 class EpochWriter(DataSourceStreamArrowWriter):
@@ -68,31 +54,25 @@ class EpochWriter(DataSourceStreamArrowWriter):
         check_columns(schema, options.topic)
         return cls(options)
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> EpochBundle:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StoredBundle:
         """Store the rows of a task as one bundle of its batch.
 
         Raises the errors of `client.send`.
         """
-        context = TaskContext.get()
-        assert context is not None, "Spark calls this in a task"
-        query, batch = map(context.getLocalProperty, (QUERY_PROPERTY, BATCH_PROPERTY))
-        if query is None or batch is None:
+        batch = query_batch()
+        if batch is None:
             raise ConfigError(
                 "writeStream",
-                f"Spark has not told the task's query and batch ({query}, {batch})",
+                "Spark has not told the task's query and batch",
                 hint="use a micro-batch trigger",
             )
-        return self.store(query, int(batch), iterator)
+        return self.store(batch, iterator)
 
-    def store(self, query: str, batch: int, rows: Iterator[pa.RecordBatch]) -> EpochBundle:
+    def store(self, batch: QueryBatch, rows: Iterator[pa.RecordBatch]) -> StoredBundle:
         """Store rows as one bundle of a batch of a query, unless it is published."""
         with task_client(self._options.url) as client:
-            job = run_calls(client.call, current_job(f"stream {query} {batch}"))
-            if job.committed:
-                return EpochBundle(job.token.hex, None, 0)
-            return EpochBundle(
-                job.token.hex, *store_rows(client, job.token, rows, self._options.topic)
-            )
+            job = run_calls(client.call, current_job(f"stream {batch.query} {batch.number}"))
+            return store_in_job(client, job, rows, self._options.topic)
 
     def commit(
         self,
@@ -101,33 +81,18 @@ class EpochWriter(DataSourceStreamArrowWriter):
     ) -> None:
         """Publish the winning bundles of the batch, as `JobWriter.commit` does.
 
+        A batch without messages is decided, too: a run that died may have stored some,
+        of letters that were closed meanwhile, and later messages of their keys wait.
         Raises TransactionAborted where another run of the query rolled the batch back.
         """
-        stored = [message for message in messages if isinstance(message, EpochBundle)]
-        winners = [UUID(message.token) for message in stored if message.token]
-        jobs = sorted({message.job for message in stored})
-        if not winners:
-            return
-        if len(jobs) > 1:
-            self.abort(messages, batchId)
-            raise TransactionAborted(
-                f"batch {batchId} was rolled back by another run while its tasks were storing",
-                hint="nothing was sent; run the query again, once",
-            )
         with task_client(self._options.url) as client:
-            publish(client, UUID(jobs[0]), winners)
+            commit_bundles(client, messages)
 
     def abort(
         self,
         messages: Sequence[WriterCommitMessage | None],
         batchId: int,  # noqa: N803  # Spark's name
     ) -> None:
-        """Drop all bundles of the batch. A commit of another run stays.
-
-        Where no task came to its end, what tasks have stored is dropped with the next
-        decision of the batch, or when it expires.
-        """
-        jobs = {message.job for message in messages if isinstance(message, EpochBundle)}
+        """Drop all bundles of the batch, as `JobWriter.abort` does."""
         with task_client(self._options.url) as client:
-            for job in sorted(jobs):
-                client.job(UUID(job)).abort()
+            abort_bundles(client, messages)

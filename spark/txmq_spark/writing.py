@@ -6,13 +6,16 @@ returns the token to the driver. The driver's commit is one decision that names 
 winning bundles. It drops the bundles of other attempts and of tasks that were given up.
 So repeated tasks, speculative copies and a driver that dies send nothing twice. With
 `idempotency_key` the job has a name, and a second run meets the decision of the first.
+
+In `foreachBatch` each batch of a query is a job of its own. The key names one of its
+writes there, and the tasks add the query's id and the batch's number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 from uuid import UUID
 
 import pyarrow as pa
@@ -35,7 +38,9 @@ if TYPE_CHECKING:
     from txmq.client.blocking.transaction.jobs import JobBundle
 
 SERVICE: Final = "txmq-spark"
-QUERY_PROPERTY: Final = "sql.streaming.queryId"  # Spark sets it for the tasks of a query's batch
+# Spark sets these for the tasks of a query's batch, and for its driver's thread.
+QUERY_PROPERTY: Final = "sql.streaming.queryId"
+BATCH_PROPERTY: Final = "streaming.sql.batchId"
 TIMEOUT_S: Final = 30.0  # a decision over many bundles takes longer than a send
 PUBLISH_TIMEOUT_S: Final = 30.0  # until all messages are visible; a large run takes a second or two
 # the broker rolls back a job that has not been decided after this time
@@ -52,13 +57,21 @@ HINT: Final = (
 )
 
 
+class QueryBatch(NamedTuple):
+    """The batch of a streaming query that a task belongs to."""
+
+    query: str
+    number: int
+
+
 @dataclass(frozen=True, slots=True)
 class StoredBundle(WriterCommitMessage):
-    """A task's result for the driver: the token of its bundle.
+    """A task's result for the driver: the token of its job, and of its bundle there.
 
-    The token is None where there was nothing to send.
+    The second is None where there was nothing to send, or the job is committed.
     """
 
+    job: str
     token: str | None
     messages: int
 
@@ -92,13 +105,25 @@ class JobWriter(DataSourceArrowWriter):
         Raises ConfigError in `foreachBatch` without an idempotency key, and the errors
         of `client.send`.
         """
-        if self._options.idempotency_key is None:
-            require_no_query()
-        if self._job.committed:
-            return StoredBundle(None, 0)
-        with task_client(self._options.url) as client:
-            token, messages = store_rows(client, self._job.token, iterator, self._options.topic)
-        return StoredBundle(token, messages)
+        return self.store(query_batch(), iterator)
+
+    def store(self, batch: QueryBatch | None, iterator: Iterator[pa.RecordBatch]) -> StoredBundle:
+        """Store the rows of a task, perhaps in a query's batch, as `write` does."""
+        options = self._options
+        if batch is not None and options.idempotency_key is None:
+            # Only the user's code knows which of its writes are the same when Spark
+            # runs a batch again.
+            raise ConfigError(
+                "idempotency_key",
+                "foreachBatch may write a batch twice, and this write has no name",
+                hint='option("idempotency_key", "NAME-OF-WRITE"), or use writeStream',
+            )
+        with task_client(options.url) as client:
+            job = self._job
+            if batch is not None and options.idempotency_key is not None:
+                name = job_name(options.topic, options.idempotency_key, batch)
+                job = run_calls(client.call, current_job(name))
+            return store_in_job(client, job, iterator, options.topic)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Publish all winning bundles.
@@ -107,23 +132,35 @@ class JobWriter(DataSourceArrowWriter):
         after this returns. Raises TransactionAborted where another run of the job
         rolled it back.
         """
-        winners = [
-            UUID(message.token)
-            for message in messages
-            if isinstance(message, StoredBundle) and message.token
-        ]
         with task_client(self._options.url) as client:
-            publish(client, self._job.token, winners)
+            commit_bundles(client, messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Drop all bundles. A commit of another run stays."""
+        """Drop all bundles. A commit of another run stays.
+
+        Where no task of a query's batch came to its end, what tasks have stored is
+        dropped with the next decision of the batch, or when it expires.
+        """
         with task_client(self._options.url) as client:
-            client.job(self._job.token).abort()
+            if not abort_bundles(client, messages):
+                client.job(self._job.token).abort()
 
 
-def job_name(topic: str | None, idempotency_key: str) -> str:
-    """Return the name of the job that a write with this key is."""
-    return f"write {topic or ''} {idempotency_key}"
+def job_name(topic: str | None, idempotency_key: str, batch: QueryBatch | None = None) -> str:
+    """Return the name of the job that a write with this key is, perhaps in a query's
+    batch.
+    """
+    of_batch = f"batch {batch.query} {batch.number} " if batch else ""
+    return f"{of_batch}write {topic or ''} {idempotency_key}"
+
+
+def query_batch() -> QueryBatch | None:
+    """Return the batch of a query that this task belongs to; None = to none."""
+    context = TaskContext.get()
+    if context is None:
+        return None
+    query, batch = map(context.getLocalProperty, (QUERY_PROPERTY, BATCH_PROPERTY))
+    return None if query is None or batch is None else QueryBatch(query, int(batch))
 
 
 def find_job(link: BrokerLink, topic: str, idempotency_key: str) -> NamedJob:
@@ -134,6 +171,47 @@ def find_job(link: BrokerLink, topic: str, idempotency_key: str) -> NamedJob:
 def task_client(url: str) -> txmq.Client:
     """Return a client for a task or the driver."""
     return txmq.connect(url, service=SERVICE, timeout=TIMEOUT_S)
+
+
+def store_in_job(
+    client: txmq.Client, job: NamedJob, batches: Iterable[pa.RecordBatch], topic: str | None
+) -> StoredBundle:
+    """Store rows as one bundle of a job, unless it is committed.
+
+    Raises the errors of `client.send`.
+    """
+    if job.committed:
+        return StoredBundle(job.token.hex, None, 0)
+    return StoredBundle(job.token.hex, *store_rows(client, job.token, batches, topic))
+
+
+def commit_bundles(client: txmq.Client, messages: Sequence[WriterCommitMessage | None]) -> None:
+    """Decide the job of tasks for their bundles, and wait until consumers can see them.
+
+    Raises TransactionAborted where another run of the job rolled it back.
+    """
+    stored = _bundles(messages)
+    jobs = sorted({message.job for message in stored})
+    if len(jobs) > 1:
+        abort_bundles(client, messages)
+        raise TransactionAborted(
+            "the job was rolled back by another run while its tasks were storing",
+            hint="nothing was sent; run it again, once",
+        )
+    for job in jobs:
+        publish(client, UUID(job), [UUID(one.token) for one in stored if one.token])
+
+
+def abort_bundles(client: txmq.Client, messages: Sequence[WriterCommitMessage | None]) -> bool:
+    """Roll back the jobs of tasks; False = none is known: no task came to its end."""
+    jobs = sorted({message.job for message in _bundles(messages)})
+    for job in jobs:
+        client.job(UUID(job)).abort()
+    return bool(jobs)
+
+
+def _bundles(messages: Sequence[WriterCommitMessage | None]) -> list[StoredBundle]:
+    return [message for message in messages if isinstance(message, StoredBundle)]
 
 
 def store_rows(
@@ -181,21 +259,6 @@ def require_append(*, overwrite: bool) -> None:
     """Raise ConfigError for a write that replaces what is there."""
     if overwrite:
         raise ConfigError("mode", "a topic cannot be overwritten", hint='mode("append")')
-
-
-def require_no_query() -> None:
-    """Raise ConfigError in a task of a streaming query's batch.
-
-    Spark runs `foreachBatch` again for a batch whose end it has not noted. Only the
-    user's code knows which of its writes are the same then.
-    """
-    context = TaskContext.get()
-    if context is not None and context.getLocalProperty(QUERY_PROPERTY) is not None:
-        raise ConfigError(
-            "idempotency_key",
-            "foreachBatch may write a batch twice, and this write has no name",
-            hint='option("idempotency_key", f"NAME-OF-QUERY {batch_id}"), or use writeStream',
-        )
 
 
 def check_columns(schema: StructType, topic: str | None) -> None:
