@@ -469,6 +469,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_crash_of_postgresql_while_alerts_are_added_is_survived",
         "test_a_batch_with_fewer_alerts_in_its_second_run_sends_those_of_the_first",
         "test_a_watch_tells_each_alert_once_over_its_runs",
+        "test_two_watches_make_a_table_at_the_same_time",
     ),
     82: ("test_fault_82_a_group_behind_retention_gets_an_alarm_with_what_it_missed",),
     # administration, time
@@ -1113,7 +1114,10 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_rename_that_is_refused_is_an_error",
         "test_each_message_lands_once_though_a_batch_is_run_again",
     ),
-    232: ("test_a_checkpoint_with_as_many_batches_is_another_one",),
+    232: (
+        "test_a_checkpoint_with_as_many_batches_is_another_one",
+        "test_two_first_runs_at_the_same_time_leave_one_id",
+    ),
     233: ("test_foreach_batch_writes_each_batch_once_under_one_name_and_not_without_one",),
     221: (
         "test_fences_that_wait_for_long_hold_up_no_key_of_another_partition",

@@ -28,6 +28,7 @@ from txmq.model.units import SECOND
 from txmq.tx.postgres.errors import translated
 from txmq.tx.postgres.session import connect, transaction
 from txmq_spark.database_snapshot import table_name
+from txmq_spark.plan_table import make
 from txmq_spark.watch_rules import Alert
 from txmq_spark.writing import publish, store_rows, task_client
 
@@ -85,10 +86,10 @@ class AlertTable(NamedTuple):
             text = name.as_string(connection)
             cursor.execute("SELECT to_regclass(%s)", (text,))
             if cursor.fetchone() == (None,):
-                cursor.execute(TABLE.format(table=name))
+                make(cursor, TABLE.format(table=name))
             cursor.execute(KNOWN, (text,))
             if not cursor.rowcount:
-                cursor.execute(COLUMNS.format(table=name))
+                make(cursor, COLUMNS.format(table=name))
 
     def add(self, alerts: Sequence[Alert], job: str) -> list[Alert]:
         """Add alerts that the table does not have; wait for a server that restarts.

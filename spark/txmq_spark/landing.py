@@ -92,15 +92,20 @@ def _have_same_id(spark: SparkSession, options: LandOptions) -> bool:
     Another checkpoint may have as many batches. Those of earlier versions have no id.
     """
     directory, checkpoint = Directory(spark, options.path), Directory(spark, options.checkpoint)
-    known = directory.read(LANDING_ID, LARGEST_ID)
-    # The checkpoint's comes first: a run that dies between the two can be repeated.
-    if known is None and checkpoint.read(LANDING_ID, LARGEST_ID) is None:
-        checkpoint.write(LANDING_ID, uuid4().hex)
-    own = checkpoint.read(LANDING_ID, LARGEST_ID)
-    if known is None and own is not None:
-        directory.write(LANDING_ID, own)
-        known = directory.read(LANDING_ID, LARGEST_ID)  # of another run, if that came later
-    return known == own
+    known, own = directory.read(LANDING_ID, LARGEST_ID), checkpoint.read(LANDING_ID, LARGEST_ID)
+    if known is not None:
+        return known == own
+    # The checkpoint's comes first: a run that dies between the two can be repeated. A
+    # run that begins at the same time may give the checkpoint another one between any
+    # two steps.
+    while known is None or known != own:
+        if own is None:
+            checkpoint.write(LANDING_ID, uuid4().hex)
+        else:
+            directory.write(LANDING_ID, own)
+            known = own
+        own = checkpoint.read(LANDING_ID, LARGEST_ID)
+    return directory.read(LANDING_ID, LARGEST_ID) == own  # that of another checkpoint may be later
 
 
 def _rows(spark: SparkSession, options: LandOptions) -> DataFrame:

@@ -104,7 +104,8 @@ def bound_offsets(
 ) -> dict[TopicPartition, int]:
     """Return the offset of every partition at a bound of the read.
 
-    Raises ConfigError for offsets of partitions that are not read.
+    Raises ConfigError for offsets of partitions that are not read, or that are not
+    published: a read would wait for them in silence, as after a restore of the log.
     """
     _require_existing(bound, survey, name)
     found: dict[TopicPartition, int] = {}
@@ -112,6 +113,12 @@ def bound_offsets(
         given = bound.given.get(topic, {})
         for partition, (first, end) in enumerate(zip(bounds.firsts, bounds.ends, strict=True)):
             if partition in given:
+                if given[partition] > end:
+                    raise ConfigError(
+                        name,
+                        f"{topic}/{partition} ends at {end}, not at {given[partition]}",
+                        hint="choose an offset up to the published end",
+                    )
                 found[topic, partition] = given[partition]
             elif bound.time is not None:
                 found[topic, partition] = offset_at(topic, partition, first, end, bound.time)
@@ -131,13 +138,7 @@ def batch_ranges(options: ReadOptions, survey: Survey, offset_at: OffsetAt) -> l
     ranges, losses = [], []
     for (topic, partition), start in starts.items():
         bounds, end = survey.topics[topic], ends[topic, partition]
-        first, published = bounds.firsts[partition], bounds.ends[partition]
-        if end > published:
-            raise ConfigError(
-                "endingOffsets",
-                f"{topic}/{partition} ends at {published}, not at {end}",
-                hint="choose an end up to the published one",
-            )
+        first = bounds.firsts[partition]
         if start < min(first, end):
             losses.append(retention_loss((topic, partition), start, min(first, end)))
         ranges.append(OffsetRange(topic, partition, max(start, first), end))

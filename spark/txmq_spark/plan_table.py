@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.csv
+from psycopg2.errors import DuplicateColumn, DuplicateTable, UniqueViolation
 from psycopg2.sql import SQL, Composed, Identifier
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
@@ -64,11 +65,12 @@ def _make(connection: Connection, table: str) -> None:
         SQL("{} {}").format(Identifier(name), SQL(TYPES[kind])) for name, kind in COLUMNS.items()
     )
     with translated("making the table of plans"), connection.cursor() as cursor:
-        cursor.execute(
+        make(
+            cursor,
             SQL(
                 "CREATE TABLE IF NOT EXISTS {} (plan text NOT NULL, part int4 NOT NULL, {},"
                 ' PRIMARY KEY (plan, "group", topic, partition, "offset"))'
-            ).format(table_name(table), columns)
+            ).format(table_name(table), columns),
         )
         cursor.execute(SQL("SELECT * FROM {} LIMIT 0").format(table_name(table)))
         names = {column.name for column in cursor.description or ()}
@@ -78,6 +80,15 @@ def _make(connection: Connection, table: str) -> None:
             f"it has no column {', '.join(sorted(missing))}",
             hint="name another table, which is made then",
         )
+
+
+def make(cursor: Cursor, statement: Composed) -> None:
+    """Make a table or columns, unless another job makes them at the same time.
+
+    IF NOT EXISTS does not see what is not committed yet: it fails when that is.
+    """
+    with suppress(UniqueViolation, DuplicateTable, DuplicateColumn):
+        cursor.execute(statement)
 
 
 def _write(

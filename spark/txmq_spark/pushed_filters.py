@@ -25,6 +25,7 @@ from pyspark.sql.datasource import (
 )
 
 from txmq.model import limits
+from txmq.model.message import is_name
 from txmq_spark.arrow_messages import OffsetRange
 from txmq_spark.source_options import NO_SELECTION
 
@@ -153,7 +154,7 @@ def push_letter_filters(
         states = _values(one, str) if column == "state" else None
         if isinstance(one, IsNotNull) and (column in JUDGED.keys() - {"tag"} or column == "topic"):
             continue  # always true
-        if text is not None and argument not in select and len(text.encode()) <= longest:
+        if text is not None and argument not in select and _fits(text, argument, longest):
             select[argument] = text
         elif states is not None:
             pushed = pushed._replace(states=_meet(pushed.states, states))
@@ -167,6 +168,11 @@ def push_letter_filters(
         select |= {"died_from": min(died.start, limits.TIME)}
         select |= {"died_before": min(max(died.end, died.start), limits.TIME)}
     return pushed._replace(select=select), rest
+
+
+def _fits(text: str, argument: str, longest: int) -> bool:
+    """Return True if the broker takes a text in a selection: of topics, names only."""
+    return len(text.encode()) <= longest and (argument != "topic" or is_name(text) is not None)
 
 
 def _column(one: Filter) -> str:

@@ -22,6 +22,9 @@ from txmq_spark.plan import LetterClass, PlanRules
 
 NEW_ERROR, FLOOD, OLD = "new-error", "flood", "old"
 MAX_TEXT: Final = 1_000  # characters of an error in an alert
+# Fingerprints that a group remembers. Texts of users in errors may make each letter a
+# new one, and Spark keeps the whole memory of a group for each batch.
+MAX_SEEN: Final = 10_000
 NUL, REPLACEMENT = "\0", "\N{REPLACEMENT CHARACTER}"  # PostgreSQL's JSON has no NUL
 PERCENT: Final = 100
 
@@ -169,7 +172,8 @@ class GroupMemory:
 
     def _forget(self, rules: WatchRules) -> None:
         newest = max(self._seen.values(), default=max(self._windows, default=0))
-        self._seen = {one: at for one, at in self._seen.items() if newest - at <= rules.memory}
+        seen = sorted(self._seen.items(), key=lambda one: (one[1], one[0]))[-MAX_SEEN:]
+        self._seen = {one: at for one, at in seen if newest - at <= rules.memory}
         # Windows that only the log has are later than the newest letter, or empty.
         latest = max(self._windows, default=0)
         self._windows = {

@@ -295,7 +295,7 @@ def _add(group: JobBundle, batch: pa.RecordBatch, topic: str | None) -> int:
         _send(group, topic, batch)
         return int(batch.num_rows)
     topics = batch.column("topic")
-    for name in pc.unique(topics).to_pylist():
+    for name in _listed(pc.unique(topics), "topic"):
         if name is None:
             raise ConfigError(
                 "columns", "a row has no topic", hint="filter such rows out, or fill in a topic"
@@ -324,4 +324,19 @@ def _send(group: JobBundle, topic: str, batch: pa.RecordBatch) -> None:
 
 def _values(batch: pa.RecordBatch, name: str) -> list[Any] | None:
     """Return a column as Python values, None where it does not exist."""
-    return batch.column(name).to_pylist() if name in batch.schema.names else None
+    return _listed(batch.column(name), name) if name in batch.schema.names else None
+
+
+def _listed(column: pa.Array, name: str) -> list[Any]:
+    """Return a column as Python values. Raises ConfigError where a text is none.
+
+    A string of Spark may have any bytes, as of a cast from binary.
+    """
+    try:
+        return list(column.to_pylist())
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            "columns",
+            f"a row has a {name} that is no UTF-8: {error.object[:80]!r}",
+            hint="use base64(column) for what is no text",
+        ) from None

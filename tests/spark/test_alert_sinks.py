@@ -7,10 +7,12 @@ from contextlib import closing
 from threading import Thread
 from typing import TYPE_CHECKING
 
+import pytest
 from structlog.testing import capture_logs
 
 from tests.spark.test_writing import sent
 from tests.tx.postgres.support import rows
+from txmq.errors import DatabaseError
 from txmq.testing.postgres_server import OwnServer
 from txmq.testing.processes import run_script
 from txmq.testing.wait import wait_until
@@ -104,6 +106,37 @@ def test_a_batch_with_fewer_alerts_in_its_second_run_sends_those_of_the_first(
     assert in_topic(broker, topic) == ["a", "b", "c"]
     assert in_table(database) == ["a", "b", "before", "c"]
     assert table.untold("q") == []
+
+
+@pytest.mark.parametrize("made", [(), ("job", "told_at")])
+def test_two_watches_make_a_table_at_the_same_time(database: str, made: tuple[str, ...]) -> None:
+    """`made`: the columns that an older table lacks."""
+    AlertTable(database, "other").prepare()
+    table, waiting = AlertTable(database, "told"), "SELECT FROM pg_locks WHERE NOT granted"
+    like, failed = "CREATE TABLE told (LIKE other INCLUDING ALL)", list[Exception]()
+    with closing(connect(database, application_name="tests")) as connection:
+        with connection.cursor() as cursor:
+            if made:
+                drops = ", ".join(f"DROP {name}" for name in made)
+                adds = "ADD job text, ADD told_at timestamptz"
+                cursor.execute(f"{like}; ALTER TABLE told {drops}")
+                cursor.execute(f"BEGIN; ALTER TABLE told {adds}")
+            else:
+                cursor.execute(f"BEGIN; {like}")
+
+            def prepare() -> None:
+                try:
+                    table.prepare()
+                except DatabaseError as error:
+                    failed.append(error)
+
+            preparing = Thread(target=prepare)
+            preparing.start()
+            wait_until(lambda: rows(database, waiting), what="the second one waits")
+            cursor.execute("COMMIT")
+        preparing.join(PATIENCE_S)
+    assert failed == []
+    assert table.add([alert("a")], "stream q 1") == [alert("a")]
 
 
 def test_a_crash_of_postgresql_while_alerts_are_added_is_survived(

@@ -10,6 +10,8 @@ import pytest
 
 from tests.spark.stream_driver import texts
 from txmq_spark import command_line
+from txmq_spark.hadoop_files import Directory
+from txmq_spark.landing import LandOptions, require_same_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -102,6 +104,28 @@ def test_a_checkpoint_with_as_many_batches_is_another_one(
     assert command_line.main(exchanged) == 1
     rows = spark.read.parquet(str(path))
     assert sorted(int(row.body) for row in rows.select("body").collect()) == list(range(9))
+
+
+def test_two_first_runs_at_the_same_time_leave_one_id(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = str(tmp_path / "lake")
+    options = LandOptions("txmq://127.0.0.1:7650", lake, f"{lake}/_checkpoint", ("t",))
+    write, written = Directory.write, list[str]()
+
+    def in_turns(self: Directory, name: str, text: str) -> None:
+        written.append(self.path)
+        if written == [options.checkpoint, options.path]:
+            # The other run had seen no id, either, and has just written its own.
+            for place in (options.checkpoint, options.path):
+                write(Directory(spark, place), name, "b" * 32)
+        write(self, name, text)
+
+    monkeypatch.setattr(Directory, "write", in_turns)
+    require_same_batches(spark, options)
+    require_same_batches(spark, options)
+    ids = {Directory(spark, place).read("_txmq_landing", 100) for place in set(written)}
+    assert ids == {"b" * 32}
 
 
 def test_a_landing_needs_topics(

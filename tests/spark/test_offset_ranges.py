@@ -129,6 +129,7 @@ def test_a_large_partition_is_cut_by_number_and_by_size() -> None:
     ("given", "says"),
     [
         ({"endingOffsets": '{"orders": {"0": 10}}'}, "ends at 9, not at 10"),
+        ({"startingOffsets": '{"orders": {"0": 10}}'}, "ends at 9, not at 10"),
         ({"endingOffsets": '{"orders": {"1": 0}}'}, "orders/1 is not"),
         ({"startingOffsets": '{"orders": {"-1": 0}}'}, "orders/-1 is not"),
         ({"startingOffsets": '{"refunds": {"0": 0}}'}, "refunds is not"),

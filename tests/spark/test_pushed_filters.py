@@ -26,7 +26,13 @@ from tests.spark.consuming import let_die
 from txmq_spark.arrow_messages import OffsetRange
 from txmq_spark.letter_reading import FilteringLetterReader, LetterReader
 from txmq_spark.message_reading import FilteringMessageReader
-from txmq_spark.pushed_filters import EPOCH, Span, push_letter_filters, push_message_filters
+from txmq_spark.pushed_filters import (
+    EPOCH,
+    PushedLetters,
+    Span,
+    push_letter_filters,
+    push_message_filters,
+)
 from txmq_spark.source import LETTER_TYPES, MESSAGE_TYPES
 from txmq_spark.source_options import parse_read_options
 
@@ -116,6 +122,8 @@ def test_properties_of_letters_are_a_selection_of_the_broker() -> None:
     ]
     pushed, rest = push_letter_filters(filters)
     assert rest == [filters[2], filters[4], filters[5], filters[10]]
+    no_name: list[Filter] = [EqualTo(("topic",), "no name")]
+    assert push_letter_filters(no_name) == (PushedLetters(), no_name)
     assert pushed.select == {
         "topic": "orders",
         "key": "k",

@@ -20,7 +20,7 @@ from tests.spark.test_writing import sent
 from tests.tx.postgres.support import rows
 from txmq.testing.wait import wait_until
 from txmq_spark import command_line
-from txmq_spark.watch_rules import Alert, DeadLetter, GroupMemory, WatchRules
+from txmq_spark.watch_rules import MAX_SEEN, Alert, DeadLetter, GroupMemory, WatchRules
 from txmq_spark.watching import counter
 
 if TYPE_CHECKING:
@@ -89,6 +89,17 @@ def test_letters_have_classes_and_alerts_have_names() -> None:
     assert told[-1].fields["id"] == "flood/g/0"
     assert told[0].fields["id"] == "new-error/g/orders/0/0/0"
     assert all("\0" not in json.loads(one.to_json())["error_text"] for one in told)
+
+
+def test_the_memory_is_bounded_where_each_letter_has_an_error_of_its_own() -> None:
+    rules = RULES._replace(memory=1 << 40)
+    memory = GroupMemory("g")
+    many = MAX_SEEN + 500
+    for at in range(0, many, 250):
+        memory.judge([letter(n, f"f{n}") for n in range(at, at + 250)], rules)
+    assert len(json.loads(memory.to_text())["seen"]) == MAX_SEEN
+    assert judged(memory, "new-error", letter(many, f"f{many - 1}")) == []
+    assert judged(memory, "new-error", letter(many, "f0")) == [many]
 
 
 def test_the_memory_of_older_checkpoints_is_known() -> None:

@@ -196,6 +196,21 @@ def test_rows_without_a_body_or_a_topic_are_refused(
         writer.write(iter([rows]))
 
 
+@pytest.mark.parametrize("name", ["key", "tag", "topic", "headers"])
+def test_a_string_that_is_no_utf_8_is_refused_by_its_column(
+    broker: str, made: str, name: str
+) -> None:
+    writer = JobWriter(WriteOptions(broker, None, None), driver(broker, made, None)._job)
+    data = pa.array([b"\xffabc"], pa.binary()).buffers()
+    text = pa.Array.from_buffers(pa.string(), 1, data)
+    if name == "headers":
+        text = pa.MapArray.from_arrays([0, 1], pa.array(["n"]), text)
+    columns = {"body": pa.array([b"x"]), "topic": pa.array([made])} | {name: text}
+    with pytest.raises(ConfigError, match=rf"a {name} that is no UTF-8: b'\\xffabc'"):
+        writer.write(iter([pa.record_batch(columns)]))
+    assert bodies(broker, made) == Counter()
+
+
 @pytest.mark.parametrize(
     ("ddl", "topic", "says"),
     [
