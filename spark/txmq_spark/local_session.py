@@ -32,6 +32,9 @@ SETTINGS: Final = {
     "spark.driver.memory": "1g",
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xss4m",
     "spark.sql.shuffle.partitions": "2",
+    # A reconciliation has 200 generated classes. With Spark's 100 the next one of the
+    # session compiles each of them again (docs/decisions/0141).
+    "spark.sql.codegen.cache.maxEntries": "1000",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.catalogImplementation": "in-memory",
 }

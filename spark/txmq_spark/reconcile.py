@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import reduce
 from typing import Any, Final, NamedTuple
 
@@ -58,6 +58,7 @@ from txmq_spark.plan_directory import (
 )
 from txmq_spark.plan_summary import PlanSummary, summarize, summarize_missing
 from txmq_spark.query_errors import job_errors
+from txmq_spark.spark_session import planned_once
 from txmq_spark.token_states import broker_states
 
 # the broker keeps outcomes of transactions for so long
@@ -129,15 +130,16 @@ def reconciled(spark: SparkSession, options: ReconcileOptions) -> Iterator[Recon
             options.mapping.check(snapshot)
         inputs = fix_inputs(stack.enter_context(BrokerLink(options.url)), snapshot, options)
         few, tables, log = _is_few(inputs, options), EvidenceTables(), None
-        if snapshot is not None:
-            tables = read_tables(spark, snapshot, inputs.groups, options.mapping, few=few)
-        stack.callback(tables.release)
-        if snapshot is not None:
-            log = gathered(_log(spark, options, inputs), few=few).persist(KEPT)
-            stack.callback(log.unpersist)
-        found = _reconcile(spark, options, inputs, tables, log, few=few)
-        stack.callback(found.letters.unpersist)
-        stack.callback(found.missing.unpersist)
+        with planned_once(spark) if few else nullcontext():
+            if snapshot is not None:
+                tables = read_tables(spark, snapshot, inputs.groups, options.mapping, few=few)
+            stack.callback(tables.release)
+            if snapshot is not None:
+                log = gathered(_log(spark, options, inputs), few=few).persist(KEPT)
+                stack.callback(log.unpersist)
+            found = _reconcile(spark, options, inputs, tables, log, few=few)
+            stack.callback(found.letters.unpersist)
+            stack.callback(found.missing.unpersist)
         yield found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,8 @@ from txmq_spark.source import TxmqDataSource
 # Where the process that plans a stream's batches looks for shipped files, below the
 # place where they are (Spark 4.3.0, 2026-11-23): without this it does not find any.
 STREAM_FILES: Final = "streaming_job"
+ADAPTIVE: Final = "spark.sql.adaptive.enabled"
+_planning_once: Final = threading.Lock()  # so that each restores what the user has set
 
 
 def register(spark: SparkSession) -> None:
@@ -45,3 +48,20 @@ def job_session() -> Iterator[SparkSession]:
         yield spark
     finally:
         spark.stop()
+
+
+@contextmanager
+def planned_once(spark: SparkSession) -> Iterator[None]:
+    """Plan queries of the block before their first stage, and not anew behind each.
+
+    Adaptive plans of Spark pay where stages have much data. With a few rows they cost
+    more than the rows. Queries that other threads begin in the session meanwhile have
+    plans of the same kind; their results are the same.
+    """
+    with _planning_once:
+        before = spark.conf.get(ADAPTIVE)
+        spark.conf.set(ADAPTIVE, "false")
+        try:
+            yield
+        finally:
+            spark.conf.set(ADAPTIVE, str(before))
