@@ -22,17 +22,21 @@ SECRET_NAMES = re.compile(
     r"(auth|authorization|body|bodies|credentials|dsn|headers|keys?|login|passw(or)?d|secret|.*_(password|secret|key|token))"
 )
 SECRET_PARTS = (
+    # postgresql://user:password@host: up to the last @, which a password may have, too
+    (re.compile(r"(\b\w+://[^\s:@/]*:)\S*@"), rf"\1{REDACTED}@"),
+    # of libpq, with its escapes, of variables, and of dicts: sslpassword=, PGPASSWORD=
     (
-        re.compile(r"(\b\w+://[^\s:@/]*:)[^\s@]*@"),
-        rf"\1{REDACTED}@",
-    ),  # postgresql://user:password@host
-    (
-        re.compile(r"(\bpassword\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s&]+)", re.IGNORECASE),
+        re.compile(
+            r"""(\b\w*passw(?:or)?d(?:\s*=|["']\s*:)\s*)('(?:[^'\\]|\\.)*'?|"(?:[^"\\]|\\.)*"?|(?:\\.|[^\s&\\])+)""",
+            re.IGNORECASE,
+        ),
         rf"\1{REDACTED}",
     ),
+    # libpq reads pass%77ord= in a URL
+    (re.compile(r"([?&][^\s=&%]*%[^\s=&]*=)[^\s&]+"), rf"\1{REDACTED}"),
     # a token for HTTP, wherever it was put: as a user's name, into an address
     (re.compile(r"\btxmq_[\w-]{43}"), REDACTED),
-    (re.compile(r"(\bbearer\s+)\S+", re.IGNORECASE), rf"\1{REDACTED}"),
+    (re.compile(r"(\b(?:bearer|authorization:\s*basic)\s+)\S+", re.IGNORECASE), rf"\1{REDACTED}"),
     (
         re.compile(r"^(DETAIL|CONTEXT|QUERY|STATEMENT|LINE \d+):.*$", re.MULTILINE),
         rf"\1: {REDACTED}",

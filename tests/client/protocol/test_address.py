@@ -61,6 +61,9 @@ def test_no_password_is_shown() -> None:
         "txmqs://shop:s3cret@a/?verify=none",
         "txmqs://shop:s3cret@a/?key=k",
         "txmq://:s3cret@a",
+        "shop:s3cret@a:7650",
+        "txmq://shop@a/?password=s3cret",
+        "txmq://shop@a/?ca=x&PASSWD=s3cret",
     ):
         with pytest.raises(ConfigError) as caught:
             parse_url(wrong)

@@ -29,7 +29,8 @@ PASSWORD, PASSWORD_FILE, USER = (
     "TXMQ_USER",
 )  # names of variables
 _LOGIN = re.compile(r"//.*@")
-_PASSWORD = re.compile(r"(//[^@:/]*):.*@")
+_PASSWORD = re.compile(r"((?:^(?!\w+:?//)|//)[^@:/]*):.*@")  # the scheme may be forgotten
+_PASSWORD_OPTION = re.compile(r"(passw(?:or)?d=)[^&]*", re.IGNORECASE)  # as libpq has it
 
 
 class Address(NamedTuple):
@@ -123,7 +124,7 @@ def parse_url(url: str) -> Addresses:
 
 def safe(url: str) -> str:
     """Return a URL without its password, for errors and logs."""
-    return _PASSWORD.sub(r"\1:***@", url)
+    return _PASSWORD_OPTION.sub(r"\1***", _PASSWORD.sub(r"\1:***@", url))
 
 
 def place_of(url: str) -> str:
