@@ -1067,6 +1067,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_an_idle_broker_that_reads_outboxes_reads_the_clock_of_their_database_as_well",
         "test_a_database_whose_clock_is_not_known_yet_is_named_with_the_reason",
     ),
+    259: ("test_a_scan_lets_others_in_between",),
     258: ("test_a_page_of_another_site_leads_to_the_console_and_loads_nothing_of_it",),
     257: (
         "test_a_reader_cannot_use_up_the_sequences_of_another_user_s_producer",

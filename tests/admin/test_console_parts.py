@@ -10,6 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
+import pytest
+from jinja2 import Environment
 from markupsafe import Markup
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone
@@ -382,3 +384,18 @@ def test_a_chart_keeps_peaks_and_gaps() -> None:
     assert since_known([None] * 90 + [1.0] * 30) == [1.0] * 30
     gap = chart([1.0, None, 0.0, 0.0])
     assert len(gap.lines) == 2
+
+
+def test_templates_are_compiled_before_the_first_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiling one holds the reactor's thread for up to 70 ms."""
+    console = ConsoleInMemory()
+    console.factory.act.__self__.prepare()
+
+    def late(*_args: object, **_fields: object) -> None:
+        raise AssertionError("a template is compiled while somebody waits")
+
+    monkeypatch.setattr(Environment, "compile", late)
+    assert {console.get(path).status for path in ("/", "/topics", "/letters", "/nowhere")} == {
+        200,
+        404,
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -51,6 +52,7 @@ class AdminEdge:
             raise ConfigError(
                 "broker.http", reason, hint="choose another address, or omit it"
             ) from None
+        Thread(target=site.prepare, name="console", daemon=True).start()
         listening = port.getHost()
         self.url = f"{scheme}://{ListenAddress(listening.host, listening.port)}/"
         log.info("admin.serving", console=self.url)

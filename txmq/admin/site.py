@@ -41,6 +41,10 @@ class AdminSite:
             "/metrics": self._metrics_page,
         }
 
+    def prepare(self) -> None:
+        """Make ready what the first requests need, in a thread of its own."""
+        self._console.prepare()
+
     def handle(
         self, path: str, query: Query, respond: Respond, rights: Rights | None = None
     ) -> None:

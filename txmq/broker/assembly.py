@@ -148,7 +148,7 @@ class Assembly:
             InboxCalls(engine),
             TransactionCalls(engine, checks, polls, resolvers, self.turns),
             XaCalls(engine, listeners),
-            MessageCalls(engine, self.catalogues),
+            MessageCalls(engine, self.catalogues, self.turns),
             MessageLifeCalls(engine, self.catalogues, self.turns),
             AuditCalls(engine, self.turns),
             UserCalls(engine, self.guard, self._users_changed),

@@ -13,7 +13,10 @@ from tests.broker.support import BrokerInMemory, Client
 from txmq import errors
 from txmq.batch import encode
 from txmq.broker.search import search
+from txmq.core.topics import topics
+from txmq.errors import CorruptRecord
 from txmq.model.message import Message
+from txmq.model.topic_partition import TopicPartition
 from txmq.model.units import SECOND
 from txmq.wire import data_requests
 from txmq.wire.calls.encoding import encode_call
@@ -149,3 +152,45 @@ def test_impossible_requests_are_refused(
 ) -> None:
     reply = client.ask(Opcode.CALL, encode_call("message.find", wanted))
     assert isinstance(to_error(reply.status, reply.payload), error)
+
+
+def test_a_scan_lets_others_in_between(
+    broker: BrokerInMemory, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4 MiB without a catalogue held the reactor's thread for a tenth of a second."""
+    for n in range(12):
+        send(client, *[Message(b"x" * 1_000, "other")] * 100, producer=n)
+    send(client, Message(b"x", "k"), producer=12)
+    replies: list[Any] = []
+    with monkeypatch.context() as patch:
+        # each look at the clock finds it later, so that each step takes its time
+        ticks = iter(range(1 << 30))
+        patch.setattr(broker.clock, "seconds", lambda: next(ticks) / 1_000)
+        broker.assembly.calls.ask("message.find", {"topic": "t", "key": "k"}, replies.append)
+        at_once = len(replies)
+    broker.pass_time(1)
+    assert not at_once
+    assert places(replies[0]["messages"]) == [(0, 1_200)]
+    assert replies[0]["next"] is None
+
+
+def test_damage_behind_what_is_found_begins_the_next_page(
+    broker: BrokerInMemory, client: Client
+) -> None:
+    for n in range(4):
+        send(client, *[Message(b"x" * 1_000, "k")] * 100, producer=n)
+    topic = broker.engine.state.topics["t"]
+    rows = list(topics.scan_entries(broker.engine.state, TopicPartition(topic.topic_id, 0), 0))
+    position = rows[2][1].position + 100
+    read = broker.log.read
+
+    def damaged(at: int, length: int) -> bytes:
+        if at <= position < at + length:
+            raise CorruptRecord("/data/log", position, "a flipped bit")
+        return read(at, length)
+
+    broker.log.read = damaged  # type: ignore[method-assign]
+    page = broker.ask("message.find", topic="t", key="k", limit=1_000)
+    assert (len(page["messages"]), page["next"]) == (200, (0, 200))
+    refused = broker.ask("message.find", topic="t", key="k", after=list(page["next"]))
+    assert refused.error is errors.MessagesDamaged

@@ -60,6 +60,10 @@ class Console:
         digest = hashlib.blake2b(b"".join(one.body for one in self._files.values()), digest_size=6)
         self._version = digest.hexdigest()  # another one after an upgrade
 
+    def prepare(self) -> None:
+        """Make ready what the first pages need. It belongs to a thread of its own."""
+        self._templates.compile()
+
     def handle(self, path: str, query: Query, respond: Respond, rights: Rights | None) -> bool:
         """Answer a GET request; False = the path is not the console's."""
         path = path.removeprefix("/")

@@ -11,7 +11,7 @@ from txmq.admin.console.bodies import CONTENT_TYPE, decode
 from txmq.admin.console.listing import by_name
 from txmq.admin.console.page import Page, Reader, Refused, View
 from txmq.admin.numbers import is_whole_number
-from txmq.model.units import SECOND
+from txmq.model.units import MILLISECOND, SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,6 +21,7 @@ MESSAGES = 25
 DECODED_IN_LIST = 4_096  # bytes; of a larger body a list shows how it begins
 PREVIEW = 400  # characters of a body in a list
 MAX_SCANS = 8  # pages of a search that looks for a tag, or finds nothing at first
+SCAN = 250 * MILLISECOND  # after which a page has what was found, and goes on behind it
 
 
 async def topics(reader: Reader) -> View:
@@ -77,12 +78,13 @@ async def messages(reader: Reader) -> View:
         raise Refused("BadRequest", "an offset needs a partition", "name one", 400)
     tag, after = reader.text("tag"), _place(reader.text("after"))
     rows: list[dict[str, Any]] = []
+    began = reader.now
     for _ in range(MAX_SCANS):
         left = MESSAGES - len(rows)
         reply = await reader.ask("message.find", **criteria, after=after, limit=left)
         rows += [row for row in reply["messages"] if not tag or row["tag"] == tag]
         after = reply["next"]
-        if after is None or len(rows) >= MESSAGES:
+        if after is None or len(rows) >= MESSAGES or reader.now - began > SCAN:
             break
     return View(
         "messages.html",

@@ -112,12 +112,17 @@ class CallDispatcher:
         try:
             self._handlers[name](call, args)
         except CorruptRecord as error:
-            detail: dict[str, object] = {"path": error.path, "position": error.position}
-            hint = (
-                "the broker's alarms name the file: "
-                "restore it from a backup, or ask for what comes after it"
-            )
-            call.answer(Rejected(MessagesDamaged, error.message, hint, detail))
+            call.answer(damaged(error))
+
+
+def damaged(error: CorruptRecord) -> Rejected:
+    """Return the refusal of a call that met damage in the log."""
+    detail: dict[str, object] = {"path": error.path, "position": error.position}
+    hint = (
+        "the broker's alarms name the file: "
+        "restore it from a backup, or ask for what comes after it"
+    )
+    return Rejected(MessagesDamaged, error.message, hint, detail)
 
 
 def then(answer: Answer, make: Callable[[Any], dict[str, Any]]) -> Answer:

@@ -5,29 +5,35 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from txmq.broker.calls.dispatcher import CallContext, Handler, then
-from txmq.broker.search.search import SearchQuery, find_by_id, fit_page
+from txmq.broker.calls.dispatcher import CallContext, Handler, damaged, then
+from txmq.broker.search import search
+from txmq.broker.search.search import SearchPage, SearchQuery, find_by_id, fit_page
 from txmq.core.events.outcome import Rejected
 from txmq.core.topics import delayed, topics
 from txmq.core.topics.delay_rules import Recall
 from txmq.core.topics.sends import SkipSequences
 from txmq.core.topics.topics import check_readable
+from txmq.errors import CorruptRecord
 from txmq.model.message import message_id
 
 if TYPE_CHECKING:
     from txmq.broker.engine.engine import Engine
+    from txmq.broker.engine.turn_work import TurnWork
     from txmq.broker.search.catalogue_service import CatalogueService
+    from txmq.core.state.state import Topic
+    from txmq.core.steps import Steps
     from txmq.core.topics.delayed import ScheduledMessage
     from txmq.wire.calls import messages as wire
 
+STEP_BATCHES, STEP_BYTES = 16, 64 << 10  # scanned between two looks at the time
 SCANNED_ROWS = 10_000  # rows, for one page of a topic's
 
 
 class MessageCalls:
     """Calls about messages by id, key, time and place."""
 
-    def __init__(self, engine: Engine, catalogues: CatalogueService) -> None:
-        self._engine, self._catalogues = engine, catalogues
+    def __init__(self, engine: Engine, catalogues: CatalogueService, turns: TurnWork) -> None:
+        self._engine, self._catalogues, self._turns = engine, catalogues, turns
         self.handlers: dict[str, Handler] = {
             "message.recall": self.recall,
             "message.delayed": self.list_delayed,
@@ -59,8 +65,36 @@ class MessageCalls:
             return
         last = len(topic.end_offsets) if args.partition is None else args.partition + 1
         wanted = SearchQuery(args.key, args.id, args.start, args.end, args.limit, args.bodies)
-        page = fit_page(self._catalogues.search(topic, wanted, range(partition, last), offset))
-        call.answer({"messages": page.messages, "next": page.following})
+        steps = self._find(topic, wanted, range(partition, last), offset)
+        self._turns.run(call.caller, steps, call.answer)
+
+    def _find(
+        self, topic: Topic, wanted: SearchQuery, partitions: range, offset: int
+    ) -> Steps[dict[str, Any] | Rejected]:
+        """Return a page, in steps: without a catalogue it scans megabytes."""
+        found: list[dict[str, Any]] = []
+        place: tuple[int, int] | None = (partitions.start, offset)
+        batches, size = search.PAGE_BATCHES, search.PAGE_READ_BYTES
+        while place is not None and batches > 0 and size > 0 and len(found) < wanted.limit:
+            left = wanted._replace(limit=wanted.limit - len(found))
+            try:
+                page = self._catalogues.search(
+                    topic,
+                    left,
+                    range(place[0], partitions.stop),
+                    place[1],
+                    batches=min(batches, STEP_BATCHES),
+                    size=min(size, STEP_BYTES),
+                )
+            except CorruptRecord as error:
+                if batches == search.PAGE_BATCHES:
+                    return damaged(error)
+                break  # the next page begins with the damage, and reports it
+            found += page.messages
+            place, batches, size = page.following, batches - page.batches, size - page.size
+            yield
+        fitting = fit_page(SearchPage(found, place))
+        return {"messages": fitting.messages, "next": fitting.following}
 
     def skip(self, call: CallContext, args: wire.ProducerSkip) -> None:
         producer = bytes.fromhex(args.producer)

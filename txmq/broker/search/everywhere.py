@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from txmq.core.topics.delayed import ScheduledMessage
 
 PARTITIONS_PER_STEP = 64
-STEP_BATCHES, STEP_BYTES = 64, 256 << 10  # scanned without a catalogue
-STEPS = 256  # of one reply
+STEP_BATCHES, STEP_BYTES = 64, 64 << 10  # scanned without a catalogue
+STEPS = 1_024  # of one reply
 REPLY_BYTES = 1 << 20
 MAX_DELAYED = 10_000  # rows of delayed messages that are looked through for a key
 MAX_HOLDERS = 100  # undecided transactions of one key in one partition

@@ -48,11 +48,13 @@ class SearchQuery(NamedTuple):
 
 class SearchPage(NamedTuple):
     """Messages, and the (partition, offset) at which the next page begins; None = the
-    end.
+    end. So many batches were scanned, of so many bytes.
     """
 
     messages: list[dict[str, Any]]
     following: tuple[int, int] | None
+    batches: int = 0
+    size: int = 0
 
 
 class Search:
@@ -74,6 +76,7 @@ class Search:
         where = VisibleTopic(state, topic.topic_id, store.durable)
         self._candidates = CandidateBatches(where, catalogues, query.key, query.message)
         self._batches, self._bytes, self._most = batches, size, batches
+        self._most_bytes = size
         self._messages: list[dict[str, Any]] = []
 
     def page(self, partitions: range, offset: int) -> SearchPage:
@@ -82,8 +85,12 @@ class Search:
             first = max(offset if partition == partitions.start else 0, self._first(partition))
             stopped_at = self._partition(partition, first)
             if stopped_at is not None:
-                return SearchPage(self._messages, (partition, stopped_at))
-        return SearchPage(self._messages, None)
+                return self._page((partition, stopped_at))
+        return self._page(None)
+
+    def _page(self, following: tuple[int, int] | None) -> SearchPage:
+        batches, size = self._most - self._batches, self._most_bytes - self._bytes
+        return SearchPage(self._messages, following, batches, size)
 
     def _first(self, partition: int) -> int:
         start = self._query.start
