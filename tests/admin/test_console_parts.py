@@ -399,3 +399,26 @@ def test_templates_are_compiled_before_the_first_page(monkeypatch: pytest.Monkey
         200,
         404,
     }
+
+
+def test_the_calls_of_a_page_that_take_long_are_made_in_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    console = ConsoleInMemory()
+    reader = Reader(console.parts, None, "", (), {})
+    replies: list[object] = []
+    clock = console.broker.clock
+
+    async def page() -> None:
+        for call in ("broker.alarms", "broker.show", "broker.stats"):
+            reply = await reader.ask(call)
+            replies.append(reply)
+
+    ticks = iter(range(1 << 20))
+    with monkeypatch.context() as patch:  # each look at the clock finds it later
+        patch.setattr(clock, "seconds", lambda: next(ticks) / 100)
+        done = Deferred.fromCoroutine(page())
+        assert len(replies) == 1
+    console.broker.pass_time(60)
+    assert len(replies) == 3
+    assert done.called

@@ -49,6 +49,7 @@ ROWS = 50  # of a list on one page
 MAX_ROWS = 200
 MAX_TEXT = 4_096  # of one value of a query
 ANSWER_S = 10.0
+TURN_S = 0.002  # of a page's calls in one turn of the reactor
 NO_ANSWER = 504  # the status of a page whose broker did not answer in this time
 
 
@@ -93,6 +94,7 @@ class Reader:
         self.csrf = ""  # the token of forms, when the page is rendered
         self._parts = parts
         self._query = _texts(query)
+        self._turn_began = parts.reactor.seconds()
 
     @property
     def user(self) -> str | None:
@@ -167,6 +169,7 @@ class Reader:
     async def ask(self, call: str, /, **args: object) -> Any:  # noqa: ANN401  # each call has its own fields
         """Make a call that only reads, and return its reply. Raises Refused."""
         hint = "its disk may be full or slow: see its log, and `txmq alarms`"
+        await self._let_others_in()
         try:
             reply = await answer_to(self._parts, call, args, self.rights, hint)
         except RemoteProtocolError as error:
@@ -174,6 +177,17 @@ class Reader:
         if isinstance(reply, Rejected):
             raise Refused(reply.error.__name__, reply.message, reply.hint)
         return reply
+
+    async def _let_others_in(self) -> None:
+        """Go on in another turn of the reactor, where this one has taken its time: most
+        calls are answered at once, so that a page of several is one turn else.
+        """
+        clock = self._parts.reactor
+        if clock.seconds() - self._turn_began >= TURN_S:
+            turn: Deferred[None] = Deferred()
+            clock.callLater(0, turn.callback, None)
+            await turn
+            self._turn_began = clock.seconds()
 
 
 async def answer_to(  # what a call has
