@@ -175,7 +175,7 @@ def test_a_scan_lets_others_in_between(
 
 
 def test_damage_behind_what_is_found_begins_the_next_page(
-    broker: BrokerInMemory, client: Client
+    broker: BrokerInMemory, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for n in range(4):
         send(client, *[Message(b"x" * 1_000, "k")] * 100, producer=n)
@@ -189,7 +189,7 @@ def test_damage_behind_what_is_found_begins_the_next_page(
             raise CorruptRecord("/data/log", position, "a flipped bit")
         return read(at, length)
 
-    broker.log.read = damaged  # type: ignore[method-assign]
+    monkeypatch.setattr(broker.log, "read", damaged)
     page = broker.ask("message.find", topic="t", key="k", limit=1_000)
     assert (len(page["messages"]), page["next"]) == (200, (0, 200))
     refused = broker.ask("message.find", topic="t", key="k", after=list(page["next"]))
