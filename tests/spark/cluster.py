@@ -72,6 +72,7 @@ class Cluster:
         settings: Mapping[str, str],
         path: str = "",
         cwd: Path | None = None,
+        limit_s: float = SUBMIT_S,
     ) -> subprocess.CompletedProcess[str]:
         """Run `spark-submit`. `path`: where Python finds txmq, in driver and executors;
         "" = it is shipped. `cwd`: where the driver runs.
@@ -83,7 +84,7 @@ class Cluster:
             [HOME / "bin" / "spark-submit", "--master", self.url, *pairs, program, *arguments],
             capture_output=True,
             text=True,
-            timeout=SUBMIT_S,
+            timeout=limit_s,
             env={**self._environment, "PYTHONPATH": python_path},
             cwd=cwd or self.directory,
             check=False,

@@ -15,15 +15,17 @@ import pytest
 import txmq
 from tests.spark.cluster import PACKAGES, SUBMIT_S, Cluster, running_cluster
 from tests.spark.consuming import let_die
+from tests.spark.dying_program import CASES
 from tests.spark.secured import PASSWORD, secured_broker
 from tests.spark.stream_driver import texts
-from tests.spark.test_writing import bodies, undecided
+from tests.spark.test_writing import bodies, sent, undecided
 from tests.wheels import install_wheel
 from txmq.testing.processes import ENVIRONMENT
 from txmq_spark import shipping
 
 pytestmark = pytest.mark.timeout(400)  # many JVMs on a busy machine
 PROGRAM = Path(__file__).with_name("cluster_program.py")
+DYING_PROGRAM = Path(__file__).with_name("dying_program.py")
 SPECULATION = {
     "spark.speculation": "true",
     "spark.speculation.quantile": "0.5",
@@ -31,7 +33,7 @@ SPECULATION = {
     "spark.speculation.interval": "50ms",
     "spark.speculation.minTaskRuntime": "50ms",
 }
-ROWS = 400
+ROWS, KEYS = 400, 7
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +98,35 @@ def test_jobs_run_shipped_and_installed_and_send_once_though_stragglers_are_run_
     files = list((tmp_path / "lake" / f"topic={topic}").glob("date=*/*.parquet"))
     in_files = [body for file in files for body in pq.read_table(file).column("body").to_pylist()]
     assert Counter(in_files) == Counter(texts(*range(ROWS)))
+
+
+@pytest.mark.timeout(1_000)  # an executor that was killed has to start again
+def test_attempts_that_are_killed_behind_their_bundles_send_nothing(
+    cluster: Cluster, broker: str, topic: str, client: txmq.Client, shipped: Path, tmp_path: Path
+) -> None:
+    before = undecided(client)
+    client.call("topic.create", name=topic, partitions=2)
+    keys = [f"k{n % KEYS}" for n in range(ROWS)]
+    client.send_many(topic, texts(*range(ROWS)), keys=keys)
+    for case in CASES:
+        client.call("topic.create", name=f"{topic}-{case}", partitions=3)
+    done = cluster.submit(
+        DYING_PROGRAM,
+        *(broker, topic, str(tmp_path)),
+        settings=SPECULATION | {"spark.submit.pyFiles": str(shipped)},
+        limit_s=len(CASES) * SUBMIT_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = (tmp_path / "attempts").read_text().splitlines()
+    for case in CASES:
+        victim = 1 if "-copy-" in case else 0
+        [count] = [line.split()[-1] for line in lines if f"{case} {victim} stored" in line]
+        assert 0 < int(count) < ROWS
+        of_keys = dict[str | None, list[int]]()
+        for _partition, message in sent(broker, f"{topic}-{case}"):
+            of_keys.setdefault(message.key, []).append(int(message.body))
+        assert of_keys == {f"k{n}": [*range(n, ROWS, KEYS)] for n in range(KEYS)}, case
+    assert undecided(client) == before
 
 
 @pytest.fixture(scope="module")
