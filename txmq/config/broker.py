@@ -7,9 +7,9 @@
 
     [tls]                       # of listen and http; clients use txmqs://
     cert = "/etc/txmq/broker.pem"
-key = "/etc/txmq/broker.key"
+    key = "/etc/txmq/broker.key"
 
-[retention]                 # default; txmq topic alter --set retention=7d
+    [retention]                 # default; txmq topic alter --set retention=7d
     hours = 168
     policy = "delete"           # or "archive"
 
