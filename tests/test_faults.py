@@ -1110,6 +1110,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_letters_of_a_partition_keep_their_order_where_a_clock_was_set_back",
         "test_a_key_is_sent_in_order_though_its_topic_has_grown_between",
     ),
+    266: ("test_an_open_bundle_is_due_some_time_after_its_latest_part",),
     244: ("test_letters_are_sent_once_though_their_task_is_killed",),
     230: (
         "test_a_failed_job_names_the_cause_that_spark_hides",

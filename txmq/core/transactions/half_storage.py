@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 # An open bundle whose next part does not come in time is rolled back: its producer is
 # gone, and never got a receipt for the whole bundle.
 OPEN_TIMEOUT = MINUTE
+# The database tells whether the producer is gone; a job has a time of its own, because
+# the rows of its tasks come as slowly as somebody computes them.
+WITH_OWN_TIME = (ByPostgres, ByJob)
 
 
 class BundleBatch(NamedTuple):
@@ -229,7 +232,7 @@ def _stored(
     else:
         check_after, offsets, large = row.check_after, None, row.large is not None
     wait = check_after
-    if not command.sealed and not (wait and isinstance(decider, ByPostgres)):
+    if not command.sealed and not (wait and isinstance(decider, WITH_OWN_TIME)):
         wait = OPEN_TIMEOUT
     return PartStored(
         command.token,
