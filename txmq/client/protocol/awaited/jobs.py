@@ -52,7 +52,10 @@ class Job:
         return await group.store()
 
     async def decide(self, winners: Sequence[UUID]) -> JobOutcome:
-        """Publish the bundles with these tokens, in this order; drop all others.
+        """Publish the bundles with these tokens; drop all others.
+
+        They are published in this order, but for small ones, which do not wait until
+        large ones are visible, and those that wait for an undecided message of a key.
 
         Raises UnknownTransaction if one of them is not stored; nothing is decided then.
         """
