@@ -89,6 +89,17 @@ def test_nothing_is_cut_where_no_terminal_sets_a_width(capsys: pytest.CaptureFix
     assert shown(capsys, {"error": text}) == [f"error  {text}"]
 
 
+def test_an_address_stays_whole_on_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "40")
+    url = f"postgresql://postgres:{'x' * 32}@127.0.0.1:5432/postgres"
+    broker, database = shown(capsys, {"broker": "txmq://127.0.0.1:7650", "postgres": url})
+    assert broker.endswith("txmq://127.0.0.1:7650")
+    assert database.endswith(url)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [

@@ -178,7 +178,9 @@ def _print_tables(value: Mapping[str, Any], columns: Columns) -> None:
     single = {name: item for name, item in value.items() if name not in lists}
     with console.capture() as printed:
         if single:
+            terminal, console.width = console.width, _fields_width(single, console.width)
             console.print(_fields_table(single))
+            console.width = terminal
         for name, rows in lists.items():
             if len(value) > 1:
                 console.print(Text(f"\n{name}", style="bold"))
@@ -200,6 +202,17 @@ def _fields_table(fields: Mapping[str, Any]) -> Table:
     for name, value in fields.items():
         table.add_row(Text(name, style="bold"), Text(format_field(name, value), overflow="fold"))
     return table
+
+
+def _fields_width(fields: Mapping[str, Any], terminal: int) -> int:
+    """Return the width of the terminal, or more: an address that is folded into two
+    lines cannot be copied.
+    """
+    from rich.cells import cell_len
+
+    words = (word for name, value in fields.items() for word in format_field(name, value).split())
+    longest = max(map(cell_len, words), default=0)
+    return max(terminal, max(map(cell_len, fields)) + 2 + longest)
 
 
 def _rows_table(rows: list[dict[str, Any]], columns: Sequence[str]) -> Table:
