@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from contextlib import closing
 from importlib import resources
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,7 @@ from txmq.tx.postgres.identity import Server, ServerIdentity, require_supported
 from txmq.tx.postgres.schema import check, install
 from txmq.tx.postgres.session import connect
 
+SECURITY = Path(__file__).parents[3] / "docs" / "SECURITY.md"
 INBOX_ROW = (
     'INSERT INTO txmq_inbox_recent (grp, log_id, topic_id, partition, epoch, "offset")'
     " VALUES ('g', gen_random_uuid(), 1, 0, 0, 1)"
@@ -124,6 +127,41 @@ def test_missing_rights_and_weak_defaults_are_pointed_out(database: str) -> None
     assert any("DELETE on txmq_inbox_recent" in remark for remark in remarks)
     assert any("without a partition" in remark for remark in remarks)
     assert any("synchronous_commit is off" in remark for remark in remarks)
+
+
+def test_a_role_without_any_right_learns_all_that_it_lacks(database: str) -> None:
+    with poor_role(database) as (role, dsn):
+        remarks = run_check(dsn)
+        rows(database, f"GRANT SELECT ON txmq_schema TO {role}")
+        granted = run_check(dsn)
+    lacking = (
+        "the role may not SELECT on txmq_schema: GRANT SELECT ON public.txmq_schema TO the role"
+    )
+    assert lacking in remarks
+    assert any("INSERT on txmq_token" in remark for remark in remarks)
+    assert granted == [remark for remark in remarks if remark != lacking]
+
+
+def test_grants_as_documented_are_what_brokers_and_services_need(empty_database: str) -> None:
+    blocks = re.findall(r"```sql\n(.*?)^```", SECURITY.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    [(database, superuser)] = rows(empty_database, "SELECT current_database(), current_user")
+    with (
+        poor_role(empty_database, "broker") as (broker, broker_dsn),
+        poor_role(empty_database, "services") as (services, services_dsn),
+    ):
+        names = {"shop": database, "txmq": broker, "app": services, "postgres": superuser}
+        before, after = (
+            re.sub(r"(?<=DATABASE )shop|(?<=TO )\w+", lambda found: names[found[0]], block)
+            for block in blocks
+        )
+        rows(empty_database, before)
+        run_install(broker_dsn)
+        rows(empty_database, after)
+        assert run_check(broker_dsn) == []
+        assert {remark.partition(":")[0] for remark in run_check(services_dsn)} == {
+            "the role may not INSERT on txmq_broker",  # only brokers do
+            "the role may not UPDATE on txmq_broker",
+        }
 
 
 @pytest.mark.parametrize(("version", "in_recovery"), [(130012, False), (160001, True)])

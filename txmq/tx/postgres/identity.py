@@ -155,15 +155,15 @@ async def read_server(driver: Driver) -> Server:
 async def read_history(driver: Driver, timeline: int) -> TimelineHistory:
     """Read where the timelines before `timeline` ended.
 
-    The function that reads it needs the rights of its owner: where a superuser has
-    installed the schema, all is well.
+    The function that reads it has the rights of its owner: all is well where that is
+    a superuser.
     """
     try:
         text = await _history_text(driver, timeline)
     except DatabaseUnavailable:
         raise
     except DatabaseError as error:
-        hint = "run txmq schema install as a superuser, who then owns txmq_timeline_history(int)"
+        hint = "as a superuser: ALTER FUNCTION txmq_timeline_history(int) OWNER TO postgres"
         return TimelineHistory(timeline, {}, f"{error}; {hint}")
     return TimelineHistory(timeline, dict(timeline_ends(text)))
 

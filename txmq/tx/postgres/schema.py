@@ -17,6 +17,7 @@ VERSION: Final = 4  # version n is made from n - 1 by schema_n.sql
 _LOCK: Final = 0x74786D71  # "txmq": two installations at once take turns
 
 _RIGHTS: Final = {
+    "txmq_schema": "SELECT",
     "txmq_token": "SELECT, INSERT, UPDATE",
     "txmq_broker": "SELECT, INSERT, UPDATE",
     "txmq_outbox": "SELECT, INSERT, DELETE",
@@ -69,6 +70,8 @@ def check(connection: Connection) -> list[str]:
     """
     require_supported(read_server(connection))
     with translated("checking the schema"), connection.cursor() as cursor:
+        if not _may_read(cursor, "txmq_schema"):
+            return _missing_rights(cursor)  # of a version that the role cannot see
         found = _version(cursor)
         _refuse_newer(found)
         if found < VERSION:
@@ -97,16 +100,24 @@ def _refuse_newer(found: int) -> None:
         )
 
 
+def _may_read(cursor: Cursor, table: str) -> bool:
+    """Return whether the role may read the table; true where there is no table."""
+    cursor.execute("SELECT has_table_privilege(to_regclass(%s), 'SELECT')", (f"public.{table}",))
+    return cursor.fetchone() != (False,)
+
+
 def _missing_rights(cursor: Cursor) -> list[str]:
     remarks = []
     for table, rights in _RIGHTS.items():
         for right in rights.split(", "):
-            cursor.execute("SELECT has_table_privilege(%s, %s)", (f"public.{table}", right))
+            cursor.execute(
+                "SELECT has_table_privilege(to_regclass(%s), %s)", (f"public.{table}", right)
+            )
             if cursor.fetchone() == (False,):
                 grant = f"GRANT {right} ON public.{table} TO the role"
                 remarks.append(f"the role may not {right} on {table}: {grant}")
     for function in _FUNCTIONS:
-        cursor.execute("SELECT has_function_privilege(%s, 'EXECUTE')", (function,))
+        cursor.execute("SELECT has_function_privilege(to_regprocedure(%s), 'EXECUTE')", (function,))
         if cursor.fetchone() == (False,):
             name = function.removeprefix("public.").partition("(")[0]
             remarks.append(
@@ -117,19 +128,18 @@ def _missing_rights(cursor: Cursor) -> list[str]:
 
 def _remarks(cursor: Cursor) -> list[str]:
     remarks = []
-    cursor.execute(
-        "SELECT EXISTS (SELECT FROM public.txmq_token_default),"
-        " current_setting('synchronous_commit')"
-    )
+    if _may_read(cursor, "txmq_token_default"):  # services need not
+        cursor.execute("SELECT FROM public.txmq_token_default LIMIT 1")
+        if cursor.fetchone() is not None:
+            remarks.append(
+                "tokens without a partition of their own: maintenance is late, "
+                "or a producer's clock is ahead"
+            )
+    cursor.execute("SELECT current_setting('synchronous_commit')")
     row = cursor.fetchone()
-    if row and row[0]:
+    if row and row[0] in ("off", "local"):
         remarks.append(
-            "tokens without a partition of their own: maintenance is late, "
-            "or a producer's clock is ahead"
-        )
-    if row and row[1] in ("off", "local"):
-        remarks.append(
-            f"synchronous_commit is {row[1]} by default: transactions with messages will be refused"
+            f"synchronous_commit is {row[0]} by default: transactions with messages will be refused"
         )
     return remarks
 
