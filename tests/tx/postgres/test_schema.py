@@ -151,7 +151,7 @@ def test_grants_as_documented_are_what_brokers_and_services_need(empty_database:
     ):
         names = {"shop": database, "txmq": broker, "app": services, "postgres": superuser}
         before, after = (
-            re.sub(r"(?<=DATABASE )shop|(?<=TO )\w+", lambda found: names[found[0]], block)
+            re.sub(r"(?<=DATABASE )shop|(?<=TO )\w+", lambda found: str(names[found[0]]), block)
             for block in blocks
         )
         rows(empty_database, before)
