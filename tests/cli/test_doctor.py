@@ -13,6 +13,7 @@ import pytest
 
 from tests.certificates import Authority, Files
 from tests.cli.support import run
+from tests.tx.postgres.support import poor_role
 from txmq.cli.commands.broker import _notify_supervisor
 from txmq.cli.doctor.machine import file_system_of
 from txmq.config.broker import SettingsFile
@@ -70,6 +71,15 @@ def test_what_would_lose_messages_fails(tmp_path: Path, empty_database: str) -> 
     assert found["database stock"]["found"] == "reached, for relay and xa"
     assert found["free space"]["health"] == "warning"
     assert all(one["advice"] for one in found.values() if one["health"] != "ok")
+
+
+def test_a_role_without_rights_is_told_which_it_lacks(tmp_path: Path, database: str) -> None:
+    with poor_role(database) as (_role, dsn):
+        resolver = f'[[resolver]]\nname = "shop"\ndsn = "{dsn}"'
+        _status, found = examined(tmp_path / "t.toml", settings(tmp_path / "data", resolver))
+    tables = found["database shop: tables"]
+    assert "GRANT SELECT ON public.txmq_token TO the role" in tables["found"]
+    assert "grants" in tables["advice"]  # another installation would not help
 
 
 def test_a_directory_that_cannot_be_written_fails(tmp_path: Path) -> None:

@@ -69,15 +69,16 @@ def _checks(connection: Connection, uses: frozenset[str]) -> Iterator[Finding]:
 def _tables(connection: Connection) -> Finding:
     from txmq.tx.postgres import schema
 
+    advice = "docs/SECURITY.md, section 7, has the grants"
     try:
         remarks = schema.check(connection)
     except SchemaMissing as error:
-        remarks = [error.message]
+        remarks, advice = [error.message], "run as the owner of the tables: txmq schema install DSN"
     return judged(
         "tables",
         "; ".join(remarks) or f"version {schema.VERSION}",
         failed=bool(remarks),
-        advice="run as a superuser: txmq schema install DSN",
+        advice=advice,
     )
 
 
