@@ -242,16 +242,21 @@ def copy_batches(dsn: str, exported: str, query: str, schema: str) -> Iterator[p
 def _parsed_rows(file: IO[bytes], fields: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a file of COPY.
 
-    A row must fit in a block of pyarrow. Where one does not, the rest of the file is
-    parsed in larger blocks, which cost memory.
+    A row must fit in a block of pyarrow. Where one does not, the file is parsed again
+    in larger blocks, which cost memory, and the rows that were yielded are left out.
+    The parser itself must not skip them: where values have lines, it then loses its
+    place (pyarrow 26.0, 2026-11-28).
     """
     block, rows = BLOCK, 0
     while True:
         file.seek(0)
+        end = 0
         try:
-            for batch in _csv_reader(file, fields, block, rows):
-                yield batch
-                rows += batch.num_rows
+            for batch in _csv_reader(file, fields, block):
+                end += batch.num_rows
+                if end > rows:
+                    first, rows = batch.num_rows - (end - rows), end
+                    yield batch.slice(first)
         except pa.ArrowInvalid as error:
             if "try to increase block size" not in str(error) or block == LARGEST_BLOCK:
                 raise
@@ -261,13 +266,11 @@ def _parsed_rows(file: IO[bytes], fields: Mapping[str, str]) -> Iterator[pa.Reco
 
 
 def _csv_reader(
-    file: IO[bytes], fields: Mapping[str, str], block: int, skipped_rows: int
+    file: IO[bytes], fields: Mapping[str, str], block: int
 ) -> pyarrow.csv.CSVStreamingReader:
     return pyarrow.csv.open_csv(
         file,
-        read_options=pyarrow.csv.ReadOptions(
-            column_names=list(fields), block_size=block, skip_rows_after_names=skipped_rows
-        ),
+        read_options=pyarrow.csv.ReadOptions(column_names=list(fields), block_size=block),
         parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
         convert_options=pyarrow.csv.ConvertOptions(
             column_types={name: ARROW[kind] for name, kind in fields.items()},

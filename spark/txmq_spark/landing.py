@@ -74,11 +74,12 @@ def require_same_batches(spark: SparkSession, options: LandOptions) -> None:
     Spark knows the batches of a directory by their numbers only. It would take those of
     the other checkpoint for batches that this one has landed, and skip their messages.
     """
+    # Of one checkpoint these numbers rise in this order, also while another run is at
+    # work. A run that was killed may have landed the batch that it had planned.
+    committed = last_batch(spark, f"{options.checkpoint}/commits")
     landed = last_batch(spark, f"{options.path}/_spark_metadata")
     planned = last_batch(spark, f"{options.checkpoint}/offsets")
-    committed = last_batch(spark, f"{options.checkpoint}/commits")
-    # A run that was killed may have landed the batch that it had planned.
-    if landed not in (planned, committed) or not _have_same_id(spark, options):
+    if not committed <= landed <= planned or not _have_same_id(spark, options):
         raise ConfigError(
             "--path",
             f"{options.path} was not landed with the checkpoint {options.checkpoint}",

@@ -86,13 +86,14 @@ def test_rows_may_be_wider_than_the_blocks_in_which_they_are_parsed(
     connection: Connection, taken: DatabaseSnapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(database_snapshot, "BLOCK", 1_024)
-    text = "repeat('a' || chr(10), (n % 400 = 7)::int * n * 40)"
-    query = f"SELECT n, {text} FROM generate_series(1, 3000) n"
-    batches = list(copy_batches(taken.dsn, taken.exported, query, "number bigint, name string"))
-    table = pa.Table.from_batches(batches)
-    assert table.column("number").to_pylist() == list(range(1, 3_001))
-    wide = [name for name in table.column("name").to_pylist() if name]
-    assert wide == ["a\n" * (40 * number) for number in range(7, 3_001, 400)]
+    wide = "repeat('a' || chr(10), (n % 400 = 7)::int * n * 40)"
+    for first in range(1, 41):  # the rows before a wide one decide how blocks are cut
+        query = f"SELECT n, {wide} FROM generate_series({first}, 1000) n"
+        batches = copy_batches(taken.dsn, taken.exported, query, "number bigint, name string")
+        table = pa.Table.from_batches(batches)
+        assert table.column("number").to_pylist() == list(range(first, 1_001))
+        found = [name for name in table.column("name").to_pylist() if name]
+        assert found == ["a\n" * (40 * n) for n in range(7, 1_001, 400) if n >= first]
 
 
 def test_a_table_is_read_in_page_ranges_of_one_snapshot(

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.spark.stream_driver import texts
-from txmq_spark import command_line
+from txmq.errors import ConfigError
+from txmq_spark import command_line, landing
 from txmq_spark.hadoop_files import Directory
 from txmq_spark.landing import LandOptions, require_same_batches
 
@@ -126,6 +127,26 @@ def test_two_first_runs_at_the_same_time_leave_one_id(
     require_same_batches(spark, options)
     ids = {Directory(spark, place).read("_txmq_landing", 100) for place in set(written)}
     assert ids == {"b" * 32}
+
+
+def test_a_run_that_is_at_work_is_no_other_checkpoint(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers: dict[str, int] = {"offsets": 0, "_spark_metadata": -1, "commits": -1}
+    steps = ("_spark_metadata", "commits", "offsets")
+
+    def last_batch(_spark: SparkSession, log: str) -> int:
+        found = numbers[Path(log).name]
+        for step in steps:  # the other run has come to its next batch meanwhile
+            numbers[step] += 1
+        return found
+
+    monkeypatch.setattr(landing, "last_batch", last_batch)
+    options = LandOptions("txmq://h", str(tmp_path / "lake"), str(tmp_path / "progress"))
+    require_same_batches(spark, options)
+    numbers.update(_spark_metadata=-1)
+    with pytest.raises(ConfigError, match="was not landed with the checkpoint"):
+        require_same_batches(spark, options)
 
 
 def test_a_landing_needs_topics(

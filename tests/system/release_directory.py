@@ -31,6 +31,8 @@ listen = "127.0.0.1:0"
 preallocate_bytes = 4096
 [checks]
 first_s = 86400.0
+[retention]
+hours = 0
 """
 SCHEMA = '{"type": "object"}'
 ADMIN, PASSWORD = "root", "kept"
@@ -39,6 +41,7 @@ SHOWN = "shown.json"  # of the archive: what the release said of its directory
 CHANGING = {
     "boot_epoch", "idle_s", "age_us", "since", "next_check", "last_check", "session", "members",
     "bytes", "lag_ms", "oldest_us", "history", "checks", "operations", "generation",
+    "check_at", "check_reason", "checked_at", "checked_by", "tries", "in_doubt",
 }  # fmt: skip
 
 
@@ -156,14 +159,15 @@ def views(url: str) -> dict[str, Any]:
             "users": call("user.list"),
             "audit": call("audit.list"),
         }
-    found: dict[str, Any] = _lasting(json.loads(json.dumps(shown)))
+    found: dict[str, Any] = lasting(json.loads(json.dumps(shown)))
     return found
 
 
-def _lasting(value: Any) -> Any:
+def lasting(value: Any) -> Any:
+    """Return a view without what changes with time or at a start."""
     if isinstance(value, dict):
-        return {name: _lasting(one) for name, one in value.items() if name not in CHANGING}
-    return [_lasting(one) for one in value] if isinstance(value, list) else value
+        return {name: lasting(one) for name, one in value.items() if name not in CHANGING}
+    return [lasting(one) for one in value] if isinstance(value, list) else value
 
 
 if __name__ == "__main__":

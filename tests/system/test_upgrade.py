@@ -13,7 +13,7 @@ import pytest
 
 import txmq
 from tests.system import release_directory
-from tests.system.release_directory import ADMIN, PASSWORD, SHOWN, serving, views
+from tests.system.release_directory import ADMIN, PASSWORD, SHOWN, lasting, serving, views
 from txmq.broker.data_directory.storage import open_directory
 from txmq.config.broker import load_broker
 from txmq.core.events.base import EVENTS
@@ -28,7 +28,7 @@ RELEASES = sorted((Path(__file__).parents[1] / "golden").glob("directory-*.zip")
 def _unpack(archive: Path, directory: Path) -> dict[str, Any]:
     with zipfile.ZipFile(archive) as packed:
         packed.extractall(directory / "data")
-    shown: dict[str, Any] = json.loads((directory / "data" / SHOWN).read_text())
+    shown: dict[str, Any] = lasting(json.loads((directory / "data" / SHOWN).read_text()))
     (directory / "data" / SHOWN).unlink()
     return shown
 
