@@ -43,7 +43,7 @@ from txmq.tx.postgres.outbox import OutboxRow
 from txmq.wire.data_requests import Opcode
 
 Connect = Callable[..., Client]
-DEADLINE_S = 20
+DEADLINE_S = 60
 SOON: TransactionOptions = {"on_unavailable": "outbox", "timeout": 0.3}
 DIRECT: TransactionOptions = {"timeout": 0.3}
 
