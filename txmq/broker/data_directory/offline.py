@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from uuid import UUID
 
-    from txmq.broker.data_directory.verify import LogSpan
+    from txmq.broker.data_directory.verify import LostSpan
     from txmq.config.broker import BrokerSettings
     from txmq.store.filesystem import FileSystem
     from txmq.store.tables import Tables
@@ -63,7 +63,7 @@ class RebuildReport(NamedTuple):
 
 
 def check_index(
-    fs: FileSystem, data: Path, log_id: UUID, *, lost: Sequence[LogSpan] = (), deep: bool
+    fs: FileSystem, data: Path, log_id: UUID, *, lost: Sequence[LostSpan] = (), deep: bool
 ) -> IndexReport | None:
     """Compare the index with the log; with `deep`, also with a rebuilt one. None =
     there is no index. `lost` are the spans of the log that a repair gave up.

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from txmq.store.filesystem import FileSystem
     from txmq.store.tables import Tables
 
-LogSpan = tuple[int, int]  # position in the log, end
+LostSpan = tuple[int, int]  # position in the log, end; given up by a repair
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class LogReport:
     records: int
     torn: int
     damaged: tuple[Damage, ...]
-    lost: tuple[LogSpan, ...]
+    lost: tuple[LostSpan, ...]
 
 
 class MisplacedRow(NamedTuple):
@@ -147,7 +147,7 @@ class LogFiles:
 
 
 def verify_index(
-    files: LogFiles, tables: Tables, lost: Sequence[LogSpan] = ()
+    files: LogFiles, tables: Tables, lost: Sequence[LostSpan] = ()
 ) -> Iterator[MisplacedRow | LostMessages]:
     """Return the rows of the tables whose batches are not where they should be. `lost`
     are the spans that a repair gave up, in the order of the log.
@@ -177,7 +177,7 @@ def _name(tables: Tables, table: str, key: bytes) -> str:
     return "" if row is None else str(row[0])
 
 
-def _in_span(spans: Sequence[LogSpan], position: int) -> bool:
+def _in_span(spans: Sequence[LostSpan], position: int) -> bool:
     at = bisect_right(spans, position, key=itemgetter(0)) - 1
     return at >= 0 and position < spans[at][1]
 
