@@ -67,6 +67,9 @@ class Need(NamedTuple):
         return f"{self.kind}:{'*' if self.name == ANY else self.name}"
 
 
+ADMIN = Need("admin", "cluster")
+
+
 class Grant(NamedTuple):
     """A verb or role on a resource: "cluster", "topic:NAME", or with `*` at the end all
     names that begin so.

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.broker.access.support import PASSWORD, VERIFIER, BrokerWithUsers, login
-from tests.broker.support import BrokerInMemory, send_payload
+from tests.broker.support import BrokerInMemory, Client, send_payload
 from txmq import errors
 from txmq.broker.access import guard
 from txmq.broker.reactor.protocol import STUCK_SECONDS
@@ -402,3 +402,41 @@ def test_a_login_that_began_before_a_new_password_or_the_user_s_end_does_not_suc
         client.send(encode_frame(Opcode.LOGIN, 2, LoginStep(message=final).encode()))
         [reply] = client.replies()
         assert isinstance(refusal_of(reply), errors.LoginFailed)
+
+
+def test_a_saved_selection_is_replaced_and_removed_by_its_author_and_by_admins_only() -> None:
+    broker = BrokerWithUsers()
+    root, ops, other = broker.log_in("root"), broker.log_in("ops"), broker.log_in("nobody")
+    broker.grant("nobody", "operator", "group:billing")
+    made = scram.make_verifier(PASSWORD, b"t" * 16, scram.MIN_ITERATIONS)
+
+    def save(client: Client, name: str, text: str | None) -> errors.TxmqError | None:
+        select = None if text is None else {"text": text}
+        args = {"name": name, "select": select, "operator": "ops", "reason": "ops: mine"}
+        reply = client.ask(Opcode.CALL, encode_call("dlq.save", args))
+        return to_error(reply.status, reply.payload) if reply.status else None
+
+    def saved() -> dict[str, str]:
+        found: Any = ops.call("dlq.saved")
+        return {one["name"]: one["select"]["text"] for one in found["selections"]}
+
+    assert save(ops, "late", "a") is save(ops, "odd", "b") is None
+    for text in ("x", None):
+        refused = save(other, "late", text)
+        assert isinstance(refused, errors.NotPermitted)
+        assert "'ops'" in refused.message
+    with pytest.raises(errors.NotPermitted):  # as a form of the console asks
+        rights = broker.assembly.guard.rights_of("nobody")
+        replies: list[Any] = []
+        broker.assembly.calls.ask("dlq.save", {"name": "late"}, replies.append, rights, "console")
+        broker.pass_time(0)
+        raise replies[0].as_error()
+    assert saved() == {"late": "a", "odd": "b"}
+    assert save(ops, "late", "c") is save(root, "odd", "d") is None
+    assert saved() == {"late": "c", "odd": "d"}
+    assert isinstance(save(ops, "odd", "e"), errors.NotPermitted), "it is the admin's by now"
+    root.call("user.delete", name="ops")
+    assert save(other, "late", "f") is None, "nobody else could tidy up"
+    root.call("user.set", name="ops", roles=["operator"], password=VerifierArgs.of(made), new=True)
+    assert isinstance(save(broker.log_in("ops"), "late", None), errors.NotPermitted)
+    assert save(root, "late", None) is None

@@ -439,7 +439,7 @@ class DeadLetterCalls:
 
     def save(self, call: CallContext, args: wire.DlqSave) -> None:
         text = "" if args.select is None else args.select.model_dump_json(exclude_defaults=True)
-        command = letter_notes.SaveSelection(args.name, text, operator_note(args))
+        command = letter_notes.SaveSelection(args.name, text, operator_note(args), call.user)
         self._submit(audited("dlq.save", f"selection:{args.name}", args, command), call.answer)
 
     def saved(self, call: CallContext, args: wire.DlqSaved) -> None:

@@ -2,6 +2,8 @@
 
 A note belongs to a group and a fingerprint, and goes with the group. A selection
 belongs to no group. Its text is JSON that the broker has checked; the core keeps it.
+Where there are users, only its author and admins replace or remove it: others act on
+letters by its name, and rely on what it selects.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from txmq.core.consumers.authorization import find_group
 from txmq.core.events.consumers import FingerprintNoted, SelectionSaved
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
-from txmq.errors import BadRequest
+from txmq.errors import BadRequest, NotPermitted
+from txmq.model.access import ADMIN, allows
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
@@ -37,11 +40,14 @@ class NoteFingerprint(NamedTuple):
 
 
 class SaveSelection(NamedTuple):
-    """Keep a selection by its name; "" removes it."""
+    """Keep a selection by its name; "" removes it. `user` is who asks, "" where there
+    are no users.
+    """
 
     name: str
     text: str
     by: str = ""
+    user: str = ""
 
 
 class Note(NamedTuple):
@@ -50,6 +56,11 @@ class Note(NamedTuple):
     text: str
     by: str
     at: int
+
+    @property
+    def author(self) -> str:
+        """Who wrote it: `by` has the reason as well."""
+        return self.by.partition(":")[0]
 
 
 def decide_note(state: State, command: NoteFingerprint, now: int) -> Outcome | Rejected:
@@ -109,15 +120,30 @@ def _note_key(group: ConsumerGroup, fingerprint: str) -> bytes:
 
 def decide_save(state: State, command: SaveSelection, now: int) -> Outcome | Rejected:
     del now
-    known = state.tables[t.SELECTIONS].get(command.name.encode()) is not None
-    if not command.text and not known:
+    known = selection_of(state, command.name)
+    if known is None and not command.text:
         return Rejected(
             BadRequest, f"there is no selection {command.name!r}", "see txmq dlq select list"
         )
-    if not known and sum(1 for _ in islice(selections(state), MAX_SELECTIONS)) == MAX_SELECTIONS:
+    if known is not None and not _may_change(state, known, command.user):
+        return Rejected(
+            NotPermitted,
+            f"selection {command.name!r} is of user {known.author!r}",
+            "save yours under another name, or ask this user or an admin",
+        )
+    full = sum(1 for _ in islice(selections(state), MAX_SELECTIONS)) == MAX_SELECTIONS
+    if known is None and full:
         message = f"there are {MAX_SELECTIONS} selections already"
         return Rejected(BadRequest, message, "delete old ones: txmq dlq select delete")
     return Outcome((SelectionSaved(command.name, command.text, command.by),))
+
+
+def _may_change(state: State, known: Note, user: str) -> bool:
+    users = state.users.by_name
+    if not user or known.author == user or known.author not in users:
+        return True  # what a deleted user has left is everybody's
+    mine = users.get(user)
+    return mine is not None and allows(mine.roles, mine.grants, ADMIN)
 
 
 def apply_saved(state: State, event: SelectionSaved, context: RecordContext) -> None:

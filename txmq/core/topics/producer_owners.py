@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING
 from txmq.core.events.outcome import Appliers, Deciders, Rejected
 from txmq.core.events.users import ProducerOwned
 from txmq.errors import NotPermitted
-from txmq.model.access import Need, allows
+from txmq.model.access import ADMIN, allows
 
 if TYPE_CHECKING:
     from txmq.core.events.base import RecordContext
     from txmq.core.state.state import State
-
-ANYBODY_S = Need("admin", "cluster")  # who may send as anybody's producer
 
 
 def check_owner(state: State, producer_id: bytes, user: str) -> Rejected | None:
@@ -32,7 +30,7 @@ def check_owner(state: State, producer_id: bytes, user: str) -> Rejected | None:
     if producer.owner not in users:
         return None  # the owner was deleted, and what it left may be sent by others
     known = users.get(user)
-    if known is not None and allows(known.roles, known.grants, ANYBODY_S):
+    if known is not None and allows(known.roles, known.grants, ADMIN):
         return None
     return Rejected(
         NotPermitted,
