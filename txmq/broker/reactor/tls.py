@@ -78,17 +78,22 @@ class Certificates:
         context.set_options(SSL.OP_NO_COMPRESSION | SSL.OP_NO_RENEGOTIATION)
         context.set_session_cache_mode(SSL.SESS_CACHE_OFF)
         key = _private_key(settings.key)
+        file = settings.cert
         try:
             context.use_certificate_chain_file(str(settings.cert))
+            file = settings.key
             context.use_privatekey(key)
             context.check_privatekey()
             if settings.client_ca is not None:
+                file = settings.client_ca
                 context.load_verify_locations(str(settings.client_ca))
                 must = SSL.VERIFY_FAIL_IF_NO_PEER_CERT if settings.require_client_cert else 0
                 context.set_verify(SSL.VERIFY_PEER | must)
         except SSL.Error as error:
             reasons = [str(reason[-1]) for reason in error.args[0]] or ["is it PEM?"]
-            raise _unusable(reasons[-1], settings.cert) from None
+            raise _unusable(reasons[-1], file) from None
+        except TypeError:  # as pyOpenSSL says for a key that signs nothing, such as X25519
+            raise _unusable("a key of this kind has no certificate", settings.key) from None
         return context
 
 
