@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
+from twisted.internet.address import IPv4Address
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 
@@ -35,9 +36,10 @@ class ScriptedSite:
         else:
             self.later.append(respond)
 
-    def request(self, data: bytes) -> tuple[Any, StringTransport]:
+    def request(self, data: bytes, host: str = "10.0.0.1") -> tuple[Any, StringTransport]:
         """Send data on a new connection."""
-        transport, channel = StringTransport(), self.factory.buildProtocol(None)
+        address = IPv4Address("TCP", host, 1)
+        transport, channel = StringTransport(), self.factory.buildProtocol(address)
         channel.makeConnection(transport)
         channel.dataReceived(data)
         self.clock.advance(0)
@@ -233,6 +235,18 @@ def test_a_new_connection_takes_the_place_of_the_oldest_without_a_request() -> N
     assert status(transport) == 200
     assert slow[0].disconnected
     assert not any(one.disconnected for one in slow[1:])
+
+
+def test_a_host_that_connects_again_and_again_pushes_out_its_own_connections() -> None:
+    """A browser's handshake of TLS takes longer than others need to connect."""
+    site = ScriptedSite()
+    browser, transport = site.request(b"")
+    for _ in range(2 * MAX_CONNECTIONS):
+        site.request(b"", "10.0.0.2")
+    browser.dataReceived(GET + b"\r\n")
+    site.clock.advance(0)
+    assert not transport.disconnected
+    assert status(transport) == 200
 
 
 def test_connections_that_wait_for_replies_are_not_replaced() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 import socket
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from io import BytesIO
 from math import ceil
@@ -21,6 +22,7 @@ from twisted.internet.protocol import connectionDone
 from twisted.web.http import HTTPChannel, HTTPFactory, Request, datetimeToString
 
 from txmq.broker.reactor.bounded_log import BoundedLog
+from txmq.broker.reactor.connection_limits import network_of
 from txmq.config.listen import is_loopback
 from txmq.errors import LoginFailed, Throttled
 from txmq.wire.json import dump
@@ -381,6 +383,7 @@ class AdminChannel(HTTPChannel):
     totalHeadersSize = MAX_HEADER_BYTES
     maxHeaders = MAX_HEADER_LINES
     answering = False  # a complete request
+    network = ""  # of the client
 
     @property
     def sends_form(self) -> bool:
@@ -454,16 +457,27 @@ class AdminFactory(HTTPFactory):
         self.channels: dict[AdminChannel, None] = {}  # the oldest first
 
     def buildProtocol(self, addr: IAddress | None) -> Any:  # noqa: ANN401  # an AdminChannel; the base class has no type for it
-        """Return a new connection. Beyond the limit it takes the place of the oldest
-        one that has no complete request: slow clients must not keep others out.
+        """Return a new connection. Beyond the limit it takes the place of one that has
+        no complete request: slow clients must not keep others out.
         """
         if len(self.channels) >= MAX_CONNECTIONS:
-            idle = next((one for one in self.channels if not one.answering), None)
+            idle = self._dispensable()
             if idle is None:
                 return None
             del self.channels[idle]
             _abort(idle)
-        return super().buildProtocol(addr)
+        channel: Any = super().buildProtocol(addr)
+        if channel is not None:
+            channel.network = network_of(str(getattr(addr, "host", addr)))
+        return channel
+
+    def _dispensable(self) -> AdminChannel | None:
+        """Return the oldest connection without a complete request, of the host that has
+        the most of them: one that connects again and again pushes out its own.
+        """
+        idle = [one for one in self.channels if not one.answering]
+        counts = Counter(one.network for one in idle)
+        return max(idle, key=lambda one: counts[one.network], default=None)
 
     def stopFactory(self) -> None:
         for channel in tuple(self.channels):
