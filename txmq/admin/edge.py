@@ -11,6 +11,7 @@ from twisted.internet.error import CannotListenError
 
 from txmq.admin.http import AdminFactory, HttpAccess
 from txmq.admin.site import AdminSite
+from txmq.broker.reactor.connection_limits import BACKLOG
 from txmq.config.listen import ListenAddress
 from txmq.errors import ConfigError
 
@@ -43,7 +44,7 @@ class AdminEdge:
 
             factory = TlsFactory(parts.certificates, factory, parts.reactor)
         endpoint = TCP4ServerEndpoint(
-            parts.reactor, self._address.port, interface=self._address.host
+            parts.reactor, self._address.port, backlog=BACKLOG, interface=self._address.host
         )
         try:
             port: Any = await endpoint.listen(factory)

@@ -29,6 +29,7 @@ from txmq.broker.data_directory.stored_reports import StoredReports
 from txmq.broker.engine.disk_space import DiskWatch
 from txmq.broker.engine.engine import Engine
 from txmq.broker.monitoring.liveness import Liveness
+from txmq.broker.reactor.connection_limits import BACKLOG
 from txmq.broker.reactor.process_limits import collect_rarely, keep_freed_memory, raise_file_limit
 from txmq.broker.reactor.steady_clock import THIS_MACHINE, MachineClocks, SteadyClock
 from txmq.broker.reactor.threads import WorkerThreads
@@ -61,7 +62,6 @@ if TYPE_CHECKING:
     # begins to listen, and gives an IListeningPort
     Edge = Callable[["BrokerParts"], Awaitable[Any]]
 
-BACKLOG = 1_024  # connections that the kernel holds until they are accepted
 SWITCH_INTERVAL_S = 0.0005  # beside an index writer: tick p99 from 5.8 to 3.2 ms
 QUICK_DISK_S = 0.0005  # with threads for it, 64 senders get 13 % less done, and 4 get 36 % less
 STORAGE_S = 0.2

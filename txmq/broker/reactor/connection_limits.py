@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from txmq.broker.reactor.interfaces import Clock
 
+BACKLOG = 1_024  # connections of a port that the kernel holds until they are accepted
 REFUSALS_S = 60.0  # between lines in the log about refused connections
 # Connections before the end of greeting and login. Each has a deadline and few bytes;
 # those beyond push out the oldest, which has had its time.

@@ -13,9 +13,28 @@ from typing import TYPE_CHECKING, Any
 
 from twisted.internet.epollreactor import EPollReactor
 from twisted.internet.main import installReactor
+from twisted.internet.tcp import Port
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+ACCEPTS = 8  # of one port in a turn: with TLS each takes half a millisecond (2026-11-28)
+
+
+class TurnPort(Port):
+    """A port that accepts few connections a turn. Twisted's accepts as many as wait,
+    and all requests wait behind them.
+    """
+
+    @property
+    def numberAccepts(self) -> int:  # noqa: N802  # Twisted's
+        """The connections of the next turn."""
+        return ACCEPTS
+
+    @numberAccepts.setter
+    def numberAccepts(self, wanted: int) -> None:  # noqa: N802
+        """Leave the number as it is: Twisted raises it while connections wait."""
 
 
 class TurnReactor(EPollReactor):
@@ -30,6 +49,18 @@ class TurnReactor(EPollReactor):
     def after_reads(self, function: Callable[[], object]) -> None:
         """Call a function once. Belongs to the reactor's thread."""
         self._callbacks.append(function)
+
+    def listenTCP(  # noqa: N802  # Twisted's
+        self,
+        port: int,
+        factory: Any,  # noqa: ANN401  # Twisted's
+        backlog: int = 50,
+        interface: str = "",
+    ) -> TurnPort:
+        """Listen, and accept few connections a turn."""
+        listening = TurnPort(port, factory, backlog, interface, self)  # type: ignore[no-untyped-call]  # Twisted's
+        listening.startListening()  # type: ignore[no-untyped-call]
+        return listening
 
     def doPoll(self, timeout: float | None) -> None:  # noqa: N802  # Twisted's
         super().doPoll(0 if self._callbacks else timeout)  # type: ignore[no-untyped-call]  # Twisted's
