@@ -21,7 +21,7 @@ def test_a_port_accepts_few_connections_a_turn_however_many_wait() -> None:
         clients.callback(port.socket.close)
         for _ in range(5 * ACCEPTS):
             clients.enter_context(socket.create_connection(port.socket.getsockname(), 20))
-        turns = []
+        turns: list[int] = []
         while len(accepted) < 5 * ACCEPTS and len(turns) < 10:
             before = len(accepted)
             port.doRead()

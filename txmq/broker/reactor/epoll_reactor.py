@@ -58,8 +58,8 @@ class TurnReactor(EPollReactor):
         interface: str = "",
     ) -> TurnPort:
         """Listen, and accept few connections a turn."""
-        listening = TurnPort(port, factory, backlog, interface, self)  # type: ignore[no-untyped-call]  # Twisted's
-        listening.startListening()  # type: ignore[no-untyped-call]
+        listening = TurnPort(port, factory, backlog, interface, self)
+        listening.startListening()
         return listening
 
     def doPoll(self, timeout: float | None) -> None:  # noqa: N802  # Twisted's
