@@ -412,8 +412,8 @@ def test_a_saved_selection_is_replaced_and_removed_by_its_author_and_by_admins_o
 
     def save(client: Client, name: str, text: str | None) -> errors.TxmqError | None:
         select = None if text is None else {"text": text}
-        args = {"name": name, "select": select, "operator": "ops", "reason": "ops: mine"}
-        reply = client.ask(Opcode.CALL, encode_call("dlq.save", args))
+        args: dict[str, object] = {"name": name, "select": select, "operator": "ops"}
+        reply = client.ask(Opcode.CALL, encode_call("dlq.save", args | {"reason": "ops: mine"}))
         return to_error(reply.status, reply.payload) if reply.status else None
 
     def saved() -> dict[str, str]:
