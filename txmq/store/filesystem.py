@@ -74,6 +74,11 @@ class File(Protocol):
     def fsync(self) -> None:
         """Return as `fdatasync` does, with all metadata on disk."""
 
+    def require_named(self) -> None:
+        """Require that nobody has deleted the file: its contents would end with this
+        process. Raises StoreError.
+        """
+
     def close(self) -> None:
         """Close the file. Idempotent.
 
@@ -147,8 +152,18 @@ def store_error(doing: str, path: str, error: OSError) -> StoreError:
         return DiskFull(text, hint="free space on that disk, or raise the quota")
     if error.errno == errno.EMFILE:
         return StoreError(text, hint="raise the limit of open files (ulimit -n)")
+    if error.errno == errno.EFBIG:
+        return StoreError(text, hint="raise the limit of file sizes (ulimit -f)")
     return StoreError(
         text, hint="check the kernel's messages about the disk, and owner and mode of the path"
+    )
+
+
+def deleted_error(path: str) -> StoreError:
+    """Return the error for an open file whose last name somebody has removed."""
+    return StoreError(
+        f"{path}: somebody has deleted it while this process was writing to it",
+        hint="restore it from a backup; nothing else may clean up in that directory",
     )
 
 
@@ -247,6 +262,11 @@ class RealFile:
     @_translate_errors
     def fsync(self) -> None:
         os.fsync(self._fd)
+
+    @_translate_errors
+    def require_named(self) -> None:
+        if not os.fstat(self._fd).st_nlink:
+            raise deleted_error(self.path)
 
     @_translate_errors
     def close(self) -> None:

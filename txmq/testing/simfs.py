@@ -22,7 +22,7 @@ from random import Random
 from typing import TypeVar
 
 from txmq.errors import DirectoryInUse
-from txmq.store.filesystem import Bytes, Space, store_error
+from txmq.store.filesystem import Bytes, Space, deleted_error, store_error
 from txmq.testing.simdisk import SimDirectory, SimInode, used_bytes
 
 H = TypeVar("H")
@@ -108,6 +108,10 @@ class SimFS:
         directory, name = self._parent(path, "remove")
         directory.change({name: None})
         self.end()
+
+    def names(self, path: str, inode: SimInode) -> bool:
+        """Return whether the path is the name of this inode."""
+        return self._find(path) is inode
 
     def listdir(self, path: str) -> list[str]:
         self.begin("listdir", path)
@@ -262,6 +266,10 @@ class SimFile:
 
     def fsync(self) -> None:
         self._sync("fsync")
+
+    def require_named(self) -> None:
+        if not self._fs.names(self.path, self._inode):
+            raise deleted_error(self.path)
 
     def close(self) -> None:
         # an unfinished generator closes its file when it is collected

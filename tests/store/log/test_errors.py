@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -22,7 +23,9 @@ from tests.store.log.harness import (
     run_workload,
 )
 from txmq.errors import DiskFull, StoreClosed, StoreError
+from txmq.store.filesystem import RealFileSystem
 from txmq.store.log.log import Log
+from txmq.store.log.segment import list_segments
 from txmq.testing.simfs import SimFS
 
 
@@ -209,3 +212,33 @@ def test_a_failed_snapshot_leaves_what_was_there(number: int) -> None:
         ] == []
         check_recovery(fs.crash(rng), history)
     assert failed > 10
+
+
+def test_a_log_whose_segment_is_deleted_acknowledges_nothing_more() -> None:
+    fs = new_disk()
+    log, _ = open_log(fs)
+    history = History()
+    append(log, history, Random(1))
+    flush(log)
+    durable = log.durable
+    [segment] = list_segments(fs, DIRECTORY)
+    fs.remove(segment.path)
+    append(log, history, Random(2))
+    with pytest.raises(StoreError, match="somebody has deleted it"):
+        flush(log)
+    assert log.durable == durable
+    with pytest.raises(StoreClosed):
+        append(log, history, Random(3))
+
+
+def test_a_deleted_file_has_no_name_though_another_has_it(tmp_path: Path) -> None:
+    fs, path = RealFileSystem(), tmp_path / "file"
+    file = fs.create(str(path))
+    file.require_named()
+    path.rename(tmp_path / "moved")
+    file.require_named()
+    (tmp_path / "moved").unlink()
+    path.touch()
+    with pytest.raises(StoreError, match="somebody has deleted it"):
+        file.require_named()
+    file.close()

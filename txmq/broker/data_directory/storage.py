@@ -12,6 +12,7 @@ the log.
 from __future__ import annotations
 
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import structlog
@@ -27,19 +28,26 @@ from txmq.core.events.base import (
 )
 from txmq.core.transactions import lost_records
 from txmq.core.transactions.timers import NoteSnapshot
-from txmq.errors import DiskFull
+from txmq.errors import CorruptRecord, DiskFull
+from txmq.store.index.digest import DATA
 from txmq.store.index.lmdb_tables import LmdbTables
 from txmq.store.log.archive import archive_segment
 from txmq.store.log.integrity import KnownPositions
 from txmq.store.log.log import Log, lock_directory
 from txmq.store.log.record import LOST, split_body
-from txmq.store.log.segment import read_log_id
+from txmq.store.log.segment import read_log_id, segment_path
 from txmq.store.restore import require_served
-from txmq.store.snapshot import newest_snapshot, older_snapshot_position, read_rows, write_snapshot
+from txmq.store.snapshot import (
+    newest_snapshot,
+    older_snapshot_position,
+    read_rows,
+    snapshot_directory,
+    snapshot_positions,
+    write_snapshot,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from twisted.internet.defer import Deferred
 
@@ -91,6 +99,8 @@ def _open_locked(
 ) -> OpenedDirectory:
     with ExitStack() as opened:
         log_id = read_log_id(fs, str(directory))
+        if log_id is None:
+            _require_unused(fs, directory)
         tables = None if log_id is None else LmdbTables.open(directory / "index", log_id=log_id)
         known = KnownPositions()
         if tables is not None and log_id is not None:
@@ -117,6 +127,21 @@ def _open_locked(
         replayed = _catch_up(state, log, tables)
         opened.pop_all()
     return OpenedDirectory(log, tables, state, report, indexed, replayed)
+
+
+def _require_unused(fs: FileSystem, directory: Path) -> None:
+    """Raise CorruptRecord where a directory without a log has what is made from one.
+
+    The log's disk may not be mounted. A broker that began a new log would serve none of
+    its messages, and would remove index and snapshots.
+    """
+    made = [directory / "index"] if (directory / "index" / DATA).exists() else []
+    if snapshot_positions(fs, str(directory)):
+        made.append(Path(snapshot_directory(str(directory))))
+    if made:
+        reason = f"the log is missing, from which {made[0]} was made"
+        hint = "mount its disk, or restore a backup; a new log begins in an empty directory"
+        raise CorruptRecord(segment_path(str(directory), 0), 0, reason, hint=hint)
 
 
 def _upgrade(tables: LmdbTables) -> None:
