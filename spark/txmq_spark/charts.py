@@ -23,13 +23,16 @@ class Bar(NamedTuple):
     kind: str
 
 
+def printable(text: str) -> str:
+    """Return a text on one line, with its unprintable characters replaced."""
+    return "".join(character if character.isprintable() else REPLACEMENT for character in text)
+
+
 def escape_text(text: str, most: int = 300) -> str:
     """Return a text for HTML: one line of printable characters, at most `most` of
     them.
     """
-    line = "".join(
-        character if character.isprintable() else REPLACEMENT for character in text[: most + 1]
-    )
+    line = printable(text[: most + 1])
     return escape(line if len(line) <= most else f"{line[: most - 1]}…")
 
 

@@ -19,6 +19,7 @@ from txmq.errors import ConfigError, TxmqError
 from txmq.model.units import DAY, SECOND
 from txmq_spark.alert_sinks import AlertTable
 from txmq_spark.broker_urls import job_url
+from txmq_spark.charts import printable
 from txmq_spark.job_options import (
     add_reconcile_options,
     add_replay_options,
@@ -135,7 +136,9 @@ def _exit_status(run: Callable[[], int]) -> int:
     try:
         return run()
     except TxmqError as error:
-        print(f"txmq: {error}", file=sys.stderr)
+        # lines of errors are indented: none of them passes for one of ours
+        lines = map(printable, str(error).split("\n"))
+        print("txmq: " + "\n    ".join(lines), file=sys.stderr)
         return 1
 
 

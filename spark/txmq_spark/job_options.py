@@ -12,6 +12,7 @@ from rich.console import Console
 
 from txmq.errors import ConfigError
 from txmq_spark.broker_plans import hand_over
+from txmq_spark.charts import printable
 from txmq_spark.database_snapshot import table_name
 from txmq_spark.mapping import BusinessTable, Mapping, checked_mapping, read_mapping
 from txmq_spark.plan import SAFE, LetterClass, PlanRules
@@ -176,7 +177,7 @@ def _tell_result(options: Namespace, done: ReplayResult) -> None:
         return
     _tell(options, done.counts | ({"gone": done.gone} if done.gone else {}))
     for plan in done.plans:
-        why = f" ({plan['why']})" if plan["why"] else ""
+        why = f" ({printable(plan['why'])})" if plan["why"] else ""
         print(f"plan {plan['name']}: {plan['state']}{why}; see it: txmq plan show {plan['name']}")
 
 

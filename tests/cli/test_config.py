@@ -18,6 +18,7 @@ from txmq.cli.cluster_config import ClusterConfig, changes
 from txmq.client.blocking.client import Client
 from txmq.errors import ConfigError
 from txmq.testing.wait import wait_until
+from txmq.wire.calls.letters import SelectionArgs
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}}
 HERE, COPY = 0, 1
@@ -210,3 +211,31 @@ def test_a_terminal_is_shown_no_control_character_of_a_file(
     assert result.exit_code == 1
     assert "invalid name" in result.stderr
     assert "\x1b" not in result.stderr
+
+
+def test_a_file_has_no_control_character_for_a_terminal_and_says_the_same() -> None:
+    text = "Zürich\x1b[2J\x9b31m\u202e\u2028\x7f"
+    document = ClusterConfig(selections={"odd": SelectionArgs(text=text)})
+    shown = document.text()
+    assert "Zürich" in shown
+    assert all(char.isprintable() or char == "\n" for char in shown)
+    assert cluster_config.parse(shown) == document
+
+
+def test_what_a_schema_breaks_has_no_control_character_for_a_terminal(
+    brokers: list[str], tmp_path: Path
+) -> None:
+    name = "a\x1b[2J\u202e"
+    schema = {"type": "object", "properties": {name: {"type": "string"}}}
+    with txmq.connect(brokers[COPY], service="tests") as client:
+        client.call("topic.create", name="hostile", partitions=1)
+        client.call("topic.schema", name="hostile", json_schema=json.dumps(schema))
+    schema["properties"] = {name: {"type": "integer"}}
+    file = tmp_path / "schema.json"
+    file.write_text(json.dumps(schema))
+    shown = run(
+        "topic", "schema", "check", "hostile", "--file", str(file), "--broker", brokers[COPY]
+    )
+    assert shown.exit_code == 1
+    assert "a\\x1b[2J\\u202e: integer" in shown.stdout
+    assert "\x1b" not in shown.stdout

@@ -88,11 +88,18 @@ class ClusterConfig(Args):
     users: dict[Name, UserConfig] = Field(default_factory=dict)
 
     def text(self) -> str:
-        """Return the document as JSON; the same settings make the same bytes."""
+        """Return the document as JSON; the same settings make the same bytes. Terminals
+        show it, so unprintable characters are escaped, as JSON has them.
+        """
         fields = _set(self)
         if "groups" in fields:  # those of which nothing is set say nothing
             fields["groups"] = {name: one for name, one in fields["groups"].items() if one}
-        return json.dumps({"txmq": 1} | fields, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+        text = json.dumps({"txmq": 1} | fields, indent=2, sort_keys=True, ensure_ascii=False)
+        return "".join(map(_shown, text)) + "\n"
+
+
+def _shown(char: str) -> str:
+    return char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1]
 
 
 class Change(NamedTuple):

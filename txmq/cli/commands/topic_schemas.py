@@ -11,7 +11,7 @@ import typer
 from txmq.cli.command import CommandSession, broker_command
 from txmq.cli.commands.letter_edits import import_model
 from txmq.cli.options import Operator, Reason, Topic, Yes
-from txmq.cli.output import FAILED
+from txmq.cli.output import FAILED, escape_controls
 from txmq.errors import ConfigError
 from txmq.model.schemas.bodies import title_of
 
@@ -83,7 +83,7 @@ def check(
         session.out.show(reply)
     else:
         for line in reply["breaks"] or [f"nothing breaks ({reply['compatibility']})"]:
-            session.out.print_line({}, line)
+            session.out.print_line({}, escape_controls(line))
     if reply["breaks"]:
         raise typer.Exit(FAILED)
 
