@@ -4,11 +4,15 @@ afterwards.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from structlog.testing import capture_logs
 
+from tests.broker.access.support import BrokerWithUsers
 from tests.broker.monitoring.alarm_desk import AlarmBroker, Handler
 from tests.broker.monitoring.alarm_stories import STORIES
+from tests.broker.support import Client
 from txmq.broker.monitoring import alarms
 from txmq.broker.monitoring.alarm_rules import ALARM_RULES
 from txmq.model.message import Decision
@@ -106,6 +110,37 @@ def test_the_number_of_reporting_sources_is_bounded(monkeypatch: pytest.MonkeyPa
     assert len(desk.alarms()) == 2
     desk.broker.pass_time(31)
     assert tell(desk, "three", LAG) == {}
+
+
+def test_a_user_neither_ends_the_alarms_of_others_nor_keeps_them_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(alarms, "MAX_SOURCES", 4)
+    broker = BrokerWithUsers()
+    shop, billing, root = map(broker.log_in, ("shop", "billing", "root"))
+
+    def report(client: Client, source: str, *told: dict[str, str]) -> object:
+        return client.call("alarms.report", source=source, alarms=list(told), for_s=3_600.0)
+
+    def shown() -> list[str]:
+        found: Any = root.call("broker.alarms")
+        return [one["text"] for one in found["alarms"] if one["name"] in ("xa.orphan", "relay.lag")]
+
+    assert report(shop, "xa", TOLD) == {}
+    assert report(billing, "xa") == {}, "its own, of which there is none"
+    assert report(billing, "xa", LAG) == {}
+    both = ["xa of user shop: a branch stands", "xa of user billing: 60 s behind"]
+    assert shown() == both
+    for number in range(10):
+        report(billing, f"other-{number}", LAG)
+    assert len(shown()) == 4
+    assert report(shop, "relay", TOLD) == {}
+    assert [text for text in shown() if " of user shop" in text] == [
+        "xa of user shop: a branch stands",
+        "relay of user shop: a branch stands",
+    ]
+    assert "error" in dict(report(shop, "third", TOLD))  # type: ignore[call-overload]  # a reply in JSON
+    assert report(shop, "third") == {}, "nothing to keep"
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ class BrokerCalls:
         call.answer({"alarms": [alarm._asdict() for alarm in self._alarms.raised()]})
 
     def report(self, call: CallContext, args: AlarmsReport) -> None:
-        call.answer(self._alarms.reported.report(args) or {})
+        call.answer(self._alarms.reported.report(args, call.user) or {})
 
     def stats(self, call: CallContext, args: StatsArgs) -> None:
         call.answer(self._statistics.describe(args.limit))

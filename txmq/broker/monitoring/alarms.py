@@ -7,6 +7,7 @@ over a restart: a condition that still holds raises its alarm again.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
@@ -43,6 +44,11 @@ class Alarm(NamedTuple):
     action: str
 
 
+class _SourceKey(NamedTuple):
+    user: str
+    source: str
+
+
 class _AlarmSource(NamedTuple):
     until: int
     alarms: tuple[Alarm, ...]
@@ -58,34 +64,44 @@ class ReportedAlarms:
 
     def __init__(self, now: Callable[[], int]) -> None:
         self._now = now
-        self._sources: dict[str, _AlarmSource] = {}
+        self._sources: dict[_SourceKey, _AlarmSource] = {}  # the latest report comes last
 
-    def report(self, report: AlarmsReport) -> Rejected | None:
+    def report(self, report: AlarmsReport, user: str = "") -> Rejected | None:
         """Replace the alarms of a source's last report. A repeated alarm keeps its
-        time.
+        time. Sources of other users are apart, and `user` is "" where there are none.
         """
         self._expire()
-        before = self._sources.pop(report.source, _AlarmSource(0, ()))
-        if len(self._sources) >= MAX_SOURCES:
+        key = _SourceKey(user, report.source)
+        before = self._sources.pop(key, _AlarmSource(0, ()))
+        if not report.alarms:
+            return None
+        if len(self._sources) >= MAX_SOURCES and not self._make_room(user):
             return Rejected(
                 Throttled,
                 f"{MAX_SOURCES} sources of alarms",
                 "they are forgotten when they fall silent",
             )
-        if report.alarms:
-            now, since = self._now(), {alarm.name: alarm.since for alarm in before.alarms}
-            alarms = tuple(
-                Alarm(
-                    one.name,
-                    one.severity,
-                    since.get(one.name, now),
-                    f"{report.source}: {one.text}",
-                    one.action,
-                )
-                for one in report.alarms
+        now, since = self._now(), {alarm.name: alarm.since for alarm in before.alarms}
+        who = f"{report.source} of user {user}" if user else report.source
+        alarms = tuple(
+            Alarm(
+                one.name, one.severity, since.get(one.name, now), f"{who}: {one.text}", one.action
             )
-            self._sources[report.source] = _AlarmSource(now + int(report.for_s * SECOND), alarms)
+            for one in report.alarms
+        )
+        self._sources[key] = _AlarmSource(now + int(report.for_s * SECOND), alarms)
         return None
+
+    def _make_room(self, user: str) -> bool:
+        """Forget the oldest report of the user who has the most sources: none keeps the
+        alarms of others out. False = it is the one who reports.
+        """
+        counts = Counter(key.user for key in self._sources)
+        most = max(counts, key=lambda name: counts[name])
+        if counts[user] >= counts[most]:
+            return False
+        del self._sources[next(key for key in self._sources if key.user == most)]
+        return True
 
     def raised(self) -> Iterator[Alarm]:
         """Return the alarms of all sources."""
