@@ -29,6 +29,7 @@ CANCELLED_WITHIN_S: Final = 2.0  # then the connection is cut
 # server's connection to somebody else afterwards.
 _LIMITS: Final = (
     f"SET LOCAL lock_timeout = {LOCK_MS}; SET LOCAL statement_timeout = {STATEMENT_S * 1000:.0f}; "
+    "SET LOCAL row_security = off; "  # an error, where rows would be hidden in silence
 )
 # psycopg2's own `cancel` holds the interpreter's lock while it waits for the server: a
 # frozen server would freeze this process. (Tried, psycopg2 2.9.13, 2026-11-22.)

@@ -25,6 +25,8 @@ _RIGHTS: Final = {
     "txmq_inbox": "SELECT, INSERT, UPDATE",
     "txmq_inbox_by_name": "SELECT, DELETE",
 }
+# Those whose policies apply to the role; none is meant to have any.
+_FILTERED: Final = "SELECT t FROM unnest(%s::text[]) t WHERE row_security_active('public.' || t)"
 _CLAIM: Final = "public.txmq_claim(text, uuid, int8, int, int8, int8, int8[])"
 _FUNCTIONS: Final = (
     _CLAIM,
@@ -127,7 +129,12 @@ def _missing_rights(cursor: Cursor) -> list[str]:
 
 
 def _remarks(cursor: Cursor) -> list[str]:
-    remarks = []
+    cursor.execute(_FILTERED, (list(_RIGHTS),))
+    remarks = [
+        f"row-level security hides rows of {table} from the role:"
+        f" ALTER TABLE public.{table} DISABLE ROW LEVEL SECURITY, or give the role BYPASSRLS"
+        for (table,) in cursor.fetchall()
+    ]
     if _may_read(cursor, "txmq_token_default"):  # services need not
         cursor.execute("SELECT FROM public.txmq_token_default LIMIT 1")
         if cursor.fetchone() is not None:
