@@ -47,8 +47,11 @@ def test_computed_letters_have_the_rows_of_letters_that_died(
             assert rows == rows_of(filler.engine.state, table), table
 
 
-def test_a_directory_of_computed_letters_is_opened_as_one_of_a_broker(tmp_path: Path) -> None:
-    many_letters.make(tmp_path / "data", COUNT)
+@pytest.mark.parametrize("lean", [False, True])
+def test_a_directory_of_computed_letters_is_opened_as_one_of_a_broker(
+    tmp_path: Path, *, lean: bool
+) -> None:
+    many_letters.make(tmp_path / "data", COUNT, lean=lean)
     with filling(tmp_path / "data") as filler:
         group = filler.engine.state.groups.by_name[GROUP]
         assert (group.letters, group.next_letter) == (COUNT, COUNT + 1)
@@ -68,11 +71,11 @@ def let_die(filler: Filler, batch: int) -> None:
     deaths = tuple(
         (
             number - first,
-            many_letters.hash_of(number),
+            many_letters.key_of(number).hashed,
             FIRST_AT + number * step,
             FailureReport(
                 many_letters.error_of(number),
-                many_letters.text_of(number),
+                many_letters.text_of(number, lean=False),
                 many_letters.print_of(number),
             ),
         )

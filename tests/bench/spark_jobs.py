@@ -1,9 +1,8 @@
 """Spark over dead letters: reconcile, sending again, memory.
 
-Letters take 90 µs each to make. `make bench ONLY=spark.reconcile` and
-`ONLY=spark.replay` have 1,000,000 of them: about fifteen and eight minutes.
-`ONLY=spark.memory` has 10,000,000, whose rows are computed: 5 GB of disk for them, and
-about as much for the files of Spark.
+The rows of the letters are computed (`many_letters`): letters that die one by one take
+four times as long to make. `make bench ONLY=spark.reconcile` and `ONLY=spark.replay`
+have 1,000,000 of them. `ONLY=spark.memory` has 10,000,000 lean ones.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from tests.bench.brokers import FLUSH_10_MS, command
-from tests.bench.data_directories import current_time, filling
 from tests.bench.harness import Program, measured, python, sampled, serving
-from tests.bench.letters import KEYS, READY_WITHIN_S, SPAN, kill
+from tests.bench.letters import KEYS, READY_WITHIN_S
+from tests.bench.many_letters import LEAN
 from tests.bench.rows import Row, Run, at_least, at_most, benchmark, row
 from txmq.tx.postgres.schema import install
 from txmq.tx.postgres.session import connect
@@ -28,17 +27,6 @@ MANY = 10 * LETTERS
 NEVER = 1 << 50  # bytes of log: no snapshots, each of which is as large as the index
 LOOK_S = 1.0  # at the disk
 MIB = 1 << 20
-
-
-@contextmanager
-def letters(run: Run, count: int) -> Iterator[Program]:
-    """Serve letters of group `g` during the block."""
-    with tempfile.TemporaryDirectory(dir=run.directory) as name:
-        clock = [current_time() - SPAN]
-        with filling(Path(name) / "data", lambda: clock[0]) as filler:
-            kill(filler, clock, count)
-        with serving(command(Path(name), FLUSH_10_MS), READY_WITHIN_S) as program:
-            yield program
 
 
 def business(dsn: str, rows: int) -> None:
@@ -60,7 +48,7 @@ def business(dsn: str, rows: int) -> None:
 def reconcile(run: Run) -> Iterator[Row]:
     dsn, count, rows = run.database.dsn(), run.count(LETTERS), run.count(ROWS)
     business(dsn, rows)
-    with letters(run, count) as program:
+    with served(run, count) as (program, _figures):
         directory = run.directory / "reconcile"
         took = measured(python(CLIENT, "reconcile", program.address, dsn, directory), WITHIN_S)
     of = f"{count / 1e6:g} M letters × {rows / 1e6:g} M rows"
@@ -86,7 +74,7 @@ def reconcile(run: Run) -> Iterator[Row]:
 @benchmark("spark.replay", "letters sent again as new messages, in the order of their keys")
 def replay(run: Run) -> Iterator[Row]:
     count = run.count(LETTERS)
-    with letters(run, count) as program:
+    with served(run, count) as (program, _figures):
         directory = run.directory / "replay"
         took = measured(python(CLIENT, "resend", program.address, directory), WITHIN_S)
     of = f"{took['letters'] / 1e6:g} M letters"
@@ -117,7 +105,7 @@ def memory(run: Run) -> Iterator[Row]:
     business(dsn, run.count(LETTERS))
     for count in (run.count(LETTERS), run.count(MANY)):
         with (
-            many_letters(run, count) as (program, figures),
+            served(run, count, LEAN) as (program, figures),
             scratch(run) as directory,
             sampled(lambda: disk_used(directory), LOOK_S) as disk,
         ):
@@ -161,13 +149,13 @@ def memory(run: Run) -> Iterator[Row]:
 
 
 @contextmanager
-def many_letters(run: Run, count: int) -> Iterator[tuple[Program, dict[str, float]]]:
-    """Serve letters that take little disk. Yield the broker, and the figures of its
-    letters, in bytes: {"maker", "disk"}, the second after the block.
+def served(run: Run, count: int, *kind: str) -> Iterator[tuple[Program, dict[str, float]]]:
+    """Serve letters of group `g` during the block. Yield the broker, and the figures of
+    its letters, in bytes: {"maker", "disk"}, the second after the block.
     """
     with scratch(run) as directory:
         data = directory / "data"
-        figures = measured(python("tests.bench.many_letters", data, count), WITHIN_S)
+        figures = measured(python("tests.bench.many_letters", data, count, *kind), WITHIN_S)
         settings = f"{FLUSH_10_MS}\nsnapshot_bytes = {NEVER}"
         with serving(command(directory, settings), READY_WITHIN_S) as program:
             yield program, figures
@@ -194,7 +182,7 @@ def disk_used(directory: Path) -> float:
 def small(run: Run) -> Iterator[Row]:
     dsn = run.database.dsn()
     business(dsn, FEW)
-    with letters(run, FEW) as program:
+    with served(run, FEW) as (program, _figures):
         argv = python(CLIENT, "small", program.address, dsn, run.directory / "small")
         took = measured(argv, WITHIN_S)
     yield row(
