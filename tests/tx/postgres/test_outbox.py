@@ -12,6 +12,7 @@ from tests.tx.postgres.support import LOG, OTHER_LOG, new_token, producer, rows
 from txmq.errors import DatabaseConflict
 from txmq.tx.postgres.blocking import enqueue, fetch, insert_token, read_key_status
 from txmq.tx.postgres.outbox import NewOutboxRow, OutboxRow, PublishedRow
+from txmq.tx.postgres.resolver import TokenResolver
 from txmq.tx.postgres.session import Connection, connect
 
 
@@ -137,6 +138,20 @@ def test_the_floor_follows_a_long_queue_before_it_is_empty(
         floors.add(floor(database) - first)
     assert len(floors) == 3  # a thousand numbers at a time
     assert floor(database) == first + 2600
+
+
+def test_the_floor_rises_whatever_isolation_the_database_has_as_its_default(
+    database: str, business: Connection
+) -> None:
+    put_and_commit(business, 1)
+    [(name,)] = rows(database, "SELECT current_database()")
+    rows(database, f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'")
+    with closing(TokenResolver(database)) as resolver:
+        done: list[PublishedRow] = []
+        for _ in range(3):
+            done = [row.published for row in resolver.fetch(LOG, done) or ()]
+    assert not done
+    assert floor(database) > 1
 
 
 def test_a_look_walks_over_few_deleted_rows_under_an_old_snapshot(

@@ -70,7 +70,10 @@ def test_tables_of_an_older_version_are_brought_up_to_date_with_their_rows(
     assert rows(empty_database, "SELECT count(*) FROM txmq_broker") == [(0,)]
 
 
-def test_two_installations_at_once_take_turns(empty_database: str) -> None:
+@pytest.mark.parametrize("isolation", ["read committed", "serializable"])
+def test_two_installations_at_once_take_turns(empty_database: str, isolation: str) -> None:
+    [(name,)] = rows(empty_database, "SELECT current_database()")
+    rows(empty_database, f"ALTER DATABASE {name} SET default_transaction_isolation = '{isolation}'")
     failures: list[BaseException] = []
 
     def attempt() -> None:

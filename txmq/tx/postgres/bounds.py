@@ -20,7 +20,7 @@ from typing import Any, Final
 from psycopg2 import Error, _psycopg, extensions
 from psycopg2.sql import SQL, Composable
 
-from txmq.tx.postgres.session import OwnCursor
+from txmq.tx.postgres.session import FRESH, OwnCursor
 
 LOCK_MS: Final = 500  # unless a statement sets its own
 STATEMENT_S: Final = 10.0
@@ -28,7 +28,8 @@ CANCELLED_WITHIN_S: Final = 2.0  # then the connection is cut
 # In one query string with the statement, SET LOCAL ends with it: a pooler may give the
 # server's connection to somebody else afterwards.
 _LIMITS: Final = (
-    f"SET LOCAL lock_timeout = {LOCK_MS}; SET LOCAL statement_timeout = {STATEMENT_S * 1000:.0f}; "
+    f"{FRESH}; SET LOCAL lock_timeout = {LOCK_MS}; "
+    f"SET LOCAL statement_timeout = {STATEMENT_S * 1000:.0f}; "
     "SET LOCAL row_security = off; "  # an error, where rows would be hidden in silence
 )
 # psycopg2's own `cancel` holds the interpreter's lock while it waits for the server: a

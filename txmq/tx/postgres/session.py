@@ -32,6 +32,9 @@ SETTINGS: Final = {
     "tcp_user_timeout": "20000",
     "target_session_attrs": "read-write",
 }
+# Each statement sees what was committed before it, whatever default a role or database
+# has.
+FRESH: Final = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 
 
 def connect(
@@ -107,7 +110,7 @@ def transaction(connection: Connection) -> Iterator[Cursor]:
     block.
     """
     with connection.cursor() as cursor:
-        cursor.execute("BEGIN")
+        cursor.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
         try:
             yield cursor
         except BaseException:
