@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from txmq.core.disk_budget import LEAST_BYTES, UNKNOWN_BYTES, DiskBudget
@@ -76,7 +78,18 @@ def test_a_single_stall_is_forgotten() -> None:
     usual = budget.bytes
     budget.observe(MIB, 2.0)
     assert budget.bytes < usual
-    for number in range(400):
+    for number in range(600):
         size = (4_096, MIB)[number % 2]
         budget.observe(size, 0.001 + size / (100 * MIB))
     assert budget.bytes == pytest.approx(usual, rel=0.01)
+
+
+def test_pauses_of_a_busy_machine_are_no_property_of_the_disk() -> None:
+    """One write in twenty takes up to 30 ms longer. Decisions wait for the budget."""
+    random, budget, found = Random(1), DiskBudget(64 * MIB), list[int]()
+    for _ in range(20_000):
+        size = int(random.choice((0.05, 0.6, 1)) * budget.bytes)
+        pause_s = random.random() * 0.03 if random.random() < 0.05 else 0.0
+        budget.observe(size, 0.020 + size / (16 * MIB) + pause_s)
+        found.append(budget.bytes)
+    assert max(found[100:]) < 1.7 * 0.020 * 16 * MIB

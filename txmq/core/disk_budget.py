@@ -7,7 +7,7 @@ log before them, so the bytes there may double the fixed time, and no more.
 
 from __future__ import annotations
 
-WEIGHT = 1 / 16  # of the newest write
+WRITES = 64  # that count: three seconds of a disk that is behind, so that a pause is no trend
 SPREAD = 0.01  # below this relative variance of sizes, writes say nothing about the rate
 QUICK_S = 0.01  # of bytes; on a disk whose fixed time is shorter
 LEAST_BYTES = 256 << 10
@@ -24,12 +24,12 @@ class DiskBudget:
         self._slope: float | None = None  # seconds for each byte, once writes tell
         self._fixed_s = 0.0
         self._size = self._time = self._square = self._product = 0.0  # means
-        self._seen = False
+        self._writes = 0
 
     def observe(self, size: int, seconds: float) -> None:
         """Take the size and time of a write that was synced into account."""
-        weight = WEIGHT if self._seen else 1.0
-        self._seen = True
+        self._writes = min(WRITES, self._writes + 1)
+        weight = 1 / self._writes
         self._size += weight * (size - self._size)
         self._time += weight * (seconds - self._time)
         self._square += weight * (size * size - self._square)
