@@ -63,6 +63,7 @@ class FakeBroker:
         # Reactions to SENDs; at its end, receipts.
         self.script: deque[Reaction | Script | None] = deque()
         self.answers: dict[str, Any] = {}  # of control calls, by name
+        self.refusals: deque[RequestRejected] = deque()  # of the next calls, of any name
         self.others: Script = lambda _frame: b""  # requests that are neither calls nor sends
         self.greeting: bytes | None = None  # instead of the welcome
         self.accepted = 0
@@ -155,6 +156,8 @@ class FakeBroker:
 
     def _call(self, frame: Frame) -> Reaction:
         name, args = decode_call(frame.payload)
+        if self.refusals:
+            return self.refusals.popleft()
         if name == "topic.describe":
             names = args.model_dump()["names"]
             shapes = [

@@ -133,3 +133,30 @@ def test_what_stays_throttled_fails_with_that_error_in_time(fake: FakeBroker, fa
         assert time.monotonic() - began < DEADLINE_S, "it does not wait for what would be too late"
 
     face.play(story, 2.0)
+
+
+def test_a_throttled_call_is_made_again_after_the_pause(fake: FakeBroker, face: Face) -> None:
+    async def story(client: Any) -> None:
+        fake.refusals += [Throttled.after(0.2, BEHIND)] * 2
+        began = time.monotonic()
+        assert (await client.send("orders", b"x")).offset == 0, "though its topic was not known"
+        assert time.monotonic() - began >= 0.4
+        fake.refusals += [Throttled.after(0.1, BEHIND)]
+        assert await client.call("user.me") == {}
+
+    face.play(story)
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 2 * DEADLINE_S])
+def test_a_call_that_names_no_pause_or_one_too_long_is_refused_at_once(
+    fake: FakeBroker, face: Face, pause_s: float
+) -> None:
+    async def story(client: Any) -> None:
+        refusal = Throttled.after(pause_s, BEHIND) if pause_s else Throttled(BEHIND)
+        fake.refusals += [refusal]
+        with pytest.raises(Throttled, match=BEHIND):
+            await client.call("user.me")
+        calls = [frame for frame in fake.frames if frame.opcode == Opcode.CALL]
+        assert len(calls) == 1
+
+    face.play(story)

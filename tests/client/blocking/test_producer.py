@@ -392,3 +392,18 @@ def test_the_pause_that_a_broker_asks_for_is_made(fake: FakeBroker, connect: Con
     with pytest.raises(Throttled, match="behind"):
         client.send("orders", b"y")
     assert time.monotonic() - began < 20, "it does not wait for what would be too late"
+
+
+def test_a_call_waits_for_the_pause_that_the_broker_names_and_for_no_longer_one(
+    fake: FakeBroker, connect: Connect
+) -> None:
+    client = connect(fake.url)
+    fake.refusals += [Throttled.after(0.1, "beyond the quota")] * 2
+    began = time.monotonic()
+    assert client.send("orders", b"x").offset == 0, "though its topic was not known"
+    assert time.monotonic() - began >= 0.2
+    for refusal in (Throttled("no more groups"), Throttled.after(60, "beyond the quota")):
+        fake.refusals += [refusal]
+        with pytest.raises(Throttled, match=refusal.message):
+            client.call("user.me")
+        assert client.call("user.me") == {}

@@ -24,11 +24,12 @@ from txmq.client.protocol.conversation import (
     MeetsLog,
     Payload,
     client_closed,
+    pause_before_repeat,
 )
 from txmq.client.protocol.identity import ProducerInstance
 from txmq.client.protocol.sender.topics import TopicCache, TopicMetadata
 from txmq.client.protocol.settings import ClientSettings
-from txmq.errors import ConnectionLost, TxmqError
+from txmq.errors import ConnectionLost, Throttled, TxmqError
 from txmq.wire.batched import POSITIONS
 from txmq.wire.calls.encoding import encode_call
 from txmq.wire.data_requests import Opcode
@@ -218,16 +219,25 @@ class AioCore(MeetsLog):
         repeat: bool = False,
         within: float | None = None,
     ) -> dict[str, Any]:
-        """Return the result of a control call. Raises as `request`."""
-        return parse_result(
-            await self.request(
-                Opcode.CALL,
-                encode_call(name, args),
-                longer=longer,
-                repeat=repeat,
-                within=within,
-            )
-        )
+        """Return the result of a control call, made again after the pauses that the
+        broker asks for. Raises as `request`.
+        """
+        payload, loop = encode_call(name, args), self._loop.running()
+        seconds = (self.settings.timeout if within is None else within) + longer
+        deadline = loop.time() + seconds
+        while True:
+            left = deadline - loop.time()
+            try:
+                return parse_result(
+                    await self.request(Opcode.CALL, payload, repeat=repeat, within=left)
+                )
+            except Throttled as refused:
+                pause = pause_before_repeat(refused, deadline - loop.time())
+            try:
+                await asyncio.sleep(pause)
+            except asyncio.CancelledError as error:
+                cancelled(error, "not done", "a request to the broker")
+                raise
 
     async def send_request(
         self,

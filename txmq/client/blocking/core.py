@@ -25,12 +25,13 @@ from txmq.client.protocol.conversation import (
     MeetsLog,
     Payload,
     client_closed,
+    pause_before_repeat,
 )
 from txmq.client.protocol.identity import ProducerInstance
 from txmq.client.protocol.sender.multi_send import SenderStats, warn_of_unsent
 from txmq.client.protocol.sender.topics import TopicCache
 from txmq.client.protocol.settings import EXIT_S, ClientSettings
-from txmq.errors import BrokerUnavailable, ConnectionLost, RequestTimeout
+from txmq.errors import BrokerUnavailable, ConnectionLost, RequestTimeout, Throttled
 from txmq.wire.batched import POSITIONS
 from txmq.wire.calls.encoding import encode_call
 from txmq.wire.data_requests import Opcode
@@ -163,10 +164,17 @@ class BlockingCore(MeetsLog):
     def call(
         self, name: str, args: dict[str, Any], *, timeout: float | None = None, repeat: bool = False
     ) -> dict[str, Any]:
-        """Return the result of a control call. Raises as `request`."""
-        return parse_result(
-            self.request(Opcode.CALL, encode_call(name, args), timeout=timeout, repeat=repeat)
-        )
+        """Return the result of a control call, made again after the pauses that the
+        broker asks for. Raises as `request`.
+        """
+        payload = encode_call(name, args)
+        deadline = time.monotonic() + (self.settings.timeout if timeout is None else timeout)
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                return parse_result(self.request(Opcode.CALL, payload, timeout=left, repeat=repeat))
+            except Throttled as refused:
+                time.sleep(pause_before_repeat(refused, deadline - time.monotonic()))
 
     def request(
         self,

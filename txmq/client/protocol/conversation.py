@@ -22,6 +22,7 @@ from txmq.errors import (
     LogChanged,
     MessageTooLarge,
     RemoteProtocolError,
+    Throttled,
 )
 from txmq.model import limits
 from txmq.version import __version__
@@ -282,6 +283,16 @@ def reply_payload(reply: Frame | BatchedReply) -> bytes:
     if reply.status != OK:
         raise to_error(reply.status, reply.payload)
     return reply.payload
+
+
+def pause_before_repeat(refused: Throttled, left_s: float) -> float:
+    """Return how long to wait before a refused call is made again, which was not done.
+    Raises the refusal where it names no pause, or one that leaves no time.
+    """
+    pause = refused.retry_after_s
+    if not 0 < pause < left_s:
+        raise refused
+    return pause
 
 
 def client_closed(connect: str = "txmq.connect") -> ClientClosed:

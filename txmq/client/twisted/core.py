@@ -18,6 +18,7 @@ from txmq.client.protocol.conversation import (
     MeetsLog,
     Payload,
     client_closed,
+    pause_before_repeat,
 )
 from txmq.client.protocol.identity import ProducerInstance
 from txmq.client.protocol.sender.multi_send import warn_of_unsent
@@ -32,7 +33,7 @@ from txmq.client.twisted.connection import (
 from txmq.client.twisted.protocols import Reactor
 from txmq.client.twisted.sender import TwistedSender
 from txmq.client.twisted.threads import Threads
-from txmq.errors import ConnectionLost, TxmqError
+from txmq.errors import ConnectionLost, Throttled, TxmqError
 from txmq.wire.calls.encoding import encode_call
 from txmq.wire.data_requests import Opcode
 from txmq.wire.json import parse_result
@@ -191,10 +192,20 @@ class TwistedCore(MeetsLog):
     async def call(
         self, name: str, args: dict[str, Any], *, longer: float = 0.0, repeat: bool = False
     ) -> dict[str, Any]:
-        """Return the result of a control call. Raises as `request`."""
-        return parse_result(
-            await self.request(Opcode.CALL, encode_call(name, args), longer=longer, repeat=repeat)
-        )
+        """Return the result of a control call, made again after the pauses that the
+        broker asks for. Raises as `request`.
+        """
+        payload = encode_call(name, args)
+        deadline = self.reactor.seconds() + self.settings.timeout + longer
+        while True:
+            try:
+                return parse_result(
+                    await self.request(Opcode.CALL, payload, longer=longer, repeat=repeat)
+                )
+            except Throttled as refused:
+                pause = pause_before_repeat(refused, deadline - self.reactor.seconds())
+                await deferLater(self.reactor, pause)
+                longer = deadline - self.reactor.seconds() - self.settings.timeout
 
     async def send_request(
         self,
