@@ -10,6 +10,8 @@ from typing import NamedTuple, Self
 
 from txmq.model.decider import KindTuple
 
+RELAY = "relay"  # the service of relays: who may write it moves the watermarks
+
 
 class _Ack(NamedTuple):
     kind: str

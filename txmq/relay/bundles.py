@@ -28,7 +28,7 @@ from txmq.client.protocol.transaction.parts import split_into_parts
 from txmq.client.protocol.transaction.tokens import VARIANT, VERSION
 from txmq.errors import UnknownTransaction
 from txmq.model import limits
-from txmq.model.actions import WatermarkAction
+from txmq.model.actions import RELAY, WatermarkAction
 from txmq.model.bundle import BundleState
 from txmq.model.decider import ByBroker, ByChecker, Decider
 from txmq.model.message import COMMIT, ROLLBACK
@@ -41,7 +41,7 @@ from txmq.wire.logical_message import EmittedMessage
 # Less than the week for which tokens are accepted: one of them is always young enough.
 ATTEMPT_MS: Final = 3 * DAY // MILLISECOND
 # No process registers it: a relay decides what it or its predecessor has stored.
-CHECKER: Final = "relay"
+CHECKER: Final = RELAY
 # The bits of a UUIDv7 that are neither its time, version nor variant.
 RANDOM: Final = (1 << 76) - 1 & ~(3 << 62)
 

@@ -11,17 +11,20 @@ import pytest
 from tests.broker.access.support import PASSWORD, VERIFIER, BrokerWithUsers, login
 from tests.broker.support import BrokerInMemory, Client, send_payload
 from txmq import errors
+from txmq.batch import encode
 from txmq.broker.access import guard
 from txmq.broker.reactor.protocol import STUCK_SECONDS
-from txmq.model.decider import ByChecker
+from txmq.core.topics.topics import CreateTopic
+from txmq.model.decider import ByBroker, ByChecker
 from txmq.model.message import Decision, Message, is_name
 from txmq.model.own_topics import AUDIT
 from txmq.wire import scram
+from txmq.wire.bundle import BundleDescription, BundlePart, PartBatch, pack_part
 from txmq.wire.calls.encoding import encode_call
 from txmq.wire.calls.users import VerifierArgs
 from txmq.wire.chunks import unpack_chunks
 from txmq.wire.data_requests import Decide, Opcode, Read, pack_decide, pack_read
-from txmq.wire.frames import encode_frame
+from txmq.wire.frames import Frame, encode_frame
 from txmq.wire.hello import Challenge, Hello, LoginStep
 from txmq.wire.status import to_error
 
@@ -438,3 +441,36 @@ def test_a_saved_selection_is_replaced_and_removed_by_its_author_and_by_admins_o
     root.call("user.set", name="ops", roles=["operator"], password=VerifierArgs.of(made), new=True)
     assert isinstance(save(broker.log_in("ops"), "late", None), errors.NotPermitted)
     assert save(root, "late", None) is None
+
+
+def test_a_watermark_is_moved_by_who_may_write_the_service_of_relays_only() -> None:
+    """Behind it, what a relay sends passes for stored."""
+    broker = BrokerWithUsers()
+    broker.do(CreateTopic("t", 1))
+    for user in ("ops", "checks"):
+        for resource in ("topic:t", f"service:{'relay' if user == 'ops' else 'shop'}"):
+            broker.grant(user, "producer", resource)
+    relay, thief = broker.log_in("ops", service=None), broker.log_in("checks", service=None)
+
+    def moved(client: Client, number: int, service: str, before: int, to: int) -> Frame:
+        token = broker.token(number)
+        batch = encode([Message(b"m")], producer_id=token, epoch=0, sequence=0, born_at=1)
+        action = ("mark", "7-1-slot", before, to, 1)
+        part = BundlePart(
+            token, 0, 0, True, True, b"d" * 32,
+            BundleDescription(ByBroker(), service, (action,)), (PartBatch("t", 0, 0, batch),),
+        )  # fmt: skip
+        return client.ask(Opcode.GROUP, b"".join(pack_part(part)))
+
+    def position() -> Any:  # the reply of a call
+        reply: Any = relay.call("mark.show", name="7-1-slot")
+        return reply["place"]
+
+    assert moved(relay, 1, "relay", 0, 10).status == 0
+    for service in ("shop", "relay"):
+        refused = refusal_of(moved(thief, 2, service, 10, 1_000))
+        assert isinstance(refused, errors.AccessDenied)
+        assert refused.detail["resource"] == "service:relay"
+    assert position() == 10
+    assert moved(relay, 3, "relay", 10, 20).status == 0
+    assert position() == 20

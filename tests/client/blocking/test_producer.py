@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -395,13 +396,17 @@ def test_the_pause_that_a_broker_asks_for_is_made(fake: FakeBroker, connect: Con
 
 
 def test_a_call_waits_for_the_pause_that_the_broker_names_and_for_no_longer_one(
-    fake: FakeBroker, connect: Connect
+    fake: FakeBroker, connect: Connect, tmp_path: Path
 ) -> None:
     client = connect(fake.url)
     fake.refusals += [Throttled.after(0.1, "beyond the quota")] * 2
     began = time.monotonic()
     assert client.send("orders", b"x").offset == 0, "though its topic was not known"
     assert time.monotonic() - began >= 0.2
+    fake.answers["topic.show"] = {"firsts": [0], "ends": [0]}
+    fake.refusals += [Throttled.after(0.1, "beyond the quota")] * 2
+    client.reader("r", ["orders"], txmq.FileOffsets(str(tmp_path))).close()
+    assert time.monotonic() - began >= 0.4
     for refusal in (Throttled("no more groups"), Throttled.after(60, "beyond the quota")):
         fake.refusals += [refusal]
         with pytest.raises(Throttled, match=refusal.message):

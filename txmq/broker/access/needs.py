@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from txmq.core.topics import delayed
 from txmq.core.transactions.model import get
 from txmq.model.access import ANY, Need
+from txmq.model.actions import RELAY
 from txmq.model.own_topics import is_own
 from txmq.wire.bundle import unpack_part
 from txmq.wire.data_requests import (
@@ -73,13 +74,16 @@ def _store(state: State, payload: bytes) -> Needs:
 
 def _action(action: Any) -> Needs:  # noqa: ANN401  # an action of a bundle, or its fields
     """Return what an action beside the messages needs, by its fields: an ack or a
-    replay names its group.
+    replay names its group. A watermark is a relay's, whatever service the bundle names:
+    behind one that somebody else has moved on, what a relay sends passes for stored.
     """
     match action:
         case ("ack", str(name), *_):
             yield group("read", name)
         case ("replay", str(name), *_):
             yield group("operate", name)
+        case ("mark", *_):
+            yield Need("write", "service", RELAY)
 
 
 def _decide(state: State, payload: bytes) -> Needs:

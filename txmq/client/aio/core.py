@@ -185,7 +185,8 @@ class AioCore(MeetsLog):
         repeat: bool = False,
         within: float | None = None,
     ) -> bytes:
-        """Return the payload of the reply, `within` so many seconds and `longer`.
+        """Return the payload of the reply, `within` so many seconds and `longer`. A
+        request that was refused with a pause is sent again after it.
 
         `repeat`: send the request again after a lost connection; this must do no harm.
         """
@@ -206,6 +207,9 @@ class AioCore(MeetsLog):
                     if not left:
                         raise
                     left -= 1
+                except Throttled as refused:
+                    sent = False
+                    await asyncio.sleep(pause_before_repeat(refused, deadline - loop.time()))
         except asyncio.CancelledError as error:
             cancelled(error, "unknown" if sent else "not done", "a request to the broker")
             raise
@@ -219,25 +223,16 @@ class AioCore(MeetsLog):
         repeat: bool = False,
         within: float | None = None,
     ) -> dict[str, Any]:
-        """Return the result of a control call, made again after the pauses that the
-        broker asks for. Raises as `request`.
-        """
-        payload, loop = encode_call(name, args), self._loop.running()
-        seconds = (self.settings.timeout if within is None else within) + longer
-        deadline = loop.time() + seconds
-        while True:
-            left = deadline - loop.time()
-            try:
-                return parse_result(
-                    await self.request(Opcode.CALL, payload, repeat=repeat, within=left)
-                )
-            except Throttled as refused:
-                pause = pause_before_repeat(refused, deadline - loop.time())
-            try:
-                await asyncio.sleep(pause)
-            except asyncio.CancelledError as error:
-                cancelled(error, "not done", "a request to the broker")
-                raise
+        """Return the result of a control call. Raises as `request`."""
+        return parse_result(
+            await self.request(
+                Opcode.CALL,
+                encode_call(name, args),
+                longer=longer,
+                repeat=repeat,
+                within=within,
+            )
+        )
 
     async def send_request(
         self,

@@ -164,17 +164,10 @@ class BlockingCore(MeetsLog):
     def call(
         self, name: str, args: dict[str, Any], *, timeout: float | None = None, repeat: bool = False
     ) -> dict[str, Any]:
-        """Return the result of a control call, made again after the pauses that the
-        broker asks for. Raises as `request`.
-        """
-        payload = encode_call(name, args)
-        deadline = time.monotonic() + (self.settings.timeout if timeout is None else timeout)
-        while True:
-            left = deadline - time.monotonic()
-            try:
-                return parse_result(self.request(Opcode.CALL, payload, timeout=left, repeat=repeat))
-            except Throttled as refused:
-                time.sleep(pause_before_repeat(refused, deadline - time.monotonic()))
+        """Return the result of a control call. Raises as `request`."""
+        return parse_result(
+            self.request(Opcode.CALL, encode_call(name, args), timeout=timeout, repeat=repeat)
+        )
 
     def request(
         self,
@@ -184,13 +177,21 @@ class BlockingCore(MeetsLog):
         timeout: float | None = None,
         repeat: bool = False,
     ) -> bytes:
-        """Return the payload of the reply, within `timeout` seconds.
+        """Return the payload of the reply, within `timeout` seconds. A request that was
+        refused with a pause is sent again after it.
 
         `repeat`: send the request again after a lost connection; this must do no harm.
         Raises BrokerUnavailable, RequestRejected, ClientClosed, and ConnectionLost or
         RequestTimeout with an unknown outcome.
         """
         deadline = time.monotonic() + (self.settings.timeout if timeout is None else timeout)
+        while True:
+            try:
+                return self._request(opcode, payload, deadline, repeat=repeat)
+            except Throttled as refused:
+                time.sleep(pause_before_repeat(refused, deadline - time.monotonic()))
+
+    def _request(self, opcode: int, payload: Payload, deadline: float, *, repeat: bool) -> bytes:
         left = self.settings.retries if repeat else 0
         lost: ConnectionLost | RequestTimeout | None = None
         while True:

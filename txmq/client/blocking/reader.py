@@ -28,7 +28,7 @@ from txmq.client.protocol.reader import (
     positions_of_one_broker,
 )
 from txmq.client.protocol.typed.bodies import Topics
-from txmq.errors import ConnectionLost, OffsetOutOfRange, TxmqError
+from txmq.errors import ConnectionLost, OffsetOutOfRange, Throttled, TxmqError
 from txmq.model.message import ReceivedMessage
 from txmq.model.topic_partition import PartitionName
 from txmq.wire.frames import Frame
@@ -167,7 +167,8 @@ class BrokerReader:
         ):
             raise error
         log.warning("reader.disconnected", reader=self.state.name, error=str(error))
-        self._paused_until = time.monotonic() + self._pause
+        asked = error.retry_after_s if isinstance(error, Throttled) else 0.0
+        self._paused_until = time.monotonic() + max(self._pause, asked)
         self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
 
     def _disconnect(self) -> None:

@@ -170,19 +170,30 @@ class TwistedCore(MeetsLog):
     async def request(
         self, opcode: int, payload: Payload = b"", *, longer: float = 0.0, repeat: bool = False
     ) -> bytes:
-        """Return the payload of the reply, within the usual time-out and `longer`.
+        """Return the payload of the reply, within the usual time-out and `longer`. A
+        request that was refused with a pause is sent again after it.
 
         `repeat`: send the request again after a lost connection; this must do no harm.
         """
         timeout = self.settings.timeout + longer
         deadline = self.reactor.seconds() + timeout
+        while True:
+            try:
+                return await self._request(opcode, payload, timeout, deadline, repeat=repeat)
+            except Throttled as refused:
+                pause = pause_before_repeat(refused, deadline - self.reactor.seconds())
+                await deferLater(self.reactor, pause)
+
+    async def _request(
+        self, opcode: int, payload: Payload, seconds: float, deadline: float, *, repeat: bool
+    ) -> bytes:
         left = self.settings.retries if repeat else 0
         while True:
             connection = await self.connection().wait_connected(deadline - self.reactor.seconds())
             try:
                 reply = connection.request(opcode, payload)
                 return await with_timeout(
-                    self.reactor, reply, deadline - self.reactor.seconds(), request_timeout(timeout)
+                    self.reactor, reply, deadline - self.reactor.seconds(), request_timeout(seconds)
                 )
             except ConnectionLost:
                 if not left:
@@ -192,20 +203,10 @@ class TwistedCore(MeetsLog):
     async def call(
         self, name: str, args: dict[str, Any], *, longer: float = 0.0, repeat: bool = False
     ) -> dict[str, Any]:
-        """Return the result of a control call, made again after the pauses that the
-        broker asks for. Raises as `request`.
-        """
-        payload = encode_call(name, args)
-        deadline = self.reactor.seconds() + self.settings.timeout + longer
-        while True:
-            try:
-                return parse_result(
-                    await self.request(Opcode.CALL, payload, longer=longer, repeat=repeat)
-                )
-            except Throttled as refused:
-                pause = pause_before_repeat(refused, deadline - self.reactor.seconds())
-                await deferLater(self.reactor, pause)
-                longer = deadline - self.reactor.seconds() - self.settings.timeout
+        """Return the result of a control call. Raises as `request`."""
+        return parse_result(
+            await self.request(Opcode.CALL, encode_call(name, args), longer=longer, repeat=repeat)
+        )
 
     async def send_request(
         self,
