@@ -8,7 +8,7 @@ is written, and no JDBC driver is needed.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from itertools import pairwise
 from math import inf
@@ -24,7 +24,7 @@ from txmq.errors import ConfigError, DatabaseUnavailable, SchemaMissing
 from txmq.tx.postgres.blocking import read_server
 from txmq.tx.postgres.errors import translated
 from txmq.tx.postgres.identity import ServerIdentity
-from txmq.tx.postgres.session import Connection, connect, parsed_dsn
+from txmq.tx.postgres.session import Connection, Cursor, connect, parsed_dsn
 
 TASK_PAGES: Final = 8_192  # pages that one task reads: 64 MiB
 FILE_BUFFER: Final = 1 << 20  # bytes; a result goes to a file, so that a task of any size fits
@@ -37,22 +37,37 @@ APPLICATION_NAME: Final = "txmq reconcile"
 _BEGIN: Final = (
     "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL client_encoding = 'UTF8';"
     # A policy would leave rows out, which would then seem to be missing: an error.
-    " SET LOCAL row_security = off"
+    " SET LOCAL row_security = off;"
+    # The driver's transaction is idle while tasks read.
+    " SET LOCAL idle_in_transaction_session_timeout = 0"
 )
+# What LOCK TABLE takes. With a view it locks the tables of the view.
+_LOCKABLE: Final = """
+SELECT FROM pg_class WHERE oid = to_regclass(%(table)s) AND relkind IN ('r', 'p', 'v')
+"""
+_LOCK: Final = SQL("LOCK TABLE {} IN ACCESS SHARE MODE")
 _FACTS: Final = """
 SELECT pg_export_snapshot(), pg_current_snapshot()::text,
        (extract(epoch FROM clock_timestamp()) * 1000000)::int8, current_database(),
        pg_is_in_recovery()
 """
+# Of a domain the type below it.
 _COLUMNS: Final = """
-SELECT attname, atttypid::regtype::text FROM pg_attribute
-WHERE attrelid = to_regclass(%(table)s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum
+WITH RECURSIVE typed AS (
+    SELECT attnum, attname, atttypid AS type FROM pg_attribute
+    WHERE attrelid = to_regclass(%(table)s) AND attnum > 0 AND NOT attisdropped
+    UNION ALL
+    SELECT attnum, attname, typbasetype FROM typed JOIN pg_type ON oid = type WHERE typtype = 'd'
+)
+SELECT attname, type::regtype::text FROM typed JOIN pg_type ON oid = type
+WHERE typtype <> 'd' ORDER BY attnum
 """
-# Tables that hold rows: the table itself, or its partitions at any depth.
+# Tables that hold rows: the table itself, or its partitions at any depth; and whether
+# the role may read all rows of each by itself.
 _LEAVES: Final = """
 WITH leaves AS (SELECT relid FROM pg_partition_tree(to_regclass(%(table)s)) WHERE isleaf)
 SELECT relid::text, greatest(pg_relation_size(relid) / current_setting('block_size')::int8, 1),
-       relkind
+       relkind, has_table_privilege(relid, 'SELECT') AND NOT row_security_active(relid)
 FROM (TABLE leaves UNION ALL SELECT to_regclass(%(table)s) WHERE NOT EXISTS (TABLE leaves)) held
 JOIN pg_class ON oid = relid
 ORDER BY 1
@@ -60,7 +75,9 @@ ORDER BY 1
 _KIND: Final = """
 SELECT relkind, row_security_active(oid) FROM pg_class WHERE oid = to_regclass(%(table)s)
 """
-TABLES_WITH_PAGES: Final = ("r", "p", "m")  # views and foreign tables have no pages
+# Views and foreign tables have no pages. A materialized view, which nobody can lock,
+# could get other pages between two tasks.
+TABLES_WITH_PAGES: Final = ("r", "p")
 
 
 class DatabaseSnapshot(NamedTuple):
@@ -76,25 +93,28 @@ class DatabaseSnapshot(NamedTuple):
 
 
 @contextmanager
-def open_snapshot(dsn: str, *, standby: bool = False) -> Iterator[DatabaseSnapshot]:
+def open_snapshot(
+    dsn: str, tables: Iterable[str] = (), *, standby: bool = False
+) -> Iterator[DatabaseSnapshot]:
     """Take a snapshot of the database, which lasts for the block.
 
-    `standby` allows one of a standby server. Raises ConfigError, DatabaseError.
+    `tables` are those that will be read: nobody can change their definitions meanwhile.
+    `standby` allows a snapshot of a standby server. Raises ConfigError, DatabaseError.
     """
-    parsed_dsn(dsn)
-    # a list of hosts has the primary, which is chosen unless standbys are fine
-    anything = make_dsn(dsn, target_session_attrs="any")
+    # A list of hosts has the primary, which is chosen unless standbys are fine. A role
+    # that cannot write may read there.
+    server = "any" if standby else parsed_dsn(dsn).get("target_session_attrs", "primary")
+    anything, dsn = (make_dsn(dsn, target_session_attrs=which) for which in ("any", server))
     try:
-        opened = connect(anything if standby else dsn, application_name=APPLICATION_NAME)
+        opened = connect(dsn, application_name=APPLICATION_NAME)
     except DatabaseUnavailable:
         if standby:
             raise
         opened = connect(anything, application_name=APPLICATION_NAME)
-    dsn = anything if standby else dsn
     with closing(opened) as connection:
         identity = read_server(connection).identity
         with translated("taking a snapshot"), connection.cursor() as cursor:
-            cursor.execute(_BEGIN)
+            _begin_locked(cursor, tables)
             cursor.execute(_FACTS)
             [(exported, sees, at, database, replica)] = cursor.fetchall()
         if replica and not standby:
@@ -105,6 +125,24 @@ def open_snapshot(dsn: str, *, standby: bool = False) -> Iterator[DatabaseSnapsh
                 hint="name the primary, or allow it: --standby",
             )
         yield DatabaseSnapshot(connection, dsn, exported, sees, at, database, identity)
+
+
+def _begin_locked(cursor: Cursor, tables: Iterable[str]) -> None:
+    """Begin a transaction, and lock the tables that exist against changes.
+
+    The locks come before the snapshot. Under an older one PostgreSQL shows a table that
+    was truncated, rewritten or dropped meanwhile without its rows, and a detached
+    partition not at all.
+    """
+    locked = list[tuple[str, Identifier]]()
+    for name in tables:
+        table = table_name(name)
+        cursor.execute(_LOCKABLE, {"table": table.as_string(cursor)})
+        locked += [(name, table)] * cursor.rowcount
+    cursor.execute(_BEGIN)
+    for name, table in locked:
+        with translated(f"locking the table {name} against changes"):
+            cursor.execute(_LOCK.format(table))
 
 
 def table_name(name: str) -> Identifier:
@@ -154,7 +192,7 @@ def require_table(snapshot: DatabaseSnapshot, table: str) -> str:
 def table_pages(snapshot: DatabaseSnapshot, table: str) -> float:
     """Return the number of pages of a table; infinite for what has none, as a view."""
     leaves = fetch(snapshot, _LEAVES, {"table": _quoted(snapshot, table)})
-    return sum(pages if kind in TABLES_WITH_PAGES else inf for _leaf, pages, kind in leaves)
+    return sum(pages if kind in TABLES_WITH_PAGES else inf for _leaf, pages, kind, _ in leaves)
 
 
 def fetch(
@@ -176,9 +214,8 @@ def table_frame(
 ) -> DataFrame:
     """Return expressions over the rows of a table, read by several tasks.
 
-    `columns` maps the names of `schema` to the expressions. The table is locked against
-    changes of its definition until the snapshot ends. Raises SchemaMissing where the
-    database has no such table.
+    `columns` maps the names of `schema` to the expressions. Raises SchemaMissing where
+    the database has no such table.
     """
     kind = require_table(snapshot, table)
     selected = SQL(", ").join(
@@ -289,9 +326,12 @@ def _quoted(snapshot: DatabaseSnapshot, table: str) -> str:
 
 def _page_ranges(snapshot: DatabaseSnapshot, table: str) -> Iterator[tuple[Composable, Composable]]:
     """Yield the page ranges of the table's leaves: a table name and a condition."""
-    with translated("locking a table against changes"), snapshot.connection.cursor() as cursor:
-        cursor.execute(SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(table_name(table)))
-    for leaf, pages, kind in fetch(snapshot, _LEAVES, {"table": _quoted(snapshot, table)}):
+    leaves = fetch(snapshot, _LEAVES, {"table": _quoted(snapshot, table)})
+    if not all(is_readable for *_leaf, is_readable in leaves):
+        # Whoever may read the whole table need not have rights for its partitions.
+        yield table_name(table), SQL("true")
+        return
+    for leaf, pages, kind, _is_readable in leaves:
         if kind not in TABLES_WITH_PAGES:  # a partition that is a foreign table
             yield SQL(leaf), SQL("true")
             continue

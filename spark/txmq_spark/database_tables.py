@@ -133,8 +133,13 @@ def evidence_pages(snapshot: DatabaseSnapshot, mapping: TableMapping) -> float:
     """
     if mapping.applied:
         return inf
-    names = (TOKENS, RECENT, FOLDED, *(table.name for table in mapping.tables))
+    names = evidence_names(mapping)
     return sum(table_pages(snapshot, name) for name in names if table_exists(snapshot, name))
+
+
+def evidence_names(mapping: TableMapping) -> list[str]:
+    """Return the names of all tables that are read, where they exist."""
+    return [TOKENS, RECENT, FOLDED, *(table.name for table in mapping.tables)]
 
 
 def _all(frames: Iterable[DataFrame]) -> DataFrame | None:

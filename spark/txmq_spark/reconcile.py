@@ -29,6 +29,7 @@ from txmq_spark.database_snapshot import DatabaseSnapshot, open_snapshot
 from txmq_spark.database_tables import (
     GroupIdentity,
     GroupPartition,
+    evidence_names,
     evidence_pages,
     oldest_token,
     read_tables,
@@ -126,7 +127,9 @@ def reconciled(spark: SparkSession, options: ReconcileOptions) -> Iterator[Recon
         stack.enter_context(job_errors())
         snapshot = None
         if options.dsn:
-            snapshot = stack.enter_context(open_snapshot(options.dsn, standby=options.standby))
+            names = evidence_names(options.mapping)
+            opened = open_snapshot(options.dsn, names, standby=options.standby)
+            snapshot = stack.enter_context(opened)
             options.mapping.check(snapshot)
         inputs = fix_inputs(stack.enter_context(BrokerLink(options.url)), snapshot, options)
         few, tables, log = _is_few(inputs, options), EvidenceTables(), None

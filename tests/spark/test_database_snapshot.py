@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
+import psycopg2
 import pyarrow as pa
 import pytest
 from psycopg2.extensions import make_dsn, parse_dsn
@@ -20,7 +21,7 @@ from txmq.testing.postgres_server import OwnServer
 from txmq.testing.wait import wait_until
 from txmq.tx.postgres.blocking import claim, compact
 from txmq.tx.postgres.inbox import Position
-from txmq.tx.postgres.session import Connection, connect, transaction
+from txmq.tx.postgres.session import Connection, Cursor, connect, transaction
 from txmq_spark import database_snapshot
 from txmq_spark.database_snapshot import (
     DatabaseSnapshot,
@@ -74,7 +75,7 @@ def taken(database: str, connection: Connection) -> Iterator[DatabaseSnapshot]:
     with connection.cursor() as cursor:
         cursor.execute("CREATE TABLE orders (number int, name text)")
         cursor.execute("INSERT INTO orders SELECT n, 'o-' || n FROM generate_series(1, 3000) n")
-    with open_snapshot(database) as taken:
+    with open_snapshot(database, ["orders", "public.nowhere"]) as taken:
         yield taken
 
 
@@ -140,14 +141,13 @@ def test_a_snapshot_that_has_ended_is_an_error(database: str) -> None:
         list(copy_batches(database, taken.exported, "SELECT 1", "n bigint"))
 
 
-def test_rows_that_a_policy_hides_are_an_error(
-    connection: Connection, taken: DatabaseSnapshot, database: str
-) -> None:
+def test_rows_that_a_policy_hides_are_an_error(connection: Connection, database: str) -> None:
     """They would seem to be missing."""
-    reader = f"reader_{taken.database}"
+    reader = f"reader_{parse_dsn(database)['dbname']}"
     with connection.cursor() as cursor:
         cursor.execute(
-            f"CREATE ROLE {reader}; GRANT SELECT ON orders TO {reader};"
+            f"CREATE TABLE orders (number int); CREATE ROLE {reader};"
+            f" GRANT SELECT ON orders TO {reader};"
             " ALTER TABLE orders ENABLE ROW LEVEL SECURITY;"
             " CREATE POLICY few ON orders USING (number < 10)"
         )
@@ -273,12 +273,112 @@ def test_a_missing_table_is_named(spark: SparkSession, taken: DatabaseSnapshot) 
         table_frame(spark, taken, "order", COLUMNS, SCHEMA, None)
 
 
-def test_a_table_keeps_its_shape_while_it_is_read(
-    spark: SparkSession, connection: Connection, taken: DatabaseSnapshot
+CHANGES = [
+    "TRUNCATE rows",
+    "ALTER TABLE rows ALTER number TYPE int8",
+    "DROP TABLE rows",
+    "ALTER TABLE parts DETACH PARTITION low",
+    "DROP TABLE low",
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_table_is_changed_before_its_snapshot_or_behind_it(
+    connection: Connection, database: str, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table_frame(spark, taken, "orders", COLUMNS, SCHEMA, None)
-    with connection.cursor() as cursor, pytest.raises(Exception, match="lock timeout"):
-        cursor.execute("SET lock_timeout = '20ms'; DROP TABLE orders")
+    """Under a snapshot from before the change PostgreSQL would show no rows."""
+    begin, refused = database_snapshot._begin_locked, list[str]()
+    cursor = connection.cursor()
+    cursor.execute(
+        "CREATE TABLE rows AS SELECT generate_series(1, 9) AS number;"
+        " CREATE VIEW seen AS SELECT number FROM rows;"
+        " CREATE TABLE parts (number int) PARTITION BY RANGE (number);"
+        " CREATE TABLE low PARTITION OF parts FOR VALUES FROM (1) TO (5);"
+        " CREATE TABLE high PARTITION OF parts FOR VALUES FROM (5) TO (10);"
+        " INSERT INTO parts TABLE rows; SET lock_timeout = '20ms'"
+    )
+
+    def meanwhile(own: Cursor, tables: Iterable[str]) -> None:
+        begin(own, tables)
+        try:
+            cursor.execute(change)
+        except psycopg2.errors.LockNotAvailable:
+            refused.append(change)
+
+    monkeypatch.setattr(database_snapshot, "_begin_locked", meanwhile)
+    with open_snapshot(database, ["seen", "parts"]) as taken:
+        ranges = database_snapshot._page_ranges(taken, "parts")
+        texts = [
+            SQL("SELECT number FROM seen"),
+            *(SQL("SELECT number FROM {} WHERE {}").format(*one) for one in ranges),
+        ]
+        found = [
+            number
+            for text in texts
+            for batch in copy_batches(
+                taken.dsn, taken.exported, text.as_string(connection), "number bigint"
+            )
+            for number in batch.column("number").to_pylist()
+        ]
+    assert sorted(found) == sorted([*range(1, 10)] * 2)
+    assert refused == [change]
+
+
+def test_a_role_needs_the_right_to_read_a_table_and_no_other(
+    connection: Connection, database: str
+) -> None:
+    """No right for each partition, none to write, and time for a snapshot."""
+    cursor, reader = connection.cursor(), f"reader_{parse_dsn(database)['dbname']}"
+    cursor.execute(
+        "CREATE TABLE parts (number int) PARTITION BY RANGE (number);"
+        " CREATE TABLE low PARTITION OF parts FOR VALUES FROM (1) TO (5);"
+        " INSERT INTO parts SELECT generate_series(1, 4);"
+        f" CREATE ROLE {reader}; GRANT SELECT ON parts TO {reader}"
+    )
+    settings = {
+        "role": reader,
+        "default_transaction_read_only": "on",
+        "idle_in_transaction_session_timeout": "1ms",
+    }
+    options = " ".join(f"-c {name}={value}" for name, value in settings.items())
+    try:
+        with open_snapshot(make_dsn(database, options=options), ["parts"]) as taken:
+            [(table, _all)] = database_snapshot._page_ranges(taken, "parts")
+            query = SQL("SELECT number FROM {}").format(table).as_string(connection)
+            [batch] = copy_batches(taken.dsn, taken.exported, query, "number bigint")
+            shown = database_snapshot.fetch(
+                taken, "SELECT current_setting('idle_in_transaction_session_timeout')", {}
+            )
+        with (
+            pytest.raises(DatabaseError, match=r"locking the table low against changes: .* 42501"),
+            open_snapshot(make_dsn(database, options=options), ["low"]),
+        ):
+            pytest.fail("it was read")
+    finally:
+        cursor.execute(f"DROP OWNED BY {reader}; DROP ROLE {reader}")
+    assert batch.column("number").to_pylist() == [1, 2, 3, 4]
+    assert shown == [("0",)]
+
+
+def test_columns_of_domains_have_the_types_below(connection: Connection, database: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "CREATE DOMAIN whole AS int8; CREATE DOMAIN version AS whole CHECK (value > 0);"
+            ' CREATE DOMAIN writer AS uuid; CREATE TABLE "Odd %" ("Id" text, v version, t writer);'
+            ' CREATE MATERIALIZED VIEW kept AS TABLE "Odd %"'
+        )
+        cursor.execute('ALTER TABLE "Odd %" RENAME TO "Odd \'s"')
+    tables = [
+        BusinessTable(name=name, key="Id", version="v", token="t") for name in ("Odd 's", "kept")
+    ]
+    with open_snapshot(database, [table.name for table in tables]) as taken:
+        for table in tables:
+            Mapping(tables=(table,)).check(taken)
+            assert database_snapshot.table_columns(taken, table.name) == {
+                "Id": "text",
+                "v": "bigint",
+                "t": "uuid",
+            }
 
 
 def test_the_inbox_is_its_rows_and_its_ranges(
