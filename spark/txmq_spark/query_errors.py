@@ -16,11 +16,25 @@ from txmq.errors import TxmqError
 # The last line of a Python traceback that ends with an error of ours.
 OURS: Final = re.compile(r"^txmq[\w.]*\.(\w+: .+)$", re.MULTILINE)
 
+# What Spark says where another run has written to the log of the checkpoint, or of the
+# landed directory, what this run was about to write (4.3.0, 2026-11-28).
+OTHER_RUN: Final = (
+    "CONCURRENT_STREAM_LOG_UPDATE",
+    "Race while writing batch",
+    "Multiple streaming queries are concurrently using",
+)
+
 
 class QueryFailed(TxmqError):
     """A query of a job has ended with an error; its progress is in its checkpoint."""
 
     advice = "mend the cause and run the job again: it goes on where it was"
+
+
+class CheckpointShared(QueryFailed):
+    """Another run of a query is at work with the same checkpoint, and goes on."""
+
+    advice = "leave that run alone: nothing is lost, nor done twice"
 
 
 class JobFailed(TxmqError):
@@ -40,6 +54,8 @@ def job_errors() -> Iterator[None]:
 
 def query_failure(error: PySparkException | Py4JJavaError) -> QueryFailed:
     """Return the error of a query, with the error of txmq that caused it if one did."""
+    if any(sign in str(error) for sign in OTHER_RUN):
+        return CheckpointShared("another run of this job has the same checkpoint, and was faster")
     return QueryFailed(_cause(error))
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import StreamingQueryException
 from pyspark.errors.exceptions.captured import convert_exception
 
-from txmq_spark.query_errors import JobFailed, QueryFailed, job_errors
+from txmq_spark.query_errors import CheckpointShared, JobFailed, QueryFailed, job_errors
 from txmq_spark.query_run import STARTS, WORKER_LATE, run_query
 
 if TYPE_CHECKING:
@@ -53,6 +55,28 @@ def test_other_errors_end_it(ends: list[str], starts: int) -> None:
     with pytest.raises(QueryFailed):
         run_query(writer, 1)
     assert writer.stopped == starts
+
+
+@pytest.mark.parametrize("log", ["checkpoint/commits", "lake/_spark_metadata"])
+def test_a_run_beside_another_one_of_its_checkpoint_is_told_so(
+    spark: SparkSession, tmp_path: Path, log: str
+) -> None:
+    """The other run is faster in one step of the batch."""
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "0.txt").write_text("row")
+    faster = tmp_path / log / "0"
+
+    def overtaken(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            faster.parent.mkdir(parents=True, exist_ok=True)
+            faster.write_text("v1\n{}")
+            yield batch
+
+    rows = spark.readStream.text(str(tmp_path / "rows")).mapInArrow(overtaken, "value string")
+    writer = rows.writeStream.format("parquet" if "lake" in log else "noop")
+    writer = writer.options(path=tmp_path / "lake", checkpointLocation=tmp_path / "checkpoint")
+    with pytest.raises(CheckpointShared, match="leave that run alone"):
+        run_query(writer, None)
 
 
 def test_a_failed_job_names_the_cause_that_spark_hides(spark: SparkSession) -> None:
