@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import pytest
+from py4j.clientserver import ClientServerConnection
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
 
 import txmq
 from txmq.testing.own_broker import OwnBroker
 from txmq_spark.local_session import local_session
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 
 SETTINGS = {
     "spark.log.level": "OFF",
@@ -40,7 +38,7 @@ WORKERS = (
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark(tmp_path_factory: pytest.TempPathFactory, interruptible: None) -> Iterator[SparkSession]:
     """A session with two cores, up to three attempts per task, and a log of its events.
 
     Speculation is off unless a test turns it on.
@@ -51,6 +49,44 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     events_kept = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": events}
     with local_session("local[2,3]", SETTINGS | events_kept) as session:
         yield session
+
+
+def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> None:
+    """Leave the cores to other tests when one has run out of its time."""
+    if call.excinfo is not None and isinstance(call.excinfo.value, pytest.fail.Exception):
+        end_jobs()
+
+
+def end_jobs() -> None:
+    """End all jobs and queries of the session, if there is one."""
+    context = SparkContext._active_spark_context
+    if context is not None:
+        for query in SparkSession(context).streams.active:
+            query.stop()
+        context.cancelAllJobs()
+
+
+@pytest.fixture(scope="session")
+def interruptible() -> Iterator[None]:
+    """Calls to Java whose connection ends when a test runs out of its time in them.
+
+    py4j expects errors of the connection only (0.10.9.9, 2026-11-28). Otherwise the
+    next call, on the way out, would wait for the end of the interrupted one, and each
+    later call would get the answer to the one before.
+    """
+    send = ClientServerConnection.send_command
+
+    def send_command(self: ClientServerConnection, command: str) -> str:
+        try:
+            return str(send(self, command))
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                self.close()
+            raise
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ClientServerConnection, "send_command", send_command)
+        yield
 
 
 @pytest.fixture(scope="session")
