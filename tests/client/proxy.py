@@ -17,13 +17,15 @@ class Proxy:
     """Relays connections to a broker.
 
     `lose[opcode] = n`: the next n replies of that opcode end their connection instead.
-    `hold`: replies of these opcodes are dropped, and the connection stays.
+    `hold`: replies of these opcodes are dropped, and the connection stays; `held` =
+    how often.
     """
 
     def __init__(self, url: str) -> None:
         self._target = parse_url(url)[0]
         self.lose: Counter[int] = Counter()
         self.hold: set[int] = set()
+        self.held = 0
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"txmq://127.0.0.1:{self._listener.getsockname()[1]}"
         self._sockets: list[socket.socket] = [self._listener]
@@ -75,6 +77,8 @@ class Proxy:
                 if lost := kinds & {kind for kind, left in self.lose.items() if left}:
                     self.lose.subtract(lost)
                     break
-                if not kinds & self.hold:
+                if kinds & self.hold:
+                    self.held += 1
+                else:
                     client.sendall(data)
             client.shutdown(socket.SHUT_RDWR)

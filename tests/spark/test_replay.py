@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import pytest
 
@@ -278,6 +280,41 @@ def test_letters_are_sent_once_though_their_task_is_killed(
     assert [message.body for _, message in sent(broker, f"{topic}-again")] == bodies
     if late:  # one that is not complete is rolled back later, by the broker's clock
         assert undecided(client) == before
+
+
+def test_letters_are_sent_once_though_each_task_runs_twice_at_once(
+    spark: SparkSession,
+    broker: str,
+    topic: str,
+    client: txmq.Client,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As with speculation: each attempt of a task stores a bundle; Spark takes one."""
+    client.call("topic.create", name=topic, partitions=2)
+    client.call("topic.create", name=f"{topic}-again", partitions=3)
+    bodies = [b"%d-%02d" % (n % 7, n // 7) for n in range(63)]
+    for n, body in enumerate(bodies):
+        client.send(topic, body, key=f"k{n % 7}")
+    let_die(client, topic, topic, bodies, "concurrent")
+    plan = plan_of(spark, tmp_path / "plan", broker, topic)
+    before, stored, store_once = undecided(client), list[int](), resend.store_letters
+
+    def store_twice(*given: Any) -> list[UUID]:
+        with ThreadPoolExecutor(2) as pool:
+            attempts = [
+                attempt.result() for attempt in [pool.submit(store_once, *given) for _ in range(2)]
+            ]
+        stored.append(undecided(client) - before)
+        return attempts[1]
+
+    monkeypatch.setattr(resend, "store_letters", store_twice)
+    assert resend.resend(plan, broker, f"{topic}-again").abandoned == len(bodies)
+    assert stored == [2], "of one task"
+    seen = [message.body for _, message in sent(broker, f"{topic}-again")]
+    assert in_order(seen) == in_order(bodies)
+    assert len(seen) == len(bodies)
+    assert undecided(client) == before
 
 
 def killing_once(marker: str, after: int) -> Callable[[Iterable[Any]], Iterator[Any]]:
