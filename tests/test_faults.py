@@ -1141,7 +1141,10 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_key_is_sent_in_order_though_its_topic_has_grown_between",
     ),
     266: ("test_an_open_bundle_is_due_some_time_after_its_latest_part",),
-    244: ("test_letters_are_sent_once_though_their_task_is_killed",),
+    244: (
+        "test_letters_are_sent_once_though_their_task_is_killed",
+        "test_letters_are_sent_once_though_each_task_runs_twice_at_once",
+    ),
     230: (
         "test_a_failed_job_names_the_cause_that_spark_hides",
         "test_a_rename_that_is_refused_is_an_error",
@@ -1153,6 +1156,16 @@ FAULTS: dict[int, tuple[str, ...]] = {
     ),
     233: ("test_foreach_batch_writes_each_batch_once_under_one_name_and_not_without_one",),
     234: ("test_a_table_is_changed_before_its_snapshot_or_behind_it",),
+    235: (
+        "test_a_run_beside_another_one_of_its_checkpoint_is_told_so",
+        "test_a_run_that_is_at_work_is_no_other_checkpoint",
+        "test_two_first_runs_at_the_same_time_leave_one_id",
+    ),
+    236: (
+        "test_a_read_whose_workers_are_killed_has_each_message_once",
+        "test_a_reconciliation_whose_workers_are_killed_makes_the_same_plan",
+        "test_a_watch_whose_workers_are_killed_tells_the_same_alerts",
+    ),
     221: (
         "test_fences_that_wait_for_long_hold_up_no_key_of_another_partition",
         "test_a_slow_message_of_one_partition_holds_up_no_fence_of_another",

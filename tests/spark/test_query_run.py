@@ -74,7 +74,8 @@ def test_a_run_beside_another_one_of_its_checkpoint_is_told_so(
 
     rows = spark.readStream.text(str(tmp_path / "rows")).mapInArrow(overtaken, "value string")
     writer = rows.writeStream.format("parquet" if "lake" in log else "noop")
-    writer = writer.options(path=tmp_path / "lake", checkpointLocation=tmp_path / "checkpoint")
+    places = {"path": f"{tmp_path}/lake", "checkpointLocation": f"{tmp_path}/checkpoint"}
+    writer = writer.options(**places)
     with pytest.raises(CheckpointShared, match="leave that run alone"):
         run_query(writer, None)
 
