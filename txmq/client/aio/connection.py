@@ -190,8 +190,12 @@ class Connector:
         context = None if tls is None else tls_context(tls)
         try:
             async with asyncio.timeout(CONNECT_S):
+                dialled = await _dial(loop, address)
                 _transport, link = await loop.create_connection(
-                    make, address.host, address.port, ssl=context
+                    make,
+                    sock=dialled,
+                    ssl=context,
+                    server_hostname=None if tls is None else address.host,
                 )
         except SSLCertVerificationError as error:
             raise not_trusted(address, error) from None
@@ -201,6 +205,32 @@ class Connector:
             link.abort()
             raise
         return link
+
+
+async def _dial(loop: AbstractEventLoop, address: Address) -> socket.socket:
+    """Return a socket that is connected to the first of the host's addresses that
+    answers.
+
+    Each has a share of the time: one may be a black hole. asyncio's own way out, Happy
+    Eyeballs, is not uvloop's. Raises OSError or TimeoutError, that of the last address.
+    """
+    found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    ends = loop.time() + CONNECT_S
+    for left, (family, kind, protocol, _name, target) in zip(
+        range(len(found), 0, -1), found, strict=True
+    ):
+        sock = socket.socket(family, kind, protocol)
+        sock.setblocking(False)
+        try:
+            async with asyncio.timeout((ends - loop.time()) / left):
+                await loop.sock_connect(sock, target)
+        except BaseException as error:
+            sock.close()
+            if left == 1 or not isinstance(error, OSError):  # such as a cancellation
+                raise
+        else:
+            return sock
+    raise OSError(f"{address.host} has no address")
 
 
 class PersistentConnection:

@@ -280,7 +280,7 @@ def _open(
     address: Address, conversation: Conversation, deadline: float, tls: TlsSettings | None
 ) -> Connection:
     try:
-        sock = socket.create_connection(address, max(deadline - time.monotonic(), 0.001))
+        sock = _dial(address, deadline)
     except OSError as error:
         raise BrokerUnavailable(f"{error.strerror or error}") from error
     if tls is not None:
@@ -299,6 +299,30 @@ def _open(
         connection.close()
         raise
     return connection
+
+
+def _dial(address: Address, deadline: float) -> socket.socket:
+    """Return a socket that is connected to the first of the host's addresses that
+    answers.
+
+    Each has a share of the time: one may be a black hole, as that of a machine that is
+    gone, or of a network that drops IPv6. Raises OSError, that of the last address.
+    """
+    found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    for left, (family, kind, protocol, _name, target) in zip(
+        range(len(found), 0, -1), found, strict=True
+    ):
+        sock = socket.socket(family, kind, protocol)
+        sock.settimeout(max(deadline - time.monotonic(), 0.001) / left)
+        try:
+            sock.connect(target)
+        except OSError:
+            sock.close()
+            if left == 1:
+                raise
+        else:
+            return sock
+    raise OSError(f"{address.host} has no address")
 
 
 def _encrypted(
