@@ -91,10 +91,10 @@ def letter_batches(letters: Iterable[Letter], names: Sequence[str]) -> Iterator[
 def _in_batches(letters: Iterable[Letter]) -> Iterator[list[Letter]]:
     source = iter(letters)
     while first := next(source, None):
-        lot, size = [first], len(first.get("body", ""))
+        few, size = [first], len(first.get("body", ""))
         for letter in islice(source, BATCH_LETTERS - 1):
-            lot.append(letter)
+            few.append(letter)
             size += len(letter.get("body", ""))
             if size > BATCH_BODY_BYTES:
                 break
-        yield lot
+        yield few

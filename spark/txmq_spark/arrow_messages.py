@@ -39,9 +39,6 @@ MESSAGES: Final = pa.schema(
         "stored_at": TIME,
     }
 )
-# The headers as a batch has them, to be sent again without a look at them.
-HEADER_CELLS: Final = "header_cells"
-FIELDS: Final = pa.schema([*MESSAGES, pa.field(HEADER_CELLS, pa.binary())])
 SMALL_BATCH_ROWS: Final = 64  # below so many rows, row by row is cheaper
 BUFFER_ROWS: Final = 4_096  # rows of a collected record batch
 BUFFER_BYTES: Final = 8 << 20  # or bytes of the batches they come from
@@ -82,7 +79,7 @@ def wrap(chunk: Chunk, names: Sequence[str]) -> pa.RecordBatch:
     The rows that the chunk does not cover are included.
     """
     batch = _ArrowBatch(chunk)
-    schema = pa.schema([FIELDS.field(name) for name in names])
+    schema = pa.schema([MESSAGES.field(name) for name in names])
     return pa.RecordBatch.from_arrays([COLUMNS[name](batch) for name in names], schema=schema)
 
 
@@ -126,12 +123,6 @@ class _ArrowBatch:
             return pa.nulls(self.count, HEADERS)
         return _maps(BatchView(self.chunk.batch, self.header).headers)
 
-    def header_cells(self) -> pa.Array:
-        column = self.layout.headers
-        if column is None:
-            return pa.nulls(self.count, pa.binary())
-        return pa.Array.from_buffers(pa.binary(), self.count, [None, *self._buffers(column)])
-
     def bodies(self) -> pa.Array:
         body = self.layout.body
         offsets, data = self._buffers(body)
@@ -157,7 +148,6 @@ COLUMNS: Final[dict[str, Callable[[_ArrowBatch], pa.Array]]] = {
     "key": lambda batch: batch.texts(batch.layout.key),
     "tag": lambda batch: batch.texts(batch.layout.tag),
     "headers": _ArrowBatch.headers,
-    HEADER_CELLS: _ArrowBatch.header_cells,
     "body": _ArrowBatch.bodies,
     "attempt": lambda batch: batch.constant(batch.chunk.attempt, pa.int32()),
     "born_at": _ArrowBatch.born_at,
@@ -188,7 +178,7 @@ class _RowBuffer:
     def flush(self) -> Iterator[pa.RecordBatch]:
         """Yield the collected rows as one record batch, if there are any."""
         if self._rows:
-            schema = pa.schema([FIELDS.field(name) for name in self._names])
+            schema = pa.schema([MESSAGES.field(name) for name in self._names])
             arrays = [
                 arrow_column(self._cells[name], schema.field(name).type) for name in self._names
             ]
@@ -212,7 +202,6 @@ CELLS: Final[dict[str, Cells]] = {
     "key": _sliced(lambda view: view.keys),
     "tag": _sliced(lambda view: view.tags),
     "headers": _sliced(lambda view: view.headers),
-    HEADER_CELLS: _sliced(lambda view: view.header_cells),
     "body": _sliced(lambda view: view.bodies),
     "attempt": lambda chunk, _view, rows: [chunk.attempt] * len(rows),
     "born_at": _sliced(lambda view: view.born_at),
