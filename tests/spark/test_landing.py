@@ -10,7 +10,7 @@ import pytest
 
 from tests.spark.stream_driver import texts
 from txmq.errors import ConfigError
-from txmq_spark import command_line, landing
+from txmq_spark import command_line, landing, stream_commands
 from txmq_spark.hadoop_files import Directory
 from txmq_spark.landing import LandOptions, require_same_batches
 
@@ -31,7 +31,7 @@ def test_each_message_lands_once_though_a_batch_is_run_again(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(command_line, "job_session", lambda: nullcontext(spark))
+    monkeypatch.setattr(stream_commands, "job_session", lambda: nullcontext(spark))
     client.send_many(topic, texts(*range(30)))
     path = tmp_path / "lake"
     arguments = ["land", "--url", broker, "--topic", topic, "--path", str(path)]
@@ -64,7 +64,7 @@ def test_a_directory_of_another_checkpoint_is_refused(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(command_line, "job_session", lambda: nullcontext(spark))
+    monkeypatch.setattr(stream_commands, "job_session", lambda: nullcontext(spark))
     client.send_many(topic, texts(*range(5)))
     path, other = tmp_path / "lake", tmp_path / "other"
     arguments = ["land", "--url", broker, "--topic", topic, "--path", str(path)]
@@ -88,7 +88,7 @@ def test_a_checkpoint_with_as_many_batches_is_another_one(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(command_line, "job_session", lambda: nullcontext(spark))
+    monkeypatch.setattr(stream_commands, "job_session", lambda: nullcontext(spark))
     client.send_many(topic, texts(*range(5)))
     path, other = tmp_path / "lake", tmp_path / "other"
     arguments = ["land", "--url", broker, "--topic", topic]
@@ -155,7 +155,7 @@ def test_a_landing_needs_topics(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(command_line, "job_session", lambda: nullcontext(spark))
+    monkeypatch.setattr(stream_commands, "job_session", lambda: nullcontext(spark))
     assert command_line.main(["land", "--path", str(tmp_path)]) == 1
     assert "either topics or a pattern" in capsys.readouterr().err
     assert command_line.main(["land", "--path", "nowhere://lake", "--topic", "t"]) == 1

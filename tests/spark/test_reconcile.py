@@ -29,7 +29,7 @@ from txmq.tx.postgres.blocking import claim, read_server
 from txmq.tx.postgres.inbox import Position
 from txmq.tx.postgres.session import connect, transaction
 from txmq.wire.bundle import NO_DIGEST, BundleDescription, BundlePart, bundle_digest
-from txmq_spark import database_snapshot, job_options, reconcile, token_states
+from txmq_spark import database_snapshot, plan_commands, reconcile, token_states
 from txmq_spark.broker_link import BrokerLink
 from txmq_spark.command_line import reconcile_main, replay_main
 from txmq_spark.mapping import BusinessTable, Mapping
@@ -284,7 +284,7 @@ def made(
     asked += ["--table=public.plans", "--broker-plan=night", "--operator=ada"]
     out, errors = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(errors):
-        patch.setattr(job_options, "job_session", lambda: nullcontext(spark))
+        patch.setattr(plan_commands, "job_session", lambda: nullcontext(spark))
         patch.setattr(reconcile, "in_parts", killing)
         patch.setattr(reconcile, "FEW_LETTERS", -1)  # by exchanges between tasks
         patch.setenv("TXMQ_DSN", failed.dsn)
@@ -379,7 +379,7 @@ def test_a_plan_is_replayed_once_by_the_command(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The last test of the shop that has failed."""
-    monkeypatch.setattr(job_options, "job_session", lambda: nullcontext(spark))
+    monkeypatch.setattr(plan_commands, "job_session", lambda: nullcontext(spark))
     asked = [f"--url={failed.url}", f"--plan={made.plan}", "--operator=ada"]
     assert replay_main([*asked, "--dry-run"]) == 0
     assert capsys.readouterr().out == "4 planned\n"

@@ -16,7 +16,7 @@ import txmq
 from tests.spark.killed_driver import start_stream
 from tests.spark.secured import PASSWORD, Secured, secured_broker
 from tests.spark.test_broker_urls import VARIABLES
-from txmq_spark import job_options
+from txmq_spark import plan_commands
 from txmq_spark.command_line import main
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def test_the_command_gets_in_by_options_and_environment(
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TXMQ_PASSWORD_FILE", str(secured.words))
-    monkeypatch.setattr(job_options, "job_session", lambda: nullcontext(spark))
+    monkeypatch.setattr(plan_commands, "job_session", lambda: nullcontext(spark))
     asked = ["--url", f"txmqs://{secured.place}", "--user", "spark", "--ca", str(secured.ca)]
     asked += ["--plan", str(tmp_path / "plan")]
     report = ["--report", str(tmp_path / "report.html")]

@@ -7,7 +7,7 @@ from argparse import Namespace
 import pytest
 
 from txmq.errors import ConfigError
-from txmq_spark import command_line, job_options
+from txmq_spark import command_line, plan_commands
 from txmq_spark.replay import ReplayResult
 
 HOSTILE = "\x1b]0;owned\x07\x9b31m\u202egnp\u2028\r"
@@ -22,7 +22,7 @@ def test_no_error_and_no_reason_of_a_plan_has_control_characters_for_a_terminal(
 ) -> None:
     assert command_line._exit_status(refuse) == 1
     paused = {"name": "p", "state": "paused", "why": f"{HOSTILE}\nplan forged: done"}
-    job_options._tell_result(Namespace(json=False), ReplayResult((paused,), {"replayed": 1}))
+    plan_commands._tell_result(Namespace(json=False), ReplayResult((paused,), {"replayed": 1}))
     out, err = capsys.readouterr()
     assert all(char.isprintable() or char == "\n" for char in out + err)
     assert not any(line.startswith("plan forged") for line in (out + err).splitlines())

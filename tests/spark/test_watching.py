@@ -19,7 +19,7 @@ from tests.spark.stream_driver import texts
 from tests.spark.test_writing import sent
 from tests.tx.postgres.support import rows
 from txmq.testing.wait import wait_until
-from txmq_spark import command_line
+from txmq_spark import command_line, stream_commands
 from txmq_spark.watch_rules import MAX_SEEN, Alert, DeadLetter, GroupMemory, WatchRules
 from txmq_spark.watching import counter
 
@@ -152,7 +152,7 @@ def test_a_watch_tells_each_alert_once_over_its_runs(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(command_line, "job_session", lambda: nullcontext(spark))
+    monkeypatch.setattr(stream_commands, "job_session", lambda: nullcontext(spark))
     client.call("topic.create", name=topic, partitions=1)
     client.call("topic.create", name=f"{topic}-2", partitions=1)
     checkpoint = tmp_path / "checkpoint"
@@ -198,7 +198,7 @@ def test_a_watch_that_cannot_begin_says_why(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(command_line, "job_session", lambda: nullcontext(spark))
+    monkeypatch.setattr(stream_commands, "job_session", lambda: nullcontext(spark))
     arguments = ["watch", "--url", broker, "--group", "nobody", "--alerts", "a"]
     assert command_line.main([*arguments, "--checkpoint", "c", *more]) == 1
     assert says in capsys.readouterr().err

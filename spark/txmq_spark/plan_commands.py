@@ -1,16 +1,19 @@
-"""The jobs `reconcile` and `replay` of the command `txmq-spark`."""
+"""The jobs `reconcile` and `replay` of the command `txmq-spark`, which make and use
+plans.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
 
 from txmq.errors import ConfigError
+from txmq_spark.argument_types import positive
 from txmq_spark.broker_plans import hand_over
 from txmq_spark.charts import printable
 from txmq_spark.database_snapshot import table_name
@@ -319,10 +322,3 @@ def add_replay_options(parser: ArgumentParser) -> None:
     )
     add("--operator", help="who does this, for the broker's audit")
     add("--json", action="store_true", help="print the result as JSON")
-
-
-def positive(text: str) -> int:
-    """Return a number from 1 on. Raises ArgumentTypeError."""
-    if not (text.isascii() and text.isdigit() and int(text)):
-        raise ArgumentTypeError(f"{text!r} is not a number from 1 on")
-    return int(text)
