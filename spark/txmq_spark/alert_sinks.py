@@ -20,8 +20,6 @@ import structlog
 from psycopg2.extras import execute_values
 from psycopg2.sql import SQL, Identifier
 
-from txmq.client.protocol.call_steps import run_calls
-from txmq.client.protocol.named_jobs import current_job
 from txmq.crashpoints import crashpoint
 from txmq.errors import DatabaseUnavailable
 from txmq.model.units import SECOND
@@ -30,7 +28,7 @@ from txmq.tx.postgres.session import connect, transaction
 from txmq_spark.database_snapshot import table_name
 from txmq_spark.plan_table import make
 from txmq_spark.watch_rules import Alert
-from txmq_spark.writing import publish, store_rows, task_client
+from txmq_spark.writing import find_job, publish, store_rows, task_client
 
 T = TypeVar("T")
 APPLICATION_NAME: Final = "txmq-spark watch"
@@ -176,7 +174,7 @@ class AlertSinks(NamedTuple):
 
     def _send(self, name: str, alerts: Sequence[Alert]) -> None:
         with task_client(self.url) as client:
-            job = run_calls(client.call, current_job(name))
+            job = find_job(client, name)
             if not job.committed:
                 if self.table is not None:
                     alerts = self.table.add(alerts, name)

@@ -9,9 +9,9 @@ task (`writing`).
 A plan of the broker holds the letters meanwhile: nobody else replays or edits them.
 What it holds and is not sent leaves it before the job is committed. Then it is ordered
 to abandon the others, with the job's name as the reason: the broker goes through them
-by itself. The name of the broker's plan is that of the job: with another one, letters
-that the job has not sent would be abandoned, or those that it has sent would be sent to
-another topic.
+by itself. The broker's plan is named like the job. With another plan, letters that the
+job has not sent would be abandoned, or those that it has sent would go to another topic
+as well.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from txmq_spark.broker_plans import hand_over, wait_for
 from txmq_spark.held_letters import OPERATOR, HeldSource, held_letters
 from txmq_spark.letter_shares import in_key_order, share_out
 from txmq_spark.plan_directory import StoredPlan
-from txmq_spark.writing import find_job, publish, store_bundle, task_client
+from txmq_spark.writing import find_job, job_name, publish, store_bundle, task_client
 
 if TYPE_CHECKING:
     from txmq.client.blocking.transaction.jobs import JobBundle
@@ -69,11 +69,11 @@ def resend(plan: StoredPlan, url: str, topic: str, *, wait: bool = True) -> Rese
         holding = {group: one["name"] for group, one in open_ones.items() if one["planned"]}
         # Letters that were sent are not read again: one that cannot be read since would
         # leave the broker's plan, and be open like one that was not sent.
-        job = find_job(link, topic, job_name(plan))
+        job = find_job(link, job_name(topic, resend_key(plan)))
         if holding and not job.committed:
             write_letters(plan, url, holding, topic, job.token)
         crashpoint("spark.letters_sent")
-        reason = f"sent again to {topic} by {job_name(plan)}"
+        reason = f"sent again to {topic} by {resend_key(plan)}"
         names = [one["name"] for one in open_ones.values()]
         for name in names:
             link.call("plan.abandon", name=name, operator=OPERATOR, reason=reason)
@@ -145,8 +145,8 @@ def store_letters(
     return [UUID(row["token"]) for row in stored if row["token"]]
 
 
-def job_name(plan: StoredPlan) -> str:
-    """Return the name of the job that sends the plan's letters to a topic."""
+def resend_key(plan: StoredPlan) -> str:
+    """Return the idempotency key of the write that sends the plan's letters."""
     return f"resend {plan.manifest.digest}"
 
 

@@ -15,16 +15,16 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from txmq.client.protocol.call_steps import run_calls
-from txmq.client.protocol.named_jobs import current_job
 from txmq.errors import ConfigError
 from txmq_spark.source_options import WriteOptions
 from txmq_spark.writing import (
     QueryBatch,
     StoredBundle,
     abort_bundles,
+    batch_job_name,
     check_columns,
     commit_bundles,
+    find_job,
     query_batch,
     require_append,
     store_in_job,
@@ -71,7 +71,7 @@ class EpochWriter(DataSourceStreamArrowWriter):
     def store(self, batch: QueryBatch, rows: Iterator[pa.RecordBatch]) -> StoredBundle:
         """Store rows as one bundle of a batch of a query, unless it is published."""
         with task_client(self._options.url) as client:
-            job = run_calls(client.call, current_job(f"stream {batch.query} {batch.number}"))
+            job = find_job(client, batch_job_name(batch))
             return store_in_job(client, job, rows, self._options.topic)
 
     def commit(

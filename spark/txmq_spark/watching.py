@@ -27,7 +27,7 @@ from txmq_spark.broker_link import BrokerLink
 from txmq_spark.query_errors import job_errors
 from txmq_spark.query_run import clear_unplanned, run_query
 from txmq_spark.watch_rules import Alert, DeadLetter, GroupMemory, WatchRules, old_letters
-from txmq_spark.writing import QUERY_PROPERTY
+from txmq_spark.writing import QUERY_PROPERTY, QueryBatch, batch_job_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -208,10 +208,8 @@ def batch_sink(sinks: AlertSinks) -> Callable[[DataFrame, int], None]:
         query = frame.sparkSession.sparkContext.getLocalProperty(QUERY_PROPERTY)
         assert query is not None, "Spark sets it for the thread that runs a query"
         found = frame.toArrow().to_pylist()
-        # The name is that of a stream's batch.
-        sinks.send(
-            f"stream {query} {batch}", [Alert.of(row["kind"], row["fields"]) for row in found]
-        )
+        name = batch_job_name(QueryBatch(query, batch))
+        sinks.send(name, [Alert.of(row["kind"], row["fields"]) for row in found])
 
     return send
 

@@ -97,7 +97,7 @@ class JobWriter(DataSourceArrowWriter):
             return cls(options, NamedJob(new_token(), committed=False))
         with task_client(options.url) as client:
             name = job_name(options.topic, options.idempotency_key)
-            return cls(options, run_calls(client.call, current_job(name)))
+            return cls(options, find_job(client, name))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StoredBundle:
         """Store the rows as one bundle, in several parts if it is large.
@@ -122,7 +122,7 @@ class JobWriter(DataSourceArrowWriter):
             job = self._job
             if batch is not None and options.idempotency_key is not None:
                 name = job_name(options.topic, options.idempotency_key, batch)
-                job = run_calls(client.call, current_job(name))
+                job = find_job(client, name)
             return store_in_job(client, job, iterator, options.topic)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -163,9 +163,14 @@ def query_batch() -> QueryBatch | None:
     return None if query is None or batch is None else QueryBatch(query, int(batch))
 
 
-def find_job(link: BrokerLink, topic: str, idempotency_key: str) -> NamedJob:
-    """Return the job that a write with this key is."""
-    return run_calls(link.call, current_job(job_name(topic, idempotency_key)))
+def batch_job_name(batch: QueryBatch) -> str:
+    """Return the name of the job that a whole batch of a query is."""
+    return f"stream {batch.query} {batch.number}"
+
+
+def find_job(broker: txmq.Client | BrokerLink, name: str) -> NamedJob:
+    """Return the job of a name, as the broker knows it."""
+    return run_calls(broker.call, current_job(name))
 
 
 def task_client(url: str) -> txmq.Client:
