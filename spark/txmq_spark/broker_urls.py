@@ -1,8 +1,8 @@
-"""URLs of a broker with what the options of a source or of a job say besides: a user, a
-file with the password, and the authority of the broker's certificate.
+"""URLs of a broker with a user, a password file and the authority of its certificate.
 
-These are names only. So a URL may go to executors, which read the files themselves: a
-password is in no plan of Spark, no page of its UI and no event log.
+Options of a source or of a job may give these beside the URL. They are names only. So a
+URL may go to executors, which read the files themselves: a password is in no plan of
+Spark, no page of its UI and no event log.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HINT: Final = "give each of them once: in the URL, or by its option"
 def full_url(
     url: str, user: str | None = None, password_file: str | None = None, ca: str | None = None
 ) -> str:
-    """Return the URL with these besides.
+    """Return the URL with a user, a password file and an authority.
 
     Raises ConfigError for an invalid URL, or one that has them already.
     """
@@ -38,8 +38,10 @@ def full_url(
 
 
 def job_url(url: str, user: str | None, password_file: str | None, ca: str | None) -> str:
-    """Return the URL with these besides, or with what this process's environment says:
-    executors may have another one. Raises ConfigError.
+    """Return the URL with a user, a password file and an authority.
+
+    Those that are not given come from this process's environment: executors may have
+    another one. Raises ConfigError.
     """
     known = parse_url(url)  # with the names of the environment
     login, tls = known.login, known.tls

@@ -1,7 +1,7 @@
 """The command `txmq-spark` and its jobs.
 
-The exit status is 0 for success, 1 for an error of txmq, 2 for wrong usage, and 3 where
-a plan waits for somebody: it is paused, cancelled, or not approved.
+The exit status is 0 for success, 1 for an error of txmq, and 2 for wrong usage. It is 3
+where a plan waits for somebody: it is paused, cancelled, or not approved.
 """
 
 from __future__ import annotations
@@ -44,13 +44,7 @@ class Job(NamedTuple):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `txmq-spark JOB`."""
-    parser = ArgumentParser("txmq-spark", description="Jobs of txmq in Spark.")
-    jobs = parser.add_subparsers(metavar="JOB", required=True, dest="job")
-    for name, job in JOBS.items():
-        below = jobs.add_parser(name, help=job.help, description=job.help)
-        _add_broker_options(below)
-        job.add_options(below)
-    options = parser.parse_args(arguments)
+    options = command_parser().parse_args(arguments)
 
     def run() -> int:
         options.url = job_url(options.url, options.user, options.password_file, options.ca)
@@ -58,6 +52,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     with _ended_by_sigterm():
         return _exit_status(run)
+
+
+def command_parser() -> ArgumentParser:
+    """Return the parser of `txmq-spark`, with all jobs and their options."""
+    parser = ArgumentParser("txmq-spark", description="Jobs of txmq in Spark.")
+    jobs = parser.add_subparsers(metavar="JOB", required=True, dest="job")
+    for name, job in JOBS.items():
+        below = jobs.add_parser(name, help=job.help, description=job.help)
+        _add_broker_options(below)
+        job.add_options(below)
+    return parser
 
 
 def reconcile_main(arguments: Sequence[str] | None = None) -> int:

@@ -48,7 +48,7 @@ class LetterShares(NamedTuple):
 
 
 class SourceLetters(NamedTuple):
-    """What a plan has of one partition. `strays`: keys may be in other ones, too."""
+    """Letters of a plan in one partition. `strays`: keys may be in other ones, too."""
 
     group: str
     topic: str

@@ -1,4 +1,4 @@
-"""What messages are about: the tables of the business, by a small file in TOML or JSON.
+"""Mapping of messages to the tables of the business: a small file in TOML or JSON.
 
 version = "header:version"            # where a message has the version of its key
 applied = "SELECT id AS key, version FROM billed"

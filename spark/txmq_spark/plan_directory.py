@@ -260,10 +260,10 @@ def write_plan(
     Raises ConfigError where the directory has anything else.
     """
     directory = Directory(spark, path)
-    strange = _strange(spark, directory)
-    if strange:
+    foreign = _foreign(spark, directory)
+    if foreign:
         raise ConfigError(
-            "plan", f"{path} has {strange[0]}, which is of no plan", hint="name a new directory"
+            "plan", f"{path} has {foreign[0]}, which is of no plan", hint="name a new directory"
         )
     for name in sorted(OURS, reverse=True):  # the manifest before what it stands for
         directory.remove(name)
@@ -274,9 +274,9 @@ def write_plan(
     return StoredPlan(directory.path, manifest, _stored(spark, directory.path))
 
 
-def _strange(spark: SparkSession, directory: Directory) -> list[str]:
-    """Return what a directory has that no plan has, nor what a killed job leaves of
-    one.
+def _foreign(spark: SparkSession, directory: Directory) -> list[str]:
+    """Return the names in a directory that are neither of a plan, nor of what a killed
+    job has left of one.
     """
     names = directory.names()
     below = [

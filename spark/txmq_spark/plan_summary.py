@@ -1,6 +1,6 @@
-"""What a person wants to know of a reconciliation, counted where the letters are.
+"""Summary of a reconciliation for a person, counted where the letters are.
 
-Everything here is small, however many letters there are.
+It is small, however many letters there are.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class KeyCount(NamedTuple):
 
 
 class Concentration(NamedTuple):
-    """How letters are spread over keys: `top` has those with most letters."""
+    """Spread of letters over keys: `top` has the keys with most letters."""
 
     keys: int
     letters: int  # with a key

@@ -52,7 +52,7 @@ Values = frozenset[Any] | Span
 
 
 class PushedMessages(NamedTuple):
-    """What filters leave of the messages to read; None = all of them.
+    """Messages that filters leave to be read; None = all of them.
 
     `stored` are microseconds. It is applied to the offsets, which is not exact.
     """
@@ -83,7 +83,7 @@ class PushedMessages(NamedTuple):
 
 
 class PushedLetters(NamedTuple):
-    """What filters leave of the letters to read.
+    """Letters that filters leave to be read.
 
     `select` has properties for the broker's selection, `states` those that are left of
     the states to read. `rows` has the fields that no selection has, with their values.

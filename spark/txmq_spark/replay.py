@@ -27,7 +27,7 @@ from txmq_spark.plan_directory import OUTCOMES, StoredPlan
 
 
 class ReplayOptions(NamedTuple):
-    """How a plan is replayed; `settings` are those of the broker's plans."""
+    """Options of a replay; `settings` are those of the broker's plans."""
 
     url: str
     name: str | None = None  # of the broker's plan; None = made of the digest

@@ -9,9 +9,9 @@ task (`writing`).
 A plan of the broker holds the letters meanwhile: nobody else replays or edits them.
 What it holds and is not sent leaves it before the job is committed. Then it is ordered
 to abandon the others, with the job's name as the reason: the broker goes through them
-by itself. The broker's plan is named like the job. With another plan, letters that the
-job has not sent would be abandoned, or those that it has sent would go to another topic
-as well.
+by itself. The broker's plan is named by the plan's digest and the topic, as the job is.
+With a plan of another job, letters that this one has not sent would be abandoned, or
+those that it has sent would go to another topic as well.
 """
 
 from __future__ import annotations

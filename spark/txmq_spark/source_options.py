@@ -55,7 +55,7 @@ NO_SELECTION: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class Bound(NamedTuple):
-    """Where a read starts or ends: at offsets, or at a time in microseconds.
+    """Start or end of a read: offsets, or a time in microseconds.
 
     `given` has the offsets of some partitions. For the others, the time decides if
     there is one, else `default`.

@@ -1,4 +1,4 @@
-"""What the broker knows about transactions, asked by tasks in bulk."""
+"""States of transactions at the broker, asked for by tasks in bulk."""
 
 from __future__ import annotations
 

@@ -1,13 +1,14 @@
-"""What is alarming in a stream of dead letters, beside the log. Pure: Spark keeps the
-memory of a group and hands it on from batch to batch.
+"""Rules for alerts about a stream of dead letters, and about its share of the log.
+
+They are pure: Spark keeps the memory of a group, and hands it on from batch to batch.
 
 - An error is *new* if the group has had no letter with its fingerprint for a while.
 - A *flood* is a number of letters within one window of time, told once for each window.
   Where the log is watched, too, it is also a share of the messages of that window.
 - A letter is *old* if it is still open after a while (`old_letters`).
 
-Time is that of the letters' deaths, and each group has its own watermark: what is older
-than the group's newest letter by more than a window or the memory is forgotten.
+Time is that of the letters' deaths, and each group has its own watermark. Fingerprints
+and windows that are too old beside the group's newest letter are forgotten.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class WatchRules(NamedTuple):
 
 
 class DeadLetter(NamedTuple):
-    """What a rule looks at; in the order in which letters are judged."""
+    """Fields of a letter that rules look at; letters are judged in their order."""
 
     dead_at: int
     topic: str
@@ -113,8 +114,8 @@ class _Window:
 
 
 class GroupMemory:
-    """What is remembered of a group: when fingerprints were seen last, and the letters
-    of recent windows.
+    """Memory of a group: when fingerprints were seen last, and the letters of recent
+    windows.
     """
 
     def __init__(self, group: str, text: str | None = None) -> None:
