@@ -44,6 +44,7 @@ from txmq.model.retry import FailureReport
 from txmq.store.filesystem import RealFileSystem
 from txmq.store.index.lmdb_tables import LmdbTables
 from txmq.store.log.segment import list_segments, read_log_id
+from txmq.store.snapshot import write_snapshot
 from txmq.store.tables import ENTRIES, FAILED
 from txmq.testing.processes import running
 
@@ -64,7 +65,7 @@ class Life:
     """A broker without a reactor, on a real disk."""
 
     def __init__(self, data: Path, producer: bytes = b"p" * 16) -> None:
-        self.producer = producer
+        self.producer, self.data = producer, data
         settings = BrokerSettings(data=data, segment_bytes=SEGMENT, preallocate_bytes=4_096)
         self.fs, self.clock = RealFileSystem(), Clock()
         opened = open_directory(self.fs, settings, NOW)
@@ -148,8 +149,24 @@ class Life:
             )
         )
 
-    def close(self) -> None:
+    def fetched(self) -> list[int]:
+        """Return the offsets that a new member of the group `g` gets."""
+        generation = self.do(
+            JoinGroup("g", "a", "a", "concurrent", topics=("t",), wanted=RequestedSettings())
+        ).generation
+        limits = FetchLimits(10, 1 << 30, max_run_rows=10)
+        found: Any = plan_fetch(self.state, "g", "a", generation, self.log.durable, limits, NOW)
+        reads = tuple(CandidateRead(one, unwanted=not one.wanted) for one in found.candidates)
+        reply = self.do(Deliver("g", "a", generation, reads))
+        return [n for one in reply.deliveries for n in range(one.start, one.end)]
+
+    def close(self, *, snapshot: bool = False) -> None:
         self.keeper.close()
+        if snapshot:
+            tables = LmdbTables.open(self.data / "index", log_id=self.log.log_id)
+            with tables.dump() as (position, rows):
+                write_snapshot(self.fs, str(self.data), self.log.log_id, position, rows)
+            tables.close()
         self.log.close()
 
 
@@ -323,16 +340,42 @@ def test_a_repaired_log_is_whole_and_its_lost_messages_are_named(data: Path) -> 
     span = {"position": given_up["position"], "end": given_up["end"]}
     published = {"topic": "t", "partition": 0, "offset": 0, "count": 2, "group": ""}
     letter = published | {"count": 1, "group": "g"}
-    for lost in ([published, letter], [letter]):  # the rebuild leaves what was published out
+    for _rebuilt in (False, True):
         found = command_json("verify", str(data))
         assert (found["damaged"], found["given_up"]) == ([], [span])
         assert (found["misplaced"], found["different"]) == ([], [])
-        assert [{name: row[name] for name in letter} for row in found["lost"]] == lost
-        assert all(span["position"] < row["position"] < span["end"] for row in found["lost"])
+        assert [{name: row[name] for name in letter} for row in found["lost"]] == [
+            published,
+            letter,
+        ]
         command_json("rebuild", str(data))
     shown = run("log", "verify", str(data), "--deep")
     assert shown.exit_code == 0, shown.output
     assert "no misplaced" in shown.stdout
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_group_goes_on_behind_what_a_repair_lost(
+    tmp_path: Path, number: int, *, snapshot: bool
+) -> None:
+    data = tmp_path / "data"
+    life = Life(data)
+    life.do(CreateTopic("t", 1))
+    for body in (b"one", b"two", b"three"):
+        life.send(body)
+    life.close(snapshot=snapshot)
+    stored = [r for r in lines("dump", str(data)) if r["kind"] == "BatchStored"]
+    flip(data, stored[number]["position"] + 60)
+    command_json("repair", str(data), "--yes")
+    rebuilt = command_json("rebuild", str(data))
+    assert bool(rebuilt["snapshot"]) is snapshot
+    shutil.rmtree(data / "index")  # the loss is in snapshot or log as well
+    life = Life(data)
+    assert life.fetched() == [offset for offset in range(3) if offset != number]
+    life.close()
+    found = command_json("verify", str(data), "--deep")
+    assert [(row["offset"], row["count"]) for row in found["lost"]] == [(number, 1)]
 
 
 def test_an_archive_is_read_by_the_same_tools(data: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from txmq.core.events.outcome import Appliers, Outcome, Rejected
 from txmq.core.events.topics import TopicAltered, TopicCreated
 from txmq.core.state import log_pins
 from txmq.core.state.state import FIRST_OWN_ID, TopicSettings
+from txmq.core.topics import lost_batches
 from txmq.model import limits
 from txmq.model.message import Message
 from txmq.model.own_topics import AUDIT
@@ -185,7 +186,7 @@ def _places(reply: object) -> list[Any]:
 
 def apply_stored(state: State, event: AuditStored, context: RecordContext) -> None:
     topic = state.topics_by_id[event.topic_id]
-    topic.end_offsets[0] = event.base_offset + 1
+    lost_batches.move_end(state, topic, 0, event.base_offset, 1, context)
     topic.partition_bytes[0] += event.length
     topic.published_bytes += event.length
     state.dirty_topics.add(event.topic_id)

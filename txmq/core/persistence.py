@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 UPKEEP_ROW = b"upkeep"
 RESTORES_ROW = b"restores"
+LOST_SPANS_ROW = b"lost_spans"
 TOPIC_KEY = t.TICKET_KEY
 FIRST_OPTIONAL_FIELD = 4  # of a topic's row: rows written before these fields end there
 OPTIONAL_DEFAULTS: tuple[Any, ...] = ((), (), (), (), 0, ())
@@ -72,6 +73,8 @@ def save(state: State) -> None:
         ),
     )
     upgrades.mark(state.tables)
+    if state.lost_spans:
+        state.tables[t.META].put(LOST_SPANS_ROW, state.lost_spans)
     if state.restores:
         state.tables[t.META].put(RESTORES_ROW, state.restores)
     state.groups.save(state.tables)
@@ -109,6 +112,8 @@ def load(tables: t.Tables) -> State:
         state.expired_to, state.last_forgotten_epoch, *later = upkeep
         # rows of older versions end before the last field
         state.lost_log_end, state.lost_before_time, state.doubted = (*later, 0)[:3]
+    lost: Any = tables[t.META].get(LOST_SPANS_ROW)
+    state.lost_spans = tuple((first, end) for first, end in lost or ())
     restored: Any = tables[t.META].get(RESTORES_ROW)
     state.restores = tuple(Restore(*row) for row in restored or ())
     for key, row in _rows(tables, t.TOPICS):

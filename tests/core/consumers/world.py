@@ -108,7 +108,12 @@ class ConsumersWorld(Driver):
 
     def read_candidates(self, candidates: tuple[Candidate, ...]) -> tuple[CandidateRead, ...]:
         """Read candidates as an engine does."""
-        return tuple(CandidateRead(c, self._keys(c) if c.needs_keys else None) for c in candidates)
+        return tuple(
+            CandidateRead(c, self._keys(c) if c.needs_keys else None)
+            if c.wanted
+            else CandidateRead(c, unwanted=True)
+            for c in candidates
+        )
 
     def _keys(self, c: Candidate) -> tuple[int | None, ...]:
         return tuple(self.keys[c.topic_id, c.partition, c.start + row] for row in range(c.rows))

@@ -17,6 +17,7 @@ from txmq.broker.data_directory.verify import (
     verify_log,
 )
 from txmq.core import machine
+from txmq.core.topics import lost_batches
 from txmq.store.catalogue.catalogue import remove_catalogues
 from txmq.store.index.digest import RESERVED, find_damage
 from txmq.store.index.environment import remove_environment
@@ -24,7 +25,7 @@ from txmq.store.index.lmdb_tables import LmdbTables
 from txmq.store.log.log import lock_directory
 from txmq.store.log.recovery import missing_end_error
 from txmq.store.log.segment import existing_segments, read_log_id
-from txmq.store.snapshot import newest_snapshot, read_rows, set_aside_snapshots
+from txmq.store.snapshot import newest_snapshot, read_rows, set_aside_snapshots, write_snapshot
 from txmq.store.tables import NAMES, MemoryTables
 
 if TYPE_CHECKING:
@@ -182,9 +183,16 @@ def rebuild(
     finally:
         lock.release()
     opened = open_directory(fs, settings, now)
+    # The snapshot knows what was lost before it; `apply` meets the later losses.
+    lost = [span for span in found.lost if span[1] <= opened.indexed]
+    if lost:
+        lost_batches.give_up(opened.state, lost)
     machine.save(opened.state)
     write_tables(opened.tables, opened.log.end, durable=opened.log.durable)
     position = opened.tables.position
+    if lost:  # or the next rebuild would begin with the lost batches again
+        with opened.tables.dump() as (end, rows):
+            write_snapshot(fs, str(settings.data), opened.log.log_id, end, rows)
     opened.tables.close()
     opened.log.close()
     return RebuildReport(opened.indexed, opened.replayed, position)

@@ -65,6 +65,7 @@ class MisplacedRow(NamedTuple):
 class LostMessages(NamedTuple):
     """Messages that are lost, because a repair gave up the log where their batch was:
     `count` from `offset` on. `group` has them as a failed message, "" = as published.
+    `position` is that of the batch, or of the record that told of the loss.
     """
 
     topic: str
@@ -155,7 +156,7 @@ def verify_index(
     for table, key, position, length, count in chain(
         _entries(tables), _moved(tables), _edits(tables)
     ):
-        if _in_span(lost, position):
+        if not length or _in_span(lost, position):
             yield _lost(tables, table, key, position, count)
         elif reason := _mismatch(files, position, length, count):
             yield MisplacedRow(table, key.hex(), position, reason)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 LogSpan = tuple[int, int]  # position in the log, length
 NOT_READ = b""
+LOST_BATCH = "the message was lost to a repair of the log"
 READ_OVER_BYTES = 16 << 10  # of other partitions: cheaper to read than another call
 # of several batches in one call: to separate them is to copy them
 RUN_BYTES = 128 << 10
@@ -40,7 +41,9 @@ class PublishedBatch(NamedTuple):
 def published_batches(
     state: State, topic_id: int, partition: int, offset: int, durable: int
 ) -> Iterator[PublishedBatch]:
-    """Return the visible batches, beginning with the one that holds `offset`."""
+    """Return the visible batches, beginning with the one that holds `offset`. Lost
+    ones are left out.
+    """
     start, stop = ENTRY_KEY.pack(topic_id, partition, 0), ENTRY_KEY.pack(topic_id, partition + 1, 0)
     here = ENTRY_KEY.pack(topic_id, partition, offset + 1)
     first = next(iter(state.entries.range(start, here, reverse=True)), None)
@@ -50,7 +53,7 @@ def published_batches(
         base = ENTRY_KEY.unpack(key)[2]
         if entry.visible_at > durable or base >= end:
             return
-        if offset < base + entry.count:
+        if entry.length and offset < base + entry.count:
             yield PublishedBatch(base, entry)
 
 
@@ -116,11 +119,14 @@ def read_batches(store: Log, places: Iterable[tuple[int, int]]) -> list[bytes]:
     """Return the batches at (position, length), in the given order, each verified:
     durable bytes may have rotted.
 
-    Raises CorruptRecord; the damage is quarantined by then.
+    Raises CorruptRecord; the damage is quarantined by then. A batch without bytes was
+    lost to a repair.
     """
     wanted = list(places)
     found = read_spans(store, wanted)
     for (position, length), data in zip(wanted, found, strict=True):
+        if not length:
+            raise CorruptRecord(_segment_path(store, position), position, LOST_BATCH)
         if compute_checksum(data) != PREFIX.unpack_from(data)[1]:
             raise _quarantine(
                 store,

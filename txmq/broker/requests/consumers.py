@@ -49,11 +49,11 @@ class ConsumerRequests:
         request = data_requests.unpack_read(frame.payload)
 
         def attempt(*, last: bool) -> bool:
-            chunks = self._chunks(session, frame, request)
-            if chunks is None:
+            found = self._chunks(session, frame, request)
+            if found is None:
                 return True
-            if chunks or last:
-                following = chunks[-1].base_offset + chunks[-1].rows if chunks else request.offset
+            chunks, following = found
+            if following > request.offset or last:
                 session.reply(frame, pack_chunks(chunks, next_offset=following))
                 return True
             return False
@@ -70,10 +70,31 @@ class ConsumerRequests:
 
     def _chunks(
         self, session: ClientSession, frame: Frame, request: data_requests.Read
-    ) -> list[Chunk] | None:
-        """Return the visible batches from the offset on. None = the request was
-        refused.
+    ) -> tuple[list[Chunk], int] | None:
+        """Return the visible batches from the offset on, and the offset behind them.
+        None = the request was refused.
         """
+        topic = self._topic_to_read(session, frame, request)
+        if topic is None:
+            return None
+        batches = self._visible_batches(topic, request)
+        if not batches:
+            store = self._engine.store
+            end = visible_end(self._engine.state, topic.topic_id, request.partition, store.durable)
+            if request.offset > end:
+                session.refuse(frame, _behind_the_end(topic, request, end))
+                return None
+            return [], end  # what lies between was lost to a repair of the log
+        chunks = self._read(topic, request.partition, batches)
+        if not chunks:
+            session.refuse(frame, _damage_error(topic.name, request.partition, batches[0]))
+            return None
+        return chunks, chunks[-1].base_offset + chunks[-1].rows
+
+    def _topic_to_read(
+        self, session: ClientSession, frame: Frame, request: data_requests.Read
+    ) -> Topic | None:
+        """Return the topic to read. None = the request was refused."""
         state = self._engine.state
         topic = topics.find_topic(state, request.topic, request.partition)
         refused = topic if isinstance(topic, Rejected) else topics.check_readable(topic)
@@ -89,22 +110,17 @@ class ConsumerRequests:
             assert outside is not None, "the offset is before the first"
             session.reject(frame, outside)
             return None
-        batches = self._visible_batches(topic, request)
-        if not batches:
-            end = visible_end(state, topic.topic_id, request.partition, self._engine.store.durable)
-            if request.offset > end:
-                session.refuse(frame, _behind_the_end(topic, request, end))
-                return None
-        place = TopicPartition(topic.topic_id, request.partition)
+        return topic
+
+    def _read(self, topic: Topic, partition: int, batches: list[PublishedBatch]) -> list[Chunk]:
+        """Return the batches before the first damaged one."""
+        place = TopicPartition(topic.topic_id, partition)
         spans = [(place, (found.entry.position, found.entry.length)) for found in batches]
         datas, _damaged = read_before_damage(self._engine.store, spans)
-        if batches and datas[0] is None:
-            session.refuse(frame, _damage_error(topic.name, request.partition, batches[0]))
-            return None
         return [
             Chunk(
                 topic.name,
-                request.partition,
+                partition,
                 found.base,
                 found.entry.stored_at,
                 found.entry.position,

@@ -96,4 +96,6 @@ def newest_first(
     end = visible_end(state, topic_id, 0, durable)
     stop = ENTRY_KEY.pack(topic_id, 0, end if before is None else min(before, end))
     for key, row in state.entries.range(ENTRY_KEY.pack(topic_id, 0, 0), stop, reverse=True):
-        yield PublishedBatch(ENTRY_KEY.unpack(key)[2], BatchEntry._make(row))
+        entry = BatchEntry._make(row)
+        if entry.length:  # not lost
+            yield PublishedBatch(ENTRY_KEY.unpack(key)[2], entry)

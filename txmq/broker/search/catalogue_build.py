@@ -182,7 +182,7 @@ class _CatalogueRows:
             entry, base = t.BatchEntry._make(row), t.ENTRY_KEY.unpack(key)[2]
             if self.full or entry.visible_at > self._source.position:
                 return
-            data = self._batch(entry)
+            data = self._batch(entry) if entry.length else None
             if data is not None:
                 self._add(topic_id, encode_place(partition, base), data)
                 self._cover(Range(topic_id, partition, base, base + entry.count))

@@ -434,7 +434,8 @@ class _Planner:
             planned = min(rows, self._messages)
             self._messages -= planned
             self._bytes = left = left - length
-            run.add(base, first, planned, entry, wanted=not tags or bool(tag_filter & tags))
+            wanted = length > 0 and (not tags or bool(tag_filter & tags))
+            run.add(base, first, planned, entry, wanted=wanted)
             if planned < rows:
                 return False
         return True

@@ -170,6 +170,8 @@ class State:
         # time before which all lost records were stored; 0 = not known before the next
         # start
         self.lost_before_time = 0
+        # (position, end) of what was lost, though the tables knew the records
+        self.lost_spans: tuple[tuple[int, int], ...] = ()
         self.restores: tuple[Restore, ...] = ()  # of the log from backups, the last one last
         self.boot_epoch = 0
         self.next_topic_id = 1

@@ -24,7 +24,7 @@ from txmq.core.events.delays import (
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.state import visibility
 from txmq.core.state.state import State
-from txmq.core.topics import delayed, key_order, producer_owners
+from txmq.core.topics import delayed, key_order, lost_batches, producer_owners
 from txmq.core.topics.delayed import DelayedMessage
 from txmq.errors import BadRequest, MessageTooLarge, RecallTooLate
 from txmq.model import limits
@@ -189,7 +189,8 @@ def apply_published(state: State, event: DelayedPublished, context: RecordContex
     for due, position, offset in event.messages:
         message = delayed.remove(state, due, position)
         if offset >= 0:
-            state.topics_by_id[message.topic_id].end_offsets[message.partition] = offset + 1
+            topic = state.topics_by_id[message.topic_id]
+            lost_batches.move_end(state, topic, message.partition, offset, 1, context)
             state.dirty_topics.add(message.topic_id)
             key_order.publish_batch(state, _unplaced_batch(position, message), offset, context)
 

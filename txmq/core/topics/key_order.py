@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from txmq.core.events.delays import Delay
 from txmq.core.events.transactions import Released
 from txmq.core.state import log_pins, visibility
-from txmq.core.topics import delayed
+from txmq.core.topics import delayed, lost_batches
 from txmq.core.topics.delayed import DelayedMessage
 from txmq.model.message import resolve_time, span_of
 from txmq.model.topic_partition import TopicPartition
@@ -317,7 +317,8 @@ def publish(
             ((TopicPartition(batch.topic_id, batch.partition), base) for batch, base in placed),
         )
     for batch, base in placed:
-        state.topics_by_id[batch.topic_id].end_offsets[batch.partition] = base + batch.count
+        topic = state.topics_by_id[batch.topic_id]
+        lost_batches.move_end(state, topic, batch.partition, base, batch.count, context)
         state.dirty_topics.add(batch.topic_id)
         publish_batch(state, batch, base, context)
     for batch in unit.batches:
@@ -350,10 +351,11 @@ def publish_batch(state: State, batch: UnplacedBatch, base: int, context: Record
     """Apply: add the index entry of one batch."""
     state.topics_with_new_entries.add(batch.topic_id)
     topic = state.topics_by_id[batch.topic_id]
-    topic.partition_bytes[batch.partition] += batch.length
+    length = 0 if lost_batches.is_given_up(state, batch.position) else batch.length
+    topic.partition_bytes[batch.partition] += length
     state.dirty_topics.add(batch.topic_id)
-    topic.published_bytes += batch.length
-    if batch.position < context.end - log_pins.SLACK_BYTES:
+    topic.published_bytes += length
+    if length and batch.position < context.end - log_pins.SLACK_BYTES:
         log_pins.put(
             state, batch.position, log_pins.PUBLISHED_BATCH, batch.topic_id, batch.partition, base
         )
@@ -361,10 +363,10 @@ def publish_batch(state: State, batch: UnplacedBatch, base: int, context: Record
         t.ENTRY_KEY.pack(batch.topic_id, batch.partition, base),
         t.BatchEntry(
             batch.position,
-            batch.length,
+            length,
             batch.count,
             context.stored_at,
-            batch.tag_filter,
+            batch.tag_filter if length else 0,
             context.end,
         ),
     )

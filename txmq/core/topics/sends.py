@@ -16,7 +16,7 @@ from txmq.core.events.delays import BatchDelayed
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.events.topics import BatchesStored, BatchQueued, BatchStored, SequencesSkipped
 from txmq.core.state.state import ProducerState, State
-from txmq.core.topics import delay_rules, key_order, producer_owners
+from txmq.core.topics import delay_rules, key_order, lost_batches, producer_owners
 from txmq.core.topics.topics import find_writable
 from txmq.errors import SequenceGap, StaleTopic, UnknownProducer
 from txmq.model.topic_partition import TopicPartition
@@ -284,7 +284,7 @@ def apply_stored(state: State, event: BatchStored, context: RecordContext) -> No
 
 def _publish(state: State, event: BatchStored, position: int, context: RecordContext) -> None:
     topic = state.topics_by_id[event.topic_id]
-    topic.end_offsets[event.partition] = event.base_offset + event.count
+    lost_batches.move_end(state, topic, event.partition, event.base_offset, event.count, context)
     topic.partition_bytes[event.partition] += event.length
     topic.published_bytes += event.length
     state.dirty_topics.add(event.topic_id)

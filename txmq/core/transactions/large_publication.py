@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.events.transactions import BacklogDone, GroupWaits, PieceDone, PublicationBegun
 from txmq.core.state import visibility
-from txmq.core.topics import key_order
+from txmq.core.topics import key_order, lost_batches
 from txmq.core.topics.key_order import ReleasePlan
 from txmq.core.transactions import decisions, indexes, jobs, large_bundles
 from txmq.core.transactions.large_bundles import PiecePhase
@@ -218,7 +218,8 @@ def apply_begun(state: State, event: PublicationBegun, context: RecordContext) -
         one._replace(base=base) for one, base in zip(large.partitions, event.bases, strict=True)
     )
     for one in partitions:
-        state.topics_by_id[one.topic_id].end_offsets[one.partition] = one.base + one.messages
+        topic = state.topics_by_id[one.topic_id]
+        lost_batches.move_end(state, topic, one.partition, one.base, one.messages, context)
         state.dirty_topics.add(one.topic_id)
     visibility.put_up(
         state,
