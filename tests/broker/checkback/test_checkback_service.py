@@ -385,6 +385,10 @@ def decide(broker: BrokerInMemory, token: bytes, outcome: Decision, *, force: bo
     return replies
 
 
+def alarms(broker: BrokerInMemory) -> set[str]:
+    return {alarm["name"] for alarm in broker.ask("broker.alarms")["alarms"]}
+
+
 @pytest.mark.parametrize("outcome", [Decision.COMMIT, Decision.ROLLBACK])
 def test_an_operator_s_decision_waits_for_the_database_and_agrees_with_it(
     broker: BrokerInMemory, oracle: FakeResolver, outcome: Decision
@@ -447,5 +451,26 @@ def test_without_its_database_a_transaction_is_decided_by_force_only_and_compare
         "COMMIT",
         "resolver shop",
     )
-    names = {alarm["name"] for alarm in broker.ask("broker.alarms")["alarms"]}
-    assert "transaction.conflict" in names
+    assert "transaction.conflict" in alarms(broker)
+
+
+def test_a_database_that_is_lost_for_good_is_asked_no_more_once_an_operator_decides_so_twice(
+    broker: BrokerInMemory, oracle: FakeResolver
+) -> None:
+    token = half(broker)
+    decide(broker, token, Decision.ROLLBACK, force=True)
+    oracle.answer(token, Decision.UNKNOWN, "timeline 2 left 1 before the transaction")
+    broker.pass_time(0)
+    assert "transaction.unverified" in alarms(broker)
+    refused = decide(broker, token, Decision.COMMIT, force=True)
+    oracle.answer(token, Decision.UNKNOWN, "timeline 2 left 1 before the transaction")
+    broker.pass_time(0)
+    assert [reply.error for reply in refused] == [Conflict]
+    assert "transaction.unverified" in alarms(broker)
+    again = decide(broker, token, Decision.ROLLBACK, force=True)
+    oracle.answer(token, Decision.UNKNOWN, "timeline 2 left 1 before the transaction")
+    broker.pass_time(0)
+    assert [reply["state"] for reply in again] == ["ROLLED_BACK"]
+    assert "transaction.unverified" not in alarms(broker)
+    broker.pass_time(60)
+    assert oracle.asked == {}

@@ -367,10 +367,12 @@ class CheckBackService:
         fences a token without a row, so that the transaction can no longer commit.
 
         `act` makes an operator's command of what is submitted. `force`: decide although
-        the database does not know, and ask it later.
+        the database does not know, and ask it later; the second time, ask it no more.
         """
         token, row = command.token, get(self._engine.state, command.token)
-        if row is None or row.state in DECIDED or not isinstance(row.decider, ByPostgres):
+        owed = force and indexes.is_listed(self._engine.state, ListKind.UNVERIFIED, token)
+        decided = row is None or (row.state in DECIDED and not owed)
+        if row is None or decided or not isinstance(row.decider, ByPostgres):
             self._engine.submit(act(command), deliver)
             return
         self._by_hand.setdefault(token, []).append(_ByHand(command, act, deliver, force))

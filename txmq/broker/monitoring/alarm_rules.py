@@ -524,7 +524,8 @@ ALARM_RULES = (
         "transaction.unverified",
         "warning",
         _unverified,
-        "mend the database: it is asked when it is back, and a contradiction is a conflict",
+        "mend the database: it is asked when it is back, and a contradiction is a conflict; "
+        "if it is lost for good, decide so once more with --force",
     ),
     AlarmRule(
         "heuristic.mixed",

@@ -2,7 +2,8 @@
 
 An operator may decide a transaction while its database cannot be asked. The token stays
 on a list until the database has been asked after all. Where it has decided otherwise,
-that is a recorded conflict.
+that is a recorded conflict. Where it is lost for good, or has lost the transaction in a
+failover, the operator takes the token off the list by deciding it so once more.
 """
 
 from __future__ import annotations
@@ -42,14 +43,13 @@ class CompareDecision(NamedTuple):
 def force_decision(state: State, command: ForceDecision, now: int) -> Outcome | Rejected:
     row = get(state, command.decision.token)
     outcome = decide_by_hand(state, command.decision, now)
-    if (
-        isinstance(outcome, Rejected)
-        or row is None
-        or row.state in DECIDED
-        or not isinstance(row.decider, ByPostgres)
-    ):
+    if isinstance(outcome, Rejected) or row is None or not isinstance(row.decider, ByPostgres):
         return outcome
-    owed = VerificationOwed(command.decision.token, owed=True)
+    token, again = command.decision.token, row.state in DECIDED
+    same = row.state in ACCEPTING[command.decision.outcome]
+    if again and not (same and indexes.is_listed(state, ListKind.UNVERIFIED, token)):
+        return outcome
+    owed = VerificationOwed(token, owed=not again)
     return outcome._replace(events=(*outcome.events, owed))
 
 

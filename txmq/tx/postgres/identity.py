@@ -106,7 +106,7 @@ class TimelineHistory(NamedTuple):
                 f"timeline {self.timeline} left {decider.timeline} at {format_lsn(end)}, before "
                 f"the transaction's {format_lsn(position)}: a copy was promoted, or a failover "
                 "lost commits; point the resolver at the original, or, where there is none any "
-                "more, decide with txmq tx commit or rollback"
+                "more, decide with txmq tx commit or rollback --force"
             )
         return ""
 
