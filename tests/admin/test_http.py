@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,16 @@ from twisted.internet.address import IPv4Address
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 
-from txmq.admin.http import MAX_BODY_BYTES, MAX_CONNECTIONS, AdminFactory, HttpReply, Query, Respond
+from txmq.admin.http import (
+    MAX_BODY_BYTES,
+    MAX_CONNECTIONS,
+    MAX_OF_USER,
+    AdminFactory,
+    HttpAccess,
+    HttpReply,
+    Query,
+    Respond,
+)
 
 REQUEST_S = 20.0
 GET = b"GET /here?a=1 HTTP/1.1\r\nHost: localhost:7651\r\n"
@@ -30,7 +40,10 @@ class ScriptedSite:
         self.factory: Any = AdminFactory(self._handle, self.clock, request_s=REQUEST_S)
         self.later: list[Respond] | None = None
 
-    def _handle(self, path: str, query: Query, respond: Respond) -> None:
+    def _handle(
+        self, path: str, query: Query, respond: Respond, rights: object | None = None
+    ) -> None:
+        del rights
         if self.later is None:
             respond(HttpReply(200, f"{path} {dict(query)}".encode()))
         else:
@@ -259,6 +272,27 @@ def test_connections_that_wait_for_replies_are_not_replaced() -> None:
     _, transport = site.request(GET + b"\r\n")
     site.later[-1](HttpReply(200, b""))
     assert status(transport) == 200
+
+
+def test_a_user_with_many_requests_keeps_connections_for_others() -> None:
+    site = ScriptedSite()
+    site.factory.access = HttpAccess(lambda _peer, name: SimpleNamespace(user=name))
+    site.later = []
+
+    def ask(user: bytes) -> tuple[Any, StringTransport]:
+        return site.request(GET + b"Authorization: " + user + b"\r\n\r\n")
+
+    ann = [ask(b"ann") for _ in range(MAX_OF_USER)]
+    assert status(ask(b"ann")[1]) == 429
+    _, bob = ask(b"bob")
+    ann[0][0].connectionLost()  # the work for it goes on
+    assert status(ask(b"ann")[1]) == 429
+    for respond in site.later:
+        respond(HttpReply(200, b""))
+    assert status(bob) == status(ann[1][1]) == 200
+    site.later = None
+    assert status(ask(b"ann")[1]) == 200
+    assert not site.factory.at_work
 
 
 def test_of_pipelined_requests_the_first_has_a_reply_and_the_connection_ends() -> None:

@@ -286,6 +286,14 @@ def test_few_thorough_traces_run_at_a_time(
     assert console.get("/trace?key=k3").status == 200
 
 
+def test_one_user_has_a_part_of_the_thorough_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = ConsoleInMemory(users=True)
+    assert console.get("/trace?key=k&thorough=yes", "root").status == 200
+    monkeypatch.setattr(life, "MAX_OF_USER", 0)
+    assert console.get("/trace?key=k&thorough=yes", "root").status == 429
+    assert console.get("/trace?key=k", "root").status == 200
+
+
 def test_whoever_may_not_read_sees_no_body() -> None:
     office = Office(3)
     for name, role in (("root", "admin"), ("ops", "operator")):

@@ -44,6 +44,7 @@ PART_HEADER = "X-Txmq-Part"  # of a script that shows the reply within its page
 MAX_HEADER_BYTES = 8_192
 MAX_HEADER_LINES = 64
 MAX_CONNECTIONS = 64  # a browser opens six
+MAX_OF_USER = 32  # requests at a time without a reply: one alone does not keep others out
 BUG_HINT = "report what the broker's log says"
 
 CONTENT_SECURITY_POLICY = (
@@ -170,6 +171,8 @@ class AdminRequest(Request):
     _disconnected = False
     _is_form = False
     _source: Source | None = None  # of a reply that goes on
+    # counts the request of a user, whose client may be gone before there is a reply
+    _work: tuple[Counter[str], str] | None = None
     channel: Any  # an AdminChannel; Twisted's attribute
 
     def __init__(self, *args: Any, **fields: Any) -> None:  # noqa: ANN401  # Twisted's
@@ -224,6 +227,10 @@ class AdminRequest(Request):
                 wait_s = max(1, ceil(throttled.retry_after_s))
                 self.responseHeaders.setRawHeaders("Retry-After", [str(wait_s)])
                 error = error_reply(429, "Throttled", throttled.message, throttled.hint)
+        if error is None and not self._begin_work(factory, getattr(rights, "user", None)):
+            self.responseHeaders.setRawHeaders("Retry-After", ["1"])
+            message = f"{MAX_OF_USER} requests of this user have no reply yet"
+            error = error_reply(429, "Throttled", message, "wait for their replies")
         if error is not None:
             self._respond(error)
         elif is_form and factory.act is not None:
@@ -232,6 +239,24 @@ class AdminRequest(Request):
             factory.handle(self.path.decode("latin-1"), self.args, self._respond)
         else:
             factory.handle(self.path.decode("latin-1"), self.args, self._respond, rights)
+
+    def _begin_work(self, factory: AdminFactory, user: str | None) -> bool:
+        """Count a request of a user until its reply. False = the user has too many."""
+        if user is None:
+            return True
+        if factory.at_work[user] >= MAX_OF_USER:
+            return False
+        factory.at_work[user] += 1
+        self._work = factory.at_work, user
+        return True
+
+    def _end_work(self) -> None:
+        if self._work is not None:
+            counts, user = self._work
+            self._work = None
+            counts[user] -= 1
+            if not counts[user]:
+                del counts[user]
 
     def _log_in(self, access: HttpAccess) -> object | None:
         headers = self._fields("Authorization")
@@ -314,6 +339,7 @@ class AdminRequest(Request):
         return None
 
     def _respond(self, reply: HttpReply | HttpStream) -> None:
+        self._end_work()
         if self._disconnected:
             if isinstance(reply, HttpStream):
                 reply.source.closed()
@@ -455,6 +481,7 @@ class AdminFactory(HTTPFactory):
         self.access, self.act = access, act
         self.handle, self.clock, self.warnings = handle, reactor, BoundedLog(reactor)
         self.channels: dict[AdminChannel, None] = {}  # the oldest first
+        self.at_work: Counter[str] = Counter()  # requests without a reply, by user
 
     def buildProtocol(self, addr: IAddress | None) -> Any:  # noqa: ANN401  # an AdminChannel; the base class has no type for it
         """Return a new connection. Beyond the limit it takes the place of one that has

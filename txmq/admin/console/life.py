@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 SEARCH_MS, DELIVERIES_MS = 200, 100  # of a page; who wants more asks for a thorough one
 MAX_THOROUGH = 4  # at a time: each takes seconds, and keeps a connection from other readers
+MAX_OF_USER = 2  # of these, where there are users
 _thorough: set[Reader] = set()  # readers of those under way
 
 
@@ -42,7 +43,8 @@ async def trace_of(
     Without `thorough` it takes a bounded time, however large the log is.
     """
     if thorough:
-        if len(_thorough) >= MAX_THOROUGH:
+        own = sum(one.user == reader.user for one in _thorough)
+        if len(_thorough) >= MAX_THOROUGH or (reader.user is not None and own >= MAX_OF_USER):
             reason = f"{len(_thorough)} thorough traces are under way"
             raise Refused("Throttled", reason, "try again, or use: txmq trace", 429)
         _thorough.add(reader)

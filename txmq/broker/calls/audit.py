@@ -35,7 +35,7 @@ class AuditCalls:
         self.handlers: dict[str, Handler] = {"audit.list": self.list_entries}
 
     def list_entries(self, call: CallContext, args: wire.AuditList) -> None:
-        self._turns.run(call.caller, self._list(args), call.answer)
+        self._turns.run(call.reader, self._list(args), call.answer)
 
     def _list(self, args: wire.AuditList) -> Steps[dict[str, Any]]:
         topic = self._engine.state.topics.get(AUDIT)

@@ -106,7 +106,7 @@ class ConsumerGroupCalls:
         self._act(call, name, args, command, lambda _reply: {})
 
     def list_groups(self, call: CallContext, args: ListArgs) -> None:
-        self._turns.run(call.caller, self._list(args), call.answer)
+        self._turns.run(call.reader, self._list(args), call.answer)
 
     def _list(self, args: ListArgs) -> Steps[dict[str, Any] | Rejected]:
         known = self._engine.state.groups.by_name
@@ -131,7 +131,7 @@ class ConsumerGroupCalls:
             paused,
             self._paces.holds(args.group),
         )
-        self._turns.run(call.caller, self._describe(args.group, seen), call.answer)
+        self._turns.run(call.reader, self._describe(args.group, seen), call.answer)
 
     def _describe(self, name: str, seen: StallContext) -> Steps[dict[str, Any] | Rejected]:
         """Describe a group, with the keys of its fences as far as `KEYS_READ_BYTES` of

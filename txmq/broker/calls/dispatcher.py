@@ -43,6 +43,13 @@ class CallContext(NamedTuple):
         return "" if rights is None or rights.user == OWN_USER else rights.user
 
     @property
+    def reader(self) -> object:
+        """Whose long reads take turns with those of others: the connection, or the user
+        for whom this process asks.
+        """
+        return self.user if self.caller is None else self.caller
+
+    @property
     def session(self) -> ClientSession:
         """The session of the client."""
         assert self.caller is not None, "this call is for clients only"

@@ -61,7 +61,7 @@ class GroupRedrives:
             else:
                 self._point(call, args, page)
 
-        self._letters.turns.run(call.caller, self._read(args), read)
+        self._letters.turns.run(call.reader, self._read(args), read)
 
     def _read(self, args: wire.DlqRedrive) -> Steps[_Page | Rejected]:
         assert args.to_group is not None, "it is what the call wants"

@@ -79,7 +79,7 @@ class RedriveCalls:
             else:
                 self._publish(call, args, page)
 
-        self._turns.run(call.caller, self._read(args), read)
+        self._turns.run(call.reader, self._read(args), read)
 
     def _publish(self, call: CallContext, args: wire.DlqRedrive, page: _Page) -> None:
         assert args.to is not None, "it is what the call wants"

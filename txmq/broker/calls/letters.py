@@ -167,7 +167,7 @@ class DeadLetterCalls:
         if args.after if args.selects else args.cursor is not None:
             call.answer(Rejected(BadRequest, "the page before was of another list", REPEAT))
         elif args.selects:
-            self.turns.run(call.caller, self._select(args), call.answer)
+            self.turns.run(call.reader, self._select(args), call.answer)
         else:
             self._list_by_number(call, args)
 
@@ -248,10 +248,10 @@ class DeadLetterCalls:
         if plan is not None:
             wanted.append(AuditList(about=f"plan:{plan}"))
         shown = with_operations(self._engine, fields, *wanted)
-        self.turns.run(call.caller, shown, call.answer)
+        self.turns.run(call.reader, shown, call.answer)
 
     def stats(self, call: CallContext, args: wire.DlqStats) -> None:
-        self.turns.run(call.caller, self._count(args), call.answer)
+        self.turns.run(call.reader, self._count(args), call.answer)
 
     def _count(self, args: wire.DlqStats) -> Steps[dict[str, Any] | Rejected]:
         selected = self.selected(args, None)
@@ -382,7 +382,7 @@ class DeadLetterCalls:
 
             self._engine.submit(command(letters), then(call.answer, changed))
 
-        self.turns.run(call.caller, self.next_places(args, MAX_LETTERS), found)
+        self.turns.run(call.reader, self.next_places(args, MAX_LETTERS), found)
 
     def next_places(self, args: wire.DlqReplay, most: int) -> Steps[dict[str, Any] | Rejected]:
         """Return the places of the next letters of a selection, and of the damaged

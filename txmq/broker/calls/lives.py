@@ -47,10 +47,10 @@ class MessageLifeCalls:
             return
         wanted = Wanted(args.key, args.id, args.limit, args.bodies, args.within_ms)
         search = SearchEverywhere(self._engine, self._catalogues, wanted, args.after)
-        self._turns.run(call.caller, search.reply(), call.answer)
+        self._turns.run(call.reader, search.reply(), call.answer)
 
     def life(self, call: CallContext, args: wire.MessageLife) -> None:
-        self._turns.run(call.caller, self._life(args), call.answer)
+        self._turns.run(call.reader, self._life(args), call.answer)
 
     def deliveries(self, call: CallContext, args: wire.MessageDeliveries) -> None:
         refs: list[MessageRef] = []
@@ -61,7 +61,7 @@ class MessageLifeCalls:
                 return
             refs.append((topic.topic_id, partition, offset))
         search = DeliverySearch(self._engine, refs, args.after, args.known, args.within_ms)
-        self._turns.run(call.caller, search.reply(), call.answer)
+        self._turns.run(call.reader, search.reply(), call.answer)
 
     def _life(self, args: wire.MessageLife) -> Steps[dict[str, Any] | Rejected]:
         state = self._engine.state

@@ -66,7 +66,7 @@ class MessageCalls:
         last = len(topic.end_offsets) if args.partition is None else args.partition + 1
         wanted = SearchQuery(args.key, args.id, args.start, args.end, args.limit, args.bodies)
         steps = self._find(topic, wanted, range(partition, last), offset)
-        self._turns.run(call.caller, steps, call.answer)
+        self._turns.run(call.reader, steps, call.answer)
 
     def _find(
         self, topic: Topic, wanted: SearchQuery, partitions: range, offset: int

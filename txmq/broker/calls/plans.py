@@ -202,7 +202,7 @@ class PlanCalls:
     def check(self, call: CallContext, args: wire.PlanCheck) -> None:
         """Judge letters that are not put back yet, as of now."""
         checks = PlanChecks(self._state, self._letters)
-        self._letters.turns.run(call.caller, checks.check(args), call.answer)
+        self._letters.turns.run(call.reader, checks.check(args), call.answer)
 
     def _order(
         self, name: str, command: Callable[[str, str], object]

@@ -87,7 +87,7 @@ class RecoverCalls:
         submit = partial(self._submit, act, replies.append)
         steps = self._submitted(command, list(map(_entry, entries)), submit)
         # The replies are there by then: all rest on the same records or earlier ones.
-        self._turns.run(call.caller, steps, lambda _none: call.answer(self._answer(replies)))
+        self._turns.run(call.reader, steps, lambda _none: call.answer(self._answer(replies)))
 
     def _submit(
         self,
@@ -154,7 +154,7 @@ class RecoverCalls:
         return {"verdicts": verdicts, "fences": fences, "orders": orders, "more": last.more}
 
     def list_stores(self, call: CallContext, args: wire.RecoverList) -> None:
-        self._turns.run(call.caller, self._list(args), call.answer)
+        self._turns.run(call.reader, self._list(args), call.answer)
 
     def _list(self, args: wire.RecoverList) -> Steps[dict[str, Any] | Rejected]:
         state = self._engine.state

@@ -136,7 +136,7 @@ class TopicCalls:
         self._engine.answer_when_durable(call.answer, {"topics": views})
 
     def list_topics(self, call: CallContext, args: topics.TopicList) -> None:
-        self._turns.run(call.caller, self._list(args), call.answer)
+        self._turns.run(call.reader, self._list(args), call.answer)
 
     def _list(self, args: topics.TopicList) -> Steps[dict[str, Any] | Rejected]:
         every = self._engine.state.topics
@@ -155,7 +155,7 @@ class TopicCalls:
         return {"topics": found, "next": page.following}
 
     def show(self, call: CallContext, args: topics.TopicName) -> None:
-        self._turns.run(call.caller, self._show(args.name), call.answer)
+        self._turns.run(call.reader, self._show(args.name), call.answer)
 
     def _show(self, name: str) -> Steps[dict[str, Any] | Rejected]:
         topic = rules.find_topic(self._engine.state, name)

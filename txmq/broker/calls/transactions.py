@@ -96,7 +96,7 @@ class TransactionCalls:
         )
 
     def list_transactions(self, call: CallContext, args: calls.TxList) -> None:
-        self._turns.run(call.caller, self._list(args.state, args.limit), call.answer)
+        self._turns.run(call.reader, self._list(args.state, args.limit), call.answer)
 
     def _list(self, state: str, limit: int) -> Steps[dict[str, Any]]:
         """List transactions, in steps, as far as they fit in a reply: reasons are texts
@@ -162,7 +162,7 @@ class TransactionCalls:
             )
             about = AuditList(about=transaction(args.token))
             shown = with_operations(self._engine, view, about)
-            self._turns.run(call.caller, shown, call.answer)
+            self._turns.run(call.reader, shown, call.answer)
             return
         self._engine.answer_when_durable(call.answer, view)
 
@@ -170,7 +170,7 @@ class TransactionCalls:
         """Return the states of many transactions; those that are not known are left
         out.
         """
-        self._turns.run(call.caller, self._states(args.tokens), call.answer)
+        self._turns.run(call.reader, self._states(args.tokens), call.answer)
 
     def _states(self, tokens: Sequence[str]) -> Steps[dict[str, Any]]:
         found: dict[str, list[Any]] = {}

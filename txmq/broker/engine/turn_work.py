@@ -1,7 +1,8 @@
 """Long reads for replies: a few milliseconds in each turn of the reactor.
 
-A read is a generator that yields often and returns the reply. Connections take turns,
-so that one with a thousand long reads delays another by one step only.
+A read is a generator that yields often and returns the reply. Readers take turns: the
+connections, and the users of the console. So one with a thousand long reads delays
+another by one step only.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from txmq.core.steps import Steps
 
 TURN_S = 0.002
-STEP_S = 0.001  # of one connection, before the next one's
+STEP_S = 0.001  # of one reader, before the next one's
 
 
 class _Read(NamedTuple):
@@ -31,15 +32,15 @@ class TurnWork:
 
     def __init__(self, engine: Engine, clock: Clock) -> None:
         self._engine, self._clock = engine, clock
-        self._reads: dict[object, deque[_Read]] = {}  # by connection
+        self._reads: dict[object, deque[_Read]] = {}  # by reader
         self._timer: Timer | None = None
 
-    def run(self, connection: object, steps: Steps[Any], answer: Callable[[Any], None]) -> None:
+    def run(self, reader: object, steps: Steps[Any], answer: Callable[[Any], None]) -> None:
         """Answer with what `steps` returns, once all that it rests on is durable. A
         short read is answered at once.
         """
         read = _Read(steps, answer, self._engine.requester)
-        self._reads.setdefault(connection, deque()).append(read)
+        self._reads.setdefault(reader, deque()).append(read)
         if self._timer is None:
             self._work()
 
@@ -47,17 +48,17 @@ class TurnWork:
         self._timer = None
         until = self._clock.seconds() + TURN_S
         while self._reads:
-            connection = next(iter(self._reads))
-            reads = self._reads.pop(connection)
+            reader = next(iter(self._reads))
+            reads = self._reads.pop(reader)
             self._advance(reads)
             if reads:
-                self._reads[connection] = reads  # behind the others
+                self._reads[reader] = reads  # behind the others
             if self._reads and self._clock.seconds() >= until:
                 self._timer = self._clock.callLater(0, self._work)
                 return
 
     def _advance(self, reads: deque[_Read]) -> None:
-        """Advance the first read of a connection by a step."""
+        """Advance the first read of a reader by a step."""
         read = reads[0]
         ended = self._engine.carry_out(read.requester, self._step, read)
         if ended is not False:
