@@ -1079,7 +1079,10 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_file_that_cannot_be_used_is_named_and_the_old_ones_serve_on",
     ),
     245: ("test_a_saved_selection_is_replaced_and_removed_by_its_author_and_by_admins_only",),
-    249: ("test_a_watermark_is_moved_by_who_may_write_the_service_of_relays_only",),
+    249: (
+        "test_a_watermark_is_moved_by_who_may_write_the_service_of_relays_only",
+        "test_a_job_is_decided_and_joined_by_who_may_write_the_service_of_its_bundles",
+    ),
     248: (
         "test_a_throttled_call_is_made_again_after_the_pause",
         "test_a_call_waits_for_the_pause_that_the_broker_names_and_for_no_longer_one",

@@ -15,7 +15,7 @@ from txmq.batch import encode
 from txmq.broker.access import guard
 from txmq.broker.reactor.protocol import STUCK_SECONDS
 from txmq.core.topics.topics import CreateTopic
-from txmq.model.decider import ByBroker, ByChecker
+from txmq.model.decider import ByBroker, ByChecker, ByJob
 from txmq.model.message import Decision, Message, is_name
 from txmq.model.own_topics import AUDIT
 from txmq.wire import scram
@@ -474,3 +474,32 @@ def test_a_watermark_is_moved_by_who_may_write_the_service_of_relays_only() -> N
     assert position() == 10
     assert moved(relay, 3, "relay", 10, 20).status == 0
     assert position() == 20
+
+
+def test_a_job_is_decided_and_joined_by_who_may_write_the_service_of_its_bundles() -> None:
+    """Its token can be guessed where it has a name."""
+    broker = BrokerWithUsers()
+    name = b"j" * 16
+    bundle = broker.half(1, Message(b"x"), decider=ByJob(name))  # of the service `shop`
+    for resource in ("service:billing", "topic:t"):
+        broker.grant("nobody", "producer", resource)
+    thief, shop = broker.log_in("nobody", service=None), broker.log_in("shop")
+    for call, args in (
+        ("job.decide", {"outcome": "ROLLBACK"}),
+        ("job.decide", {"outcome": "COMMIT"}),
+        ("job.show", {}),
+    ):
+        asked = encode_call(call, {"token": name.hex(), **args})
+        refused = refusal_of(thief.ask(Opcode.CALL, asked))
+        assert isinstance(refused, errors.AccessDenied)
+        assert refused.detail["resource"] == "service:shop"
+    token = broker.token(2)
+    batch = encode([Message(b"m")], producer_id=token, epoch=0, sequence=0, born_at=1)
+    part = BundlePart(
+        token, 0, 0, True, False, b"d" * 32, BundleDescription(ByJob(name), "billing"),
+        (PartBatch("t", 0, 0, batch),),
+    )  # fmt: skip
+    refused = refusal_of(thief.ask(Opcode.GROUP, b"".join(pack_part(part))))
+    assert isinstance(refused, errors.AccessDenied)
+    done: Any = shop.call("job.decide", token=name.hex(), outcome="COMMIT", winners=[bundle])
+    assert done["outcome"] == "COMMIT"

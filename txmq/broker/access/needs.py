@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from txmq.core.topics import delayed
+from txmq.core.transactions.jobs import undecided_bundles
 from txmq.core.transactions.model import get
 from txmq.model.access import ANY, Need
 from txmq.model.actions import RELAY
+from txmq.model.decider import ByJob
 from txmq.model.own_topics import is_own
 from txmq.wire.bundle import unpack_part
 from txmq.wire.data_requests import (
@@ -55,6 +57,14 @@ def owner(state: State, verb: str, token: bytes) -> Need:
     return Need(verb, "service", ANY if row is None else row.service)
 
 
+def job(state: State, verb: str, token: bytes) -> Need:
+    """Return a need of the service whose bundles a job has. It takes those of others
+    from users who may write that service, too.
+    """
+    first = next(undecided_bundles(state, token), None)
+    return owner(state, verb, token if first is None else first)
+
+
 def _send(state: State, payload: bytes) -> Needs:
     del state
     yield topic("write", unpack_send(payload).topic)
@@ -66,6 +76,8 @@ def _store(state: State, payload: bytes) -> Needs:
         yield owner(state, "write", part.token)
     else:
         yield Need("write", "service", part.description.service)
+        if isinstance(part.description.decider, ByJob):
+            yield job(state, "write", part.description.decider.job)
         for action in part.description.actions:
             yield from _action(action)
     for batch in part.batches:
@@ -241,7 +253,7 @@ def _recall(state: State, args: Any) -> Needs:  # noqa: ANN401
 
 def _job(state: State, args: Any) -> Needs:  # noqa: ANN401
     """Return the needs of a job's decision: it decides its services' bundles."""
-    yield owner(state, "write", bytes.fromhex(args.token))
+    yield job(state, "write", bytes.fromhex(args.token))
     for token in args.winners:
         yield owner(state, "write", bytes.fromhex(token))
 
@@ -286,7 +298,7 @@ CALLS: dict[str, CallNeeds] = {
     "xa.outcome": _of_token("write"),
     "xa.heuristic": _of_token("write"),
     "xa.forget": _of_token("write"),
-    "job.show": _of_token("describe"),
+    "job.show": lambda state, args: (job(state, "describe", bytes.fromhex(args.token)),),
     "job.decide": _job,
     "checks.wait": _of_service("write"),
     "checks.answer": _of_token("write"),
