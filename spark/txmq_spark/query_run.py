@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from math import inf
+from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -22,7 +24,9 @@ if TYPE_CHECKING:
 # changes (4.3.0, 2026-11-22). A busy machine may need longer to start Python once.
 WORKER_LATE: Final = "Python worker failed to connect back"
 STARTS: Final = 4
-PATIENCE_S: Final = 3_600  # of one wait for a query's end
+# One wait for a query's end. SIGTERM interrupts it in Python, and Java waits on: only
+# then can it be told to stop the query.
+WAIT_S: Final = 2
 log = structlog.get_logger()
 
 
@@ -65,9 +69,11 @@ def run_query(
         query: StreamingQuery | None = None
         try:
             query = triggered.start()
-            while not query.awaitTermination(every_s or PATIENCE_S):
-                if every_s is not None:
+            due = monotonic() + (every_s or inf)
+            while not query.awaitTermination(WAIT_S):
+                if monotonic() >= due:
                     between(query)
+                    due = monotonic() + (every_s or inf)
         except (PySparkException, Py4JJavaError) as error:
             if not (left and WORKER_LATE in str(error)):
                 raise query_failure(error) from error

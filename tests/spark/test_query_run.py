@@ -12,6 +12,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import StreamingQueryException
 from pyspark.errors.exceptions.captured import convert_exception
 
+from txmq_spark import query_run
 from txmq_spark.query_errors import CheckpointShared, JobFailed, QueryFailed, job_errors
 from txmq_spark.query_run import STARTS, WORKER_LATE, run_query
 
@@ -78,6 +79,27 @@ def test_a_run_beside_another_one_of_its_checkpoint_is_told_so(
     writer = writer.options(**places)
     with pytest.raises(CheckpointShared, match="leave that run alone"):
         run_query(writer, None)
+
+
+@pytest.mark.parametrize(("every_s", "calls"), [(600, [600.0, 1200.0, 1201.0]), (None, [1201.0])])
+def test_waits_are_short_however_far_apart_batches_are(
+    monkeypatch: pytest.MonkeyPatch, every_s: int | None, calls: list[float]
+) -> None:
+    """SIGTERM has to wait for the end of one."""
+    now = 0.0
+
+    class Query(ScriptedWriter):
+        def awaitTermination(self, seconds: int) -> bool:  # noqa: N802  # Spark's name
+            nonlocal now
+            assert seconds <= 5
+            now = min(now + seconds, 1_201)
+            return now == 1_201
+
+    monkeypatch.setattr(query_run, "monotonic", lambda: now)
+    writer: Any = Query()
+    told = list[float]()
+    run_query(writer, every_s, lambda _query: told.append(now))
+    assert told == calls
 
 
 def test_a_failed_job_names_the_cause_that_spark_hides(spark: SparkSession) -> None:
