@@ -151,8 +151,10 @@ def _all(frames: Iterable[DataFrame]) -> DataFrame | None:
 def oldest_token(snapshot: DatabaseSnapshot) -> str | None:
     """Return the lowest token whose row cannot have been dropped, in hex digits.
 
-    Returns None where no row has been dropped yet.
+    Returns None where no row has been dropped yet, or the database has no such rows.
     """
+    if not table_exists(snapshot, TOKENS):
+        return None
     with translated("reading the database"):
         known = list(partitions(snapshot.connection))
     closed = [partition.upper for partition in known if partition.lower is None]

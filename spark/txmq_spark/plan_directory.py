@@ -31,6 +31,7 @@ from txmq.wire.json import WireModel, parse_as
 from txmq_spark.hadoop_files import Directory
 from txmq_spark.letter_evidence import KEPT, LETTER
 from txmq_spark.plan import LetterClass, PlanRules
+from txmq_spark.query_errors import cause_of
 
 VERSION: Final = 2
 HINT: Final = "do not edit a plan: run reconcile again for another one"
@@ -319,7 +320,7 @@ def read_plan(spark: SparkSession, path: str) -> StoredPlan:
     try:
         same = manifest.is_sealed and part_digests(letters) == manifest.parts
     except (PySparkException, Py4JJavaError) as error:  # Spark does not translate all
-        reason = str(error).partition("\n")[0][:300]
+        reason = cause_of(error)[:1_000]
         raise ConfigError("plan", f"its letters cannot be read: {reason}", hint=HINT) from error
     finally:
         letters.unpersist()

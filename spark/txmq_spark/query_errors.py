@@ -49,17 +49,18 @@ def job_errors() -> Iterator[None]:
     try:
         yield
     except (PySparkException, Py4JJavaError) as error:  # Spark does not translate all
-        raise JobFailed(_cause(error)) from error
+        raise JobFailed(cause_of(error)) from error
 
 
 def query_failure(error: PySparkException | Py4JJavaError) -> QueryFailed:
     """Return the error of a query, with the error of txmq that caused it if one did."""
     if any(sign in str(error) for sign in OTHER_RUN):
         return CheckpointShared("another run of this job has the same checkpoint, and was faster")
-    return QueryFailed(_cause(error))
+    return QueryFailed(cause_of(error))
 
 
-def _cause(error: Exception) -> str:
+def cause_of(error: Exception) -> str:
+    """Return what an error of Spark says, with its cause in txmq or in Java."""
     ours = OURS.findall(str(error))
     if ours:
         return str(ours[-1])

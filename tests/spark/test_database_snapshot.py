@@ -35,6 +35,7 @@ from txmq_spark.database_tables import (
     GroupIdentity,
     GroupPartition,
     decided_tokens,
+    evidence_names,
     inbox_ranges,
     oldest_token,
     read_tables,
@@ -358,6 +359,13 @@ def test_a_role_needs_the_right_to_read_a_table_and_no_other(
         cursor.execute(f"DROP OWNED BY {reader}; DROP ROLE {reader}")
     assert batch.column("number").to_pylist() == [1, 2, 3, 4]
     assert shown == [("0",)]
+
+
+def test_a_database_need_not_have_tables_of_txmq(connection: Connection, database: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("DROP TABLE txmq_token CASCADE")
+    with open_snapshot(database, evidence_names(Mapping())) as taken:
+        assert oldest_token(taken) is None
 
 
 def test_columns_of_domains_have_the_types_below(connection: Connection, database: str) -> None:

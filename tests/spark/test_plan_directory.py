@@ -99,6 +99,12 @@ def test_a_plan_that_was_changed_is_refused(
         (path / LETTERS).rename(path / "changed")
         (path / "before").rename(path / LETTERS)
     whole.unpersist()
+    [written, *_others] = sorted((path / LETTERS).glob("part=*/part-*.parquet"))
+    bytes_written = written.read_bytes()
+    written.with_name(f".{written.name}.crc").unlink()
+    written.write_bytes(bytes_written[:-9])
+    refused(spark, path, r"cannot be read: .*caused by .*not a Parquet file", "cut")
+    written.write_bytes(bytes_written)
     texts = {
         "it was changed": json.dumps(manifest | {"replays": {"g0": 1}}),
         "version 3 is not supported": json.dumps(manifest | {"txmq_plan": 3}),
