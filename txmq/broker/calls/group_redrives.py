@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from txmq.broker.calls.letters import DeadLetterCalls
     from txmq.broker.engine.engine import Engine
     from txmq.core.consumers.commands import TopicOffset
-    from txmq.core.consumers.letter_edits import LogSpan
+    from txmq.core.events.base import LogSpan
     from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
     from txmq.core.state.failed_messages import FailedMessage
     from txmq.core.steps import Steps

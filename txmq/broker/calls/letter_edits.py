@@ -12,7 +12,8 @@ from txmq.broker.calls.operators import audited
 from txmq.broker.engine.log_reader import read_batches
 from txmq.broker.engine.message_copies import MessageCopies
 from txmq.core.consumers import letter_edits
-from txmq.core.consumers.letter_edits import EditLetter, LogSpan
+from txmq.core.consumers.letter_edits import EditLetter
+from txmq.core.events.base import LogSpan
 from txmq.core.events.outcome import Rejected
 from txmq.crashpoints import crashpoint
 from txmq.errors import BadRequest, LocalProtocolError, MessageTooLarge

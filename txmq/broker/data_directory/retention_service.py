@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from txmq.broker.engine.engine import Engine
     from txmq.broker.reactor.interfaces import Clock
     from txmq.config.broker import RetentionSettings
-    from txmq.core.consumers.letter_edits import LogSpan
-    from txmq.core.events.base import RecordContext
+    from txmq.core.events.base import LogSpan, RecordContext
     from txmq.core.retention.audit_entries import AuditEntryAt
     from txmq.core.state.state import Topic
 

@@ -17,11 +17,11 @@ from txmq.store.tables import ENTRY_KEY, BatchEntry
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from txmq.core.events.base import LogSpan
     from txmq.core.state.state import State
     from txmq.store.log.log import Log
 
 log = structlog.get_logger()
-LogSpan = tuple[int, int]  # position in the log, length
 NOT_READ = b""
 LOST_BATCH = "the message was lost to a repair of the log"
 READ_OVER_BYTES = 16 << 10  # of other partitions: cheaper to read than another call

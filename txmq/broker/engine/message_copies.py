@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from txmq.broker.engine.engine import Engine
-    from txmq.core.consumers.letter_edits import LogSpan
-    from txmq.core.events.base import RecordContext
+    from txmq.core.events.base import LogSpan, RecordContext
 
 
 class MessageCopies:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from txmq.core.consumers import failures, key_fences
 from txmq.core.consumers.authorization import find_group
 from txmq.core.consumers.key_fences import FailureChanges
-from txmq.core.consumers.letter_edits import LogSpan
+from txmq.core.events.base import LogSpan
 from txmq.core.events.letters import LettersGiven
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.state import failed_messages, letter_copies, log_pins

@@ -20,15 +20,13 @@ from txmq.errors import BadRequest, Conflict
 
 if TYPE_CHECKING:
     from txmq.core.consumers.commands import TopicOffset
-    from txmq.core.events.base import RecordContext
+    from txmq.core.events.base import LogSpan, RecordContext
     from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
     from txmq.core.state.failed_messages import FailedMessage
     from txmq.core.state.state import State
 
 MAX_EDITS = 100  # of one letter: each is kept
 MAX_REASON_BYTES = 1_024
-
-LogSpan = tuple[int, int]  # position, length
 
 
 class EditLetter(NamedTuple):

@@ -32,6 +32,7 @@ class RecordContext(NamedTuple):
     boot_epoch: int
 
 
+LogSpan = tuple[int, int]  # position in the log, length
 Event = tuple[Any, ...]  # one of the NamedTuples registered below
 
 EVENTS: dict[int, type[Event]] = {}
