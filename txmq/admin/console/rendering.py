@@ -111,6 +111,13 @@ def moment(value: int | None) -> Markup:
     return Markup('<time datetime="{}">{}</time>').format(text.replace(" UTC", "Z"), text)
 
 
+def setting(value: object) -> str:
+    """Return the value of a setting as its file has it; a dash for none."""
+    if value is None or value == "":
+        return "–"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 class Templates:
     """The templates, read once. `now` gives microseconds since the epoch."""
 
@@ -128,7 +135,8 @@ class Templates:
             cache_size=-1,
         )
         self._environment.filters |= {
-            each.__name__: each for each in (exact, number, size, span_us, span_ms, instant, moment)
+            each.__name__: each
+            for each in (exact, number, size, span_us, span_ms, instant, moment, setting)
         }
 
         def ago(value: int | None) -> Markup:
