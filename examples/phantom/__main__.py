@@ -62,7 +62,9 @@ def attempt(place: Callable[[str, str], None], dsn: str, client: txmq.Client) ->
     with psycopg2.connect(dsn) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT FROM phantom_orders WHERE id = %s", (order,))
         rows = cursor.rowcount
-    return f"{ended:<20}{rows:<6}{len(list(client.find(topic, partition=0)))}"
+    messages = len(list(client.find(topic, partition=0)))
+    client.call("topic.delete", name=topic)
+    return f"{ended:<20}{rows:<6}{messages}"
 
 
 def set_up_django(dsn: str, url: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import txmq
 from tests.client.real import ROOT, RealBroker
 
 FOUND = """\
@@ -22,3 +23,6 @@ def test_hooks_publish_a_phantom_and_txmq_does_not(
     command = [sys.executable, "-m", "examples.phantom", shared_database, deciding.url]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (found.stdout, found.returncode) == (FOUND, 0), found.stderr
+    with txmq.connect(deciding.url, service="test") as client:
+        names = [topic["name"] for topic in client.call("topic.list")["topics"]]
+    assert [name for name in names if name.startswith("phantom-")] == []
