@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -166,6 +167,16 @@ def test_settings_of_a_group_are_altered_one_by_one(
     client.replies = [shown, {}] if "retry" in changed else [{}]
     assert run("group", "alter", "billing", *options.split()).exit_code == 0
     assert client.calls[-1] == ("group.alter", {"group": "billing"} | BY_ADA | NOTHING | changed)
+
+
+def test_altered_settings_are_shown_with_times_in_seconds(client: ScriptedClient) -> None:
+    reply = {"settings": {"lease_us": 90_000_000, "retry": {"delays": [500_000], "attempts": 3}}}
+    client.replies = [reply, reply]
+    shown = run("group", "alter", "billing", "--lease", "90").stdout.split("\n")
+    assert ["lease_s", "90.0"] in [line.split() for line in shown]
+    assert ["retry_delays_s", "0.5"] in [line.split() for line in shown]
+    printed = run("group", "alter", "billing", "--lease", "90", "--json").stdout
+    assert json.loads(printed) == reply
 
 
 def test_deleting_a_topic_has_to_be_confirmed(client: ScriptedClient) -> None:

@@ -159,6 +159,8 @@ def test_grants_as_documented_are_what_brokers_and_services_need(empty_database:
         )
         rows(empty_database, before)
         run_install(broker_dsn)
+        [blind] = run_check(broker_dsn)
+        assert f"{broker} owns txmq_timeline_history" in blind
         rows(empty_database, after)
         assert run_check(broker_dsn) == []
         assert {remark.partition(":")[0] for remark in run_check(services_dsn)} == {

@@ -261,12 +261,13 @@ def alter(  # noqa: PLR0913  # its options
         {} if keep_until_exported is None else {"keep_until_exported": keep_until_exported}
     )
     keep |= dict(parse_limit(text, GROUP_LIMITS) for text in limits or ())
-    session.show(
+    altered = session.client.call(
         "group.alter", group=group, on_exhausted=policy, retry=retry, max_parked=max_parked,
         lease_ms=_to_milliseconds(lease), session_ms=_to_milliseconds(session_s),
         consume_timeout_ms=_to_milliseconds(consume_timeout), flood_keys=flood_keys, span=span,
         **keep, operator=operator, reason=reason,
     )  # fmt: skip
+    session.out.show(altered if session.out.as_json else readable_group(altered))
 
 
 def _to_milliseconds(seconds: float | None) -> int | None:

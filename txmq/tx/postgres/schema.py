@@ -27,6 +27,12 @@ _RIGHTS: Final = {
 }
 # Those whose policies apply to the role; none is meant to have any.
 _FILTERED: Final = "SELECT t FROM unnest(%s::text[]) t WHERE row_security_active('public.' || t)"
+_HISTORY: Final = "public.txmq_timeline_history(int)"
+# The function acts with the rights of its owner.
+_BLIND_OWNER: Final = """
+SELECT pg_get_userbyid(proowner) FROM pg_proc WHERE oid = to_regprocedure(%s)
+ AND NOT has_function_privilege(proowner, 'pg_catalog.pg_read_file(text)', 'EXECUTE')
+"""
 _CLAIM: Final = "public.txmq_claim(text, uuid, int8, int, int8, int8, int8[])"
 _FUNCTIONS: Final = (
     _CLAIM,
@@ -142,6 +148,14 @@ def _remarks(cursor: Cursor) -> list[str]:
                 "tokens without a partition of their own: maintenance is late, "
                 "or a producer's clock is ahead"
             )
+    cursor.execute(_BLIND_OWNER, (_HISTORY,))
+    owner = cursor.fetchone()
+    if owner is not None:
+        remarks.append(
+            f"{owner[0]} owns txmq_timeline_history and may not read files of the server, so "
+            f"nothing is decided from before a failover: as a superuser, ALTER FUNCTION "
+            f"{_HISTORY} OWNER TO the superuser"
+        )
     cursor.execute("SELECT current_setting('synchronous_commit')")
     row = cursor.fetchone()
     if row and row[0] in ("off", "local"):
