@@ -62,17 +62,21 @@ def share_out(letters: DataFrame, partitions: Mapping[str, int]) -> LetterShares
     """Return the shares of a plan's letters; `partitions` are their numbers by topic,
     as far as they are known.
     """
-    spark = letters.sparkSession
-    numbers = spark.createDataFrame(list(partitions.items()), "topic string, partitions int")
-    by_hash = f.pmod(f.xxhash64("key"), f.col("partitions")) == f.col("partition")
+    # A frame to join with would be two more stages.
+    pairs = [f.lit(one) for topic, number in partitions.items() for one in (topic, number)]
+    known = f.create_map(*pairs).cast("map<string, int>")
+    by_hash = f.pmod(f.xxhash64("key"), known[f.col("topic")]) == f.col("partition")
     stray = f.col("replay") & (f.length("key") > 0) & ~f.coalesce(by_hash, f.lit(False))
-    found = letters.join(f.broadcast(numbers), "topic", "left").groupBy(*SOURCE)
-    rows = found.agg(
-        f.count_if("replay"),
-        f.coalesce(f.bool_or(stray), f.lit(False)),
-        f.coalesce(f.bool_or(f.col("parked") > 0), f.lit(False)),
-    ).collect()
-    most = TASKS_PER_CORE * spark.sparkContext.defaultParallelism
+    rows = (
+        letters.groupBy(*SOURCE)
+        .agg(
+            f.count_if("replay"),
+            f.coalesce(f.bool_or(stray), f.lit(False)),
+            f.coalesce(f.bool_or(f.col("parked") > 0), f.lit(False)),
+        )
+        .collect()
+    )
+    most = TASKS_PER_CORE * letters.sparkSession.sparkContext.defaultParallelism
     return shares_of([SourceLetters(*row) for row in rows], most)
 
 
