@@ -11,9 +11,10 @@ from unittest.mock import patch
 from uuid import UUID
 
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
-from txmq.cli.app import app, command_line
+from txmq.cli.app import command_line
 from txmq.client.blocking.letter_calls import BlockingLetterCalls
 from txmq.client.protocol.transaction.job_decision import JobOutcome
 from txmq.model.message import COMMIT, Message, Receipt
@@ -128,7 +129,7 @@ def run(*arguments: str, stdin: str | bytes | None = None) -> Result:
     """Run `txmq ARGUMENTS`. Errors that a command should have caught are raised."""
     # typer would build all commands anew, which takes longer than to run most of them
     with patch("typer.testing._get_command", lambda _app: command_line()):
-        result = CliRunner().invoke(app, list(arguments), input=stdin)
+        result = CliRunner().invoke(typer.Typer(), list(arguments), input=stdin)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
+import typer
+
+from txmq.cli.app import PARTS, assemble, command_line
 
 HEAVY = ("twisted", "psycopg2", "pyspark", "pyarrow", "pandas", "lmdb", "structlog")
 PROGRAM = """
@@ -35,6 +39,30 @@ def test_help_and_usage_errors_import_nothing_heavy(arguments: str, status: int)
     modules = ran.stderr.splitlines()[-1].split()
     assert "txmq" in modules
     assert sorted(set(HEAVY) & set(modules)) == []
+
+
+def test_a_command_that_is_named_is_built_alone() -> None:
+    program = PROGRAM.replace('name.partition(".")[0]', "name")
+    ran = subprocess.run(
+        [sys.executable, "-c", program, "tx", "commit", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    modules = ran.stderr.splitlines()[-1].split()
+    assert "txmq.cli.commands.transactions" in modules
+    assert "txmq.cli.commands.letters" not in modules
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_that_is_built_alone_has_all_of_its_commands(name: str) -> None:
+    alone: Any = typer.main.get_command(assemble([name]))
+    among_all: Any = command_line()
+    found, expected = (
+        sorted(getattr(one.commands[name], "commands", ())) for one in (alone, among_all)
+    )
+    assert found == expected
 
 
 def test_the_module_is_the_command() -> None:

@@ -1,7 +1,7 @@
 """The `txmq` command, assembled from its subcommands.
 
 Each command imports its dependencies when it runs, so that `txmq --help` and shell
-completion stay fast.
+completion stay fast. A command that is named is the only one that is built.
 """
 
 from __future__ import annotations
@@ -9,44 +9,14 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
+from importlib import import_module
 from io import TextIOWrapper
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
-from txmq.cli.commands import (
-    alarms,
-    audit,
-    broker,
-    clock,
-    config,
-    dev,
-    doctor,
-    groups,
-    inboxes,
-    letters,
-    limits,
-    log,
-    log_backup,
-    messages,
-    outbox,
-    plans,
-    policies,
-    recover,
-    relay,
-    resolver,
-    schema,
-    send,
-    stats,
-    tail,
-    topics,
-    trace,
-    transactions,
-    users,
-    xa,
-)
 from txmq.cli.output import FAILED, Output
 from txmq.errors import TxmqError
 from txmq.version import __version__
@@ -64,43 +34,58 @@ class SystemFailure(TxmqError):
     outcome = "unknown"
 
 
-app = typer.Typer(
-    name="txmq",
-    help="Transactional messaging with PostgreSQL: one decision for messages and rows.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-broker.add_to(app)
-dev.add_to(app)
-doctor.add_to(app)
-app.add_typer(schema.app, name="schema")
-log_backup.add_to(log.app)
-app.add_typer(log.app, name="log")
-app.add_typer(topics.app, name="topic")
-send.add_to(app)
-tail.add_to(app)
-app.add_typer(messages.app, name="message")
-app.add_typer(groups.app, name="group")
-app.add_typer(transactions.app, name="tx")
-app.add_typer(xa.app, name="xa")
-trace.add_to(app)
-audit.add_to(app)
-alarms.add_to(app)
-clock.add_to(app)
-stats.add_to(app)
-limits.add_to(app)
-app.add_typer(letters.app, name="dlq")
-app.add_typer(plans.app, name="plan")
-app.add_typer(policies.app, name="policy")
-app.add_typer(recover.app, name="recover")
-resolver.add_to(app)
-app.add_typer(relay.app, name="relay")
-app.add_typer(outbox.app, name="outbox")
-app.add_typer(inboxes.app, name="inbox")
-app.add_typer(config.app, name="config")
-app.add_typer(users.app, name="user")
-app.add_typer(users.acl, name="acl")
+# The module of each command or group, in the order of the help.
+PARTS: Final = {
+    "broker": "broker",
+    "dev": "dev",
+    "doctor": "doctor",
+    "schema": "schema",
+    "log": "log",
+    "topic": "topics",
+    "send": "send",
+    "tail": "tail",
+    "message": "messages",
+    "group": "groups",
+    "tx": "transactions",
+    "xa": "xa",
+    "trace": "trace",
+    "audit": "audit",
+    "alarms": "alarms",
+    "clock": "clock",
+    "stats": "stats",
+    "limits": "limits",
+    "dlq": "letters",
+    "plan": "plans",
+    "policy": "policies",
+    "recover": "recover",
+    "resolver": "resolver",
+    "relay": "relay",
+    "outbox": "outbox",
+    "inbox": "inboxes",
+    "config": "config",
+    "user": "users",
+    "acl": "users",
+}
+
+
+def assemble(names: Iterable[str]) -> typer.Typer:
+    """Return the program with these parts."""
+    app = typer.Typer(
+        name="txmq",
+        help="Transactional messaging with PostgreSQL: one decision for messages and rows.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(options)
+    for name in names:
+        module = import_module(f"txmq.cli.commands.{PARTS[name]}")
+        group = module.acl if name == "acl" else getattr(module, "app", None)
+        if group is None:
+            module.add_to(app)
+        else:
+            app.add_typer(group, name=name)
+    return app
 
 
 def _print_version(asked: bool) -> None:  # noqa: FBT001  # as typer calls it
@@ -109,7 +94,6 @@ def _print_version(asked: bool) -> None:  # noqa: FBT001  # as typer calls it
         raise typer.Exit
 
 
-@app.callback()
 def options(
     *,
     version: Annotated[
@@ -130,7 +114,16 @@ def command_line() -> Callable[..., object]:
     To build it takes longer than most commands. A process that forks others builds it
     for them.
     """
-    return typer.main.get_command(app)
+    return typer.main.get_command(assemble(PARTS))
+
+
+def _needed() -> Callable[..., object]:
+    """Return the parser of the command that the arguments name, or of all commands."""
+    name = next(iter(sys.argv[1:]), "")
+    completing = "_TXMQ_COMPLETE" in os.environ
+    if name not in PARTS or completing or command_line.cache_info().currsize:
+        return command_line()
+    return typer.main.get_command(assemble([name]))
 
 
 def main() -> None:
@@ -167,7 +160,7 @@ def _run(*, as_json: bool) -> int:
     """Run the command; return its exit status. Raises OSError."""
     try:
         # Otherwise typer prints errors in the usage itself, as text.
-        status = command_line()(prog_name="txmq", standalone_mode=not as_json)
+        status = _needed()(prog_name="txmq", standalone_mode=not as_json)
     except SystemExit as end:
         status = end.code
     except typer.Abort:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from txmq.cli.command import local_command
+from txmq.cli.commands import log_backup
 from txmq.cli.commands.messages import with_body_text
 from txmq.cli.options import (
     KeyFilter,
@@ -213,3 +214,6 @@ def rebuild(out: Output, data: Data, *, copy: Copy = False) -> None:
     settings = load_broker(None, {"data": data}).broker
     report = rebuild_index(RealFileSystem(), settings, time.time_ns() // 1_000, copy=copy)
     out.show(report._asdict())
+
+
+log_backup.add_to(app)
