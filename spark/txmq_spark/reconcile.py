@@ -163,7 +163,7 @@ def _reconcile(
     few: bool,
 ) -> Reconciliation:
     # listed once, because several joins must see the same letters
-    listed = gathered(_letters(spark, options, inputs), few=few).localCheckpoint(storageLevel=KEPT)
+    listed = _kept_once(gathered(_letters(spark, options, inputs), few=few))
     letters = in_parts(listed)
     evidence = join_evidence(letters.frame, log, tables)
     judged = classified(_with_token_states(evidence, options, inputs), options.rules, few=few)
@@ -201,6 +201,15 @@ def _reconcile(
     if snapshot is not None:
         made = PlanMade(snapshot=snapshot.visible, snapshot_at=snapshot.at)
     return Reconciliation(manifest.sealed(), made, summary, plan, missing)
+
+
+def _kept_once(letters: DataFrame) -> DataFrame:
+    """List letters now, and never again: on executors' disks, or where a user has given
+    Spark a directory, which the loss of an executor leaves.
+    """
+    if letters.sparkSession.sparkContext.getCheckpointDir() is not None:
+        return letters.checkpoint()
+    return letters.localCheckpoint(storageLevel=KEPT)
 
 
 def fix_inputs(
