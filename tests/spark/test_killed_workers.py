@@ -22,7 +22,7 @@ from txmq.client.protocol.address import parse_url
 from txmq.testing.wait import wait_until
 from txmq.tx.postgres.session import connect
 from txmq.wire.data_requests import Opcode
-from txmq_spark import command_line
+from txmq_spark import command_line, stream_commands
 from txmq_spark.mapping import BusinessTable, Mapping
 from txmq_spark.reconcile import ReconcileOptions, reconcile
 
@@ -165,7 +165,7 @@ def test_a_watch_whose_workers_are_killed_tells_the_same_alerts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """While they count the log, in a batch with letters."""
-    monkeypatch.setattr(command_line, "job_session", lambda: nullcontext(spark))
+    monkeypatch.setattr(stream_commands, "job_session", lambda: nullcontext(spark))
     client.send_many(topic, texts(*range(MESSAGES)))
     let_die(client, topic, topic, texts(*range(8)), "concurrent")
 
