@@ -15,7 +15,6 @@ from txmq.core.consumers.authorization import find_group
 from txmq.core.events.consumers import FingerprintNoted, SelectionSaved
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.errors import BadRequest, NotPermitted
-from txmq.model.access import ADMIN, allows
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
@@ -125,7 +124,7 @@ def decide_save(state: State, command: SaveSelection, now: int) -> Outcome | Rej
         return Rejected(
             BadRequest, f"there is no selection {command.name!r}", "see txmq dlq select list"
         )
-    if known is not None and not _may_change(state, known, command.user):
+    if known is not None and not state.users.may_act_for(command.user, known.author):
         return Rejected(
             NotPermitted,
             f"selection {command.name!r} is of user {known.author!r}",
@@ -136,14 +135,6 @@ def decide_save(state: State, command: SaveSelection, now: int) -> Outcome | Rej
         message = f"there are {MAX_SELECTIONS} selections already"
         return Rejected(BadRequest, message, "delete old ones: txmq dlq select delete")
     return Outcome((SelectionSaved(command.name, command.text, command.by),))
-
-
-def _may_change(state: State, known: Note, user: str) -> bool:
-    users = state.users.by_name
-    if not user or known.author == user or known.author not in users:
-        return True  # what a deleted user has left is everybody's
-    mine = users.get(user)
-    return mine is not None and allows(mine.roles, mine.grants, ADMIN)
 
 
 def apply_saved(state: State, event: SelectionSaved, context: RecordContext) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.model.access import Grant
+from txmq.model.access import ADMIN, Grant, allows
 from txmq.model.quota import NO_QUOTA, Quota
 from txmq.store import tables as t
 
@@ -113,3 +113,13 @@ class UserRegistry:
     def admins(self) -> set[str]:
         """The users who may change users."""
         return {name for name, user in self.by_name.items() if "admin" in user.roles}
+
+    def may_act_for(self, user: str, owner: str) -> bool:
+        """Return whether a user may change what belongs to `owner`: the owner and
+        admins may, and everybody where the owner was deleted. `user` is "" where there
+        are none, and for the broker's own parts.
+        """
+        if not user or user == owner or owner not in self.by_name:
+            return True
+        known = self.by_name.get(user)
+        return known is not None and allows(known.roles, known.grants, ADMIN)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from txmq.core.events.outcome import Appliers, Deciders, Rejected
 from txmq.core.events.users import ProducerOwned
 from txmq.errors import NotPermitted
-from txmq.model.access import ADMIN, allows
 
 if TYPE_CHECKING:
     from txmq.core.events.base import RecordContext
@@ -24,13 +23,7 @@ def check_owner(state: State, producer_id: bytes, user: str) -> Rejected | None:
     for the broker's own parts.
     """
     producer = state.producers.get(producer_id)
-    if not user or producer is None or producer.owner in ("", user):
-        return None
-    users = state.users.by_name
-    if producer.owner not in users:
-        return None  # the owner was deleted, and what it left may be sent by others
-    known = users.get(user)
-    if known is not None and allows(known.roles, known.grants, ADMIN):
+    if producer is None or state.users.may_act_for(user, producer.owner):
         return None
     return Rejected(
         NotPermitted,
