@@ -1,5 +1,5 @@
 """Clients on event loops make the pause that a broker asks for, and their decisions go
-on. Blocking clients have tests of their own.
+on. Blocking clients have tests of their own, but for readers, which have one rule.
 """
 
 from __future__ import annotations
@@ -7,18 +7,24 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+import txmq
 import txmq.aio
 import txmq.twisted
 from tests.client.aio.running import run
 from tests.client.reactor_thread import InReactor
-from tests.client.scripted_broker import FakeBroker
+from tests.client.scripted_broker import FakeBroker, Reaction, Silent
 from tests.client.scripted_bundles import BundleAnswers
+from tests.client.scripted_member import chunk
+from txmq.client.protocol.offsets import FileOffsets
 from txmq.errors import Throttled
+from txmq.wire.chunks import pack_chunks
 from txmq.wire.data_requests import Opcode
+from txmq.wire.frames import Frame
 
 BEHIND = "the disk is behind"
 PAUSE_S = 2.0  # much longer than a busy machine stands still
@@ -160,3 +166,75 @@ def test_a_call_that_names_no_pause_or_one_too_long_is_refused_at_once(
         assert len(calls) == 1
 
     face.play(story)
+
+
+class ThrottledReads:
+    """A broker that refuses the first read of a message, and answers the next one."""
+
+    pause_s = 0.5
+
+    def __init__(self, fake: FakeBroker) -> None:
+        self._fake = fake
+        self.reads: list[tuple[float, int]] = []  # when, and connections that were made so far
+        fake.answers["topic.show"] = {"firsts": [0], "ends": [1]}
+        fake.others = self._answer
+
+    def _answer(self, frame: Frame) -> Reaction:
+        if frame.opcode != Opcode.READ:
+            return b""
+        self.reads.append((time.monotonic(), self._fake.accepted))
+        if len(self.reads) == 1:
+            return Throttled.after(self.pause_s, BEHIND)
+        if len(self.reads) == 2:
+            return b"".join(pack_chunks([chunk("read", lease=-1)], next_offset=1))
+        return Silent
+
+    def require_pause(self) -> None:
+        (refused_at, before), (answered_at, after) = self.reads[:2]
+        assert answered_at - refused_at >= self.pause_s
+        assert before == after, "to connect again would not help"
+
+
+def test_a_reader_on_a_loop_waits_as_long_as_the_broker_asks(
+    fake: FakeBroker, face: Face, tmp_path: Path
+) -> None:
+    script = ThrottledReads(fake)
+
+    async def story(client: Any) -> None:
+        async with await client.reader("r", ["orders"], FileOffsets(tmp_path)) as reader:
+            assert (await reader.receive(DEADLINE_S)).body == b"read"
+
+    face.play(story)
+    script.require_pause()
+
+
+def test_a_blocking_reader_waits_as_long_as_the_broker_asks(
+    fake: FakeBroker, tmp_path: Path
+) -> None:
+    script = ThrottledReads(fake)
+    with (
+        txmq.connect(fake.url) as client,
+        client.reader("r", ["orders"], FileOffsets(tmp_path)) as reader,
+    ):
+        message = reader.receive(DEADLINE_S)
+    assert message is not None
+    assert message.body == b"read"
+    script.require_pause()
+
+
+def test_a_reader_that_is_closed_in_its_pause_reads_no_more(
+    fake: FakeBroker, face: Face, tmp_path: Path
+) -> None:
+    script = ThrottledReads(fake)
+    script.pause_s = 60.0
+
+    async def story(client: Any) -> None:
+        reader = await client.reader("r", ["orders"], FileOffsets(tmp_path))
+        assert await reader.receive(0.05) is None
+        while not script.reads:
+            await client.call("user.me")
+        await reader.close()
+        assert await reader.receive() is None
+
+    face.play(story)
+    assert len(script.reads) == 1

@@ -132,6 +132,9 @@ class Reader(Receiving, EventReader[AioConnection]):
         self._connection = self._core.open_connection(self._attach, self._fail)
         self._upkeep = self._loop.create_task(self._keep_saving(), name=f"txmq-reader-{self.name}")
 
+    def _after(self, seconds: float, function: Callable[[], None]) -> asyncio.TimerHandle:
+        return self._loop.call_later(seconds, function)
+
     async def _keep_saving(self) -> None:
         while not self._over:
             await asyncio.sleep(SAVE_S)

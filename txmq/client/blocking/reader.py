@@ -94,11 +94,13 @@ class BrokerReader:
 
     @property
     def wait_s(self) -> float:
-        """Seconds until the positions are to be saved, or a connection to be tried."""
+        """Seconds until the positions are to be saved, a connection to be tried, or a
+        pause between reads to end.
+        """
         now = time.monotonic()
+        pauses = (self._paused_until - now, self.state.pause_s(now))
         until_save = self._saved_at + SAVE_S - now
-        pause = self._paused_until - now
-        return max(0.0, min(until_save, pause) if pause > 0 else until_save)
+        return max(0.0, min((until_save, *(pause for pause in pauses if pause > 0))))
 
     def request(self) -> Connection | None:
         """Send the next reads. None = there is no connection now."""
@@ -107,7 +109,7 @@ class BrokerReader:
             return None
         try:
             connection = self._connection or self._connect()
-            for partition, request in self.state.next_reads():
+            for partition, request in self.state.next_reads(now):
                 self._in_flight[connection.write(*request, now + CONNECT_S)] = partition
         except (TxmqError, OSError) as error:
             self._lost(error)
@@ -151,6 +153,8 @@ class BrokerReader:
             self.state.received(partition, reply_payload(frame))
         except OffsetOutOfRange as error:
             self.state.skip_to_retained(partition, error)
+        except Throttled as refused:
+            self.state.throttled(partition, refused, time.monotonic())
 
     def _connect(self) -> Connection:
         self._connection = connection = self._core.open_connection(time.monotonic() + CONNECT_S)

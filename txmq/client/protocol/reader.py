@@ -21,7 +21,7 @@ from txmq.client.protocol.consumer.settings import checked_topics, span_in_micro
 from txmq.client.protocol.offsets import Offsets, ReadBatch, ReadPosition
 from txmq.client.protocol.sender.topics import parse_description
 from txmq.client.protocol.typed.bodies import Topics
-from txmq.errors import LocalProtocolError, LogChanged, OffsetOutOfRange, TopicReplaced
+from txmq.errors import LocalProtocolError, LogChanged, OffsetOutOfRange, Throttled, TopicReplaced
 from txmq.model.message import ReceivedMessage, check_name, to_micros
 from txmq.model.topic_partition import PartitionName
 from txmq.wire.calls.encoding import encode_call
@@ -32,6 +32,7 @@ from txmq.wire.json import parse_result
 SAVE_S = 5.0  # between two saves of the positions, as in MetaQ and RocketMQ
 REFRESH_S = 30.0  # between two searches for partitions that a topic has grown
 POLL_S = 20.0
+PAUSE_S = 0.1  # after a refusal that names no pause
 READ_BYTES = 1 << 20  # of one reply: so much waits locally of each partition
 STARTS = ("first", "last")
 BEGIN_ANEW = "drop the reader's saved positions to begin anew: FileOffsets has them in NAME.json"
@@ -84,6 +85,7 @@ class ReaderState:
         self._assigned: frozenset[PartitionName] | None = None
         self._in_flight: set[PartitionName] = set()
         self._last: ReceivedMessage | None = None
+        self._paused_until = float("-inf")
         self.unsaved = False
         self.missed = 0
 
@@ -178,12 +180,15 @@ class ReaderState:
         """True if no message waits locally."""
         return not self._ready
 
-    def next_reads(self) -> Iterator[tuple[PartitionName, ReaderRequest]]:
-        """Return a request for each partition that has none in flight.
+    def next_reads(self, now: float) -> Iterator[tuple[PartitionName, ReaderRequest]]:
+        """Return a request for each partition that has none in flight; none in a pause
+        that the broker has asked for.
 
         The first one on a connection begins with the last message that was read, and
         shows whether that is still there.
         """
+        if self.pause_s(now):
+            return
         for name, offset in self._read.items():
             if name not in self._in_flight:
                 self._in_flight.add(name)
@@ -206,6 +211,18 @@ class ReaderState:
                 self._ready.extend(decode_messages(chunk, self._read[name]))
                 batches.append((start, end, ReadBatch(topic_id, chunk.stored_at, chunk.position)))
         self._read[name] = max(reply.next_offset, self._read[name])
+
+    def throttled(self, name: PartitionName, refused: Throttled, now: float) -> None:
+        """Read nothing more until the pause is over that the broker asks for. The limit
+        is the user's, so a read of another partition would be refused as well.
+        """
+        self._in_flight.discard(name)
+        pause = refused.retry_after_s or PAUSE_S
+        self._paused_until = max(self._paused_until, now + pause)
+
+    def pause_s(self, now: float) -> float:
+        """Return the seconds until more may be read."""
+        return max(0.0, self._paused_until - now)
 
     def _last_batch(self, name: PartitionName) -> ReadBatch | None:
         """Return the batch of the last message that was read."""

@@ -25,7 +25,7 @@ from txmq.client.protocol.reader import SAVE_S, ReaderRequest, ReaderStart, Read
 from txmq.client.protocol.typed.bodies import Topics
 from txmq.client.twisted.connection import TwistedConnection, none_on_timeout, with_timeout
 from txmq.client.twisted.core import TwistedCore
-from txmq.client.twisted.protocols import AsyncCloseable
+from txmq.client.twisted.protocols import AsyncCloseable, DelayedCall
 from txmq.errors import RequestTimeout
 from txmq.model.message import ReceivedMessage
 from txmq.model.topic_partition import PartitionName
@@ -126,6 +126,10 @@ class Reader(Receiving, EventReader[TwistedConnection]):
     def _start(self) -> None:
         self._connection = self._core.open_connection(self._attach, self._fail)
         self._upkeep.start(SAVE_S, now=False)
+
+    def _after(self, seconds: float, function: Callable[[], None]) -> DelayedCall:
+        later: DelayedCall = self._core.reactor.callLater(seconds, function)
+        return later
 
     async def _stop_upkeep(self) -> None:
         if self._upkeep.running:

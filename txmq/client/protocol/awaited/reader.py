@@ -21,7 +21,13 @@ from txmq.client.protocol.reader import (
     RequestSequence,
     positions_of_one_broker,
 )
-from txmq.errors import ConnectionLost, LocalProtocolError, OffsetOutOfRange, TxmqError
+from txmq.errors import (
+    ConnectionLost,
+    LocalProtocolError,
+    OffsetOutOfRange,
+    Throttled,
+    TxmqError,
+)
 from txmq.model.message import ReceivedMessage
 from txmq.model.topic_partition import PartitionName
 
@@ -41,6 +47,12 @@ class LastingConnection(Protocol):
     """A connection that is made again when it is lost."""
 
     def stop(self) -> Awaitable[None]: ...
+
+
+class Later(Protocol):
+    """A call that the loop makes later."""
+
+    def cancel(self) -> None: ...
 
 
 class ReaderCore(Protocol):
@@ -108,7 +120,12 @@ class EventReader(Source, Generic[L]):
         self._round = 0  # replies to requests of an earlier round are ignored
         self._failure: BaseException | None = None
         self._refreshed_at = 0.0
+        self._pause: Later | None = None  # its end, in a pause that the broker has asked for
         self.closed = False
+
+    @abstractmethod
+    def _after(self, seconds: float, function: Callable[[], None]) -> Later:
+        """Have the loop call a function after so many seconds."""
 
     @abstractmethod
     def _in_store(
@@ -253,8 +270,16 @@ class EventReader(Source, Generic[L]):
         link = self._link
         if link is None or self._over or not self._state.is_empty:
             return
-        for name, request in list(self._state.next_reads()):
+        now = self._calls.seconds()
+        if pause_s := self._state.pause_s(now):
+            self._pause = self._pause or self._after(pause_s, self._end_pause)
+            return
+        for name, request in list(self._state.next_reads(now)):
             self._send(link, name, request)
+
+    def _end_pause(self) -> None:
+        self._pause = None
+        self._request_more()
 
     def _replied(
         self, sent_in: int, link: L, name: PartitionName, reply: bytes | BaseException
@@ -267,6 +292,8 @@ class EventReader(Source, Generic[L]):
                 self._state.received(name, reply)
             elif isinstance(reply, OffsetOutOfRange):
                 self._state.skip_to_retained(name, reply)
+            elif isinstance(reply, Throttled):
+                self._state.throttled(name, reply, self._calls.seconds())
             elif isinstance(reply, TxmqError) and not reply.retriable:
                 self._fail(reply)
                 return
@@ -282,6 +309,8 @@ class EventReader(Source, Generic[L]):
         self.closed = True
         self._state.discard_last()
         self._deliver()
+        if self._pause is not None:
+            self._pause.cancel()
         await self._stop_upkeep()
         if self._connection is not None:
             await self._connection.stop()
