@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
+import stat
+import subprocess
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -20,6 +23,7 @@ from txmq.broker.service import refuse_exposed
 from txmq.config.broker import TlsSettings, load_broker
 from txmq.errors import ConfigError
 from txmq.model.decider import ByChecker
+from txmq.testing.forked import txmq_command
 from txmq.testing.processes import TXMQ, Running, running
 from txmq.testing.wait import wait_until
 
@@ -50,6 +54,50 @@ def test_a_broker_says_where_it_serves_and_ends_in_order(tmp_path: Path) -> None
     lives = [event["state"] for event in process.events() if event["event"] == "broker.life"]
     assert lives[-3:] == ["SERVING", "DRAINING", "CLOSED"]
     assert any(event["event"] == "broker.recovered" for event in process.events())
+
+
+def test_a_broker_goes_on_whose_log_nobody_reads(tmp_path: Path) -> None:
+    where = ("--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0")
+    process = subprocess.Popen(
+        [*TXMQ, "broker", *where], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        url = process.stdout.readline().removeprefix("ready ").strip()
+        process.stderr.close()
+        host, _, port = url.removeprefix("txmq://").partition(":")
+        for _ in range(3):  # each is worth a line of the log
+            with socket.create_connection((host, int(port)), 20) as stranger:
+                stranger.sendall(bytes(64))
+                while stranger.recv(4_096):
+                    pass
+        reply("send", "orders", "hello", broker=url)
+        process.terminate()
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def without_umask(*arguments: str) -> None:
+    """Run a command with the umask that leaves every mode as it is."""
+    os.umask(0)
+    txmq_command(*arguments)
+
+
+def test_what_a_broker_makes_is_its_owners_alone_whatever_the_umask(tmp_path: Path) -> None:
+    data = tmp_path / "above" / "data"
+    arguments = ("broker", "--data", str(data), "--listen", "127.0.0.1:0")
+    with running(tmp_path / "run", *arguments, command=without_umask) as process:
+        url = process.first_line().removeprefix("ready ")
+        reply("send", "orders", "hello", broker=url)
+        assert process.terminate() == 0
+    made = [data.parent, data, *data.rglob("*")]
+    assert {"directory", "lock", "index", "log"} <= {path.name for path in made}
+    modes = {str(path.relative_to(tmp_path)): stat.S_IMODE(path.stat().st_mode) for path in made}
+    assert {path: oct(mode) for path, mode in modes.items() if mode & 0o077} == {}
 
 
 def test_what_was_sent_outlives_the_broker(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from txmq.broker.access.guard import OWN_USER
 from txmq.broker.assembly import Assembly
 from txmq.broker.checkback.resolver_service import ResolverService
 from txmq.broker.data_directory.directory_id import directory_id
+from txmq.broker.data_directory.private_files import require_private
 from txmq.broker.data_directory.scrub_service import ScrubService
 from txmq.broker.data_directory.storage import OpenedDirectory, StorageService, open_directory
 from txmq.broker.data_directory.stored_reports import StoredReports
@@ -137,11 +138,12 @@ class BrokerService:
         )
 
     def open(self) -> None:
-        """Open the data directory and recover; blocks. Raises StoreError, and has
-        started nothing then.
+        """Open the data directory and recover; blocks. Raises StoreError and
+        ConfigError, and has started nothing then.
         """
         settings = self._settings.broker
         self._advance(Lifecycle.RECOVERING)
+        require_private(settings.data)
         began, fs = time.monotonic(), RealFileSystem()
         opened = open_directory(fs, settings, self._clocks.wall())
         _log_recovery(opened, time.monotonic() - began)
@@ -340,10 +342,10 @@ class BrokerService:
         """Stop: a broker without its disk, or whose state differs from its log, is of
         no use. The log has all that it acknowledged.
         """
+        self._engine.failed = self._engine.failed or failure
         log.critical(
             "broker.failed", error=failure.getErrorMessage(), traceback=failure.getTraceback()
         )
-        self._engine.failed = self._engine.failed or failure
         if self.life < Lifecycle.DRAINING and self._reactor.running:
             self._reactor.stop()
 

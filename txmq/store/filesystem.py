@@ -334,7 +334,7 @@ class RealFileSystem:
 
     @_translate_errors
     def makedirs(self, path: str) -> None:
-        os.makedirs(path, mode=0o700, exist_ok=True)
+        _make_directories(path)
 
     @_translate_errors
     def remove_directory(self, path: str) -> None:
@@ -360,6 +360,22 @@ class RealFileSystem:
             return RealLock(path, directory, _replace_locked(path, directory))
         except BaseException:
             os.close(directory)
+            raise
+
+
+def _make_directories(path: str) -> None:
+    """Make a directory and those above it, all of them for their owner alone.
+
+    `os.makedirs` leaves the modes of those above to the umask, under which every user
+    could perhaps put another directory in the place of the last one.
+    """
+    above = os.path.dirname(path.rstrip("/"))
+    if above and not os.path.exists(above):
+        _make_directories(above)
+    try:
+        os.mkdir(path, 0o700)
+    except OSError:
+        if not os.path.isdir(path):
             raise
 
 

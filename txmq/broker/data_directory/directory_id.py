@@ -10,11 +10,10 @@ written over the original; the number of reports tells these (`stored_reports.py
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Final
 from uuid import UUID, uuid4
 
-from txmq.store.filesystem import RealFileSystem
+from txmq.broker.data_directory.private_files import replace_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,16 +30,6 @@ def directory_id(data: Path) -> UUID:
             return UUID(known)
     except (FileNotFoundError, ValueError):
         pass  # none yet, or a power cut left it incomplete
-    return _make(path)
-
-
-def _make(path: Path) -> UUID:
-    made, draft = uuid4(), path.with_suffix(".tmp")
-    draft.unlink(missing_ok=True)  # in a copy it might still have the inode of another
-    with draft.open("x", encoding="ascii") as file:
-        file.write(f"{made} {os.fstat(file.fileno()).st_ino}\n")
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
-    RealFileSystem().sync_directory(str(path.parent))
+    made = uuid4()
+    replace_file(path, lambda inode: f"{made} {inode}\n")
     return made

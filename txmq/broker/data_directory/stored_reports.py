@@ -8,15 +8,15 @@ broker is down.
 
 from __future__ import annotations
 
-import os
 from threading import Lock
 from typing import TYPE_CHECKING, Final
 
+from txmq.broker.data_directory.private_files import replace_file
 from txmq.model.decider import DatabaseId
-from txmq.store.filesystem import RealFileSystem
 from txmq.tx.postgres.brokers import UNBOUNDED, KnownReports
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 NAME: Final = "reports"
@@ -47,15 +47,13 @@ class StoredReports:
         """Remember what is known of a database, durably."""
         with self._lock:
             if self._known.get(database) != known:
-                self._known[database] = known
-                self._write()
+                changed = self._known | {database: known}
+                replace_file(self._path, lambda _inode: _lines(changed))
+                self._known = changed  # not before it is on disk
 
-    def _write(self) -> None:
-        draft = self._path.with_suffix(".tmp")
-        with draft.open("w", encoding="ascii") as file:
-            for (system_id, database_oid), known in self._known.items():
-                file.write(f"{system_id} {database_oid} {known.stored} {known.most}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(self._path)
-        RealFileSystem().sync_directory(str(self._path.parent))
+
+def _lines(reports: Mapping[DatabaseId, KnownReports]) -> str:
+    return "".join(
+        f"{system_id} {database_oid} {known.stored} {known.most}\n"
+        for (system_id, database_oid), known in reports.items()
+    )

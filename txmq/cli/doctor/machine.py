@@ -8,6 +8,7 @@ import platform
 import resource
 import shutil
 import ssl
+import stat
 import statistics
 import tempfile
 import time
@@ -88,7 +89,15 @@ def check_disk(data: Path, limits: DiskSettings) -> Iterator[Finding]:
             "give it to the broker's user, and run this command as that user",
         )
         return
-    yield Finding("data directory", Health.OK, str(data))
+    mode = stat.S_IMODE(place.stat().st_mode) if place == data else 0o700
+    is_shared = bool(mode & (stat.S_IWGRP | stat.S_IWOTH))
+    yield judged(
+        "data directory",
+        f"{data}, mode {mode:04o}" if is_shared else str(data),
+        failed=is_shared,
+        advice="who may write there owns the broker: chmod go-w",
+        fatal=bool(mode & stat.S_IWOTH),
+    )
     yield _file_system(place)
     free = shutil.disk_usage(place).free // MIB
     yield judged(
