@@ -1,11 +1,17 @@
-"""Certificates that are renewed while a broker runs."""
+"""Certificates that are renewed while a broker runs; what is left of connections."""
 
 from __future__ import annotations
 
+import gc
 import os
 import pty
+import ssl
 import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -17,10 +23,14 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 from structlog.testing import capture_logs
+from twisted.internet.error import ConnectionDone
+from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
+from twisted.python.failure import Failure
 
 from tests.certificates import Authority
-from txmq.broker.reactor.tls import LOOK_S, Certificates
+from txmq.broker.reactor.tls import LOOK_S, Certificates, TlsFactory
 from txmq.config.broker import TlsSettings
 
 
@@ -119,3 +129,99 @@ except ConfigError as error:
     os.close(terminal)
     os.waitpid(child, 0)
     assert b"refused" in shown, shown
+
+
+class Session(Protocol):
+    """The producer of its transport, as the broker's sessions are."""
+
+    def connectionMade(self) -> None:
+        transport: Any = self.transport
+        transport.registerProducer(self, True)
+
+
+class Wire:
+    """The client's end of a connection in memory."""
+
+    def __init__(self, server: Any) -> None:  # a TlsTransport
+        self.server, self.transport = server, StringTransport()
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        self._client = context.wrap_bio(self._incoming, self._outgoing)
+        server.makeConnection(self.transport)
+
+    def shake_hands(self, steps: int = 3) -> None:
+        """Go on with the handshake, which has three steps."""
+        for _ in range(steps):
+            with suppress(ssl.SSLWantReadError):
+                self._client.do_handshake()
+            self._pass_on()
+
+    def close(self) -> None:
+        """Close the encryption; the other end answers."""
+        with suppress(ssl.SSLWantReadError, ssl.SSLSyscallError):
+            self._client.unwrap()
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        if sent := self._outgoing.read():
+            self.server.dataReceived(sent)
+        self._incoming.write(self.transport.value())
+        self.transport.clear()
+
+
+STEPS: dict[str, Callable[[Wire], object]] = {
+    "half": lambda wire: wire.shake_hands(1),
+    "whole": lambda wire: wire.shake_hands(),
+    "text": lambda wire: wire.server.dataReceived(b"GET / HTTP/1.1\r\n\r\n"),
+    "garbage": lambda wire: wire.server.dataReceived(b"\x17\x03\x03\0\5hello"),
+    "close": lambda wire: wire.close(),
+    "cut": lambda wire: wire.server.abortConnection(),
+}
+ENDS = ("", "text", "half", "whole", "whole garbage", "whole close", "whole cut", "half cut")
+
+
+@pytest.fixture
+def without_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("without_collector")
+@pytest.mark.parametrize("end", ENDS)
+def test_a_lost_connection_leaves_nothing_to_the_collector(tmp_path: Path, end: str) -> None:
+    files = Authority(tmp_path).sign("broker")
+    certificates = Certificates(TlsSettings(cert=files.cert, key=files.key), Clock())
+    factory = TlsFactory(certificates, Factory.forProtocol(Session), Clock())
+    wire = Wire(factory.buildProtocol(None))
+    left = [weakref.ref(wire.server), weakref.ref(wire.server._tlsConnection)]
+    for step in end.split():
+        STEPS[step](wire)
+    wire.transport.unregisterProducer()  # as a socket's transport does at its end
+    wire.server.connectionLost(Failure(ConnectionDone()))
+    del wire
+    assert [one() for one in left] == [None, None]
+
+
+def test_a_lost_connection_may_be_closed_and_cut_again(tmp_path: Path) -> None:
+    files = Authority(tmp_path).sign("broker")
+    certificates = Certificates(TlsSettings(cert=files.cert, key=files.key), Clock())
+    wire = Wire(TlsFactory(certificates, Factory.forProtocol(Session), Clock()).buildProtocol(None))
+    wire.shake_hands()
+    wire.server.abortConnection()
+    wire.server.connectionLost(Failure(ConnectionDone()))
+    wire.server.abortConnection()
+    wire.server.loseConnection()
+    assert wire.transport.disconnecting
+
+
+def test_a_connection_that_is_refused_begins_no_handshake(tmp_path: Path) -> None:
+    class Full(Factory):
+        def buildProtocol(self, addr: object) -> None:
+            del addr
+
+    files = Authority(tmp_path).sign("broker")
+    certificates = Certificates(TlsSettings(cert=files.cert, key=files.key), Clock())
+    assert TlsFactory(certificates, Full(), Clock()).buildProtocol(None) is None

@@ -335,6 +335,7 @@ class ClientSession(Protocol):
             welcome = welcome.model_copy(update={"login": login})
         self._cancel_deadline()
         self._shared.connections.end(self)
+        self.__dict__.pop("owner", None)  # that of before the login was the host
         self.hello = hello
         if hello.instance is not None and hello.service is not None:
             self.instance, self.incarnation = (hello.service, hello.instance), hello.incarnation
@@ -457,13 +458,13 @@ class ClientSession(Protocol):
         self._no_memory = False
 
     def _cancel_deadline(self) -> None:
-        if self._deadline is not None:
+        if self._deadline is not None and self._deadline.active():  # not the one that calls this
             self._deadline.cancel()
-            self._deadline = None
+        self._deadline = None
 
     def cut(self, why: str) -> None:
         """Close the connection at once."""
-        self._deadline = None
+        self._cancel_deadline()
         self._shared.warnings.warn(self.log, "session.cut", reason=why)
         self._ignoring = True
         self._drop_input()
