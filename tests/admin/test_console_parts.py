@@ -122,7 +122,7 @@ class Parts:
 
 def test_a_stream_sends_what_has_changed_at_a_bounded_rate() -> None:
     clock, part, tab = Clock(), Parts(), Tab()
-    stream = Streams(clock).make(part)
+    stream = Streams(clock).make(part, None)
     assert stream is not None
     stream.opened(tab)
     clock.advance(PERIOD_S)
@@ -142,7 +142,7 @@ def test_a_stream_sends_what_has_changed_at_a_bounded_rate() -> None:
 
 def test_a_part_that_takes_long_is_rendered_less_often_and_one_without_an_answer_later() -> None:
     clock, tab, gives = Clock(), Tab(), list[Callable[[bytes | None], None]]()
-    stream = Streams(clock).make(gives.append)
+    stream = Streams(clock).make(gives.append, None)
     assert stream is not None
     stream.opened(tab)
     clock.advance(PERIOD_S)
@@ -157,7 +157,7 @@ def test_a_part_that_takes_long_is_rendered_less_often_and_one_without_an_answer
 
 def test_a_stream_whose_reader_does_not_read_ends_and_gives_its_place_back() -> None:
     clock, part, tab = Clock(), Parts(), Tab()
-    stream = Streams(clock).make(part)
+    stream = Streams(clock).make(part, None)
     assert stream is not None
     stream.opened(tab)
     tab.is_full = True
@@ -174,9 +174,9 @@ def test_a_stream_whose_reader_does_not_read_ends_and_gives_its_place_back() -> 
 def test_streams_are_bounded_and_end() -> None:
     clock, tab = Clock(), Tab()
     streams = Streams(clock)
-    made = [streams.make(Parts()) for _ in range(MAX_STREAMS)]
+    made = [streams.make(Parts(), None) for _ in range(MAX_STREAMS)]
     assert all(made)
-    assert streams.make(Parts()) is None
+    assert streams.make(Parts(), None) is None
     first = made[0]
     assert first is not None
     first.opened(tab)
@@ -184,7 +184,7 @@ def test_streams_are_bounded_and_end() -> None:
     assert tab.ended
     first.closed()
     assert clock.getDelayedCalls() == []
-    assert streams.make(Parts()) is not None
+    assert streams.make(Parts(), None) is not None
 
 
 def test_the_connection_of_a_stream_that_nobody_reads_ends_too() -> None:
@@ -282,6 +282,53 @@ def test_one_user_does_not_keep_the_others_from_live_pages() -> None:
         assert b"200 OK" in console.listen("/live/topics", "nobody")[1].value()[:20]
     assert b"503" in console.listen("/live/topics", "nobody")[1].value()[:20]
     assert b"200 OK" in console.listen("/live/topics", "root")[1].value()[:20]
+
+
+@pytest.mark.parametrize("strangers", [3, 5, MAX_STREAMS - 1])
+def test_users_who_fill_all_live_pages_leave_each_other_user_a_share(strangers: int) -> None:
+    clock, tabs = Clock(), dict[str, list[Tab]]()
+    streams = Streams(clock)
+
+    def opened(user: str) -> bool:
+        stream, tab = streams.make(Parts(), user), Tab()
+        if stream is not None:
+            stream.opened(tab)
+            tabs.setdefault(user, []).append(tab)
+        return stream is not None
+
+    for _ in range(MAX_OF_USER):
+        for stranger in range(strangers):
+            opened(f"stranger-{stranger}")
+    assert len(streams.open) == MAX_STREAMS
+    share = MAX_STREAMS // (strangers + 1)
+    assert [opened("ann") for _ in range(share)] == [True] * share
+    assert len(streams.open) == MAX_STREAMS
+    assert [tab.ended for tab in tabs["ann"]] == [False] * share
+    for _ in range(2):
+        assert not any(opened(f"stranger-{number}") for number in range(strangers))
+    assert [tab.ended for tab in tabs["ann"]] == [False] * share
+
+
+def test_where_there_are_no_users_hosts_have_shares_of_live_pages() -> None:
+    streams = Streams(Clock())
+    assert all(streams.make(Parts(), None, "10.0.0.1") for _ in range(MAX_STREAMS))
+    assert streams.make(Parts(), None, "10.0.0.1") is None
+    assert all(streams.make(Parts(), None, "10.0.0.2") for _ in range(MAX_STREAMS // 2))
+    for host in ("10.0.0.1", "10.0.0.2"):
+        assert streams.make(Parts(), None, host) is None
+    assert len(streams.open) == MAX_STREAMS
+
+
+def test_a_live_page_that_gives_way_has_its_connection_ended() -> None:
+    console = ConsoleInMemory(users=True)
+    filled = [
+        console.listen("/live/topics", user)
+        for user in ("nobody", "shop", "billing")
+        for _ in range(MAX_OF_USER)
+    ]
+    assert b"200 OK" in console.listen("/live/topics", "root")[1].value()[:20]
+    ended = [transport.value().endswith(b"\r\n0\r\n\r\n") for _channel, transport in filled]
+    assert ended == [True] + [False] * (len(filled) - 1)
 
 
 def test_a_denied_page_leaves_no_timer() -> None:

@@ -111,12 +111,15 @@ class Source(Protocol):
 
 
 class HttpStream(NamedTuple):
-    """A reply that goes on until one side ends it."""
+    """A reply that goes on until one side ends it. `make` gets the client's host, as
+    `network_of` has it; None = there is no place for another one.
+    """
 
     content_type: str
-    source: Source
+    make: Callable[[str], Source | None]
 
 
+NO_PLACE = HttpReply(503, b"too many live pages are open\n")
 Respond = Callable[["HttpReply | HttpStream"], None]
 # path and query, and the rights of a user where there are users; it may respond later
 Handle = Callable[..., None]
@@ -341,16 +344,17 @@ class AdminRequest(Request):
     def _respond(self, reply: HttpReply | HttpStream) -> None:
         self._end_work()
         if self._disconnected:
-            if isinstance(reply, HttpStream):
-                reply.source.closed()
             return
         if self.channel.has_pipelined:  # one reply at a time: the rest is not worked off
             self.channel.persistent = False
             self.responseHeaders.setRawHeaders("Connection", ["close"])
         if isinstance(reply, HttpStream):
-            self._set_headers({"Content-Type": reply.content_type})
-            self._stream(reply.source)
-            return
+            source = reply.make(self.channel.network)
+            if source is not None:
+                self._set_headers({"Content-Type": reply.content_type})
+                self._stream(source)
+                return
+            reply = NO_PLACE
         self.setResponseCode(reply.status, REASONS.get(reply.status))
         length = {"Content-Length": str(len(reply.body))}
         self._set_headers({"Content-Type": reply.content_type, **length, **reply.headers})

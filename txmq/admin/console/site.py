@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Coroutine
+from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -197,11 +198,7 @@ class Console:
 
             self._view(page, reader, shown)
 
-        stream = self._streams.make(part, reader.user)
-        if stream is None:
-            respond(HttpReply(503, b"too many live pages are open\n"))
-        else:
-            respond(HttpStream(EVENTS, stream))
+        respond(HttpStream(EVENTS, partial(self._streams.make, part, reader.user)))
 
     def _login_of(self, name: str | None) -> object:
         """Return what a user logs in with: another password or token ends open

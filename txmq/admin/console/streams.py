@@ -7,6 +7,7 @@ tab is hidden; so a stream that is open has somebody who looks.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,10 @@ SHARE = 8  # of the time that a rendering took, which the next one waits at leas
 LIFE_S = 600.0  # then the browser opens another one
 STUCK_S = 30.0  # without reading: then another reader gets the place
 BEAT_EVERY = 7  # a part that is the same is not sent again, but a sign of life is
-MAX_STREAMS = 24  # of all readers; other requests keep their places
-MAX_OF_USER = 8  # where there are users: one alone does not keep the others out
+# of all readers: other requests keep their places. Beyond, a stream of whoever has the
+# most gives way to whoever has fewer.
+MAX_STREAMS = 24
+MAX_OF_USER = 8  # where there are users
 
 # renders the part; None = the reader may not see it any more, nothing = not this time
 Part = Callable[[Callable[[bytes | None], None]], None]
@@ -29,9 +32,9 @@ Part = Callable[[Callable[[bytes | None], None]], None]
 class LiveStream:
     """One open stream."""
 
-    def __init__(self, streams: Streams, part: Part, clock: Clock, user: str | None) -> None:
+    def __init__(self, streams: Streams, part: Part, clock: Clock, owner: str) -> None:
         self._streams, self._part, self._clock = streams, part, clock
-        self.user = user
+        self.owner = owner
         self._ends = clock.seconds() + LIFE_S
         self._stuck_since: float | None = None
         self._began = clock.seconds()
@@ -49,10 +52,17 @@ class LiveStream:
     def closed(self) -> None:
         """End: the browser is gone."""
         self._sink = None
-        self._streams.open.discard(self)
+        self._streams.open.pop(self, None)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def give_way(self) -> None:
+        """End for another reader; the browser tries again later."""
+        sink = self._sink
+        self.closed()
+        if sink is not None:
+            sink.end()
 
     def _later(self, took_s: float = 0.0) -> None:
         self._timer = self._clock.callLater(max(PERIOD_S, SHARE * took_s), self._tick)
@@ -107,17 +117,24 @@ class Streams:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self.open: set[LiveStream] = set()
+        self.open: dict[LiveStream, None] = {}  # the oldest first
 
-    def make(self, part: Part, user: str | None = None) -> LiveStream | None:
-        """Return a new stream; None = there are too many. `user` is None where the
-        broker has no users.
+    def make(self, part: Part, user: str | None, network: str = "") -> LiveStream | None:
+        """Return a new stream; None = there are too many. Its owner is the user, or the
+        reader's host where the broker has no users.
         """
-        own = sum(stream.user == user for stream in self.open)
-        if len(self.open) >= MAX_STREAMS or (user is not None and own >= MAX_OF_USER):
+        owner = network if user is None else user
+        counts = Counter(stream.owner for stream in self.open)
+        if user is not None and counts[owner] >= MAX_OF_USER:
             return None
-        stream = LiveStream(self, part, self._clock, user)
-        self.open.add(stream)
+        if len(self.open) >= MAX_STREAMS:
+            [(most, count)] = counts.most_common(1)
+            # one fewer, and both would have the same: they would take turns for ever
+            if count < counts[owner] + 2:
+                return None
+            next(stream for stream in self.open if stream.owner == most).give_way()
+        stream = LiveStream(self, part, self._clock, owner)
+        self.open[stream] = None
         return stream
 
 
