@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import struct
 
+from twisted.internet.task import Clock
+
 from tests.broker.support import BrokerInMemory, Client
 from txmq.broker.reactor.frame_memory import (
     HELD_BYTES,
@@ -13,6 +15,7 @@ from txmq.broker.reactor.frame_memory import (
     LARGE_FRAME,
     SLOW_S,
     WAITED_FOR_S,
+    FrameMemory,
 )
 from txmq.model import limits
 from txmq.wire.data_requests import Opcode
@@ -103,6 +106,58 @@ def test_very_many_small_unfinished_frames_cost_the_oldest(broker: BrokerInMemor
     assert sum(cut) <= 4
     assert not any(cut[4:])
     assert clients[-1].broker.connect().ask(Opcode.PING, b"").status == 0
+
+
+class OneOf:
+    """A connection of a user, or of a host."""
+
+    def __init__(self, memory: FrameMemory, owner: str) -> None:
+        self.owner, self._memory = owner, memory
+        self.is_admitted = self.is_cut = False
+
+    def begin(self, size: int, length: int) -> OneOf:
+        self.is_admitted = self._memory.update(self, size, length)
+        return self
+
+    def admit_frame(self) -> None:
+        self.is_admitted = True
+
+    def cut(self, why: str) -> None:
+        assert why
+        self.is_cut = True
+        self._memory.finish(self)
+
+
+def test_users_get_memory_for_large_frames_in_turn() -> None:
+    memory = FrameMemory(Clock())
+    many = [OneOf(memory, "many").begin(4, limits.FRAME) for _ in range(100)]
+    growing = [one for one in many if one.is_admitted]
+    assert len(growing) == ADMITTED
+    few = [OneOf(memory, owner).begin(4, limits.FRAME) for owner in ("few", "other", "few")]
+    waiting = [*many[ADMITTED:], *few]
+    order = list[str]()
+    for _ in range(8):
+        memory.finish(growing.pop(0))
+        [admitted] = [each for each in waiting if each.is_admitted]
+        waiting.remove(admitted)
+        growing.append(admitted)
+        order.append(admitted.owner)
+    assert order == ["many", "few", "other", "many", "few", "many", "many", "many"]
+
+
+def test_small_unfinished_frames_of_one_user_cost_others_nothing() -> None:
+    memory, size = FrameMemory(Clock()), LARGE_FRAME - 100
+    few = [OneOf(memory, "few").begin(size, size + 8) for _ in range(8)]
+    many = [OneOf(memory, "many").begin(size, size + 8) for _ in range(2 * HELD_BYTES // size)]
+    few += [OneOf(memory, f"host-{number}").begin(size, size + 8) for number in range(8)]
+    assert not any(one.is_cut for one in few)
+    cut = [one.is_cut for one in many]
+    assert cut == [True] * sum(cut) + [False] * (len(many) - sum(cut)), "the oldest"
+    for one in (*few, *many):
+        memory.finish(one)
+    assert memory._held == memory._reserved == 0
+    assert not memory._held_by
+    assert not memory._holding
 
 
 def test_one_connection_s_requests_wait_while_its_replies_are_unread(
