@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -12,9 +13,10 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from structlog import WriteLogger
 from structlog.testing import capture_logs
 
-from txmq.cli.logs import REDACTED, escape_event, observe_twisted, redact_event
+from txmq.cli.logs import REDACTED, LossyStream, escape_event, observe_twisted, redact_event
 
 
 def cleaned(**event: object) -> Mapping[str, Any]:
@@ -189,3 +191,52 @@ def test_on_a_terminal_a_process_prints_for_people() -> None:
     assert '"event"' not in text
     assert "forged" not in [line.strip() for line in text.splitlines()]
     assert "hunter2" not in text
+
+
+class FullDisk(io.StringIO):
+    """A file on a disk that is full for a while."""
+
+    is_full = False
+
+    def write(self, text: str) -> int:
+        if self.is_full:
+            raise OSError(28, "No space left on device")
+        return super().write(text)
+
+
+def test_a_log_that_cannot_be_written_loses_lines_and_says_how_many() -> None:
+    file = FullDisk()
+    logger = WriteLogger(LossyStream(file))  # type: ignore[arg-type]  # it needs no more
+    logger.info("before")
+    file.is_full = True
+    for number in range(3):
+        logger.info(str(number))
+    file.is_full = False
+    logger.info("after")
+    logger.info("later")
+    before, after, told, later = file.getvalue().splitlines()
+    assert (before, after, later) == ("before", "after", "later")
+    assert json.loads(told) | {"timestamp": ""} == {
+        "event": "log.lines_lost",
+        "lines": 3,
+        "level": "warning",
+        "timestamp": "",
+    }
+    file.close()
+    logger.info("to nobody")
+
+
+def test_a_log_whose_reader_stands_still_holds_nobody_up() -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb"), os.fdopen(writing, "w", encoding="utf-8") as writer:
+        logger = WriteLogger(LossyStream(writer))  # type: ignore[arg-type]  # it needs no more
+        text = "x" * 10_000
+        for _ in range(1_000):  # ten MB, and a pipe holds 64 KiB
+            logger.info(text)
+        seen = os.read(reading, 1 << 20)
+        assert 30_000 < len(seen) < 1_000_000
+        logger.info("after")
+        rest = os.read(reading, 1 << 20)
+    after, told = rest.removeprefix(b"\n").splitlines()
+    assert after == b"after"
+    assert json.loads(told)["lines"] == 1_000 - seen.count(b"\n")

@@ -7,16 +7,24 @@ Line breaks and control characters are escaped, so that clients cannot forge eve
 
 from __future__ import annotations
 
+import json
 import re
+import select
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from datetime import UTC, datetime
+from select import PIPE_BUF
+from typing import TYPE_CHECKING, Any, cast
 
 from txmq.cli.output import escape_controls
 
 if TYPE_CHECKING:
+    from typing import TextIO
+
     from structlog.typing import EventDict, Processor
 
+PATIENCE_S = 0.02  # with a reader that is behind, before lines are lost
 REDACTED = "[redacted]"
 SECRET_NAMES = re.compile(
     r"(auth|authorization|body|bodies|credentials|dsn|headers|keys?|login|passw(or)?d|secret|.*_(password|secret|key|token))"
@@ -53,6 +61,61 @@ TWISTED_LEVELS = {
 }
 
 
+class LossyStream:
+    """A stream that loses lines rather than raise an error or wait.
+
+    Its disk may be full, or nobody reads the pipe any more, or for now: a log viewer
+    that is stopped, a terminal after Ctrl-S. An error would end what whoever logs is
+    about, such as a timer or a request, and a wait would be everybody's.
+
+    The first line that can be written again comes before the number of lost ones.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._lost = 0
+        self._is_torn = False  # the last line that was begun
+        self._room: select.poll | None = None
+        with suppress(OSError, ValueError):  # it is no file, as in tests
+            room = select.poll()
+            room.register(stream.fileno(), select.POLLOUT)
+            self._room = room
+
+    def write(self, line: str) -> None:
+        """Write a line, if it can be written."""
+        try:
+            self._put(line)
+            if self._lost:
+                lost, self._lost = self._lost, 0
+                self._put(_lines_lost(lost))
+        except (OSError, ValueError):  # ValueError: the stream is closed
+            self._lost += 1
+
+    def _put(self, line: str) -> None:
+        text = "\n" + line if self._is_torn else line
+        for start in range(0, len(text), PIPE_BUF):
+            wait_s = 0.0 if self._lost else PATIENCE_S
+            if self._room is not None and not self._room.poll(wait_s * 1_000):
+                raise BlockingIOError
+            self._stream.write(text[start : start + PIPE_BUF])
+            self._stream.flush()
+            self._is_torn = True
+        self._is_torn = False
+
+    def flush(self) -> None:
+        """Do nothing: each line is flushed when it is written."""
+
+
+def _lines_lost(lines: int) -> str:
+    event = {
+        "lines": lines,
+        "event": "log.lines_lost",
+        "level": "warning",
+        "timestamp": datetime.now(UTC).isoformat(),
+    }
+    return json.dumps(event) + "\n"
+
+
 def configure(*, as_json: bool) -> None:
     """Set structlog up for this process; without `as_json` a terminal gets text."""
     import structlog
@@ -66,7 +129,7 @@ def configure(*, as_json: bool) -> None:
             redact_event,
             *_renderers(text=text),
         ],
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", LossyStream(sys.stderr))),
         cache_logger_on_first_use=True,
     )
 
