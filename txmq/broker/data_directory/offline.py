@@ -20,7 +20,7 @@ from txmq.core import machine
 from txmq.core.topics import lost_batches
 from txmq.store.catalogue.catalogue import remove_catalogues
 from txmq.store.index.digest import RESERVED, find_damage
-from txmq.store.index.environment import remove_environment
+from txmq.store.index.environment import has_environment, remove_environment
 from txmq.store.index.lmdb_tables import LmdbTables
 from txmq.store.log.log import lock_directory
 from txmq.store.log.recovery import missing_end_error
@@ -72,7 +72,7 @@ def check_index(
     A damaged index stays as it is. Takes the directory's lock. Raises DirectoryInUse
     while a broker runs.
     """
-    if not (data / "index" / "data.mdb").exists():
+    if not has_environment(data / "index"):
         return None
     lock = lock_directory(fs, str(data))
     try:
@@ -108,7 +108,7 @@ def durable_position(fs: FileSystem, data: Path) -> int:
     lock = lock_directory(fs, str(data))
     try:
         position = 0
-        if (data / "index" / "data.mdb").exists() and not find_damage(data / "index"):
+        if has_environment(data / "index") and not find_damage(data / "index"):
             tables = LmdbTables.open(data / "index", log_id=log_id)
             position = tables.position
             tables.close()

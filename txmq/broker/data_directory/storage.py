@@ -29,7 +29,7 @@ from txmq.core.events.base import (
 from txmq.core.transactions import lost_records
 from txmq.core.transactions.timers import NoteSnapshot
 from txmq.errors import CorruptRecord, DiskFull
-from txmq.store.index.digest import DATA
+from txmq.store.index.environment import has_environment
 from txmq.store.index.lmdb_tables import LmdbTables
 from txmq.store.log.archive import archive_segment
 from txmq.store.log.integrity import KnownPositions
@@ -135,7 +135,7 @@ def _require_unused(fs: FileSystem, directory: Path) -> None:
     The log's disk may not be mounted. A broker that began a new log would serve none of
     its messages, and would remove index and snapshots.
     """
-    made = [directory / "index"] if (directory / "index" / DATA).exists() else []
+    made = [directory / "index"] if has_environment(directory / "index") else []
     if snapshot_positions(fs, str(directory)):
         made.append(Path(snapshot_directory(str(directory))))
     if made:

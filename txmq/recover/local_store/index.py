@@ -21,7 +21,7 @@ from txmq.recover.local_store.files import read_file, write_file
 from txmq.recover.local_store.state import NAMES
 from txmq.store.filesystem import RealFileSystem
 from txmq.store.index.digest import DATA
-from txmq.store.index.environment import Layout, remove_environment
+from txmq.store.index.environment import Layout, has_environment, remove_environment
 from txmq.store.index.lmdb_tables import LmdbTables
 from txmq.store.log.decoder import CHUNK
 
@@ -93,7 +93,7 @@ class LmdbIndex:
 
     def _broken_seal(self) -> str:
         names = self._fs.listdir(str(self._path))
-        if SEAL not in names or DATA not in names:
+        if SEAL not in names or not has_environment(self._path):
             return ""
         same = read_file(self._fs, f"{self._path}/{SEAL}") == self._hash()
         return "" if same else "it is not as it was when the store was closed"

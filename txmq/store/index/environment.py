@@ -72,6 +72,11 @@ class OpenedEnvironment(NamedTuple):
     reason: str
 
 
+def has_environment(path: Path) -> bool:
+    """Return whether the directory `path` has an environment, finished or not."""
+    return (path / DATA).exists()
+
+
 def open_environment(
     path: Path, log_id: UUID, *, map_size: int, log_end: int | None, layout: Layout = STATE
 ) -> OpenedEnvironment:
@@ -83,7 +88,7 @@ def open_environment(
     with translate_errors(path):
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         reason = ""
-        if (path / DATA).exists():
+        if has_environment(path):
             reason, existing = _open_existing(path, log_id, map_size, log_end, layout)
             if existing is not None:
                 return existing
@@ -164,7 +169,7 @@ def read_transaction(path: Path, log_id: UUID) -> Iterator[tuple[Transaction[byt
 def remove_environment(path: Path) -> None:
     """Delete the environment, if there is one. No process may have it open."""
     with translate_errors(path):
-        if (path / DATA).exists():
+        if has_environment(path):
             _remove(path)
 
 
