@@ -12,7 +12,8 @@ from twisted.internet.testing import StringTransport
 
 from tests.broker.access.support import PASSWORD, BrokerWithUsers
 from tests.broker.support import BrokerInMemory, parts_of
-from txmq.admin.http import AdminFactory, HttpAccess
+from txmq.admin.http import AdminFactory
+from txmq.admin.request_checks import HttpAccess
 from txmq.admin.site import AdminSite
 from txmq.config.broker import SettingsFile
 

@@ -15,16 +15,9 @@ from twisted.internet.address import IPv4Address
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 
-from txmq.admin.http import (
-    MAX_BODY_BYTES,
-    MAX_CONNECTIONS,
-    MAX_OF_USER,
-    AdminFactory,
-    HttpAccess,
-    HttpReply,
-    Query,
-    Respond,
-)
+from txmq.admin.http import MAX_BODY_BYTES, MAX_CONNECTIONS, MAX_OF_USER, AdminFactory
+from txmq.admin.http_values import HttpReply, Query, Respond
+from txmq.admin.request_checks import HttpAccess
 
 REQUEST_S = 20.0
 GET = b"GET /here?a=1 HTTP/1.1\r\nHost: localhost:7651\r\n"
@@ -40,10 +33,7 @@ class ScriptedSite:
         self.factory: Any = AdminFactory(self._handle, self.clock, request_s=REQUEST_S)
         self.later: list[Respond] | None = None
 
-    def _handle(
-        self, path: str, query: Query, respond: Respond, rights: object | None = None
-    ) -> None:
-        del rights
+    def _handle(self, path: str, query: Query, respond: Respond, _rights: object) -> None:
         if self.later is None:
             respond(HttpReply(200, f"{path} {dict(query)}".encode()))
         else:
@@ -376,7 +366,7 @@ def test_a_header_that_is_no_text_is_answered_and_keeps_no_connection(
 def test_a_request_that_meets_a_bug_is_answered_and_keeps_no_connection() -> None:
     site = ScriptedSite()
 
-    def fail(_path: str, _query: Query, _respond: Respond) -> None:
+    def fail(_path: str, _query: Query, _respond: Respond, _rights: object) -> None:
         raise ValueError("a bug")
 
     site.factory.handle = fail

@@ -15,7 +15,8 @@ from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 
 from tests.broker.requests.frame_fuzzer import corpus
-from txmq.admin.http import AdminFactory, HttpReply, Query, Respond
+from txmq.admin.http import AdminFactory
+from txmq.admin.http_values import HttpReply, Query, Respond
 from txmq.batch import BatchView, Codec, encode, single_row, verify
 from txmq.batch.cut import cut_rows
 from txmq.batch.split import delivery_times, split
@@ -198,7 +199,7 @@ def read_http(data: bytes) -> None:
     assert transport.value()[:9] in (b"", b"HTTP/1.1 ", b"HTTP/1.0 ")
 
 
-def _echo(path: str, _query: Query, respond: Respond) -> None:
+def _echo(path: str, _query: Query, respond: Respond, _rights: object) -> None:
     respond(HttpReply(200, path.encode(errors="replace")))
 
 

@@ -9,7 +9,8 @@ import structlog
 from twisted.internet.endpoints import TCP4ServerEndpoint
 from twisted.internet.error import CannotListenError
 
-from txmq.admin.http import AdminFactory, HttpAccess
+from txmq.admin.http import AdminFactory
+from txmq.admin.request_checks import HttpAccess
 from txmq.admin.site import AdminSite
 from txmq.broker.reactor.connection_limits import BACKLOG
 from txmq.config.listen import ListenAddress

@@ -1,36 +1,33 @@
-"""HTTP for the admin pages: GET and HEAD, and POST of forms, with limits of size and
-time.
-
-The browser that shows the console also shows pages of other sites. Therefore a request
-must name this machine as its host, so that DNS rebinding fails. It must not come from
-another origin. Only a POST below `ACTIONS` changes something: it must say that it comes
-from a page of its own origin, and has a token that such pages have (`console/acting`).
+"""HTTP connections of the admin pages: GET and HEAD, and POST of forms, with limits of
+size and time. `request_checks` says which requests are refused.
 """
 
 from __future__ import annotations
 
-import re
 import socket
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
 from io import BytesIO
 from math import ceil
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from twisted.internet.protocol import connectionDone
 from twisted.web.http import HTTPChannel, HTTPFactory, Request, datetimeToString
 
+from txmq.admin.http_values import HttpForm, HttpReply, HttpStream, error_reply
+from txmq.admin.request_checks import ACTIONS, OPEN_ACCESS, HttpAccess, refusal_of, values_of
 from txmq.broker.reactor.bounded_log import BoundedLog
 from txmq.broker.reactor.connection_limits import network_of
-from txmq.config.listen import is_loopback
 from txmq.errors import LoginFailed, Throttled
-from txmq.wire.json import dump
 from txmq.wire.lost_peers import notice_lost_peer
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from twisted.internet.interfaces import IAddress
     from twisted.python.failure import Failure
+
+    from txmq.admin.http_values import Act, Handle, Source
 
 # from a reply to the end of the next request, and to read the last reply
 REQUEST_TIMEOUT_S = 20.0
@@ -38,8 +35,7 @@ REQUEST_TIMEOUT_S = 20.0
 MAX_BODY_BYTES = 4_096
 MAX_FORM_BYTES = 512 << 10  # with the edited body of a dead letter
 LOGOUT = b"/logout"  # a browser forgets a password that is refused
-ACTIONS = b"/act/"  # what forms are sent to
-FORM = "application/x-www-form-urlencoded"
+OPEN_PATHS = frozenset({b"/healthz", b"/readyz"})  # they say nothing but yes or no
 PART_HEADER = "X-Txmq-Part"  # of a script that shows the reply within its page
 MAX_HEADER_BYTES = 8_192
 MAX_HEADER_LINES = 64
@@ -60,101 +56,16 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-HOST_HEADER = re.compile(
-    r"(?:\[(?P<bracketed>[0-9A-Fa-f:.]+)\]|(?P<plain>[A-Za-z0-9.-]+))(?::[0-9]{1,5})?"
-)
-# that Twisted does not know
+# reasons of a status that Twisted does not know
 REASONS = {421: b"Misdirected Request", 429: b"Too Many Requests"}
 TOO_LARGE = b"HTTP/1.1 413 Content Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
+NO_PLACE = HttpReply(503, b"too many live pages are open\n")
 log = structlog.get_logger()
 
-Query = Mapping[bytes, Sequence[bytes]]
 
-
-class HttpReply(NamedTuple):
-    """Status, body and content type of a reply. `headers` are more, or others than
-    `HEADERS`.
-    """
-
-    status: int
-    body: bytes
-    content_type: str = "text/plain; charset=utf-8"
-    headers: Mapping[str, str] = {}
-
-
-class HttpForm(NamedTuple):
-    """A form that was sent: the path, the body, a cookie by its name, and whether a
-    script asks for a part of a page.
-    """
-
-    path: str
-    body: bytes
-    cookie: Callable[[str], str]
-    part: bool
-
-
-class Sink(Protocol):
-    """The open end of a reply that goes on."""
-
-    @property
-    def is_full(self) -> bool: ...
-    def write(self, data: bytes) -> object: ...
-    def end(self) -> None: ...
-
-
-class Source(Protocol):
-    """What fills a reply that goes on; `closed` is called once, whoever ends it."""
-
-    def opened(self, sink: Sink) -> None: ...
-    def closed(self) -> None: ...
-
-
-class HttpStream(NamedTuple):
-    """A reply that goes on until one side ends it. `make` gets the client's host, as
-    `network_of` has it; None = there is no place for another one.
-    """
-
-    content_type: str
-    make: Callable[[str], Source | None]
-
-
-NO_PLACE = HttpReply(503, b"too many live pages are open\n")
-Respond = Callable[["HttpReply | HttpStream"], None]
-# path and query, and the rights of a user where there are users; it may respond later
-Handle = Callable[..., None]
-Act = Callable[[HttpForm, Respond, Any], None]  # a form, and such rights or None
-
-
-def json_reply(value: object, status: int = 200) -> HttpReply:
-    """Return a reply with JSON."""
-    return HttpReply(status, dump(value), "application/json")
-
-
-def error_reply(status: int, error: str, message: str, hint: str = "") -> HttpReply:
-    """Return an error, with the fields of an error of the command line."""
-    return json_reply({"error": error, "message": message, "hint": hint}, status)
-
-
-class HttpAccess(NamedTuple):
-    """Who may send requests: the hosts that a Host header may name beside this machine,
-    the scheme of our own origin, and the login.
-
-    `log_in` gets the peer's host and the Authorization header, and returns the rights
-    of a user, None where the broker has no users. It raises LoginFailed and Throttled.
-    """
-
-    log_in: Callable[[str, str | None], object | None]
-    hosts: frozenset[str] = frozenset()
-    scheme: str = "http"
-
-
-OPEN_ACCESS = HttpAccess(lambda _peer, _authorization: None)
-OPEN_PATHS = frozenset({b"/healthz", b"/readyz"})  # they say nothing but yes or no
-
-
-class _Pressure:
-    """A producer that notes whether the connection takes more. Twisted calls it."""
+class _Backpressure:
+    """The producer that the transport pauses while the client does not read."""
 
     paused = False
 
@@ -165,7 +76,7 @@ class _Pressure:
         self.paused = False
 
     def stopProducing(self) -> None:
-        """The connection is gone: the request hears of that, too."""
+        """Do nothing: `connectionLost` is called as well."""
 
 
 class AdminRequest(Request):
@@ -180,7 +91,7 @@ class AdminRequest(Request):
 
     def __init__(self, *args: Any, **fields: Any) -> None:  # noqa: ANN401  # Twisted's
         super().__init__(*args, **fields)
-        self._pressure = _Pressure()
+        self._backpressure = _Backpressure()
         self._parsePOSTFormSubmission = False  # this is Twisted's: forms are parsed after the login
 
     def gotLength(self, length: int | None) -> None:
@@ -213,35 +124,39 @@ class AdminRequest(Request):
                 self._respond(error_reply(500, "Bug", "this request met a bug", BUG_HINT))
 
     def _answer(self, factory: AdminFactory) -> None:
-        access: HttpAccess = factory.access
         is_form = factory.act is not None and self._is_form
-        error = self._check(access, is_form=is_form)
-        rights = None
-        if error is None and self.path not in OPEN_PATHS:
-            try:
-                rights = self._log_in(access)
-            except LoginFailed as failed:
-                self.responseHeaders.setRawHeaders(
-                    "WWW-Authenticate",
-                    ['Basic realm="txmq", charset="UTF-8"', 'Bearer realm="txmq"'],
-                )
-                error = error_reply(401, "LoginFailed", failed.message, failed.hint)
-            except Throttled as throttled:
-                wait_s = max(1, ceil(throttled.retry_after_s))
-                self.responseHeaders.setRawHeaders("Retry-After", [str(wait_s)])
-                error = error_reply(429, "Throttled", throttled.message, throttled.hint)
-        if error is None and not self._begin_work(factory, getattr(rights, "user", None)):
-            self.responseHeaders.setRawHeaders("Retry-After", ["1"])
+        rights: Any = None
+        refusal = refusal_of(self.requestHeaders, self.method, factory.access, is_form=is_form)
+        if refusal is None and self.path not in OPEN_PATHS:
+            rights, refusal = self._log_in(factory.access)
+        if refusal is None and not self._begin_work(factory, getattr(rights, "user", None)):
             message = f"{MAX_OF_USER} requests of this user have no reply yet"
-            error = error_reply(429, "Throttled", message, "wait for their replies")
-        if error is not None:
-            self._respond(error)
+            refusal = _throttled(message, "wait for their replies", 1)
+        if refusal is not None:
+            self._respond(refusal)
         elif is_form and factory.act is not None:
             factory.act(self._form(), self._respond, rights)
-        elif rights is None:
-            factory.handle(self.path.decode("latin-1"), self.args, self._respond)
         else:
             factory.handle(self.path.decode("latin-1"), self.args, self._respond, rights)
+
+    def _log_in(self, access: HttpAccess) -> tuple[object | None, HttpReply | None]:
+        """Return the rights of the user, None without users; or why there are none."""
+        headers = values_of(self.requestHeaders, "Authorization")
+        peer: Any = self.client
+        host = str(getattr(peer, "host", peer))
+        try:
+            rights = access.log_in(host, headers[0] if len(headers) == 1 else None)
+            if rights is not None and self.path == LOGOUT:
+                raise LoginFailed("you are logged out", hint="log in again, or leave the page")
+        except LoginFailed as failed:
+            self.responseHeaders.setRawHeaders(
+                "WWW-Authenticate", ['Basic realm="txmq", charset="UTF-8"', 'Bearer realm="txmq"']
+            )
+            return None, error_reply(401, "LoginFailed", failed.message, failed.hint)
+        except Throttled as throttled:
+            wait_s = max(1, ceil(throttled.retry_after_s))
+            return None, _throttled(throttled.message, throttled.hint, wait_s)
+        return rights, None
 
     def _begin_work(self, factory: AdminFactory, user: str | None) -> bool:
         """Count a request of a user until its reply. False = the user has too many."""
@@ -261,21 +176,6 @@ class AdminRequest(Request):
             if not counts[user]:
                 del counts[user]
 
-    def _log_in(self, access: HttpAccess) -> object | None:
-        headers = self._fields("Authorization")
-        peer: Any = self.client
-        rights = access.log_in(
-            str(getattr(peer, "host", peer)), headers[0] if len(headers) == 1 else None
-        )
-        if rights is not None and self.path == LOGOUT:
-            raise LoginFailed("you are logged out", hint="log in again, or leave the page")
-        return rights
-
-    def _fields(self, name: str) -> list[str]:
-        """Return the values of a header: any bytes, as HTTP has them."""
-        values = self.requestHeaders.getRawHeaders(name.encode(), [])
-        return [value.decode("latin-1") for value in values]
-
     def _form(self) -> HttpForm:
         content: Any = self.content
         part = self.requestHeaders.hasHeader(PART_HEADER)
@@ -285,61 +185,6 @@ class AdminRequest(Request):
             return cookies.get(name.encode(), b"").decode("latin-1")
 
         return HttpForm(self.path.decode("latin-1"), content.read(), cookie, part)
-
-    def _check(self, access: HttpAccess, *, is_form: bool) -> HttpReply | None:
-        hosts = self._fields("Host")
-        if len(hosts) != 1 or not is_known_host(hosts[0], access.hosts):
-            return error_reply(
-                421,
-                "WrongHost",
-                "the Host header does not name this machine",
-                "use 127.0.0.1 or localhost",
-            )
-        schemes = {access.scheme}
-        if not is_known_host(hosts[0], ()):  # a name of the settings: perhaps of a proxy with TLS
-            schemes.add("https")
-        origins = self._fields("Origin")
-        if any(origin not in {f"{one}://{hosts[0]}" for one in schemes} for origin in origins):
-            return error_reply(403, "WrongOrigin", "requests from other origins are refused")
-        if is_form:
-            return self._check_form()
-        if self._is_loaded_by_another_site():
-            message = "pages of other sites load nothing of the console"
-            return error_reply(403, "WrongOrigin", message, "open the console itself")
-        if self.method not in (b"GET", b"HEAD"):
-            self.responseHeaders.setRawHeaders("Allow", ["GET, HEAD"])
-            return error_reply(
-                405,
-                "ReadOnly",
-                "only forms of the console change anything",
-                "use the console, or the command line: txmq --help",
-            )
-        return None
-
-    def _is_loaded_by_another_site(self) -> bool:
-        """Return whether a page of another site loads this, as an image for instance:
-        the browser adds the reader's password, and a search costs the broker time. A
-        link to the console may be anywhere.
-        """
-        sites, modes, places = (
-            self._fields(f"Sec-Fetch-{name}") for name in ("Site", "Mode", "Dest")
-        )
-        is_link = modes == ["navigate"] and places == ["document"]
-        return any(site not in ("same-origin", "none") for site in sites) and not is_link
-
-    def _check_form(self) -> HttpReply | None:
-        headers = self.requestHeaders
-        sites = self._fields("Sec-Fetch-Site")
-        # of old browsers, one of the two; what is no browser has the command line
-        if any(site != "same-origin" for site in sites) or not (
-            sites or headers.hasHeader("Origin")
-        ):
-            message = "a form has to come from a page of this console"
-            return error_reply(403, "WrongOrigin", message, "use the console, or txmq --help")
-        types = self._fields("Content-Type")
-        if [one.partition(";")[0].strip().lower() for one in types] != [FORM]:
-            return error_reply(415, "BadRequest", "this is not a form", f"send {FORM}")
-        return None
 
     def _respond(self, reply: HttpReply | HttpStream) -> None:
         self._end_work()
@@ -371,13 +216,13 @@ class AdminRequest(Request):
         if self.method == b"HEAD":
             self.end()
             return
-        self.registerProducer(self._pressure, True)  # type: ignore[no-untyped-call] # Twisted's
+        self.registerProducer(self._backpressure, True)  # type: ignore[no-untyped-call] # Twisted's
         source.opened(self)
 
     @property
     def is_full(self) -> bool:
         """Return whether the client has not read what was sent."""
-        return self._pressure.paused
+        return self._backpressure.paused
 
     def end(self) -> None:
         """End the reply."""
@@ -397,13 +242,8 @@ class AdminRequest(Request):
         Request.connectionLost(self, reason)
 
 
-def is_known_host(host: str, known: Collection[str]) -> bool:
-    """Return whether a Host header names this machine, or one of the known names."""
-    match = HOST_HEADER.fullmatch(host)
-    if match is None:
-        return False
-    name = (match["bracketed"] or match["plain"]).lower()
-    return is_loopback(name) or name in known
+def _throttled(message: str, hint: str, wait_s: int) -> HttpReply:
+    return error_reply(429, "Throttled", message, hint, {"Retry-After": str(wait_s)})
 
 
 class AdminChannel(HTTPChannel):

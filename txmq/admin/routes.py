@@ -13,7 +13,7 @@ from txmq.admin.numbers import is_whole_number
 from txmq.errors import RemoteProtocolError
 
 if TYPE_CHECKING:
-    from txmq.admin.http import Query
+    from txmq.admin.http_values import Query
 
 PREFIX = "/api/v1/"
 ANY_NAME = "*"

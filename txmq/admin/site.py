@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING
 
 from txmq.admin.console.page import Refused
 from txmq.admin.console.site import Console
-from txmq.admin.http import HttpForm, HttpReply, Query, Respond, error_reply, json_reply
+from txmq.admin.http_values import (
+    HttpForm,
+    HttpReply,
+    Query,
+    Respond,
+    error_reply,
+    json_reply,
+)
 from txmq.admin.metrics import CONTENT_TYPE, Metrics
 from txmq.admin.partition_metrics import PartitionMetrics
 from txmq.admin.routes import PREFIX, call_of, one_of_each
@@ -45,9 +52,7 @@ class AdminSite:
         """Make ready what the first requests need, in a thread of its own."""
         self._console.prepare()
 
-    def handle(
-        self, path: str, query: Query, respond: Respond, rights: Rights | None = None
-    ) -> None:
+    def handle(self, path: str, query: Query, respond: Respond, rights: Rights | None) -> None:
         """Answer one GET request, by the rights of a user where there are users."""
         try:
             if rights is not None and path.startswith("/metrics"):

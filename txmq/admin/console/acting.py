@@ -21,7 +21,7 @@ from txmq.model.message_diff import Version, diff
 
 if TYPE_CHECKING:
     from txmq.admin.console.forgery import Forgery
-    from txmq.admin.http import HttpForm
+    from txmq.admin.http_values import HttpForm
     from txmq.broker.access.guard import Rights
     from txmq.broker.service import BrokerParts
 

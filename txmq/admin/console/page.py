@@ -39,7 +39,7 @@ from txmq.core.events.outcome import Rejected
 from txmq.errors import RemoteProtocolError, TxmqError
 
 if TYPE_CHECKING:
-    from txmq.admin.http import Query
+    from txmq.admin.http_values import Query
     from txmq.broker.access.guard import Rights
     from txmq.broker.service import BrokerParts
     from txmq.model.access import Need

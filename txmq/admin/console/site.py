@@ -20,7 +20,7 @@ from txmq.admin.console.forgery import Forgery
 from txmq.admin.console.page import NO_ANSWER, Page, Reader, Refused, View
 from txmq.admin.console.rendering import RenderQueue, Templates
 from txmq.admin.console.streams import Streams
-from txmq.admin.http import HttpReply, HttpStream, json_reply
+from txmq.admin.http_values import HttpReply, HttpStream, json_reply
 from txmq.errors import NotPermitted, RemoteProtocolError, TxmqError
 from txmq.version import __version__
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from twisted.python.failure import Failure
 
-    from txmq.admin.http import HttpForm, Query, Respond
+    from txmq.admin.http_values import HttpForm, Query, Respond
     from txmq.broker.access.guard import Rights
     from txmq.broker.service import BrokerParts
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from txmq.admin.http import Sink
+    from txmq.admin.http_values import Sink
     from txmq.broker.reactor.interfaces import Clock, Timer
 
 PERIOD_S = 2.0  # between the end of one rendering and the begin of the next
