@@ -104,7 +104,7 @@ class ConsoleInMemory:
         """Return cookie and token of a page."""
         cookie = self.get("/", user).header("Set-Cookie").partition(";")[0]
         console: Any = self.factory.act.__self__._console
-        return cookie, console._forgery.token(user or None)
+        return cookie, console._csrf.token(user or None)
 
     def act(self, call: str, user: str = "", *, sure: bool = True, **fields: object) -> Reply:
         """Send a form as a page of the console does."""

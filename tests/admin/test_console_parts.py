@@ -21,7 +21,7 @@ from twisted.python.failure import Failure
 from tests.admin.console_support import ConsoleInMemory
 from txmq.admin.console.charts import HEIGHT, POINTS, chart, since_known
 from txmq.admin.console.listing import MAX_CALLS, SCANNED, by_name
-from txmq.admin.console.page import ANSWER_S, Reader, Refused
+from txmq.admin.console.page import ANSWER_S, PageRequest, Refused
 from txmq.admin.console.registry import PAGES, find
 from txmq.admin.console.rendering import RenderQueue, Templates, number, size, span_us, visible
 from txmq.admin.console.streams import (
@@ -109,7 +109,7 @@ class Tab:
 
 
 class Parts:
-    """A live part that the test changes; None = its reader may not see it any more."""
+    """A live part that the test changes; None = its viewer may not see it any more."""
 
     def __init__(self) -> None:
         self.text: bytes | None = b"one\ntwo"
@@ -198,8 +198,8 @@ def test_the_connection_of_a_stream_that_nobody_reads_ends_too() -> None:
     assert transport.disconnected
 
 
-class ListReader:
-    """A reader of a list of 12,000 names, by pages."""
+class ListRequest:
+    """A request for a list of 12,000 names, by pages."""
 
     def __init__(self, limit: int = 50, **query: str) -> None:
         self.limit, self.query, self.calls = limit, query, 0
@@ -215,25 +215,25 @@ class ListReader:
         return {call: rows, "next": rows[-1]["name"] if len(found) > limit else None}
 
 
-def page(reader: Any) -> Any:
-    return asyncio.run(by_name(reader, "topics", "topics", "name"))
+def page(request: Any) -> Any:
+    return asyncio.run(by_name(request, "topics", "topics", "name"))
 
 
 def test_a_list_of_thousands_goes_on_from_page_to_page() -> None:
-    first = page(ListReader())
+    first = page(ListRequest())
     assert (len(first.rows), first.following) == (50, "t-00049")
-    second = page(ListReader(after=first.following))
+    second = page(ListRequest(after=first.following))
     assert second.rows[0]["name"] == "t-00050"
-    assert page(ListReader(after="t-11990")).following is None
+    assert page(ListRequest(after="t-11990")).following is None
 
 
 def test_a_name_that_is_rare_is_sought_in_bounded_steps() -> None:
-    sought = ListReader(q="T-11999")
+    sought = ListRequest(q="T-11999")
     found = page(sought)
     assert (found.rows, found.looked, sought.calls) == ([], SCANNED * MAX_CALLS, MAX_CALLS)
-    later = page(ListReader(q="T-11999", after="t-09999"))
+    later = page(ListRequest(q="T-11999", after="t-09999"))
     assert ([row["name"] for row in later.rows], later.following) == (["t-11999"], None)
-    some = page(ListReader(limit=2, q="-0010"))
+    some = page(ListRequest(limit=2, q="-0010"))
     assert ([row["name"] for row in some.rows], some.following) == (
         ["t-00100", "t-00101"],
         "t-00101",
@@ -244,7 +244,7 @@ def test_a_broker_that_does_not_answer_is_an_error_with_a_way_out() -> None:
     clock, late = Clock(), list[Callable[[object], None]]()
     calls = SimpleNamespace(ask=lambda _call, _args, answer, *_more: late.append(answer))
     parts: Any = SimpleNamespace(reactor=clock, calls=calls)
-    waiting = Deferred.fromCoroutine(Reader(parts, None, "", (), {}).ask("broker.show"))
+    waiting = Deferred.fromCoroutine(PageRequest(parts, None, "", (), {}).ask("broker.show"))
     failures = list[Failure]()
     waiting.addErrback(failures.append)
     clock.advance(ANSWER_S)
@@ -399,7 +399,7 @@ def test_numbers_sizes_and_spans_are_for_people() -> None:
 def test_templates_escape_after_making_signs_visible() -> None:
     templates = Templates(lambda: 10 * SECOND)
     error = Refused("<b>", "\x1b<script>", "'\"")
-    html = "".join(templates.live("error.html", {"error": error, "root": "./", "reader": None}))
+    html = "".join(templates.live("error.html", {"error": error, "root": "./", "request": None}))
     assert "&lt;b&gt;" in html
     assert "␛&lt;script&gt;" in html
     assert isinstance(Markup(html), str)
@@ -452,13 +452,13 @@ def test_the_calls_of_a_page_that_take_long_are_made_in_turns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     console = ConsoleInMemory()
-    reader = Reader(console.parts, None, "", (), {})
+    request = PageRequest(console.parts, None, "", (), {})
     replies: list[object] = []
     clock = console.broker.clock
 
     async def page() -> None:
         for call in ("broker.alarms", "broker.show", "broker.stats"):
-            reply = await reader.ask(call)
+            reply = await request.ask(call)
             replies.append(reply)
 
     ticks = iter(range(1 << 20))

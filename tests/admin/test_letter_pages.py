@@ -13,7 +13,7 @@ import pytest
 from tests.admin.console_support import ConsoleInMemory
 from tests.broker.access.support import VERIFIER
 from tests.broker.calls.test_letter_calls import Office
-from txmq.admin.console import acting, life
+from txmq.admin.console import forms, life
 from txmq.broker.calls import letters as letter_calls
 from txmq.core.events.outcome import Rejected
 from txmq.core.users import SetUser
@@ -136,7 +136,7 @@ def test_letters_are_delivered_again_one_by_one_and_all_that_match(
 
 
 def test_an_action_on_very_many_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acting, "GO_ON_S", 0.0)
+    monkeypatch.setattr(forms, "SELECTION_S", 0.0)
     monkeypatch.setattr(letter_calls, "MAX_LETTERS", 3)
     office = Office(5)
     office.broker.start()

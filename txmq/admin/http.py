@@ -269,7 +269,7 @@ class AdminChannel(HTTPChannel):
     def connectionMade(self) -> None:
         factory: Any = self.factory
         factory.channels[self] = None
-        # an event stream writes little, and would not notice that its reader is gone
+        # an event stream writes little, and would not notice that its viewer is gone
         if (handle := getattr(self.transport, "getHandle", None)) is not None:  # a socket's
             notice_lost_peer(handle(), socket)
         HTTPChannel.connectionMade(self)

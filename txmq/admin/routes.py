@@ -9,14 +9,13 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
-from txmq.admin.numbers import is_whole_number
+from txmq.admin.addresses import ANY_NAME, fits, is_whole_number
 from txmq.errors import RemoteProtocolError
 
 if TYPE_CHECKING:
     from txmq.admin.http_values import Query
 
 PREFIX = "/api/v1/"
-ANY_NAME = "*"
 MAX_ROWS = 500  # per reply: the broker's thread reads each dead letter from the log
 
 
@@ -102,9 +101,7 @@ def call_of(path: str, query: Query) -> ApiCall | None:
     """
     parts = path.removeprefix(PREFIX).split("/")
     for pattern, route in ROUTES.items():
-        if len(pattern) == len(parts) and all(
-            p in (ANY_NAME, part) for p, part in zip(pattern, parts, strict=True)
-        ):
+        if fits(pattern, parts):
             name = {route.argument: unquote(parts[1])} if route.argument else {}
             return ApiCall(route.call, {**route.fixed, **name, **_arguments(route, query)})
     return None

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import isfinite, nan
 from typing import Any, NamedTuple
 
-from txmq.admin.numbers import is_whole_number
+from txmq.admin.addresses import is_whole_number
 from txmq.errors import LocalProtocolError
 from txmq.model.letter_filter import parse_filter
 from txmq.wire.calls.registry import CALLS

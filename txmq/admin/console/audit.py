@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from txmq.admin.console.page import Page, Reader, View
-from txmq.admin.console.topics import time_of
+from txmq.admin.console.page import Page, PageRequest, View
 
 
-async def audit(reader: Reader) -> View:
+async def audit(request: PageRequest) -> View:
     """List what operators did, the newest first."""
-    texts = {name: reader.text(name) or None for name in ("operator", "call", "about", "topic")}
-    reply = await reader.ask(
+    texts = {name: request.text(name) or None for name in ("operator", "call", "about", "topic")}
+    reply = await request.ask(
         "audit.list",
         **texts,
-        start=time_of(reader, "start"),
-        end=time_of(reader, "end"),
-        after=reader.number("after"),
+        start=request.time("start"),
+        end=request.time("end"),
+        after=request.number("after"),
         newest=True,
-        limit=reader.limit,
+        limit=request.limit,
     )
     return View("audit.html", {"reply": reply, "filtered": any(texts.values())})
 

@@ -7,6 +7,7 @@ What is shown is bounded, whatever a body is; nothing here raises.
 from __future__ import annotations
 
 import json
+from base64 import b64decode
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
@@ -71,6 +72,16 @@ def decode(
         return found._replace(note=note)
     except Exception as error:  # noqa: BLE001  # whatever a body makes of a library
         return _hex(body, f"it cannot be decoded: {type(error).__name__}")
+
+
+def decode_message(row: Mapping[str, Any], schema: str = "") -> Decoded | None:
+    """Return the body of a message as a call gives it; None = the call gives none,
+    because it is hidden or damaged.
+    """
+    if row.get("body") is None:
+        return None
+    headers = row.get("headers") or {}
+    return decode(b64decode(row["body"]), headers.get(CONTENT_TYPE, ""), schema, headers)
 
 
 def _decoded(body: bytes, kind: str, headers: Mapping[str, str]) -> Decoded:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from txmq.model.units import SECOND
 
 if TYPE_CHECKING:
-    from txmq.admin.console.page import Reader
+    from txmq.admin.console.page import PageRequest
 
 WIDTH, HEIGHT = 240, 60  # units of a chart; the page stretches it
 LEAST = 12  # values of a chart
@@ -81,11 +81,11 @@ def _runs(values: Sequence[Value]) -> Iterator[tuple[int, list[float]]]:
 
 
 async def charts(
-    reader: Reader, wanted: Sequence[tuple[str, str, str]], span: str
+    request: PageRequest, wanted: Sequence[tuple[str, str, str]], span: str
 ) -> list[NamedChart]:
     """Return charts of series that the broker keeps by itself."""
     names = [name for name, _title, _unit in wanted]
-    reply = await reader.ask("broker.series", names=names, span=span)
+    reply = await request.ask("broker.series", names=names, span=span)
     found: list[NamedChart] = []
     for name, title, unit in wanted:
         values = since_known(reply["series"].get(name, ()))

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from txmq.admin.console.charts import charts
 from txmq.admin.console.listing import by_name
-from txmq.admin.console.page import Page, Reader, Refused, View
-from txmq.admin.console.topics import time_of
+from txmq.admin.console.page import Page, PageRequest, Refused, View
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,26 +16,26 @@ CHARTS = {"lag": "Lag", "letters": "Dead letters"}
 TIMES = {"lease_us", "session_us", "consume_timeout_us"}
 
 
-async def groups(reader: Reader) -> View:
+async def groups(request: PageRequest) -> View:
     """List the groups."""
-    return View("groups.html", {"found": await by_name(reader, "group.list", "groups", "group")})
+    return View("groups.html", {"found": await by_name(request, "group.list", "groups", "group")})
 
 
-async def group(reader: Reader) -> View:
+async def group(request: PageRequest) -> View:
     """Show a group: members, positions with lag and reason, fenced keys, settings."""
-    [name] = reader.names
-    shown = await reader.ask("group.show", group=name)
-    first = min(reader.number("from", 0) or 0, len(shown["positions"]))
+    [name] = request.names
+    shown = await request.ask("group.show", group=name)
+    first = min(request.number("from", 0) or 0, len(shown["positions"]))
     rows = _stuck_first(shown["positions"])[first : first + POSITIONS]
     series = [(f"group:{name}:{what}", title, "count") for what, title in CHARTS.items()]
-    shows_charts = reader.may("broker.series", names=[], span="hour").allowed
+    shows_charts = request.may("broker.series", names=[], span="hour").allowed
     settings = {key: value for key, value in shown["settings"].items() if key != "retry"}
     return View(
         "group.html",
         {
             "group": shown,
             "rows": rows,
-            "charts": await charts(reader, series, "hour") if shows_charts else [],
+            "charts": await charts(request, series, "hour") if shows_charts else [],
             "following": first + POSITIONS if first + POSITIONS < len(shown["positions"]) else None,
             "settings": settings,
             "retry": shown["settings"]["retry"],
@@ -53,14 +52,14 @@ def _stuck_first(positions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     )
 
 
-async def reset(reader: Reader) -> View:
+async def reset(request: PageRequest) -> View:
     """Choose another position, and see what the reset would do before it is done."""
-    [name] = reader.names
-    shown = await reader.ask("group.show", group=name)
-    args = _reset_args(reader, name)
+    [name] = request.names
+    shown = await request.ask("group.show", group=name)
+    args = _reset_args(request, name)
     preview = None
     if args is not None:
-        preview = await reader.ask("group.reset", **args, dry_run=True)
+        preview = await request.ask("group.reset", **args, dry_run=True)
     wanted = args or {"group": name, "topic": "t", "to": "first"}
     return View(
         "reset.html",
@@ -68,28 +67,28 @@ async def reset(reader: Reader) -> View:
             "group": shown,
             "fields": None if args is None else _fields(args),
             "preview": preview,
-            "may_reset": reader.may("group.reset", **wanted),
+            "may_reset": request.may("group.reset", **wanted),
         },
     )
 
 
-def _reset_args(reader: Reader, name: str) -> dict[str, Any] | None:
+def _reset_args(request: PageRequest, name: str) -> dict[str, Any] | None:
     """Return the arguments that the query asks for; None = nothing was chosen yet."""
-    topic = reader.text("topic")
+    topic = request.text("topic")
     if not topic:
         return None
-    to: object = reader.text("to") or "first"
+    to: object = request.text("to") or "first"
     if to == "time":
-        to = time_of(reader, "at")
+        to = request.time("at")
         if to is None:
             raise Refused("BadRequest", "no time is given", "give one, in UTC", 400)
     elif to == "offset":
-        partition, offset = reader.number("partition"), reader.number("offset")
+        partition, offset = request.number("partition"), request.number("offset")
         if partition is None or offset is None:
             raise Refused("BadRequest", "partition or offset is missing", "give both", 400)
         to = {partition: offset}
     args = {"group": name, "topic": topic, "to": to}
-    return args | ({"reprocess": True} if reader.text("reprocess") else {})
+    return args | ({"reprocess": True} if request.text("reprocess") else {})
 
 
 def _fields(args: dict[str, Any]) -> dict[str, Any]:

@@ -1,55 +1,46 @@
 """Pages of dead letters: groups that have some, the letters of one group by a filter,
-one letter with its whole life, and its edit.
+one letter with its whole life, and the form that edits it.
 """
 
 from __future__ import annotations
 
 from base64 import b64decode
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from txmq.admin.console.bodies import CONTENT_TYPE, Decoded, decode
+from txmq.admin.console.bodies import Decoded, decode_message
 from txmq.admin.console.life import life_of
-from txmq.admin.console.page import Page, Reader, Refused, View
-from txmq.admin.numbers import is_whole_number
-from txmq.model.letter_filter import (
-    FIELDS,
-    STATES,
-    InvalidFilter,
-    LetterFilter,
-    Unfinished,
-    format_filter,
-    parse_filter,
-    unfinished,
-)
+from txmq.admin.console.listing import MAX_CALLS, SCANNED
+from txmq.admin.console.page import Page, PageRequest, Refused, View
+from txmq.admin.addresses import is_whole_number
+from txmq.model.letter_filter import InvalidFilter, LetterFilter, format_filter, parse_filter
 from txmq.model.units import MILLISECOND
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-SCANNED = 500  # groups of one call
-MAX_CALLS = 10
 MAX_GROUPS = 200  # with letters, on one page
 MAX_ERRORS = 25  # groups of letters with one fingerprint
 MAX_SCANS = 8  # calls for one page, where few letters fit
 SCAN = 250 * MILLISECOND  # after which a page has what was found, and goes on behind it
 MAX_SAVED = 100
-MAX_OFFERS = 50
+MAX_MEMBERS = 50  # that are named for a trial
 AGES = ("1h", "1d", "7d", "30d", "older")
 COUNTED = {"states", "topic", "error_type", "fingerprint"}  # counted without a search
 EDITABLE = ("text", "json", "cloudevent")  # kinds of bodies that can be edited as a text
 
 
-async def groups(reader: Reader) -> View:
+async def groups(request: PageRequest) -> View:
     """List the groups that have dead letters, those with the most first; or the
     letters of a filter that names a group.
     """
     wrong: InvalidFilter | None = None
-    if written := reader.text("filter"):
+    if written := request.text("filter"):
         try:
-            if group := parse_filter(written, reader.now).group:
-                reader.names = (group,)
-                return await letters(reader)
+            if group := parse_filter(written, request.now).group:
+                request.names = (group,)
+                return await letters(request)
             message = "this filter names no group"
             wrong = InvalidFilter(message, written, 0, hint="begin with group:NAME")
         except InvalidFilter as error:
@@ -57,40 +48,47 @@ async def groups(reader: Reader) -> View:
     found: list[dict[str, Any]] = []
     after, looked = "", 0
     for _ in range(MAX_CALLS):
-        reply = await reader.ask("group.list", after=after, limit=SCANNED)
+        reply = await request.ask("group.list", after=after, limit=SCANNED)
         looked += len(reply["groups"])
         found += [one for one in reply["groups"] if one["letters"]]
         after = reply["next"] or ""
         if not after:
             break
     found.sort(key=lambda one: (-one["letters"], one["group"]))
-    values: dict[str, Any] = {"rows": found[:MAX_GROUPS], "count": len(found), "looked": looked}
-    values["wrong"] = wrong
-    return View("letter_groups.html", values | {"more": bool(after)})
+    return View(
+        "letter_groups.html",
+        {
+            "rows": found[:MAX_GROUPS],
+            "count": len(found),
+            "looked": looked,
+            "wrong": wrong,
+            "more": bool(after),
+        },
+    )
 
 
-async def letters(reader: Reader) -> View:
+async def letters(request: PageRequest) -> View:
     """Show the letters of a group that a filter selects, by fingerprint and in a
     list.
     """
-    [group] = reader.names
-    written = reader.text("filter")
+    [group] = request.names
+    written = request.text("filter")
     wrong: InvalidFilter | None = None
     wanted = LetterFilter(None, {})
     try:
-        wanted = _of_group(parse_filter(written, reader.now), group, written)
+        wanted = _of_group(parse_filter(written, request.now), group, written)
     except InvalidFilter as error:
         wrong = error
     select = wanted.select
     reply: dict[str, Any] = {"letters": [], "next": None, "scanned": 0}
     counted: dict[str, Any] | None = None
     if wrong is None:
-        reply = await _page(reader, group, select)
-        if not reader.text("cursor") and (select.keys() <= COUNTED or reader.text("count")):
-            counted = await reader.ask("dlq.stats", group=group, select=select, keys=False)
+        reply = await _page(request, group, select)
+        if not request.text("cursor") and (select.keys() <= COUNTED or request.text("count")):
+            counted = await request.ask("dlq.stats", group=group, select=select, keys=False)
     saved: dict[str, Any] = {"selections": []}
-    if reader.may("dlq.saved").allowed:
-        saved = await reader.ask("dlq.saved", limit=MAX_SAVED)
+    if request.may("dlq.saved").allowed:
+        saved = await request.ask("dlq.saved", limit=MAX_SAVED)
     errors = [] if counted is None else counted["fingerprints"]
     return View(
         "letters.html",
@@ -109,7 +107,7 @@ async def letters(reader: Reader) -> View:
                 for one in saved["selections"]
             ],
             "link": _with(select),
-            "plan": _plan_name(group, reader.now),
+            "plan": _plan_name(group, request.now),
         },
     )
 
@@ -123,18 +121,18 @@ def _of_group(wanted: LetterFilter, group: str, written: str) -> LetterFilter:
     return wanted
 
 
-async def _page(reader: Reader, group: str, select: dict[str, Any]) -> dict[str, Any]:
+async def _page(request: PageRequest, group: str, select: dict[str, Any]) -> dict[str, Any]:
     """Return a page of letters, without bodies: several calls, where few fit."""
     found: list[dict[str, Any]] = []
-    cursor: str | None = reader.text("cursor") or None
-    scanned, began = 0, reader.now
+    cursor: str | None = request.text("cursor") or None
+    scanned, began = 0, request.now
     for _ in range(MAX_SCANS):
-        args = {"group": group, "select": select, "limit": reader.limit - len(found)}
-        reply = await reader.ask("dlq.list", **args, **({"cursor": cursor} if cursor else {}))
+        args = {"group": group, "select": select, "limit": request.limit - len(found)}
+        reply = await request.ask("dlq.list", **args, **({"cursor": cursor} if cursor else {}))
         found += reply["letters"]
         scanned += reply["scanned"]
         cursor = reply["next"]
-        if cursor is None or len(found) >= reader.limit or reader.now - began > SCAN:
+        if cursor is None or len(found) >= request.limit or request.now - began > SCAN:
             break
     return {"letters": found, "next": cursor, "scanned": scanned}
 
@@ -168,14 +166,14 @@ def _plan_name(group: str, now: int) -> str:
     return f"{group.replace('@', '-')[:80]}-{now // 1_000_000 % 10_000_000}"
 
 
-async def letter(reader: Reader) -> View:
+async def letter(request: PageRequest) -> View:
     """Show one letter: its message, its errors, and all that became of it."""
-    place = _place(reader)
-    shown, may_read = await _letter(reader, place)
-    decoded = await _decoded(reader, shown)
+    place = _place(request)
+    shown, may_read = await _letter(request, place)
+    decoded = await _decoded(request, shown)
     at = f"{place['topic']}/{place['partition']}/{place['offset']}"
-    events = await life_of(reader, shown)
-    may_life = reader.may(
+    events = await life_of(request, shown)
+    may_life = request.may(
         "message.life", topic=shown["topic"], partition=shown["partition"], offset=shown["offset"]
     )
     return View(
@@ -189,16 +187,16 @@ async def letter(reader: Reader) -> View:
             "events": events,
             "is_open": shown["state"] in ("open", "dead")
             and not (shown["reserved_by"] or shown["plan"]),
-            "members": await _members(reader, shown["group"]),
+            "members": await _members(request, shown["group"]),
         },
     )
 
 
-async def edit(reader: Reader) -> View:
+async def edit(request: PageRequest) -> View:
     """Edit the body and the headers of a letter. The diff is shown before it acts."""
-    place = _place(reader)
-    shown, may_read = await _letter(reader, place)
-    decoded = await _decoded(reader, shown)
+    place = _place(request)
+    shown, may_read = await _letter(request, place)
+    decoded = await _decoded(request, shown)
     body = None
     if decoded is not None and decoded.kind in EDITABLE and not decoded.cut:
         text = b64decode(shown["body"]).decode(errors="replace")
@@ -210,80 +208,36 @@ async def edit(reader: Reader) -> View:
     )
 
 
-def _place(reader: Reader) -> dict[str, Any]:
-    group, topic, *numbers = reader.names
+def _place(request: PageRequest) -> dict[str, Any]:
+    group, topic, *numbers = request.names
     if not all(map(is_whole_number, numbers)):
         raise Refused("BadRequest", "a letter's place is TOPIC/PARTITION/OFFSET", "", 400)
     partition, offset = map(int, numbers)
     return {"group": group, "topic": topic, "partition": partition, "offset": offset}
 
 
-async def _letter(reader: Reader, place: dict[str, Any]) -> tuple[dict[str, Any], Any]:
-    may_read = reader.may("dlq.show", **place, bodies=True)
+async def _letter(request: PageRequest, place: dict[str, Any]) -> tuple[dict[str, Any], Any]:
+    may_read = request.may("dlq.show", **place, bodies=True)
     bodies = {"bodies": True} if may_read.allowed else {}
-    return await reader.ask("dlq.show", **place, **bodies), may_read
+    return await request.ask("dlq.show", **place, **bodies), may_read
 
 
-async def _decoded(reader: Reader, shown: dict[str, Any]) -> Decoded | None:
+async def _decoded(request: PageRequest, shown: dict[str, Any]) -> Decoded | None:
     """Return the body of a letter; None = it is hidden, or damaged."""
-    if shown.get("body") is None:
-        return None
     schema = ""
-    if reader.may("topic.show", name=shown["topic"]).allowed:
-        try:
-            schema = (await reader.ask("topic.show", name=shown["topic"])).get("schema") or ""
-        except Refused:  # the topic was deleted
-            schema = ""
-    headers = shown.get("headers") or {}
-    return decode(b64decode(shown["body"]), headers.get(CONTENT_TYPE, ""), schema, headers)
+    has_body = shown.get("body") is not None
+    if has_body and request.may("topic.show", name=shown["topic"]).allowed:
+        with suppress(Refused):  # the topic was deleted
+            schema = (await request.ask("topic.show", name=shown["topic"])).get("schema") or ""
+    return decode_message(shown, schema)
 
 
-async def _members(reader: Reader, group: str) -> list[str]:
+async def _members(request: PageRequest, group: str) -> list[str]:
     """Return members that could try a letter."""
-    if not reader.may("group.show", group=group).allowed:
+    if not request.may("group.show", group=group).allowed:
         return []
-    shown = await reader.ask("group.show", group=group)
-    return [one["member"] for one in shown["member_list"][:MAX_OFFERS]]
-
-
-async def offers(reader: Reader) -> list[str]:
-    """Return texts to which a filter that is being typed may be completed."""
-    written = reader.text("filter")
-    typed = unfinished(written, reader.number("at", len(written)) or 0)
-    names = await _names(reader, typed)
-    ends = ":" if typed.field is None else " "
-    begun = typed.begun.lower()
-    fitting = [one for one in names if begun in one.lower() and one.lower() != begun]
-    head = written[: typed.start]
-    return [
-        head + (one + ends if typed.field is None else _quoted(one)) for one in fitting[:MAX_OFFERS]
-    ]
-
-
-def _quoted(value: str) -> str:
-    return format_filter({"key": value}).removeprefix("key:")
-
-
-async def _names(reader: Reader, typed: Unfinished) -> list[str]:
-    group = reader.text("group")
-    match typed.field:
-        case None:
-            return list(FIELDS)
-        case "state":
-            return [*STATES, "any"]
-        case "group":
-            reply = await reader.ask("group.list", limit=SCANNED)
-            return [one["group"] for one in reply["groups"]]
-        case "age":
-            return ["1h", "1d", "7d"]
-        case "error" | "fingerprint" | "topic" if group:
-            field = {"error": "by_error_type", "topic": "by_topic"}.get(
-                typed.field, "by_fingerprint"
-            )
-            every = {"states": list(STATES)}
-            counted = await reader.ask("dlq.stats", group=group, select=every, keys=False)
-            return [str(name) for name in counted[field]]
-    return []
+    shown = await request.ask("group.show", group=group)
+    return [one["member"] for one in shown["member_list"][:MAX_MEMBERS]]
 
 
 def path_of(group: str, at: Iterable[object]) -> str:

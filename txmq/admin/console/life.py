@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq import errors
-from txmq.admin.console.page import Reader, Refused
+from txmq.admin.console.page import PageRequest, Refused
 from txmq.client.protocol.call_steps import CallRun
 from txmq.client.protocol.life_events import events_of
 from txmq.client.protocol.lives import Trace, delivery_steps, life_steps, trace_steps
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 SEARCH_MS, DELIVERIES_MS = 200, 100  # of a page; who wants more asks for a thorough one
-MAX_THOROUGH = 4  # at a time: each takes seconds, and keeps a connection from other readers
+MAX_THOROUGH = 4  # at a time: each takes seconds, and keeps a connection from other viewers
 MAX_OF_USER = 2  # of these, where there are users
-_thorough: set[Reader] = set()  # readers of those under way
+_thorough: set[PageRequest] = set()  # viewers of those under way
 
 
 class PageTrace(NamedTuple):
@@ -36,42 +36,42 @@ class PageTrace(NamedTuple):
 
 
 async def trace_of(
-    reader: Reader, key: str | None, message: str | None, limit: int, *, thorough: bool
+    request: PageRequest, key: str | None, message: str | None, limit: int, *, thorough: bool
 ) -> PageTrace:
     """Return the life of a key, or of a message. Raises Refused.
 
     Without `thorough` it takes a bounded time, however large the log is.
     """
     if thorough:
-        own = sum(one.user == reader.user for one in _thorough)
-        if len(_thorough) >= MAX_THOROUGH or (reader.user is not None and own >= MAX_OF_USER):
+        own = sum(one.user == request.user for one in _thorough)
+        if len(_thorough) >= MAX_THOROUGH or (request.user is not None and own >= MAX_OF_USER):
             reason = f"{len(_thorough)} thorough traces are under way"
             raise Refused("Throttled", reason, "try again, or use: txmq trace", 429)
-        _thorough.add(reader)
+        _thorough.add(request)
         try:
-            trace = await _run(reader, trace_steps(key, message, limit))
+            trace = await _run(request, trace_steps(key, message, limit))
         finally:
-            _thorough.discard(reader)
+            _thorough.discard(request)
         return PageTrace(trace, "", _is_cut(trace.messages))
-    found, more, reached = await _search(reader, key, message, limit)
+    found, more, reached = await _search(request, key, message, limit)
     for one in found:
-        await _run(reader, life_steps(one))
-    await _run(reader, delivery_steps(found, replies=1, within_ms=DELIVERIES_MS))
+        await _run(request, life_steps(one))
+    await _run(request, delivery_steps(found, replies=1, within_ms=DELIVERIES_MS))
     return PageTrace(Trace(found, events_of(found), more), reached, _is_cut(found))
 
 
 async def _search(
-    reader: Reader, key: str | None, message: str | None, limit: int
+    request: PageRequest, key: str | None, message: str | None, limit: int
 ) -> tuple[list[dict[str, Any]], bool, str]:
     """Return the messages, whether there are more than the limit, and the topic where
     the search has stopped because its time was over.
     """
     found: list[dict[str, Any]] = []
     after: list[int] | None = None
-    began = reader.now
+    began = request.now
     while True:
-        left_ms = SEARCH_MS - (reader.now - began) // MILLISECOND
-        page = await reader.ask(
+        left_ms = SEARCH_MS - (request.now - began) // MILLISECOND
+        page = await request.ask(
             "message.search",
             key=key,
             id=message,
@@ -85,7 +85,7 @@ async def _search(
             return found[:limit], len(found) > limit, ""
         if len(found) >= limit:
             return found[:limit], True, ""
-        if reader.now - began >= SEARCH_MS * MILLISECOND:
+        if request.now - began >= SEARCH_MS * MILLISECOND:
             return found, False, page["at"]
 
 
@@ -94,30 +94,30 @@ def _is_cut(messages: list[dict[str, Any]]) -> bool:
     return any((life.get("deliveries_known") or {}).get("more") for life in lives)
 
 
-async def life_of(reader: Reader, message: dict[str, Any]) -> list[LifeEvent]:
+async def life_of(request: PageRequest, message: dict[str, Any]) -> list[LifeEvent]:
     """Return what became of a message that was shown; [] = it may not be seen."""
     place = {name: message[name] for name in ("topic", "partition", "offset")}
-    if not reader.may("message.life", **place).allowed:
+    if not request.may("message.life", **place).allowed:
         return []
     one = {**message, "state": "published"}
-    await _run(reader, life_steps(one))
-    await _run(reader, delivery_steps([one], replies=1, within_ms=DELIVERIES_MS))
+    await _run(request, life_steps(one))
+    await _run(request, delivery_steps([one], replies=1, within_ms=DELIVERIES_MS))
     return events_of([one])
 
 
-async def _run(reader: Reader, steps: CallSteps[Any]) -> Any:  # noqa: ANN401  # the steps' own
-    """Make the calls of some steps; the audit topic is left out for readers who may not
+async def _run(request: PageRequest, steps: CallSteps[Any]) -> Any:  # noqa: ANN401  # the steps' own
+    """Make the calls of some steps; the audit topic is left out for viewers who may not
     see it.
     """
     run = CallRun(steps)
-    may_audit = reader.may("audit.list").allowed
+    may_audit = request.may("audit.list").allowed
     while run.call is not None:
         name, args = run.call
         if name == "audit.list" and not may_audit:
             run.reply({"entries": []})
             continue
         try:
-            reply = await reader.ask(name, **args)
+            reply = await request.ask(name, **args)
         except Refused as refused:
             kind: Any = getattr(errors, refused.error, None)
             if not (isinstance(kind, type) and issubclass(kind, TxmqError)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from txmq.admin.console.page import Reader
+    from txmq.admin.console.page import PageRequest
 
 SCANNED = 500  # rows of one call, where names are sought
 MAX_CALLS = 10  # for one page
@@ -21,17 +21,17 @@ class Rows(NamedTuple):
     looked: int
 
 
-async def by_name(reader: Reader, call: str, field: str, name: str, **args: object) -> Rows:
+async def by_name(request: PageRequest, call: str, field: str, name: str, **args: object) -> Rows:
     """Return a page of the list that `call` gives in `field`, by the query's `q`.
 
     A text that is rare in a long list may need further pages: a page looks through at
     most `SCANNED` * `MAX_CALLS` rows.
     """
-    sought, after = reader.text("q").lower(), reader.text("after")
-    limit, found, looked = reader.limit, list[dict[str, Any]](), 0
+    sought, after = request.text("q").lower(), request.text("after")
+    limit, found, looked = request.limit, list[dict[str, Any]](), 0
     for _ in range(MAX_CALLS):
         most = SCANNED if sought else limit
-        reply = await reader.ask(call, after=after, limit=most, **args)
+        reply = await request.ask(call, after=after, limit=most, **args)
         for row in reply[field]:
             looked += 1
             if sought in row[name].lower():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from txmq.admin.console.charts import charts
-from txmq.admin.console.page import Page, Reader, View
+from txmq.admin.console.page import Page, PageRequest, View
 
 BUSIEST = 8  # topics and groups
 SPANS = {"hour": "an hour", "day": "a day"}
@@ -20,13 +20,13 @@ CHARTS = (
 )
 
 
-async def overview(reader: Reader) -> View:
+async def overview(request: PageRequest) -> View:
     """Show numbers, charts and alarms, and the busiest topics and groups."""
-    shown = await reader.ask("broker.show")
-    alarms = (await reader.ask("broker.alarms"))["alarms"]
-    stats = await reader.ask("broker.stats", limit=BUSIEST)
-    span = reader.text("span") if reader.text("span") in SPANS else "hour"
-    in_doubt = await reader.ask("tx.list", state="in-doubt", limit=5)
+    shown = await request.ask("broker.show")
+    alarms = (await request.ask("broker.alarms"))["alarms"]
+    stats = await request.ask("broker.stats", limit=BUSIEST)
+    span = request.text("span") if request.text("span") in SPANS else "hour"
+    in_doubt = await request.ask("tx.list", state="in-doubt", limit=5)
     return View(
         "overview.html",
         {
@@ -34,7 +34,7 @@ async def overview(reader: Reader) -> View:
             "raised": alarms,
             "stats": stats,
             "in_doubt": in_doubt["transactions"],
-            "charts": await charts(reader, CHARTS, span),
+            "charts": await charts(request, CHARTS, span),
             "span": span,
             "spans": SPANS,
         },

@@ -1,32 +1,33 @@
 """Pages of the console: their interface.
 
-A page is an async function of its reader. It asks the broker by control calls, as the
-command line does, with the reader's rights and the same bounds. It returns a template
-and the values that the template shows:
+A page is an async function of a request. It asks the broker by control calls, as the
+command line does, with the rights and bounds of the user who looks at it, its viewer.
+It returns a template and the values that the template shows:
 
-    async def topic(reader: Reader) -> View:
-        shown = await reader.ask("topic.show", name=reader.names[0])
-        may_delete = reader.may("topic.delete", name=reader.names[0])
+    async def topic(request: PageRequest) -> View:
+        shown = await request.ask("topic.show", name=request.names[0])
+        may_delete = request.may("topic.delete", name=request.names[0])
         return View("topic.html", {"topic": shown, "may_delete": may_delete})
 
     PAGES = (Page("topics/*", "Topic", topic),)
 
 A module of pages has `PAGES`; `registry` lists the modules. A `*` in the path stands
-for one name, which is in `reader.names`. `nav` and `key` put a page into the
+for one name, which is in `request.names`. `nav` and `key` put a page into the
 navigation: its text there, and the key that opens it behind `g`.
 
 The template extends `base.html` and fills the block `live`. With `live`, an event
 stream renders that block again every two seconds while somebody looks; it stands by
 itself, so macros come from `ui`, which all templates have. Links begin with `{{ root
-}}`, so that they hold behind a sub-path. A list shows `reader.limit` rows at most, and
+}}`, so that they hold behind a sub-path. A list shows `request.limit` rows at most, and
 links to the next page.
 
-`reader.ask` raises Refused, and the reader sees an error page with the broker's hint.
+`request.ask` raises Refused, and the viewer sees an error page with the broker's hint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlencode
 
@@ -34,9 +35,10 @@ from twisted.internet.defer import Deferred
 from twisted.internet.defer import TimeoutError as TimedOut
 
 from txmq.admin.console.actions import ACTIONS
-from txmq.admin.numbers import is_whole_number
+from txmq.admin.addresses import is_whole_number
 from txmq.core.events.outcome import Rejected
 from txmq.errors import RemoteProtocolError, TxmqError
+from txmq.model.units import SECOND
 
 if TYPE_CHECKING:
     from txmq.admin.http_values import Query
@@ -44,7 +46,6 @@ if TYPE_CHECKING:
     from txmq.broker.service import BrokerParts
     from txmq.model.access import Need
 
-ANY_NAME = "*"
 ROWS = 50  # of a list on one page
 MAX_ROWS = 200
 MAX_TEXT = 4_096  # of one value of a query
@@ -62,7 +63,7 @@ class View(NamedTuple):
 
 
 class Permission(NamedTuple):
-    """Whether the reader may do something; `why` says what is missing."""
+    """Whether the viewer may do something; `why` says what is missing."""
 
     allowed: bool
     why: str = ""
@@ -76,9 +77,10 @@ class Refused(TxmqError):
         self.error, self.status = error, status
 
 
-class Reader:
-    """Who looks at a page, and what for. `names` are those in the path; `root` leads
-    from the path to the console's own one.
+class PageRequest:
+    """A request for a page, with the rights of the viewer.
+
+    `names` are those in the path. `root` leads from the path to the console's own one.
     """
 
     def __init__(
@@ -122,6 +124,20 @@ class Reader:
             raise Refused("BadRequest", message, "use decimal digits", 400)
         return int(text)
 
+    def time(self, name: str) -> int | None:
+        """Return a time of the query, in UTC, as microseconds; None where it is empty.
+        A browser's field gives 2026-01-31T12:00. Raises Refused for others.
+        """
+        text = self.text(name)
+        if not text:
+            return None
+        try:
+            at = datetime.fromisoformat(text)
+        except ValueError:
+            message = f"{name}: {text[:64]!r} is not a time"
+            raise Refused("BadRequest", message, "use 2026-01-31T12:00", 400) from None
+        return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()) * SECOND
+
     @property
     def limit(self) -> int:
         """The rows of a list on this page."""
@@ -135,13 +151,13 @@ class Reader:
         return "?" + urlencode({name: value for name, value in changed.items() if value})
 
     def may(self, call: str, /, **args: object) -> Permission:
-        """Return whether the reader may make this call. Nothing is audited."""
+        """Return whether the viewer may make this call. Nothing is audited."""
         if self.rights is None:
             return Permission(True)
         return self._permission(self._parts.calls.missing(call, args, self.rights))
 
     def may_act(self, call: str, fields: Mapping[str, object]) -> Permission:
-        """Return whether the reader may send a form with these fields, as far as they
+        """Return whether the viewer may send a form with these fields, as far as they
         tell: what others may be added is judged when the form is sent.
         """
         if self.rights is None:
@@ -216,7 +232,7 @@ class Page(NamedTuple):
 
     path: str
     title: str
-    render: Callable[[Reader], Awaitable[View]]
+    render: Callable[[PageRequest], Coroutine[Any, Any, View]]
     nav: str = ""
     key: str = ""
     live: bool = True

@@ -6,7 +6,7 @@ from typing import Any
 
 from txmq.admin.console.letters import path_of
 from txmq.admin.console.listing import by_name
-from txmq.admin.console.page import Page, Reader, View
+from txmq.admin.console.page import Page, PageRequest, View
 from txmq.core.state.plans import PlanSettings
 from txmq.model.letter_filter import InvalidFilter, format_filter, parse_filter
 
@@ -14,7 +14,7 @@ OUTCOMES = ("planned", "delivered", "processed", "died_again", "skipped", "ended
 MAX_CHECKS = 20  # calls of one dry run; each judges up to 2,000 letters
 NUMBERS = ("checked", "edited", "fenced", "out_of_order", "would_replay", "invalid")
 KINDS = ("would_skip", "schema_mistakes")
-ACTIONS = {
+VERBS = {  # of a plan, by its state
     "building": ("freeze", "cancel"),
     "planned": ("approve", "start", "abandon", "cancel"),
     "canary": ("pause", "resume", "cancel"),
@@ -31,27 +31,27 @@ LABELS = {
 }  # fmt: skip
 
 
-async def plans(reader: Reader) -> View:
+async def plans(request: PageRequest) -> View:
     """List the plans."""
-    return View("plans.html", {"found": await by_name(reader, "plan.list", "plans", "name")})
+    return View("plans.html", {"found": await by_name(request, "plan.list", "plans", "name")})
 
 
-async def plan(reader: Reader) -> View:
+async def plan(request: PageRequest) -> View:
     """Show a plan: progress, outcomes, settings, and what can be done with it."""
-    [name] = reader.names
-    shown = await reader.ask("plan.show", name=name)
-    outcome = reader.text("outcome")
-    cursor = reader.text("cursor")
+    [name] = request.names
+    shown = await request.ask("plan.show", name=name)
+    outcome = request.text("outcome")
+    cursor = request.text("cursor")
     args: dict[str, Any] = {"outcome": outcome} if outcome in OUTCOMES else {}
-    page = await reader.ask(
+    page = await request.ask(
         "plan.letters",
         name=name,
-        limit=reader.limit,
+        limit=request.limit,
         **args,
         **({"cursor": cursor} if cursor else {}),
     )
     state = shown["state"]
-    acts = ACTIONS.get(state, ())
+    acts = VERBS.get(state, ())
     return View(
         "plan.html",
         {
@@ -70,15 +70,15 @@ def _path(group: str, row: dict[str, Any]) -> str:
     return path_of(group, (row["topic"], row["partition"], row["offset"]))
 
 
-async def check(reader: Reader) -> View:
+async def check(request: PageRequest) -> View:
     """Judge a plan's letters as of now: a dry run."""
-    [name] = reader.names
-    shown = await reader.ask("plan.show", name=name)
+    [name] = request.names
+    shown = await request.ask("plan.show", name=name)
     total: dict[str, Any] = dict.fromkeys(NUMBERS, 0) | {kind: {} for kind in KINDS}
     cursor: str | None = None
     for _ in range(MAX_CHECKS):
         args = {"cursor": cursor} if cursor else {}
-        reply = await reader.ask("plan.check", name=name, **args)
+        reply = await request.ask("plan.check", name=name, **args)
         for number in NUMBERS:
             total[number] += reply[number]
         for kind in KINDS:
@@ -90,15 +90,15 @@ async def check(reader: Reader) -> View:
     return View("plan_check.html", {"one": shown, "total": total, "more": cursor is not None})
 
 
-async def new(reader: Reader) -> View:
+async def new(request: PageRequest) -> View:
     """Make a plan: its letters, and how it puts them back."""
-    written, group = reader.text("filter"), reader.text("group")
+    written, group = request.text("filter"), request.text("group")
     counted, wrong = None, None
     try:
-        wanted = parse_filter(written, reader.now)
+        wanted = parse_filter(written, request.now)
         group = group or wanted.group or ""
         if group:
-            counted = await reader.ask("dlq.stats", group=group, select=wanted.select, keys=False)
+            counted = await request.ask("dlq.stats", group=group, select=wanted.select, keys=False)
     except InvalidFilter as error:
         wrong = error
     return View(
@@ -108,22 +108,22 @@ async def new(reader: Reader) -> View:
             "written": written,
             "counted": counted,
             "wrong": wrong,
-            "name": reader.text("name"),
+            "name": request.text("name"),
             "defaults": PlanSettings(),
         },
     )
 
 
-async def policies(reader: Reader) -> View:
+async def policies(request: PageRequest) -> View:
     """List the policies, by which plans begin by themselves."""
-    found = await by_name(reader, "policy.list", "policies", "group")
+    found = await by_name(request, "policy.list", "policies", "group")
     rows = [row | {"filter": format_filter(row["select"])} for row in found.rows]
     return View(
         "policies.html",
         {
             "found": found._replace(rows=rows),
-            "group": reader.text("group"),
-            "written": reader.text("filter"),
+            "group": request.text("group"),
+            "written": request.text("filter"),
             "defaults": PlanSettings(),
         },
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 from urllib.parse import unquote
 
+from txmq.admin.addresses import ANY_NAME, fits
 from txmq.admin.console import (
     audit,
     groups,
@@ -17,7 +18,7 @@ from txmq.admin.console import (
     transactions,
     users,
 )
-from txmq.admin.console.page import ANY_NAME, Page
+from txmq.admin.console.page import Page
 
 PAGES: tuple[Page, ...] = (
     *overview.PAGES,
@@ -47,9 +48,7 @@ def find(path: str) -> Found | None:
     parts = path.split("/")
     for page in PAGES:
         pattern = page.path.split("/")
-        if len(pattern) == len(parts) and all(
-            one in (ANY_NAME, part) for one, part in zip(pattern, parts, strict=True)
-        ):
+        if fits(pattern, parts):
             try:
                 names = tuple(
                     unquote(part, errors="strict")

@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import structlog
 from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup, escape
 
@@ -33,7 +32,6 @@ HIDDEN = (
     (0x00, 0x08), (0x0B, 0x1F), (0x7F, 0x9F), (0xAD, 0xAD), (0x061C, 0x061C), (0x200B, 0x200F),
     (0x2028, 0x202E), (0x2060, 0x206F), (0xD800, 0xDFFF), (0xFEFF, 0xFEFF), (0xFFF9, 0xFFFB),
 )  # fmt: skip
-log = structlog.get_logger()
 
 
 def visible(text: str) -> str:
@@ -155,7 +153,7 @@ class Templates:
             self._environment.globals[name.removesuffix(".html")] = module
 
     def compile(self) -> None:
-        """Compile all templates. Each costs its first reader up to 70 ms else (measured
+        """Compile all templates. Each costs its first viewer up to 70 ms else (measured
         2026-11-28), and everybody else's sends.
         """
         for name in self._environment.list_templates():
@@ -181,7 +179,7 @@ class _Rendering(NamedTuple):
 
 class RenderQueue:
     """Renders pages one after the other: a slice of `TURN_S` in each turn of the
-    reactor, however many readers there are.
+    reactor, however many viewers there are.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -218,10 +216,7 @@ class RenderQueue:
             page = "".join(one.ready).encode("utf-8", "replace")
             if len(page) > MAX_BYTES:
                 raise ValueError(f"a page of {len(page)} bytes is too large")  # noqa: TRY301  # as others
-        except Exception as error:  # noqa: BLE001  # of a template: its reader gets an error page
+        except Exception as error:  # noqa: BLE001  # of a template: its viewer gets an error page
             one.failed(error)
             return
         one.done(page)
-
-
-__all__ = ["Markup", "RenderQueue", "Templates", "escape", "visible"]

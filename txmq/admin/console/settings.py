@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from txmq.admin.console.page import Page, Reader, View
+from txmq.admin.console.page import Page, PageRequest, View
 
 
-async def settings(reader: Reader) -> View:
+async def settings(request: PageRequest) -> View:
     """Show the settings file as the broker uses it, secrets left out."""
-    reply = await reader.ask("broker.settings")
-    shown = await reader.ask("broker.show")
+    reply = await request.ask("broker.settings")
+    shown = await request.ask("broker.show")
     sections: dict[str, dict[str, Any]] = {}
     for name, section in reply["settings"].items():
         if isinstance(section, dict):

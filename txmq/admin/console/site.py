@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from twisted.internet.defer import Deferred
 
-from txmq.admin.console import letters, registry
-from txmq.admin.console.acting import Acting
-from txmq.admin.console.forgery import Forgery
-from txmq.admin.console.page import NO_ANSWER, Page, Reader, Refused, View
+from txmq.admin.console import completion, registry
+from txmq.admin.console.csrf import CsrfTokens
+from txmq.admin.console.forms import FormHandler
+from txmq.admin.console.page import NO_ANSWER, Page, PageRequest, Refused, View
 from txmq.admin.console.rendering import RenderQueue, Templates
 from txmq.admin.console.streams import Streams
 from txmq.admin.http_values import HttpReply, HttpStream, json_reply
@@ -42,7 +42,7 @@ TYPES = {
     "txt": "text/plain; charset=utf-8",
 }
 STATIC, LIVE = "static/", "live/"
-OFFERS = "complete/letters"
+COMPLETION = "complete/letters"
 KEPT = {"Cache-Control": "private, max-age=86400, immutable"}  # their addresses have a digest
 log = structlog.get_logger()
 
@@ -52,8 +52,8 @@ class Console:
 
     def __init__(self, parts: BrokerParts) -> None:
         self._parts = parts
-        self._forgery = Forgery(secure=parts.certificates is not None)
-        self._acting = Acting(parts, self._forgery)
+        self._csrf = CsrfTokens(secure=parts.certificates is not None)
+        self._forms = FormHandler(parts, self._csrf)
         self._templates = Templates(parts.engine.now)
         self._queue = RenderQueue(parts.reactor)
         self._streams = Streams(parts.reactor)
@@ -72,23 +72,22 @@ class Console:
         if file is not None:
             respond(file)
             return True
-        if path == OFFERS:
-            self._offer(query, respond, rights)
+        if path == COMPLETION:
+            self._complete(query, respond, rights)
             return True
-        is_live = path.startswith(LIVE)
-        found = registry.find(path.removeprefix(LIVE) if is_live else path)
+        where = path.removeprefix(LIVE)
+        found = registry.find(where)
         if found is None:
             return False
         try:
-            where = path.removeprefix(LIVE)
-            reader = Reader(self._parts, rights, where, found.names, query)
+            request = PageRequest(self._parts, rights, where, found.names, query)
         except Refused as refused:
             respond(HttpReply(refused.status, f"{refused}\n".encode()))
             return True
-        if not is_live:
-            self._show(found.page, reader, respond)
+        if where == path:
+            self._show(found.page, request, respond)
         elif found.page.live:
-            self._stream(found.page, reader, respond)
+            self._stream(found.page, request, respond)
         else:
             return False
         return True
@@ -98,15 +97,15 @@ class Console:
         that a script shows within its own.
         """
         path = form.path.removeprefix("/")
-        page = Page(path, "Action", _nothing, live=False)
-        reader = Reader(self._parts, rights, path, (), {})
+        page = Page(path, "Action", _never_called, live=False)
+        request = PageRequest(self._parts, rights, path, (), {})
 
         def shown(view: View) -> None:
-            self._render(page, reader, view, respond, part=form.part)
+            self._render(page, request, view, respond, part=form.part)
 
-        self._then(self._acting.act(form, reader), shown)
+        self._then(self._forms.act(form, request), shown)
 
-    def _offer(self, query: Query, respond: Respond, rights: Rights | None) -> None:
+    def _complete(self, query: Query, respond: Respond, rights: Rights | None) -> None:
         """Answer with what a filter may be completed to: an empty list on errors."""
 
         def offered(found: list[str]) -> None:
@@ -118,31 +117,29 @@ class Console:
             offered([])
 
         try:
-            reader = Reader(self._parts, rights, OFFERS, (), query)
+            request = PageRequest(self._parts, rights, COMPLETION, (), query)
         except Refused:
             offered([])
             return
-        waiting: Deferred[list[str]] = Deferred.fromCoroutine(letters.offers(reader))
+        waiting: Deferred[list[str]] = Deferred.fromCoroutine(completion.offers(request))
         waiting.addCallbacks(offered, failed)
 
     def show_error(self, path: str, refused: Refused, respond: Respond) -> None:
         """Answer with an error page."""
         path = path.removeprefix("/")
-        page = Page(path, "Error", _nothing, live=False)
-        reader = Reader(self._parts, None, path, (), {})
-        self._render(page, reader, _error(refused), respond)
+        page = Page(path, "Error", _never_called, live=False)
+        request = PageRequest(self._parts, None, path, (), {})
+        self._render(page, request, _error(refused), respond)
 
-    def _show(self, page: Page, reader: Reader, respond: Respond) -> None:
+    def _show(self, page: Page, request: PageRequest, respond: Respond) -> None:
         def shown(view: View) -> None:
-            self._render(page, reader, view, respond)
+            self._render(page, request, view, respond)
 
-        self._view(page, reader, shown)
-
-    def _view(self, page: Page, reader: Reader, shown: Callable[[View], None]) -> None:
-        """Run a page's function, and pass on its view, or that of its error."""
-        self._then(_run(page, reader), shown)
+        self._then(page.render(request), shown)
 
     def _then(self, running: Coroutine[Any, Any, View], shown: Callable[[View], None]) -> None:
+        """Run a page's function, and pass on its view, or that of its error."""
+
         def failed(failure: Failure) -> None:
             shown(_error(_refused(failure.value)))
 
@@ -151,41 +148,41 @@ class Console:
         waiting.addErrback(lambda failure: log.error("console.failed", error=str(failure.value)))
 
     def _render(
-        self, page: Page, reader: Reader, view: View, respond: Respond, *, part: bool = False
+        self, page: Page, request: PageRequest, view: View, respond: Respond, *, part: bool = False
     ) -> None:
         def done(body: bytes) -> None:
-            respond(HttpReply(view.status, body, HTML, self._forgery.headers))
+            respond(HttpReply(view.status, body, HTML, self._csrf.headers))
 
         def failed(error: Exception) -> None:
             log.error("console.template_failed", template=view.template, error=str(error))
             respond(HttpReply(500, b"this page cannot be shown: the broker's log says why\n"))
 
         render = self._templates.live if part else self._templates.page
-        self._queue.render(self._pieces(render, page, reader, view), done, failed)
+        self._queue.render(self._pieces(render, page, request, view), done, failed)
 
     def _pieces(
-        self, render: Callable[..., Iterator[str]], page: Page, reader: Reader, view: View
+        self, render: Callable[..., Iterator[str]], page: Page, request: PageRequest, view: View
     ) -> Iterator[str]:
         broker = self._parts.settings.broker.name
-        reader.csrf = self._forgery.token(reader.user)
+        request.csrf = self._csrf.token(request.user)
         values: dict[str, Any] = {
-            "reader": reader,
-            "root": reader.root,
+            "request": request,
+            "root": request.root,
             "page": page,
             "is_live": page.live and view.status == 200,
             "navigation": registry.NAVIGATION,
             "broker": broker,
             "version": __version__,
             "digest": self._version,
-            "alarms": self._parts.alarms.raised() if reader.may("broker.alarms").allowed else (),
+            "alarms": self._parts.alarms.raised() if request.may("broker.alarms").allowed else (),
         }
         yield from render(view.template, values | dict(view.values))
 
-    def _stream(self, page: Page, reader: Reader, respond: Respond) -> None:
-        login = self._login_of(reader.user)
+    def _stream(self, page: Page, request: PageRequest, respond: Respond) -> None:
+        login = self._login_of(request.user)
 
         def part(give: Callable[[bytes | None], None]) -> None:
-            if not self._is_still_let_in(reader) or self._login_of(reader.user) != login:
+            if not self._is_still_let_in(request) or self._login_of(request.user) != login:
                 give(None)
                 return
 
@@ -193,12 +190,12 @@ class Console:
                 if view.status != 200:  # of a broker that does not answer it may do so later
                     give(b"" if view.status == NO_ANSWER else None)
                     return
-                pieces = self._pieces(self._templates.live, page, reader, view)
+                pieces = self._pieces(self._templates.live, page, request, view)
                 self._queue.render(pieces, give, lambda _error: give(None))
 
-            self._view(page, reader, shown)
+            self._then(page.render(request), shown)
 
-        respond(HttpStream(EVENTS, partial(self._streams.make, part, reader.user)))
+        respond(HttpStream(EVENTS, partial(self._streams.make, part, request.user)))
 
     def _login_of(self, name: str | None) -> object:
         """Return what a user logs in with: another password or token ends open
@@ -207,23 +204,20 @@ class Console:
         user = self._parts.engine.state.users.by_name.get(name or "")
         return None if user is None else (user.verifier, user.tokens)
 
-    def _is_still_let_in(self, reader: Reader) -> bool:
-        """Return whether the reader of an open stream may go on, and renew its
+    def _is_still_let_in(self, request: PageRequest) -> bool:
+        """Return whether the viewer of an open stream may go on, and renew its
         rights: users may have been added, changed and deleted.
         """
         guard = self._parts.guard
-        if reader.rights is None:
+        if request.rights is None:
             return not guard.has_users
-        reader.rights = guard.renewed(reader.rights)
-        return reader.rights is not None
+        request.rights = guard.renewed(request.rights)
+        return request.rights is not None
 
 
-async def _run(page: Page, reader: Reader) -> View:
-    return await page.render(reader)
-
-
-async def _nothing(reader: Reader) -> View:
-    raise AssertionError(reader)
+async def _never_called(request: PageRequest) -> View:
+    """Stand for the function of a page whose view is made elsewhere."""
+    raise AssertionError(request)
 
 
 def _refused(error: BaseException | None) -> Refused:

@@ -1,6 +1,6 @@
 """Live parts of pages: event streams, bounded in number and in rate.
 
-The browser closes its stream while its reader scrolls, selects or types, and while the
+The browser closes its stream while its viewer scrolls, selects or types, and while the
 tab is hidden; so a stream that is open has somebody who looks.
 """
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 PERIOD_S = 2.0  # between the end of one rendering and the begin of the next
 SHARE = 8  # of the time that a rendering took, which the next one waits at least
 LIFE_S = 600.0  # then the browser opens another one
-STUCK_S = 30.0  # without reading: then another reader gets the place
+STUCK_S = 30.0  # without reading: then another viewer gets the place
 BEAT_EVERY = 7  # a part that is the same is not sent again, but a sign of life is
-# of all readers: other requests keep their places. Beyond, a stream of whoever has the
+# of all viewers: other requests keep their places. Beyond, a stream of whoever has the
 # most gives way to whoever has fewer.
 MAX_STREAMS = 24
 MAX_OF_USER = 8  # where there are users
 
-# renders the part; None = the reader may not see it any more, nothing = not this time
+# renders the part; None = the viewer may not see it any more, nothing = not this time
 Part = Callable[[Callable[[bytes | None], None]], None]
 
 
@@ -58,7 +58,7 @@ class LiveStream:
             self._timer = None
 
     def give_way(self) -> None:
-        """End for another reader; the browser tries again later."""
+        """End for another viewer; the browser tries again later."""
         sink = self._sink
         self.closed()
         if sink is not None:
@@ -74,7 +74,7 @@ class LiveStream:
             return
         if self._clock.seconds() >= self._ends or self._is_stuck(sink):
             sink.end()
-        elif sink.is_full:  # a slow reader misses states between
+        elif sink.is_full:  # a slow viewer misses states between
             self._later()
         else:
             self._began = self._clock.seconds()
@@ -121,7 +121,7 @@ class Streams:
 
     def make(self, part: Part, user: str | None, network: str = "") -> LiveStream | None:
         """Return a new stream; None = there are too many. Its owner is the user, or the
-        reader's host where the broker has no users.
+        viewer's host where the broker has no users.
         """
         owner = network if user is None else user
         counts = Counter(stream.owner for stream in self.open)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from txmq.admin.console.bodies import CONTENT_TYPE, decode
+from txmq.admin.console.bodies import CONTENT_TYPE, decode, decode_message
 from txmq.admin.console.listing import by_name
-from txmq.admin.console.page import Page, Reader, Refused, View
-from txmq.admin.numbers import is_whole_number
-from txmq.model.units import MILLISECOND, SECOND
+from txmq.admin.console.page import Page, PageRequest, Refused, View
+from txmq.admin.addresses import is_whole_number
+from txmq.model.units import MILLISECOND
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,17 +23,17 @@ MAX_SCANS = 8  # pages of a search that looks for a tag, or finds nothing at fir
 SCAN = 250 * MILLISECOND  # after which a page has what was found, and goes on behind it
 
 
-async def topics(reader: Reader) -> View:
+async def topics(request: PageRequest) -> View:
     """List the topics."""
-    found = await by_name(reader, "topic.list", "topics", "name", own=bool(reader.text("own")))
+    found = await by_name(request, "topic.list", "topics", "name", own=bool(request.text("own")))
     return View("topics.html", {"found": found})
 
 
-async def topic(reader: Reader) -> View:
+async def topic(request: PageRequest) -> View:
     """Show a topic: sizes, partitions, settings, schema, groups."""
-    [name] = reader.names
-    shown = await reader.ask("topic.show", name=name)
-    first = min(reader.number("from", 0) or 0, shown["partitions"])
+    [name] = request.names
+    shown = await request.ask("topic.show", name=name)
+    first = min(request.number("from", 0) or 0, shown["partitions"])
     last = min(first + PARTITIONS, shown["partitions"])
     rows = [
         {
@@ -53,38 +52,38 @@ async def topic(reader: Reader) -> View:
             "rows": rows,
             "messages": messages,
             "following": last if last < shown["partitions"] else None,
-            "schema": pretty(shown["schema"]),
+            "schema": _pretty(shown["schema"]),
         },
     )
 
 
-async def messages(reader: Reader) -> View:
+async def messages(request: PageRequest) -> View:
     """Browse messages of a topic, by place, time, key and tag."""
-    [name] = reader.names
-    shown = await reader.ask("topic.show", name=name)
-    may_read = reader.may("message.find", topic=name, bodies=True)
+    [name] = request.names
+    shown = await request.ask("topic.show", name=name)
+    may_read = request.may("message.find", topic=name, bodies=True)
     criteria: dict[str, Any] = {
         "topic": name,
-        "key": reader.text("key") or None,
-        "partition": reader.number("partition"),
-        "offset": reader.number("offset", 0),
-        "start": time_of(reader, "start"),
-        "end": time_of(reader, "end"),
+        "key": request.text("key") or None,
+        "partition": request.number("partition"),
+        "offset": request.number("offset", 0),
+        "start": request.time("start"),
+        "end": request.time("end"),
         "bodies": may_read.allowed,
     }
     if not may_read.allowed:
         del criteria["bodies"]
     if criteria["offset"] and criteria["partition"] is None:
         raise Refused("BadRequest", "an offset needs a partition", "name one", 400)
-    tag, after = reader.text("tag"), _place(reader.text("after"))
+    tag, after = request.text("tag"), _cursor(request.text("after"))
     rows: list[dict[str, Any]] = []
-    began = reader.now
+    began = request.now
     for _ in range(MAX_SCANS):
         left = MESSAGES - len(rows)
-        reply = await reader.ask("message.find", **criteria, after=after, limit=left)
+        reply = await request.ask("message.find", **criteria, after=after, limit=left)
         rows += [row for row in reply["messages"] if not tag or row["tag"] == tag]
         after = reply["next"]
-        if after is None or len(rows) >= MESSAGES or reader.now - began > SCAN:
+        if after is None or len(rows) >= MESSAGES or request.now - began > SCAN:
             break
     return View(
         "messages.html",
@@ -97,16 +96,16 @@ async def messages(reader: Reader) -> View:
     )
 
 
-async def message(reader: Reader) -> View:
+async def message(request: PageRequest) -> View:
     """Show one message, with its body and its headers."""
-    name, *place = reader.names
+    name, *place = request.names
     if not all(map(is_whole_number, place)):
         raise Refused("BadRequest", "a message's place is PARTITION/OFFSET", "", 400)
     partition, offset = map(int, place)
-    may_read = reader.may("message.find", topic=name, bodies=True)
+    may_read = request.may("message.find", topic=name, bodies=True)
     wanted = {"topic": name, "partition": partition, "offset": offset, "limit": 1}
     bodies = {"bodies": True} if may_read.allowed else {}
-    reply = await reader.ask("message.find", **wanted, **bodies)
+    reply = await request.ask("message.find", **wanted, **bodies)
     row = next(iter(reply["messages"]), None)
     if row is None or row["offset"] != offset:
         raise Refused(
@@ -114,12 +113,8 @@ async def message(reader: Reader) -> View:
             f"there is no message {name}/{partition}/{offset}",
             "it may have been deleted by retention, or is not published yet",
         )
-    shown = await reader.ask("topic.show", name=name)
-    body, headers = row.get("body"), row["headers"]
-    decoded = None
-    if body is not None:
-        kind = headers.get(CONTENT_TYPE, "")
-        decoded = decode(b64decode(body), kind, shown["schema"], headers)
+    shown = await request.ask("topic.show", name=name)
+    decoded = decode_message(row, shown["schema"])
     return View("message.html", {"row": row, "decoded": decoded, "may_read": may_read})
 
 
@@ -134,8 +129,8 @@ def _previews(rows: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
         yield row | {"kind": "hidden" if shown is None else shown.kind, "preview": text}
 
 
-def _place(text: str) -> tuple[int, int] | None:
-    """Return the place where a search goes on."""
+def _cursor(text: str) -> tuple[int, int] | None:
+    """Return the partition and offset where a search goes on."""
     if not text:
         return None
     partition, _, offset = text.partition("-")
@@ -144,23 +139,7 @@ def _place(text: str) -> tuple[int, int] | None:
     return int(partition), int(offset)
 
 
-def time_of(reader: Reader, name: str) -> int | None:
-    """Return a time of the query, in UTC, as microseconds; the browser's field gives
-    2026-01-31T12:00.
-    """
-    text = reader.text(name)
-    if not text:
-        return None
-    try:
-        at = datetime.fromisoformat(text)
-    except ValueError:
-        raise Refused(
-            "BadRequest", f"{name}: {text[:64]!r} is not a time", "use 2026-01-31T12:00", 400
-        ) from None
-    return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()) * SECOND
-
-
-def pretty(text: str) -> str:
+def _pretty(text: str) -> str:
     """Return a JSON text in lines."""
     return json.dumps(json.loads(text), indent=2, ensure_ascii=False) if text else ""
 

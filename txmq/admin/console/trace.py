@@ -5,24 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 from txmq.admin.console.life import trace_of
-from txmq.admin.console.page import Page, Reader, View
+from txmq.admin.console.page import Page, PageRequest, View
 from txmq.client.protocol.life_events import name_of
 
 MAX_MESSAGES = 50
+FIELDS = ("topic", "partition", "offset", "state", "stored_at", "message_id", "token")
 
 
-async def trace(reader: Reader) -> View:
+async def trace(request: PageRequest) -> View:
     """Show the events of a key's messages in the order of time."""
-    key, message = reader.text("key"), reader.text("id")
+    key, message = request.text("key"), request.text("id")
     if not key and not message:
         return View("trace.html", {"traced": None, "messages": [], "about": ""})
-    limit = min(reader.limit, MAX_MESSAGES)
+    limit = min(request.limit, MAX_MESSAGES)
     found = await trace_of(
-        reader,
+        request,
         key or None,
         None if key else message,
         limit,
-        thorough=reader.text("thorough") == "yes",
+        thorough=request.text("thorough") == "yes",
     )
     traced = found.trace
     messages: list[dict[str, Any]] = [
@@ -34,5 +35,4 @@ async def trace(reader: Reader) -> View:
     return View("trace.html", {**shown, "reached": found.reached, "cut": found.cut})
 
 
-FIELDS = ("topic", "partition", "offset", "state", "stored_at", "message_id", "token")
 PAGES = (Page("trace", "Trace", trace, "Trace", "k", live=False),)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from base64 import b64decode
 from typing import Any
 
-from txmq.admin.console.bodies import CONTENT_TYPE, decode
-from txmq.admin.console.page import Page, Reader, View
+from txmq.admin.console.bodies import decode_message
+from txmq.admin.console.page import Page, PageRequest, View
 
 STATES = {
     "in-doubt": "in doubt",
@@ -18,13 +17,13 @@ STATES = {
 MESSAGES = 50  # of one transaction, on one page
 
 
-async def transactions(reader: Reader) -> View:
+async def transactions(request: PageRequest) -> View:
     """List the transactions of one state; without one, the undecided ones."""
-    shown = await reader.ask("broker.show")
-    state = reader.text("state")
+    shown = await request.ask("broker.show")
+    state = request.text("state")
     if state not in STATES:
         state = "undecided"
-    reply = await reader.ask("tx.list", state=state, limit=reader.limit)
+    reply = await request.ask("tx.list", state=state, limit=request.limit)
     return View(
         "transactions.html",
         {
@@ -36,21 +35,21 @@ async def transactions(reader: Reader) -> View:
     )
 
 
-async def transaction(reader: Reader) -> View:
+async def transaction(request: PageRequest) -> View:
     """Show a transaction: origin, checks, messages, order, operations."""
-    [token] = reader.names
-    after = reader.number("after", 0)
-    may_read = reader.may("tx.show", token=token, detail=True, bodies=True)
+    [token] = request.names
+    after = request.number("after", 0)
+    may_read = request.may("tx.show", token=token, detail=True, bodies=True)
     bodies = {"bodies": True} if may_read.allowed else {}
-    shown = await reader.ask(
+    shown = await request.ask(
         "tx.show", token=token, detail=True, after=after, limit=MESSAGES, **bodies
     )
-    heuristics = await _heuristics(reader, shown["token"])
+    heuristics = await _heuristics(request, shown["token"])
     return View(
         "transaction.html",
         {
             "one": shown,
-            "rows": [_with_body(row) for row in shown["rows"]],
+            "rows": [row | {"shown": decode_message(row)} for row in shown["rows"]],
             "may_read": may_read,
             "is_undecided": not shown["decided_at"],
             "heuristics": heuristics,
@@ -59,33 +58,25 @@ async def transaction(reader: Reader) -> View:
     )
 
 
-def _with_body(row: dict[str, Any]) -> dict[str, Any]:
-    body = row.get("body")
-    if body is None:
-        return row | {"shown": None}
-    headers = row["headers"]
-    return row | {"shown": decode(b64decode(body), headers.get(CONTENT_TYPE, ""), "", headers)}
-
-
-async def _heuristics(reader: Reader, token: str) -> list[dict[str, Any]]:
+async def _heuristics(request: PageRequest, token: str) -> list[dict[str, Any]]:
     """Return what was decided by hand, or found mixed, of one transaction."""
     number = int(token, 16)
-    if not number or not reader.may("xa.list").allowed:
+    if not number or not request.may("xa.list").allowed:
         return []
     before = f"{number - 1:032x}"  # the page begins behind it
-    reply = await reader.ask("xa.list", heuristic=True, after=before, limit=1)
+    reply = await request.ask("xa.list", heuristic=True, after=before, limit=1)
     found: list[dict[str, Any]] = [
         each for one in reply["transactions"] if one["token"] == token for each in one["heuristics"]
     ]
     return found
 
 
-async def xa(reader: Reader) -> View:
+async def xa(request: PageRequest) -> View:
     """List undecided branches and heuristics, with what to do about each."""
-    heuristic = bool(reader.text("heuristic"))
-    after = reader.text("after")
-    args: dict[str, Any] = {"heuristic": heuristic, "limit": reader.limit}
-    reply = await reader.ask("xa.list", **args, **({"after": after} if after else {}))
+    heuristic = bool(request.text("heuristic"))
+    after = request.text("after")
+    args: dict[str, Any] = {"heuristic": heuristic, "limit": request.limit}
+    reply = await request.ask("xa.list", **args, **({"after": after} if after else {}))
     rows = [one | {"advice": advice(one)} for one in reply["transactions"]]
     return View("xa.html", {"rows": rows, "following": reply["next"], "heuristic": heuristic})
 

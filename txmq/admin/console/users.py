@@ -1,9 +1,9 @@
-"""Pages of users, and of the reader's own permissions."""
+"""Pages of users, and of the viewer's own permissions."""
 
 from __future__ import annotations
 
 from txmq.admin.console.listing import by_name
-from txmq.admin.console.page import Page, Reader, Refused, View
+from txmq.admin.console.page import Page, PageRequest, Refused, View
 from txmq.model.access import ALL_VERBS, KINDS, ROLES, VERBS
 
 # fields of a quota, as people read them
@@ -16,16 +16,16 @@ LIMITS = {
 }
 
 
-async def users(reader: Reader) -> View:
+async def users(request: PageRequest) -> View:
     """List the users."""
-    found = await by_name(reader, "user.list", "users", "user")
-    return View("users.html", {"found": found, "me": reader.user})
+    found = await by_name(request, "user.list", "users", "user")
+    return View("users.html", {"found": found, "me": request.user})
 
 
-async def user(reader: Reader) -> View:
+async def user(request: PageRequest) -> View:
     """Show a user's roles and grants."""
-    [name] = reader.names
-    reply = await reader.ask("user.list", name=name)
+    [name] = request.names
+    reply = await request.ask("user.list", name=name)
     row = next(iter(reply["users"]), None)
     if row is None:
         raise Refused("UnknownUser", f"there is no user {name!r}", "txmq user list")
@@ -42,9 +42,9 @@ async def user(reader: Reader) -> View:
     )
 
 
-async def me(reader: Reader) -> View:
-    """Show who the reader is, and what the reader may do."""
-    shown = await reader.ask("user.me")
+async def me(request: PageRequest) -> View:
+    """Show who the viewer is, and what the viewer may do."""
+    shown = await request.ask("user.me")
     has = set(shown["permissions"])
     table = [
         (

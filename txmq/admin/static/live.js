@@ -1,7 +1,7 @@
 // Live parts, keys and filters of the console's pages.
 //
 // The server renders everything: what arrives is HTML whose texts it has escaped, and the content security policy
-// runs no other scripts than the console's files. A live part stands still while its reader scrolls, selects or types;
+// runs no other scripts than the console's files. A live part stands still while its viewer scrolls, selects or types;
 // the stream is closed then, so that the broker does no work for it.
 "use strict";
 
@@ -15,12 +15,12 @@
   const GO_MS = 1200; // to go after g
 
   let stream = null;
-  let paused = false; // by the reader's own key or click
+  let paused = false; // by the viewer's own key or click
   let failures = 0;
 
   const isField = (element) => Boolean(element && element.closest("input, select, textarea, [contenteditable]"));
 
-  // Whether a reader has filled something in: another rendering of the part would lose it.
+  // Whether a viewer has filled something in: another rendering of the part would lose it.
   function isFilled(field) {
     if (field.type === "hidden") return false;
     if (field.type === "checkbox" || field.type === "radio") return field.checked !== field.defaultChecked;

@@ -1,6 +1,4 @@
-"""What forms of the console do: check where one comes from, ask, act, and show the
-outcome.
-"""
+"""Forms of the console: check where a form comes from, ask, act, and show the outcome."""
 
 from __future__ import annotations
 
@@ -8,36 +6,33 @@ from base64 import b64decode
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qsl
 
-import structlog
-
 from txmq.admin.console import registry
 from txmq.admin.console.actions import ACTIONS, CONTINUED, Action
-from txmq.admin.console.forgery import FIELD
-from txmq.admin.console.page import Reader, Refused, View, answer_to, root_of
+from txmq.admin.console.csrf import FIELD
+from txmq.admin.console.page import PageRequest, Refused, View, answer_to, root_of
 from txmq.core.events.outcome import Rejected
 from txmq.errors import NotPermitted, RemoteProtocolError, TxmqError
 from txmq.errors.base import MAY_BE_DONE
 from txmq.model.message_diff import Version, diff
 
 if TYPE_CHECKING:
-    from txmq.admin.console.forgery import Forgery
+    from txmq.admin.console.csrf import CsrfTokens
     from txmq.admin.http_values import HttpForm
     from txmq.broker.access.guard import Rights
     from txmq.broker.service import BrokerParts
 
 PATH = "/act/"
 MAX_FIELDS = 1_000
-GO_ON_S = 3.0  # that one form goes on with a selection
+SELECTION_S = 3.0  # for the letters of a selection; then the form asks to go on
 MAX_REFUSED = 100  # letters that are shown with the reason
-# fields of a form that are no arguments: its token, the page it is on, and whether the
-# reader has been asked
+# fields of a form that are no arguments: the page that it is on, whether the user has
+# been asked, and the reason
 BACK, SURE, REASON = "back", "sure", "reason"
-NOBODY = "console"  # the operator, where the broker has no users
-CONSOLE = "console"
-log = structlog.get_logger()
+OPERATOR = "console"  # where the broker has no users
+VIA = "console"  # how a call came, for the audit topic
 
 
-class Sent(NamedTuple):
+class SentForm(NamedTuple):
     """A form that a page of this console has sent. `fields` are those of the call."""
 
     action: Action
@@ -47,20 +42,20 @@ class Sent(NamedTuple):
     reason: str
 
 
-class Acting:
-    """The actions of one broker's console."""
+class FormHandler:
+    """Handler of the forms of one broker's console."""
 
-    def __init__(self, parts: BrokerParts, forgery: Forgery) -> None:
-        self._parts, self._forgery = parts, forgery
+    def __init__(self, parts: BrokerParts, csrf: CsrfTokens) -> None:
+        self._parts, self._csrf = parts, csrf
 
-    async def act(self, form: HttpForm, reader: Reader) -> View:
+    async def act(self, form: HttpForm, request: PageRequest) -> View:
         """Return what a form shows: a question, an outcome, or an error."""
-        back, rights = "", reader.rights
+        back, rights = "", request.rights
         try:
             sent = self._read(form, rights)
             back = sent.back
             if form.part:  # it is shown within the page that sent it
-                reader.root = root_of(back.partition("?")[0])
+                request.root = root_of(back.partition("?")[0])
             return await self._act(sent, rights)
         except Refused as refused:
             return _refusal(refused, back)
@@ -73,7 +68,7 @@ class Acting:
         except TxmqError as error:
             return _refusal(Refused(type(error).__name__, error.message, error.hint, 400), back)
 
-    def _read(self, form: HttpForm, rights: Rights | None) -> Sent:
+    def _read(self, form: HttpForm, rights: Rights | None) -> SentForm:
         """Return a form that is one of our own. Raises Refused."""
         try:
             pairs = parse_qsl(
@@ -89,7 +84,7 @@ class Acting:
         for name, value in pairs:
             fields.setdefault(name, []).append(value)
         user = None if rights is None else rights.user
-        if not self._forgery.is_own(user, _one(fields, FIELD), form.cookie):
+        if not self._csrf.is_valid(user, _one(fields, FIELD), form.cookie):
             message = "this form is not of a page that you have loaded since the broker started"
             raise Refused("WrongOrigin", message, "load the page again, and repeat it there", 403)
         action = ACTIONS.get(form.path.removeprefix(PATH))
@@ -99,13 +94,13 @@ class Acting:
         back, sure, reason = (_one(fields, name) for name in (BACK, SURE, REASON))
         if registry.find(back.partition("?")[0]) is None:
             back = ""
-        return Sent(action, fields, back, bool(sure), reason.strip())
+        return SentForm(action, fields, back, bool(sure), reason.strip())
 
-    async def _act(self, sent: Sent, rights: Rights | None) -> View:
+    async def _act(self, sent: SentForm, rights: Rights | None) -> View:
         action = sent.action
         args = action.arguments(sent.fields, self._parts.engine.now())
         if action.has_operator:
-            args["operator"] = NOBODY if rights is None else rights.user
+            args["operator"] = OPERATOR if rights is None else rights.user
         if action.has_reason:
             args[REASON] = sent.reason
         asks = bool(action.ask) or action.must_say
@@ -114,11 +109,11 @@ class Acting:
             changes = await self._changes(args, rights) if action.call == "dlq.edit" else []
             return _question(sent, changes)
         if action.call in CONTINUED and "select" in args:
-            return await self._go_on(sent, args, rights)
+            return await self._act_on_selection(sent, args, rights)
         return _outcome(sent, await self._ask(action.call, args, rights))
 
     def _require(self, call: str, args: dict[str, Any], rights: Rights | None) -> None:
-        """Raise Refused where the reader may not make the call, before asking why. A
+        """Raise Refused where the viewer may not make the call, before asking why. A
         denial is counted, and audited.
         """
         whole = args | ({REASON: "?"} if not args.get(REASON, "?") else {})
@@ -139,10 +134,10 @@ class Acting:
         edits = int(shown["edits"])
         return diff(before, after, (f"version {edits}", f"version {edits + 1}"))
 
-    async def _go_on(self, sent: Sent, args: dict[str, Any], rights: Rights | None) -> View:
+    async def _act_on_selection(self, sent: SentForm, args: dict[str, Any], rights: Rights | None) -> View:
         """Act on the letters of a selection, for a while, and sum up."""
         clock = self._parts.reactor
-        until = clock.seconds() + GO_ON_S
+        until = clock.seconds() + SELECTION_S
         done, refused = 0, list[Any]()
         stopped: Refused | None = None
         following: str | None = None
@@ -174,7 +169,7 @@ class Acting:
         return found
 
     async def _ask(self, call: str, args: dict[str, Any], rights: Rights | None) -> Any:  # noqa: ANN401  # each call has its own fields
-        reply = await answer_to(self._parts, call, args, rights, MAY_BE_DONE, CONSOLE)
+        reply = await answer_to(self._parts, call, args, rights, MAY_BE_DONE, VIA)
         if isinstance(reply, Rejected):
             raise Refused(reply.error.__name__, reply.message, reply.hint, 409)
         return reply
@@ -185,7 +180,7 @@ def _one(fields: dict[str, list[str]], name: str) -> str:
     return fields.pop(name, [""])[-1]
 
 
-def _question(sent: Sent, changes: list[str]) -> View:
+def _question(sent: SentForm, changes: list[str]) -> View:
     hidden = [(name, value) for name, values in sent.fields.items() for value in values]
     is_edit = sent.action.call == "dlq.edit"
     return View(
@@ -193,7 +188,7 @@ def _question(sent: Sent, changes: list[str]) -> View:
     )
 
 
-def _outcome(sent: Sent, reply: Any, stopped: Refused | None = None) -> View:  # noqa: ANN401  # each call has its own fields
+def _outcome(sent: SentForm, reply: Any, stopped: Refused | None = None) -> View:  # noqa: ANN401  # each call has its own fields
     fields = reply if isinstance(reply, dict) else {}
     refused = fields.get("refused", ())
     shown = {
