@@ -55,6 +55,17 @@ def test_nor_by_a_live_part(console: ConsoleInMemory, path: str) -> None:
     assert b"event: part" not in transport.value()
 
 
+def test_an_error_page_says_nothing_of_alarms_to_whom_they_are_hidden() -> None:
+    console = ConsoleInMemory(users=True)
+    console.broker.engine.faults.record("a test", ValueError("a bug"))
+    console.broker.pass_time(2)
+    assert "1 alarm" in console.get("/nowhere", "root").text
+    reply = console.get("/nowhere", "nobody")
+    assert reply.status == 404
+    assert "alarm" not in reply.text
+    assert "nobody Log out" in reply.text
+
+
 @pytest.mark.parametrize("token", ["t", "%00", "0" * 33, "<script>"])
 def test_a_token_that_is_none_is_a_mistake_of_the_address(
     console: ConsoleInMemory, token: str

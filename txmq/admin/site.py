@@ -87,7 +87,7 @@ class AdminSite:
     def _api(self, path: str, query: Query, respond: Respond, rights: Rights | None) -> None:
         call = call_of(path, query) if path.startswith(PREFIX) else None
         if call is None:
-            self._missing(path, respond)
+            self._missing(path, respond, rights)
             return
 
         def answer(reply: object) -> None:
@@ -98,12 +98,13 @@ class AdminSite:
 
         self._calls.ask(call.call, call.args, answer, rights)
 
-    def _missing(self, path: str, respond: Respond) -> None:
+    def _missing(self, path: str, respond: Respond, rights: Rights | None) -> None:
         message, hint = "no such page", f"use / for the console, or JSON below {PREFIX}"
         if path.startswith("/api"):
             respond(error_reply(404, "NotFound", message, hint))
         else:
-            self._console.show_error(path, Refused("NotFound", message, hint), respond)
+            refused = Refused("NotFound", message, hint)
+            self._console.show_error(path, refused, respond, rights)
 
     def _health_page(self, respond: Respond) -> None:
         if self._engine.failed is not None:

@@ -124,11 +124,13 @@ class Console:
         waiting: Deferred[list[str]] = Deferred.fromCoroutine(completion.offers(request))
         waiting.addCallbacks(offered, failed)
 
-    def show_error(self, path: str, refused: Refused, respond: Respond) -> None:
+    def show_error(
+        self, path: str, refused: Refused, respond: Respond, rights: Rights | None
+    ) -> None:
         """Answer with an error page."""
         path = path.removeprefix("/")
         page = Page(path, "Error", _never_called, live=False)
-        request = PageRequest(self._parts, None, path, (), {})
+        request = PageRequest(self._parts, rights, path, (), {})
         self._render(page, request, _error(refused), respond)
 
     def _show(self, page: Page, request: PageRequest, respond: Respond) -> None:
