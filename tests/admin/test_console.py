@@ -361,8 +361,8 @@ def test_groups_topics_and_users_are_changed_by_forms(console: Console) -> None:
         console.act("groups/again", "Delete"),
         console.act("topics", "Create", name="spare", partitions="2"),
         console.act("topics/spare", "Change", retention_ms="60000", writable="no", note="ours"),
-        console.act("users/eve", "Allow", what="read", resource="topic:spare"),
-        console.act("users/eve", "Take back"),
+        console.act("users/eve", "Grant", what="read", resource="topic:spare"),
+        console.act("users/eve", "Revoke"),
         console.act("users/eve", "Change the quota", topics="5"),
         console.act("users/eve", "Change roles", roles="auditor operator"),
     ]
@@ -386,8 +386,8 @@ def test_the_other_actions_do_what_their_buttons_say(console: Console) -> None:
     done = [
         console.act("topics/odd", "Add partitions", partitions="3"),
         console.act("users/temp", "Delete the user"),
-        console.act("letters/odd", "Keep the note", text=HOSTILE[0]),
-        console.act("letters/odd?filter=age%3E0s", "Save this filter", name="mine"),
+        console.act("letters/odd", "Save the note", text=HOSTILE[0]),
+        console.act("letters/odd?filter=age%3E0s", "Save the filter", name="mine"),
         console.act("letters/odd", "Remove"),
         console.act(last, "Copy", to="orders"),
         console.act("policies", "Set the policy", group="odd", after_s="1000000"),
@@ -579,7 +579,7 @@ def test_letters_are_found_edited_and_delivered_again(console: Console) -> None:
     driver.get(driver.current_url.removesuffix("/edit"))
     assert "mended" in console.text()
     assert HOSTILE[0] in console.text()
-    press_button(console, "Deliver again")
+    press_button(console, "Replay")
     assert "done" in acted(console)
     leave(console)
     console.open("letters/billing")

@@ -20,6 +20,7 @@ from twisted.python.failure import Failure
 
 from tests.admin.console_support import ConsoleInMemory
 from txmq.admin.console.charts import HEIGHT, POINTS, chart, since_known
+from txmq.admin.console import listing
 from txmq.admin.console.listing import MAX_CALLS, SCANNED, by_name
 from txmq.admin.console.page import ANSWER_S, PageRequest, Refused
 from txmq.admin.console.registry import PAGES, find
@@ -238,6 +239,38 @@ def test_a_name_that_is_rare_is_sought_in_bounded_steps() -> None:
         ["t-00100", "t-00101"],
         "t-00101",
     )
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/topics?q=none", "No topic has this in its name. All topics"),
+        ("/groups?q=none", "No group has this in its name. All groups"),
+        ("/users?q=none", "No user has this in its name. All users"),
+        ("/plans?q=none", "No plan has this in its name. All plans"),
+        ("/audit?start=2026-01-01T00:00", "No entry matches these fields"),
+        ("/audit?end=2026-01-01T00:00", "No entry matches these fields"),
+        ("/audit", "No operator has done anything yet"),
+        ("/transactions/xa", "No branch waits for a decision"),
+        ("/transactions/xa?heuristic=yes", "There are no heuristic decisions"),
+    ],
+)
+def test_a_page_without_rows_says_why(path: str, said: str) -> None:
+    assert said in ConsoleInMemory().get(path).text
+
+
+@pytest.mark.parametrize(("path", "one"), [("topics", "topic"), ("users", "user")])
+def test_a_search_that_found_nothing_yet_leads_on(
+    monkeypatch: pytest.MonkeyPatch, path: str, one: str
+) -> None:
+    monkeypatch.setattr(listing, "SCANNED", 1)
+    monkeypatch.setattr(listing, "MAX_CALLS", 1)
+    console = ConsoleInMemory(users=True)
+    for name in ("a-1", "b-2"):
+        console.broker.ask("topic.create", name=name, partitions=1)
+    page = console.get(f"/{path}?q=no-such-name", "root")
+    assert f"No {one} among the first 1 has this in its name" in page.text
+    assert "Next page" in page.text
 
 
 def test_a_broker_that_does_not_answer_is_an_error_with_a_way_out() -> None:

@@ -52,7 +52,7 @@ def test_groups_with_letters_lead_to_their_letters_by_error(console: ConsoleInMe
         ("error:B", "That match 8"),
         ("error:B key:k7", "letters have to be read"),
         ('text:"no 7 here"', "letters/g/t/0/7"),
-        ("error:none", "No letter of this group is like that"),
+        ("error:none", "No letter of this group matches this filter"),
         ("errr:B", "there is no property"),
         ("group:other", "this page is of group g"),
         ("topic:no-such", "does not exist"),
@@ -112,7 +112,7 @@ def test_filters_and_notes_are_kept_and_removed(console: ConsoleInMemory) -> Non
 def test_a_letter_shows_its_life_and_pages_go_on(console: ConsoleInMemory) -> None:
     page = console.get("/letters/g/t/0/3")
     assert page.status == 200, page.text
-    for part in ("no 3 here", "xxxxxxxxxx", "Attempts", "Life", "Deliver again", "blue"):
+    for part in ("no 3 here", "xxxxxxxxxx", "Attempts", "Life", "Replay", "blue"):
         assert part in page.text, part
     assert console.get("/letters/g/t/0/999").status == 404
     assert console.get("/letters/g/t/0/x").status == 400

@@ -223,7 +223,7 @@ ROWS = (
     Action("group.resume", "Resume deliveries", {**GROUP, "topic": text}),
     Action(
         "group.reset",
-        "Move the group to another position",
+        "Reset the group's position",
         {
             **GROUP, "topic": text, "to": position, "reprocess": flag, "dry_run": flag,
             "partition": number, "offset": number,
@@ -241,8 +241,8 @@ ROWS = (
     Action("user.set", "Change the user's roles", {"name": text, "roles": names}),
     Action("user.quota", "Change the user's quota", {"name": text, **QUOTA}),
     Action("user.delete", "Delete the user", TOPIC, "The user's connections end."),
-    Action("acl.grant", "Allow", GRANT),
-    Action("acl.revoke", "Take back", GRANT, "It holds for open connections, too."),
+    Action("acl.grant", "Grant", GRANT),
+    Action("acl.revoke", "Revoke", GRANT, "Open connections lose it, too."),
     Action(
         "tx.decide",
         "Decide by hand",
@@ -256,7 +256,7 @@ ROWS = (
         {"token": text},
         "Do this when the data of all databases are as they should be.",
     ),
-    Action("dlq.replay", "Deliver again", LETTERS, makes=_selected),
+    Action("dlq.replay", "Replay", LETTERS, makes=_selected),
     Action(
         "dlq.abandon",
         "Abandon",
@@ -266,7 +266,7 @@ ROWS = (
     ),
     Action(
         "dlq.redrive",
-        "Copy elsewhere",
+        "Copy",
         {**LETTERS, "to": text, "to_group": text, "abandon": flag, "again": flag},
         "The letters are published again, to a topic or for another group.",
         _selected,
@@ -277,8 +277,8 @@ ROWS = (
         {**LETTER, "edits": number, "body": body, "headers": headers, "revert": flag},
         "The letter is delivered with the new version; what was published is kept.",
     ),
-    Action("dlq.try", "Try with one member", {**LETTER, "member": text}),
-    Action("dlq.note", "Keep a note", {**GROUP, "fingerprint": text, "text": str}),
+    Action("dlq.try", "Try once", {**LETTER, "member": text}),
+    Action("dlq.note", "Save the note", {**GROUP, "fingerprint": text, "text": str}),
     Action("dlq.save", "Save the filter", {"name": text, "filter": str}, makes=_saved),
     Action(
         "plan.create", "Make a replay plan", {"name": text, **GROUP, **SELECTION, **SETTINGS},
@@ -303,7 +303,7 @@ ROWS = (
             **GROUP, **SELECTION, **SETTINGS, "after_s": decimal, "on_version": flag,
             "max_replays": number,
         },
-        "Letters are delivered again by themselves. Without an age and a version there is none.",
+        "The broker replays such letters by itself. Without an age and a version, it never does.",
         _created,
     ),
     Action(

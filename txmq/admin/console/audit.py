@@ -8,6 +8,7 @@ from txmq.admin.console.page import Page, PageRequest, View
 async def audit(request: PageRequest) -> View:
     """List what operators did, the newest first."""
     texts = {name: request.text(name) or None for name in ("operator", "call", "about", "topic")}
+    is_filtered = any(texts.values()) or bool(request.text("start") or request.text("end"))
     reply = await request.ask(
         "audit.list",
         **texts,
@@ -17,7 +18,7 @@ async def audit(request: PageRequest) -> View:
         newest=True,
         limit=request.limit,
     )
-    return View("audit.html", {"reply": reply, "filtered": any(texts.values())})
+    return View("audit.html", {"reply": reply, "filtered": is_filtered})
 
 
 PAGES = (Page("audit", "Audit", audit, "Audit", "a"),)
