@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from functools import partial
-from itertools import accumulate, chain, islice
-from operator import attrgetter
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 import structlog
 
-from txmq.batch import BatchView, cut_rows, has_expiry, key_hashes, read_header
+from txmq.batch import BatchView, has_expiry, key_hashes
+from txmq.broker.delivery.fetch_chunks import BatchParts, Batches, chunk_of, join_chunks
 from txmq.broker.delivery.group_paces import GroupPaces, cold_bytes
 from txmq.broker.delivery.long_polls import MAX_WAIT_MS
 from txmq.broker.engine.log_reader import read_batches, read_before_damage
-from txmq.core.consumers.candidates import SINGLE_ROW_BYTES, Candidate, CandidateSource, FetchLimits
+from txmq.core.consumers.candidates import Candidate, CandidateSource, FetchLimits
 from txmq.core.consumers.commands import CandidateRead, Deliver, ReturnMessages
 from txmq.core.consumers.damaged_letters import SetAside, is_to_deliver
 from txmq.core.consumers.fetch_planning import FetchPlan, plan_fetch
@@ -22,21 +21,17 @@ from txmq.core.events.outcome import Rejected
 from txmq.errors import CorruptRecord
 from txmq.model.message import resolve_time
 from txmq.model.topic_partition import TopicPartition
-from txmq.wire.chunks import REDELIVERY, Chunk, chunk_size, pack_chunks
+from txmq.wire.chunks import Chunk, chunk_size, pack_chunks
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from txmq.broker.delivery.long_polls import LongPolls
     from txmq.broker.engine.engine import Engine
     from txmq.broker.reactor.interfaces import Clock
     from txmq.broker.reactor.protocol import ClientSession
-    from txmq.core.consumers.delivery import DeliveredRange, DeliverReply
-    from txmq.store.tables import BatchEntry
+    from txmq.core.consumers.delivery import DeliverReply
     from txmq.wire.data_requests import Fetch
     from txmq.wire.frames import Frame
 
-Batches = list[bytes]  # of one candidate; none where the member does not want it
 NO_OFFSETS: frozenset[int] = frozenset()
 MAX_MESSAGES = 10_000
 MAX_BYTES = 2 << 20  # of one reply: larger ones only leave the processor's cache
@@ -44,33 +39,6 @@ SET_ASIDE = 250  # damaged letters in one turn: each is a record of its own
 REPLY_BYTES = 4 << 20  # of one reply, as they are sent, unless its first batch is larger
 
 log = structlog.get_logger()
-
-
-class BatchParts:
-    """The rows to send of batches of one reply. Each is read and cut once."""
-
-    def __init__(self) -> None:
-        self._views: dict[int, BatchView] = {}  # by position
-        self._parts: dict[tuple[int, int, int], bytes] = {}
-
-    def get(
-        self, candidate: Candidate, position: int, batch: bytes, first: int, rows: int
-    ) -> bytes:
-        """Return the batch to send for some of its rows: these rows alone, if there is
-        one, or if they have failed before and are less than half of a large batch.
-        """
-        wanted = rows == 1 or candidate.source is CandidateSource.FAILED
-        if len(batch) <= SINGLE_ROW_BYTES or not wanted:
-            return batch
-        if (part := self._parts.get((position, first, rows))) is not None:
-            return part
-        view = self._views.get(position)
-        if view is None:
-            view = self._views[position] = BatchView(batch)
-        whole = len(view) == 1 or (rows > 1 and 2 * rows >= len(view))
-        part = batch if whole else cut_rows(batch, first, rows, view)
-        self._parts[position, first, rows] = part
-        return part
 
 
 class FetchService:
@@ -274,7 +242,7 @@ class _FetchRequest:
         parts = BatchParts()
         fitting = self._fit(candidates, batches, parts)
         reads = tuple(
-            inspect_candidate(c, b, certain) if b else CandidateRead(c, unwanted=True)
+            _inspect(c, b, certain) if b else CandidateRead(c, unwanted=True)
             for c, b in zip(candidates[:fitting], batches[:fitting], strict=True)
         )
         topics = self._engine.state.topics_by_id
@@ -334,7 +302,7 @@ class _FetchRequest:
             name = names[candidate.topic_id]
             if size <= REPLY_BYTES:
                 read = batches[delivery.read_index]
-                chunk = self._chunk(delivery, reply.lease, candidate, read, name, parts)
+                chunk = chunk_of(delivery, reply.lease, candidate, read, name, parts)
                 size += chunk_size(name, len(chunk.batch))
                 if size <= REPLY_BYTES or not chunks:
                     chunks.append(chunk)
@@ -358,82 +326,8 @@ class _FetchRequest:
 
         self._session.on_lost[self] = self._fetches.polls.next_turn(go_on).cancel
 
-    def _chunk(
-        self,
-        delivery: DeliveredRange,
-        lease: int,
-        candidate: Candidate,
-        batches: Batches,
-        topic: str,
-        parts: BatchParts,
-    ) -> Chunk:
-        rows = delivery.end - delivery.start
-        flags = REDELIVERY if candidate.source is CandidateSource.FAILED else 0
-        base, (stored, *others), (batch, *more) = batches_of(delivery, candidate, batches)
-        first = delivery.start - base
-        if not more:
-            part = parts.get(candidate, stored.position, batch, first, rows)
-            if part is not batch:
-                batch, base, first = part, delivery.start, 0
-        further = tuple([(entry.length, entry.count, entry.stored_at) for entry in others])
-        return Chunk(
-            topic,
-            candidate.partition,
-            base,
-            stored.stored_at,
-            stored.position,
-            delivery.attempt,
-            flags,
-            lease,
-            first,
-            rows,
-            b"".join((batch, *more)) if more else batch,
-            further,
-        )
-
     def _reply(self, chunks: list[Chunk]) -> None:
         self._session.reply(self._frame, pack_chunks(chunks, generation=self._request.generation))
-
-
-def join_chunks(chunks: list[Chunk], most: int) -> list[Chunk]:
-    """Return chunks of messages that had failed before, neighbours joined to runs of at
-    most so many rows.
-    """
-    joined: list[Chunk] = []
-    run: list[Chunk] = []
-    end = rows = 0  # of the run: offset behind its batches, number of its rows
-    for chunk in chunks:
-        if not (
-            run
-            and (chunk.base_offset, chunk.first_row) == (end, 0)
-            and _ALIKE(chunk) == _ALIKE(run[0])
-            and chunk.flags & REDELIVERY
-            and rows + chunk.rows <= most
-        ):
-            joined += _run_of(run)
-            run, rows = [], 0
-        run.append(chunk)
-        rows += chunk.rows
-        whole = chunk.first_row + chunk.rows == read_header(chunk.batch).count
-        end = chunk.base_offset + chunk.first_row + chunk.rows if whole else -1
-    return [*joined, *_run_of(run)]
-
-
-# what the chunks of a run have in common
-_ALIKE = attrgetter("topic", "partition", "attempt", "flags", "lease_id")
-
-
-def _run_of(chunks: list[Chunk]) -> list[Chunk]:
-    """Return neighbouring chunks of a batch each as one chunk."""
-    if len(chunks) < 2:
-        return chunks
-    first, *others = chunks
-    further = tuple(
-        (len(chunk.batch), read_header(chunk.batch).count, chunk.stored_at) for chunk in others
-    )
-    batch = b"".join(chunk.batch for chunk in chunks)
-    rows = sum(chunk.rows for chunk in chunks)
-    return [first._replace(rows=rows, batch=batch, further=further)]
 
 
 def _returned(reply: object) -> None:
@@ -442,21 +336,7 @@ def _returned(reply: object) -> None:
         log.info("fetch.surplus_not_returned", message=reply.message)
 
 
-def batches_of(
-    delivery: DeliveredRange, candidate: Candidate, batches: Batches
-) -> tuple[int, Sequence[BatchEntry], Sequence[bytes]]:
-    """Return the first offset of the first batch that has rows of the delivery, and the
-    batches that have, as stored and as read.
-    """
-    entries = candidate.batches
-    if len(entries) == 1:
-        return candidate.base_offset, entries, batches
-    bases = list(accumulate((entry.count for entry in entries), initial=candidate.base_offset))
-    low, high = bisect_right(bases, delivery.start) - 1, bisect_left(bases, delivery.end)
-    return bases[low], entries[low:high], batches[low:high]
-
-
-def inspect_candidate(candidate: Candidate, batches: Batches, now: int) -> CandidateRead:
+def _inspect(candidate: Candidate, batches: Batches, now: int) -> CandidateRead:
     """Return a candidate with the facts that only its batches hold: key hashes and
     expired messages.
     """
