@@ -6,7 +6,8 @@ through `reactor.protocol`, `requests`, `engine`, the core's machine and the log
 other folders each import only those before them:
 
     reactor, engine, access, delivery, checkback, data_directory, search, background,
-    monitoring, calls, requests; `assembly` and `service` put all of them together
+    monitoring, calls, requests; `assembly` and `service` put all of them together, and
+    `process` runs the service
 """
 
 from txmq.errors.extras import require

@@ -5,9 +5,6 @@ OPENING -> RECOVERING -> SERVING -> DRAINING -> CLOSED    forward only, logged
 
 from __future__ import annotations
 
-import select
-import signal
-import sys
 import time
 from enum import IntEnum
 from random import Random
@@ -15,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlencode
 
 import structlog
-from twisted.internet.defer import Deferred, inlineCallbacks
+from twisted.internet.defer import inlineCallbacks
 from twisted.internet.endpoints import TCP4ServerEndpoint
 from twisted.internet.task import deferLater
 
@@ -31,7 +28,6 @@ from txmq.broker.engine.disk_space import DiskWatch
 from txmq.broker.engine.engine import Engine
 from txmq.broker.monitoring.liveness import Liveness
 from txmq.broker.reactor.connection_limits import BACKLOG
-from txmq.broker.reactor.process_limits import collect_rarely, keep_freed_memory, raise_file_limit
 from txmq.broker.reactor.steady_clock import THIS_MACHINE, MachineClocks, SteadyClock
 from txmq.broker.reactor.threads import WorkerThreads
 from txmq.broker.requests.outbox_publisher import OutboxPublisher
@@ -39,7 +35,7 @@ from txmq.broker.search.catalogue_service import build_beside
 from txmq.config.listen import ListenAddress, is_loopback, listen_address
 from txmq.core.disk_budget import DiskBudget
 from txmq.core.transactions import indexes
-from txmq.errors import ConfigError, StoreClosed, StoreError
+from txmq.errors import ConfigError, StoreClosed
 from txmq.errors.extras import require
 from txmq.model.units import MIB
 from txmq.store.filesystem import RealFileSystem
@@ -63,7 +59,6 @@ if TYPE_CHECKING:
     # begins to listen, and gives an IListeningPort
     Edge = Callable[["BrokerParts"], Awaitable[Any]]
 
-SWITCH_INTERVAL_S = 0.0005  # beside an index writer: tick p99 from 5.8 to 3.2 ms
 QUICK_DISK_S = 0.0005  # with threads for it, 64 senders get 13 % less done, and 4 get 36 % less
 STORAGE_S = 0.2
 DISK_S = 1.0  # between measurements of the disk's space
@@ -397,85 +392,6 @@ def refuse_exposed(settings: SettingsFile, *, has_users: bool) -> None:
             hint="whoever reaches this address can "
             + ("read and change everything" if not has_users else "read what is sent"),
         )
-
-
-def run(
-    settings: SettingsFile,
-    *,
-    ready: Callable[[str], None],
-    edges: Iterable[Edge] = (),
-    inside: Callable[[str], None] | None = None,
-    load: Callable[[], SettingsFile] | None = None,
-) -> None:
-    """Run a broker until SIGTERM or SIGINT. `ready` gets its address once the broker
-    and its `edges` serve; `inside` gets a URL with a login for clients in this process.
-    On SIGHUP it reads its settings again, by `load`.
-
-    Raises what opening the data directory or listening raises, and StoreError where the
-    broker had to stop.
-    """
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    keep_freed_memory()
-    raise_file_limit()
-    the_reactor = _reactor()
-    # Twisted's timers go by the wall clock: put back, they would all stand still
-    the_reactor.seconds = time.monotonic
-    service = BrokerService(settings, the_reactor, edges, load=load)
-    service.open()
-    collect_rarely()
-    trouble: list[BaseException] = []
-
-    def start() -> None:
-        def refused(failure: Failure) -> None:
-            trouble.append(failure.value or StoreClosed("the broker could not start"))
-            the_reactor.stop()
-
-        def serves(url: str) -> None:
-            ready(url)
-            if inside is not None:
-                inside(service.own_url)
-
-        Deferred.fromCoroutine(service.start()).addCallbacks(serves, refused)
-
-    the_reactor.callWhenRunning(start)
-    the_reactor.addSystemEventTrigger("before", "shutdown", service.stop)
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    signal.signal(
-        signal.SIGHUP, lambda *_frame: the_reactor.callFromThread(service.reload_settings)
-    )
-    the_reactor.run()
-    if trouble:
-        raise trouble[0]
-    if service.failure is not None:
-        raise _stopped_by(service.failure)
-    if not service.drained:
-        raise StoreClosed(
-            "the broker ended before all was on disk; the rest was not acknowledged",
-            hint="free space on its disk",
-        )
-
-
-def _stopped_by(failure: BaseException) -> StoreClosed:
-    if isinstance(failure, (OSError, StoreError)):
-        return StoreClosed(
-            f"the broker stopped because its disk failed: {failure}",
-            hint="see its log; mend the disk and start it again",
-        )
-    return StoreClosed(
-        f"the broker stopped because of a bug: {type(failure).__name__}: {failure}",
-        hint="report what its log says; start it again: the log has all that it acknowledged",
-    )
-
-
-def _reactor() -> Any:  # noqa: ANN401  # several interfaces of Twisted's
-    """Choose the process's one reactor."""
-    if hasattr(select, "epoll"):
-        from txmq.broker.reactor.epoll_reactor import install  # noqa: PLC0415  # not everywhere
-
-        return install()
-    from twisted.internet import reactor  # noqa: PLC0415  # makes one
-
-    return reactor
 
 
 def _log_recovery(opened: OpenedDirectory, seconds: float) -> None:

@@ -21,7 +21,7 @@ BROKERS: Final = [
     "txmq.cli.app",
     "txmq.cli.logs",
     "txmq.cli.commands.xa_thread",
-    "txmq.broker.service",
+    "txmq.broker.process",
     "txmq.broker.reactor.epoll_reactor",
     "txmq.admin.edge",
 ]

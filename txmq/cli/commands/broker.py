@@ -110,7 +110,8 @@ def serve(
     """
     from twisted.internet.error import CannotListenError
 
-    from txmq.broker.service import refuse_exposed, run
+    from txmq.broker.process import run
+    from txmq.broker.service import refuse_exposed
     from txmq.cli import logs
     from txmq.cli.commands.xa_thread import xa_recovery
 

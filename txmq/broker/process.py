@@ -1,0 +1,104 @@
+"""The broker as a process: its reactor, its signals, and how it ends."""
+
+from __future__ import annotations
+
+import select
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from twisted.internet.defer import Deferred
+
+from txmq.broker.reactor.process_limits import collect_rarely, keep_freed_memory, raise_file_limit
+from txmq.broker.service import BrokerService
+from txmq.errors import StoreClosed, StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from twisted.python.failure import Failure
+
+    from txmq.broker.service import Edge
+    from txmq.config.broker import SettingsFile
+
+SWITCH_INTERVAL_S = 0.0005  # beside an index writer: tick p99 from 5.8 to 3.2 ms
+
+
+def run(
+    settings: SettingsFile,
+    *,
+    ready: Callable[[str], None],
+    edges: Iterable[Edge] = (),
+    inside: Callable[[str], None] | None = None,
+    load: Callable[[], SettingsFile] | None = None,
+) -> None:
+    """Run a broker until SIGTERM or SIGINT. `ready` gets its address once the broker
+    and its `edges` serve; `inside` gets a URL with a login for clients in this process.
+    On SIGHUP it reads its settings again, by `load`.
+
+    Raises what opening the data directory or listening raises, and StoreError where the
+    broker had to stop.
+    """
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    keep_freed_memory()
+    raise_file_limit()
+    reactor = _choose_reactor()
+    # Twisted's timers go by the wall clock: put back, they would all stand still
+    reactor.seconds = time.monotonic
+    service = BrokerService(settings, reactor, edges, load=load)
+    service.open()
+    collect_rarely()
+    trouble: list[BaseException] = []
+
+    def start() -> None:
+        def refused(failure: Failure) -> None:
+            trouble.append(failure.value or StoreClosed("the broker could not start"))
+            reactor.stop()
+
+        def serves(url: str) -> None:
+            ready(url)
+            if inside is not None:
+                inside(service.own_url)
+
+        Deferred.fromCoroutine(service.start()).addCallbacks(serves, refused)
+
+    reactor.callWhenRunning(start)
+    reactor.addSystemEventTrigger("before", "shutdown", service.stop)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    signal.signal(
+        signal.SIGHUP, lambda *_frame: reactor.callFromThread(service.reload_settings)
+    )
+    reactor.run()
+    if trouble:
+        raise trouble[0]
+    if service.failure is not None:
+        raise _stopped_by(service.failure)
+    if not service.drained:
+        raise StoreClosed(
+            "the broker ended before all was on disk; the rest was not acknowledged",
+            hint="free space on its disk",
+        )
+
+
+def _stopped_by(failure: BaseException) -> StoreClosed:
+    if isinstance(failure, (OSError, StoreError)):
+        return StoreClosed(
+            f"the broker stopped because its disk failed: {failure}",
+            hint="see its log; mend the disk and start it again",
+        )
+    return StoreClosed(
+        f"the broker stopped because of a bug: {type(failure).__name__}: {failure}",
+        hint="report what its log says; start it again: the log has all that it acknowledged",
+    )
+
+
+def _choose_reactor() -> Any:  # noqa: ANN401  # several interfaces of Twisted's
+    """Return the reactor of this process, of which there is one."""
+    if hasattr(select, "epoll"):
+        from txmq.broker.reactor.epoll_reactor import install  # noqa: PLC0415  # not everywhere
+
+        return install()
+    from twisted.internet import reactor  # noqa: PLC0415  # makes one
+
+    return reactor
