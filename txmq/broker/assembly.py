@@ -48,7 +48,7 @@ from txmq.broker.engine.turn_work import TurnWork
 from txmq.broker.monitoring.alarms import AlarmService
 from txmq.broker.monitoring.statistics import Statistics
 from txmq.broker.reactor.held_sends import HeldSends
-from txmq.broker.reactor.protocol import SessionFactory
+from txmq.broker.reactor.session_factory import SessionFactory
 from txmq.broker.reactor.stall_guard import Moment, StallGuard
 from txmq.broker.reactor.steady_clock import SteadyClock
 from txmq.broker.requests.dispatcher import RequestDispatcher

@@ -184,7 +184,7 @@ def test_refused_connections_are_logged_once_a_minute() -> None:
     from twisted.internet.task import Clock
 
     from txmq.broker.reactor.held_sends import HeldSends
-    from txmq.broker.reactor.protocol import SessionFactory
+    from txmq.broker.reactor.session_factory import SessionFactory
 
     def never(*_args: object) -> None:
         raise AssertionError("nobody asks")

@@ -12,7 +12,8 @@ from twisted.internet.testing import StringTransport
 
 from tests.broker.support import QuickDisk
 from txmq.broker.reactor.held_sends import HeldSends
-from txmq.broker.reactor.protocol import ClientSession, SessionFactory
+from txmq.broker.reactor.protocol import ClientSession
+from txmq.broker.reactor.session_factory import SessionFactory
 from txmq.errors import BadRequest
 from txmq.model import limits
 from txmq.wire.data_requests import Opcode

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from txmq.broker.engine.engine import Engine
     from txmq.broker.reactor.interfaces import Clock
-    from txmq.broker.reactor.protocol import ClientSession, SessionFactory
+    from txmq.broker.reactor.protocol import ClientSession
+    from txmq.broker.reactor.session_factory import SessionFactory
 
 SILENT_S = 10.0  # without an answer: the broker is not healthy
 HELLO = encode_frame(Opcode.HELLO, 0, Hello(versions=(1, 1), client="liveness").encode())

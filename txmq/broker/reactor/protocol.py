@@ -7,37 +7,38 @@ from __future__ import annotations
 import socket
 from collections import deque
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import structlog
 from twisted.internet.interfaces import IPushProducer
-from twisted.internet.protocol import Factory, Protocol, connectionDone
+from twisted.internet.protocol import Protocol, connectionDone
 from zope.interface import implementer
 
-from txmq.broker.reactor import process_limits
-from txmq.broker.reactor.bounded_log import BoundedLog
-from txmq.broker.reactor.connection_limits import ConnectionLimits, network_of
-from txmq.broker.reactor.frame_memory import FrameMemory
-from txmq.broker.reactor.held_sends import JUDGED, WRITES, HeldSends
+from txmq.broker.reactor.connection_limits import network_of
+from txmq.broker.reactor.handshake import Handshake
+from txmq.broker.reactor.held_sends import JUDGED, WRITES
 from txmq.core.events.outcome import Rejected
-from txmq.errors import LoginFailed, ProtocolError, RemoteProtocolError, RequestRejected, TxmqError
+from txmq.errors import ProtocolError, RequestRejected, TxmqError
 from txmq.model import limits
 from txmq.model.access import Need
 from txmq.wire.data_requests import Opcode
 from txmq.wire.frames import Frame, FrameDecoder, encode_frame, frame_buffers
-from txmq.wire.hello import Challenge, Hello, LoginStep, Welcome, negotiate
+from txmq.wire.hello import Challenge, negotiate
 from txmq.wire.lost_peers import notice_lost_peer
-from txmq.wire.scram import MECHANISM, ScramServer
 from txmq.wire.status import error_reply
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from twisted.internet.interfaces import IAddress
     from twisted.python.failure import Failure
 
+    from txmq.broker.reactor.bounded_log import BoundedLog
+    from txmq.broker.reactor.connection_limits import ConnectionLimits
+    from txmq.broker.reactor.frame_memory import FrameMemory
+    from txmq.broker.reactor.held_sends import HeldSends
     from txmq.broker.reactor.interfaces import Clock, LoginGuard, Timer, Transport, UserRights
+    from txmq.wire.hello import Hello, Welcome
 
     Handle = Callable[["ClientSession", Frame], None]
     Encode = Callable[[Any], Sequence[bytes] | bytes]
@@ -49,7 +50,6 @@ STUCK_SECONDS = 30
 # time
 RECEIVE_BYTES = 120 << 10
 TURN_S = 0.002  # of a turn of the reactor, for the requests of one connection
-LOGIN_HINT = "give a user: txmq://USER@HOST:PORT, and the password in TXMQ_PASSWORD"
 UNSENT_BYTES = 1 << 20  # of replies that a flush will send; no request is begun beyond
 MAX_OUTSTANDING = 4_096  # requests of a connection without a reply, long polls included
 REQUEST_BYTES = 64 << 20  # of all requests without a reply, unless a connection has none
@@ -58,7 +58,7 @@ log = structlog.get_logger()
 
 
 @dataclass(slots=True)
-class SharedLimits:
+class SharedState:
     """State that all sessions share.
 
     While `buffering`, sessions keep their replies. The flush that ends it sends each
@@ -85,7 +85,7 @@ class ClientSession(Protocol):
     transport: Any  # Twisted's, without types
 
     def __init__(
-        self, handle: Handle, welcome: Callable[[int], Welcome], clock: Clock, shared: SharedLimits
+        self, handle: Handle, welcome: Callable[[int], Welcome], clock: Clock, shared: SharedState
     ) -> None:
         self._handle, self._welcome, self._clock, self._shared = handle, welcome, clock, shared
         self._unsent: list[bytes] = []
@@ -107,7 +107,6 @@ class ClientSession(Protocol):
         self.rights: UserRights | None = None  # of the user, where the broker has users
         self.user_deleted = False  # perhaps there is another one of this name by now
         self.is_own = False  # of the broker itself, which does not log in
-        self._login: tuple[Hello, ScramServer] | None = None  # under way
         # called when the connection is gone, by the key of their owner
         self.on_lost: dict[object, Callable[[], None]] = {}
         self.lost = False  # once it is, nothing calls what is added to `on_lost`
@@ -126,6 +125,8 @@ class ClientSession(Protocol):
         # No requests are read from a client that does not read its replies.
         self._wire.registerProducer(_Backpressure(self), streaming=True)
         self.log = log.bind(peer=str(self._wire.getPeer()))
+        guard = None if self.is_own else self._shared.guard
+        self._handshake = Handshake(guard, self.transport, self.peer_host)
         self._deadline = self._clock.callLater(HELLO_SECONDS, self.cut, "no hello")
         self._shared.connections.begin(self)
 
@@ -247,43 +248,13 @@ class ClientSession(Protocol):
         self._wire.loseConnection()
 
     def _handle_hello(self, frame: Frame) -> None:
-        if self._login is not None:
-            self._end_login(frame, *self._login)
+        reply = self._handshake.receive(frame)
+        if isinstance(reply, Challenge):
+            self.reply(frame, reply.encode())
             return
-        hello = Hello.parse(frame)
-        guard = self._shared.guard
-        if guard is None or self.is_own or not guard.asks(hello.login):
-            self._greet(frame, hello)
-            return
-        negotiate(hello)  # or refuse
-        if hello.login is None:
-            rights = guard.certified(self.transport)
-            if rights is not None:
-                self._admit(rights, hello)
-                self._greet(frame, hello)
-                return
-            raise LoginFailed("this broker asks for a login", hint=LOGIN_HINT)
-        if hello.login.get("mechanism") != MECHANISM:
-            raise LoginFailed(f"unknown mechanism of login: use {MECHANISM}")
-        login = guard.begin(self.peer_host, hello.login.get("message", ""))
-        self._login = hello, login
-        self.reply(frame, Challenge(login={"message": login.challenge()}).encode())
-
-    def _end_login(self, frame: Frame, hello: Hello, login: ScramServer) -> None:
-        guard = self._shared.guard
-        assert guard is not None, "it began the login"
-        if frame.opcode != Opcode.LOGIN or frame.status:
-            raise RemoteProtocolError(f"request {frame.opcode} came before the end of the login")
-        guard.check_login(self.peer_host, login.user)
-        proof = login.verify(LoginStep.parse(frame).message)
-        rights = None if proof is None else guard.rights_after(login)
-        if proof is None or rights is None:
-            raise guard.failed(self.peer_host, login.user)
-        guard.logins["succeeded"] += 1
-        guard.note_host(self.peer_host)
-        self._login = None
-        self._admit(rights, hello)
-        self._greet(frame, hello, {"message": proof})
+        if reply.rights is not None:
+            self._admit(reply.rights, reply.hello)
+        self._greet(frame, reply.hello, reply.proof)
 
     def _admit(self, rights: UserRights, hello: Hello) -> None:
         """Take the rights of a user. Raises AccessDenied for an instance of a service
@@ -329,10 +300,10 @@ class ClientSession(Protocol):
         self._deadline = self._clock.callLater(STUCK_SECONDS, self.cut, "does not end")
         return True
 
-    def _greet(self, frame: Frame, hello: Hello, login: dict[str, str] | None = None) -> None:
+    def _greet(self, frame: Frame, hello: Hello, proof: str | None) -> None:
         welcome = self._welcome(negotiate(hello))
-        if login is not None:
-            welcome = welcome.model_copy(update={"login": login})
+        if proof is not None:
+            welcome = welcome.model_copy(update={"login": {"message": proof}})
         self._cancel_deadline()
         self._shared.connections.end(self)
         self.__dict__.pop("owner", None)  # that of before the login was the host
@@ -504,100 +475,3 @@ class _Backpressure:
 
     def stopProducing(self) -> None:
         """Do nothing: `connectionLost` is called as well."""
-
-
-class SessionFactory(Factory):
-    """Makes the sessions, and keeps the list of open ones."""
-
-    noisy = False
-
-    def __init__(
-        self,
-        handle: Handle,
-        welcome: Callable[[int], Welcome],
-        clock: Clock,
-        sends: HeldSends,
-        connection_limit: Callable[[], int] = process_limits.connection_limit,
-        guard: LoginGuard | None = None,
-        per_peer: int = 0,
-    ) -> None:
-        """`connection_limit` returns the most connections there may be now, of which a
-        host has `per_peer` (0 = three quarters). Further ones are closed at once.
-        """
-        self.frames = FrameMemory(clock)
-        self.sends = sends
-        self.limits = ConnectionLimits(clock, connection_limit, per_peer)
-        warnings = BoundedLog(clock)
-        self._shared = SharedLimits(self.frames, self.sends, self.limits, warnings, guard=guard)
-        self._make = partial(ClientSession, handle, welcome, clock, self._shared)
-        self._open: dict[ClientSession, None] = {}
-
-    def buildProtocol(self, addr: IAddress | None) -> ClientSession | None:
-        host = str(getattr(addr, "host", addr))
-        return self.accept(host) if self.limits.admits(host) else None
-
-    def accept(self, host: str = "", *, is_own: bool = False) -> ClientSession:
-        """Return a session for a new connection within the limit, or for the broker
-        itself.
-        """
-        session = self._make()
-        session.is_own = is_own
-        self._open[session] = None
-        self.limits.add(session, host)
-        session.on_lost[self] = partial(self._forget, session)
-        return session
-
-    def _forget(self, session: ClientSession) -> None:
-        self._open.pop(session, None)
-        self.limits.remove(session)
-
-    @property
-    def all_closed(self) -> bool:
-        """Return whether all connections are closed."""
-        return not self._open
-
-    def note_deleted(self, user: str) -> None:
-        """Have the sessions of a user end when rights are renewed, even if somebody
-        adds a user of this name before.
-        """
-        for session in self._open:
-            if session.rights is not None and session.rights.user == user:
-                session.user_deleted = True
-
-    def renew_rights(self) -> list[ClientSession]:
-        """Take the rights of all users as they are now; return the sessions whose users
-        may do something else than before.
-        """
-        return [session for session in list(self._open) if session.renew_rights()]
-
-    def connected_instances(self) -> set[tuple[str, str]]:
-        """Return the connected producer instances (service, name)."""
-        return {session.instance for session in self._open if session.instance is not None}
-
-    def ignore_requests(self) -> None:
-        """Process no further requests of any client."""
-        for session in self._open:
-            session.ignore_requests()
-
-    def buffer_replies(self) -> None:
-        """Keep replies until `flush_replies`."""
-        self._shared.buffering = True
-
-    def flush_replies(self) -> None:
-        """Send the buffered replies, each session's at once. Saves a turn of the
-        reactor.
-        """
-        sessions = list(self._shared.unsent)
-        self._shared.unsent.clear()
-        self._shared.buffering = False
-        for session in sessions:
-            try:
-                session.flush_replies()
-            except Exception as error:
-                log.exception("session.failed", error=str(error))
-                session.transport.abortConnection()
-
-    def close(self) -> None:
-        """Close every connection after sending what is written."""
-        for session in list(self._open):
-            session.transport.loseConnection()
