@@ -9,9 +9,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.broker.calls.test_plan_calls import Desk
 from tests.broker.support import BrokerInMemory, FakeResolver, parts_of
-from txmq.admin.group_metrics import GroupMetrics
-from txmq.admin.metrics import Metrics
-from txmq.admin.transaction_metrics import decider_kind
+from txmq.admin.metrics.exposition import Metrics
+from txmq.admin.metrics.groups import GroupMetrics
+from txmq.admin.metrics.transactions import decider_kind
 from txmq.broker.checkback.resolver_service import ResolverStatus
 from txmq.broker.monitoring.alarm_rules import ALARM_RULES
 from txmq.config.broker import SettingsFile

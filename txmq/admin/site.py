@@ -14,8 +14,8 @@ from txmq.admin.http_values import (
     error_reply,
     json_reply,
 )
-from txmq.admin.metrics import CONTENT_TYPE, Metrics
-from txmq.admin.partition_metrics import PartitionMetrics
+from txmq.admin.metrics.exposition import CONTENT_TYPE, Metrics
+from txmq.admin.metrics.partitions import PartitionMetrics
 from txmq.admin.routes import PREFIX, call_of, one_of_each
 from txmq.core.events.outcome import Rejected
 from txmq.errors import NotPermitted, RemoteProtocolError, TxmqError

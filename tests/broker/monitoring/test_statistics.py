@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.broker.support import BrokerInMemory, parts_of, send_payload
-from txmq.admin.metrics import Metrics
+from txmq.admin.metrics.exposition import Metrics
 from txmq.broker.monitoring.statistics import PERIOD_S
 from txmq.config.broker import load_broker
 from txmq.core.topics.topics import CreateTopic

@@ -45,9 +45,7 @@ GROUP_GAUGES = {
     "expired": "Messages that expired before their delivery",
     "members": "Members of the group",
 }
-
-
-HEADS = {
+HEADS = {  # what windows of partitions tell, and what else is counted with them
     "poison_partitions": "Partitions whose head is poison: most of what follows is processed",
     "outage_partitions": "Partitions most of whose window is unprocessed: an outage",
     "standing_unprocessed": "Unprocessed messages of windows that stand",
