@@ -12,7 +12,7 @@ from tests.broker.support import BrokerInMemory, FakeResolver, parts_of
 from txmq.admin.metrics.exposition import Metrics
 from txmq.admin.metrics.groups import GroupMetrics
 from txmq.admin.metrics.transactions import decider_kind
-from txmq.broker.checkback.resolver_service import ResolverStatus
+from txmq.broker.checkback.resolvers import ResolverStatus
 from txmq.broker.monitoring.alarm_rules import ALARM_RULES
 from txmq.config.broker import SettingsFile
 from txmq.core.consumers.commands import JoinGroup

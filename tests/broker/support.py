@@ -17,7 +17,7 @@ from twisted.python.failure import Failure
 from txmq import errors
 from txmq.batch import encode, verify
 from txmq.broker.assembly import Assembly
-from txmq.broker.checkback.resolver_service import LeaseStatus, Resolvers, ResolverStatus
+from txmq.broker.checkback.resolvers import LeaseStatus, Resolvers, ResolverStatus
 from txmq.broker.engine.engine import Engine
 from txmq.broker.monitoring.liveness import Liveness
 from txmq.broker.reactor.steady_clock import SteadyClock

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from twisted.internet.defer import Deferred
 
-from txmq.broker.checkback.resolver_service import LeaseStatus
+from txmq.broker.checkback.resolvers import LeaseStatus
 from txmq.model.decider import ByPostgres, DatabaseId, Decider
 from txmq.model.message import Decision
 

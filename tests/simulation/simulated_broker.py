@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from tests.simulation.clock import SimulatedClock
     from tests.simulation.network import ClientConnection
-    from txmq.broker.checkback.resolver_service import Resolvers
+    from txmq.broker.checkback.resolvers import Resolvers
     from txmq.core.state.state import State
     from txmq.core.transactions.model import Transaction
     from txmq.testing.simfs import SimFS

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
     from twisted.python.failure import Failure
 
-    from txmq.broker.checkback.resolver_service import Resolvers
+    from txmq.broker.checkback.resolvers import Resolvers
     from txmq.broker.engine.engine import Engine
     from txmq.broker.reactor.interfaces import Clock
     from txmq.config.broker import CheckbackSettings, SettingsFile

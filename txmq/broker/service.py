@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from txmq.broker.access.guard import Guard
     from txmq.broker.calls.dispatcher import CallDispatcher
-    from txmq.broker.checkback.resolver_service import Resolvers
+    from txmq.broker.checkback.resolvers import Resolvers
     from txmq.broker.checkback.transaction_listeners import TransactionListeners
     from txmq.broker.delivery.group_paces import GroupPaces
     from txmq.broker.engine.turn_work import TurnWork

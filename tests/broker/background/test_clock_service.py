@@ -8,7 +8,7 @@ import pytest
 
 from tests.broker.support import BrokerInMemory, FakeResolver
 from txmq.broker.background.clock_service import AGREED_S, UNREAD
-from txmq.broker.checkback.resolver_service import ResolverStatus
+from txmq.broker.checkback.resolvers import ResolverStatus
 from txmq.core.retention.broker_time import CONFIRMED_S, NoteTime
 from txmq.core.transactions.decisions import DecideTransaction
 from txmq.model.message import Decision, Message

@@ -14,8 +14,10 @@ from twisted.internet.defer import Deferred, execute, fail, succeed
 
 from tests.fixtures_postgres import Databases
 from tests.tx.postgres.support import producer
-from txmq.broker.checkback import resolver_service
-from txmq.broker.checkback.resolver_service import PROBE_US, ResolverService, ResolverStatus
+from txmq.broker.checkback import database_resolver
+from txmq.broker.checkback.database_resolver import PROBE_US
+from txmq.broker.checkback.resolver_service import ResolverService
+from txmq.broker.checkback.resolvers import ResolverStatus
 from txmq.broker.reactor.steady_clock import BELIEVED_US, wall_clock
 from txmq.client.protocol.transaction.tokens import new_token
 from txmq.config.broker import ResolverSettings
@@ -151,7 +153,7 @@ def test_an_idle_broker_that_reads_outboxes_reads_the_clock_of_their_database_as
 ) -> None:
     clock = FrozenWallClock()
     resolver = partial(TokenResolver, clock=lambda: clock.time / SECOND)
-    monkeypatch.setattr(resolver_service, "TokenResolver", resolver)
+    monkeypatch.setattr(database_resolver, "TokenResolver", resolver)
     resolving = ResolverService(
         [ResolverSettings(name="r", dsn=database)],
         uuid4(),

@@ -6,7 +6,7 @@ from itertools import count
 from typing import Any
 
 from tests.broker.support import BrokerInMemory, FakeResolver
-from txmq.broker.checkback.resolver_service import ResolverStatus
+from txmq.broker.checkback.resolvers import ResolverStatus
 from txmq.config.broker import SettingsFile
 from txmq.core.transactions.decisions import DecideTransaction
 from txmq.model.message import Decision, Message

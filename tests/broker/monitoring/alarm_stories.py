@@ -12,7 +12,7 @@ from tests.broker.monitoring.alarm_desk import STORE, AlarmBroker, Handler
 from tests.broker.support import send_payload
 from txmq import errors
 from txmq.batch import encode, verify
-from txmq.broker.checkback.resolver_service import ResolverStatus
+from txmq.broker.checkback.resolvers import ResolverStatus
 from txmq.broker.data_directory.retention_service import TRANSACTIONS, FreeLog
 from txmq.broker.engine.disk_space import DiskWatch
 from txmq.config.broker import DiskSettings

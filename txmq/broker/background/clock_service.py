@@ -17,7 +17,7 @@ from txmq.model.units import SECOND
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from txmq.broker.checkback.resolver_service import Resolvers
+    from txmq.broker.checkback.resolvers import Resolvers
     from txmq.broker.engine.engine import Engine
     from txmq.broker.reactor.interfaces import Clock
     from txmq.broker.reactor.steady_clock import SteadyClock

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from txmq.broker.checkback.checkback_service import CheckBackService, CheckRequest
-    from txmq.broker.checkback.resolver_service import Resolvers
+    from txmq.broker.checkback.resolvers import Resolvers
     from txmq.broker.delivery.long_polls import LongPolls
     from txmq.broker.engine.engine import Engine
     from txmq.broker.engine.turn_work import TurnWork

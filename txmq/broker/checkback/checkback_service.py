@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from txmq.broker.checkback.checkers import CheckerProcess
-    from txmq.broker.checkback.resolver_service import Resolvers
+    from txmq.broker.checkback.resolvers import Resolvers
     from txmq.broker.checkback.transaction_listeners import TransactionListeners
     from txmq.broker.engine.engine import Engine
     from txmq.broker.reactor.protocol import ClientSession

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from txmq.broker.background.clock_service import ClockStatus
-    from txmq.broker.checkback.resolver_service import ResolverStatus
+    from txmq.broker.checkback.resolvers import ResolverStatus
     from txmq.broker.engine.disk_space import Disk
     from txmq.broker.engine.faults import Faults
     from txmq.config.broker import AlarmSettings as Limits

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from txmq.broker.background.clock_service import ClockService
-    from txmq.broker.checkback.resolver_service import Resolvers
+    from txmq.broker.checkback.resolvers import Resolvers
     from txmq.broker.checkback.transaction_listeners import TransactionListeners
     from txmq.broker.data_directory.retention_service import RetentionService
     from txmq.broker.engine.engine import Engine

@@ -26,7 +26,7 @@ from txmq.wire.bundle import pack_bundle_receipt, unpack_part
 from txmq.wire.data_requests import Opcode, pack_decide_receipt, unpack_decide
 
 if TYPE_CHECKING:
-    from txmq.broker.checkback.resolver_service import Resolvers
+    from txmq.broker.checkback.resolvers import Resolvers
     from txmq.broker.checkback.transaction_listeners import TransactionListeners
     from txmq.broker.engine.engine import Engine
     from txmq.broker.reactor.protocol import ClientSession

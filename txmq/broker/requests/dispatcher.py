@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from txmq.broker.calls.dispatcher import CallDispatcher
-    from txmq.broker.checkback.resolver_service import Resolvers
+    from txmq.broker.checkback.resolvers import Resolvers
     from txmq.broker.checkback.transaction_listeners import TransactionListeners
     from txmq.broker.delivery.fetch_service import FetchService
     from txmq.broker.engine.engine import Engine
