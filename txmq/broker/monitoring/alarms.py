@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
-from txmq.broker.monitoring.alarm_rules import ALARM_RULES, AlarmRule, Conditions
+from txmq.broker.monitoring.alarm_conditions import Conditions
+from txmq.broker.monitoring.alarm_rules import ALARM_RULES, AlarmRule
 from txmq.core.events.outcome import Rejected
 from txmq.errors import Throttled
 from txmq.model.units import HOUR, SECOND

@@ -1,0 +1,405 @@
+"""Conditions of alarms: each function has the name of an alarm, and returns its text
+while the condition holds, else "".
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, NamedTuple
+
+from txmq.broker.data_directory.retention_service import TRANSACTIONS
+from txmq.broker.monitoring.liveness import SILENT_S
+from txmq.broker.reactor.steady_clock import BELIEVED_US
+from txmq.core.consumers.key_fences import is_stopped
+from txmq.core.state import local_stores
+from txmq.core.state.plans import PlanState
+from txmq.core.transactions import indexes
+from txmq.core.transactions.indexes import ListKind
+from txmq.core.transactions.model import get
+from txmq.core.transactions.queries import recorded_conflicts
+from txmq.model.units import SECOND
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from txmq.broker.background.clock_service import ClockStatus
+    from txmq.broker.checkback.resolvers import ResolverStatus
+    from txmq.broker.engine.disk_space import Disk
+    from txmq.broker.engine.faults import Faults
+    from txmq.config.broker import AlarmSettings as Limits
+    from txmq.core.state.consumer_groups import ConsumerGroup, ConsumerStore
+    from txmq.core.state.plans import Plan
+    from txmq.core.state.state import State
+    from txmq.store.log.decoder import Damage
+
+DOUBTED = timedelta(days=1)  # a broker that was down for less is no reason for an alarm
+BUILT_WITHIN_S = 3_600.0  # a plan whose letters a client adds
+BEHIND_S = 10.0  # that sends wait; less is a burst
+FAULT_S = 3_600.0  # that an internal error stays an alarm
+
+
+class Conditions(NamedTuple):
+    """The facts that rules judge. `missed` is the number of messages that retention
+    took from groups, and the time of the last.
+    """
+
+    state: State
+    read_only: bool
+    quarantined: Sequence[Damage]
+    disk: Disk
+    missed: tuple[int, int]
+    held_bytes: int  # bytes of log, for the sake of transactions
+    now: int
+    resolvers: Sequence[ResolverStatus]
+    unresolvable_at: int
+    limits: Limits
+    clock: ClockStatus
+    faults: Faults
+    silent_s: float  # that the oldest pending reply has waited
+    behind_s: float  # that sends have been waiting for the disk
+
+    def older_than(self, since: int, seconds: float) -> bool:
+        """Return whether `since` is more than `seconds` ago; 0 = never."""
+        return since > 0 and self.now - since > seconds * SECOND
+
+    def age(self, since: int) -> str:
+        return str(timedelta(seconds=(self.now - since) // SECOND))
+
+
+def broker_fault(seen: Conditions) -> str:
+    faults = seen.faults
+    if not faults.last_at or seen.older_than(faults.last_at, FAULT_S):
+        return ""
+    return f"{faults.counts.total()} internal errors since the start, the last in {faults.last}"
+
+
+def broker_silent(seen: Conditions) -> str:
+    if seen.silent_s <= SILENT_S or seen.read_only:
+        return ""
+    return f"replies have waited for the disk for {seen.silent_s:.0f} s"
+
+
+def disk_full(seen: Conditions) -> str:
+    if seen.read_only:
+        return "the disk is full: nothing is stored, only read"
+    if seen.disk.refusing:
+        return f"only {seen.disk.free_mib} MiB are free: writes are refused"
+    return ""
+
+
+def disk_behind(seen: Conditions) -> str:
+    if seen.behind_s <= BEHIND_S or seen.read_only:
+        return ""
+    return f"sends have been waiting for the disk for {seen.behind_s:.0f} s"
+
+
+def disk_low(seen: Conditions) -> str:
+    if seen.disk.low and not seen.disk.refusing:
+        return f"only {seen.disk.free_mib} MiB are free"
+    return ""
+
+
+def disk_trouble(seen: Conditions) -> str:
+    return "; ".join(f"{what}: {why}" for what, why in sorted(seen.disk.troubles.items()))
+
+
+def log_damaged(seen: Conditions) -> str:
+    if not seen.quarantined:
+        return ""
+    first = seen.quarantined[0]
+    return (
+        f"{len(seen.quarantined)} spans of the log cannot be read; "
+        f"{first.path}, {first.position}: {first.reason}"
+    )
+
+
+def retention_passed_group(seen: Conditions) -> str:
+    messages, at = seen.missed
+    if not messages or seen.older_than(at, seen.limits.conflict_s):
+        return ""
+    return (
+        f"retention took {messages} messages that consumer groups had not processed, "
+        f"the last {seen.age(at)} ago"
+    )
+
+
+def retention_held(seen: Conditions) -> str:
+    mib = seen.held_bytes >> 20
+    if mib <= seen.limits.held_mib:
+        return ""
+    return f"{mib} MiB of the log are kept because of {TRANSACTIONS}"
+
+
+def transaction_in_doubt(seen: Conditions) -> str:
+    count = seen.state.listed[ListKind.IN_DOUBT]
+    if not count:
+        return ""
+    token = next(indexes.listed_tokens(seen.state, ListKind.IN_DOUBT))
+    return f"{count} transactions are undecided after many check-backs; the oldest is {token.hex()}"
+
+
+def transaction_oldest_undecided(seen: Conditions) -> str:
+    token = next(indexes.undecided_tokens(seen.state), None)
+    return _aged(seen, token, seen.limits.undecided_s, "undecided")
+
+
+def transaction_open(seen: Conditions) -> str:
+    token = next(indexes.listed_tokens(seen.state, ListKind.OPEN), None)
+    return _aged(seen, token, seen.limits.open_s, "waiting for its missing parts")
+
+
+def _aged(seen: Conditions, token: bytes | None, limit_s: float, what: str) -> str:
+    row = None if token is None else get(seen.state, token)
+    if token is None or row is None or not seen.older_than(row.stored_at, limit_s):
+        return ""
+    of = f" of service {row.service}" if row.service else ""
+    return f"transaction {token.hex()}{of} has been {what} for {seen.age(row.stored_at)}"
+
+
+def transaction_conflict(seen: Conditions) -> str:
+    last = next(recorded_conflicts(seen.state), None)
+    if last is None or seen.older_than(last.at, seen.limits.conflict_s):
+        return ""
+    return (
+        f"{last.by} asked to {last.asked.name} transaction {last.token.hex()}, "
+        "which was decided otherwise"
+    )
+
+
+def transaction_unverified(seen: Conditions) -> str:
+    count = seen.state.listed[ListKind.UNVERIFIED]
+    if not count:
+        return ""
+    token = next(indexes.listed_tokens(seen.state, ListKind.UNVERIFIED))
+    return f"{count} transactions were decided by hand without their database, as {token.hex()}"
+
+
+def heuristic_mixed(seen: Conditions) -> str:
+    count = seen.state.listed[ListKind.HEURISTIC]
+    if not count:
+        return ""
+    token = next(indexes.listed_tokens(seen.state, ListKind.HEURISTIC))
+    return f"{count} transactions were decided by hand or found mixed; the oldest is {token.hex()}"
+
+
+def resolver_unreachable(seen: Conditions) -> str:
+    limit_s = seen.limits.resolver_s
+    down = [one for one in seen.resolvers if seen.older_than(one.failing_since, limit_s)]
+    return "; ".join(
+        f"{one.name}, for {seen.age(one.failing_since)}: {one.trouble}" for one in down
+    )
+
+
+def resolver_blocked(seen: Conditions) -> str:
+    limit_s = seen.limits.resolver_s
+    slow = [
+        f"{one.name}: a call has been under way for {seen.age(one.busy_since)}"
+        for one in seen.resolvers
+        if seen.older_than(one.busy_since, limit_s)
+    ]
+    blocked = [
+        f"{one.name}, for {seen.age(one.blocked_since)}: {one.blocked}"
+        for one in seen.resolvers
+        if seen.older_than(one.blocked_since, limit_s)
+    ]
+    return "; ".join(slow + blocked)
+
+
+def resolver_refused(seen: Conditions) -> str:
+    refused = [one for one in seen.resolvers if one.refusal]
+    return "; ".join(f"{one.name}: {one.refusal}" for one in refused)
+
+
+def resolver_missing(seen: Conditions) -> str:
+    at = seen.unresolvable_at
+    if not at or seen.older_than(at, seen.limits.conflict_s):
+        return ""
+    return "transactions are refused: no resolver leads to the database that decides them"
+
+
+def outbox_stuck(seen: Conditions) -> str:
+    stuck = [one for one in seen.resolvers if one.outbox_error]
+    return "; ".join(
+        f"{one.name}, for {seen.age(one.outbox_stuck_since)}: {one.outbox_error}" for one in stuck
+    )
+
+
+def token_cleanup_stuck(seen: Conditions) -> str:
+    limit_s = seen.limits.cleanup_s
+    stuck = [one for one in seen.resolvers if seen.older_than(one.cleanup_failing_since, limit_s)]
+    return "; ".join(
+        f"{one.name}, for {seen.age(one.cleanup_failing_since)}: {one.cleanup_error}"
+        for one in stuck
+    )
+
+
+def fence_full(seen: Conditions) -> str:
+    stopped = [
+        (group, place)
+        for group in seen.state.groups.by_id.values()
+        for place in group.stops
+        if is_stopped(group, place)
+    ]
+    if not stopped:
+        return ""
+    group, (topic_id, partition) = stopped[0]
+    topic = seen.state.topics_by_id[topic_id].name
+    return (
+        f"{len(stopped)} partitions stand still, as {topic}/{partition} for group {group.name}: "
+        f"{group.settings.max_parked} messages wait behind one failed key"
+    )
+
+
+def group_slow(seen: Conditions) -> str:
+    groups = (group for group in seen.state.groups.by_id.values() if group.leases)
+    # leases are in the order in which they were granted
+    first = ((group.name, next(iter(group.leases.values()))) for group in groups)
+    oldest = min(((lease.granted_at, name, lease.member) for name, lease in first), default=None)
+    if oldest is None or not seen.older_than(oldest[0], seen.limits.slow_s):
+        return ""
+    return f"member {oldest[2]} of group {oldest[1]} has had messages for {seen.age(oldest[0])}"
+
+
+def fence_old(seen: Conditions) -> str:
+    groups = (group for group in seen.state.groups.by_id.values() if group.fences)
+    oldest = min(
+        ((fence.since, group.name) for group in groups for fence in group.oldest_fences()),
+        default=None,
+    )
+    if oldest is None or not seen.older_than(oldest[0], seen.limits.fence_s):
+        return ""
+    return (
+        f"a key of group {oldest[1]} has been waiting for {seen.age(oldest[0])}, "
+        "and its later messages with it"
+    )
+
+
+def store_no_owner(seen: Conditions) -> str:
+    lost = [
+        (store.lost_at, group, store_id)
+        for group, store_id, store in _stores(seen)
+        if not group.has_owner(store) and not store.adopted
+    ]
+    if not lost:
+        return ""
+    since, group, store_id = min(lost, key=lambda item: item[0])
+    if not seen.older_than(since, seen.limits.store_owner_s):
+        return ""
+    store = group.stores[store_id]
+    last = f"{store.member or 'nobody'}{f' on {store.host}' if store.host else ''}"
+    return (
+        f"local stores without an owner: {len(lost)}, as {store_id.hex()} of group {group.name} "
+        f"for {seen.age(since)}: {store.messages} messages, last reported by {last}"
+    )
+
+
+def store_old(seen: Conditions) -> str:
+    ages = (
+        (local_stores.oldest(seen.state, group, store_id) or seen.now, group.name, store_id)
+        for group, store_id, _store in _stores(seen)
+    )
+    since, name, store_id = min(ages, default=(0, "", b""))
+    if not seen.older_than(since, seen.limits.store_s):
+        return ""
+    return (
+        f"a message has been failing in local store {store_id.hex()} of group {name} "
+        f"for {seen.age(since)}"
+    )
+
+
+def _stores(seen: Conditions) -> Iterator[tuple[ConsumerGroup, bytes, ConsumerStore]]:
+    """Yield the local stores of consumers that have messages."""
+    for group in seen.state.groups.by_id.values():
+        for store_id, store in local_stores.with_messages(group) if group.stores else ():
+            yield group, store_id, store
+
+
+def group_guarded(seen: Conditions) -> str:
+    found = [
+        (group.breaker, group.name)
+        for group in seen.state.groups.by_id.values()
+        if group.breaker is not None
+    ]
+    if not found:
+        return ""
+    breaker, name = min(found, key=lambda item: item[0].since)
+    error = f"{breaker.error_type or 'no type'}, fingerprint {breaker.fingerprint}"
+    return (
+        f"{len(found)} groups are guarded, as {name} for {seen.age(breaker.since)}: "
+        f"many keys failed alike ({error}); {breaker.probes} probes failed"
+    )
+
+
+def plan_paused(seen: Conditions) -> str:
+    paused = [plan for plan in seen.state.plans.active.values() if plan.state is PlanState.PAUSED]
+    if not paused:
+        return ""
+    plan = min(paused, key=lambda one: one.changed_at)
+    return (
+        f"{len(paused)} replay plans are paused, as {plan.name} of group {plan.group} "
+        f"for {seen.age(plan.changed_at)}: {plan.why}"
+    )
+
+
+def plan_waiting(seen: Conditions) -> str:
+    waiting = [plan for plan in seen.state.plans.active.values() if _waits(seen, plan)]
+    if not waiting:
+        return ""
+    plan = min(waiting, key=lambda one: one.changed_at)
+    what = "to be completed" if plan.state is PlanState.BUILDING else "for an approval"
+    return (
+        f"{len(waiting)} replay plans wait {what}, as {plan.name} of group {plan.group} "
+        f"for {seen.age(plan.changed_at)}: {plan.letters} letters, made by {plan.by}"
+    )
+
+
+def _waits(seen: Conditions, plan: Plan) -> bool:
+    """Return whether somebody has to approve a plan, or to add its letters."""
+    if plan.state is PlanState.BUILDING:
+        return not plan.complete and seen.older_than(plan.changed_at, BUILT_WITHIN_S)
+    return plan.state is PlanState.PLANNED and plan.waits_for_approval
+
+
+def clock_jumped(seen: Conditions) -> str:
+    clock = seen.clock
+    if clock.is_believed:
+        return ""
+    span = timedelta(seconds=abs(clock.wall_ahead) // SECOND)
+    if clock.wall_ahead > 0:
+        return f"the machine's clock is {span} ahead of the time that has passed: not believed"
+    return f"the machine's clock is {span} behind the broker's time, which goes on"
+
+
+def clock_doubted(seen: Conditions) -> str:
+    clock = seen.clock
+    span = timedelta(seconds=(clock.now - clock.certain) // SECOND)
+    if span < DOUBTED:
+        return ""
+    until = (
+        ""
+        if clock.certain_after_s is None
+        else f", for {timedelta(seconds=int(clock.certain_after_s))} more if the clock is right"
+    )
+    return f"the broker's time may be {span} ahead: retention and expiry wait{until}"
+
+
+def clock_differs(seen: Conditions) -> str:
+    differ = [
+        f"{name} by {timedelta(seconds=abs(time - seen.now) // SECOND)}"
+        for name, time in seen.clock.databases.items()
+        if abs(time - seen.now) > BELIEVED_US
+    ]
+    if not differ:
+        return ""
+    return f"clocks of databases differ from the broker's time: {', '.join(differ)}"
+
+
+def log_restored(seen: Conditions) -> str:
+    restores = seen.state.restores
+    if not restores or restores[-1].accepted:
+        return ""
+    last, to = restores[-1], datetime.fromtimestamp(restores[-1].stored_to / SECOND, UTC)
+    return (
+        f"the log was restored from a backup {seen.age(last.at)} ago, to position {last.position} "
+        f"and the state of {to:%Y-%m-%dT%H:%M:%SZ}: what was stored later is lost"
+    )
