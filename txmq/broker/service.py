@@ -142,37 +142,13 @@ class BrokerService:
         began, fs = time.monotonic(), RealFileSystem()
         opened = open_directory(fs, settings, self._clocks.wall())
         _log_recovery(opened, time.monotonic() - began)
-        flush = None if settings.flush == "sync" else settings.flush
         clock = SteadyClock(*self._clocks, opened.state.stored_at)
-        engine = Engine(
-            opened.log,
-            opened.state,
-            clock=self._reactor,
-            now=clock,
-            in_thread=self._threads["log"],
-            flush=flush,
-            after_reads=getattr(self._reactor, "after_reads", None),
-            quick_s=QUICK_DISK_S,
-        )
-        engine.budget = DiskBudget(self._settings.limits.unflushed_mib * MIB)
-        engine.on_failure = self._failed
+        engine = self._engine = self._make_engine(opened, clock)
         watch = DiskWatch(fs, str(settings.data), engine.disk, self._settings.disk)
         watch.tick()
         engine.boot(settings.name, self._clocks.wall())
-        self._engine = engine
         self._storage = StorageService(fs, engine, opened.tables, settings, self._threads["index"])
-        self._resolvers = ResolverService(
-            self._settings.resolver,
-            engine.store.log_id,
-            self._threads["resolver"],
-            engine.now,
-            name=settings.name,
-            publish=OutboxPublisher(engine, settings, self._reactor),
-            lease=DatabaseLease(
-                engine.store.log_id, directory_id(settings.data), engine.state.boot_epoch
-            ),
-            memory=StoredReports(settings.data),
-        )
+        self._resolvers = self._make_resolvers()
         self._assembly = Assembly(
             engine,
             self._settings,
@@ -181,30 +157,70 @@ class BrokerService:
             Random(),  # noqa: S311  # jitter
             clock,
         )
-        if self._settings.broker.otel:
+        if settings.otel:
             from txmq.broker.monitoring.spans import BrokerSpans, find_tracer  # noqa: PLC0415  # an extra
 
             BrokerSpans(engine, find_tracer())
-        checks = self._assembly.checks
-        self._resolvers.on_recheck(checks.database_is_back, checks.check_now)
-        archive = self._settings.retention.archive or settings.data / "archive"
-        self._storage.remove_segments(self._assembly.retention, str(archive), self._assembly.holds)
-        self._assembly.add_timer(STORAGE_S, self._storage.tick)
-        self._assembly.bound_background_work(self._storage.has_room)
+        self._connect(watch)
         self._catalogue_builder = build_beside(
             fs, str(settings.data), opened, self._assembly.catalogues, self._threads["catalogue"]
         )
         self._scrub = ScrubService(
             engine, self._settings.scrub, self._reactor, self._threads["scrub"]
         )
-        self._assembly.add_timer(DISK_S, watch.tick)
-        self._assembly.reloading.register("disk", watch.use, fixed=("ballast_mib",))
-        self._assembly.reloading.load = self._load
         self._liveness = Liveness(engine, self._assembly.sessions, self._reactor)
-        self._assembly.add_timer(LIVENESS_S, self._liveness.tick)
-        self._assembly.add_timer(TOKENS_S, self._maintain_tokens)
-        self._assembly.add_timer(PROBE_S, self._probe)
-        self._assembly.add_timer(OUTBOX_S, self._resolvers.fetch_outboxes)
+        self._add_timers(watch)
+
+    def _make_engine(self, opened: OpenedDirectory, clock: SteadyClock) -> Engine:
+        settings = self._settings.broker
+        engine = Engine(
+            opened.log,
+            opened.state,
+            clock=self._reactor,
+            now=clock,
+            in_thread=self._threads["log"],
+            flush=None if settings.flush == "sync" else settings.flush,
+            after_reads=getattr(self._reactor, "after_reads", None),
+            quick_s=QUICK_DISK_S,
+        )
+        engine.budget = DiskBudget(self._settings.limits.unflushed_mib * MIB)
+        engine.on_failure = self._failed
+        return engine
+
+    def _make_resolvers(self) -> ResolverService:
+        engine, settings = self._engine, self._settings.broker
+        log_id, directory = engine.store.log_id, directory_id(settings.data)
+        return ResolverService(
+            self._settings.resolver,
+            log_id,
+            self._threads["resolver"],
+            engine.now,
+            name=settings.name,
+            publish=OutboxPublisher(engine, settings, self._reactor),
+            lease=DatabaseLease(log_id, directory, engine.state.boot_epoch),
+            memory=StoredReports(settings.data),
+        )
+
+    def _connect(self, watch: DiskWatch) -> None:
+        """Have the services that need a disk or a database know those of the assembly."""
+        assembly, checks = self._assembly, self._assembly.checks
+        self._resolvers.on_recheck(checks.database_is_back, checks.check_now)
+        archive = self._settings.retention.archive or self._settings.broker.data / "archive"
+        self._storage.remove_segments(assembly.retention, str(archive), assembly.holds)
+        assembly.bound_background_work(self._storage.has_room)
+        assembly.reloading.register("disk", watch.use, fixed=("ballast_mib",))
+        assembly.reloading.load = self._load
+
+    def _add_timers(self, watch: DiskWatch) -> None:
+        for seconds, function in (
+            (STORAGE_S, self._storage.tick),
+            (DISK_S, watch.tick),
+            (LIVENESS_S, self._liveness.tick),
+            (TOKENS_S, self._maintain_tokens),
+            (PROBE_S, self._probe),
+            (OUTBOX_S, self._resolvers.fetch_outboxes),
+        ):
+            self._assembly.add_timer(seconds, function)
 
     def _maintain_tokens(self) -> None:
         engine = self._engine
