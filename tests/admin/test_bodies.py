@@ -58,7 +58,7 @@ def test_a_cloud_event_has_its_attributes_beside_its_data() -> None:
 
 
 def test_the_schema_of_the_topic_says_whether_a_body_fits() -> None:
-    assert decode(b'{"id": 1}', "", SCHEMA).note == "it fits the topic's schema Order"
+    assert decode(b'{"id": 1}', "", SCHEMA).note == "The body fits the topic's schema Order."
     assert "id" in decode(b"{}", "", SCHEMA).note
     assert "too large" in decode(b"[" + b"1," * 40_000 + b"1]", "", SCHEMA).note
 

@@ -31,7 +31,7 @@ from txmq.admin.console.streams import (
     MAX_OF_USER,
     MAX_STREAMS,
     PERIOD_S,
-    SHARE,
+    REST,
     STUCK_S,
     Streams,
 )
@@ -149,7 +149,7 @@ def test_a_part_that_takes_long_is_rendered_less_often_and_one_without_an_answer
     clock.advance(PERIOD_S)
     clock.advance(1.0)  # so long it took
     gives.pop()(b"")
-    clock.advance(SHARE - 0.5)
+    clock.advance(REST - 0.5)
     assert gives == []
     clock.advance(1.0)
     gives.pop()(b"there it is")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from txmq.broker.access.guard import Rights
     from txmq.broker.service import BrokerParts
 
-METRICS_S = 1.0
+METRICS_S = 1.0  # how old metrics may be: each scrape reads much of the state
 PARTITIONS = "/metrics/partitions"
 
 
@@ -39,8 +39,8 @@ class AdminSite:
         self._turns, self._reactor = parts.turns, parts.reactor
         self._metrics, self._partitions = Metrics(parts), PartitionMetrics(parts.engine)
         self._scrapes: list[Respond] = []  # that wait for the metrics
-        self._text: bytes | None = None
-        self._text_until = 0.0
+        self._scraped_text: bytes | None = None
+        self._scraped_until = 0.0
         self._console = Console(parts)
         self._pages: dict[str, Callable[[Respond], None]] = {
             "/healthz": self._health_page,
@@ -122,12 +122,12 @@ class AdminSite:
             self._health_page(respond)
 
     def _metrics_page(self, respond: Respond) -> None:
-        """Respond with metrics that are at most `METRICS_S` old: each scrape reads much
-        of the state.
+        """Respond with metrics that are at most `METRICS_S` old. Scrapes that come
+        meanwhile get those of the one under way.
         """
         now = self._reactor.seconds()
-        if self._text is not None and now < self._text_until:
-            respond(HttpReply(200, self._text, CONTENT_TYPE))
+        if self._scraped_text is not None and now < self._scraped_until:
+            respond(HttpReply(200, self._scraped_text, CONTENT_TYPE))
             return
         self._scrapes.append(respond)
         if len(self._scrapes) == 1:
@@ -143,6 +143,6 @@ class AdminSite:
 
     def _scraped(self, text: bytes) -> None:
         scrapes, self._scrapes = self._scrapes, []
-        self._text, self._text_until = text, self._reactor.seconds() + METRICS_S
+        self._scraped_text, self._scraped_until = text, self._reactor.seconds() + METRICS_S
         for respond in scrapes:
             respond(HttpReply(200, text, CONTENT_TYPE))

@@ -71,7 +71,7 @@ def decode(
         note = found.note or _schema_note(schema, body, content_type)
         return found._replace(note=note)
     except Exception as error:  # noqa: BLE001  # whatever a body makes of a library
-        return _hex(body, f"it cannot be decoded: {type(error).__name__}")
+        return _hex(body, f"The body cannot be decoded: {type(error).__name__}")
 
 
 def decode_message(row: Mapping[str, Any], schema: str = "") -> Decoded | None:
@@ -86,15 +86,15 @@ def decode_message(row: Mapping[str, Any], schema: str = "") -> Decoded | None:
 
 def _decoded(body: bytes, kind: str, headers: Mapping[str, str]) -> Decoded:
     if len(body) > MAX_DECODED:
-        size = f"only the beginning of {len(body):,} bytes is shown"
+        size = f"Only the beginning of {len(body):,} bytes is shown."
         return (_as_text(body[:MAX_HEX], size) or _hex(body, size))._replace(cut=True)
     attributes = _binary_event(headers)
     if kind.startswith(CLOUD_EVENT) or attributes:
         return _event(body, kind, attributes)
     if kind.endswith("msgpack"):
-        return _as_msgpack(body) or _hex(body, "it is no MessagePack, though its header says so")
+        return _as_msgpack(body) or _hex(body, "The body is no MessagePack, though its header says so.")
     packed = _as_msgpack(body) if body[0] in CONTAINERS and not kind.endswith("json") else None
-    wrong = "it is no JSON, though its header says so" if kind.endswith("json") else ""
+    wrong = "The body is no JSON, though its header says so." if kind.endswith("json") else ""
     return _as_json(body) or packed or _as_text(body, wrong) or _hex(body, wrong)
 
 
@@ -115,7 +115,7 @@ def _event(body: bytes, kind: str, attributes: dict[str, str]) -> Decoded:
         return shown._replace(kind="cloudevent", attributes=_attributes(attributes.items()))
     tree = _parse_json(body)
     if not isinstance(tree, _Pairs):
-        wrong = f"it is no CloudEvent, though its header says {kind}"
+        wrong = f"The body is no CloudEvent, though its header says {kind}."
         return (_as_json(body) or _as_text(body, "") or _hex(body, ""))._replace(note=wrong)
     fields = [(name, _line(value)) for name, value in tree if name not in ("data", "data_base64")]
     data = [value for name, value in tree if name in ("data", "data_base64")]
@@ -234,9 +234,9 @@ def _schema_note(schema: str, body: bytes, content_type: str) -> str:
     if not schema:
         return ""
     if len(body) > MAX_CHECKED:
-        return "it is too large to be compared with the topic's schema here"
+        return "The body is too large to be compared with the topic's schema here."
     mistake = mistake_in(schema, body, content_type)
     if mistake:
-        return f"it does not fit the topic's schema: {mistake}"
+        return f"The body does not fit the topic's schema: {mistake}"
     title = title_of(schema)
-    return f"it fits the topic's schema{f' {title}' if title else ''}"
+    return f"The body fits the topic's schema{f' {title}' if title else ''}."

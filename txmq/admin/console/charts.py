@@ -95,8 +95,8 @@ async def charts(
 
 
 def since_known(values: Sequence[Value]) -> Sequence[Value]:
-    """Return values from the first known one on, but `LEAST` of them: after a start
-    the chart grows with what there is.
+    """Return values from the first known one on, at least `LEAST` of them: after a
+    start the chart grows with what there is.
     """
     first = next((at for at, one in enumerate(values) if one is not None), len(values))
     return values[max(0, min(first, len(values) - LEAST)) :]

@@ -84,14 +84,14 @@ class FormHandler:
         for name, value in pairs:
             fields.setdefault(name, []).append(value)
         user = None if rights is None else rights.user
-        if not self._csrf.is_valid(user, _one(fields, FIELD), form.cookie):
+        if not self._csrf.is_valid(user, _take(fields, FIELD), form.cookie):
             message = "this form is not of a page that you have loaded since the broker started"
             raise Refused("WrongOrigin", message, "load the page again, and repeat it there", 403)
         action = ACTIONS.get(form.path.removeprefix(PATH))
         if action is None:
             message = "the console has no such action"
             raise Refused("NotFound", message, "use the command line: txmq --help", 404)
-        back, sure, reason = (_one(fields, name) for name in (BACK, SURE, REASON))
+        back, sure, reason = (_take(fields, name) for name in (BACK, SURE, REASON))
         if registry.find(back.partition("?")[0]) is None:
             back = ""
         return SentForm(action, fields, back, bool(sure), reason.strip())
@@ -175,7 +175,7 @@ class FormHandler:
         return reply
 
 
-def _one(fields: dict[str, list[str]], name: str) -> str:
+def _take(fields: dict[str, list[str]], name: str) -> str:
     """Take a field that is no argument out of a form."""
     return fields.pop(name, [""])[-1]
 

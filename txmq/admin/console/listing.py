@@ -1,4 +1,4 @@
-"""Pages of lists by name: the rows whose names have a text in them."""
+"""Pages of lists by name, searched for names that have a text in them."""
 
 from __future__ import annotations
 

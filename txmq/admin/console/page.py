@@ -206,7 +206,7 @@ class PageRequest:
             self._turn_began = clock.seconds()
 
 
-async def answer_to(  # what a call has
+async def answer_to(
     parts: BrokerParts,
     call: str,
     args: dict[str, object],

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from importlib.resources import files
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jinja2 import DictLoader, Environment, StrictUndefined
@@ -25,7 +26,8 @@ TURN_S = 0.002  # of rendering, in one turn of the reactor
 MACROS = {"ui.html", "actions.html"}  # in all templates, by these names
 MAX_BYTES = 4 << 20  # of one page
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-SPANS = ((60, 1, "s"), (3_600, 60, "min"), (172_800, 3_600, "h"), (None, 86_400, "d"))
+# seconds below which a span of time is given in a unit, and the seconds of the unit
+SPANS = ((120, 1, "s"), (7_200, 60, "min"), (172_800, 3_600, "h"), (inf, 86_400, "d"))
 # C0 and C1 without line breaks and tabs, marks of direction, signs without width, and
 # halves of characters
 HIDDEN = (
@@ -83,7 +85,7 @@ def span_us(value: float) -> str:
     if seconds < 10:
         return f"{seconds:.1f} s"
     for below, unit, name in SPANS:
-        if below is None or seconds < below * (2 if unit < 3_600 else 1):
+        if seconds < below:
             return f"{seconds // unit:,.0f} {name}"
     raise AssertionError
 

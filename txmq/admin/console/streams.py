@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from txmq.broker.reactor.interfaces import Clock, Timer
 
 PERIOD_S = 2.0  # between the end of one rendering and the begin of the next
-SHARE = 8  # of the time that a rendering took, which the next one waits at least
+REST = 8  # times as long as a rendering took, the next one waits at least
 LIFE_S = 600.0  # then the browser opens another one
 STUCK_S = 30.0  # without reading: then another viewer gets the place
-BEAT_EVERY = 7  # a part that is the same is not sent again, but a sign of life is
-# of all viewers: other requests keep their places. Beyond, a stream of whoever has the
-# most gives way to whoever has fewer.
+BEAT_EVERY = 7  # renderings of the same part, which is not sent again: a sign of life is
+# of all viewers: other requests keep their connections. Beyond, a stream of whoever has
+# the most gives way to whoever has fewer.
 MAX_STREAMS = 24
 MAX_OF_USER = 8  # where there are users
 
@@ -30,7 +30,7 @@ Part = Callable[[Callable[[bytes | None], None]], None]
 
 
 class LiveStream:
-    """One open stream."""
+    """One open stream of the live part of a page."""
 
     def __init__(self, streams: Streams, part: Part, clock: Clock, owner: str) -> None:
         self._streams, self._part, self._clock = streams, part, clock
@@ -65,7 +65,7 @@ class LiveStream:
             sink.end()
 
     def _later(self, took_s: float = 0.0) -> None:
-        self._timer = self._clock.callLater(max(PERIOD_S, SHARE * took_s), self._tick)
+        self._timer = self._clock.callLater(max(PERIOD_S, REST * took_s), self._tick)
 
     def _tick(self) -> None:
         self._timer = None
@@ -113,7 +113,7 @@ class LiveStream:
 
 
 class Streams:
-    """All open streams."""
+    """The open streams of one console."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
