@@ -19,8 +19,8 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
 from tests.admin.console_support import ConsoleInMemory
-from txmq.admin.console.charts import HEIGHT, POINTS, chart, since_known
 from txmq.admin.console import listing
+from txmq.admin.console.charts import HEIGHT, POINTS, chart, since_known
 from txmq.admin.console.listing import MAX_CALLS, SCANNED, by_name
 from txmq.admin.console.page import ANSWER_S, PageRequest, Refused
 from txmq.admin.console.registry import PAGES, find

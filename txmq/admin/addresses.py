@@ -1,4 +1,4 @@
-"""Parts of addresses: patterns of paths, and whole numbers, which forms have as well."""
+"""Parts of addresses: patterns of paths, and whole numbers, which forms have too."""
 
 from __future__ import annotations
 

@@ -141,13 +141,8 @@ class AdminRequest(Request):
 
     def _log_in(self, access: HttpAccess) -> tuple[object | None, HttpReply | None]:
         """Return the rights of the user, None without users; or why there are none."""
-        headers = values_of(self.requestHeaders, "Authorization")
-        peer: Any = self.client
-        host = str(getattr(peer, "host", peer))
         try:
-            rights = access.log_in(host, headers[0] if len(headers) == 1 else None)
-            if rights is not None and self.path == LOGOUT:
-                raise LoginFailed("you are logged out", hint="log in again, or leave the page")
+            return self._rights(access), None
         except LoginFailed as failed:
             self.responseHeaders.setRawHeaders(
                 "WWW-Authenticate", ['Basic realm="txmq", charset="UTF-8"', 'Bearer realm="txmq"']
@@ -156,7 +151,15 @@ class AdminRequest(Request):
         except Throttled as throttled:
             wait_s = max(1, ceil(throttled.retry_after_s))
             return None, _throttled(throttled.message, throttled.hint, wait_s)
-        return rights, None
+
+    def _rights(self, access: HttpAccess) -> object | None:
+        headers = values_of(self.requestHeaders, "Authorization")
+        peer: Any = self.client
+        host = str(getattr(peer, "host", peer))
+        rights = access.log_in(host, headers[0] if len(headers) == 1 else None)
+        if rights is not None and self.path == LOGOUT:
+            raise LoginFailed("you are logged out", hint="log in again, or leave the page")
+        return rights
 
     def _begin_work(self, factory: AdminFactory, user: str | None) -> bool:
         """Count a request of a user until its reply. False = the user has too many."""

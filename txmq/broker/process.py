@@ -66,9 +66,7 @@ def run(
     reactor.callWhenRunning(start)
     reactor.addSystemEventTrigger("before", "shutdown", service.stop)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    signal.signal(
-        signal.SIGHUP, lambda *_frame: reactor.callFromThread(service.reload_settings)
-    )
+    signal.signal(signal.SIGHUP, lambda *_frame: reactor.callFromThread(service.reload_settings))
     reactor.run()
     if trouble:
         raise trouble[0]

@@ -202,7 +202,7 @@ class BrokerService:
         )
 
     def _connect(self, watch: DiskWatch) -> None:
-        """Have the services that need a disk or a database know those of the assembly."""
+        """Have the services of disks and databases know those of the assembly."""
         assembly, checks = self._assembly, self._assembly.checks
         self._resolvers.on_recheck(checks.database_is_back, checks.check_now)
         archive = self._settings.retention.archive or self._settings.broker.data / "archive"

@@ -92,7 +92,9 @@ def _decoded(body: bytes, kind: str, headers: Mapping[str, str]) -> Decoded:
     if kind.startswith(CLOUD_EVENT) or attributes:
         return _event(body, kind, attributes)
     if kind.endswith("msgpack"):
-        return _as_msgpack(body) or _hex(body, "The body is no MessagePack, though its header says so.")
+        return _as_msgpack(body) or _hex(
+            body, "The body is no MessagePack, though its header says so."
+        )
     packed = _as_msgpack(body) if body[0] in CONTAINERS and not kind.endswith("json") else None
     wrong = "The body is no JSON, though its header says so." if kind.endswith("json") else ""
     return _as_json(body) or packed or _as_text(body, wrong) or _hex(body, wrong)

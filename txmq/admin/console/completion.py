@@ -39,7 +39,7 @@ def _quoted(value: str) -> str:
 
 
 async def _words(request: PageRequest, typed: Unfinished) -> list[str]:
-    """Return the words that may stand where somebody types: fields, or values of one."""
+    """Return the words that may stand where somebody types: fields, or values."""
     group = request.text("group")
     match typed.field:
         case None:

@@ -1,4 +1,4 @@
-"""Forms of the console: check where a form comes from, ask, act, and show the outcome."""
+"""Forms of the console: check where one comes from, ask, act, and show the outcome."""
 
 from __future__ import annotations
 
@@ -134,7 +134,9 @@ class FormHandler:
         edits = int(shown["edits"])
         return diff(before, after, (f"version {edits}", f"version {edits + 1}"))
 
-    async def _act_on_selection(self, sent: SentForm, args: dict[str, Any], rights: Rights | None) -> View:
+    async def _act_on_selection(
+        self, sent: SentForm, args: dict[str, Any], rights: Rights | None
+    ) -> View:
         """Act on the letters of a selection, for a while, and sum up."""
         clock = self._parts.reactor
         until = clock.seconds() + SELECTION_S

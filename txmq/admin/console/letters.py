@@ -9,11 +9,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from txmq.admin.addresses import is_whole_number
 from txmq.admin.console.bodies import Decoded, decode_message
 from txmq.admin.console.life import life_of
 from txmq.admin.console.listing import MAX_CALLS, SCANNED
 from txmq.admin.console.page import Page, PageRequest, Refused, View
-from txmq.admin.addresses import is_whole_number
 from txmq.model.letter_filter import InvalidFilter, LetterFilter, format_filter, parse_filter
 from txmq.model.units import MILLISECOND
 

@@ -34,8 +34,8 @@ from urllib.parse import urlencode
 from twisted.internet.defer import Deferred
 from twisted.internet.defer import TimeoutError as TimedOut
 
-from txmq.admin.console.actions import ACTIONS
 from txmq.admin.addresses import is_whole_number
+from txmq.admin.console.actions import ACTIONS
 from txmq.core.events.outcome import Rejected
 from txmq.errors import RemoteProtocolError, TxmqError
 from txmq.model.units import SECOND

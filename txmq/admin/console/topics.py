@@ -6,10 +6,10 @@ import json
 from base64 import b64decode
 from typing import TYPE_CHECKING, Any
 
+from txmq.admin.addresses import is_whole_number
 from txmq.admin.console.bodies import CONTENT_TYPE, decode, decode_message
 from txmq.admin.console.listing import by_name
 from txmq.admin.console.page import Page, PageRequest, Refused, View
-from txmq.admin.addresses import is_whole_number
 from txmq.model.units import MILLISECOND
 
 if TYPE_CHECKING:

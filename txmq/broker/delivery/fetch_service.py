@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from txmq.batch import BatchView, has_expiry, key_hashes
-from txmq.broker.delivery.fetch_chunks import BatchParts, Batches, chunk_of, join_chunks
+from txmq.broker.delivery.fetch_chunks import Batches, BatchParts, chunk_of, join_chunks
 from txmq.broker.delivery.group_paces import GroupPaces, cold_bytes
 from txmq.broker.delivery.long_polls import MAX_WAIT_MS
 from txmq.broker.engine.log_reader import read_batches, read_before_damage
