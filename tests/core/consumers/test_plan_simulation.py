@@ -27,6 +27,20 @@ if TYPE_CHECKING:
 STEPS = 800
 SEEDS = 8
 BUG_SEEDS = 40
+# Of some bugs: seeds that soon find them, as in test_simulation.
+FIRST_SEEDS = {
+    "letters_leave_a_plan_that_keeps_them": 26,
+    "messages_under_way_are_given": 21,
+    "a_policy_does_not_wait": 16,
+    "an_ack_tells_no_plan": 18,
+    "a_second_death_keeps_the_plan": 18,
+    "plans_share_letters": 2,
+    "the_canary_has_no_end": 28,
+    "a_letter_is_put_back_again": 10,
+    "a_replay_leaves_the_plan_of_a_letter": 18,
+    "a_letter_of_a_fenced_key_is_put_back": 18,
+    "a_reset_tells_that_it_processed": 32,
+}
 
 
 def run(seed: int) -> PlanningSim:
@@ -199,7 +213,8 @@ def test_a_planted_bug_of_plans_is_found(
     bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bug(monkeypatch)
-    for seed in range(BUG_SEEDS):
+    first = FIRST_SEEDS.get(bug.__name__, 0)
+    for seed in range(first, first + BUG_SEEDS):
         try:
             run(seed)
         except AssertionError:

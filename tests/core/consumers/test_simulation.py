@@ -43,7 +43,18 @@ STEPS = 400
 SEEDS = 60
 BUG_SEEDS = 150
 FLAPPING_SEEDS = 20
-FIRST_SEEDS = {"no_hold_back_behind_older_leases": 140}  # with the scene of a rare bug
+# Of bugs whose scene is rare: seeds that soon find them. Where a change of the
+# simulator moves a scene, the next seeds find it, and the test takes longer.
+FIRST_SEEDS = {
+    "no_hold_back_behind_older_leases": 140,
+    "a_run_ends_behind_what_is_given_back": 10,
+    "growth_is_no_barrier": 22,
+    "a_count_is_lost_with_the_power": 23,
+    "failures_in_a_flood_count": 13,
+    "deaths_do_not_survive_the_broker": 4,
+    "the_chain_out_of_order": 3,
+    "no_wait_for_the_member_before": 26,
+}
 
 
 def run(seed: int, weights: dict[str, float] = STEPS_OF_ALL) -> Sim:
