@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from txmq import connect
+from txmq.cli.app import main
 from txmq.testing.own_broker import OwnBroker
 from txmq.version import __version__
 
@@ -50,17 +51,26 @@ def test_the_version_is_that_of_the_package() -> None:
     ],
 )
 def test_errors_in_the_usage_are_json_where_json_is_asked_for(
-    arguments: list[str], message: str
+    arguments: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    ended = txmq(*arguments, "--json")
-    error = json.loads(ended.stderr)
-    assert (ended.returncode, ended.stdout) == (2, "")
+    """In this process. Below, a process ends with such an error, too."""
+
+    def usage_error(*words: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["txmq", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        assert (ended.value.code, out) == (2, "")
+        return err
+
+    error = json.loads(usage_error(*arguments, "--json"))
     assert error["error"] == "UsageError"
     assert message in error["message"]
     assert "--help" in error["hint"]
-    for_people = txmq(*arguments)
-    assert (for_people.returncode, for_people.stdout) == (2, "")
-    assert f"Usage: txmq {arguments[0]}" in for_people.stderr
+    assert f"Usage: txmq {arguments[0]}" in usage_error(*arguments)
 
 
 @pytest.mark.parametrize("as_json", [[], ["--json"]])
