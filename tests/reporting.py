@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from pathlib import PurePosixPath
 from typing import TypeAlias
 from zlib import crc32
@@ -68,9 +69,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScope
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sort the groups of tests by their start."""
-    groups = {item: group_of(item.nodeid) for item in items}
-    starts = start_order({group_of(item.nodeid): folder_of(item.nodeid) for item in items})
-    items.sort(key=lambda item: starts[groups[item]])
+    groups = [group_of(item.nodeid) for item in items]
+    starts = start_order(
+        {group: folder_of(item.nodeid) for group, item in zip(groups, items, strict=True)}
+    )
+    order = sorted(range(len(items)), key=lambda number: starts[groups[number]])
+    items[:] = [items[number] for number in order]
 
 
 def start_order(folders: Mapping[str, str]) -> dict[str, float]:
@@ -87,7 +91,12 @@ def start_order(folders: Mapping[str, str]) -> dict[str, float]:
 
 def folder_of(nodeid: str) -> str:
     """Return the folder of a test below `tests`, or the name of its file there."""
-    parts = PurePosixPath(nodeid.partition("::")[0]).parts
+    return _folder_of_file(nodeid.partition("::")[0])
+
+
+@cache
+def _folder_of_file(file: str) -> str:
+    parts = PurePosixPath(file).parts
     return parts[1] if parts[0] == "tests" and len(parts) > 1 else parts[0]
 
 

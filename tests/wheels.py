@@ -29,7 +29,9 @@ def build_wheel(directory: Path) -> Path:
 def install_wheel(directory: Path) -> Path:
     """Build the wheel in `directory`; return a folder in which it is installed."""
     target = directory / "installed"
-    _pip("install", *QUIET, "--target", str(target), str(build_wheel(directory)), cwd=directory)
+    # What a test imports is compiled then; all of it would take seconds.
+    given = (*QUIET, "--no-compile", "--target", str(target))
+    _pip("install", *given, str(build_wheel(directory)), cwd=directory)
     return target
 
 
