@@ -35,7 +35,7 @@ from txmq.relay.bundles import (
     store_in_parts,
     token_time,
 )
-from txmq.relay.missed import find_gap
+from txmq.relay.missed import find_gap, find_lost_commits
 from txmq.relay.pgoutput import CommittedTransaction
 from txmq.relay.relay_session import StartPosition, read_start
 from txmq.relay.slot_stream import SlotSource, SlotStream, TimelineEnd, parse_history
@@ -491,6 +491,59 @@ def test_a_new_timeline_goes_on_where_it_parted_from_the_old_one(
     assert read_start(core, later._replace(history=history))[:2] == (0, 400)
     assert read_start(core, later._replace(history=(TimelineEnd(1, 900),)))[:2] == (0, 500)
     assert read_start(core, later) == StartPosition(0, 0, 0)
+
+
+def test_what_a_failover_has_lost_hides_nothing_that_a_new_slot_has_missed(
+    broker: RealBroker, topic: str, connect: Callable[..., Client]
+) -> None:
+    """The relay had read further than where the standby was promoted."""
+    core, first = connect(broker.url, timeout=30.0)._core, SOURCE._replace(slot=topic)
+    store_in_parts(core, order(first, 500, topic, "x"), deadline())
+    later, origin = first._replace(timeline=2, history=(TimelineEnd(1, 400),)), slot.SlotOrigin(450)
+    gap = find_gap(core, later, origin)
+    assert gap is not None
+    assert gap.end == 450
+    [lost] = find_lost_commits(core, later, origin)
+    assert lost[:3] == (1, 400, 500)
+    assert find_lost_commits(
+        core, later._replace(slot="new"), origin._replace(replaces=(topic,))
+    ) == (lost,)
+    assert find_lost_commits(core, later, origin._replace(timeline=2)) == ()
+    assert find_lost_commits(core, later._replace(history=(TimelineEnd(1, 500),)), None) == ()
+
+
+def test_messages_whose_rows_a_failover_has_lost_are_an_alarm_until_they_are_accepted(
+    other_broker: RealBroker,
+    dsn: str,
+    topic: str,
+    connect: Callable[..., Client],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client, start = connect(other_broker.url, timeout=30.0), SlotStream._start
+    earlier = source_of(dsn)._replace(timeline=0)
+    store_in_parts(client._core, order(earlier, 500, topic, "lost"), deadline())
+    history = (TimelineEnd(0, 400),)
+    monkeypatch.setattr(SlotStream, "_start", lambda one: start(one)._replace(history=history))
+    with running_relay(other_broker.url, dsn):
+        wait_until(lambda: alarms(client) == {"relay.missed": "critical"}, what="the alarm")
+        assert "a failover has lost rows of messages that were sent" in texts(client)
+        assert "behind LSN 0/190 up to 0/1F4" in texts(client)
+        with closing(connect_database(dsn, application_name="test")) as connection:
+            accepted = slot.accept_missed(connection, SLOT)
+        assert accepted.origin is not None
+        assert accepted.origin.timeline == 1
+        wait_until(lambda: alarms(client) == {}, what="the end of the alarm")
+
+
+def test_a_primary_that_a_failover_has_left_behind_is_not_relayed(
+    other_broker: RealBroker, dsn: str, topic: str, connect: Callable[..., Client]
+) -> None:
+    emitted(dsn, topic, "to a primary that came back")
+    source = source_of(dsn)
+    after = order(source._replace(timeline=source.timeline + 1), 500, topic, "new")
+    store_in_parts(connect(other_broker.url, timeout=30.0)._core, after, deadline())
+    require_rewound(other_broker, dsn, connect, "has left the database behind")
+    assert bodies(other_broker.read(topic)) == ["new"]
 
 
 def test_names_are_those_of_a_transaction_and_never_of_another() -> None:

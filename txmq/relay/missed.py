@@ -1,8 +1,14 @@
-"""Gaps: what a new slot has missed, and what a restored broker has lost.
+"""Gaps: what a new slot has missed, what a failover has lost, and what a restored
+broker has lost.
 
 A slot that is made after a failover, a restore or a loss has no earlier commits. Only
 the broker knows how far the slot before it was read, by its watermarks. Once found, the
 gap is a watermark of its own, because the slot's first transactions move the others on.
+
+A failover to an asynchronous standby may lose commits that the relay had read. Then the
+watermark of the earlier timeline is behind that timeline's end. Messages of the lost
+commits stay at the broker, without the rows of their transactions. The new timeline has
+other transactions at these positions, which a new slot may have missed.
 
 A broker whose log was restored may have lost transactions that are confirmed, which no
 slot gives again. A slot is confirmed beyond transactions without messages, too, so that
@@ -38,6 +44,44 @@ class Gap(NamedTuple):
     def __str__(self) -> str:
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.at / SECOND))
         return f"messages that were committed after {at} and before LSN {format_lsn(self.end)}"
+
+
+class LostCommits(NamedTuple):
+    """Transactions that a failover has lost, and whose messages the broker has.
+
+    They committed on `timeline` behind LSN `end`, where that timeline ends for its
+    successor, and up to LSN `sent`; the last one at the time `at`.
+    """
+
+    timeline: int
+    end: int
+    sent: int
+    at: int
+
+    def __str__(self) -> str:
+        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.at / SECOND))
+        span = f"behind LSN {format_lsn(self.end)} up to {format_lsn(self.sent)}"
+        return (
+            f"of transactions that committed on timeline {self.timeline} {span}, the last at {at}"
+        )
+
+
+def find_lost_commits(
+    core: BlockingCore, source: SlotSource, origin: SlotOrigin | None
+) -> tuple[LostCommits, ...]:
+    """Return what failovers have lost of that which the broker has, but for what an
+    operator has accepted. Raises the errors of a call.
+    """
+    accepted = 0 if origin is None else origin.timeline
+    slots = (source.slot, *(() if origin is None else origin.replaces))
+    found = list[LostCommits]()
+    for timeline, end in source.history:
+        for slot in slots if timeline >= accepted else ():
+            name = source._replace(slot=slot).watermark_name(timeline)
+            lsn, at = read_watermark(core, name)
+            if lsn > end:
+                found.append(LostCommits(timeline, end, lsn, at))
+    return tuple(found)
 
 
 def find_gap(core: BlockingCore, source: SlotSource, origin: SlotOrigin) -> Gap | None:
@@ -91,11 +135,17 @@ def last_restore(core: BlockingCore) -> dict[str, Any] | None:
 
 
 def _last_stored(core: BlockingCore, source: SlotSource) -> tuple[int, int]:
-    """Return LSN and time of a slot's last stored transaction, on any timeline."""
-    for timeline in (source.timeline, *(end.timeline for end in reversed(source.history))):
+    """Return LSN and time of a slot's last stored transaction, on any timeline.
+
+    The LSN is not behind the end of its timeline: others may have it there.
+    """
+    lsn, at = read_watermark(core, source.watermark_name(source.timeline))
+    if lsn:
+        return lsn, at
+    for timeline, end in reversed(source.history):
         lsn, at = read_watermark(core, source.watermark_name(timeline))
         if lsn:
-            return lsn, at
+            return min(lsn, end), at
     return 0, 0
 
 

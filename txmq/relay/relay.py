@@ -46,7 +46,14 @@ from txmq.errors import (
     UnknownTransaction,
 )
 from txmq.relay import slot as slots
-from txmq.relay.missed import Gap, find_gap, find_lost, last_restore
+from txmq.relay.missed import (
+    Gap,
+    LostCommits,
+    find_gap,
+    find_lost,
+    find_lost_commits,
+    last_restore,
+)
 from txmq.relay.relay_session import RelayProgress, RelaySession, read_start, read_watermark
 from txmq.relay.slot_stream import SlotStream
 from txmq.tx.postgres.blocking import read_server
@@ -107,6 +114,7 @@ class Relay:
         self._trouble = ""
         self._gap: Gap | None = None  # what the slot has missed
         self._lost: Gap | None = None  # what a restored broker may lack
+        self._lost_commits: tuple[LostCommits, ...] = ()  # by failovers
         self._halt: dict[str, str] = {}  # the alarm of an error that stops the relay's work
         self._source = lasting_source(f"relay-{slot}")
 
@@ -156,6 +164,7 @@ class Relay:
             if stream.origin is not None and not stream.origin.accepted:
                 self._gap = find_gap(self._core, stream.source, stream.origin)
             start = read_start(self._core, stream.source)
+            self._lost_commits = find_lost_commits(self._core, stream.source, stream.origin)
             self._lost = find_lost(self._core, stream.source, stream.confirmed_before, start)
             self._halt = {}
             log.info(
@@ -225,12 +234,30 @@ class Relay:
             return alarms | {"missing": f"there is no slot {self._slot}: nothing is relayed"}
         if status.unfit:
             alarms["unfit"] = f"slot {self._slot} {status.unfit}: nothing is relayed"
-        accepted = status.origin is None or status.origin.accepted
-        if self._gap is not None and not accepted:
-            alarms["missed"] = f"slot {self._slot} was made too late: it has no {self._gap}"
+        missed = self._missed(status)
+        if missed:
+            alarms["missed"] = f"slot {self._slot}: {'; '.join(missed)}"
         if self._lost is not None and self._is_open():
             alarms["restored"] = f"the broker's log was restored, and may lack {self._lost}"
         return alarms | status.alarms(retained=self._policy.retained, lag_s=self._policy.lag_s)
+
+    def _missed(self, status: slots.SlotStatus) -> list[str]:
+        """Return texts about what the slot has missed, and what failovers have lost,
+        until an operator accepts them.
+        """
+        accepted = status.origin is None or status.origin.accepted
+        timeline = 0 if status.origin is None else status.origin.timeline
+        missed = (
+            []
+            if self._gap is None or accepted
+            else [f"it was made too late: it has no {self._gap}"]
+        )
+        lost = [str(one) for one in self._lost_commits if one.timeline >= timeline]
+        if lost:
+            missed.append(
+                f"a failover has lost rows of messages that were sent: {', '.join(lost[-3:])}"
+            )
+        return missed
 
     def _is_open(self) -> bool:
         """Return whether nobody has accepted the last restore of the broker's log."""

@@ -58,6 +58,11 @@ POLL_S: Final = 0.2  # between checks of the stop event
 # Commit times may be out of order in the log, but never by so much.
 SKEW_US: Final = MINUTE
 REWOUND: Final = "the database was restored: run `txmq relay create` with another slot name"
+LEFT_BEHIND: Final = (
+    "point the relay at the primary; if this is the primary, run `txmq relay create` with another "
+    "slot name"
+)
+LATER: Final = 4  # timelines that are looked for: not every failover has messages
 log = get_logger()
 
 
@@ -296,8 +301,9 @@ def read_start(core: BlockingCore, source: SlotSource) -> StartPosition:
 
     On a new timeline it is the watermark of the latest earlier one, up to the end of
     that timeline. Raises SlotRewound if the database's log ends before the broker's
-    position, and the errors of a call.
+    position, or a failover has left the database behind, and the errors of a call.
     """
+    _require_newest(core, source)
     lsn, committed_at = read_watermark(core, source.watermark_name(source.timeline))
     if lsn > source.end_lsn:
         raise SlotRewound(
@@ -311,6 +317,21 @@ def read_start(core: BlockingCore, source: SlotSource) -> StartPosition:
         if lsn:
             return StartPosition(0, min(lsn, end), committed_at)
     return StartPosition(0, 0, 0)
+
+
+def _require_newest(core: BlockingCore, source: SlotSource) -> None:
+    """Raise SlotRewound if the broker has transactions of a later timeline.
+
+    Commits of a primary that came back after a failover are lost once it follows the
+    new one.
+    """
+    for timeline in range(source.timeline + 1, source.timeline + 1 + LATER):
+        if read_watermark(core, source.watermark_name(timeline))[0]:
+            raise SlotRewound(
+                f"The database is on timeline {source.timeline}, and the broker has transactions "
+                f"of timeline {timeline}: a failover has left the database behind",
+                hint=LEFT_BEHIND,
+            )
 
 
 def read_watermark(core: BlockingCore, name: str) -> tuple[int, int]:

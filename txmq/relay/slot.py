@@ -64,12 +64,14 @@ class SlotOrigin(NamedTuple):
     """The origin of a slot, as the comment of its publication has it.
 
     It has no commits before the LSN `made_at`. `replaces` are slots that were gone by
-    then. `accepted`: an operator has accepted what it missed.
+    then. `accepted`: an operator has accepted what it missed, and what failovers up to
+    `timeline` have lost.
     """
 
     made_at: int
     replaces: tuple[str, ...] = ()
     accepted: bool = False
+    timeline: int = 0
 
 
 class SlotStatus(NamedTuple):
@@ -170,12 +172,14 @@ def was_made(connection: Connection, name: str) -> bool:
 
 
 def accept_missed(connection: Connection, name: str) -> SlotStatus:
-    """Note that an operator has accepted what the slot has missed.
+    """Note that an operator has accepted what the slot has missed, and what failovers
+    have lost.
 
     Raises SlotMissing, SlotLost or DatabaseError.
     """
-    status = require(connection, name)
-    _note_origin(connection, name, (status.origin or SlotOrigin(0))._replace(accepted=True))
+    status, timeline = require(connection, name), read_server(connection).identity.timeline
+    known = status.origin or SlotOrigin(0)
+    _note_origin(connection, name, known._replace(accepted=True, timeline=timeline))
     return require(connection, name)
 
 
@@ -193,7 +197,10 @@ def _read_origin(comment: str | None) -> SlotOrigin | None:
     try:
         fields = json.loads(comment or "")
         return SlotOrigin(
-            int(fields["made_at"]), tuple(map(str, fields["replaces"])), bool(fields["accepted"])
+            int(fields["made_at"]),
+            tuple(map(str, fields["replaces"])),
+            bool(fields["accepted"]),
+            int(fields.get("timeline", 0)),  # earlier versions did not note it
         )
     except (ValueError, TypeError, KeyError):
         return None
@@ -254,10 +261,11 @@ def find_with_lag(connection: Connection, name: str) -> SlotStatus | None:
         return status
     try:
         with translated(f"looking into slot {name}"), connection.cursor() as cursor:
-            cursor.execute(f"SET statement_timeout = '{LAG_QUERY_S}s'")
-            cursor.execute(_OLDEST, (name, name))
+            # In one query string, so that a pooler gives nobody else this limit.
+            cursor.execute(
+                f"SET LOCAL statement_timeout = '{LAG_QUERY_S}s'; {_OLDEST}", (name, name)
+            )
             row = cursor.fetchone()
-            cursor.execute("RESET statement_timeout")
     except DatabaseError:  # a relay reads it, the log is long, or a right is missing
         return status
     return status._replace(lag_s=max(0.0, float(row[0]) / 1_000_000) if row else 0.0)
