@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, cast
+from typing import Any, NamedTuple, NoReturn, cast
 from uuid import UUID
+
+import pytest
 
 from txmq.errors import BrokerUnavailable, DatabaseUnavailable
 from txmq.recover.branches import BranchRecovery
@@ -32,6 +34,7 @@ class ListedHomeBroker:
     def __init__(self) -> None:
         self.boot_epoch, self.xids, self.older = 1, list[int](), list[int]()
         self.asked: list[tuple[int, int]] = []
+        self.looks = 0  # at older commits
 
     def call(self, name: str, /, *, boot_epoch: int, after: int, limit: int) -> dict[str, Any]:
         assert name == "xa.committed"
@@ -45,14 +48,17 @@ class ListedHomeBroker:
         }
         return reply | {"transactions": [row(xid) for xid in page]}
 
-    def list_committed(self, since: object, pages: int | None) -> Iterator[list[dict[str, Any]]]:
+    def list_committed(
+        self, since: object, pages: int | None = None
+    ) -> Iterator[list[dict[str, Any]]]:
+        self.looks += 1
         yield [row(xid) for xid in self.older]
 
 
 class Server:
     """A database with a table of transaction statuses."""
 
-    name, id, trouble = "shop", HERE, ""
+    name, id, trouble, timeline = "shop", HERE, "", 1
 
     def __init__(self) -> None:
         self.fates: dict[int, str | None] = {}
@@ -86,7 +92,7 @@ def row(xid: int) -> dict[str, Any]:
     return {
         "token": "t",
         "participants": [
-            ["postgres", *HERE[:1], 5, "shop", "o", gid(xid), xid],
+            ["postgres", *HERE[:1], 5, "shop", "o", gid(xid), xid, 1, 100 * xid],
             other,
             ["broker", "l"],
         ],
@@ -154,6 +160,68 @@ def test_after_a_start_of_the_broker_the_last_minutes_are_looked_through() -> No
     server.fates = {1: "aborted", 2: "aborted"}
     assert follow() == [("shop", gid(xid)) for xid in (1, 2)]
     assert follow() == []
+
+
+class Audited(NamedTuple):
+    """An audit that has compared the commits 1 and 2, and a server after a failover."""
+
+    broker: ListedHomeBroker
+    server: Server
+    audit: CommitAudit
+
+    def follow(self) -> list[Any]:
+        return list(self.audit.follow(cast("HomeBroker", self.broker)))
+
+
+def audited() -> Audited:
+    broker, server = ListedHomeBroker(), Server()
+    audit = CommitAudit(cast("BranchRecovery", Noted()), [cast("RecoveredDatabase", server)])
+    broker.xids = [1, 2]
+    made = Audited(broker, server, audit)
+    assert made.follow() == []
+    broker.older, broker.looks, server.timeline = [1, 2], 0, 2
+    return made
+
+
+def test_commits_are_compared_again_when_a_failover_may_have_lost_them() -> None:
+    made = audited()
+    broker, server, audit = made
+    server.traces = {2: BranchTrace("lost 2")}
+    assert made.follow() == []
+    audit.review(["shop"])
+    assert made.follow() == [("shop", "lost 2")]
+    assert made.follow() == []
+    assert broker.looks == 1  # a branch from before the failover is there
+
+
+def test_a_longer_time_is_compared_where_all_of_the_last_minutes_is_lost() -> None:
+    made = audited()
+    broker, server, audit = made
+    server.traces = {xid: BranchTrace(f"lost {xid}") for xid in (1, 2)}
+    audit.review(["shop"])
+    assert made.follow() == [
+        ("shop", "lost 1"),
+        ("shop", "lost 2"),
+    ]
+    assert broker.looks == 2
+
+
+def test_what_could_not_be_compared_again_is_compared_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = audited()
+    broker, server, audit = made
+    server.traces = {2: BranchTrace("lost 2")}
+    audit.review(["shop"])
+
+    def fails(since: object) -> NoReturn:
+        raise BrokerUnavailable("gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(broker, "list_committed", fails)
+        assert made.follow() == []
+    assert broker.trouble.startswith("gone")
+    assert made.follow() == [("shop", "lost 2")]
 
 
 def test_a_broker_that_fails_is_left_for_the_next_pass() -> None:

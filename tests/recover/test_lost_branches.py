@@ -163,6 +163,25 @@ def test_a_lost_branch_whose_id_is_used_again_is_reported(failover: Failover) ->
     assert about(recoverer.verify(first_token_at(0)), gid) == [BranchAction.LEAVE]
 
 
+def test_a_lost_branch_that_was_compared_before_the_failover_is_reported(
+    failover: Failover,
+) -> None:
+    kept = failover.commit()
+    failover.synced()
+    failover.cut()
+    token, recoverer = failover.commit(), failover.world.recoverer()
+    gid = failover.branch(token).gid
+    assert about(recoverer.run_pass(), gid) == []
+    failover.promote()
+    [database] = [one for one in recoverer.databases if one.name == "a"]
+    database.close()
+    database._connect = lambda: connect(failover.world.dsns["a"], application_name="test")
+    report = recoverer.run_pass()
+    assert about(report, gid) == [BranchAction.LOST]
+    assert about(report, failover.branch(kept).gid) == []
+    failover.world.audit(stored=1)
+
+
 def test_each_command_reports_a_lost_branch(failover: Failover, tmp_path: Path) -> None:
     gid = failover.branch(lose_a_branch(failover)).gid
     config = failover.config(tmp_path)

@@ -10,7 +10,7 @@ transaction that was rolled back.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import UUID
@@ -19,7 +19,7 @@ from txmq.client.log import get_logger
 from txmq.client.protocol.transaction.tokens import first_token_at
 from txmq.errors import DatabaseError, TxmqError
 from txmq.model.decider import postgres_branches
-from txmq.model.units import MINUTE
+from txmq.model.units import HOUR, MINUTE
 from txmq.tx.orphans import KnownOutcome, contradiction
 from txmq.tx.xid import XaBranch
 
@@ -35,6 +35,9 @@ MAX_IDS: Final = 1_000  # of one request
 # Where commits were missed, tokens of this span are compared again.
 LOOK_BACK_US: Final = 10 * MINUTE
 LOOK_BACK_PAGES: Final = 200
+# After a failover commits are compared again: of the first span, and of the next one
+# where the first has no branch from before what was lost.
+REVIEWED_US: Final = (LOOK_BACK_US, HOUR)
 MAX_PENDING: Final = 100_000  # branches of one home whose end is unknown yet
 log = get_logger()
 
@@ -56,12 +59,14 @@ class AuditPosition:
     boot_epoch: int = 0
     after: int = 0
     pending: list[CommittedBranch] = field(default_factory=list)
+    parted: set[str] = field(default_factory=set)  # databases to compare again, by name
 
 
 class CommitAudit:
     """Comparison of home brokers' commits with the databases.
 
-    Branches that were rolled back are recorded as mixed outcomes.
+    Branches that were rolled back are recorded as mixed outcomes. A branch is compared
+    once, and again if its database may have lost it since.
     """
 
     def __init__(
@@ -75,6 +80,8 @@ class CommitAudit:
         self._databases = list(databases)
         self._positions: dict[str, AuditPosition] = {}
         self._reported: set[str] = set()  # gids, each of which may come twice
+        self._found: set[str] = set()  # the same of all calls: journals list them
+        self._kept: set[str] = set()  # databases that have branches from before a failover
 
     def compare(self, home: HomeBroker, since: UUID) -> Iterator[Finding]:
         """Yield rolled-back branches of this home's commits with tokens after `since`.
@@ -93,6 +100,13 @@ class CommitAudit:
         except TxmqError as error:
             home.trouble = str(error)
 
+    def review(self, databases: Collection[str]) -> None:
+        """Have the next call of `follow` compare recent commits again, because these
+        databases may have lost branches that were there before.
+        """
+        for position in self._positions.values():
+            position.parted.update(databases)
+
     def follow(self, home: HomeBroker) -> Iterator[Finding]:
         """Yield rolled-back branches of this home's commits since the last call.
 
@@ -105,6 +119,7 @@ class CommitAudit:
         yield from self._find_rolled_back(pending, position.pending)
         try:
             yield from self._audit_new(home, position)
+            yield from self._review(home, position)
         except TxmqError as error:
             home.trouble = str(error)
         if len(position.pending) > MAX_PENDING:
@@ -133,6 +148,18 @@ class CommitAudit:
             yield from self._find_rolled_back(_branches_of(rows), position.pending)
             if len(page["transactions"]) < MAX_IDS:
                 return
+
+    def _review(self, home: HomeBroker, position: AuditPosition) -> Iterator[Finding]:
+        """Yield branches that were lost after they had been compared."""
+        self._kept.clear()
+        for span in REVIEWED_US:
+            if position.parted <= self._kept:
+                break
+            start = first_token_at(time.time_ns() // 1_000 - span)
+            self._reported |= self._found
+            for rows in home.list_committed(max(start, self._since or FIRST_TOKEN)):
+                yield from self._find_rolled_back(_branches_of(rows), position.pending)
+        position.parted.clear()
 
     def _find_rolled_back(
         self, branches: Iterable[CommittedBranch], pending: list[CommittedBranch]
@@ -170,13 +197,17 @@ class CommitAudit:
                 if one.gid in self._reported:
                     continue
                 self._reported.add(one.gid)
+                self._found.add(one.gid)
                 yield (
                     self._branches.record_lost(key, one.branch, trace.lost)
                     if trace.lost
                     else self._branches.record_mixed(key, one.branch, KnownOutcome.COMMITTED)
                 )
-            elif status == "in progress":
-                pending.append(one)
+            else:
+                if one.at is not None and one.at.timeline < database.timeline:
+                    self._kept.add(database.name)
+                if status == "in progress":
+                    pending.append(one)
 
 
 def _branches_of(rows: Iterable[dict[str, Any]]) -> Iterator[CommittedBranch]:

@@ -12,6 +12,7 @@ from txmq.model.message import Decision
 from txmq.recover.server_log import BranchTrace, read_log
 from txmq.tx.postgres.blocking import read_server
 from txmq.tx.postgres.branch_finish import FORBIDDEN, finish, grant_for, statuses
+from txmq.tx.postgres.identity import Server
 from txmq.tx.postgres.prepared import BY_OTHERS, Ending
 from txmq.tx.postgres.prepared_list import (
     HeldLocks,
@@ -40,6 +41,8 @@ class RecoveredDatabase:
         self.trouble = ""  # the error of the last request, "" after a success
         self.id: DatabaseId | None = None  # None until the database has answered
         self.timeline = 0  # of the server that `list_prepared` has read
+        self.has_parted = False  # from the server that was read before
+        self._position = 0  # in the log of that server
         self._connect: Callable[[], Connection] = lambda: connect(dsn, application_name=APPLICATION)
         self._connection: Connection | None = None
 
@@ -47,17 +50,23 @@ class RecoveredDatabase:
         """Return the prepared transactions of the server; none after an error."""
         try:
             with self._session() as connection:
-                identity = read_server(connection).identity
-                self.id, self.timeline = (
-                    (identity.system_id, connection.info.dbname),
-                    identity.timeline,
-                )
+                self._note_server(read_server(connection), connection.info.dbname)
                 found = list_prepared(connection)
         except DatabaseError as error:
             self.trouble = str(error)
             return []
         self.trouble = ""
         return found
+
+    def _note_server(self, server: Server, database: str) -> None:
+        """Note the server, and whether it may lack commits of the one before: after a
+        failover, or where an earlier state was restored.
+        """
+        timeline, position = server.identity.timeline, server.position
+        found = server.identity.system_id, database
+        if found == self.id and (timeline != self.timeline or position < self._position):
+            self.has_parted = True
+        self.id, self.timeline, self._position = found, timeline, position
 
     def holds(self, prepared: Collection[PreparedTransaction]) -> dict[str, HeldLocks]:
         """Return locks and blocked sessions by gid; none after an error."""

@@ -127,6 +127,10 @@ class XaRecoverer:
     def _pass(self, *, act: bool) -> PassReport:
         self.homes.identify()
         findings = [*self._judge_databases(act=act)]
+        parted = [database for database in self.databases if database.has_parted]
+        self._commit_audit.review([database.name for database in parted])
+        for database in parted:
+            database.has_parted = False
         prepared = None if act else {one.name for one in findings if one.prepared is not None}
         for home in self.homes.all:
             if not home.trouble:
