@@ -31,6 +31,7 @@ from txmq.errors import (
 from txmq.tx.postgres.blocking import prepare, server_of
 from txmq.tx.postgres.driver import run as driver_run
 from txmq.tx.postgres.identity import Server
+from txmq.tx.postgres.prepared import NotReplicated
 from txmq.tx.xid import XaBranch
 from txmq.wire.data_requests import Opcode
 
@@ -224,6 +225,24 @@ def test_a_connection_that_is_lost_in_prepare_rolls_everything_back(
         TransactionAborted, match="the connection broke; the transaction was rolled back"
     ):
         tx.__exit__(None, None, None)
+    assert ledgers.agree()
+
+
+def test_a_branch_that_no_standby_has_confirmed_rolls_everything_back(
+    ledgers: Ledgers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failover to a standby would lose the branch, after a decision to commit."""
+
+    async def not_replicated(connection: Any, name: XaBranch) -> None:
+        prepare(connection, name)
+        if name.number == 1:
+            raise NotReplicated("no synchronous standby has confirmed it", token=str(name.token))
+
+    monkeypatch.setattr(database_branch, "prepare", not_replicated)
+    tx = ledgers.begin("o-1")
+    with pytest.raises(TransactionAborted, match="no synchronous standby has confirmed it"):
+        tx.__exit__(None, None, None)
+    assert ledgers.prepared() == []
     assert ledgers.agree()
 
 

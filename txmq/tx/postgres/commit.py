@@ -32,7 +32,7 @@ from txmq.tx.postgres.statement_watch import transaction_ended
 
 # The server's text where lc_messages is English. In another language the warning is
 # missed, and the commit stands.
-_NOT_REPLICATED: Final = "synchronous replication"
+NOT_REPLICATED: Final = "synchronous replication"
 T = TypeVar("T")
 
 
@@ -82,7 +82,7 @@ async def guarded_commit(
             token=str(token),
             hint="the resolver finds out",
         )
-    return CommitOutcome(replicated=not any(_NOT_REPLICATED in notice for notice in notices))
+    return CommitOutcome(replicated=not any(NOT_REPLICATED in notice for notice in notices))
 
 
 async def commit_and(driver: Driver, token: UUID, begin_next: Callable[[str], Awaitable[T]]) -> T:

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from txmq.errors import LocalProtocolError
+from txmq.errors import DatabaseUnavailable, LocalProtocolError
+from txmq.tx.postgres.commit import NOT_REPLICATED
 from txmq.tx.postgres.driver import Driver
 from txmq.tx.postgres.errors import translated
 
@@ -53,6 +54,14 @@ SELECT seq, tok::text, service, content FROM (
         AND seq >= (SELECT public.txmq_outbox_settle(%(log_id)s::uuid))
         ORDER BY seq LIMIT %(most)s::int8) AS first
 ) AS sized WHERE place = 1 OR total <= %(bytes)s::int8 ORDER BY seq
+"""
+# A row that is seen may be committed here and at no synchronous standby, where somebody
+# has cancelled the wait. So something is written behind it, whose commit waits. It is a
+# statement of its own, because a fetch that raises the floor commits without waiting.
+_CONFIRM: Final = """
+SET LOCAL synchronous_commit = on;
+SELECT pg_logical_emit_message(true, 'txmq.outbox', '')
+WHERE current_setting('synchronous_standby_names') <> ''
 """
 
 
@@ -145,7 +154,7 @@ async def enqueue(driver: Driver, entering: Sequence[NewOutboxRow]) -> None:
 
 async def fetch(driver: Driver, log_id: UUID, done: Sequence[PublishedRow]) -> list[OutboxRow]:
     """Delete the rows that are done, and return the next ones in order. Raises
-    DatabaseError.
+    DatabaseError, also where no synchronous standby has confirmed them.
     """
     values = {
         "log_id": str(log_id),
@@ -156,7 +165,20 @@ async def fetch(driver: Driver, log_id: UUID, done: Sequence[PublishedRow]) -> l
     }
     with translated("fetching from the outbox"):
         rows = await driver.execute(_FETCH, values)
+    if rows:
+        await _require_confirmed(driver)
     return [
         OutboxRow(seq, UUID(token), service, bytes(content))
         for seq, token, service, content in rows
     ]
+
+
+async def _require_confirmed(driver: Driver) -> None:
+    """Require that a synchronous standby, if there is to be one, has what was seen."""
+    with translated("waiting for a standby"), driver.noted() as notices:
+        await driver.execute(_CONFIRM)
+    if any(NOT_REPLICATED in notice for notice in notices):
+        raise DatabaseUnavailable(
+            "no synchronous standby has confirmed the rows of the outbox",
+            hint="a failover could lose them: the broker waits for a standby",
+        )

@@ -23,6 +23,7 @@ from txmq.errors import (
 )
 from txmq.tx.postgres.caller import require_healthy, roll_back
 from txmq.tx.postgres.caller_block import CallerBlock
+from txmq.tx.postgres.commit import NOT_REPLICATED
 from txmq.tx.postgres.driver import Driver, Status
 from txmq.tx.postgres.errors import CONFLICTS, DriverError, describe, translate, translated
 from txmq.tx.postgres.identity import Server, ServerIdentity, parse_lsn
@@ -36,6 +37,8 @@ SWITCH_ON: Final = (
     "set max_prepared_transactions above the number of connections and restart the server"
 )
 
+# A weak PREPARE would be on disk here, and not at a synchronous standby. PREPARE warns
+# where none has confirmed it.
 # The COMMIT of a serializable transaction may be refused, even if it only read: with an
 # id it is prepared, which decides that before the vote.
 _LOOK: Final = """
@@ -46,8 +49,18 @@ SELECT CASE current_setting('transaction_isolation') WHEN 'serializable' THEN pg
        left(pg_walfile_name(pg_current_wal_insert_lsn()), 8),
        (SELECT oid::int8 FROM pg_database WHERE datname = current_database()),
        pg_current_wal_insert_lsn()::text,
-       to_regprocedure('public.txmq_outbox_waits(uuid, int8[])') IS NOT NULL
+       to_regprocedure('public.txmq_outbox_waits(uuid, int8[])') IS NOT NULL,
+       CASE WHEN current_setting('synchronous_commit') IN ('off', 'local', 'remote_write')
+            THEN set_config('synchronous_commit', 'on', true) END,
+       CASE current_setting('client_min_messages')
+            WHEN 'error' THEN set_config('client_min_messages', 'warning', true) END
 """
+
+
+class NotReplicated(InDoubt):
+    """The branch is prepared, and no synchronous standby has confirmed it: a failover
+    would lose it.
+    """
 
 
 class Work(NamedTuple):
@@ -94,7 +107,7 @@ async def look(driver: Driver, block: CallerBlock) -> Work:
         [row] = await driver.execute(block.proof + _LOOK)
     except DriverError as error:
         raise block.refusal(error, "looking at a branch") from None
-    xid, owner, mark, system_id, timeline, oid, position, has_outbox = row
+    xid, owner, mark, system_id, timeline, oid, position, has_outbox, *_settings = row
     block.require_same(mark)
     server = ServerIdentity(system_id, int(timeline, 16), oid)
     number = None if xid is None else int(xid)
@@ -104,18 +117,25 @@ async def look(driver: Driver, block: CallerBlock) -> Work:
 async def prepare(driver: Driver, branch: XaBranch) -> None:
     """Prepare the open branch; return only if it is prepared.
 
-    Afterwards the connection is ready for other work. Raises InDoubt where nobody
-    knows. Every other error means that it certainly is not prepared:
+    Afterwards the connection is ready for other work. Raises NotReplicated, and InDoubt
+    where nobody knows. Every other error means that it certainly is not prepared:
     TransactionAborted, DatabaseConflict, TwoPhaseFull, TwoPhaseOff.
     """
     _require_open(driver, branch)
     try:
-        prepared = await driver.prepare(branch.gid)
+        with driver.noted() as notices:
+            prepared = await driver.prepare(branch.gid)
     except DriverError as error:
         raise await _refusal(driver, error, branch) from None
     if not prepared:
         raise TransactionAborted(
             "the server answered ROLLBACK to PREPARE: a statement of the transaction had failed"
+        )
+    if any(NOT_REPLICATED in notice for notice in notices):
+        raise NotReplicated(
+            f"no synchronous standby has confirmed PREPARE of branch {branch.number}",
+            token=str(branch.token),
+            hint="run the transaction again when a standby is back",
         )
 
 

@@ -29,6 +29,7 @@ from txmq.tx.postgres.outbox import read_key_status
 from txmq.tx.postgres.prepared import (
     BY_OTHERS,
     Ending,
+    NotReplicated,
     Work,
     commit_prepared,
     look,
@@ -171,6 +172,9 @@ class DatabaseBranch:
             return BranchVote(Vote.READ_ONLY)
         try:
             await prepare(self._driver, self.branch)
+        except NotReplicated as error:
+            await self._block.close()
+            return BranchVote(Vote.PREPARED, error)  # which is a veto, and the branch is ended
         except InDoubt as doubt:
             return BranchVote(Vote.UNCLEAR, doubt)
         except TxmqError as error:
