@@ -54,6 +54,10 @@ class NoResolvers:
     def may_resolve(self, decider: Decider) -> bool:
         return decider.kind != "postgres"
 
+    def left_behind(self, decider: ByPostgres) -> str:
+        del decider
+        return ""
+
     def resolve(self, token: bytes, row: object, answered: Answered) -> None:
         del row
         answered(token, Decision.UNKNOWN, "resolver", "no resolver is configured")
@@ -95,6 +99,7 @@ class FakeResolver:
     def __init__(self) -> None:
         self.asked: dict[bytes, Answered] = {}
         self.known = True  # whether it leads to the database that decides
+        self.is_ahead = False  # of the servers of transactions, by a failover
         self.is_like: tuple[ResolverStatus, ...] = ()
 
     def status(self) -> Sequence[ResolverStatus]:
@@ -110,6 +115,10 @@ class FakeResolver:
     def may_resolve(self, decider: Decider) -> bool:
         del decider
         return self.known
+
+    def left_behind(self, decider: ByPostgres) -> str:
+        del decider
+        return "a failover has left that server behind" if self.is_ahead else ""
 
     def resolve(self, token: bytes, row: object, answered: Answered) -> None:
         assert token not in self.asked, "it is being asked already"

@@ -73,6 +73,11 @@ class SimulatedDatabase:
         """Return whether the database decides: it is the only one."""
         return decider.kind == "postgres"
 
+    def left_behind(self, decider: ByPostgres) -> str:
+        """Return that there was no failover."""
+        del decider
+        return ""
+
     def lease_of(self, database: DatabaseId) -> LeaseStatus:
         """Return that the broker asks for no lease."""
         del database

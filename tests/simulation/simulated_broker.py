@@ -199,6 +199,7 @@ class _BrokerResolvers:
         self._broker, self._resolvers = broker, resolvers
         self.may_resolve, self.status = resolvers.may_resolve, resolvers.status
         self.lease_of, self.note_bundle = resolvers.lease_of, resolvers.note_bundle
+        self.left_behind = resolvers.left_behind
 
     def resolve(self, token: bytes, row: Transaction, answered: Callable[..., None]) -> None:
         def hear(*answer: object) -> None:

@@ -77,6 +77,9 @@ def test_upkeep_finds_out_which_database_a_resolver_leads_to_and_makes_partition
     assert (told.log_id, told.name, told.oldest_undecided) == (log_id, "b-1", oldest)
     assert resolving.may_resolve(decider)
     assert not resolving.may_resolve(other)
+    before = ByPostgres(mine.system_id, mine.timeline - 1, mine.database_oid, None)
+    assert "a failover has left that server behind" in resolving.left_behind(before)
+    assert resolving.left_behind(decider) == resolving.left_behind(other) == ""
     assert len(partitions(connection)) > few
     connection.close()
 

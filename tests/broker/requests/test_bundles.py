@@ -139,6 +139,21 @@ def test_each_request_of_a_frame_is_answered_in_its_place(broker: BrokerInMemory
     ]
 
 
+def test_a_bundle_of_a_primary_that_was_left_behind_is_refused() -> None:
+    """One that is stored already gets its receipt: its commit may be from before."""
+    resolver = FakeResolver()
+    broker = BrokerInMemory(resolving=resolver)
+    broker.do(CreateTopic("t", 1))
+    client, decider = broker.connect(), ByPostgres(1, 1, 5, None)
+    one, other = group(broker, 1, decider=decider), group(broker, 2, decider=decider)
+    assert together(client, Opcode.GROUPS, one) == [BundleState.UNDECIDED]
+    resolver.is_ahead = True
+    assert together(client, Opcode.GROUPS, one, other) == [
+        BundleState.UNDECIDED,
+        errors.NoResolver,
+    ]
+
+
 def test_an_older_incarnation_stores_nothing_new_and_gets_its_old_receipts(
     broker: BrokerInMemory,
 ) -> None:

@@ -79,6 +79,7 @@ class DatabaseResolver:
         self._due_upkeep: _Upkeep | None = None
         self.upkeep_owed = self._probing = self._unconfirmed = False
         self._confirmed_at = 0
+        self._timeline = 0  # of the server that answered last; 0 = none has
         self._seen_at = self._compared_at = 0
         self._failing_since = self._cleanup_failing_since = 0
         self._outbox_stuck_since = 0
@@ -87,6 +88,18 @@ class DatabaseResolver:
     def may_resolve(self, decider: ByPostgres) -> bool:
         """Return whether this database is the decider, or is not identified yet."""
         return self._resolver.identity is None or self.identifies(decider)
+
+    def left_behind(self, decider: ByPostgres) -> str:
+        """Return why the server of a transaction that runs now is not the one that
+        answers here; "" where it may be.
+        """
+        found = self._resolver.identity
+        if found is None or not self.identifies(decider) or decider.timeline >= found.timeline:
+            return ""
+        return (
+            f"the transaction runs on timeline {decider.timeline} of its database, and resolver "
+            f"{self.name} leads to {found.timeline}: a failover has left that server behind"
+        )
 
     @property
     def database(self) -> DatabaseId | None:
@@ -196,12 +209,26 @@ class DatabaseResolver:
         if self._resolver.failing:
             self._failing_since = self._failing_since or self._now()
             return
+        self._note_timeline()
         is_back = self._failing_since or not self._seen_at
         self._seen_at, self._failing_since = self._now(), 0
         if compared:
             self._compared_at = self._now()
         if is_back:
             self.back(self.may_resolve)
+
+    def _note_timeline(self) -> None:
+        before, found = self._timeline, self._resolver.identity
+        if found is not None and found.timeline != before:
+            self._timeline = found.timeline
+            if before:
+                log.warning(
+                    "resolver.failed_over",
+                    resolver=self.name,
+                    timeline=found.timeline,
+                    before=before,
+                    hint="txmq tx lost DSN names transactions whose rows the failover has lost",
+                )
 
     def _note_upkeep(self, report: MaintenanceReport | None) -> None:
         self.upkeep_owed = report is None

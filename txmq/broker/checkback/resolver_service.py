@@ -61,6 +61,12 @@ class ResolverService:
         """
         return any(database.may_resolve(decider) for database in self._databases)
 
+    def left_behind(self, decider: ByPostgres) -> str:
+        """Return why a transaction that runs now may not be decided by its server: a
+        failover has left that behind. "" where it may.
+        """
+        return next(filter(None, (one.left_behind(decider) for one in self._databases)), "")
+
     def upkeep(self, oldest: Mapping[DatabaseId, bytes], certain: int | None = None) -> None:
         """Timer: register this broker and maintain the token tables. `oldest` has the
         oldest undecided token of each database; other deciders need no token rows.

@@ -110,6 +110,11 @@ class BundleRequests:
                 "no resolver of this broker leads to the database that decides", hint=hint
             )
         if isinstance(decider, ByPostgres):
+            # A part that comes again may be of a commit from before the failover.
+            if state.transactions.get(part.token) is None and (
+                reason := self._resolvers.left_behind(decider)
+            ):
+                raise NoResolver(reason, hint="connect to the primary, and run it again")
             self._resolvers.note_bundle(decider)
         command = store_command(part, session.origin)
         return self._check_sizes(command) or command
