@@ -18,13 +18,17 @@ from tests.client.real import RealBroker
 from tests.client.scripted_member import fresh
 from tests.client.world import ApplicationError
 from txmq.client.blocking.client import Client
+from txmq.client.blocking.consumer import inbox_upkeep
 from txmq.client.blocking.consumer.consumer import Consumer
 from txmq.client.blocking.consumer.inbox_upkeep import InboxUpkeep
+from txmq.client.protocol.awaited import inbox_opening
 from txmq.errors import LocalProtocolError
 from txmq.model.message import Message, ReceivedMessage
 from txmq.model.retry import RetryPolicy
 from txmq.testing.wait import wait_until
 from txmq.tx.postgres.blocking import applied
+from txmq.tx.postgres.driver import Driver
+from txmq.tx.postgres.identity import Server, read_server
 from txmq.tx.postgres.inbox import Position
 from txmq.tx.postgres.session import Connection
 
@@ -95,6 +99,42 @@ def test_what_was_committed_but_never_acked_does_not_take_effect_again(
         run(consumer, connect)
         assert (consumer.stats.duplicates, consumer.stats.acked) == (10, 10)
     assert effects(connect) == bodies
+
+
+def test_effects_that_a_failover_behind_a_pooler_has_lost_come_again(
+    client: Client, connect: Callable[[], Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pooler leads the connections, which stay open, to the new primary."""
+    topic, group = fresh("t"), fresh("g")
+    timelines, looks = [0], list[int]()
+
+    async def server(driver: Driver) -> Server:
+        found = await read_server(driver)
+        looks.append(timelines[-1])
+        identity = found.identity._replace(timeline=found.identity.timeline + timelines[-1])
+        return found._replace(identity=identity)
+
+    monkeypatch.setattr(inbox_opening, "read_server", server)
+    monkeypatch.setattr(inbox_upkeep, "EVERY_S", 0.05)
+    bodies, stop = send(client, topic, 5), threading.Event()
+    with consumer_of(client, group, topic) as consumer:
+        running = threading.Thread(
+            target=lambda: consumer.run(take_effect, inbox=connect, stop=stop)
+        )
+        running.start()
+        try:
+            wait_until(lambda: consumer.stats.acked == len(bodies) and looks, what="all effects")
+            wait_until(lambda: client.call("group.show", group=group)["lag"] == 0, what="all acks")
+            with closing(connect()) as connection, connection, connection.cursor() as cursor:
+                cursor.execute(
+                    "DELETE FROM effects; DELETE FROM txmq_inbox_recent; "
+                    "UPDATE txmq_inbox SET applied = '{}'"
+                )
+            timelines.append(1)
+            wait_until(lambda: effects(connect) == bodies, what="the effects are back")
+        finally:
+            stop.set()
+            running.join()
 
 
 def test_what_fails_is_rolled_back_and_tried_again_later(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import asyncpg
 import pytest
@@ -15,12 +15,14 @@ from tests.tx.postgres.support import LOG, identity_of, new_token, rows
 from txmq.errors import DatabaseError, TransactionAborted
 from txmq.testing.postgres_server import PostgresServer
 from txmq.tx.postgres import caller
+from txmq.tx.postgres.branch_finish import in_role
 from txmq.tx.postgres.caller_block import CallerBlock
 from txmq.tx.postgres.commit import commit_and, guarded_commit
 from txmq.tx.postgres.identity import server_of
 from txmq.tx.postgres.inbox import Position, applied, claim
 from txmq.tx.postgres.inbox_compaction import compact
 from txmq.tx.postgres.prepared import Ending, commit_prepared, look, prepare
+from txmq.tx.postgres.session import connect
 from txmq.tx.postgres.statement_watch import NO_SENDS
 from txmq.tx.postgres.tokens import insert_token
 from txmq.tx.xid import branches
@@ -111,6 +113,23 @@ async def inbox(one: Peer) -> None:
     await guarded_commit(driver, new_token())
     assert (await compact(driver, "billing", str(LOG), lock_timeout_ms=1_000)).moved == 3
     assert (await applied(driver, HERE)).ranges == ((5, 8),)
+
+
+def test_a_role_is_not_set_in_a_session_that_others_get(bouncer: PgBouncer, database: str) -> None:
+    """SET ROLE, by which recovery ends branches of others, would stay there."""
+    role = "SELECT current_user::text"
+    with (
+        closing(connect(database, application_name="test")) as direct,
+        in_role(direct, "pg_monitor"),
+        direct.cursor() as cursor,
+    ):
+        cursor.execute(role)
+        assert cursor.fetchall() == [("pg_monitor",)]
+    with closing(connect(bouncer.dsn(database), application_name="test")) as pooled:
+        with pytest.raises(DatabaseError, match="pooler") as raised, in_role(pooled, "pg_monitor"):
+            pass
+        assert "[[xa.database]]" in raised.value.hint
+        assert rows(bouncer.dsn(database), role) == rows(database, role)
 
 
 def test_prepared_statements_of_another_session_are_named_in_the_hint(

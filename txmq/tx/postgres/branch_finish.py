@@ -55,13 +55,27 @@ def finish(connection: Connection, branch: PreparedTransaction, decision: Decisi
 def in_role(connection: Connection, owner: str) -> Iterator[None]:
     """Run a block as that role, on one of txmq's own connections.
 
-    Membership alone does not allow a role to end another's branch.
+    Membership alone does not allow a role to end another's branch. Raises DatabaseError
+    behind a pooler, which could give the session to somebody else in that role.
     """
+    _require_own_session(connection)
     _set_role(connection, sql.SQL("SET ROLE {}").format(sql.Identifier(owner)))
     try:
         yield
     finally:
         _set_role(connection, sql.SQL("RESET ROLE"))
+
+
+def _require_own_session(connection: Connection) -> None:
+    """Require that no pooler stands between. A pooler tells clients ids of its own."""
+    with translated("looking for a pooler"), plain_cursor(connection) as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        [(pid,)] = cursor.fetchall()
+    if pid != connection.info.backend_pid:
+        raise DatabaseError(
+            "SET ROLE behind a pooler could reach other sessions",
+            hint="name the server itself in [[xa.database]], or a DSN of the branch's owner",
+        )
 
 
 def _set_role(connection: Connection, statement: sql.Composable) -> None:

@@ -166,6 +166,7 @@ class Inbox:
                     self.forget()
                 driver = await self._database.connect()
             if not closing:
+                await self._openings.check_server(driver)
                 for position, topic in self._openings.assigned():
                     await self.open(driver, position, topic)
             await self._report_lost()

@@ -13,6 +13,8 @@ from txmq.client.log import get_logger
 from txmq.client.protocol.alarm_reports import AlarmReport, alarm_source, report_alarms
 from txmq.errors import TxmqError
 from txmq.tx.postgres.blocking import compact
+from txmq.tx.postgres.driver import run
+from txmq.tx.postgres.drivers import blocking_driver
 from txmq.tx.postgres.errors import translated
 
 if TYPE_CHECKING:
@@ -73,6 +75,7 @@ class InboxUpkeep:
                     self.openings.forget()
                 self._connection = open_connection(self._connect)
             if not self._stopped.is_set():
+                run(self.openings.check_server(blocking_driver(self._connection)))
                 self._open_assigned(self._connection)
             self._report_lost()
             acked = self._member.stats.acked

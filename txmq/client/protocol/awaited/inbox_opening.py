@@ -23,6 +23,7 @@ from txmq.client.log import get_logger
 from txmq.client.protocol.consumer.membership import Membership
 from txmq.errors import InboxMismatch, StaleGeneration
 from txmq.tx.postgres.driver import Driver
+from txmq.tx.postgres.identity import Server, read_server
 from txmq.tx.postgres.inbox import Position, applied, note_run, noted_run
 from txmq.tx.postgres.inbox_names import Adoption, Evidence, adopt
 
@@ -74,6 +75,7 @@ class InboxOpenings:
         """`call` makes a control call, which may be repeated."""
         self._member, self._call_broker, self._sleep = member, call, sleep
         self._open: set[Position] = set()
+        self._server: Server | None = None  # that of the last look
         self._rejoined = 0  # the count of joins before these were opened
         self.lost: dict[Position, str] = {}
 
@@ -102,6 +104,20 @@ class InboxOpenings:
     def forget(self) -> None:
         """Open all partitions anew: the database may be another one now."""
         self._open = set()
+
+    async def check_server(self, driver: Driver) -> None:
+        """Open all partitions anew where the connection leads to another server than at
+        the last call, or to an earlier state of it.
+
+        Behind a pooler a failover leaves connections open. Raises DatabaseError.
+        """
+        before, found = self._server, await read_server(driver)
+        self._server = found
+        if before is not None and (
+            found.identity != before.identity or found.position < before.position
+        ):
+            log.warning("inbox.server_changed", group=self._member.group)
+            self.forget()
 
     def are_open(self, positions: Iterable[Position]) -> bool:
         """Return whether all these positions are open."""
