@@ -124,6 +124,7 @@ COMMANDS = {
     "tx check": "",
     "tx commit": f"{TOKEN} --reason x",
     "tx list": "",
+    "tx lost": "DSN",
     "tx rollback": f"{TOKEN} --reason x",
     "trace": "--key k",
     "tx show": TOKEN,

@@ -19,7 +19,7 @@ from txmq.broker.search.message_view import PAGE_BYTES
 from txmq.core.events.outcome import Rejected
 from txmq.core.topics.sends import StoreBatch
 from txmq.core.transactions.decisions import DecideTransaction
-from txmq.model.decider import ByJob
+from txmq.model.decider import ByJob, ByPostgres
 from txmq.model.message import Decision, Message
 from txmq.model.units import SECOND
 from txmq.wire.calls.encoding import encode_call
@@ -79,6 +79,25 @@ def test_the_states_of_many_transactions_are_one_call(broker: BrokerInMemory) ->
     assert broker.ask("tx.states", tokens=[]) == {"transactions": {}}
     with pytest.raises(errors.RemoteProtocolError, match="at most 5000"):
         broker.ask("tx.states", tokens=["0" * 32] * 5_001)
+
+
+def test_what_a_database_has_committed_comes_page_by_page(broker: BrokerInMemory) -> None:
+    """For the comparison with its rows; other deciders are left out."""
+    one, open_, other = (broker.half(number, Message(b"a")) for number in (1, 2, 3))
+    elsewhere = broker.half(4, Message(b"a"), decider=ByPostgres(1, 1, 6, 7))
+    for token in (one, other, elsewhere):
+        commit(broker, token)
+    [_, system_id, _timeline, database_oid, _xid] = broker.ask("tx.show", token=one)["decider"]
+    asked = {"system_id": system_id, "database_oid": database_oid, "limit": 2}
+    tokens, after = list[str](), None
+    while True:
+        page = broker.ask("tx.committed", **asked, after=after)
+        tokens += [row["token"] for row in page["transactions"]]
+        after = page["next"]
+        if after is None:
+            break
+    assert tokens == [one, other]
+    assert open_ not in tokens
 
 
 def test_messages_come_page_by_page(broker: BrokerInMemory) -> None:

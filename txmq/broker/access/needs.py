@@ -283,6 +283,7 @@ CALLS: dict[str, CallNeeds] = {
     "tx.list": _always(*SHOW_CLUSTER),
     "tx.show": _of_token("describe"),
     "tx.states": _always(Need("describe", "service", ANY)),
+    "tx.committed": _always(*SHOW_CLUSTER),
     "tx.decide": _of_token("operate"),
     "tx.check": _check,
     "tx.pending": _always(*SHOW_CLUSTER),

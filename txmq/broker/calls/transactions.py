@@ -20,7 +20,8 @@ from txmq.core.transactions.jobs import DecideJob, undecided_bundles
 from txmq.core.transactions.model import Transaction, every_batch, get, unknown_transaction
 from txmq.core.transactions.xa import DecideByHand
 from txmq.errors import NotPermitted
-from txmq.model.decider import ByChecker, DatabaseId
+from txmq.model.bundle import BundleState
+from txmq.model.decider import ByChecker, ByPostgres, DatabaseId
 from txmq.model.message import Decision
 from txmq.model.topic_partition import TopicPartition
 from txmq.store import tables as t
@@ -47,6 +48,7 @@ LISTS = {
     "in-doubt": indexes.ListKind.IN_DOUBT,
     "waiting": indexes.ListKind.WAITING,
 }
+COMMITTED = (BundleState.COMMITTED, BundleState.PUBLISHED)
 # of the batches of one transaction, and of all in one reply to a checker, unless the
 # first message of one is larger
 CHECK_BYTES = 1 << 20
@@ -73,6 +75,7 @@ class TransactionCalls:
             "tx.pending": self.list_pending,
             "tx.show": self.show,
             "tx.states": self.states,
+            "tx.committed": self.list_committed,
             "tx.decide": self.decide,
             "tx.check": self.check,
             "tx.oldest": self.oldest,
@@ -180,6 +183,33 @@ class TransactionCalls:
             if number % STATES_PER_STEP == 0:
                 yield
         return {"transactions": found}
+
+    def list_committed(self, call: CallContext, args: calls.TxCommitted) -> None:
+        """List a page of what a database has committed, for comparison with its rows.
+
+        It scans `limit` transactions of all kinds, so it may be empty and not the last.
+        """
+        self._turns.run(call.reader, self._committed(args), call.answer)
+
+    def _committed(self, args: calls.TxCommitted) -> Steps[dict[str, Any]]:
+        database = DatabaseId(args.system_id, args.database_oid)
+        after = bytes.fromhex(args.after) + b"\0" if args.after else b""
+        rows = islice(self._engine.state.transactions.range(after), args.limit)
+        tokens = [token for token, _row in rows]
+        found: list[dict[str, Any]] = []
+        for number, token in enumerate(tokens):
+            row = get(self._engine.state, token)
+            if (
+                row is not None
+                and row.state in COMMITTED
+                and isinstance(row.decider, ByPostgres)
+                and row.decider.database == database
+            ):
+                found.append(views.summary(token, row))
+            if number % STATES_PER_STEP == 0:
+                yield
+        following = tokens[-1].hex() if len(tokens) == args.limit else None
+        return {"transactions": found, "next": following}
 
     def decide(self, call: CallContext, args: calls.TxDecide) -> None:
         token, log_id = bytes.fromhex(args.token), self._engine.store.log_id.bytes

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from base64 import b64decode
+from contextlib import closing
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -10,9 +12,11 @@ import typer
 
 from txmq.cli.command import CommandSession, broker_command
 from txmq.cli.commands.audit import in_short
+from txmq.cli.commands.schema import Dsn
 from txmq.cli.options import Operator, Reason, Token
-from txmq.cli.output import body_fields
-from txmq.cli.parsers import parse_token
+from txmq.cli.output import FAILED, body_fields, format_time
+from txmq.cli.parsers import parse_time, parse_token
+from txmq.model.units import DAY, MILLISECOND
 
 app = typer.Typer(no_args_is_help=True, help="List, show, decide and check transactions.")
 COLUMNS = (
@@ -25,6 +29,9 @@ COLUMNS = (
     "in_doubt",
     "check_reason",
 )
+
+
+LOST_COLUMNS = ("token", "service", "messages", "stored_at", "decided_at", "by")
 
 
 class TransactionFilter(StrEnum):
@@ -142,6 +149,44 @@ def _decide(
         "tx.decide", token=token, outcome=outcome, operator=operator, reason=reason, **forced
     )
     session.out.show(reply)
+
+
+@broker_command(app, "lost")
+def lost(
+    session: CommandSession,
+    dsn: Dsn,
+    *,
+    since: Annotated[
+        int | None,
+        typer.Option(
+            parser=parse_time,
+            metavar="TIME",
+            help="Start, as 2026-07-01T12:00:00Z; at most a week ago.",
+            show_default="a day ago",
+        ),
+    ] = None,
+) -> None:
+    """Show committed transactions whose rows the database lacks, as after a failover
+    that has lost commits. Exit status 1: there are some.
+    """
+    from txmq.client.protocol.transaction.tokens import first_token_at
+    from txmq.recover.lost_commits import find_lost
+    from txmq.tx.postgres.session import connect
+
+    start = time.time_ns() // 1_000 - DAY if since is None else since
+    with closing(connect(dsn, application_name="txmq tx lost")) as connection:
+        report = find_lost(session.client, connection, first_token_at(start))
+    session.out.show(
+        {
+            "compared": report.compared,
+            "since": format_time((report.since.int >> 80) * MILLISECOND),
+            "transactions": [
+                {column: row[column] for column in LOST_COLUMNS} for row in report.lost
+            ],
+        }
+    )
+    if report.lost:
+        raise typer.Exit(FAILED)
 
 
 @broker_command(app, "check")

@@ -213,7 +213,7 @@ def _refusal(lease: DatabaseLease, held: _Held | None, known: KnownReports) -> L
             f"the database holds {held.reports if held else 0} reports of this broker, which has "
             f"written {known.stored}",
             hint="it is a copy: point the resolver at the original; where a failover or a restore "
-            f"has lost commits: {take_over}",
+            f"has lost commits: {take_over}; txmq tx lost DSN names those whose messages are out",
         )
     take_over = f"stop one of the two; where this one is to go on: {take_over}"
     if held.directory != lease.directory:

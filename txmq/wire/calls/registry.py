@@ -75,6 +75,7 @@ CALLS: dict[str, type[Args]] = {
     "tx.list": transactions.TxList,
     "tx.show": transactions.TxShow,
     "tx.states": transactions.TxStates,
+    "tx.committed": transactions.TxCommitted,
     "tx.decide": transactions.TxDecide,
     "tx.check": transactions.TxCheck,
     "tx.pending": transactions.TxPending,

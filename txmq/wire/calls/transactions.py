@@ -57,6 +57,15 @@ class TxStates(Args):
     tokens: Annotated[tuple[Token, ...], Field(max_length=MAX_TOKENS)]
 
 
+class TxCommitted(Args):
+    """A page of the transactions that a database has committed, by token."""
+
+    system_id: Annotated[int, Field(ge=0, lt=2**64)]
+    database_oid: Annotated[int, Field(ge=0, lt=2**32)]
+    after: Token | None = None
+    limit: Limit = 1_000
+
+
 class TxDecide(TokenArgs):
     """An operator's decision. With `force`, also where the database that decides cannot
     be asked.
