@@ -324,3 +324,10 @@ def test_answers_of_checkers_and_errors_are_there() -> None:
 def test_what_is_not_there_yet_is_refused_not_ignored() -> None:
     with pytest.raises(ConfigError, match="spool"):
         txmq.connect(["txmq://127.0.0.1:7650"], spool="directory")
+
+
+@pytest.mark.parametrize(
+    "part", ["aio", "asyncpg", "django", "postgres", "psycopg", "sqlalchemy", "twisted"]
+)
+def test_a_part_that_documents_name_needs_no_import_of_its_own(part: str) -> None:
+    assert txmq.__getattr__(part) is sys.modules[f"txmq.{part}"]

@@ -138,12 +138,15 @@ _LAZY = {
     "emit": "txmq.tx.postgres.emit",
 }
 
+# as the documents name them, without an import of their own; some need extras
+_PARTS = frozenset(("aio", "asyncpg", "django", "postgres", "psycopg", "sqlalchemy", "twisted"))
+
 
 def __getattr__(name: str) -> object:
-    """Import a name of the client at its first use; `txmq.twisted` imports Twisted."""
+    """Import a name of the client, or a part as `txmq.twisted`, at its first use."""
     if name in _LAZY:
         value = globals()[name] = getattr(import_module(_LAZY[name]), name)
         return value
-    if name in ("aio", "twisted"):
+    if name in _PARTS:
         return import_module(f"txmq.{name}")
     raise AttributeError(f"module 'txmq' has no attribute {name!r}")
