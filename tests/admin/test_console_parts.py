@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -20,7 +21,7 @@ from twisted.python.failure import Failure
 
 from tests.admin.console_support import ConsoleInMemory
 from txmq.admin.console import listing
-from txmq.admin.console.charts import HEIGHT, POINTS, chart, since_known
+from txmq.admin.console.charts import HEIGHT, POINTS, WIDTH, chart, since_known
 from txmq.admin.console.listing import MAX_CALLS, SCANNED, by_name
 from txmq.admin.console.page import ANSWER_S, PageRequest, Refused
 from txmq.admin.console.registry import PAGES, find
@@ -464,6 +465,31 @@ def test_a_chart_keeps_peaks_and_gaps() -> None:
     assert since_known([None] * 90 + [1.0] * 30) == [1.0] * 30
     gap = chart([1.0, None, 0.0, 0.0])
     assert len(gap.lines) == 2
+
+
+@pytest.mark.parametrize(
+    "values", [(1.0,), (1.0, None), (None, 1.0), (None, 1.0, None), (0.0, None, None, 1.0)]
+)
+def test_a_value_between_gaps_is_a_line_within_its_chart(values: tuple[float | None, ...]) -> None:
+    for points in chart(values).lines:
+        first, last = (float(point.partition(",")[0]) for point in points.split())
+        assert 0 <= first < last <= WIDTH
+
+
+@pytest.mark.parametrize(
+    ("path", "section"),
+    [
+        ("", ""),
+        ("topics", "topics"),
+        ("plans", "plans"),
+        ("plan/new", "plans"),
+        ("policies", "plans"),
+    ],
+)
+def test_the_navigation_says_where_a_page_belongs(path: str, section: str) -> None:
+    body = ConsoleInMemory().get(f"/{path}").body
+    [marked] = re.findall(r'<a href="([^"]*)"[^>]*aria-current="page"', body.partition("<main")[0])
+    assert marked.lstrip("./") == section
 
 
 def test_templates_are_compiled_before_the_first_page(monkeypatch: pytest.MonkeyPatch) -> None:

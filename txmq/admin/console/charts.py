@@ -49,14 +49,15 @@ def chart(values: Sequence[Value]) -> Chart:
     lines, areas = list[str](), list[str]()
     for first, run in _runs(thin):
         points = [
-            (round((first + number) * step, 1), round(HEIGHT - 1 - value * scale, 1))
+            ((first + number) * step, round(HEIGHT - 1 - value * scale, 1))
             for number, value in enumerate(run)
         ]
-        if len(points) == 1:  # a value between two gaps
-            points.append((round(points[0][0] + step / 2, 1), points[0][1]))
-        text = " ".join(f"{x},{y}" for x, y in points)
+        if len(points) == 1:  # a value between two gaps, or at the edge of the chart
+            [(x, y)] = points
+            points = [(max(0.0, x - step / 4), y), (min(float(WIDTH), x + step / 4), y)]
+        text = " ".join(f"{x:.1f},{y}" for x, y in points)
         lines.append(text)
-        areas.append(f"{points[0][0]},{HEIGHT} {text} {points[-1][0]},{HEIGHT}")
+        areas.append(f"{points[0][0]:.1f},{HEIGHT} {text} {points[-1][0]:.1f},{HEIGHT}")
     newest = next((one for one in reversed(values) if one is not None), None)
     return Chart(tuple(lines), tuple(areas), newest, top)
 
