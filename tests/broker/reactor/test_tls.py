@@ -30,7 +30,7 @@ from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 
 from tests.certificates import Authority
-from txmq.broker.reactor.tls import LOOK_S, Certificates, TlsFactory
+from txmq.broker.reactor.tls import HANDSHAKE_BYTES, LOOK_S, Certificates, TlsFactory
 from txmq.config.broker import TlsSettings
 
 
@@ -203,6 +203,20 @@ def test_a_lost_connection_leaves_nothing_to_the_collector(tmp_path: Path, end: 
     wire.server.connectionLost(Failure(ConnectionDone()))
     del wire
     assert [one() for one in left] == [None, None]
+
+
+def test_a_handshake_that_does_not_end_is_cut(tmp_path: Path) -> None:
+    files = Authority(tmp_path).sign("broker")
+    certificates = Certificates(TlsSettings(cert=files.cert, key=files.key), Clock())
+    wire = Wire(TlsFactory(certificates, Factory.forProtocol(Session), Clock()).buildProtocol(None))
+    hello = b"\x01\x01\xff\xf0\x03\x03" + bytes(131_000)  # as long as OpenSSL takes one
+    sent = 0
+    while not wire.transport.disconnected:
+        assert sent <= HANDSHAKE_BYTES
+        part = hello[sent : sent + 8_192]
+        wire.server.dataReceived(b"\x16\x03\x01" + len(part).to_bytes(2, "big") + part)
+        sent += len(part)
+    assert sent >= HANDSHAKE_BYTES
 
 
 def test_a_lost_connection_may_be_closed_and_cut_again(tmp_path: Path) -> None:

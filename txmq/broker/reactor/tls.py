@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from txmq.config.broker import TlsSettings
 
 LOOK_S = 1.0  # between two looks at the files
+# of a handshake, chain of certificates included: OpenSSL would keep 128 KiB of a first
+# message, and twice as much memory, for a client that nobody knows
+HANDSHAKE_BYTES = 32 << 10
 log = structlog.get_logger()
 
 
@@ -132,6 +135,15 @@ class TlsTransport(BufferingTLSTransport):
     """A transport with TLS for sessions, which use a bit more than Twisted's has."""
 
     writeSomeData = None  # noqa: N815  # Twisted's: the plain transport's would not encrypt
+    _handshake_bytes = 0
+
+    def dataReceived(self, data: bytes) -> None:
+        """Take bytes of the client, of which a handshake has few."""
+        super().dataReceived(data)  # type: ignore[no-untyped-call]  # Twisted's
+        if not self._handshakeDone:
+            self._handshake_bytes += len(data)
+            if self._handshake_bytes > HANDSHAKE_BYTES:
+                self.abortConnection()
 
     def getHandle(self) -> Any:  # noqa: ANN401, N802  # a socket
         """Return the socket below."""
