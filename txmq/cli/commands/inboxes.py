@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from txmq.cli.command import CommandSession, broker_command, local_command
-from txmq.cli.commands.schema import Dsn
+from txmq.cli.database import Dsn, open_database
 from txmq.cli.options import Yes
 from txmq.cli.output import Output
 from txmq.cli.parsers import parse_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from txmq.tx.postgres.inbox_names import NamedPosition
-    from txmq.tx.postgres.session import Connection
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -32,7 +28,7 @@ def list_(out: Output, dsn: Dsn) -> None:
     """List inboxes that were stored by names and that no consumer has taken over."""
     from txmq.tx.postgres import blocking
 
-    with _open_database(dsn) as connection:
+    with open_database(dsn, "inbox") as connection:
         found = blocking.stored_by_name(connection)
     out.show({"rows": [_fields(row) for row in found]})
 
@@ -54,7 +50,7 @@ def adopt(
         yes=yes,
     )
     adopted = []
-    with _open_database(dsn) as connection:
+    with open_database(dsn, "inbox") as connection:
         for place in shown["positions"]:
             if place["topic"] == topic:
                 # a broker of an older version tells the present epoch only
@@ -72,18 +68,10 @@ def discard(out: Output, dsn: Dsn, group: Group, topic: Topic, *, yes: Yes = Fal
     from txmq.tx.postgres import blocking
 
     out.confirm(f"Forget what group {group} has applied of {topic}?", yes=yes)
-    with _open_database(dsn) as connection:
+    with open_database(dsn, "inbox") as connection:
         discarded = blocking.discard(connection, group, topic)
     out.show({"group": group, "topic": topic, "discarded": discarded})
 
 
 def _fields(row: NamedPosition) -> dict[str, Any]:
     return row._asdict() | {"stored_until": str(row.stored_until)}
-
-
-@contextmanager
-def _open_database(dsn: str) -> Iterator[Connection]:
-    from txmq.tx.postgres.session import connect
-
-    with closing(connect(dsn, application_name="txmq inbox")) as connection:
-        yield connection

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from txmq.cli.command import CommandSession, broker_command, connect, local_command
+from txmq.cli.database import open_database
 from txmq.cli.options import DEFAULT_BROKER, BrokerUrl, Operator
 from txmq.cli.output import FAILED, Output, format_time
 from txmq.cli.parsers import parse_bytes, parse_time
@@ -212,7 +213,6 @@ def lost(
     effects are in the inboxes of these databases. Exit status 1: that is not accepted.
     """
     from txmq.tx.postgres.inbox_lost import RestoredEnds, lost_effects
-    from txmq.tx.postgres.session import connect as connect_database
 
     if accept:
         session.client.call("log.accept", operator=operator, reason=reason)
@@ -229,7 +229,7 @@ def lost(
     )
     effects: list[LostEffects] = []
     for dsn in dsns or () if shown["restores"] else ():
-        with closing(connect_database(dsn, application_name="txmq log lost")) as connection:
+        with open_database(dsn, "log lost") as connection:
             effects += lost_effects(connection, shown["log_id"], restored)
     session.out.show(
         {

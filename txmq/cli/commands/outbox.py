@@ -6,14 +6,13 @@ import json
 import os
 from base64 import b64encode
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from txmq.cli.command import local_command
-from txmq.cli.commands.schema import Dsn
+from txmq.cli.database import Dsn, open_database
 from txmq.cli.options import Operator, Reason, Yes
 from txmq.cli.output import Output, body_fields
 from txmq.errors import ConfigError
@@ -46,7 +45,7 @@ def list_(
     """
     from txmq.tx.postgres import outbox_rows
 
-    with _open_database(dsn) as connection:
+    with open_database(dsn, "outbox") as connection:
         rows = outbox_rows.list_rows(connection, limit)
     out.show({"rows": [_row_fields(row) for row in rows]})
 
@@ -62,7 +61,7 @@ def show(
     """Show the messages of a row."""
     from txmq.tx.outbox_entry import unpack_entries
 
-    with _open_database(dsn) as connection:
+    with open_database(dsn, "outbox") as connection:
         row, content = _find_row(connection, seq)
     messages = [
         message
@@ -91,7 +90,7 @@ def drop(
     from txmq.tx.postgres import outbox_rows
 
     out.confirm(f"Drop row {seq}? Its messages will never be sent.", yes=yes)
-    with _open_database(dsn) as connection:
+    with open_database(dsn, "outbox") as connection:
         row, content = _find_row(connection, seq)
         record = _row_fields(row) | {
             "content": b64encode(content).decode(),
@@ -116,19 +115,11 @@ def renew(out: Output, dsn: Dsn, seq: Seq, *, yes: Yes = False) -> None:
 
     question = f"Renew row {seq}? If its messages were published before, they are published twice."
     out.confirm(question, yes=yes)
-    with _open_database(dsn) as connection:
+    with open_database(dsn, "outbox") as connection:
         row, _content = _find_row(connection, seq)
         token = new_token()
         renewed = outbox_rows.renew(connection, row, token)
     out.show({"seq": seq, "token": token.hex, "replaced": row.token.hex, "renewed": renewed})
-
-
-@contextmanager
-def _open_database(dsn: str) -> Iterator[Connection]:
-    from txmq.tx.postgres.session import connect
-
-    with closing(connect(dsn, application_name="txmq outbox")) as connection:
-        yield connection
 
 
 def _find_row(connection: Connection, seq: int) -> tuple[ListedRow, bytes]:

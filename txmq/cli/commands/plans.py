@@ -9,13 +9,13 @@ import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
 
 from txmq.cli.command import CommandSession, broker_command
+from txmq.cli.database import open_database
 from txmq.cli.letter_selection import Saved, Where, selection_args
 from txmq.cli.options import Group, Operator, Reason, Yes
 from txmq.cli.output import with_places
@@ -382,7 +382,6 @@ def _plan(session: CommandSession, name: str) -> dict[str, Any]:
 def _applied(session: CommandSession, plan: str, dsn: str) -> int:
     """Return how many letters that are not put back yet an inbox has applied."""
     from txmq.tx.postgres.inbox import Position
-    from txmq.tx.postgres.session import connect
 
     group = _plan(session, plan)["group"]
     log_id = session.client.call("broker.show")["log_id"]
@@ -392,7 +391,7 @@ def _applied(session: CommandSession, plan: str, dsn: str) -> int:
     }
     known: dict[Position, Sequence[tuple[int, int]]] = {}
     count = 0
-    with closing(connect(dsn, application_name="txmq plan")) as connection:
+    with open_database(dsn, "plan") as connection:
         for one in each_letter(session, plan, "planned"):
             place = places.get((one["topic"], one["partition"]))
             if place is None:

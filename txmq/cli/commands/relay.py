@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from txmq.cli.command import local_command
-from txmq.cli.commands.schema import Dsn
+from txmq.cli.database import Dsn, open_database
 from txmq.cli.options import Yes
 from txmq.cli.output import FAILED, Output
 from txmq.errors import ConfigError
@@ -21,7 +20,6 @@ from txmq.model.units import MIB
 if TYPE_CHECKING:
     from txmq.config.broker import RelaySettings
     from txmq.relay.slot import SlotStatus
-    from txmq.tx.postgres.session import Connection
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -132,7 +130,7 @@ def status(
     """
     from txmq.relay import slot as slots
 
-    with _open_database(dsn) as connection:
+    with open_database(dsn, "relay") as connection:
         shown = slots.find_with_lag(connection, slot)
     if shown is None:
         raise ConfigError("slot", f"slot {slot} does not exist", hint=slots.CREATE)
@@ -154,7 +152,7 @@ def create(out: Output, dsn: Dsn, *, slot: Slot = DEFAULT_SLOT, replaces: Replac
     """
     from txmq.relay import slot as slots
 
-    with _open_database(dsn) as connection:
+    with open_database(dsn, "relay") as connection:
         out.show(_slot_fields(slots.create(connection, slot, replaces or ())))
 
 
@@ -164,7 +162,7 @@ def accept(out: Output, dsn: Dsn, *, slot: Slot = DEFAULT_SLOT, yes: Yes = False
     from txmq.relay import slot as slots
 
     out.confirm(f"Accept that messages from before slot {slot} are never sent?", yes=yes)
-    with _open_database(dsn) as connection:
+    with open_database(dsn, "relay") as connection:
         out.show(_slot_fields(slots.accept_missed(connection, slot)))
 
 
@@ -174,7 +172,7 @@ def drop(out: Output, dsn: Dsn, *, slot: Slot = DEFAULT_SLOT, yes: Yes = False) 
     from txmq.relay import slot as slots
 
     out.confirm(f"Drop slot {slot}? Messages that it still holds are never sent.", yes=yes)
-    with _open_database(dsn) as connection:
+    with open_database(dsn, "relay") as connection:
         slots.drop(connection, slot)
     out.show({"dropped": slot})
 
@@ -183,14 +181,6 @@ def _open_client(settings: RelaySettings) -> Any:  # noqa: ANN401  # the blockin
     from txmq.client.blocking.connect import connect
 
     return connect(settings.broker, service="txmq-relay", timeout=settings.timeout_s)
-
-
-@contextmanager
-def _open_database(dsn: str) -> Iterator[Connection]:
-    from txmq.tx.postgres.session import connect
-
-    with closing(connect(dsn, application_name="txmq relay")) as connection:
-        yield connection
 
 
 def _slot_fields(slot: SlotStatus) -> dict[str, Any]:

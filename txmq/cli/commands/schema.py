@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from typing import TYPE_CHECKING, Annotated
 from uuid import UUID
 
 import typer
 
 from txmq.cli.command import local_command
+from txmq.cli.database import Dsn, open_database
 from txmq.cli.options import Yes
 from txmq.cli.output import FAILED, Output, format_time
 from txmq.cli.parsers import parse_directory_id, parse_log_id
@@ -16,7 +16,6 @@ from txmq.errors import LocalProtocolError
 
 if TYPE_CHECKING:
     from txmq.tx.postgres.brokers import Broker
-    from txmq.tx.postgres.session import Connection
 
 app = typer.Typer(
     no_args_is_help=True, help="Install and check the tables of txmq in a PostgreSQL database."
@@ -48,14 +47,6 @@ Directory = Annotated[
 Reason = Annotated[
     str, typer.Option(help="Reason for --forget or --take-over, recorded in the database.")
 ]
-Dsn = Annotated[
-    str,
-    typer.Argument(
-        envvar="TXMQ_DSN",
-        metavar="DSN",
-        help="Connection string or URI of the database, as for psql.",
-    ),
-]
 
 
 @local_command(app, "install")
@@ -69,7 +60,7 @@ def check(out: Output, dsn: Dsn) -> None:
     """Check the tables. Exit status 1: something is wrong."""
     from txmq.tx.postgres import schema
 
-    with closing(_connect(dsn)) as connection:
+    with open_database(dsn, "schema") as connection:
         remarks = schema.check(connection)
     out.show({"version": schema.VERSION, "remarks": [{"remark": remark} for remark in remarks]})
     if remarks:
@@ -92,7 +83,7 @@ def brokers(
     """
     from txmq.tx.postgres import brokers as registry
 
-    with closing(_connect(dsn)) as connection:
+    with open_database(dsn, "schema") as connection:
         if forget is not None:
             if not reason:
                 raise typer.BadParameter("--forget needs a reason: use --reason TEXT")
@@ -129,12 +120,6 @@ def install_into(dsn: str) -> int:
     """Create or upgrade the tables; return their version."""
     from txmq.tx.postgres import schema
 
-    with closing(_connect(dsn)) as connection:
+    with open_database(dsn, "schema") as connection:
         schema.install(connection)
     return schema.VERSION
-
-
-def _connect(dsn: str) -> Connection:
-    from txmq.tx.postgres.session import connect
-
-    return connect(dsn, application_name="txmq schema")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from txmq.cli.command import CommandSession, broker_command
+from txmq.cli.database import open_database
 from txmq.cli.options import MessageIdFilter
 from txmq.cli.output import FAILED, escape_controls
 from txmq.client.protocol.call_steps import run_calls
@@ -105,10 +105,9 @@ def find_by_id(session: CommandSession, message: str) -> dict[str, Any] | None:
 def _add_inbox(session: CommandSession, dsn: str, found: list[dict[str, Any]]) -> None:
     """Add whether each group's inbox has the effect of a message."""
     from txmq.tx.postgres import blocking, inbox
-    from txmq.tx.postgres.session import connect
 
     log_id = session.client.call("broker.show")["log_id"]
-    with closing(connect(dsn, application_name="txmq trace")) as connection:
+    with open_database(dsn, "trace") as connection:
         for message, life in _with_life(found):
             message["inbox"] = [
                 {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from typing import TYPE_CHECKING
 
+from txmq.cli.database import open_database
 from txmq.cli.doctor.finding import Finding, Health, judged
 from txmq.errors import DatabaseError, SchemaMissing
 
@@ -38,11 +38,9 @@ def check_database(dsn: str, name: str, uses: frozenset[str]) -> Iterator[Findin
     """Check the database of a section of the settings. `uses` has "resolver", "xa" or
     "relay".
     """
-    from txmq.tx.postgres.session import connect
-
     place = f"database {name}"
     try:
-        with closing(connect(dsn, application_name="txmq doctor")) as connection:
+        with open_database(dsn, "doctor") as connection:
             yield Finding(place, Health.OK, f"reached, for {' and '.join(sorted(uses))}")
             for finding in _checks(connection, uses):
                 yield finding._replace(check=f"{place}: {finding.check}")
