@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 from contextlib import closing
 from pathlib import Path
-from threading import Event
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,6 +12,7 @@ from txmq.cli.command import local_command
 from txmq.cli.database import Dsn, open_database
 from txmq.cli.options import Yes
 from txmq.cli.output import FAILED, Output
+from txmq.cli.stop import stop_on_signals
 from txmq.errors import ConfigError
 from txmq.model.units import MIB
 
@@ -107,9 +106,7 @@ def run(
         frozenset(skip or ()),
     )
     logs.configure(as_json=out.as_json)
-    stop = Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda _number, _frame: stop.set())
+    stop = stop_on_signals()
     with closing(_open_client(settings)) as client:
         relay = Relay(core_of(client), settings.dsn, settings.slot, policy)
         out.print_line({"ready": settings.slot}, f"ready {settings.slot}")

@@ -8,19 +8,18 @@ row decides, whichever process reads it.
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from threading import Event
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from uuid import UUID
 
 import typer
 
 from txmq.cli.command import CommandClient, CommandSession, broker_command
+from txmq.cli.stop import stop_on_signals
 from txmq.errors import RequestRejected, TxmqError
 from txmq.model.message import UNKNOWN
 from txmq.model.units import HOUR, MILLISECOND, SECOND
@@ -80,9 +79,7 @@ def resolver(session: CommandSession, *, config: Config, every: Every = 2.0) -> 
         structlog.get_logger(),
         partial(_publish_row, session.client),
     )
-    stop = Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda _number, _frame: stop.set())
+    stop = stop_on_signals()
     session.out.print_line({"ready": list(databases)}, f"ready {' '.join(databases)}")
     while not stop.wait(every):
         rounds.run_round(time.time_ns() // 1_000)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 from enum import StrEnum
 from pathlib import Path
-from threading import Event
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -14,8 +12,11 @@ from txmq.cli.command import CommandSession, broker_command, local_command
 from txmq.cli.options import DEFAULT_BROKER, Operator, Reason, Token
 from txmq.cli.output import FAILED, Output
 from txmq.cli.parsers import parse_name, parse_time, parse_token
+from txmq.cli.stop import stop_on_signals
 
 if TYPE_CHECKING:
+    from threading import Event
+
     from txmq.recover.findings import Finding, PassReport
     from txmq.recover.recoverer import XaRecoverer
     from txmq.tx.postgres.prepared_list import Blocked
@@ -102,9 +103,7 @@ def recover(
     needs an operator.
     """
     recoverer = _open_recoverer(out, config, broker)
-    stop = Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda _number, _frame: stop.set())
+    stop = stop_on_signals()
     try:
         if watch:
             names = [database.name for database in recoverer.databases]
