@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from txmq.cli.output import Columns, Output, escape_controls, format_cell, last_line
+from txmq.cli.output import Columns, Output, escape_controls, format_cell
+from txmq.cli.rows import last_line
 from txmq.errors import InDoubt, Throttled, TxmqError, UnknownTopic
 
 NOON = 1_782_907_200_000_000  # 2026-07-01T12:00:00Z

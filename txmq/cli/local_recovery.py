@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from txmq.cli.output import body_fields
+from txmq.cli.rows import body_fields
 from txmq.errors import DirectoryInUse, InvalidExport, StoreError
 
 if TYPE_CHECKING:

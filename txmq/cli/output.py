@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from base64 import b64encode
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -30,7 +29,6 @@ NOTHING = "-"  # in a table, for a value that is not set
 FILE_WIDTH = 100_000  # so that nothing is cut or wrapped in a file
 TIME_FIELDS = re.compile(r"(.*_)?at|since|oldest\w*|newest\w*|deadline|stored_to")
 Columns = Sequence[str] | Mapping[str, Sequence[str]]
-IN_PLACE = re.compile(r"\(attempt \d+ of \d+ in place\)")
 TRACEBACKS = ("error_text",)
 FIRST_TIME = 10**15  # microseconds in September 2001; counts stay below it
 
@@ -94,32 +92,6 @@ def escape_controls(text: str) -> str:
 def format_time(micros: int) -> str:
     """Format microseconds since the epoch in UTC."""
     return (EPOCH + timedelta(microseconds=micros)).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"
-
-
-def last_line(text: str) -> str:
-    """Return what a traceback ends with: the error itself, not the note about attempts
-    in place.
-    """
-    lines = (line.strip() for line in reversed(text.splitlines()))
-    return next((line for line in lines if line and not IN_PLACE.fullmatch(line)), "")
-
-
-def with_places(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return rows of a table with the places of messages as commands take them."""
-    parts = ("topic", "partition", "offset")
-    return [
-        {"place": "/".join(str(row[part]) for part in parts)}
-        | {name: value for name, value in row.items() if name not in parts}
-        for row in rows
-    ]
-
-
-def body_fields(body: bytes) -> dict[str, str]:
-    """Return a body as a field of text if it is UTF-8, otherwise of base64."""
-    try:
-        return {"body": body.decode()}
-    except UnicodeDecodeError:
-        return {"body_base64": b64encode(body).decode()}
 
 
 def format_field(name: str, value: object) -> str:

@@ -94,7 +94,7 @@ def _newest(
     return found[::-1], end or 0
 
 
-def in_short(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def brief_entries(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return entries about one thing for a table."""
     return [{name: entry[name] for name in SHORT} for entry in entries]
 

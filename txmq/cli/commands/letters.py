@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from base64 import b64decode
 from typing import Annotated, Any
 
 import typer
 
 from txmq.cli.command import CommandSession, broker_command
 from txmq.cli.commands import plans
-from txmq.cli.commands.audit import in_short
+from txmq.cli.commands.audit import brief_entries
 from txmq.cli.commands.letter_edits import Letter, edit, version_of
 from txmq.cli.commands.letter_files import export, import_
 from txmq.cli.commands.letter_trials import try_
@@ -23,8 +22,9 @@ from txmq.cli.letter_selection import (
     selection_args,
 )
 from txmq.cli.options import Group, Operator, Reason, Yes
-from txmq.cli.output import FAILED, Output, body_fields, last_line, with_places
+from txmq.cli.output import FAILED, Output
 from txmq.cli.parsers import MessagePlace, parse_name, parse_place
+from txmq.cli.rows import last_line, with_decoded_body, with_places
 from txmq.client.protocol.call_steps import run_calls
 from txmq.client.protocol.letter_changes import portion_steps, portions_of
 from txmq.client.protocol.life_events import what_is_known
@@ -102,7 +102,7 @@ def list_(
             limit=limit - len(shown["letters"]),
             bodies=body,
         )
-        shown["letters"] += map(_with_body_text, page["letters"])
+        shown["letters"] += map(with_decoded_body, page["letters"])
         shown["next"] = page["next"]
         shown["scanned"] += page["scanned"]
         # pages of bodies end early, so that nothing grows without a limit
@@ -138,11 +138,11 @@ def show(
         shown["diff"] = diff(version_of(original), version_of(shown), names)
     if not body:
         shown.pop("body", None)
-    shown = _with_body_text(shown)
+    shown = with_decoded_body(shown)
     shown |= run_calls(session.client.call, letter_delivery_steps(**place))
     if not session.out.as_json:
         shown["deliveries_known"] = what_is_known(shown["deliveries_known"])
-        shown["operations"] = in_short(shown.get("operations", ()))
+        shown["operations"] = brief_entries(shown.get("operations", ()))
         for attempt in shown.get("history", ()):
             attempt["error_text"] = last_line(attempt["error_text"])
     lines = [] if session.out.as_json else shown.pop("diff", [])
@@ -377,8 +377,3 @@ def _show_changes(session: CommandSession, found: dict[str, Any]) -> None:
     session.out.show(shown)
     if refused:
         raise typer.Exit(FAILED)
-
-
-def _with_body_text(letter: dict[str, Any]) -> dict[str, Any]:
-    body = letter.pop("body", None)
-    return letter | body_fields(b64decode(body)) if body is not None else letter

@@ -12,7 +12,6 @@ import typer
 
 from txmq.cli.command import local_command
 from txmq.cli.commands import log_backup
-from txmq.cli.commands.messages import with_body_text
 from txmq.cli.options import (
     KeyFilter,
     MessageIdFilter,
@@ -24,6 +23,7 @@ from txmq.cli.options import (
 from txmq.cli.options import Topic as TopicArgument
 from txmq.cli.output import FAILED, Output, escape_controls, format_time
 from txmq.cli.parsers import parse_token
+from txmq.cli.rows import with_decoded_body
 
 if TYPE_CHECKING:
     from txmq.broker.data_directory.offline import IndexReport
@@ -171,7 +171,7 @@ def find(  # noqa: PLR0913  # its options
         key, None if message is None else parse_message_id(message), start, end, bodies=True
     )
     rows = OfflineSearch(files, SearchScope(topic, partition, offset), query).rows()
-    page = [with_body_text(row) for row in rows[:limit]]
+    page = [with_decoded_body(row) for row in rows[:limit]]
     damaged = [damage._asdict() for damage in files.damaged]
     out.show(
         {"messages": page, "more": limit is not None and len(rows) > limit, "damaged": damaged},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from base64 import b64decode
 from typing import Annotated, Any
 
 import typer
@@ -17,8 +16,9 @@ from txmq.cli.options import (
     StoredFrom,
     Topic,
 )
-from txmq.cli.output import FAILED, body_fields, escape_controls
+from txmq.cli.output import FAILED, escape_controls
 from txmq.cli.parsers import parse_message, parse_name
+from txmq.cli.rows import with_decoded_body
 
 app = typer.Typer(no_args_is_help=True, help="Find, show and recall single messages.")
 PAGE = 1_000
@@ -74,7 +74,7 @@ def show(session: CommandSession, message: Id) -> None:
                 "retention has removed it"
             )
         raise typer.Exit(FAILED)
-    session.out.show(with_body_text(reply))
+    session.out.show(with_decoded_body(reply))
 
 
 @broker_command(app, "find")
@@ -108,17 +108,11 @@ def find(  # noqa: PLR0913  # its options
         page = session.client.call(
             "message.find", topic=topic, **query, after=next_page, limit=size, bodies=True
         )
-        rows += map(with_body_text, page["messages"])
+        rows += map(with_decoded_body, page["messages"])
         next_page = page["next"]
         if next_page is None:
             break
     session.out.show({"messages": rows, "more": next_page is not None}, columns=FOUND_COLUMNS)
-
-
-def with_body_text(message: dict[str, Any]) -> dict[str, Any]:
-    """Return the message with its body decoded."""
-    body = message.pop("body", None)
-    return message | body_fields(b64decode(body)) if body is not None else message
 
 
 def _parse_page_start(text: str | None) -> tuple[int, int] | None:

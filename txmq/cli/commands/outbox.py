@@ -14,7 +14,8 @@ import typer
 from txmq.cli.command import local_command
 from txmq.cli.database import Dsn, open_database
 from txmq.cli.options import Operator, Reason, Yes
-from txmq.cli.output import Output, body_fields
+from txmq.cli.output import Output
+from txmq.cli.rows import body_fields
 from txmq.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from txmq.cli.command import CommandSession, broker_command
 from txmq.cli.database import open_database
 from txmq.cli.letter_selection import Saved, Where, selection_args
 from txmq.cli.options import Group, Operator, Reason, Yes
-from txmq.cli.output import with_places
 from txmq.cli.parsers import MessagePlace, parse_name, parse_place, parse_span
+from txmq.cli.rows import with_places
 from txmq.crashpoints import crashpoint
 from txmq.tx.postgres.blocking import applied
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from base64 import b64decode
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -26,8 +25,9 @@ from txmq.cli.local_recovery import (
     wire_entry,
 )
 from txmq.cli.options import DEFAULT_BROKER, BrokerUrl, Operator, Reason, Yes
-from txmq.cli.output import FAILED, Output, body_fields, format_time, last_line
+from txmq.cli.output import FAILED, Output, format_time
 from txmq.cli.parsers import MessagePlace, parse_place, parse_store_id
+from txmq.cli.rows import last_line, with_decoded_body
 from txmq.errors import Conflict, ForeignStore, StoreError
 
 if TYPE_CHECKING:
@@ -300,9 +300,7 @@ def _stored(
         page = session.client.call(
             "recover.show", **of_store, after=after, limit=min(left, PER_CALL), bodies=bodies
         )
-        for message in page["list"]:
-            body = message.pop("body", None)
-            yield message | ({} if body is None else body_fields(b64decode(body)))
+        yield from map(with_decoded_body, page["list"])
         left -= len(page["list"])
         after = page["next"]
         if after is None:

@@ -14,8 +14,9 @@ import typer
 
 from txmq.cli.command import CommandSession, broker_command
 from txmq.cli.options import Topic
-from txmq.cli.output import body_fields, escape_controls, format_time
+from txmq.cli.output import escape_controls, format_time
 from txmq.cli.parsers import is_number
+from txmq.cli.rows import body_fields
 
 if TYPE_CHECKING:
     from txmq.client.blocking.connections.connection import Connection

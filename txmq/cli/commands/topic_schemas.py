@@ -129,7 +129,7 @@ def read_schema(file: Path | None, model: str | None) -> str | None:
     return text
 
 
-def in_short(schema: str) -> str:
+def schema_summary(schema: str) -> str:
     """Return a schema as one entry of a table: its title and size."""
     return f"{title_of(schema) or 'without a title'} ({len(schema)} characters)" if schema else ""
 
@@ -139,6 +139,6 @@ def _print(session: CommandSession, reply: dict[str, Any]) -> None:
     if session.out.as_json:
         session.out.show(reply | {"schema": tree})
         return
-    session.out.show(reply | {"schema": in_short(reply["schema"])})
+    session.out.show(reply | {"schema": schema_summary(reply["schema"])})
     if tree is not None:
         session.out.print_line({}, json.dumps(tree, indent=2))

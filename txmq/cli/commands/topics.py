@@ -9,7 +9,7 @@ import typer
 
 from txmq.cli.command import CommandSession, broker_command
 from txmq.cli.commands import topic_schemas
-from txmq.cli.commands.topic_schemas import in_short
+from txmq.cli.commands.topic_schemas import schema_summary
 from txmq.cli.options import Operator, Reason, Topic, Yes
 from txmq.cli.parsers import (
     parse_flush,
@@ -102,7 +102,7 @@ def show(session: CommandSession, topic: Topic) -> None:
     """Show a topic: offsets, sizes, settings, schema, and its consumer groups."""
     shown = session.client.call("topic.show", name=topic)
     if shown.get("schema") and not session.out.as_json:
-        shown |= {"schema": in_short(shown["schema"])}
+        shown |= {"schema": schema_summary(shown["schema"])}
     session.out.show(shown)
 
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import time
-from base64 import b64decode
-from contextlib import closing
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 
 from txmq.cli.command import CommandSession, broker_command
-from txmq.cli.commands.audit import in_short
-from txmq.cli.commands.schema import Dsn
+from txmq.cli.commands.audit import brief_entries
+from txmq.cli.database import Dsn, open_database
 from txmq.cli.options import Operator, Reason, Token
-from txmq.cli.output import FAILED, body_fields, format_time
+from txmq.cli.output import FAILED, format_time
 from txmq.cli.parsers import parse_time, parse_token
+from txmq.cli.rows import with_decoded_body
 from txmq.model.units import DAY, MILLISECOND
 
 app = typer.Typer(no_args_is_help=True, help="List, show, decide and check transactions.")
@@ -92,15 +91,10 @@ def show(
     """
     args = {"token": token, "detail": True, "after": after, "limit": limit, "bodies": bodies}
     reply = session.client.call("tx.show", **args)
-    shown = reply | {"rows": [_with_body_text(row) for row in reply.get("rows", ())]}
+    shown = reply | {"rows": [with_decoded_body(row) for row in reply.get("rows", ())]}
     if not session.out.as_json:
-        shown["operations"] = in_short(shown.get("operations", ()))
+        shown["operations"] = brief_entries(shown.get("operations", ()))
     session.out.show(shown)
-
-
-def _with_body_text(row: dict[str, Any]) -> dict[str, Any]:
-    body = row.pop("body", None)
-    return row | body_fields(b64decode(body)) if body is not None else row
 
 
 Force = Annotated[
@@ -171,10 +165,9 @@ def lost(
     """
     from txmq.client.protocol.transaction.tokens import first_token_at
     from txmq.recover.lost_commits import find_lost
-    from txmq.tx.postgres.session import connect
 
     start = time.time_ns() // 1_000 - DAY if since is None else since
-    with closing(connect(dsn, application_name="txmq tx lost")) as connection:
+    with open_database(dsn, "tx lost") as connection:
         report = find_lost(session.client, connection, first_token_at(start))
     session.out.show(
         {
