@@ -12,9 +12,9 @@ import pytest
 
 from tests.cli.support import NO_DELIVERIES, ScriptedClient, client, run
 from txmq.cli.commands import letter_trials
-from txmq.cli.letter_diff import Version, diff
+from txmq.cli.commands.letter_edits import diff_lines
 from txmq.errors import MessagesDamaged
-from txmq.model.message_diff import MAX_COMPARED
+from txmq.model.message_diff import MAX_COMPARED, Version
 
 __all__ = ["client"]
 
@@ -199,20 +199,20 @@ def test_show_compares_the_letter_with_what_was_published(client: ScriptedClient
 def test_bodies_that_are_no_text_are_compared_by_their_digests() -> None:
     names = ("a", "b")
     same = Version({}, b"\xff")
-    assert diff(same, same, names) == []
-    [*_heads, old, new] = diff(same, Version({}, b"\xfe\x00"), names)
+    assert diff_lines(same, same, names) == []
+    [*_heads, old, new] = diff_lines(same, Version({}, b"\xfe\x00"), names)
     assert old.startswith("-(1 bytes, SHA-256 a8100ae6")
     assert new.startswith("+(2 bytes, SHA-256 ")
     large = Version({}, b"x" * (MAX_COMPARED + 1))
-    assert len(diff(large, Version({}, b"y"), names)) == 5
+    assert len(diff_lines(large, Version({}, b"y"), names)) == 5
     one, two = (Version({}, json.dumps([at] * 50_000).encode()) for at in (1, 2))
-    assert len(diff(one, two, names)) == 5, "as text it is one line"
+    assert len(diff_lines(one, two, names)) == 5, "as text it is one line"
     one, two = (Version({}, b"%d\n" % at * 50_000) for at in (1, 2))
-    assert diff(one, two, names)[-1].startswith("+(100000 bytes, SHA-256 ")
-    spaces = diff(Version({}, b'{"a":1}'), Version({}, b'{"a": 1}'), names)
+    assert diff_lines(one, two, names)[-1].startswith("+(100000 bytes, SHA-256 ")
+    spaces = diff_lines(Version({}, b'{"a":1}'), Version({}, b'{"a": 1}'), names)
     assert spaces[-2:] == ['-{"a":1}', '+{"a": 1}'], "the same JSON, but other bytes"
     deep = Version({}, b"[" * 100_000)
-    assert diff(deep, Version({}, b"[]"), names)[-1] == "+[]"
+    assert diff_lines(deep, Version({}, b"[]"), names)[-1] == "+[]"
 
 
 def test_copies_are_made_until_none_is_left(client: ScriptedClient) -> None:

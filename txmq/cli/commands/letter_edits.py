@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from txmq.cli.bodies import BodyFile, read_body
 from txmq.cli.command import CommandSession
-from txmq.cli.letter_diff import Version, diff
 from txmq.cli.options import Group, Operator, Reason, Yes
+from txmq.cli.output import escape_controls
 from txmq.cli.parsers import MessagePlace, NameValue, parse_pair, parse_place
 from txmq.client.protocol.letter_edits import BodyCheck, check_body
 from txmq.errors import ConfigError, MessagesDamaged, RemoteProtocolError
+from txmq.model.message_diff import Version, diff
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -43,10 +45,6 @@ Unset = Annotated[
     list[str] | None,
     typer.Option("--unset-header", metavar="NAME", help="Header to remove; can be repeated."),
 ]
-File = Annotated[
-    str | None,
-    typer.Option("--file", metavar="PATH", help="File with the new body; - is standard input."),
-]
 Text = Annotated[str | None, typer.Option("--body", metavar="TEXT", help="The new body as text.")]
 Editor = Annotated[
     bool, typer.Option("--editor", help="Edit the body in the program that $EDITOR names.")
@@ -67,7 +65,7 @@ def edit(  # noqa: PLR0913  # its options
     group: Group,
     letter: Letter,
     *,
-    file: File = None,
+    file: BodyFile = None,
     body: Text = None,
     editor: Editor = False,
     header: Headers = None,
@@ -97,14 +95,15 @@ def edit(  # noqa: PLR0913  # its options
     if revert:
         after = version_of(session.client.call("dlq.show", **place, version=0))
     else:
-        new = _new_body(before.body, file, body, editor=editor)
+        given = _edited(before.body) if editor else read_body(body, file)
+        new = before.body if given is None else given
         after = Version(_changed(before.headers, header or [], unset_header or []), new)
     if after == before:
         raise typer.BadParameter("the letter has this body and these headers already")
     if checked is not None:
         check_body(after.body, checked)
     number = int(shown["edits"])
-    lines = diff(before, after, (f"version {number}", f"version {number + 1}"))
+    lines = diff_lines(before, after, (f"version {number}", f"version {number + 1}"))
     if not session.out.as_json and not yes:
         typer.echo("\n".join(lines), err=True)
     session.out.confirm(f"Edit this letter of group {group}?", yes=yes)
@@ -141,6 +140,11 @@ def _newest(
             hint="start the new version of the broker first",
         )
     return shown, before
+
+
+def diff_lines(before: Version, after: Version, names: tuple[str, str]) -> list[str]:
+    """Return the lines of a diff for terminals: control characters are escaped."""
+    return [escape_controls(line) for line in diff(before, after, names)]
 
 
 def version_of(shown: dict[str, Any]) -> Version:
@@ -180,19 +184,6 @@ def _changed(
             raise typer.BadParameter(f"the letter has no header {name!r}")
     kept = {name: value for name, value in headers.items() if name not in removed}
     return kept | dict(changed)
-
-
-def _new_body(before: bytes, file: str | None, text: str | None, *, editor: bool) -> bytes:
-    if text is not None:
-        return text.encode(errors="surrogateescape")  # the bytes that the shell passed
-    if file == "-":
-        return sys.stdin.buffer.read()
-    if file is not None:
-        try:
-            return Path(file).read_bytes()
-        except OSError as error:
-            raise typer.BadParameter(f"cannot read {file}: {error.strerror}") from None
-    return _edited(before) if editor else before
 
 
 def _edited(before: bytes) -> bytes:

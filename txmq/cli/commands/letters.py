@@ -9,10 +9,9 @@ import typer
 from txmq.cli.command import CommandSession, broker_command
 from txmq.cli.commands import plans
 from txmq.cli.commands.audit import brief_entries
-from txmq.cli.commands.letter_edits import Letter, edit, version_of
+from txmq.cli.commands.letter_edits import Letter, diff_lines, edit, version_of
 from txmq.cli.commands.letter_files import export, import_
 from txmq.cli.commands.letter_trials import try_
-from txmq.cli.letter_diff import diff
 from txmq.cli.letter_selection import (
     Filter,
     Saved,
@@ -135,7 +134,7 @@ def show(
         original = session.client.call("dlq.show", **place, version=0)
         number = shown["edits"] if version is None else version
         names = ("what was published", f"version {number}")
-        shown["diff"] = diff(version_of(original), version_of(shown), names)
+        shown["diff"] = diff_lines(version_of(original), version_of(shown), names)
     if not body:
         shown.pop("body", None)
     shown = with_decoded_body(shown)

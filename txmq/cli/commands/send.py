@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from txmq.cli.bodies import BodyFile, read_body
 from txmq.cli.command import CommandSession, broker_command
 from txmq.cli.options import Topic
 from txmq.cli.parsers import NameValue, parse_delay, parse_pair, parse_time
@@ -26,10 +26,6 @@ Body = Annotated[
     typer.Argument(
         metavar="BODY", help="Body as text. Default: standard input, unless --file is given."
     ),
-]
-File = Annotated[
-    str | None,
-    typer.Option("--file", metavar="PATH", help="File with the body; - is standard input."),
 ]
 DeliverAt = Annotated[
     int | None,
@@ -62,7 +58,7 @@ def send(  # noqa: PLR0913  # its options
     key: Annotated[str | None, typer.Option(help="Key: messages of one key stay in order.")] = None,
     tag: Annotated[str | None, typer.Option(help="Tag, by which consumers can filter.")] = None,
     header: Header = None,
-    file: File = None,
+    file: BodyFile = None,
     partition: Annotated[
         int | None, typer.Option(min=0, help="Partition, instead of the one of the key.")
     ] = None,
@@ -70,21 +66,11 @@ def send(  # noqa: PLR0913  # its options
     delay: Delay = None,
 ) -> None:
     """Send a message, and print its place once the broker has stored it."""
-    data = _body(body, file)
+    if body is not None and file is not None:
+        raise typer.BadParameter("two bodies are given: use either BODY or --file")
+    given = read_body(body, file)
+    data = sys.stdin.buffer.read() if given is None else given
     headers = dict(header) if header else None
     options: dict[str, Any] = {"key": key, "tag": tag, "headers": headers, "partition": partition}
     receipt = session.client.send(topic, data, deliver_at=deliver_at, delay=delay, **options)
     session.out.show(receipt._asdict())
-
-
-def _body(text: str | None, file: str | None) -> bytes:
-    if text is not None and file is not None:
-        raise typer.BadParameter("two bodies are given: use either BODY or --file")
-    if text is not None:
-        return text.encode(errors="surrogateescape")  # the bytes that the shell passed
-    if file in (None, "-"):
-        return sys.stdin.buffer.read()
-    try:
-        return Path(file or "").read_bytes()
-    except OSError as error:
-        raise typer.BadParameter(f"cannot read {file}: {error.strerror}") from None
