@@ -1,4 +1,4 @@
-"""The options that select dead letters, for all commands of `txmq dlq`."""
+"""Options that name or select dead letters, for `txmq dlq`, `plan` and `policy`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,19 @@ from typing import Annotated, Any
 
 import typer
 
-from txmq.cli.parsers import is_number, parse_moment, parse_name
+from txmq.cli.parsers import MessagePlace, is_number, parse_moment, parse_name, parse_place
 from txmq.model.letter_filter import InvalidFilter, parse_filter
 
 STATES = ("open", "replaying", "abandoned", "local")
 RANGE = re.compile(r"(\d{0,9})\.\.(\d{0,9})")
 
+Letters = Annotated[
+    list[MessagePlace] | None,
+    typer.Argument(
+        parser=parse_place, metavar="TOPIC/PARTITION/OFFSET", help="Places of the dead letters."
+    ),
+]
+AllLetters = Annotated[bool, typer.Option("--all", help="All open dead letters of the group.")]
 Where = Annotated[
     list[str] | None,
     typer.Option(
@@ -34,8 +41,6 @@ Saved = Annotated[
         "--select", parser=parse_name, metavar="NAME", help="Only letters of a saved selection."
     ),
 ]
-
-
 Filter = Annotated[
     str | None,
     typer.Option(
@@ -57,6 +62,24 @@ def parse_text(text: str, group: str) -> dict[str, Any]:
     if found.group not in (None, group):
         raise typer.BadParameter(f"the filter is for group {found.group}, not for {group}")
     return found.select
+
+
+def chosen_letters(
+    letters: list[MessagePlace] | None,
+    where: list[str] | None,
+    saved: str | None,
+    *,
+    everything: bool,
+) -> dict[str, Any]:
+    """Return the arguments of a call for the letters that are named, or selected in one
+    of three ways.
+    """
+    ways = bool(letters) + everything + (bool(where) or saved is not None)
+    if ways != 1:
+        raise typer.BadParameter(
+            "select the letters: use either TOPIC/PARTITION/OFFSET, --all, --where or --select"
+        )
+    return {"letters": letters} if letters else selection_args(where, saved)
 
 
 def selection_args(where: list[str] | None, saved: str | None) -> dict[str, Any]:

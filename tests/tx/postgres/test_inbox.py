@@ -126,6 +126,7 @@ def test_gaps_stay_gaps_until_they_are_filled(
     found = applied(connection, HERE)
     assert found == AppliedRanges(((0, 3), (5, 7), (8, 9)))
     assert [found.floor(start) for start in (0, 3, 5, 7, 8, 100)] == [3, 3, 7, 7, 9, 100]
+    assert [offset for offset in range(10) if found.covers(offset)] == [0, 1, 2, 5, 6, 8]
     commit(connection, 3, 4, 7)
     compact(folder, "billing", ON)
     assert applied(connection, HERE) == AppliedRanges(((0, 9),))

@@ -7,22 +7,25 @@ from typing import Annotated, Any
 import typer
 
 from txmq.cli.command import CommandSession, broker_command
-from txmq.cli.commands import plans
 from txmq.cli.commands.audit import brief_entries
 from txmq.cli.commands.letter_edits import Letter, diff_lines, edit, version_of
 from txmq.cli.commands.letter_files import export, import_
 from txmq.cli.commands.letter_trials import try_
 from txmq.cli.letter_selection import (
+    AllLetters,
     Filter,
+    Letters,
     Saved,
     Where,
+    chosen_letters,
     parse_selection,
     parse_text,
     selection_args,
 )
 from txmq.cli.options import Group, Operator, Reason, Yes
 from txmq.cli.output import FAILED, Output
-from txmq.cli.parsers import MessagePlace, parse_name, parse_place
+from txmq.cli.parsers import parse_name
+from txmq.cli.replay_plans import replay_all
 from txmq.cli.rows import last_line, with_decoded_body, with_places
 from txmq.client.protocol.call_steps import run_calls
 from txmq.client.protocol.letter_changes import portion_steps, portions_of
@@ -52,13 +55,6 @@ COLUMNS = (
 # in the table `fingerprints`, or too long for a terminal
 ONLY_IN_JSON = ("by_fingerprint", "group", "keys", "most_of_one_key", "replayed")
 
-Letters = Annotated[
-    list[MessagePlace] | None,
-    typer.Argument(
-        parser=parse_place, metavar="TOPIC/PARTITION/OFFSET", help="Places of the dead letters."
-    ),
-]
-All = Annotated[bool, typer.Option("--all", help="All open dead letters of the group.")]
 Body = Annotated[bool, typer.Option("--body", "--bodies", help="Show the bodies of messages, too.")]
 Version = Annotated[
     int | None, typer.Option(min=0, help="Version of the message, 0 = what was published.")
@@ -191,7 +187,7 @@ def replay(  # noqa: PLR0913  # its options
     group: Group,
     letter: Letters = None,
     *,
-    everything: All = False,
+    everything: AllLetters = False,
     where: Where = None,
     select: Saved = None,
     operator: Operator,
@@ -203,11 +199,11 @@ def replay(  # noqa: PLR0913  # its options
     --all makes a plan of its own, which the broker carries out (`txmq plan`): as fast
     as it can, and without a stop rule.
     """
-    chosen = _chosen(letter, where, select, everything=everything)
+    chosen = chosen_letters(letter, where, select, everything=everything)
     if not letter:
         _confirm(session, "Replay", group, chosen, yes=yes)
     if everything:
-        _show_changes(session, plans.replay_all(session, group, operator, reason))
+        _show_changes(session, replay_all(session, group, operator, reason))
         return
     _change(session, "dlq.replay", chosen, group=group, operator=operator, reason=reason)
 
@@ -218,7 +214,7 @@ def abandon(  # noqa: PLR0913  # its options
     group: Group,
     letter: Letters = None,
     *,
-    everything: All = False,
+    everything: AllLetters = False,
     where: Where = None,
     select: Saved = None,
     operator: Operator,
@@ -226,7 +222,7 @@ def abandon(  # noqa: PLR0913  # its options
     yes: Yes = False,
 ) -> None:
     """Close dead letters for good. Their messages will not be processed."""
-    chosen = _chosen(letter, where, select, everything=everything)
+    chosen = chosen_letters(letter, where, select, everything=everything)
     if not letter:
         _confirm(session, "Abandon", group, chosen, yes=yes)
     _change(session, "dlq.abandon", chosen, group=group, operator=operator, reason=reason)
@@ -251,7 +247,7 @@ def redrive(  # noqa: PLR0913  # its options
     again: Annotated[
         bool, typer.Option("--again", help="Copy also what this topic has a copy of.")
     ] = False,
-    everything: All = False,
+    everything: AllLetters = False,
     where: Where = None,
     select: Saved = None,
     operator: Operator,
@@ -265,7 +261,7 @@ def redrive(  # noqa: PLR0913  # its options
     """
     if (to is None) == (to_group is None):
         raise typer.BadParameter("use either --to TOPIC or --to-group GROUP")
-    chosen = _chosen(letter, where, select, everything=everything)
+    chosen = chosen_letters(letter, where, select, everything=everything)
     if not letter:
         _confirm(session, f"Copy to {to or f'group {to_group}'}", group, chosen, yes=yes)
     named = {"group": group, "operator": operator, "reason": reason}
@@ -319,22 +315,6 @@ def _show_page(out: Output, page: dict[str, Any]) -> None:
     out.show({"letters": with_places(page["letters"])}, columns=COLUMNS)
     if page["next"] is not None:
         print(f"there may be more: --after {page['next']}")
-
-
-def _chosen(
-    letters: list[MessagePlace] | None,
-    where: list[str] | None,
-    saved: str | None,
-    *,
-    everything: bool,
-) -> dict[str, Any]:
-    """Return the arguments that name or select letters."""
-    ways = bool(letters) + everything + (bool(where) or saved is not None)
-    if ways != 1:
-        raise typer.BadParameter(
-            "select the letters: use either TOPIC/PARTITION/OFFSET, --all, --where or --select"
-        )
-    return {"letters": letters} if letters else selection_args(where, saved)
 
 
 def _confirm(

@@ -3,35 +3,31 @@
 from __future__ import annotations
 
 import json
-import secrets
 import sys
-import time
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
 
 from txmq.cli.command import CommandSession, broker_command
-from txmq.cli.database import open_database
-from txmq.cli.letter_selection import Saved, Where, selection_args
+from txmq.cli.letter_selection import AllLetters, Letters, Saved, Where, chosen_letters
 from txmq.cli.options import Group, Operator, Reason, Yes
 from txmq.cli.parsers import MessagePlace, parse_name, parse_place, parse_span
+from txmq.cli.plan_options import Canary, InFlight, Most, Rate, StopAfter, StopShare
+from txmq.cli.replay_plans import (
+    count_applied,
+    letter_page,
+    new_plan_name,
+    plan_letters,
+    wait_while,
+)
 from txmq.cli.rows import with_places
-from txmq.crashpoints import crashpoint
-from txmq.tx.postgres.blocking import applied
+from txmq.client.protocol.plans import ENDED, add_calls
 
 app = typer.Typer(
     no_args_is_help=True,
     help="Replay dead letters by plans: frozen, at a rate, watched, with an outcome per letter.",
 )
-PER_CALL = 1_000  # the limit of the broker
-POLL_S = 0.05
-AT_ONCE = {"rate": 0, "ramp_s": 0, "in_flight": 0, "stop_after": 0, "start": True}
-MAX_OFFSET = 1 << 63
-FINISHED = ("done", "cancelled")
 CHECKED = ("checked", "would_replay", "edited", "fenced", "out_of_order", "invalid")
 OUTCOMES = ("planned", "delivered", "processed", "died_again", "skipped", "ended")
 COLUMNS = (
@@ -47,70 +43,45 @@ def _outcome(text: str) -> str:
 
 
 Plan = Annotated[str, typer.Argument(metavar="PLAN", parser=parse_name, help="Name of the plan.")]
-Places = Annotated[
-    list[MessagePlace] | None,
-    typer.Argument(
-        parser=parse_place, metavar="TOPIC/PARTITION/OFFSET", help="Places of the dead letters."
-    ),
-]
 
 
 @broker_command(app, "create")
 def create(  # noqa: PLR0913  # its options
     session: CommandSession,
     group: Group,
-    letter: Places = None,
+    letter: Letters = None,
     *,
-    everything: Annotated[
-        bool, typer.Option("--all", help="All open dead letters of the group.")
-    ] = False,
+    everything: AllLetters = False,
     where: Where = None,
     select: Saved = None,
     name: Annotated[
         str | None,
         typer.Option(parser=parse_name, metavar="PLAN", help="Name of the plan."),
     ] = None,
-    rate: Annotated[
-        float, typer.Option(min=0, help="Letters per second; 0 = as fast as the broker can.")
-    ] = 100.0,
+    rate: Rate = 100.0,
     ramp: Annotated[
         float,
         typer.Option(
             parser=parse_span, metavar="SPAN", help="Time until the rate is reached, as 60s."
         ),
     ] = "60s",  # type: ignore[assignment]  # parsed
-    canary: Annotated[
-        int, typer.Option(min=0, help="So many letters are put back and watched first.")
-    ] = 0,
+    canary: Canary = 0,
     hold: Annotated[
         bool, typer.Option("--hold", help="Wait for `plan resume` behind the canary.")
     ] = False,
-    stop_share: Annotated[
-        float,
-        typer.Option(
-            min=0, max=1, help="Pause if more than this share fails again with one fingerprint."
-        ),
-    ] = 0.5,
-    stop_after: Annotated[
-        int, typer.Option(min=0, max=100, help="Outcomes that are judged; 0 = never pause.")
-    ] = 20,
-    in_flight: Annotated[
-        int, typer.Option(min=0, help="Most letters without an outcome; 0 = any number.")
-    ] = 1_000,
+    stop_share: StopShare = 0.5,
+    stop_after: StopAfter = 20,
+    in_flight: InFlight = 1_000,
     second_approver: Annotated[
         bool, typer.Option("--second-approver", help="Somebody else has to approve it first.")
     ] = False,
-    most: Annotated[int, typer.Option(min=0, help="Most letters; 0 = any number.")] = 0,
+    most: Most = 0,
     start: Annotated[bool, typer.Option("--start", help="Start it as soon as it may.")] = False,
     operator: Operator,
     reason: Reason = "",
 ) -> None:
     """Make a plan of dead letters, and freeze it. It begins with `plan start`."""
-    ways = bool(letter) + everything + (bool(where) or select is not None)
-    if ways != 1:
-        raise typer.BadParameter(
-            "select the letters: use either TOPIC/PARTITION/OFFSET, --all, --where or --select"
-        )
+    chosen = chosen_letters(letter, where, select, everything=everything)
     if hold and not canary:
         raise typer.BadParameter("--hold waits behind a canary: use --canary N, too")
     settings = {
@@ -118,17 +89,14 @@ def create(  # noqa: PLR0913  # its options
         "stop_after": stop_after, "in_flight": in_flight, "second_approver": second_approver,
         "start": start, "most": most,
     }  # fmt: skip
-    chosen = {} if letter else selection_args(where, select)
     by = {"operator": operator, "reason": reason}
-    name = name or new_name(group)
+    name = name or new_plan_name(group)
+    places = chosen.pop("letters", None)
     session.client.call("plan.create", name=name, group=group, settings=settings, **chosen, **by)
     refused: list[Any] = []
-    places = letter or []
-    for at in range(0, len(places), PER_CALL):
-        reply = session.client.call("plan.add", name=name, letters=places[at : at + PER_CALL])
-        refused += reply["refused"]
-    if letter:
-        session.client.call("plan.freeze", name=name, **by)
+    for call, its_args in add_calls(name, places):
+        signed = by if call == "plan.freeze" else {}
+        refused += session.client.call(call, **its_args, **signed).get("refused", ())
     shown = wait_while(session, name, lambda plan: plan["state"] == "building")
     session.out.show(shown | {"refused": refused} if refused else shown)
 
@@ -144,7 +112,7 @@ def list_(
     """List the plans that are not finished, or with --all those of the last 30 days."""
     found = session.every("plan.list", "plans")
     plans = found["plans"]
-    shown = plans if everything else [plan for plan in plans if plan["state"] not in FINISHED]
+    shown = plans if everything else [plan for plan in plans if plan["state"] not in ENDED]
     session.out.show(found | {"plans": shown}, columns=COLUMNS)
     if len(shown) < len(plans) and not session.out.as_json:
         hidden = len(plans) - len(shown)
@@ -176,7 +144,7 @@ def letters(
     found: list[Any] = []
     following = after
     while True:
-        page = _page(session, plan, outcome, following, limit - len(found))
+        page = letter_page(session, plan, outcome, following, limit - len(found))
         found += page["letters"]
         following = page["next"]
         if following is None or len(found) == limit:
@@ -192,8 +160,8 @@ def letters(
 @broker_command(app, "export")
 def export(session: CommandSession, plan: Plan) -> None:
     """Print each letter of a plan as a line of JSON, with what became of it."""
-    for one in each_letter(session, plan):
-        print(json.dumps(one))
+    for letter in plan_letters(session, plan):
+        print(json.dumps(letter))
 
 
 @broker_command(app, "check")
@@ -225,7 +193,7 @@ def check(
         more = {"cursor": page["next"]}
     found |= {"would_skip": dict(reasons), "schema_mistakes": dict(mistakes)}
     if dsn is not None:
-        found["applied"] = _applied(session, plan, dsn)
+        found["applied"] = count_applied(session, plan, dsn)
     session.out.show(found)
 
 
@@ -305,103 +273,3 @@ def leave(
 def delete(session: CommandSession, plan: Plan, *, operator: Operator, reason: Reason = "") -> None:
     """Forget a finished plan, and what became of its letters."""
     session.show("plan.delete", name=plan, operator=operator, reason=reason)
-
-
-def replay_all(session: CommandSession, group: str, operator: str, reason: str) -> dict[str, Any]:
-    """Replay all open letters of a group by a plan, and follow it until the last one
-    is put back. Return the letters, and those that were not, with the reason.
-    """
-    name = new_name(group)
-    session.client.call(
-        "plan.create", name=name, group=group, select={}, settings=AT_ONCE, operator=operator,
-        reason=reason,
-    )  # fmt: skip
-    crashpoint("plan.after_create")
-    ended = wait_while(session, name, _puts_back)
-    done: list[Any] = []
-    refused: list[Any] = []
-    for one in each_letter(session, name):
-        place = [one["topic"], one["partition"], one["offset"]]
-        if one["outcome"] in ("skipped", "planned"):
-            why = one["why"] or f"the plan is {ended['state']}: {ended['why']}"
-            fields = ("topic", "partition", "offset")
-            refused.append(dict(zip(fields, place, strict=True)) | {"why": why})
-        else:
-            done.append(place)
-    return {"plan": name, "done": done, "refused": refused}
-
-
-def _puts_back(plan: dict[str, Any]) -> bool:
-    if plan["state"] in ("building", "planned"):
-        return True
-    return plan["state"] in ("canary", "ramping") and plan["planned"] > 0
-
-
-def new_name(group: str) -> str:
-    """Return a name for a plan of this group that nobody else has."""
-    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    return f"{group[:100].replace('@', '-')}-{stamp}-{secrets.token_hex(2)}"
-
-
-def each_letter(
-    session: CommandSession, plan: str, outcome: str | None = None
-) -> Iterator[dict[str, Any]]:
-    """Yield the letters of a plan, page by page."""
-    following: str | None = None
-    while True:
-        page = _page(session, plan, outcome, following, PER_CALL)
-        yield from page["letters"]
-        following = page["next"]
-        if following is None:
-            return
-
-
-def wait_while(
-    session: CommandSession, name: str, goes_on: Callable[[dict[str, Any]], bool]
-) -> dict[str, Any]:
-    """Return a plan once this does not hold any more. The broker does the work: a
-    command that ends meanwhile leaves it to that.
-    """
-    while goes_on(shown := _plan(session, name)):
-        time.sleep(POLL_S)
-    return shown
-
-
-def _page(
-    session: CommandSession, plan: str, outcome: str | None, after: str | None, limit: int
-) -> dict[str, Any]:
-    return session.client.call(
-        "plan.letters", name=plan, outcome=outcome, cursor=after, limit=limit
-    )
-
-
-def _plan(session: CommandSession, name: str) -> dict[str, Any]:
-    return session.client.call("plan.show", name=name)
-
-
-def _applied(session: CommandSession, plan: str, dsn: str) -> int:
-    """Return how many letters that are not put back yet an inbox has applied."""
-    from txmq.tx.postgres.inbox import Position
-
-    group = _plan(session, plan)["group"]
-    log_id = session.client.call("broker.show")["log_id"]
-    places = {
-        (place["topic"], place["partition"]): place
-        for place in session.client.call("group.show", group=group)["positions"]
-    }
-    known: dict[Position, Sequence[tuple[int, int]]] = {}
-    count = 0
-    with open_database(dsn, "plan") as connection:
-        for one in each_letter(session, plan, "planned"):
-            place = places.get((one["topic"], one["partition"]))
-            if place is None:
-                continue
-            offset = one["offset"]
-            epoch = [epoch for start, epoch in place["epochs"] if start <= offset][-1]
-            position = Position(group, log_id, place["topic_id"], one["partition"], epoch)
-            if position not in known:
-                known[position] = applied(connection, position).ranges
-            ranges = known[position]
-            at = bisect_right(ranges, (offset, MAX_OFFSET)) - 1
-            count += at >= 0 and ranges[at][0] <= offset < ranges[at][1]
-    return count

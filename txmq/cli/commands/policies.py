@@ -10,6 +10,7 @@ from txmq.cli.command import CommandSession, broker_command
 from txmq.cli.letter_selection import Saved, Where, selection_args
 from txmq.cli.options import Group, Operator, Reason
 from txmq.cli.parsers import parse_span
+from txmq.cli.plan_options import Canary, InFlight, Most, Rate, StopAfter, StopShare
 from txmq.model.letter_filter import format_filter
 
 app = typer.Typer(
@@ -41,23 +42,12 @@ def set_(  # noqa: PLR0913  # its options
     ] = 1,
     where: Where = None,
     select: Saved = None,
-    rate: Annotated[float, typer.Option(min=0, help="Letters per second; 0 = any.")] = 10.0,
-    most: Annotated[int, typer.Option(min=0, help="Most letters of a plan; 0 = any.")] = 10_000,
-    canary: Annotated[
-        int, typer.Option(min=0, help="So many letters are put back and watched first.")
-    ] = 5,
-    stop_share: Annotated[
-        float,
-        typer.Option(
-            min=0, max=1, help="Pause if more than this share fails again with one fingerprint."
-        ),
-    ] = 0.5,
-    stop_after: Annotated[
-        int, typer.Option(min=0, max=100, help="Outcomes that are judged; 0 = never pause.")
-    ] = 20,
-    in_flight: Annotated[
-        int, typer.Option(min=0, help="Most letters without an outcome; 0 = any number.")
-    ] = 1_000,
+    rate: Rate = 10.0,
+    most: Most = 10_000,
+    canary: Canary = 5,
+    stop_share: StopShare = 0.5,
+    stop_after: StopAfter = 20,
+    in_flight: InFlight = 1_000,
     operator: Operator,
     reason: Reason = "",
 ) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,10 +15,14 @@ from txmq.cli.options import MessageIdFilter
 from txmq.cli.output import FAILED, escape_controls
 from txmq.client.protocol.call_steps import run_calls
 from txmq.client.protocol.life_events import LifeEvent, events_of, name_of
-from txmq.client.protocol.lives import PAGE, delivery_steps, life_steps, search_steps
+from txmq.client.protocol.lives import delivery_steps, life_steps, search_steps
 from txmq.errors import RemoteProtocolError
 
+if TYPE_CHECKING:
+    from txmq.tx.postgres.session import Connection
+
 COLUMNS = ("at", "message", "what", "who", "text")
+MAX_NAMES = 100  # of messages, in the summary of a page
 
 
 def add_to(app: typer.Typer) -> None:
@@ -104,41 +108,31 @@ def find_by_id(session: CommandSession, message: str) -> dict[str, Any] | None:
 
 def _add_inbox(session: CommandSession, dsn: str, found: list[dict[str, Any]]) -> None:
     """Add whether each group's inbox has the effect of a message."""
-    from txmq.tx.postgres import blocking, inbox
-
     log_id = session.client.call("broker.show")["log_id"]
     with open_database(dsn, "trace") as connection:
-        for message, life in _with_life(found):
+        for message in found:
+            life = message.get("life")
+            if not life:
+                continue
             message["inbox"] = [
                 {
                     "group": group["group"],
                     "epoch": group["epoch"],
-                    "applied": _is_applied(
-                        blocking.applied(
-                            connection,
-                            inbox.Position(
-                                group["group"],
-                                log_id,
-                                life["topic_id"],
-                                life["partition"],
-                                group["epoch"],
-                            ),
-                        ).ranges,
-                        life["offset"],
-                    ),
+                    "applied": _is_applied(connection, log_id, life, group),
                 }
                 for group in life["groups"]
             ]
 
 
-def _with_life(
-    found: list[dict[str, Any]],
-) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    return ((message, message["life"]) for message in found if message.get("life"))
+def _is_applied(
+    connection: Connection, log_id: str, life: dict[str, Any], group: dict[str, Any]
+) -> bool:
+    from txmq.tx.postgres.blocking import applied
+    from txmq.tx.postgres.inbox import Position
 
-
-def _is_applied(ranges: tuple[tuple[int, int], ...], offset: int) -> bool:
-    return any(start <= offset < end for start, end in ranges)
+    topic, partition = life["topic_id"], life["partition"]
+    position = Position(group["group"], log_id, topic, partition, group["epoch"])
+    return applied(connection, position).covers(life["offset"])
 
 
 def _write_page(
@@ -146,5 +140,5 @@ def _write_page(
 ) -> None:
     from txmq.cli.life_page import page
 
-    names = ", ".join(name_of(message) for message in found[:PAGE])
+    names = ", ".join(name_of(message) for message in found[:MAX_NAMES])
     file.write_text(page(title, f"{len(found)} messages: {names}", events), encoding="utf-8")

@@ -12,9 +12,11 @@ before it reads the rows, and the effect would come twice.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from hashlib import blake2b
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from txmq.tx.postgres.driver import Driver
@@ -71,6 +73,11 @@ class AppliedRanges(NamedTuple):
                 break
             start = max(start, end)
         return start
+
+    def covers(self, offset: int) -> bool:
+        """Return whether the message at `offset` is applied."""
+        at = bisect_right(self.ranges, offset, key=itemgetter(0)) - 1
+        return at >= 0 and offset < self.ranges[at][1]
 
 
 Wanted = Mapping[Position, Iterable[int]]
