@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from txmq.cli.commands.groups import readable_group
+from txmq.cli.group_view import readable_group
 from txmq.cli.output import Output
 from txmq.model.retry import RetryPolicy
 

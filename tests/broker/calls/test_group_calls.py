@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.broker.calls.test_letter_calls import Office
 from txmq.broker.calls import consumers
-from txmq.cli.commands.groups import readable_group
+from txmq.cli.group_view import readable_group
 from txmq.model.message import Message
 from txmq.wire.data_requests import Fetch, Opcode, pack_fetch
 
