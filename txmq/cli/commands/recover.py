@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
-import time
-from collections import Counter
-from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from txmq.cli.broker_stores import (
+    PER_CALL,
+    export_lines,
+    list_stored,
+    list_stores,
+    report_copy,
+    wait_for_adoption,
+)
 from txmq.cli.command import CommandSession, local_command, open_session
 from txmq.cli.local_recovery import (
     describe_disk,
@@ -22,24 +27,20 @@ from txmq.cli.local_recovery import (
     list_spooled,
     open_copy,
     require_directory,
-    wire_entry,
 )
 from txmq.cli.options import DEFAULT_BROKER, BrokerUrl, Operator, Reason, Yes
 from txmq.cli.output import FAILED, Output, format_time
 from txmq.cli.parsers import MessagePlace, parse_place, parse_store_id
-from txmq.cli.rows import last_line, with_decoded_body
+from txmq.cli.rows import last_line
 from txmq.errors import Conflict, ForeignStore, StoreError
 
 if TYPE_CHECKING:
-    from txmq.recover.local_store import Scanned, StoreIdentity
+    from txmq.recover.local_store import StoreIdentity
 
 app = typer.Typer(
     no_args_is_help=True,
     help="List, retry, drop, adopt and export what is on local disks of consumers and producers.",
 )
-PER_CALL = 1_000  # the limit of the broker
-ADOPTION_S = 60.0  # that `adopt` waits for the last step
-POLL_S = 0.05
 STORE_COLUMNS = ("group", "store", "state", "member", "host", "messages", "attempts", "oldest")
 DISK_COLUMNS = {
     "stores": (
@@ -93,7 +94,7 @@ def list_(
         out.show(describe_disk(directory, group), columns=DISK_COLUMNS)
         return
     with open_session(out, broker) as session:
-        out.show({"stores": list(_stores(session, group))}, columns=STORE_COLUMNS)
+        out.show({"stores": list(list_stores(session, group))}, columns=STORE_COLUMNS)
 
 
 @local_command(app, "show")
@@ -111,7 +112,7 @@ def show(
 ) -> None:
     """Show the messages of one store. With a directory, those that are on this disk."""
     if directory is not None:
-        _require_all_there(group, store)
+        _require_nothing_named(group, store)
         rows = list_messages(directory, bodies=bodies)
         shown = {"directory": str(directory), "list": list(islice(rows, limit))}
         _show_messages(out, shown)
@@ -119,7 +120,7 @@ def show(
     of_store = _store_args(group, store)
     with open_session(out, broker) as session:
         shown = dict(session.client.call("recover.show", **of_store, limit=1))
-        shown["list"] = list(islice(_stored(session, of_store, limit, bodies=bodies), limit))
+        shown["list"] = list(list_stored(session, of_store, limit=limit, bodies=bodies))
         shown.pop("next", None)
         _show_messages(out, shown)
 
@@ -147,7 +148,7 @@ def retry(  # noqa: PLR0913  # its options
     is in the spools there that no process has. Exit status 1: some of it is not sent.
     """
     if directory is not None:
-        _require_all_there(group, store, message)
+        _require_nothing_named(group, store, message)
         _drain(out, directory, broker, wait, refused=refused)
         return
     of_store = _store_args(group, store)
@@ -176,7 +177,7 @@ def drop(  # noqa: PLR0913  # its options
     if directory is not None:
         from txmq.recover.spool import drop_refused
 
-        _require_all_there(group, store, message)
+        _require_nothing_named(group, store, message)
         out.confirm(f"Drop what was refused of the spools in {directory}?", yes=yes)
         out.show({"dropped": drop_refused(str(require_directory(directory)))})
         return
@@ -217,14 +218,14 @@ def adopt(  # noqa: PLR0913  # its options
             group, store = identity.owner.group, identity.id.hex
         of_store = _store_args(group, store)
         out.confirm(f"Adopt store {store} of group {group}?", yes=yes)
-        verdicts = {} if identity is None else _report(session, identity, copy, of_store | by)
+        verdicts = {} if identity is None else report_copy(session, identity, copy, of_store | by)
         try:
             found = session.client.call("recover.adopt", **of_store, **by)["messages"]
         except Conflict as error:
             if not verdicts or "knows no store" not in error.message:
                 raise
             found = 0  # the broker has all of it already
-        left = _wait_for_adoption(session, of_store) if found else 0
+        left = wait_for_adoption(session, of_store) if found else 0
         out.show({"store": store, "adopted": found - left, "left": left, "verdicts": verdicts})
         if left:
             raise typer.Exit(FAILED)
@@ -245,7 +246,7 @@ def export_(
     if directory is None:
         of_store = _store_args(group, store)
         with open_session(out, broker) as session:
-            for line in _exported(session, of_store):
+            for line in export_lines(session, of_store):
                 print(line)
         return
     from txmq.recover.local_store import export
@@ -269,8 +270,8 @@ def _show_messages(out: Output, shown: dict[str, Any]) -> None:
     out.show(shown, columns=MESSAGE_COLUMNS)
 
 
-def _require_all_there(*named: object) -> None:
-    """Raise BadParameter where something is named of what --dir takes whole."""
+def _require_nothing_named(*named: object) -> None:
+    """Raise BadParameter where --dir, which means all of a directory, is not alone."""
     if any(named):
         raise typer.BadParameter(
             "--dir means everything in the directory: name no GROUP, STORE or message with it"
@@ -281,30 +282,6 @@ def _store_args(group: str | None, store: str | None) -> dict[str, Any]:
     if group is None or store is None:
         raise typer.BadParameter("name GROUP and STORE (txmq recover list), or use --dir DIR")
     return {"group": group, "store": store}
-
-
-def _stores(session: CommandSession, group: str | None) -> Iterator[dict[str, Any]]:
-    after: str | None = ""
-    while after is not None:
-        page = session.client.call("recover.list", group=group, after=after, limit=PER_CALL)
-        yield from page["stores"]
-        after = page["next"]
-
-
-def _stored(
-    session: CommandSession, of_store: dict[str, Any], limit: int, *, bodies: bool
-) -> Iterator[dict[str, Any]]:
-    """Yield messages of a store as the broker has them."""
-    after, left = None, limit
-    while left > 0:
-        page = session.client.call(
-            "recover.show", **of_store, after=after, limit=min(left, PER_CALL), bodies=bodies
-        )
-        yield from map(with_decoded_body, page["list"])
-        left -= len(page["list"])
-        after = page["next"]
-        if after is None:
-            return
 
 
 def _selected(
@@ -318,7 +295,7 @@ def _selected(
         raise typer.BadParameter("select messages: use either TOPIC/PARTITION/OFFSET or --all")
     if not everything:
         return messages or []
-    found = _stored(session, of_store, 1 << 40, bodies=False)
+    found = list_stored(session, of_store, bodies=False)
     return [MessagePlace(row["topic"], row["partition"], row["offset"]) for row in found]
 
 
@@ -391,90 +368,3 @@ def _require_same(
             f"{path}: belongs to log {owner.log_id}, the broker at {session.url} has {log_id}",
             hint="give the broker that the consumer was connected to, with --broker",
         )
-
-
-def _report(
-    session: CommandSession,
-    identity: StoreIdentity,
-    copy: Iterable[Scanned],
-    args: dict[str, Any],
-) -> dict[str, int]:
-    """Report to the broker what a copy knows; return the number of each verdict."""
-    verdicts = Counter[str]()
-    rows = (wire_entry(identity, scanned) for scanned in copy)
-    while entries := list(islice(rows, PER_CALL)):
-        reply = session.client.call("recover.tell", **args, entries=entries)
-        verdicts.update(reply["verdicts"])
-    return dict(verdicts)
-
-
-def _wait_for_adoption(session: CommandSession, of_store: dict[str, Any]) -> int:
-    """Wait for the last step of an adoption; return the number of messages left."""
-    until = time.monotonic() + ADOPTION_S
-    while True:
-        stores = _stores(session, of_store["group"])
-        left = next((one for one in stores if one["store"] == of_store["store"]), None)
-        if left is None or left["state"] != "being adopted":
-            return 0
-        if time.monotonic() >= until:
-            return int(left["messages"])
-        time.sleep(POLL_S)
-
-
-def _exported(session: CommandSession, of_store: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines of an export, made of the broker's own copies."""
-    from txmq.recover.local_store.export import FORMAT, VERSION
-
-    log_id = session.client.call("broker.show")["log_id"]
-    ordered = session.client.call("group.show", group=of_store["group"])["mode"] == "ordered"
-    after, count, topic_id = None, 0, None
-    while True:
-        page = session.client.call(
-            "recover.show", **of_store, after=after, limit=PER_CALL, bodies=True
-        )
-        for row in page["list"]:
-            if topic_id is None:
-                topic_id = row["topic_id"]
-                store = {
-                    "id": of_store["store"],
-                    "group": of_store["group"],
-                    "topic": row["topic"],
-                    "topic_id": topic_id,
-                    "log_id": log_id,
-                    "ordered": ordered,
-                }
-                yield json.dumps({"format": FORMAT, "version": VERSION, "store": store})
-            if row["topic_id"] == topic_id:
-                yield json.dumps(_export_line(row))
-                count += 1
-        after = page["next"]
-        if after is None:
-            break
-    if topic_id is None:
-        raise StoreError(
-            f"store {of_store['store']} has no messages at the broker",
-            hint="list the stores with messages: txmq recover list",
-        )
-    yield json.dumps({"end": count})
-
-
-def _export_line(row: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "partition": row["partition"],
-        "offset": row["offset"],
-        "key": row["key"],
-        "state": "stored",
-        "attempt": row["attempts"],
-        "due": row["due"],
-        "first_at": row["first_failed_at"],
-        "told": True,
-        "generation": 0,
-        "failure": [row["error_type"], row["error_text"], row["fingerprint"], []],
-        "message_id": row["message_id"],
-        "tag": row["tag"],
-        "headers": row["headers"],
-        "born_at": row["born_at"],
-        "stored_at": row["stored_at"],
-        "epoch": row.get("epoch", 0),  # 0 = not known, of an older broker
-        "body": row["body"],
-    }
