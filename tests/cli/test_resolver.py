@@ -11,7 +11,7 @@ import structlog
 from structlog.testing import capture_logs
 
 from tests.cli.support import ScriptedClient
-from txmq.cli.commands.resolver import MAINTENANCE_US, PAGE, ResolvedBroker, ResolverRounds
+from txmq.cli.resolver_rounds import MAINTENANCE_US, PAGE, ResolvedBroker, ResolverRounds
 from txmq.errors import BrokerUnavailable, Conflict, LogChanged, UnknownTopic
 from txmq.model.message import Decision
 from txmq.tx.postgres.brokers import DatabaseLease

@@ -20,7 +20,7 @@ from typing import Final
 BROKERS: Final = [
     "txmq.cli.app",
     "txmq.cli.logs",
-    "txmq.cli.commands.xa_thread",
+    "txmq.cli.xa_thread",
     "txmq.broker.process",
     "txmq.broker.reactor.epoll_reactor",
     "txmq.admin.edge",

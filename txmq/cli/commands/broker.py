@@ -113,7 +113,7 @@ def serve(
     from txmq.broker.process import run
     from txmq.broker.service import refuse_exposed
     from txmq.cli import logs
-    from txmq.cli.commands.xa_thread import xa_recovery
+    from txmq.cli.xa_thread import xa_recovery
 
     if not settings.broker.trusted_network:
         refuse_exposed(settings, has_users=True)  # before anything is opened
