@@ -1,7 +1,7 @@
 """Parsers of arguments and option values.
 
 Spans of time look like 7d or 90s, sizes like 10GiB. Some settings also accept "default"
-(the broker's setting) and "none" (no limit).
+(the broker's setting) and "none" (no limit). Each raises typer.BadParameter.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ import typer
 from txmq.errors import LocalProtocolError
 from txmq.model import limits
 from txmq.model.message import delay_level, is_name, parse_message_id, to_micros
-from txmq.model.units import MILLISECOND, SECOND
+from txmq.model.units import DAY, MILLISECOND, SECOND
 
-SPAN_UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
-TIMES_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+SPANS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 SIZES = {"": 1, "B": 1} | {
     name + ending: base**power
     for power, name in enumerate("KMGT", start=1)
@@ -119,14 +118,12 @@ def parse_time(text: str) -> int:
 
 
 def parse_span(text: str) -> float:
-    """Parse a span like 90, 90s, 15m, 2h or 3d into seconds."""
-    unit = SPAN_UNITS_S.get(text[-1:], 0)
-    try:
-        seconds = float(text[:-1]) * unit if unit else float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < limits.SPAN / SECOND:
-        raise typer.BadParameter(f"invalid span {text!r}: use 90, 90s, 15m, 2h or 3d")
+    """Parse a span like 90s, 15m, 2h or 3d into seconds. Without a unit it is one of
+    seconds.
+    """
+    seconds = _parse_measure(text, {"": 1_000} | SPANS_MS, "span", "90, 90s, 15m, 2h or 3d") / 1_000
+    if seconds >= limits.SPAN / SECOND:
+        raise typer.BadParameter(f"invalid span {text!r}: use less than {limits.SPAN // DAY}d")
     return seconds
 
 
@@ -141,7 +138,7 @@ def parse_delay(text: str) -> float:
         raise typer.BadParameter(str(error)) from None
 
 
-def parse_pair(text: str) -> NameValue:
+def parse_header(text: str) -> NameValue:
     """Parse a header, NAME=VALUE."""
     name, separator, value = text.partition("=")
     if not separator or not name:
@@ -151,7 +148,7 @@ def parse_pair(text: str) -> NameValue:
 
 def parse_milliseconds(text: str) -> int:
     """Parse a span like "36h" into milliseconds."""
-    return _parse_measure(text, TIMES_MS, "time", "a number and ms, s, m, h, d or w, as in 36h")
+    return _parse_measure(text, SPANS_MS, "time", "a number and ms, s, m, h, d or w, as in 36h")
 
 
 def parse_bytes(text: str) -> int:
@@ -159,20 +156,22 @@ def parse_bytes(text: str) -> int:
     return _parse_measure(text, SIZES, "size", "a number and B, KiB, MiB, GiB or TiB, as in 10GiB")
 
 
-def parse_limit(text: str, names: Sequence[str]) -> tuple[str, int]:
+def parse_named_limit(text: str, names: Sequence[str]) -> tuple[str, int]:
     """Parse NAME=VALUE; a size may have a unit where the name says bytes."""
     name, _, value = text.partition("=")
     if name not in names:
         raise typer.BadParameter(f"there is no limit {name!r}: use {', '.join(names)}")
-    if value.isascii() and value.isdigit():
+    if is_number(value):
         return name, int(value)
     if "bytes" in name:
         return name, parse_bytes(value)
-    raise typer.BadParameter(f"{name} is a whole number, not {value!r}")
+    raise typer.BadParameter(f"invalid {name} {value!r}: use a whole number")
 
 
 def parse_moment(text: str) -> int:
-    """Parse a time, or how long ago it was, like "2h", into microseconds."""
+    """Parse a time, or how long ago it was, like "2h", into microseconds since the
+    epoch.
+    """
     if AGO.fullmatch(text) is None:
         return parse_time(text)
     return max(0, time.time_ns() // 1_000 - parse_milliseconds(text) * MILLISECOND)
@@ -180,12 +179,12 @@ def parse_moment(text: str) -> int:
 
 def parse_time_limit(text: str) -> int | str:
     """Parse a span into milliseconds, "none" into 0; keep "default"."""
-    return _parse_limit(text, parse_milliseconds)
+    return _parse_or_default(text, parse_milliseconds)
 
 
 def parse_size_limit(text: str) -> int | str:
     """Parse a size into bytes, "none" into 0; keep "default"."""
-    return _parse_limit(text, parse_bytes)
+    return _parse_or_default(text, parse_bytes)
 
 
 def parse_flush(text: str) -> str | list[int]:
@@ -223,13 +222,14 @@ def parse_switch(text: str) -> bool:
     return SWITCHES[text]
 
 
-def _parse_limit(text: str, measure: Callable[[str], int]) -> int | str:
+def _parse_or_default(text: str, measure: Callable[[str], int]) -> int | str:
     if text == DEFAULT:
         return DEFAULT
     return 0 if text == NONE else measure(text)
 
 
 def _parse_measure(text: str, units: dict[str, int], kind: str, form: str) -> int:
+    """Parse a number and its unit. `kind` and `form` are for the error."""
     match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)\s?([A-Za-z]*)", text)
     if match is None or match[2] not in units:
         raise typer.BadParameter(f"invalid {kind} {text!r}: use {form}")

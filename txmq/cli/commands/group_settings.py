@@ -10,7 +10,7 @@ import typer
 from txmq.cli.command import CommandSession
 from txmq.cli.group_view import readable_group
 from txmq.cli.options import Group, Operator, Reason
-from txmq.cli.parsers import parse_limit
+from txmq.cli.parsers import parse_named_limit
 from txmq.errors import ConfigError
 from txmq.model.retry import MAX_STEPS, RetryPolicy
 
@@ -165,7 +165,7 @@ def alter(  # noqa: PLR0913  # its options
         retry = session.client.call("group.show", group=group)["settings"]["retry"] | changes
     policy = None if on_exhausted is None else on_exhausted.value
     # brokers of older versions refuse what they do not know
-    later: dict[str, Any] = dict(parse_limit(text, LIMITS) for text in limits or ())
+    later: dict[str, Any] = dict(parse_named_limit(text, LIMITS) for text in limits or ())
     if keep_until_exported is not None:
         later["keep_until_exported"] = keep_until_exported
     altered = session.client.call(

@@ -18,7 +18,7 @@ from txmq.cli.bodies import BodyFile, read_body
 from txmq.cli.command import CommandSession
 from txmq.cli.options import Group, Operator, Reason, Yes
 from txmq.cli.output import escape_controls
-from txmq.cli.parsers import MessagePlace, NameValue, parse_pair, parse_place
+from txmq.cli.parsers import MessagePlace, NameValue, parse_header, parse_place
 from txmq.client.protocol.letter_edits import BodyCheck, check_body
 from txmq.errors import ConfigError, MessagesDamaged, RemoteProtocolError
 from txmq.model.message_diff import Version, diff
@@ -36,7 +36,7 @@ Headers = Annotated[
     list[NameValue] | None,
     typer.Option(
         "--header",
-        parser=parse_pair,
+        parser=parse_header,
         metavar="NAME=VALUE",
         help="Header to set; can be repeated.",
     ),

@@ -10,13 +10,13 @@ import typer
 from txmq.cli.bodies import BodyFile, read_body
 from txmq.cli.command import CommandSession, broker_command
 from txmq.cli.options import Topic
-from txmq.cli.parsers import NameValue, parse_delay, parse_pair, parse_time
+from txmq.cli.parsers import NameValue, parse_delay, parse_header, parse_time
 
 Header = Annotated[
     list[NameValue] | None,
     typer.Option(
         "--header",
-        parser=parse_pair,
+        parser=parse_header,
         metavar="NAME=VALUE",
         help="Header of the message; can be repeated.",
     ),

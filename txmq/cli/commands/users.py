@@ -11,7 +11,7 @@ from txmq.cli.command import CommandSession, broker_command, local_command
 from txmq.cli.commands import user_tokens
 from txmq.cli.options import Operator, Reason
 from txmq.cli.output import Output
-from txmq.cli.parsers import parse_limit, parse_name
+from txmq.cli.parsers import parse_named_limit, parse_name
 from txmq.cli.passwords import PasswordFile, new_verifier
 from txmq.errors import UnknownUser
 from txmq.model.access import ALL_VERBS, ROLES, is_grant
@@ -127,7 +127,7 @@ def quota(
     """Set limits of a user; what is not named stays. They hold for open connections,
     but for the number of these.
     """
-    named: dict[str, Any] = dict(parse_limit(text, Quota._fields) for text in limits)
+    named: dict[str, Any] = dict(parse_named_limit(text, Quota._fields) for text in limits)
     session.show("user.quota", name=user, operator=operator, reason=reason, **named)
 
 

@@ -11,7 +11,7 @@ import typer
 from txmq.cli.command import CommandSession, broker_command, local_command
 from txmq.cli.options import DEFAULT_BROKER, Operator, Reason, Token
 from txmq.cli.output import FAILED, Output
-from txmq.cli.parsers import parse_name, parse_time, parse_token
+from txmq.cli.parsers import parse_name, parse_moment, parse_token
 from txmq.cli.stop import stop_on_signals
 from txmq.cli.xa_report import age_alarms, json_rows, table_rows
 
@@ -123,9 +123,9 @@ def verify(
     since: Annotated[
         int,
         typer.Option(
-            parser=parse_time,
-            metavar="TIME",
-            help="Start, as 2026-07-01T12:00:00Z; at most a week ago.",
+            parser=parse_moment,
+            metavar="TIME|AGO",
+            help="Start, as 2026-07-01T12:00:00Z, or so long ago, as 2d; at most a week ago.",
         ),
     ],
 ) -> None:
