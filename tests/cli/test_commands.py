@@ -189,6 +189,17 @@ def test_a_long_list_is_read_page_by_page(client: ScriptedClient) -> None:
     ]
 
 
+def test_grants_of_more_users_than_a_page_has_are_listed(client: ScriptedClient) -> None:
+    ada = {"user": "ada", "roles": ["admin"], "grants": []}
+    bob = {"user": "bob", "roles": [], "grants": ["read topic:a"]}
+    client.replies = [{"users": [ada], "next": "ada"}, {"users": [bob], "next": None}]
+    assert json.loads(run("acl", "list", "--json").stdout)["grants"] == [
+        {"user": "ada", "what": "admin", "resource": "*"},
+        {"user": "bob", "what": "read", "resource": "topic:a"},
+    ]
+    assert client.calls[1] == ("user.list", {"limit": 1_000, "after": "ada", "name": None})
+
+
 def test_a_broker_without_pages_lists_everything_at_once(client: ScriptedClient) -> None:
     client.replies = [BadRequest("topic.list: limit: unknown argument"), {"topics": []}]
     assert json.loads(run("topic", "list", "--json").stdout) == {"topics": []}

@@ -11,7 +11,7 @@ from txmq.cli.command import CommandSession, broker_command, local_command
 from txmq.cli.commands import user_tokens
 from txmq.cli.options import Operator, Reason
 from txmq.cli.output import Output
-from txmq.cli.parsers import parse_named_limit, parse_name
+from txmq.cli.parsers import parse_name, parse_named_limit
 from txmq.cli.passwords import PasswordFile, new_verifier
 from txmq.errors import UnknownUser
 from txmq.model.access import ALL_VERBS, ROLES, is_grant
@@ -216,11 +216,10 @@ def list_grants(
     ] = None,
 ) -> None:
     """List the grants, and the roles, which are grants on everything of a kind."""
-    found = session.client.call("user.list")["users"]
+    found = session.every("user.list", "users", name=user)["users"]
     rows = [
         {"user": one["user"], "what": what, "resource": resource}
         for one in found
-        if user in (None, one["user"])
         for what, resource in (
             *((role, "*") for role in one["roles"]),
             *(text.split(" ", 1) for text in one["grants"]),
@@ -229,7 +228,7 @@ def list_grants(
     session.out.show({"grants": rows})
 
 
-def _change(  # the call's arguments
+def _change(
     session: CommandSession,
     call: str,
     user: str,
