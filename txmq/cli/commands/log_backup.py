@@ -14,7 +14,7 @@ from txmq.cli.command import CommandSession, broker_command, connect, local_comm
 from txmq.cli.database import open_database
 from txmq.cli.options import DEFAULT_BROKER, BrokerUrl, Operator
 from txmq.cli.output import FAILED, Output, format_time
-from txmq.cli.parsers import parse_bytes, parse_time
+from txmq.cli.parsers import is_number, parse_bytes, parse_time
 
 if TYPE_CHECKING:
     from txmq.store.backup import BackupReport
@@ -187,7 +187,7 @@ def restore(out: Output, source: Backup, *, data: NewData, until: UntilText = No
 
     point = Until()
     if until is not None:
-        point = Until(position=int(until)) if until.isdecimal() else Until(time=parse_time(until))
+        point = Until(position=int(until)) if is_number(until) else Until(time=parse_time(until))
     settings = load_broker(None, {"data": data}).broker
     with closing(Progress(out)) as progress:
         report = restore_log(RealFileSystem(), source, settings, progress, point)
