@@ -52,6 +52,13 @@ class Output:
         """Print one part of a result: `value` as JSON, or `text` for people."""
         print(json.dumps(value) if self.as_json else text, flush=True)
 
+    def print_note(self, text: str) -> None:
+        """Print a remark about the result for people, on standard error: what reads the
+        result by a pipe does not get it.
+        """
+        if not self.as_json:
+            print(escape_controls(text), file=sys.stderr)
+
     def print_error(self, error: TxmqError) -> None:
         """Print an error on one line of standard error."""
         print(

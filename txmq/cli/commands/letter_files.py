@@ -18,7 +18,7 @@ from txmq.client.protocol.letter_changes import export_steps, mark_steps
 from txmq.client.protocol.letter_file import LetterWriter, new_file, read_file
 
 
-def export(  # its options
+def export(
     session: CommandSession,
     group: Group,
     *,
@@ -93,9 +93,9 @@ def import_(
         session.out.confirm(f"Send {count} messages to topic {to}?", yes=yes)
     found = session.client.import_letters(file, to=to, operator=operator, again=again)
     session.out.show(found._asdict() | {"topic": to})
-    if found.repeated and not session.out.as_json:
-        print(
-            f"topic {to} has them already: nothing was sent (--again sends them)", file=sys.stderr
+    if found.repeated:
+        session.out.print_note(
+            f"topic {to} has them already: nothing was sent (--again sends them)"
         )
     if found.damaged:
         raise typer.Exit(FAILED)

@@ -314,7 +314,7 @@ def _show_page(out: Output, page: dict[str, Any]) -> None:
         letter["error_text"] = last_line(letter["error_text"])
     out.show({"letters": with_places(page["letters"])}, columns=COLUMNS)
     if page["next"] is not None:
-        print(f"there may be more: --after {page['next']}")
+        out.print_note(f"there may be more: --after {page['next']}")
 
 
 def _confirm(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from typing import Annotated, Any
 
@@ -114,9 +113,8 @@ def list_(
     plans = found["plans"]
     shown = plans if everything else [plan for plan in plans if plan["state"] not in ENDED]
     session.out.show(found | {"plans": shown}, columns=COLUMNS)
-    if len(shown) < len(plans) and not session.out.as_json:
-        hidden = len(plans) - len(shown)
-        print(f"{hidden} finished plans are not shown: use --all", file=sys.stderr)
+    if hidden := len(plans) - len(shown):
+        session.out.print_note(f"{hidden} finished plans are not shown: use --all")
 
 
 @broker_command(app, "show")
@@ -154,7 +152,7 @@ def letters(
         return
     session.out.show({"letters": with_places(found)}, columns=LETTER_COLUMNS)
     if following is not None:
-        print(f"there may be more: --after {following}")
+        session.out.print_note(f"there may be more: --after {following}")
 
 
 @broker_command(app, "export")

@@ -64,8 +64,8 @@ def trace(
         session.out.show({"events": [event._asdict() for event in events]}, columns=COLUMNS)
     else:
         print("no message has this key or id: not sent, or removed by retention")
-    if more and not session.out.as_json:
-        print(f"there are more than {limit} messages: use --limit", file=sys.stderr)
+    if more:
+        session.out.print_note(f"there are more than {limit} messages: use --limit")
     if not found:
         raise typer.Exit(FAILED)
 

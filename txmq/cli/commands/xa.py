@@ -11,7 +11,7 @@ import typer
 from txmq.cli.command import CommandSession, broker_command, local_command
 from txmq.cli.options import DEFAULT_BROKER, Operator, Reason, Token
 from txmq.cli.output import FAILED, Output
-from txmq.cli.parsers import parse_name, parse_moment, parse_token
+from txmq.cli.parsers import parse_moment, parse_name, parse_token
 from txmq.cli.stop import stop_on_signals
 from txmq.cli.xa_report import age_alarms, json_rows, table_rows
 
