@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.cli.test_every_command import EACH
 from txmq.cli.app import command_line
 
 ROOT = Path(__file__).parents[2]
@@ -88,3 +89,11 @@ def test_each_command_line_of_a_document_is_taken(document: Path) -> None:
 def test_a_wrong_line_is_found(line: str) -> None:
     assert list(command_lines(f"```sh\ntxmq {line}   # a comment\n```\n")) == [line]
     assert parse(line)
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_the_example_of_a_help_text_is_taken_and_fits_into_a_terminal(name: str) -> None:
+    example = EACH[name].epilog
+    assert example.startswith(f"Example: txmq {name}")
+    assert len(example) <= 78
+    assert parse(example.removeprefix("Example: txmq ").partition(" > ")[0]) == ""

@@ -1,4 +1,4 @@
-"""The `txmq` command, assembled from its subcommands.
+"""The `txmq` command, assembled from the modules of its commands.
 
 Each command imports its dependencies when it runs, so that `txmq --help` and shell
 completion stay fast. A command that is named is the only one that is built.
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from importlib import import_module
 from io import TextIOWrapper
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -34,58 +34,70 @@ class SystemFailure(TxmqError):
     outcome = "unknown"
 
 
-# The module of each command or group, in the order of the help.
-PARTS: Final = {
-    "broker": "broker",
-    "dev": "dev",
-    "doctor": "doctor",
-    "schema": "schema",
-    "log": "log",
-    "topic": "topics",
-    "send": "send",
-    "tail": "tail",
-    "message": "messages",
-    "group": "groups",
-    "tx": "transactions",
-    "xa": "xa",
-    "trace": "trace",
-    "audit": "audit",
-    "alarms": "alarms",
-    "clock": "clock",
-    "stats": "stats",
-    "limits": "limits",
-    "dlq": "letters",
-    "plan": "plans",
-    "policy": "policies",
-    "recover": "recover",
-    "resolver": "resolver",
-    "relay": "relay",
-    "outbox": "outbox",
-    "inbox": "inboxes",
-    "config": "config",
-    "user": "users",
-    "acl": "users",
+# Under each title of the help: its commands and groups, with their modules.
+PANELS: Final = {
+    "Brokers": {
+        "broker": "broker",
+        "dev": "dev",
+        "doctor": "doctor",
+        "config": "config",
+        "log": "log",
+        "user": "users",
+        "acl": "acl",
+    },
+    "Messages": {
+        "topic": "topics",
+        "send": "send",
+        "tail": "tail",
+        "message": "messages",
+        "trace": "trace",
+    },
+    "Consumers and dead letters": {
+        "group": "groups",
+        "dlq": "letters",
+        "plan": "plans",
+        "policy": "policies",
+        "recover": "recover",
+    },
+    "Transactions and databases": {
+        "tx": "transactions",
+        "xa": "xa",
+        "schema": "schema",
+        "resolver": "resolver",
+        "relay": "relay",
+        "outbox": "outbox",
+        "inbox": "inboxes",
+    },
+    "Operation": {
+        "alarms": "alarms",
+        "stats": "stats",
+        "limits": "limits",
+        "clock": "clock",
+        "audit": "audit",
+    },
 }
+MODULES: Final = {name: module for panel in PANELS.values() for name, module in panel.items()}
 
 
-def assemble(names: Iterable[str]) -> typer.Typer:
-    """Return the program with these parts."""
+def assemble(names: Iterable[str]) -> Any:  # noqa: ANN401  # typer does not export its group
+    """Return the parser of these commands and groups."""
     app = typer.Typer(
         name="txmq",
         help="Transactional messaging with PostgreSQL: one decision for messages and rows.",
+        epilog="--broker URL or TXMQ_BROKER names the broker. The help of each command ends "
+        "with an example.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(options)
     for name in names:
-        module = import_module(f"txmq.cli.commands.{PARTS[name]}")
-        group = module.acl if name == "acl" else getattr(module, "app", None)
-        if group is None:
-            module.add_to(app)
-        else:
-            app.add_typer(group, name=name)
-    return app
+        app.add_typer(import_module(f"txmq.cli.commands.{MODULES[name]}").app)
+    parser = typer.main.get_command(app)
+    for title, panel in PANELS.items():
+        for name in panel.keys() & parser.commands.keys():
+            parser.commands[name].rich_help_panel = title
+    return parser
 
 
 def _print_version(asked: bool) -> None:  # noqa: FBT001  # as typer calls it
@@ -111,19 +123,21 @@ def options(
 def command_line() -> Callable[..., object]:
     """Return the parser of all commands.
 
-    To build it takes longer than most commands. A process that forks others builds it
-    for them.
+    To build it takes longer than most commands run, so a process that forks others
+    builds it for them.
     """
-    return typer.main.get_command(assemble(PARTS))
+    parser: Callable[..., object] = assemble(MODULES)
+    return parser
 
 
-def _needed() -> Callable[..., object]:
+def _parser() -> Callable[..., object]:
     """Return the parser of the command that the arguments name, or of all commands."""
     name = next(iter(sys.argv[1:]), "")
     completing = "_TXMQ_COMPLETE" in os.environ
-    if name not in PARTS or completing or command_line.cache_info().currsize:
+    if name not in MODULES or completing or command_line.cache_info().currsize:
         return command_line()
-    return typer.main.get_command(assemble([name]))
+    parser: Callable[..., object] = assemble([name])
+    return parser
 
 
 def main() -> None:
@@ -160,7 +174,7 @@ def _run(*, as_json: bool) -> int:
     """Run the command; return its exit status. Raises OSError."""
     try:
         # Otherwise typer prints errors in the usage itself, as text.
-        status = _needed()(prog_name="txmq", standalone_mode=not as_json)
+        status = _parser()(prog_name="txmq", standalone_mode=not as_json)
     except SystemExit as end:
         status = end.code
     except typer.Abort:

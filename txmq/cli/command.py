@@ -93,10 +93,10 @@ def connect(url: str) -> CommandClient:
 
 
 def local_command(
-    app: typer.Typer, name: str
+    app: typer.Typer, name: str, *, example: str
 ) -> Callable[[Callable[Concatenate[Output, P], None]], Callable[..., None]]:
     """Register a command that needs no broker; its function receives an Output
-    first.
+    first. Its help ends with the example.
     """
 
     def register(function: Callable[Concatenate[Output, P], None]) -> Callable[..., None]:
@@ -105,16 +105,18 @@ def local_command(
             with out.reporting_errors():
                 function(out, **arguments)  # type: ignore[call-arg]  # passed by keyword
 
-        return _register(app, name, function, run, {"as_json": AsJson})
+        _give_signature(run, function, {"as_json": AsJson})
+        app.command(name, epilog=f"Example: {example}")(run)
+        return function
 
     return register
 
 
 def broker_command(
-    app: typer.Typer, name: str
+    app: typer.Typer, name: str, *, example: str
 ) -> Callable[[Callable[Concatenate[CommandSession, P], None]], Callable[..., None]]:
     """Register a command that calls a broker; its function receives a CommandSession
-    first.
+    first. Its help ends with the example.
     """
 
     def register(function: Callable[Concatenate[CommandSession, P], None]) -> Callable[..., None]:
@@ -122,7 +124,9 @@ def broker_command(
             with open_session(Output(as_json=as_json), broker) as session:
                 function(session, **arguments)  # type: ignore[call-arg]  # passed by keyword
 
-        return _register(app, name, function, run, {"broker": BrokerUrl, "as_json": AsJson})
+        _give_signature(run, function, {"broker": BrokerUrl, "as_json": AsJson})
+        app.command(name, epilog=f"Example: {example}")(run)
+        return function
 
     return register
 
@@ -146,14 +150,10 @@ def _unwrapped(text: str) -> str:
     )
 
 
-def _register(
-    app: typer.Typer,
-    name: str,
-    function: Callable[..., None],
-    run: Callable[..., None],
-    shared: Mapping[str, object],
-) -> Callable[..., None]:
-    """Give `run` the signature that typer reads.
+def _give_signature(
+    run: Callable[..., None], function: Callable[..., None], shared: Mapping[str, object]
+) -> None:
+    """Give `run` the signature and the docstring that typer reads.
 
     It has the parameters of `function` without the first one, and the shared options.
     """
@@ -172,5 +172,3 @@ def _register(
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     # A list of commands would keep the lines of the docstring.
     run.__doc__ = _unwrapped(inspect.getdoc(function) or "")
-    app.command(name)(run)
-    return function

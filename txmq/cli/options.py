@@ -44,6 +44,7 @@ Topic = Annotated[
     str, typer.Argument(metavar="TOPIC", parser=parse_name, help="Name of the topic.")
 ]
 Group = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the consumer group.")]
+User = Annotated[str, typer.Argument(metavar="USER", parser=parse_name, help="Name of the user.")]
 Token = Annotated[
     str, typer.Argument(metavar="TOKEN", parser=parse_token, help="Token of the transaction.")
 ]

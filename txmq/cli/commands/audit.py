@@ -13,6 +13,7 @@ from txmq.cli.options import StoredBefore, StoredFrom
 from txmq.cli.output import escape_controls, format_time
 from txmq.cli.parsers import parse_name
 
+app = typer.Typer()
 PAGE = 1_000
 FOLLOW_S = 0.5  # between two looks at the topic
 SHORT = ("at", "operator", "call", "reason")
@@ -21,11 +22,7 @@ COLUMNS = ("at", "operator", "via", "call", "about", "reason", "result")
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Wait for more, until interrupted.")]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    broker_command(app, "audit")(audit)
-
-
+@broker_command(app, "audit", example="txmq audit --operator ada --from 2h")
 def audit(  # noqa: PLR0913  # its options
     session: CommandSession,
     *,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from txmq.admin.edge import AdminEdge
     from txmq.config.broker import SettingsFile
 
+app = typer.Typer()
 Data = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Data directory; created if it is missing.")
 ]
@@ -47,11 +48,7 @@ Otel = Annotated[
 ]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    local_command(app, "broker")(broker)
-
-
+@local_command(app, "broker", example="txmq broker --data /var/lib/txmq --http 127.0.0.1:7651")
 def broker(
     out: Output,
     *,

@@ -10,6 +10,7 @@ from txmq.cli.command import CommandSession, broker_command
 from txmq.cli.options import Operator
 from txmq.cli.output import FAILED
 
+app = typer.Typer()
 Confirm = Annotated[
     bool,
     typer.Option(
@@ -25,11 +26,7 @@ Reason = Annotated[
 ]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    broker_command(app, "clock")(clock)
-
-
+@broker_command(app, "clock", example="txmq clock --confirm --reason 'NTP works again'")
 def clock(
     session: CommandSession,
     *,

@@ -13,6 +13,7 @@ from txmq.cli.output import FAILED
 from txmq.errors import ConfigError, TxmqError
 
 app = typer.Typer(
+    name="config",
     no_args_is_help=True,
     help="Write what operators have set at a broker to a file, and make a broker so: topics, "
     "groups, replay policies, saved selections, users.",
@@ -20,7 +21,7 @@ app = typer.Typer(
 COLUMNS = ("what", "change", "done", "error")
 
 
-@broker_command(app, "export")
+@broker_command(app, "export", example="txmq config export > cluster.json")
 def export(session: CommandSession) -> None:
     """Print topics, settings of groups, replay policies, saved selections and users,
     without passwords. The same settings make the same bytes.
@@ -30,7 +31,7 @@ def export(session: CommandSession) -> None:
     typer.echo(cluster_config.read(session).text(), nl=False)
 
 
-@broker_command(app, "show")
+@broker_command(app, "show", example="txmq config show")
 def show(session: CommandSession) -> None:
     """Show the settings in force at the broker, without what may hold a secret."""
     sections = session.client.call("broker.settings")["settings"]
@@ -45,7 +46,7 @@ def show(session: CommandSession) -> None:
     session.out.show({"settings": rows}, columns=("setting", "value"))
 
 
-@broker_command(app, "reload")
+@broker_command(app, "reload", example="txmq config reload")
 def reload(session: CommandSession) -> None:
     """Let the broker read its settings file again, as on SIGHUP. `restart` lists the
     settings that differ and wait for a start.
@@ -53,7 +54,7 @@ def reload(session: CommandSession) -> None:
     session.show("broker.reload")
 
 
-@broker_command(app, "import")
+@broker_command(app, "import", example="txmq config import cluster.json --dry-run")
 def import_(
     session: CommandSession,
     file: Annotated[

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from txmq.config.broker import SettingsFile
 
+app = typer.Typer()
 SETTINGS = {"wal_level": "logical"}  # `txmq relay` needs it
 Data = Annotated[
     Path | None,
@@ -31,11 +32,7 @@ Data = Annotated[
 ]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    local_command(app, "dev")(dev)
-
-
+@local_command(app, "dev", example="txmq dev --data ./dev")
 def dev(out: Output, *, data: Data = None, listen: Listen = None, http: Http = None) -> None:
     """Run a broker, its console and a PostgreSQL server with the tables of txmq. Print
     their addresses.

@@ -16,16 +16,13 @@ if TYPE_CHECKING:
     from txmq.cli.doctor.finding import Finding
     from txmq.config.broker import SettingsFile
 
+app = typer.Typer()
 Config = Annotated[
     Path, typer.Option(metavar="FILE", help="Settings of the broker, as for `txmq broker`.")
 ]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    local_command(app, "doctor")(doctor)
-
-
+@local_command(app, "doctor", example="txmq doctor --config /etc/txmq/broker.toml")
 def doctor(out: Output, *, config: Config) -> None:
     """Check the machine, the disk and the databases of a broker, running or not. Exit
     status 1: something does not work.

@@ -14,6 +14,7 @@ from txmq.cli.options import Group, Operator, Reason, Yes
 from txmq.cli.parsers import parse_name
 
 app = typer.Typer(
+    name="group",
     no_args_is_help=True, help="List, pause, reset, clone and delete consumer groups."
 )
 COLUMNS = (
@@ -33,20 +34,20 @@ COLUMNS = (
 OneTopic = Annotated[str | None, typer.Argument(metavar="[TOPIC]", help="Only this topic.")]
 
 
-@broker_command(app, "list")
+@broker_command(app, "list", example="txmq group list")
 def list_(session: CommandSession) -> None:
     """List all consumer groups."""
     session.show_list("group.list", "groups", columns=COLUMNS)
 
 
-@broker_command(app, "show")
+@broker_command(app, "show", example="txmq group show billing")
 def show(session: CommandSession, group: Group) -> None:
     """Show a consumer group: members, positions, lag, fenced keys."""
     reply = session.client.call("group.show", group=group)
     session.out.show(reply if session.out.as_json else readable_group(reply))
 
 
-@broker_command(app, "pause")
+@broker_command(app, "pause", example="txmq group pause billing orders --reason 'the bank is down'")
 def pause(
     session: CommandSession,
     group: Group,
@@ -61,7 +62,7 @@ def pause(
     session.show("group.pause", group=group, topic=topic, operator=operator, reason=reason)
 
 
-@broker_command(app, "resume")
+@broker_command(app, "resume", example="txmq group resume billing orders")
 def resume(
     session: CommandSession,
     group: Group,
@@ -74,12 +75,12 @@ def resume(
     session.show("group.resume", group=group, topic=topic, operator=operator, reason=reason)
 
 
-broker_command(app, "alter")(alter)
-broker_command(app, "reset")(reset)
-broker_command(app, "skip")(skip)
+broker_command(app, "alter", example="txmq group alter billing --table 10,60,600 --lease 30")(alter)
+broker_command(app, "reset", example="txmq group reset billing orders --to 2h --preview")(reset)
+broker_command(app, "skip", example="txmq group skip billing --topic orders --preview")(skip)
 
 
-@broker_command(app, "clone")
+@broker_command(app, "clone", example="txmq group clone billing billing-2")
 def clone(
     session: CommandSession,
     group: Group,
@@ -96,7 +97,7 @@ def clone(
     session.show("group.clone", group=group, to=to, operator=operator, reason=reason)
 
 
-@broker_command(app, "delete")
+@broker_command(app, "delete", example="txmq group delete billing")
 def delete(
     session: CommandSession,
     group: Group,

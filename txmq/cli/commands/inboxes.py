@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from txmq.tx.postgres.inbox_names import NamedPosition
 
 app = typer.Typer(
+    name="inbox",
     no_args_is_help=True,
     help="Inboxes that an older txmq stored by names of topics, which nobody has taken over.",
 )
@@ -23,7 +24,7 @@ Group = Annotated[str, typer.Argument(metavar="GROUP", help="Consumer group.")]
 Topic = Annotated[str, typer.Argument(parser=parse_name, metavar="TOPIC", help="Topic.")]
 
 
-@local_command(app, "list")
+@local_command(app, "list", example="txmq inbox list postgresql://db/shop")
 def list_(out: Output, dsn: Dsn) -> None:
     """List inboxes that were stored by names and that no consumer has taken over."""
     from txmq.tx.postgres import blocking
@@ -33,7 +34,7 @@ def list_(out: Output, dsn: Dsn) -> None:
     out.show({"rows": [_fields(row) for row in found]})
 
 
-@broker_command(app, "adopt")
+@broker_command(app, "adopt", example="txmq inbox adopt postgresql://db/shop billing orders")
 def adopt(
     session: CommandSession, dsn: Dsn, group: Group, topic: Topic, *, yes: Yes = False
 ) -> None:
@@ -62,7 +63,7 @@ def adopt(
     session.out.show({"group": group, "topic": topic, "partitions": adopted})
 
 
-@local_command(app, "discard")
+@local_command(app, "discard", example="txmq inbox discard postgresql://db/shop billing orders")
 def discard(out: Output, dsn: Dsn, group: Group, topic: Topic, *, yes: Yes = False) -> None:
     """Delete what was stored by this name: it is that of a topic that is gone."""
     from txmq.tx.postgres import blocking

@@ -33,13 +33,13 @@ from txmq.client.protocol.life_events import what_is_known
 from txmq.client.protocol.lives import letter_delivery_steps
 from txmq.model.letter_filter import format_filter
 
-app = typer.Typer(no_args_is_help=True, help="List, count, edit, replay and abandon dead letters.")
-selections = typer.Typer(no_args_is_help=True, help="Keep selections of dead letters by name.")
-app.add_typer(selections, name="select")
-broker_command(app, "edit")(edit)
-broker_command(app, "export")(export)
-broker_command(app, "import")(import_)
-broker_command(app, "try")(try_)
+app = typer.Typer(name="dlq", no_args_is_help=True, help="List, count, edit, replay and abandon dead letters.")
+selections = typer.Typer(name="select", no_args_is_help=True, help="Keep selections of dead letters by name.")
+app.add_typer(selections)
+broker_command(app, "edit", example="txmq dlq edit billing orders/0/17 --editor --reason 'wrong currency'")(edit)
+broker_command(app, "export", example="txmq dlq export billing --file billing.letters --mark")(export)
+broker_command(app, "import", example="txmq dlq import billing.letters --to repair")(import_)
+broker_command(app, "try", example="txmq dlq try billing orders/0/17 --member billing-1")(try_)
 COLUMNS = (
     "place",
     "key",
@@ -65,7 +65,7 @@ SelectionName = Annotated[
 ]
 
 
-@broker_command(app, "list")
+@broker_command(app, "list", example="txmq dlq list billing --filter 'error:ValueError age>1h'")
 def list_(
     session: CommandSession,
     group: Group,
@@ -107,7 +107,7 @@ def list_(
     _show_page(session.out, shown)
 
 
-@broker_command(app, "show")
+@broker_command(app, "show", example="txmq dlq show billing orders/0/17 --bodies")
 def show(
     session: CommandSession,
     group: Group,
@@ -146,7 +146,7 @@ def show(
         typer.echo(line)
 
 
-@broker_command(app, "stats")
+@broker_command(app, "stats", example="txmq dlq stats billing --where topic=orders")
 def stats(
     session: CommandSession, group: Group, *, where: Where = None, select: Saved = None
 ) -> None:
@@ -161,7 +161,7 @@ def stats(
     session.out.show(counted)
 
 
-@broker_command(app, "note")
+@broker_command(app, "note", example="txmq dlq note billing 5f0c9a1b 'mended in 4.2'")
 def note(
     session: CommandSession,
     group: Group,
@@ -181,7 +181,7 @@ def note(
     )
 
 
-@broker_command(app, "replay")
+@broker_command(app, "replay", example="txmq dlq replay billing --where error=TimeoutError")
 def replay(  # noqa: PLR0913  # its options
     session: CommandSession,
     group: Group,
@@ -208,7 +208,7 @@ def replay(  # noqa: PLR0913  # its options
     _change(session, "dlq.replay", chosen, group=group, operator=operator, reason=reason)
 
 
-@broker_command(app, "abandon")
+@broker_command(app, "abandon", example="txmq dlq abandon billing orders/0/17 --reason 'a test order'")
 def abandon(  # noqa: PLR0913  # its options
     session: CommandSession,
     group: Group,
@@ -228,7 +228,7 @@ def abandon(  # noqa: PLR0913  # its options
     _change(session, "dlq.abandon", chosen, group=group, operator=operator, reason=reason)
 
 
-@broker_command(app, "redrive")
+@broker_command(app, "redrive", example="txmq dlq redrive billing --all --to repair --reason 'new service'")
 def redrive(  # noqa: PLR0913  # its options
     session: CommandSession,
     group: Group,
@@ -269,7 +269,7 @@ def redrive(  # noqa: PLR0913  # its options
     _change(session, "dlq.redrive", chosen, abandon=close, again=again, **aim, **named)
 
 
-@broker_command(selections, "save")
+@broker_command(selections, "save", example="txmq dlq select save timeouts --where error=TimeoutError")
 def save(
     session: CommandSession,
     name: SelectionName,
@@ -287,7 +287,7 @@ def save(
     )
 
 
-@broker_command(selections, "list")
+@broker_command(selections, "list", example="txmq dlq select list")
 def list_selections(session: CommandSession) -> None:
     """List the saved selections, as filters for `dlq list --filter`."""
     found = session.every("dlq.saved", "selections")
@@ -297,7 +297,7 @@ def list_selections(session: CommandSession) -> None:
     session.out.show(found)
 
 
-@broker_command(selections, "delete")
+@broker_command(selections, "delete", example="txmq dlq select delete timeouts")
 def delete(
     session: CommandSession, name: SelectionName, *, operator: Operator, reason: Reason = ""
 ) -> None:

@@ -6,12 +6,10 @@ import typer
 
 from txmq.cli.command import CommandSession, broker_command
 
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    broker_command(app, "limits")(limits)
+app = typer.Typer()
 
 
+@broker_command(app, "limits", example="txmq limits")
 def limits(session: CommandSession) -> None:
     """Show what waits for the disk, and what was refused since the start."""
     session.out.show(session.client.call("broker.show")["throttled"])

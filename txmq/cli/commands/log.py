@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from txmq.cli.command import local_command
-from txmq.cli.commands import log_backup
+from txmq.cli.command import broker_command, local_command
+from txmq.cli.commands.log_backup import backup, lost, restore
 from txmq.cli.options import (
     KeyFilter,
     MessageIdFilter,
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from txmq.broker.data_directory.verify import LogReport
 
 app = typer.Typer(
+    name="log",
     no_args_is_help=True,
     help="Verify, print, search, repair, back up and restore the log of a broker, or an archive.",
 )
@@ -67,7 +68,7 @@ Copy = Annotated[
 Limit = Annotated[int | None, typer.Option(min=1, help="Maximum number of results.")]
 
 
-@local_command(app, "verify")
+@local_command(app, "verify", example="txmq log verify /var/lib/txmq --deep")
 def verify(out: Output, data: Data, *, deep: Deep = False) -> None:
     """Read all records, and compare the index with the log. Exit status 1: there is
     damage. What a repair gave up is listed as lost, and is none.
@@ -106,7 +107,7 @@ def _index_fields(index: IndexReport | None) -> dict[str, Any]:
     return told | {"misplaced": misplaced, "different": list(index.different), "lost": lost}
 
 
-@local_command(app, "dump")
+@local_command(app, "dump", example="txmq log dump /var/lib/txmq --topic orders --limit 20")
 def dump(
     out: Output,
     data: Data,
@@ -145,7 +146,7 @@ def dump(
         raise typer.Exit(FAILED)
 
 
-@local_command(app, "find")
+@local_command(app, "find", example="txmq log find /var/lib/txmq/archive orders --key o-17")
 def find(  # noqa: PLR0913  # its options
     out: Output,
     data: Data,
@@ -186,7 +187,7 @@ def _record_text(record: dict[str, Any]) -> str:
     return f"{record['position']} {format_time(record['stored_at'])} {record['kind']} {event}"
 
 
-@local_command(app, "repair")
+@local_command(app, "repair", example="txmq log repair /var/lib/txmq")
 def repair(out: Output, data: Data, *, yes: Yes = False) -> None:
     """Accept the loss of damaged records, so that the broker can start. A copy of the
     damaged files is kept.
@@ -204,7 +205,7 @@ def repair(out: Output, data: Data, *, yes: Yes = False) -> None:
     out.show({"lost": [damage._asdict() for damage in lost]})
 
 
-@local_command(app, "rebuild")
+@local_command(app, "rebuild", example="txmq log rebuild /var/lib/txmq")
 def rebuild(out: Output, data: Data, *, copy: Copy = False) -> None:
     """Rebuild the index from the newest snapshot and the log."""
     from txmq.broker.data_directory.offline import rebuild as rebuild_index
@@ -216,4 +217,6 @@ def rebuild(out: Output, data: Data, *, copy: Copy = False) -> None:
     out.show(report._asdict())
 
 
-log_backup.add_to(app)
+local_command(app, "backup", example="txmq log backup /backup/txmq --rate 64MiB")(backup)
+local_command(app, "restore", example="txmq log restore /backup --data /srv/txmq --until 2026-07-01T12:00Z")(restore)
+broker_command(app, "lost", example="txmq log lost postgresql://db/shop")(lost)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from txmq.cli.command import CommandSession, broker_command, connect, local_command
+from txmq.cli.command import CommandSession, connect
 from txmq.cli.database import open_database
 from txmq.cli.options import DEFAULT_BROKER, BrokerUrl, Operator
 from txmq.cli.output import FAILED, Output, format_time
@@ -66,13 +66,6 @@ Accept = Annotated[
     bool, typer.Option("--accept", help="Record that this was dealt with, and end the alarm.")
 ]
 Why = Annotated[str, typer.Option(help="Reason for --accept, recorded in the log.")]
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    local_command(app, "backup")(backup)
-    local_command(app, "restore")(restore)
-    broker_command(app, "lost")(lost)
 
 
 class Progress:

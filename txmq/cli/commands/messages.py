@@ -20,7 +20,7 @@ from txmq.cli.output import FAILED, escape_controls
 from txmq.cli.parsers import parse_message, parse_name
 from txmq.cli.rows import with_decoded_body
 
-app = typer.Typer(no_args_is_help=True, help="Find, show and recall single messages.")
+app = typer.Typer(name="message", no_args_is_help=True, help="Find, show and recall single messages.")
 PAGE = 1_000
 FOUND_COLUMNS = ("message_id", "partition", "offset", "key", "tag", "stored_at", "body")
 COLUMNS = ("message_id", "topic", "partition", "due_at", "size")
@@ -31,7 +31,7 @@ Ids = Annotated[
 ]
 
 
-@broker_command(app, "delayed")
+@broker_command(app, "delayed", example="txmq message delayed --topic orders")
 def delayed(
     session: CommandSession,
     *,
@@ -53,13 +53,13 @@ def delayed(
     )
 
 
-@broker_command(app, "recall")
+@broker_command(app, "recall", example="txmq message recall 019a0000000070008000000000000001-0")
 def recall(session: CommandSession, message: Ids) -> None:
     """Recall delayed messages: all of them, or none if one is already due."""
     session.show("message.recall", ids=message)
 
 
-@broker_command(app, "show")
+@broker_command(app, "show", example="txmq message show 019a0000000070008000000000000001-0")
 def show(session: CommandSession, message: Id) -> None:
     """Show a message by its id: delayed, of a transaction, or in any topic."""
     reply = session.client.call("message.show", id=message, bodies=True)["message"]
@@ -77,7 +77,7 @@ def show(session: CommandSession, message: Id) -> None:
     session.out.show(with_decoded_body(reply))
 
 
-@broker_command(app, "find")
+@broker_command(app, "find", example="txmq message find orders --key o-17 --from 2h")
 def find(  # noqa: PLR0913  # its options
     session: CommandSession,
     topic: Topic,

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from txmq.tx.postgres.session import Connection
 
 app = typer.Typer(
+    name="outbox",
     no_args_is_help=True,
     help="Inspect the rows that wait in a database until their broker is back.",
 )
@@ -34,7 +35,7 @@ Seq = Annotated[
 MAX_ROWS = 10_000
 
 
-@local_command(app, "list")
+@local_command(app, "list", example="txmq outbox list postgresql://db/shop")
 def list_(
     out: Output,
     dsn: Dsn,
@@ -51,7 +52,7 @@ def list_(
     out.show({"rows": [_row_fields(row) for row in rows]})
 
 
-@local_command(app, "show")
+@local_command(app, "show", example="txmq outbox show postgresql://db/shop 3 --bodies")
 def show(
     out: Output,
     dsn: Dsn,
@@ -72,7 +73,7 @@ def show(
     out.show(_row_fields(row) | {"rows": messages})
 
 
-@local_command(app, "drop")
+@local_command(app, "drop", example="txmq outbox drop postgresql://db/shop 3 --keep row.json --reason sent")
 def drop(
     out: Output,
     dsn: Dsn,
@@ -103,7 +104,7 @@ def drop(
     out.show({"seq": seq, "token": row.token.hex, "dropped": dropped, "kept": str(keep)})
 
 
-@local_command(app, "renew")
+@local_command(app, "renew", example="txmq outbox renew postgresql://db/shop 3")
 def renew(out: Output, dsn: Dsn, seq: Seq, *, yes: Yes = False) -> None:
     """Give a row a new token, so that its broker accepts it although it is older than 7
     days.

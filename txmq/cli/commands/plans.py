@@ -24,6 +24,7 @@ from txmq.cli.rows import with_places
 from txmq.client.protocol.plans import ENDED, add_calls
 
 app = typer.Typer(
+    name="plan",
     no_args_is_help=True,
     help="Replay dead letters by plans: frozen, at a rate, watched, with an outcome per letter.",
 )
@@ -44,7 +45,7 @@ def _outcome(text: str) -> str:
 Plan = Annotated[str, typer.Argument(metavar="PLAN", parser=parse_name, help="Name of the plan.")]
 
 
-@broker_command(app, "create")
+@broker_command(app, "create", example="txmq plan create billing -w error=KeyError --name mend --canary 9")
 def create(  # noqa: PLR0913  # its options
     session: CommandSession,
     group: Group,
@@ -100,7 +101,7 @@ def create(  # noqa: PLR0913  # its options
     session.out.show(shown | {"refused": refused} if refused else shown)
 
 
-@broker_command(app, "list")
+@broker_command(app, "list", example="txmq plan list --all")
 def list_(
     session: CommandSession,
     *,
@@ -117,13 +118,13 @@ def list_(
         session.out.print_note(f"{hidden} finished plans are not shown: use --all")
 
 
-@broker_command(app, "show")
+@broker_command(app, "show", example="txmq plan show mend")
 def show(session: CommandSession, plan: Plan) -> None:
     """Show a plan: its state, its letters by outcome, its rate and progress."""
     session.show("plan.show", name=plan)
 
 
-@broker_command(app, "letters")
+@broker_command(app, "letters", example="txmq plan letters mend --outcome died_again")
 def letters(
     session: CommandSession,
     plan: Plan,
@@ -155,14 +156,14 @@ def letters(
         session.out.print_note(f"there may be more: --after {following}")
 
 
-@broker_command(app, "export")
+@broker_command(app, "export", example="txmq plan export mend > mend.jsonl")
 def export(session: CommandSession, plan: Plan) -> None:
     """Print each letter of a plan as a line of JSON, with what became of it."""
     for letter in plan_letters(session, plan):
         print(json.dumps(letter))
 
 
-@broker_command(app, "check")
+@broker_command(app, "check", example="txmq plan check mend --dsn postgresql://db/shop")
 def check(
     session: CommandSession,
     plan: Plan,
@@ -195,7 +196,7 @@ def check(
     session.out.show(found)
 
 
-@broker_command(app, "approve")
+@broker_command(app, "approve", example="txmq plan approve mend")
 def approve(
     session: CommandSession, plan: Plan, *, operator: Operator, reason: Reason = ""
 ) -> None:
@@ -203,25 +204,25 @@ def approve(
     session.show("plan.approve", name=plan, operator=operator, reason=reason)
 
 
-@broker_command(app, "start")
+@broker_command(app, "start", example="txmq plan start mend")
 def start_(session: CommandSession, plan: Plan, *, operator: Operator, reason: Reason = "") -> None:
     """Begin to put the letters of a plan back."""
     session.show("plan.start", name=plan, operator=operator, reason=reason)
 
 
-@broker_command(app, "pause")
+@broker_command(app, "pause", example="txmq plan pause mend")
 def pause(session: CommandSession, plan: Plan, *, operator: Operator, reason: Reason = "") -> None:
     """Put no more letters of a plan back, until it is resumed."""
     session.show("plan.pause", name=plan, operator=operator, reason=reason)
 
 
-@broker_command(app, "resume")
+@broker_command(app, "resume", example="txmq plan resume mend")
 def resume(session: CommandSession, plan: Plan, *, operator: Operator, reason: Reason = "") -> None:
     """Go on with a paused plan."""
     session.show("plan.resume", name=plan, operator=operator, reason=reason)
 
 
-@broker_command(app, "cancel")
+@broker_command(app, "cancel", example="txmq plan cancel mend")
 def cancel(
     session: CommandSession,
     plan: Plan,
@@ -235,7 +236,7 @@ def cancel(
     session.show("plan.cancel", name=plan, operator=operator, reason=reason)
 
 
-@broker_command(app, "abandon")
+@broker_command(app, "abandon", example="txmq plan abandon mend --reason 'orders of a test'")
 def abandon(
     session: CommandSession,
     plan: Plan,
@@ -249,7 +250,7 @@ def abandon(
     session.show("plan.abandon", name=plan, operator=operator, reason=reason)
 
 
-@broker_command(app, "leave")
+@broker_command(app, "leave", example="txmq plan leave mend orders/0/17 --reason 'a test order'")
 def leave(
     session: CommandSession,
     plan: Plan,
@@ -267,7 +268,7 @@ def leave(
     session.show("plan.leave", name=plan, letters=letter, operator=operator, reason=reason)
 
 
-@broker_command(app, "delete")
+@broker_command(app, "delete", example="txmq plan delete mend")
 def delete(session: CommandSession, plan: Plan, *, operator: Operator, reason: Reason = "") -> None:
     """Forget a finished plan, and what became of its letters."""
     session.show("plan.delete", name=plan, operator=operator, reason=reason)

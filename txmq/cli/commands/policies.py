@@ -14,6 +14,7 @@ from txmq.cli.plan_options import Canary, InFlight, Most, Rate, StopAfter, StopS
 from txmq.model.letter_filter import format_filter
 
 app = typer.Typer(
+    name="policy",
     no_args_is_help=True,
     help="Replay dead letters by themselves: after a time, or when a new version joins.",
 )
@@ -22,7 +23,7 @@ COLUMNS = (
 )  # fmt: skip
 
 
-@broker_command(app, "set")
+@broker_command(app, "set", example="txmq policy set billing --after 1h --where error=TimeoutError")
 def set_(  # noqa: PLR0913  # its options
     session: CommandSession,
     group: Group,
@@ -64,7 +65,7 @@ def set_(  # noqa: PLR0913  # its options
     )  # fmt: skip
 
 
-@broker_command(app, "list")
+@broker_command(app, "list", example="txmq policy list")
 def list_(session: CommandSession) -> None:
     """List the replay policies, with the last plan of each."""
     found = session.every("policy.list", "policies")
@@ -74,7 +75,7 @@ def list_(session: CommandSession) -> None:
     session.out.show(found, columns=COLUMNS)
 
 
-@broker_command(app, "delete")
+@broker_command(app, "delete", example="txmq policy delete billing")
 def delete(
     session: CommandSession, group: Group, *, operator: Operator, reason: Reason = ""
 ) -> None:

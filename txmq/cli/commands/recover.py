@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from txmq.recover.local_store import StoreIdentity
 
 app = typer.Typer(
+    name="recover",
     no_args_is_help=True,
     help="List, retry, drop, adopt and export what is on local disks of consumers and producers.",
 )
@@ -79,7 +80,7 @@ Dir = Annotated[
 Force = Annotated[bool, typer.Option("--force", help="Though its owner is a member.")]
 
 
-@local_command(app, "list")
+@local_command(app, "list", example="txmq recover list --dir /var/lib/shop")
 def list_(
     out: Output,
     group: MaybeGroup = None,
@@ -97,7 +98,7 @@ def list_(
         out.show({"stores": list(list_stores(session, group))}, columns=STORE_COLUMNS)
 
 
-@local_command(app, "show")
+@local_command(app, "show", example="txmq recover show billing 019a0000000070008000000000000001 --bodies")
 def show(
     out: Output,
     group: MaybeGroup = None,
@@ -125,7 +126,7 @@ def show(
         _show_messages(out, shown)
 
 
-@local_command(app, "retry")
+@local_command(app, "retry", example="txmq recover retry billing 019a0000000070008000000000000001 --all")
 def retry(  # noqa: PLR0913  # its options
     out: Output,
     group: MaybeGroup = None,
@@ -157,7 +158,7 @@ def retry(  # noqa: PLR0913  # its options
         _send(session, "recover.retry", places, **of_store, operator=operator, reason=reason)
 
 
-@local_command(app, "drop")
+@local_command(app, "drop", example="txmq recover drop --dir /var/lib/shop --reason 'of a test'")
 def drop(  # noqa: PLR0913  # its options
     out: Output,
     group: MaybeGroup = None,
@@ -189,7 +190,7 @@ def drop(  # noqa: PLR0913  # its options
         _send(session, "recover.drop", places, **of_store, operator=operator, reason=reason)
 
 
-@local_command(app, "adopt")
+@local_command(app, "adopt", example="txmq recover adopt --dir /var/lib/shop/failed")
 def adopt(  # noqa: PLR0913  # its options
     out: Output,
     group: MaybeGroup = None,
@@ -231,7 +232,7 @@ def adopt(  # noqa: PLR0913  # its options
             raise typer.Exit(FAILED)
 
 
-@local_command(app, "export")
+@local_command(app, "export", example="txmq recover export billing 019a0000000070008000000000000001 > s.json")
 def export_(
     out: Output,
     group: MaybeGroup = None,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from txmq.relay.slot import SlotStatus
 
 app = typer.Typer(
+    name="relay",
     no_args_is_help=True,
     help="Run the relay from the log of PostgreSQL to the broker, and manage its slot.",
 )
@@ -79,7 +80,7 @@ Lag = Annotated[
 ]
 
 
-@local_command(app, "run")
+@local_command(app, "run", example="txmq relay run --config relay.toml")
 def run(
     out: Output,
     *,
@@ -113,7 +114,7 @@ def run(
         relay.run(stop)
 
 
-@local_command(app, "status")
+@local_command(app, "status", example="txmq relay status postgresql://db/shop")
 def status(
     out: Output,
     dsn: Dsn,
@@ -142,7 +143,7 @@ def status(
         raise typer.Exit(FAILED)
 
 
-@local_command(app, "create")
+@local_command(app, "create", example="txmq relay create postgresql://db/shop")
 def create(out: Output, dsn: Dsn, *, slot: Slot = DEFAULT_SLOT, replaces: Replaces = None) -> None:
     """Create the slot. From then on PostgreSQL keeps its log until a relay has read
     it.
@@ -153,7 +154,7 @@ def create(out: Output, dsn: Dsn, *, slot: Slot = DEFAULT_SLOT, replaces: Replac
         out.show(_slot_fields(slots.create(connection, slot, replaces or ())))
 
 
-@local_command(app, "accept")
+@local_command(app, "accept", example="txmq relay accept postgresql://db/shop")
 def accept(out: Output, dsn: Dsn, *, slot: Slot = DEFAULT_SLOT, yes: Yes = False) -> None:
     """Accept what the slot has missed, which ends alarm `relay.missed`."""
     from txmq.relay import slot as slots
@@ -163,7 +164,7 @@ def accept(out: Output, dsn: Dsn, *, slot: Slot = DEFAULT_SLOT, yes: Yes = False
         out.show(_slot_fields(slots.accept_missed(connection, slot)))
 
 
-@local_command(app, "drop")
+@local_command(app, "drop", example="txmq relay drop postgresql://db/shop")
 def drop(out: Output, dsn: Dsn, *, slot: Slot = DEFAULT_SLOT, yes: Yes = False) -> None:
     """Drop the slot. Committed messages that no relay has read are never sent."""
     from txmq.relay import slot as slots

@@ -20,6 +20,7 @@ from txmq.model.units import SECOND
 if TYPE_CHECKING:
     from txmq.tx.postgres.outbox import OutboxRow
 
+app = typer.Typer()
 Config = Annotated[
     Path,
     typer.Option(metavar="FILE", help="Settings as TOML: sections resolver and checks are used."),
@@ -29,11 +30,7 @@ Every = Annotated[
 ]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    broker_command(app, "resolver")(resolver)
-
-
+@broker_command(app, "resolver", example="txmq resolver --config resolver.toml")
 def resolver(session: CommandSession, *, config: Config, every: Every = 2.0) -> None:
     """Decide undecided transactions by the token rows of their databases, until
     SIGTERM.

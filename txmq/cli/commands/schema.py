@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from txmq.tx.postgres.brokers import Broker
 
 app = typer.Typer(
+    name="schema",
     no_args_is_help=True, help="Install and check the tables of txmq in a PostgreSQL database."
 )
 Forget = Annotated[
@@ -49,13 +50,13 @@ Reason = Annotated[
 ]
 
 
-@local_command(app, "install")
+@local_command(app, "install", example="txmq schema install postgresql://db/shop")
 def install(out: Output, dsn: Dsn) -> None:
     """Create the tables, or upgrade them."""
     out.show({"version": install_into(dsn)})
 
 
-@local_command(app, "check")
+@local_command(app, "check", example="txmq schema check postgresql://db/shop")
 def check(out: Output, dsn: Dsn) -> None:
     """Check the tables. Exit status 1: something is wrong."""
     from txmq.tx.postgres import schema
@@ -67,7 +68,7 @@ def check(out: Output, dsn: Dsn) -> None:
         raise typer.Exit(FAILED)
 
 
-@local_command(app, "brokers")
+@local_command(app, "brokers", example="txmq schema brokers postgresql://db/shop")
 def brokers(
     out: Output,
     dsn: Dsn,

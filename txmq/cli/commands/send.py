@@ -12,6 +12,7 @@ from txmq.cli.command import CommandSession, broker_command
 from txmq.cli.options import Topic
 from txmq.cli.parsers import NameValue, parse_delay, parse_header, parse_time
 
+app = typer.Typer()
 Header = Annotated[
     list[NameValue] | None,
     typer.Option(
@@ -45,11 +46,7 @@ Delay = Annotated[
 ]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    broker_command(app, "send")(send)
-
-
+@broker_command(app, "send", example="txmq send orders 'amount=12' --key o-17 --header source=shell")
 def send(  # noqa: PLR0913  # its options
     session: CommandSession,
     topic: Topic,

@@ -9,17 +9,13 @@ import typer
 
 from txmq.cli.command import CommandSession, broker_command
 
+app = typer.Typer()
 Limit = Annotated[
     int,
     typer.Option(
         min=1, max=1_000, help="Maximum number of topics and of groups, the busiest first."
     ),
 ]
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    broker_command(app, "stats")(stats)
 
 
 class Span(StrEnum):
@@ -36,6 +32,7 @@ History = Annotated[
 MOST_NAMES = 100  # of one call
 
 
+@broker_command(app, "stats", example="txmq stats --history hour")
 def stats(session: CommandSession, *, limit: Limit = 20, history: History = None) -> None:
     """Show rates and sizes of the busiest topics and groups, and flush times."""
     if history is not None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from txmq.model.message import ReceivedMessage
     from txmq.wire.chunks import Chunk, Chunks
 
+app = typer.Typer()
 WAIT_MS = 20_000
 READ_BYTES = 1 << 20
 CONNECT_TIMEOUT_S = 10.0
@@ -54,11 +55,7 @@ Count = Annotated[
 Follow = Annotated[bool, typer.Option(help="Wait for new messages, or stop at the current end.")]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    broker_command(app, "tail")(tail)
-
-
+@broker_command(app, "tail", example="txmq tail orders --from first --no-follow")
 def tail(
     session: CommandSession,
     topic: Topic,

@@ -15,7 +15,7 @@ from txmq.cli.output import FAILED, escape_controls
 from txmq.errors import ConfigError
 from txmq.model.schemas.bodies import title_of
 
-app = typer.Typer(no_args_is_help=True, help="Show and change the JSON Schema of a topic's bodies.")
+app = typer.Typer(name="schema", no_args_is_help=True, help="Show and change the JSON Schema of a topic's bodies.")
 File = Annotated[Path | None, typer.Option(metavar="PATH", help="File with the JSON Schema.")]
 Model = Annotated[
     str | None,
@@ -31,13 +31,13 @@ Rule = Annotated[
 Force = Annotated[bool, typer.Option("--force", help="Change it, whatever that breaks.")]
 
 
-@broker_command(app, "show")
+@broker_command(app, "show", example="txmq topic schema show orders")
 def show(session: CommandSession, topic: Topic) -> None:
     """Show the schema of a topic, and the rule of its changes."""
     _print(session, session.client.call("topic.schema", name=topic))
 
 
-@broker_command(app, "set")
+@broker_command(app, "set", example="txmq topic schema set orders --file order.schema.json")
 def set_(
     session: CommandSession,
     topic: Topic,
@@ -61,7 +61,7 @@ def set_(
     _print(session, session.client.call("topic.schema", name=topic, force=force, **changes, **by))
 
 
-@broker_command(app, "check")
+@broker_command(app, "check", example="txmq topic schema check orders --file order.schema.json")
 def check(
     session: CommandSession,
     topic: Topic,
@@ -88,7 +88,7 @@ def check(
         raise typer.Exit(FAILED)
 
 
-@broker_command(app, "remove")
+@broker_command(app, "remove", example="txmq topic schema remove orders")
 def remove(
     session: CommandSession,
     topic: Topic,

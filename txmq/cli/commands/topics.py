@@ -20,8 +20,8 @@ from txmq.cli.parsers import (
     parse_time_limit,
 )
 
-app = typer.Typer(no_args_is_help=True, help="Create, alter, list and delete topics.")
-app.add_typer(topic_schemas.app, name="schema")
+app = typer.Typer(name="topic", no_args_is_help=True, help="Create, alter, list and delete topics.")
+app.add_typer(topic_schemas.app)
 Partitions = Annotated[
     int, typer.Option(min=1, max=4_096, help="Number of partitions; it can only grow.")
 ]
@@ -63,7 +63,7 @@ def parse_settings(texts: list[str] | None) -> dict[str, Any]:
     return settings
 
 
-@broker_command(app, "create")
+@broker_command(app, "create", example="txmq topic create orders --partitions 16 --set retention=7d")
 def create(
     session: CommandSession, topic: Topic, partitions: Partitions = 8, *, settings: Settings = None
 ) -> None:
@@ -71,7 +71,7 @@ def create(
     session.show("topic.create", name=topic, partitions=partitions, **parse_settings(settings))
 
 
-@broker_command(app, "alter")
+@broker_command(app, "alter", example="txmq topic alter orders --set retention=7d --set policy=archive")
 def alter(
     session: CommandSession,
     topic: Topic,
@@ -85,7 +85,7 @@ def alter(
     session.show("topic.alter", name=topic, operator=operator, reason=reason, **changes)
 
 
-@broker_command(app, "list")
+@broker_command(app, "list", example="txmq topic list --json")
 def list_(
     session: CommandSession,
     *,
@@ -97,7 +97,7 @@ def list_(
     session.show_list("topic.list", "topics", **more)
 
 
-@broker_command(app, "show")
+@broker_command(app, "show", example="txmq topic show orders")
 def show(session: CommandSession, topic: Topic) -> None:
     """Show a topic: offsets, sizes, settings, schema, and its consumer groups."""
     shown = session.client.call("topic.show", name=topic)
@@ -106,7 +106,7 @@ def show(session: CommandSession, topic: Topic) -> None:
     session.out.show(shown)
 
 
-@broker_command(app, "set")
+@broker_command(app, "set", example="txmq topic set orders --partitions 32")
 def set_(
     session: CommandSession,
     topic: Topic,
@@ -119,7 +119,7 @@ def set_(
     session.show("topic.grow", name=topic, partitions=partitions, operator=operator, reason=reason)
 
 
-@broker_command(app, "delete")
+@broker_command(app, "delete", example="txmq topic delete orders")
 def delete(
     session: CommandSession,
     topic: Topic,

@@ -21,15 +21,12 @@ from txmq.errors import RemoteProtocolError
 if TYPE_CHECKING:
     from txmq.tx.postgres.session import Connection
 
+app = typer.Typer()
 COLUMNS = ("at", "message", "what", "who", "text")
 MAX_NAMES = 100  # of messages, in the summary of a page
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    broker_command(app, "trace")(trace)
-
-
+@broker_command(app, "trace", example="txmq trace --key o-17 --html o-17.html")
 def trace(
     session: CommandSession,
     *,

@@ -13,11 +13,11 @@ from txmq.cli.commands.audit import brief_entries
 from txmq.cli.database import Dsn, open_database
 from txmq.cli.options import Operator, Reason, Token
 from txmq.cli.output import FAILED, format_time
-from txmq.cli.parsers import parse_time, parse_token
+from txmq.cli.parsers import parse_moment, parse_token
 from txmq.cli.rows import with_decoded_body
 from txmq.model.units import DAY, MILLISECOND
 
-app = typer.Typer(no_args_is_help=True, help="List, show, decide and check transactions.")
+app = typer.Typer(name="tx", no_args_is_help=True, help="List, show, decide and check transactions.")
 COLUMNS = (
     "token",
     "state",
@@ -53,7 +53,7 @@ OptionalToken = Annotated[
 ]
 
 
-@broker_command(app, "list")
+@broker_command(app, "list", example="txmq tx list --state in-doubt")
 def list_(
     session: CommandSession,
     *,
@@ -73,7 +73,7 @@ def list_(
     session.show("tx.list", columns=columns, state=state.value, limit=limit)
 
 
-@broker_command(app, "show")
+@broker_command(app, "show", example="txmq tx show 019a0000000070008000000000000001 --bodies")
 def show(
     session: CommandSession,
     token: Token,
@@ -105,7 +105,7 @@ Force = Annotated[
 ]
 
 
-@broker_command(app, "commit")
+@broker_command(app, "commit", example="txmq tx commit 019a0000000070008000000000000001 --reason 'has a row'")
 def commit(
     session: CommandSession,
     token: Token,
@@ -120,7 +120,7 @@ def commit(
     _decide(session, token, "COMMIT", operator, reason, force=force)
 
 
-@broker_command(app, "rollback")
+@broker_command(app, "rollback", example="txmq tx rollback 019a0000000070008000000000000001 --reason 'no row'")
 def rollback(
     session: CommandSession,
     token: Token,
@@ -145,7 +145,7 @@ def _decide(
     session.out.show(reply)
 
 
-@broker_command(app, "lost")
+@broker_command(app, "lost", example="txmq tx lost postgresql://db/shop --since 2d")
 def lost(
     session: CommandSession,
     dsn: Dsn,
@@ -153,9 +153,9 @@ def lost(
     since: Annotated[
         int | None,
         typer.Option(
-            parser=parse_time,
-            metavar="TIME",
-            help="Start, as 2026-07-01T12:00:00Z; at most a week ago.",
+            parser=parse_moment,
+            metavar="TIME|AGO",
+            help="Start, as 2026-07-01T12:00:00Z, or so long ago, as 2d; at most a week ago.",
             show_default="a day ago",
         ),
     ] = None,
@@ -182,7 +182,7 @@ def lost(
         raise typer.Exit(FAILED)
 
 
-@broker_command(app, "check")
+@broker_command(app, "check", example="txmq tx check")
 def check(session: CommandSession, token: OptionalToken = None) -> None:
     """Check back on undecided transactions now, without waiting for the next scheduled
     check.

@@ -9,21 +9,21 @@ from typing import Annotated
 import typer
 
 from txmq.cli.command import CommandSession, broker_command
-from txmq.cli.options import Operator, Reason
+from txmq.cli.options import Operator, Reason, User
 from txmq.cli.parsers import parse_name
 from txmq.model.units import DAY, SECOND
 
 app = typer.Typer(
+    name="token",
     no_args_is_help=True, help="Make, list and revoke tokens for the broker's HTTP (Bearer)."
 )
 PREFIX = "txmq_"  # scanners of repositories find it
 BYTES = 32
 
-User = Annotated[str, typer.Argument(metavar="USER", parser=parse_name, help="Name of the user.")]
 Token = Annotated[str, typer.Argument(metavar="NAME", parser=parse_name, help="Token's name.")]
 
 
-@broker_command(app, "add")
+@broker_command(app, "add", example="txmq user token add ada scripts --days 30")
 def add(
     session: CommandSession,
     user: User,
@@ -47,7 +47,7 @@ def add(
     session.out.show({"user": user, "name": name, "days": days, "token": token})
 
 
-@broker_command(app, "revoke")
+@broker_command(app, "revoke", example="txmq user token revoke ada scripts")
 def revoke(
     session: CommandSession, user: User, name: Token, *, operator: Operator, reason: Reason = ""
 ) -> None:
@@ -55,7 +55,7 @@ def revoke(
     session.show("token.revoke", name=user, token=name, operator=operator, reason=reason)
 
 
-@broker_command(app, "list")
+@broker_command(app, "list", example="txmq user token list")
 def list_(
     session: CommandSession,
     user: Annotated[

@@ -1,4 +1,4 @@
-"""`txmq user` and `txmq acl`: who may log in to a broker, and what they may do."""
+"""`txmq user`: who may log in to a broker."""
 
 from __future__ import annotations
 
@@ -9,40 +9,23 @@ import typer
 
 from txmq.cli.command import CommandSession, broker_command, local_command
 from txmq.cli.commands import user_tokens
-from txmq.cli.options import Operator, Reason
+from txmq.cli.options import Operator, Reason, User
 from txmq.cli.output import Output
 from txmq.cli.parsers import parse_name, parse_named_limit
 from txmq.cli.passwords import PasswordFile, new_verifier
 from txmq.errors import UnknownUser
-from txmq.model.access import ALL_VERBS, ROLES, is_grant
+from txmq.model.access import ROLES
 from txmq.model.quota import Quota
 
-app = typer.Typer(no_args_is_help=True, help="Add, list and delete users of a broker.")
-app.add_typer(user_tokens.app, name="token")
-acl = typer.Typer(no_args_is_help=True, help="Grant permissions to users, and take them back.")
+app = typer.Typer(name="user", no_args_is_help=True, help="Add, list and delete users of a broker.")
+app.add_typer(user_tokens.app)
 COLUMNS = ("user", "roles", "password", "grants", "by")
 ROLE_NAMES = ", ".join(ROLES)
 
-User = Annotated[str, typer.Argument(metavar="USER", parser=parse_name, help="Name of the user.")]
 Roles = Annotated[
     list[str] | None,
     typer.Option("--role", metavar="ROLE", help=f"Role: {ROLE_NAMES}. May be repeated."),
 ]
-What = Annotated[
-    str,
-    typer.Argument(
-        metavar="VERB", help=f"Verb ({', '.join(ALL_VERBS)}), or a role ({ROLE_NAMES})."
-    ),
-]
-Resource = Annotated[
-    str,
-    typer.Argument(
-        metavar="RESOURCE",
-        help="cluster, topic:NAME, group:NAME or service:NAME; NAME* = all names that begin so.",
-    ),
-]
-
-
 def _roles(roles: list[str] | None) -> list[str] | None:
     for role in roles or ():
         if role not in ROLES:
@@ -50,7 +33,7 @@ def _roles(roles: list[str] | None) -> list[str] | None:
     return roles
 
 
-@broker_command(app, "add")
+@broker_command(app, "add", example="txmq user add ada --role operator")
 def add(
     session: CommandSession,
     user: User,
@@ -74,7 +57,7 @@ def add(
     )  # fmt: skip
 
 
-@broker_command(app, "password")
+@broker_command(app, "password", example="txmq user password ada")
 def password(
     session: CommandSession,
     user: User,
@@ -90,7 +73,7 @@ def password(
     )  # fmt: skip
 
 
-@broker_command(app, "roles")
+@broker_command(app, "roles", example="txmq user roles ada --role operator --role auditor")
 def roles(
     session: CommandSession,
     user: User,
@@ -106,7 +89,7 @@ def roles(
     )  # fmt: skip
 
 
-@broker_command(app, "quota")
+@broker_command(app, "quota", example="txmq user quota shop --set bytes_per_s=10MiB --set topics=50")
 def quota(
     session: CommandSession,
     user: User,
@@ -131,7 +114,7 @@ def quota(
     session.show("user.quota", name=user, operator=operator, reason=reason, **named)
 
 
-@broker_command(app, "show")
+@broker_command(app, "show", example="txmq user show ada")
 def show(session: CommandSession, user: User) -> None:
     """Show a user: roles, grants, limits, and what was refused beyond them."""
     found = session.client.call("user.list", name=user)["users"]
@@ -140,25 +123,25 @@ def show(session: CommandSession, user: User) -> None:
     session.out.show(found[0])
 
 
-@broker_command(app, "delete")
+@broker_command(app, "delete", example="txmq user delete ada")
 def delete(session: CommandSession, user: User, *, operator: Operator, reason: Reason = "") -> None:
     """Delete a user with all grants, and end its connections."""
     session.show("user.delete", name=user, operator=operator, reason=reason)
 
 
-@broker_command(app, "list")
+@broker_command(app, "list", example="txmq user list")
 def list_(session: CommandSession) -> None:
     """List the users, with their roles and grants."""
     session.show_list("user.list", "users", columns=COLUMNS)
 
 
-@broker_command(app, "me")
+@broker_command(app, "me", example="txmq user me")
 def me(session: CommandSession) -> None:
     """Show who you are to the broker, and what you may do."""
     session.show("user.me")
 
 
-@local_command(app, "init-admin")
+@local_command(app, "init-admin", example="txmq user init-admin --data /var/lib/txmq")
 def init_admin(
     out: Output,
     user: Annotated[
@@ -178,70 +161,6 @@ def init_admin(
 
     make_admin(RealFileSystem(), data, user, new_verifier(out, password_file))
     out.show({"user": user, "roles": ["admin"]})
-
-
-@broker_command(acl, "grant")
-def grant(
-    session: CommandSession,
-    user: User,
-    verb: What,
-    resource: Resource,
-    *,
-    operator: Operator,
-    reason: Reason = "",
-) -> None:
-    """Let a user do something. Whatever nobody has granted is denied."""
-    _change(session, "acl.grant", user, verb, resource, operator, reason)
-
-
-@broker_command(acl, "revoke")
-def revoke(
-    session: CommandSession,
-    user: User,
-    verb: What,
-    resource: Resource,
-    *,
-    operator: Operator,
-    reason: Reason = "",
-) -> None:
-    """Take a grant back. It holds for open connections, too."""
-    _change(session, "acl.revoke", user, verb, resource, operator, reason)
-
-
-@broker_command(acl, "list")
-def list_grants(
-    session: CommandSession,
-    user: Annotated[
-        str | None, typer.Argument(metavar="USER", help="Only the grants of this user.")
-    ] = None,
-) -> None:
-    """List the grants, and the roles, which are grants on everything of a kind."""
-    found = session.every("user.list", "users", name=user)["users"]
-    rows = [
-        {"user": one["user"], "what": what, "resource": resource}
-        for one in found
-        for what, resource in (
-            *((role, "*") for role in one["roles"]),
-            *(text.split(" ", 1) for text in one["grants"]),
-        )
-    ]
-    session.out.show({"grants": rows})
-
-
-def _change(
-    session: CommandSession,
-    call: str,
-    user: str,
-    verb: str,
-    resource: str,
-    operator: str,
-    reason: str,
-) -> None:
-    if not is_grant(verb, resource):
-        raise typer.BadParameter(
-            f"{verb!r} on {resource!r} is no permission: see docs/SECURITY.md for the table"
-        )
-    session.show(call, name=user, what=verb, resource=resource, operator=operator, reason=reason)
 
 
 def _password(out: Output, file: str | None) -> dict[str, object]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from txmq.recover.recoverer import XaRecoverer
 
 app = typer.Typer(
+    name="xa",
     no_args_is_help=True, help="List, recover and compare branches of XA transactions."
 )
 COLUMNS = ("token", "state", "decider", "service", "messages", "stored_at", "heuristics")
@@ -54,7 +55,7 @@ Brokers = Annotated[
 FORCED_GID = typer.Option(metavar="GID", help="End this branch of txmq by hand; needs --reason.")
 
 
-@broker_command(app, "list")
+@broker_command(app, "list", example="txmq xa list --kind home")
 def list_(
     session: CommandSession,
     *,
@@ -82,14 +83,14 @@ def list_(
     session.show("xa.list", columns=COLUMNS, after=after, limit=limit, **chosen)
 
 
-@broker_command(app, "forget")
+@broker_command(app, "forget", example="txmq xa forget 019a0000000070008000000000000001 --reason 'by hand'")
 def forget(session: CommandSession, token: Token, *, reason: Reason, operator: Operator) -> None:
     """Remove a heuristic or mixed outcome from the list, once it is dealt with."""
     session.client.call("xa.forget", token=token, operator=operator, reason=reason)
     session.out.show({"token": token, "forgotten": True})
 
 
-@local_command(app, "recover")
+@local_command(app, "recover", example="txmq xa recover --config xa.toml --watch")
 def recover(
     out: Output,
     *,
@@ -114,7 +115,7 @@ def recover(
     _show(out, report)
 
 
-@local_command(app, "verify")
+@local_command(app, "verify", example="txmq xa verify --config xa.toml --since 2d")
 def verify(
     out: Output,
     *,
@@ -145,7 +146,7 @@ def verify(
     _show(out, report)
 
 
-@local_command(app, "doctor")
+@local_command(app, "doctor", example="txmq xa doctor --config xa.toml --fix")
 def doctor(
     out: Output,
     *,
