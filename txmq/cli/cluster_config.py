@@ -1,8 +1,8 @@
-"""What operators have set at a broker, as a document: topics, groups, policies, saved
+"""Document of what operators have set at a broker: topics, groups, policies, saved
 selections and users.
 
 A document says how things are to be, and only of what it names: `changes` compares it
-with another one and returns the calls that lead there. Nothing is ever deleted.
+with another one and returns the calls that lead there. None of them deletes anything.
 Passwords are not part of it, nor is what members of a group decide when they join.
 """
 
@@ -32,10 +32,11 @@ Compare = Callable[[str, C | None, C], Iterator["Change"]]
 DEFAULT = "default"
 NO_GROUP = "no member has joined it yet: import again when one has"
 NO_USERS = "the broker has no users: add an admin first, with txmq user add NAME --role admin"
-# of a group: what can be taken back; its other settings have no value for "not set"
+# settings of a group that have a value for "not set", and so can be taken back
 UNLIMITED = {"keep_until_exported": False, "messages_per_s": 0, "cold_bytes_per_s": 0}
-STANDARD = {"writable": True, "readable": True, "note": ""}  # of settings without a default
-# settings of a group that `group.show` has in microseconds
+# values of a topic's settings that do not know "default"
+STANDARD = {"writable": True, "readable": True, "note": ""}
+# settings of a group that `group.show` has in microseconds, and documents in milliseconds
 SPANS = {"lease_us", "session_us", "consume_timeout_us"}
 
 
@@ -49,7 +50,7 @@ class TopicConfig(Args):
 
 
 class GroupConfig(GroupSettingsArgs):
-    """What operators have set of a group."""
+    """Settings of a group that operators have set."""
 
     keep_until_exported: bool | None = None
     messages_per_s: int | None = None
@@ -88,23 +89,25 @@ class ClusterConfig(Args):
     users: dict[Name, UserConfig] = Field(default_factory=dict)
 
     def text(self) -> str:
-        """Return the document as JSON; the same settings make the same bytes. Terminals
-        show it, so unprintable characters are escaped, as JSON has them.
+        """Return the document as JSON; the same settings make the same bytes.
+
+        Unprintable characters are escaped, because terminals show it.
         """
-        fields = _set(self)
-        if "groups" in fields:  # those of which nothing is set say nothing
+        fields = _set_fields(self)
+        if "groups" in fields:  # without those of which nothing is set
             fields["groups"] = {name: one for name, one in fields["groups"].items() if one}
         text = json.dumps({"txmq": 1} | fields, indent=2, sort_keys=True, ensure_ascii=False)
-        return "".join(map(_shown, text)) + "\n"
+        return "".join(map(_escape_char, text)) + "\n"
 
 
-def _shown(char: str) -> str:
+def _escape_char(char: str) -> str:
     return char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1]
 
 
 class Change(NamedTuple):
-    """A call that makes a part of a broker as it is to be; without one, the reason why
-    nothing can be done.
+    """Change of one thing, and the call that makes it.
+
+    Without a call `change` says why nothing can be done.
     """
 
     what: str
@@ -114,7 +117,7 @@ class Change(NamedTuple):
 
 
 def parse(text: str) -> ClusterConfig:
-    """Return the document of a text; raises ConfigError."""
+    """Return the document that a text has. Raises ConfigError."""
     try:
         return ClusterConfig.model_validate_json(text)
     except ValidationError as error:
@@ -127,7 +130,7 @@ def parse(text: str) -> ClusterConfig:
 
 
 def read(session: CommandSession) -> ClusterConfig:
-    """Return what is set at a broker."""
+    """Return the document of a broker, as it is set now."""
     call = session.client.call
     return parse(
         json.dumps(
@@ -142,15 +145,15 @@ def read(session: CommandSession) -> ClusterConfig:
                 },
                 "policies": {
                     row["group"]: {name: row[name] for name in PolicyConfig.model_fields}
-                    for row in session.every("policy.list", "policies")["policies"]
+                    for row in session.read_pages("policy.list", "policies")["policies"]
                 },
                 "selections": {
                     row["name"]: row["select"]
-                    for row in session.every("dlq.saved", "selections")["selections"]
+                    for row in session.read_pages("dlq.saved", "selections")["selections"]
                 },
                 "users": {
                     row["user"]: {name: row[name] for name in UserConfig.model_fields}
-                    for row in session.every("user.list", "users")["users"]
+                    for row in session.read_pages("user.list", "users")["users"]
                 },
             }
         )
@@ -158,7 +161,7 @@ def read(session: CommandSession) -> ClusterConfig:
 
 
 def _names(session: CommandSession, call: str, field: str, name: str) -> Iterator[str]:
-    for row in session.every(call, field)[field]:
+    for row in session.read_pages(call, field)[field]:
         yield row[name]
 
 
@@ -171,38 +174,37 @@ def _topic(shown: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _group(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what operators have set of a group."""
+    """Return the settings of a group that operators have set."""
     found: dict[str, Any] = {}
     for name in settings["altered"]:
         if name in SPANS:
             found[f"{name.removesuffix('_us')}_ms"] = settings[name] // 1_000
         else:
             found[name] = settings[name]
-    own = ("keep_until_exported", "messages_per_s", "cold_bytes_per_s")
-    return found | {name: settings[name] for name in own if settings[name]}
+    return found | {name: settings[name] for name in UNLIMITED if settings[name]}
 
 
 def changes(now: ClusterConfig, wanted: ClusterConfig) -> list[Change]:
-    """Return what leads from `now` to what is wanted, in the order of its making."""
+    """Return the changes that lead from `now` to `wanted`, in their order."""
     waiting = {*wanted.groups, *wanted.policies} - set(now.groups)
-    users = _of_each(now.users, wanted.users, _user_changes)
+    users = _changes_of_each(now.users, wanted.users, _user_changes)
     if wanted.users and not now.users:  # a first admin without a password locks all out
         users = iter([Change("users", NO_USERS)])
     return [
-        *_of_each(now.topics, wanted.topics, _topic_changes),
+        *_changes_of_each(now.topics, wanted.topics, _topic_changes),
         *(Change(f"group {name}", NO_GROUP) for name in sorted(waiting)),
-        *_of_each(now.groups, _but(wanted.groups, waiting), _group_changes),
-        *_of_each(now.selections, wanted.selections, _selection_changes),
-        *_of_each(now.policies, _but(wanted.policies, waiting), _policy_changes),
+        *_changes_of_each(now.groups, _without(wanted.groups, waiting), _group_changes),
+        *_changes_of_each(now.selections, wanted.selections, _selection_changes),
+        *_changes_of_each(now.policies, _without(wanted.policies, waiting), _policy_changes),
         *users,
     ]
 
 
-def _but(every: Mapping[str, C], names: AbstractSet[str]) -> dict[str, C]:
-    return {name: one for name, one in every.items() if name not in names}
+def _without(things: Mapping[str, C], names: AbstractSet[str]) -> dict[str, C]:
+    return {name: one for name, one in things.items() if name not in names}
 
 
-def _of_each(
+def _changes_of_each(
     now: Mapping[str, C], wanted: Mapping[str, C], compare: Compare[C]
 ) -> Iterator[Change]:
     for name, one in sorted(wanted.items(), key=lambda item: item[0]):
@@ -211,7 +213,7 @@ def _of_each(
 
 def _topic_changes(name: str, now: TopicConfig | None, wanted: TopicConfig) -> Iterator[Change]:
     what = f"topic {name}"
-    settings = _set(wanted.settings)
+    settings = _set_fields(wanted.settings)
     if now is None:
         made = {"name": name, "partitions": wanted.partitions} | settings
         yield Change(what, f"create with {wanted.partitions} partitions", "topic.create", made)
@@ -227,10 +229,10 @@ def _topic_changes(name: str, now: TopicConfig | None, wanted: TopicConfig) -> I
     elif wanted.partitions < now.partitions:
         yield Change(what, f"has {now.partitions} partitions: their number can only grow")
     standard = dict.fromkeys(TopicSettingsArgs.model_fields, DEFAULT) | STANDARD
-    before, after = standard | _set(now.settings), standard | settings
+    before, after = standard | _set_fields(now.settings), standard | settings
     altered = {field: after[field] for field in after if after[field] != before[field]}
     if altered:
-        yield Change(what, _told(before, altered), "topic.alter", {"name": name} | altered)
+        yield Change(what, _describe(before, altered), "topic.alter", {"name": name} | altered)
     yield from _schema_changes(name, now, wanted)
 
 
@@ -251,11 +253,11 @@ def _schema_changes(name: str, now: TopicConfig, wanted: TopicConfig) -> Iterato
 
 
 def _group_changes(name: str, now: GroupConfig | None, wanted: GroupConfig) -> Iterator[Change]:
-    before, after = UNLIMITED | _set(now or GroupConfig()), UNLIMITED | _set(wanted)
+    before, after = UNLIMITED | _set_fields(now or GroupConfig()), UNLIMITED | _set_fields(wanted)
     altered = {field: after[field] for field in after if after[field] != before.get(field)}
     if altered:
         yield Change(
-            f"group {name}", _told(before, altered), "group.alter", {"group": name} | altered
+            f"group {name}", _describe(before, altered), "group.alter", {"group": name} | altered
         )
 
 
@@ -263,13 +265,13 @@ def _selection_changes(
     name: str, now: SelectionArgs | None, wanted: SelectionArgs
 ) -> Iterator[Change]:
     if now != wanted:
-        args = {"name": name, "select": _set(wanted)}
+        args = {"name": name, "select": _set_fields(wanted)}
         yield Change(f"selection {name}", "save", "dlq.save", args)
 
 
 def _policy_changes(name: str, now: PolicyConfig | None, wanted: PolicyConfig) -> Iterator[Change]:
     if now != wanted:
-        args = {"group": name, "select": {}} | _set(wanted)
+        args = {"group": name, "select": {}} | _set_fields(wanted)
         yield Change(f"policy {name}", "set", "policy.set", args)
 
 
@@ -292,12 +294,12 @@ def _user_changes(name: str, now: UserConfig | None, wanted: UserConfig) -> Iter
         )
 
 
-def _set(args: Args) -> dict[str, Any]:
+def _set_fields(args: Args) -> dict[str, Any]:
     """Return the fields that are set, as JSON has them."""
     return args.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
 
 
-def _told(before: Mapping[str, Any], altered: Mapping[str, Any]) -> str:
+def _describe(before: Mapping[str, Any], altered: Mapping[str, Any]) -> str:
     return ", ".join(
         f"{name}: {json.dumps(before.get(name, DEFAULT))} to {json.dumps(value)}"
         for name, value in altered.items()

@@ -69,10 +69,10 @@ class CommandSession:
         self, call: str, field: str, *, columns: Sequence[str] = (), **args: object
     ) -> None:
         """Print the list `field` of the replies to a call, page by page."""
-        self.out.show(self.every(call, field, **args), columns=columns)
+        self.out.show(self.read_pages(call, field, **args), columns=columns)
 
-    def every(self, call: str, field: str, **args: object) -> dict[str, Any]:
-        """Return the reply to a call with the list `field` of all its pages."""
+    def read_pages(self, call: str, field: str, **args: object) -> dict[str, Any]:
+        """Return the reply to a call, with the list `field` of all pages."""
         try:
             shown = dict(self.client.call(call, limit=PAGE, **args))
         except BadRequest:  # a broker of an older version lists everything at once

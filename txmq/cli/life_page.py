@@ -15,7 +15,7 @@ from txmq.cli.output import escape_controls, format_time
 from txmq.client.protocol.life_events import LifeEvent
 
 MAX_LANES = 200  # messages that have a line of their own in the picture
-LANE, LEFT, WIDTH = 26, 260, 1_000
+LANE, LEFT, WIDTH = 26, 260, 1_000  # pixels of the picture: a line's height, its label, its time
 DANGER = {"failed", "dead letter", "rolled back", "key fenced"}
 
 PAGE: Final = Template("""<!doctype html>
@@ -57,7 +57,7 @@ $rows
 
 
 def page(title: str, summary: str, events: Sequence[LifeEvent]) -> str:
-    """Return the page."""
+    """Return the page of these events, which are in the order of time."""
     return PAGE.substitute(
         title=_text(title),
         summary=_text(summary),
@@ -67,8 +67,8 @@ def page(title: str, summary: str, events: Sequence[LifeEvent]) -> str:
 
 
 def _text(value: str) -> str:
-    """Return a text of strangers for HTML. What no encoding holds is escaped, too."""
-    return escape(escape_controls(value).encode(errors="backslashreplace").decode())
+    """Return a text of strangers for HTML, with its unprintable characters escaped."""
+    return escape(escape_controls(value))
 
 
 def _class(event: LifeEvent) -> str:

@@ -1,4 +1,4 @@
-"""Stores and spools on this machine, as `txmq recover` shows and reads them."""
+"""Stores of consumers and spools of producers on this machine, for `txmq recover`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from txmq.errors import DirectoryInUse, InvalidExport, StoreError
 if TYPE_CHECKING:
     from txmq.recover.local_store import Scanned, StoreIdentity
 
-TEXT = 4_096  # characters of an error's text that the broker takes
+# characters that the broker takes of an error's type, text and fingerprint
+MAX_TYPE, MAX_TEXT, MAX_FINGERPRINT = 256, 4_096, 64
 
 
 def require_directory(directory: Path) -> Path:
@@ -208,14 +209,18 @@ def wire_entry(identity: StoreIdentity, scanned: Scanned) -> list[Any]:
     """Return what a store knows of a message, as `recover.tell` takes it."""
     entry = scanned.entry
     failure = entry.failure
-    told = [failure.type[:256], failure.text[:TEXT], failure.fingerprint[:64]]
+    error = [
+        failure.type[:MAX_TYPE],
+        failure.text[:MAX_TEXT],
+        failure.fingerprint[:MAX_FINGERPRINT],
+    ]
     return [
         identity.owner.topic,
         *entry.place,
         entry.state.name.lower(),
         entry.attempt,
         entry.due,
-        told if any(told) else None,
+        error if any(error) else None,
         entry.generation,
         entry.epoch,
     ]

@@ -1,4 +1,5 @@
-"""Log of the broker's process: JSON lines on standard error, or text on a terminal.
+"""Log of a broker, relay, resolver or recovery: JSON lines on standard error, or text
+on a terminal.
 
 The log holds no passwords, no bodies, keys or headers of messages, and no rows that
 PostgreSQL quotes in its errors. The token of a transaction is its name, not a secret.
@@ -117,7 +118,7 @@ def _lines_lost(lines: int) -> str:
 
 
 def configure(*, as_json: bool) -> None:
-    """Set structlog up for this process; without `as_json` a terminal gets text."""
+    """Set structlog up for this process. Without `as_json` a terminal gets text."""
     import structlog
 
     text = sys.stderr.isatty() and not as_json

@@ -23,7 +23,7 @@ def operating_system_user() -> str:
 
 BrokerUrl = Annotated[
     str,
-    typer.Option("--broker", envvar="TXMQ_BROKER", metavar="URL", help="URL of the broker."),
+    typer.Option("--broker", envvar="TXMQ_BROKER", metavar="URL", help="URL of the broker: txmq://HOST:PORT, txmqs:// for TLS, USER@HOST to log in."),
 ]
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print results and errors as JSON; never ask.")
@@ -58,8 +58,8 @@ StoredFrom = Annotated[
     typer.Option(
         "--from",
         parser=parse_moment,
-        metavar="TIME",
-        help="Stored at this time or later, as 2026-07-01, or so long ago, as 2h.",
+        metavar="TIME|AGO",
+        help="Stored from this time on, as 2026-07-01T12:00Z, or since so long ago, as 2h.",
     ),
 ]
 StoredBefore = Annotated[
@@ -67,8 +67,12 @@ StoredBefore = Annotated[
     typer.Option(
         "--to",
         parser=parse_moment,
-        metavar="TIME",
-        help="Stored before this time, or before so long ago.",
+        metavar="TIME|AGO",
+        help="Stored before this time, or more than so long ago.",
     ),
+]
+Bodies = Annotated[bool, typer.Option("--bodies", help="Include bodies of messages.")]
+NextPage = Annotated[
+    str | None, typer.Option("--after", metavar="NEXT", help="Start at `next` of the page before.")
 ]
 PartitionFilter = Annotated[int | None, typer.Option(min=0, help="Only in this partition.")]

@@ -1,4 +1,7 @@
-"""New passwords: from a file, standard input or the terminal, never from an option."""
+"""New passwords: from a file, standard input or the terminal, never from an option.
+
+Other users of the machine see the options of a process.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +17,19 @@ from txmq.errors import ConfigError
 if TYPE_CHECKING:
     from txmq.wire.scram import Verifier
 
-SHORTEST = 8
+SHORTEST = 8  # characters
 PasswordFile = Annotated[
     str | None,
     typer.Option(
-        metavar="FILE", help="File with the new password, - for standard input; else it asks."
+        metavar="FILE", help="File with the new password; - is standard input. Default: ask for it."
     ),
 ]
 
 
 def new_verifier(out: Output, file: str | None) -> Verifier:
-    """Return what the broker is to keep of a new password. The password itself stays
-    in this process. Raises ConfigError.
+    """Return the verifier of a new password, which is all that the broker gets of it.
+
+    Raises ConfigError.
     """
     from txmq.wire.scram import make_verifier
 

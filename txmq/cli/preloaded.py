@@ -1,4 +1,7 @@
-"""The last import of a server that forks commands: what each would do for itself."""
+"""Preparations of a server that forks commands, which it imports last.
+
+Each command would have to do them for itself.
+"""
 
 from __future__ import annotations
 

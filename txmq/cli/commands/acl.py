@@ -64,7 +64,7 @@ def list_(
     ] = None,
 ) -> None:
     """List the grants, and the roles, which are grants on everything of a kind."""
-    found = session.every("user.list", "users", name=user)["users"]
+    found = session.read_pages("user.list", "users", name=user)["users"]
     rows = [
         {"user": one["user"], "what": what, "resource": resource}
         for one in found

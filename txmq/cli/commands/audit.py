@@ -8,13 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from txmq.cli.command import CommandSession, broker_command
+from txmq.cli.command import PAGE, CommandSession, broker_command
 from txmq.cli.options import StoredBefore, StoredFrom
 from txmq.cli.output import escape_controls, format_time
 from txmq.cli.parsers import parse_name
 
 app = typer.Typer()
-PAGE = 1_000
 FOLLOW_S = 0.5  # between two looks at the topic
 SHORT = ("at", "operator", "call", "reason")
 COLUMNS = ("at", "operator", "via", "call", "about", "reason", "result")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 Data = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Data directory; created if it is missing.")
+    Path | None, typer.Option(metavar="DIR", help="Data directory, created if it is missing; needed here or in FILE of --config.")
 ]
 Config = Annotated[
     Path | None,
@@ -39,12 +39,13 @@ Http = Annotated[
     str | None,
     typer.Option(
         metavar="HOST:PORT",
-        help="Address of the console, metrics and JSON API.",
+        help="Address of the console, metrics and JSON API; port 0: any free port.",
+        show_default="none",
     ),
 ]
 Otel = Annotated[
     bool,
-    typer.Option("--otel", help="OpenTelemetry spans of what the broker does."),
+    typer.Option("--otel", help="Emit OpenTelemetry spans of what the broker does."),
 ]
 
 

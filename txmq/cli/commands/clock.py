@@ -1,4 +1,4 @@
-"""`txmq clock`: the broker's time, and an operator's word on its machine's clock."""
+"""`txmq clock`: the broker's time, and the confirmation of its machine's clock."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Confirm = Annotated[
     ),
 ]
 Force = Annotated[
-    bool, typer.Option("--force", help="Confirm though the clocks of databases say otherwise.")
+    bool, typer.Option("--force", help="Confirm although the clocks of databases differ.")
 ]
 Reason = Annotated[
-    str, typer.Option(help="Reason for --confirm, recorded in the broker's own log.")
+    str, typer.Option(help="Reason for --confirm, recorded in the log of the broker's process.")
 ]
 
 

@@ -1,4 +1,4 @@
-"""`txmq config`: what operators have set at a broker, as a file, and its own file."""
+"""`txmq config`: what operators have set at a broker, and the broker's settings."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from txmq.errors import ConfigError, TxmqError
 app = typer.Typer(
     name="config",
     no_args_is_help=True,
-    help="Write what operators have set at a broker to a file, and make a broker so: topics, "
-    "groups, replay policies, saved selections, users.",
+    help="Export and import topics, groups, replay policies, saved selections and users; show "
+    "and reload the settings of the broker.",
 )
 COLUMNS = ("what", "change", "done", "error")
 
@@ -58,7 +58,7 @@ def reload(session: CommandSession) -> None:
 def import_(
     session: CommandSession,
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="What `txmq config export` printed.")
+        Path, typer.Argument(metavar="FILE", help="Document that `txmq config export` has printed.")
     ],
     *,
     dry_run: Annotated[
@@ -67,17 +67,18 @@ def import_(
     operator: Operator,
     reason: Reason = "",
 ) -> None:
-    """Create and change what the file names, until the broker is as it says. Nothing is
-    deleted, and what the file does not name stays. Exit status 1: not all was possible.
+    """Create and change what the file names. Nothing is deleted, and what the file does
+    not name stays. Exit status 1: some of it was not possible.
     """
     from txmq.cli import cluster_config
 
     try:
         wanted = cluster_config.parse(file.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("file", f"cannot read {file}: {error}", hint="name a file") from None
+        hint = "name a file that txmq config export has written"
+        raise ConfigError("file", f"cannot read {file}: {error}", hint=hint) from None
     signed = {"operator": operator, "reason": reason}
-    by: dict[str, dict[str, str]] = {"topic.create": {}}  # the one call that nobody signs
+    by: dict[str, dict[str, str]] = {"topic.create": {}}  # it takes no operator and no reason
     rows: list[dict[str, Any]] = []
     for change in cluster_config.changes(cluster_config.read(session), wanted):
         row = {"what": change.what, "change": change.change, "done": False, "error": ""}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from txmq.cli.command import local_command
-from txmq.cli.commands.broker import Http, Listen, serve
+from txmq.cli.commands.broker import Listen, serve
 from txmq.cli.commands.schema import install_into
 from txmq.cli.output import Output
 
@@ -28,6 +28,14 @@ Data = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR", help="Directory for all data; without it, no data outlives the command."
+    ),
+]
+Http = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Address of the console, metrics and JSON API; port 0: any free port.",
+        show_default="the port after the broker's",
     ),
 ]
 

@@ -1,4 +1,4 @@
-"""`txmq doctor`: what would hurt a broker, before it does."""
+"""`txmq doctor`: checks of what a broker depends on, whether it runs or not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 Config = Annotated[
-    Path, typer.Option(metavar="FILE", help="Settings of the broker, as for `txmq broker`.")
+    Path, typer.Option(metavar="FILE", help="Settings of the broker as TOML, as for `txmq broker`.")
 ]
 
 

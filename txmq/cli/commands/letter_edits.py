@@ -54,8 +54,7 @@ Model = Annotated[
     str | None,
     typer.Option(
         metavar="MODULE:NAME",
-        help="Pydantic model that the body's JSON has to fit, or a function of the body that "
-        "raises an exception, by its path.",
+        help="Check the new body by a pydantic model, or by a function that raises an exception.",
     ),
 ]
 

@@ -26,7 +26,7 @@ def export(
     select: Saved = None,
     file: Annotated[
         Path | None,
-        typer.Option("--file", metavar="PATH", help="New file. Default: standard output."),
+        typer.Option("--file", metavar="FILE", help="New file. Default: standard output."),
     ] = None,
     mark: Annotated[
         bool,
@@ -72,13 +72,13 @@ def export(
 
 def import_(
     session: CommandSession,
-    file: Annotated[Path, typer.Argument(metavar="PATH", help="File that an export has written.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File that `dlq export` has written.")],
     *,
     to: Annotated[
         str, typer.Option(parser=parse_name, metavar="TOPIC", help="Topic of the messages.")
     ],
     again: Annotated[
-        bool, typer.Option("--again", help="Send them although an import has sent them before.")
+        bool, typer.Option("--again", help="Send the messages although an import has sent them before.")
     ] = False,
     operator: Operator,
     yes: Yes = False,

@@ -22,7 +22,7 @@ from txmq.cli.letter_selection import (
     parse_text,
     selection_args,
 )
-from txmq.cli.options import Group, Operator, Reason, Yes
+from txmq.cli.options import Group, NextPage, Operator, Reason, Yes
 from txmq.cli.output import FAILED, Output
 from txmq.cli.parsers import parse_name
 from txmq.cli.replay_plans import replay_all
@@ -55,7 +55,7 @@ COLUMNS = (
 # in the table `fingerprints`, or too long for a terminal
 ONLY_IN_JSON = ("by_fingerprint", "group", "keys", "most_of_one_key", "replayed")
 
-Body = Annotated[bool, typer.Option("--body", "--bodies", help="Show the bodies of messages, too.")]
+Body = Annotated[bool, typer.Option("--bodies", "--body", help="Include bodies of messages.")]
 Version = Annotated[
     int | None, typer.Option(min=0, help="Version of the message, 0 = what was published.")
 ]
@@ -73,10 +73,7 @@ def list_(
     text: Filter = None,
     where: Where = None,
     select: Saved = None,
-    after: Annotated[
-        str | None,
-        typer.Option(metavar="NEXT", help="Start here: `next` of the previous page."),
-    ] = None,
+    after: NextPage = None,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of letters.")] = 100,
     body: Body = False,
 ) -> None:
@@ -242,10 +239,10 @@ def redrive(  # noqa: PLR0913  # its options
         typer.Option(parser=parse_name, metavar="GROUP", help="Group that gets the messages."),
     ] = None,
     close: Annotated[
-        bool, typer.Option("--abandon", help="Close the letters that were copied for good.")
+        bool, typer.Option("--abandon", help="Abandon the letters that were copied.")
     ] = False,
     again: Annotated[
-        bool, typer.Option("--again", help="Copy also what this topic has a copy of.")
+        bool, typer.Option("--again", help="Copy letters again that have a copy there.")
     ] = False,
     everything: AllLetters = False,
     where: Where = None,
@@ -290,7 +287,7 @@ def save(
 @broker_command(selections, "list", example="txmq dlq select list")
 def list_selections(session: CommandSession) -> None:
     """List the saved selections, as filters for `dlq list --filter`."""
-    found = session.every("dlq.saved", "selections")
+    found = session.read_pages("dlq.saved", "selections")
     if not session.out.as_json:
         for saved in found["selections"]:
             saved["select"] = format_filter(saved["select"])
@@ -306,7 +303,7 @@ def delete(
 
 
 def _show_page(out: Output, page: dict[str, Any]) -> None:
-    """Show a page of letters; people get no tracebacks, which are for `dlq show`."""
+    """Show a page of letters, for people without tracebacks, which `dlq show` has."""
     if out.as_json:
         out.show(page)
         return

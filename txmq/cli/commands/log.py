@@ -101,10 +101,10 @@ def _log_fields(found: LogReport) -> dict[str, Any]:
 def _index_fields(index: IndexReport | None) -> dict[str, Any]:
     if index is None:
         return {"index": None}
-    told: dict[str, Any] = {"index": index.position, "index_rows": index.rows}
+    fields: dict[str, Any] = {"index": index.position, "index_rows": index.rows}
     misplaced = [row._asdict() for row in index.misplaced]
     lost = [messages._asdict() for messages in index.lost]
-    return told | {"misplaced": misplaced, "different": list(index.different), "lost": lost}
+    return fields | {"misplaced": misplaced, "different": list(index.different), "lost": lost}
 
 
 @local_command(app, "dump", example="txmq log dump /var/lib/txmq --topic orders --limit 20")

@@ -26,7 +26,7 @@ MIN_RATE: Final = 1 << 20  # each chunk of a slower one would outlast the broker
 
 
 def parse_rate(text: str) -> int:
-    """Parse a number of bytes for each second; 0 = no limit."""
+    """Parse a rate in bytes per second; 0 = no limit."""
     rate = parse_bytes(text) if text != "0" else 0
     if 0 < rate < MIN_RATE:
         raise typer.BadParameter(f"invalid rate {text!r}: use 1MiB or more, or 0 for no limit")
@@ -36,7 +36,9 @@ def parse_rate(text: str) -> int:
 Backup = Annotated[Path, typer.Argument(metavar="BACKUP", help="Directory of the backup.")]
 Stopped = Annotated[
     Path | None,
-    typer.Option("--data", metavar="DIR", help="Data directory of a stopped broker, instead."),
+    typer.Option(
+        "--data", metavar="DIR", help="Back up the data directory of a stopped broker instead."
+    ),
 ]
 Rate = Annotated[
     int,
@@ -69,7 +71,10 @@ Why = Annotated[str, typer.Option(help="Reason for --accept, recorded in the log
 
 
 class Progress:
-    """Shows on a terminal how much is read, and reads no faster than `rate`."""
+    """Progress of a read, shown on a terminal, and the limit of its rate.
+
+    `rate` is in bytes per second; 0 = no limit.
+    """
 
     def __init__(self, out: Output, rate: int = 0) -> None:
         self._shown = sys.stderr.isatty() and not out.as_json

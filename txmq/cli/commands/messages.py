@@ -6,11 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
-from txmq.cli.command import CommandSession, broker_command
+from txmq.cli.command import PAGE, CommandSession, broker_command
 from txmq.cli.commands.trace import find_by_id
 from txmq.cli.options import (
     KeyFilter,
     MessageIdFilter,
+    NextPage,
     PartitionFilter,
     StoredBefore,
     StoredFrom,
@@ -21,7 +22,6 @@ from txmq.cli.parsers import parse_message, parse_name
 from txmq.cli.rows import with_decoded_body
 
 app = typer.Typer(name="message", no_args_is_help=True, help="Find, show and recall single messages.")
-PAGE = 1_000
 FOUND_COLUMNS = ("message_id", "partition", "offset", "key", "tag", "stored_at", "body")
 COLUMNS = ("message_id", "topic", "partition", "due_at", "size")
 
@@ -39,10 +39,7 @@ def delayed(
         str | None,
         typer.Option(parser=parse_name, metavar="TOPIC", help="Only messages of this topic."),
     ] = None,
-    after: Annotated[
-        str | None,
-        typer.Option(metavar="NUMBER,NUMBER", help="Start here: `next` of the previous page."),
-    ] = None,
+    after: NextPage = None,
     limit: Annotated[
         int, typer.Option(min=1, max=10_000, help="Maximum number of messages.")
     ] = 100,
@@ -123,5 +120,5 @@ def _parse_page_start(text: str | None) -> tuple[int, int] | None:
         return int(first), int(second)
     except ValueError:
         raise typer.BadParameter(
-            f"invalid page {text!r}: use `next` of the previous page"
+            f"invalid page {text!r}: use `next` of the page before"
         ) from None

@@ -13,7 +13,7 @@ import typer
 
 from txmq.cli.command import local_command
 from txmq.cli.database import Dsn, open_database
-from txmq.cli.options import Operator, Reason, Yes
+from txmq.cli.options import Bodies, Operator, Reason, Yes
 from txmq.cli.output import Output
 from txmq.cli.rows import body_fields
 from txmq.errors import ConfigError
@@ -58,7 +58,7 @@ def show(
     dsn: Dsn,
     seq: Seq,
     *,
-    bodies: Annotated[bool, typer.Option("--bodies", help="Include bodies of messages.")] = False,
+    bodies: Bodies = False,
 ) -> None:
     """Show the messages of a row."""
     from txmq.tx.outbox_entry import unpack_entries

@@ -10,7 +10,7 @@ import typer
 
 from txmq.cli.command import CommandSession, broker_command
 from txmq.cli.letter_selection import AllLetters, Letters, Saved, Where, chosen_letters
-from txmq.cli.options import Group, Operator, Reason, Yes
+from txmq.cli.options import Group, NextPage, Operator, Reason, Yes
 from txmq.cli.parsers import MessagePlace, parse_name, parse_place, parse_span
 from txmq.cli.plan_options import Canary, InFlight, Most, Rate, StopAfter, StopShare
 from txmq.cli.replay_plans import (
@@ -26,7 +26,7 @@ from txmq.client.protocol.plans import ENDED, add_calls
 app = typer.Typer(
     name="plan",
     no_args_is_help=True,
-    help="Replay dead letters by plans: frozen, at a rate, watched, with an outcome per letter.",
+    help="Replay dead letters by plans of the broker: at a rate, with an outcome for each letter.",
 )
 CHECKED = ("checked", "would_replay", "edited", "fenced", "out_of_order", "invalid")
 OUTCOMES = ("planned", "delivered", "processed", "died_again", "skipped", "ended")
@@ -62,25 +62,25 @@ def create(  # noqa: PLR0913  # its options
     ramp: Annotated[
         float,
         typer.Option(
-            parser=parse_span, metavar="SPAN", help="Time until the rate is reached, as 60s."
+            parser=parse_span, metavar="SPAN", help="Time until the rate is reached, as 60s or 5m."
         ),
     ] = "60s",  # type: ignore[assignment]  # parsed
     canary: Canary = 0,
     hold: Annotated[
-        bool, typer.Option("--hold", help="Wait for `plan resume` behind the canary.")
+        bool, typer.Option("--hold", help="Pause after the canary, until `plan resume`.")
     ] = False,
     stop_share: StopShare = 0.5,
     stop_after: StopAfter = 20,
     in_flight: InFlight = 1_000,
     second_approver: Annotated[
-        bool, typer.Option("--second-approver", help="Somebody else has to approve it first.")
+        bool, typer.Option("--second-approver", help="Wait for `plan approve` by somebody else.")
     ] = False,
     most: Most = 0,
-    start: Annotated[bool, typer.Option("--start", help="Start it as soon as it may.")] = False,
+    start: Annotated[bool, typer.Option("--start", help="Start the plan at once, or when it is approved.")] = False,
     operator: Operator,
     reason: Reason = "",
 ) -> None:
-    """Make a plan of dead letters, and freeze it. It begins with `plan start`."""
+    """Make a plan of dead letters, which are fixed from then on. `plan start` begins it."""
     chosen = chosen_letters(letter, where, select, everything=everything)
     if hold and not canary:
         raise typer.BadParameter("--hold waits behind a canary: use --canary N, too")
@@ -110,7 +110,7 @@ def list_(
     ] = False,
 ) -> None:
     """List the plans that are not finished, or with --all those of the last 30 days."""
-    found = session.every("plan.list", "plans")
+    found = session.read_pages("plan.list", "plans")
     plans = found["plans"]
     shown = plans if everything else [plan for plan in plans if plan["state"] not in ENDED]
     session.out.show(found | {"plans": shown}, columns=COLUMNS)
@@ -133,10 +133,7 @@ def letters(
         str | None,
         typer.Option(parser=_outcome, metavar="OUTCOME", help=f"One of {', '.join(OUTCOMES)}."),
     ] = None,
-    after: Annotated[
-        str | None,
-        typer.Option(metavar="NEXT", help="Start here: `next` of the previous page."),
-    ] = None,
+    after: NextPage = None,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of letters.")] = 100,
 ) -> None:
     """List letters of a plan, in the order of publication, with what became of each."""

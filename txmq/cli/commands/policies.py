@@ -1,4 +1,4 @@
-"""`txmq policy`: replays of dead letters that begin by themselves."""
+"""`txmq policy`: replays of dead letters that the broker begins by itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from txmq.model.letter_filter import format_filter
 app = typer.Typer(
     name="policy",
     no_args_is_help=True,
-    help="Replay dead letters by themselves: after a time, or when a new version joins.",
+    help="Have the broker replay dead letters after a time, or when a new version joins.",
 )
 COLUMNS = (
     "group", "after_s", "on_version", "select", "max_replays", "fired_at", "plan", "by", "waits_for"
@@ -31,7 +31,7 @@ def set_(  # noqa: PLR0913  # its options
     after: Annotated[
         float | None,
         typer.Option(
-            parser=parse_span, metavar="SPAN", help="Replay what has been dead for so long, as 1h."
+            parser=parse_span, metavar="SPAN", help="Replay letters that have been dead so long, as 1h."
         ),
     ] = None,
     on_version: Annotated[
@@ -39,7 +39,7 @@ def set_(  # noqa: PLR0913  # its options
         typer.Option("--on-version", help="Replay when a member joins with a new version."),
     ] = False,
     max_replays: Annotated[
-        int, typer.Option(min=1, max=1_000, help="Most replays of a letter.")
+        int, typer.Option(min=1, max=1_000, help="Maximum number of replays of a letter.")
     ] = 1,
     where: Where = None,
     select: Saved = None,
@@ -68,7 +68,7 @@ def set_(  # noqa: PLR0913  # its options
 @broker_command(app, "list", example="txmq policy list")
 def list_(session: CommandSession) -> None:
     """List the replay policies, with the last plan of each."""
-    found = session.every("policy.list", "policies")
+    found = session.read_pages("policy.list", "policies")
     if not session.out.as_json:
         for policy in found["policies"]:
             policy["select"] = format_filter(policy["select"])

@@ -1,4 +1,4 @@
-"""`txmq recover`: what consumers and producers keep on local disk, and its way out."""
+"""`txmq recover`: messages on local disks of consumers and producers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from txmq.cli.local_recovery import (
     open_copy,
     require_directory,
 )
-from txmq.cli.options import DEFAULT_BROKER, BrokerUrl, Operator, Reason, Yes
+from txmq.cli.options import DEFAULT_BROKER, Bodies, BrokerUrl, Operator, Reason, Yes
 from txmq.cli.output import FAILED, Output, format_time
 from txmq.cli.parsers import MessagePlace, parse_place, parse_store_id
 from txmq.cli.rows import last_line
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="recover",
     no_args_is_help=True,
-    help="List, retry, drop, adopt and export what is on local disks of consumers and producers.",
+    help="List, retry, drop, adopt and export messages on local disks of consumers and producers.",
 )
 STORE_COLUMNS = ("group", "store", "state", "member", "host", "messages", "attempts", "oldest")
 DISK_COLUMNS = {
@@ -77,7 +77,7 @@ Dir = Annotated[
         "--dir", metavar="DIR", help="Directory on this machine, in use, left behind or copied."
     ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Though its owner is a member.")]
+Force = Annotated[bool, typer.Option("--force", help="Adopt it although its owner is still a member.")]
 
 
 @local_command(app, "list", example="txmq recover list --dir /var/lib/shop")
@@ -108,7 +108,7 @@ def show(
     limit: Annotated[
         int, typer.Option(min=1, max=100_000, help="Maximum number of messages.")
     ] = 100,
-    bodies: Annotated[bool, typer.Option("--bodies", help="Include bodies of messages.")] = False,
+    bodies: Bodies = False,
     broker: BrokerUrl = DEFAULT_BROKER,
 ) -> None:
     """Show the messages of one store. With a directory, those that are on this disk."""
@@ -301,7 +301,7 @@ def _selected(
 
 
 def _send(session: CommandSession, call: str, places: list[MessagePlace], **args: object) -> None:
-    """Order something about messages, and show the result.
+    """Make a call about messages, in portions, and show the result.
 
     Exit status 1: the broker refused some of them. If another operator takes the whole
     store meanwhile, what was done before is shown with the error.

@@ -53,7 +53,7 @@ Skip = Annotated[
     list[int] | None,
     typer.Option(
         metavar="LSN",
-        help="Skip this transaction for good; log event `relay.refused` names it.",
+        help="Skip this transaction for good; can be repeated. Log event `relay.refused` names it.",
     ),
 ]
 Slot = Annotated[str, typer.Option("--slot", metavar="NAME", help="Name of the replication slot.")]

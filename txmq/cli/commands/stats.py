@@ -18,18 +18,18 @@ Limit = Annotated[
 ]
 
 
-class Span(StrEnum):
-    """How far back series go."""
+class HistorySpan(StrEnum):
+    """Time that the series of a history cover."""
 
     HOUR = "hour"
     DAY = "day"
 
 
 History = Annotated[
-    Span | None,
+    HistorySpan | None,
     typer.Option(help="Show series of the last hour (each 10 s) or the last day (each 5 min)."),
 ]
-MOST_NAMES = 100  # of one call
+MOST_NAMES = 100  # of a call of broker.series
 
 
 @broker_command(app, "stats", example="txmq stats --history hour")
@@ -46,7 +46,7 @@ def stats(session: CommandSession, *, limit: Limit = 20, history: History = None
     session.out.show(reply)
 
 
-def _show_history(session: CommandSession, span: Span) -> None:
+def _show_history(session: CommandSession, span: HistorySpan) -> None:
     """Show the broker's series: for people in short, for programs all points."""
     names = session.client.call("broker.series")["names"]
     reply: dict[str, Any] = {"series": {}}

@@ -1,4 +1,4 @@
-"""`txmq topic schema`: what describes the bodies of a topic, and how it may change."""
+"""`txmq topic schema`: the JSON Schema of a topic's bodies, and the rule of its changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from txmq.errors import ConfigError
 from txmq.model.schemas.bodies import title_of
 
 app = typer.Typer(name="schema", no_args_is_help=True, help="Show and change the JSON Schema of a topic's bodies.")
-File = Annotated[Path | None, typer.Option(metavar="PATH", help="File with the JSON Schema.")]
+File = Annotated[Path | None, typer.Option(metavar="FILE", help="File with the JSON Schema.")]
 Model = Annotated[
     str | None,
     typer.Option(metavar="MODULE:NAME", help="Pydantic model of the bodies, by its path."),
@@ -24,11 +24,11 @@ Model = Annotated[
 Rule = Annotated[
     Literal["backward", "forward", "none"] | None,
     typer.Option(
-        help="What later changes must keep. backward (at first): who has the new schema can read "
-        "what was sent before. forward: who has the old one can read what is sent from now on."
+        help="Rule of later changes. backward (at first): the new schema reads what was sent before. "
+        "forward: the old one reads what is sent from now on."
     ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Change it, whatever that breaks.")]
+Force = Annotated[bool, typer.Option("--force", help="Change the schema even against the rule.")]
 
 
 @broker_command(app, "show", example="txmq topic schema show orders")

@@ -11,7 +11,7 @@ import typer
 from txmq.cli.command import CommandSession, broker_command
 from txmq.cli.commands.audit import brief_entries
 from txmq.cli.database import Dsn, open_database
-from txmq.cli.options import Operator, Reason, Token
+from txmq.cli.options import Bodies, Operator, Reason, Token
 from txmq.cli.output import FAILED, format_time
 from txmq.cli.parsers import parse_moment, parse_token
 from txmq.cli.rows import with_decoded_body
@@ -78,9 +78,9 @@ def show(
     session: CommandSession,
     token: Token,
     *,
-    bodies: Annotated[bool, typer.Option("--bodies", help="Include bodies of messages.")] = False,
+    bodies: Bodies = False,
     after: Annotated[
-        int, typer.Option(min=0, help="Skip this many messages: `next` of the previous page.")
+        int, typer.Option(min=0, help="Skip this many messages: `next` of the page before.")
     ] = 0,
     limit: Annotated[
         int, typer.Option(min=1, max=10_000, help="Maximum number of messages.")

@@ -63,6 +63,6 @@ def list_(
     ] = None,
 ) -> None:
     """List tokens: their users and names, and until when they are valid."""
-    found = session.every("user.list", "users", name=user)["users"]
+    found = session.read_pages("user.list", "users", name=user)["users"]
     tokens = [{"user": one["user"], **row} for one in found for row in one["tokens"]]
     session.out.show({"tokens": tokens})

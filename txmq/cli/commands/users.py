@@ -24,13 +24,13 @@ ROLE_NAMES = ", ".join(ROLES)
 
 Roles = Annotated[
     list[str] | None,
-    typer.Option("--role", metavar="ROLE", help=f"Role: {ROLE_NAMES}. May be repeated."),
+    typer.Option("--role", metavar="ROLE", help=f"Role: {ROLE_NAMES}; can be repeated."),
 ]
-def _roles(roles: list[str] | None) -> list[str] | None:
+def _known_roles(roles: list[str] | None) -> list[str]:
     for role in roles or ():
         if role not in ROLES:
             raise typer.BadParameter(f"there is no role {role!r}: use {ROLE_NAMES}")
-    return roles
+    return roles or []
 
 
 @broker_command(app, "add", example="txmq user add ada --role operator")
@@ -49,7 +49,7 @@ def add(
     """Add a user. The first one must be an admin: from then on the broker asks every
     client for a login.
     """
-    roles = _roles(role) or []
+    roles = _known_roles(role)
     password = None if no_password else _password(session.out, password_file)
     session.show(
         "user.set", name=user, roles=roles, password=password, new=True, operator=operator,
@@ -84,7 +84,7 @@ def roles(
 ) -> None:
     """Set the roles of a user; without --role it has none any more. Grants stay."""
     session.show(
-        "user.set", name=user, roles=_roles(role) or [], new=False, operator=operator,
+        "user.set", name=user, roles=_known_roles(role), new=False, operator=operator,
         reason=reason,
     )  # fmt: skip
 
@@ -101,7 +101,7 @@ def quota(
             metavar="NAME=VALUE",
             help="Limit; can be repeated: bytes_per_s=10MiB (of sends and half messages), "
             "requests_per_s=100 (but for decisions, acks and check-backs), topics=50 (that the "
-            "user makes), undecided=1000 (half messages), connections=20. 0: no limit.",
+            "user makes), undecided=1000 (half messages), connections=20; 0 = no limit.",
         ),
     ],
     operator: Operator,

@@ -1,1 +1,1 @@
-"""What `txmq doctor` looks at, before or beside a running broker."""
+"""Checks of `txmq doctor`, before or beside a running broker."""

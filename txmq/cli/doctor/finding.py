@@ -7,15 +7,15 @@ from typing import NamedTuple
 
 
 class Health(StrEnum):
-    """How serious it is."""
+    """Seriousness of a finding."""
 
     OK = "ok"
-    WARNING = "warning"  # it works, and is likely to hurt
-    FAILURE = "failure"  # it does not work, or loses what was promised
+    WARNING = "warning"  # it works, and may cause an outage
+    FAILURE = "failure"  # it does not work, or could lose messages
 
 
 class Finding(NamedTuple):
-    """What was looked at, how it is, what was found, and what to do about it."""
+    """Result of one check: its subject, its health, the facts, and what to do."""
 
     check: str
     health: Health

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 MIN_FILES = 16_384
 PACKAGES = ("Twisted", "pyOpenSSL", "lmdb", "psycopg2-binary", "psycopg2", "pydantic")
 SYNCS, SYNC_BYTES = 65, 4_096
-# Faster than a flash disk with protected memory: the sync has reached no disk.
-HONEST_S = 15e-6
-SLOW_S = 0.03
+# A flash disk with protected memory takes longer: a faster sync has reached no disk.
+FASTEST_SYNC_S = 15e-6
+SLOW_SYNC_S = 0.03
 TIME_ERROR = 5  # adjtimex: nobody sets this clock
 TIMEX_BYTES = 512  # more than any C library's struct timex
 VOLATILE = frozenset({"tmpfs", "ramfs", "devtmpfs"})
@@ -39,7 +39,7 @@ LAYERED = frozenset({"overlay", "aufs"})
 
 
 def check_machine() -> Iterator[Finding]:
-    """Check what does not depend on settings."""
+    """Check versions, the limit of open files and the clock."""
     yield Finding("versions", Health.OK, ", ".join(_versions()))
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     infinite = hard == resource.RLIM_INFINITY
@@ -60,7 +60,7 @@ def check_machine() -> Iterator[Finding]:
 
 
 def _versions() -> Iterator[str]:
-    """Yield what a report of a mistake should name."""
+    """Yield the versions that a bug report should name."""
     yield f"txmq {__version__}"
     yield f"Python {platform.python_version()}"
     yield platform.platform(terse=True)
@@ -108,7 +108,7 @@ def check_disk(data: Path, limits: DiskSettings) -> Iterator[Finding]:
         f"and sends are refused below {limits.refuse_free_mib}",
         fatal=free < limits.refuse_free_mib,
     )
-    yield _honesty(place)
+    yield _sync_time(place)
 
 
 def _file_system(place: Path) -> Finding:
@@ -137,8 +137,8 @@ def file_system_of(place: Path, mountinfo: str) -> str:
     return kind
 
 
-def _honesty(place: Path) -> Finding:
-    """Measure how long a sync takes; one that takes no time was none."""
+def _sync_time(place: Path) -> Finding:
+    """Measure the time of a sync. One that takes no time was none."""
     with _scratch_file(place) as file:
         times = []
         for _ in range(SYNCS):
@@ -148,13 +148,13 @@ def _honesty(place: Path) -> Finding:
             times.append(time.perf_counter() - began)
     median = statistics.median(times)
     found = f"{median * 1e6:.0f} µs, at most {max(times) * 1e3:.1f} ms"
-    if median < HONEST_S:
+    if median < FASTEST_SYNC_S:
         advice = "the disk answers before it has written: switch its write cache off"
         return Finding("sync", Health.WARNING, found, advice)
     return judged(
         "sync",
         found,
-        failed=median > SLOW_S,
+        failed=median > SLOW_SYNC_S,
         advice="every reply waits for such a sync: use a faster disk, with nothing else on it",
         fatal=False,
     )

@@ -20,7 +20,7 @@ OTHERS = stat.S_IRGRP | stat.S_IROTH
 
 
 def check_tls(settings: SettingsFile) -> Iterator[Finding]:
-    """Check what others who connect rely on."""
+    """Check the encryption of the broker's port, and its files."""
     tls = settings.tls
     if tls is None:
         host = listen_address(settings.broker.listen).host
