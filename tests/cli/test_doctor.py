@@ -28,7 +28,7 @@ MOUNTS = """\
 
 
 def examined(file: Path, text: str) -> tuple[int, dict[str, dict[str, Any]]]:
-    """Return the exit status, and the findings by check."""
+    """Return the exit status, and the results by check."""
     file.write_text(text, "utf-8")
     result = run("doctor", "--config", str(file), "--json")
     answer = json.loads(result.stdout)

@@ -13,7 +13,7 @@ from txmq.cli.command import local_command
 from txmq.cli.output import FAILED, Output
 
 if TYPE_CHECKING:
-    from txmq.cli.doctor.finding import Finding
+    from txmq.cli.doctor.check_result import CheckResult
     from txmq.config.broker import SettingsFile
 
 app = typer.Typer()
@@ -27,17 +27,17 @@ def doctor(out: Output, *, config: Config) -> None:
     """Check the machine, the disk and the databases of a broker, running or not. Exit
     status 1: something does not work.
     """
-    from txmq.cli.doctor.finding import Health
+    from txmq.cli.doctor.check_result import Health
     from txmq.config.broker import load_broker
 
-    findings = list(_findings(load_broker(config, {})))
-    failed = any(finding.health is Health.FAILURE for finding in findings)
-    out.show({"healthy": not failed, "checks": [finding._asdict() for finding in findings]})
+    results = list(_check_all(load_broker(config, {})))
+    failed = any(result.health is Health.FAILURE for result in results)
+    out.show({"healthy": not failed, "checks": [result._asdict() for result in results]})
     if failed:
         raise typer.Exit(FAILED)
 
 
-def _findings(settings: SettingsFile) -> Iterator[Finding]:
+def _check_all(settings: SettingsFile) -> Iterator[CheckResult]:
     from txmq.cli.doctor.database import check_database
     from txmq.cli.doctor.machine import check_disk, check_machine
     from txmq.cli.doctor.tls import check_tls

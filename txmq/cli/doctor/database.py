@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from txmq.cli.database import open_database
-from txmq.cli.doctor.finding import Finding, Health, judged
+from txmq.cli.doctor.check_result import CheckResult, Health, judged
 from txmq.errors import DatabaseError, SchemaMissing
 
 if TYPE_CHECKING:
@@ -34,25 +34,25 @@ READ = """
 """
 
 
-def check_database(dsn: str, name: str, uses: frozenset[str]) -> Iterator[Finding]:
+def check_database(dsn: str, name: str, uses: frozenset[str]) -> Iterator[CheckResult]:
     """Check the database of a section of the settings. `uses` has "resolver", "xa" or
     "relay".
     """
     place = f"database {name}"
     try:
         with open_database(dsn, "doctor") as connection:
-            yield Finding(place, Health.OK, f"reached, for {' and '.join(sorted(uses))}")
-            for finding in _checks(connection, uses):
-                yield finding._replace(check=f"{place}: {finding.check}")
+            yield CheckResult(place, Health.OK, f"reached, for {' and '.join(sorted(uses))}")
+            for result in _checks(connection, uses):
+                yield result._replace(check=f"{place}: {result.check}")
     except DatabaseError as error:
-        yield Finding(place, Health.FAILURE, error.message, error.hint)
+        yield CheckResult(place, Health.FAILURE, error.message, error.hint)
 
 
-def _checks(connection: Connection, uses: frozenset[str]) -> Iterator[Finding]:
+def _checks(connection: Connection, uses: frozenset[str]) -> Iterator[CheckResult]:
     if "resolver" in uses:
         yield _tables(connection)
     settings, apart = _read(connection)
-    yield Finding("version", Health.OK, settings["server_version"])
+    yield CheckResult("version", Health.OK, settings["server_version"])
     yield judged(
         "clock",
         f"{apart:+.3f} s from this machine's",
@@ -64,7 +64,7 @@ def _checks(connection: Connection, uses: frozenset[str]) -> Iterator[Finding]:
     yield from _capacity(settings, uses)
 
 
-def _tables(connection: Connection) -> Finding:
+def _tables(connection: Connection) -> CheckResult:
     from txmq.tx.postgres import schema
 
     advice = "docs/SECURITY.md, section 7, has the grants"
@@ -89,7 +89,7 @@ def _read(connection: Connection) -> tuple[dict[str, str], float]:
     return settings, float(settings["clock"]) - (asked + time.time()) / 2
 
 
-def _durability(settings: dict[str, str]) -> Iterator[Finding]:
+def _durability(settings: dict[str, str]) -> Iterator[CheckResult]:
     for name, what in (("fsync", "commits"), ("full_page_writes", "pages")):
         yield judged(
             name,
@@ -105,7 +105,7 @@ def _durability(settings: dict[str, str]) -> Iterator[Finding]:
     )
 
 
-def _capacity(settings: dict[str, str], uses: frozenset[str]) -> Iterator[Finding]:
+def _capacity(settings: dict[str, str], uses: frozenset[str]) -> Iterator[CheckResult]:
     sessions, most = int(settings["sessions"]), int(settings["max_connections"])
     yield judged(
         "sessions",

@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from txmq.cli.doctor.finding import Finding, Health, judged
+from txmq.cli.doctor.check_result import CheckResult, Health, judged
 from txmq.model.units import MIB
 from txmq.version import __version__
 
@@ -38,9 +38,9 @@ REMOTE = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "
 LAYERED = frozenset({"overlay", "aufs"})
 
 
-def check_machine() -> Iterator[Finding]:
+def check_machine() -> Iterator[CheckResult]:
     """Check versions, the limit of open files and the clock."""
-    yield Finding("versions", Health.OK, ", ".join(_versions()))
+    yield CheckResult("versions", Health.OK, ", ".join(_versions()))
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     infinite = hard == resource.RLIM_INFINITY
     yield judged(
@@ -78,11 +78,11 @@ def _is_free_running() -> bool:
     return bool(adjust(ctypes.create_string_buffer(TIMEX_BYTES)) == TIME_ERROR)
 
 
-def check_disk(data: Path, limits: DiskSettings) -> Iterator[Finding]:
+def check_disk(data: Path, limits: DiskSettings) -> Iterator[CheckResult]:
     """Check the disk of the data directory, which need not exist yet."""
     place = next(folder for folder in (data, *data.absolute().parents) if folder.exists())
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        yield Finding(
+        yield CheckResult(
             "data directory",
             Health.FAILURE,
             f"{place} is not a directory that this user may write",
@@ -111,12 +111,12 @@ def check_disk(data: Path, limits: DiskSettings) -> Iterator[Finding]:
     yield _sync_time(place)
 
 
-def _file_system(place: Path) -> Finding:
+def _file_system(place: Path) -> CheckResult:
     kind = file_system_of(place, Path("/proc/self/mountinfo").read_text("utf-8"))
     if kind in VOLATILE | REMOTE:
         why = "keeps nothing over a restart" if kind in VOLATILE else "is not a local disk"
         advice = "use a disk of this machine, such as one with ext4 or XFS"
-        return Finding("file system", Health.FAILURE, f"{kind}, which {why}", advice)
+        return CheckResult("file system", Health.FAILURE, f"{kind}, which {why}", advice)
     return judged(
         "file system",
         kind,
@@ -137,7 +137,7 @@ def file_system_of(place: Path, mountinfo: str) -> str:
     return kind
 
 
-def _sync_time(place: Path) -> Finding:
+def _sync_time(place: Path) -> CheckResult:
     """Measure the time of a sync. One that takes no time was none."""
     with _scratch_file(place) as file:
         times = []
@@ -150,7 +150,7 @@ def _sync_time(place: Path) -> Finding:
     found = f"{median * 1e6:.0f} µs, at most {max(times) * 1e3:.1f} ms"
     if median < FASTEST_SYNC_S:
         advice = "the disk answers before it has written: switch its write cache off"
-        return Finding("sync", Health.WARNING, found, advice)
+        return CheckResult("sync", Health.WARNING, found, advice)
     return judged(
         "sync",
         found,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from txmq.cli.doctor.finding import Finding, Health, judged
+from txmq.cli.doctor.check_result import CheckResult, Health, judged
 from txmq.config.listen import is_loopback, listen_address
 from txmq.errors.extras import MissingExtra, require
 
@@ -19,7 +19,7 @@ SOON = timedelta(days=14)
 OTHERS = stat.S_IRGRP | stat.S_IROTH
 
 
-def check_tls(settings: SettingsFile) -> Iterator[Finding]:
+def check_tls(settings: SettingsFile) -> Iterator[CheckResult]:
     """Check the encryption of the broker's port, and its files."""
     tls = settings.tls
     if tls is None:
@@ -47,14 +47,14 @@ def check_tls(settings: SettingsFile) -> Iterator[Finding]:
             fatal=False,
         )
     except MissingExtra as missing:
-        yield Finding("TLS", Health.FAILURE, missing.message, missing.hint)
+        yield CheckResult("TLS", Health.FAILURE, missing.message, missing.hint)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         reason = getattr(error, "reason", None) or error
         advice = "the broker needs a certificate with its chain, its key, and whole files"
-        yield Finding("TLS", Health.FAILURE, f"{tls.cert}: {reason}", advice)
+        yield CheckResult("TLS", Health.FAILURE, f"{tls.cert}: {reason}", advice)
 
 
-def _validity(tls: TlsSettings) -> Finding:
+def _validity(tls: TlsSettings) -> CheckResult:
     from cryptography import x509  # an extra
 
     own = x509.load_pem_x509_certificates(tls.cert.read_bytes())[0]
@@ -62,6 +62,6 @@ def _validity(tls: TlsSettings) -> Finding:
     found = f"valid until {end:%Y-%m-%d %H:%M} UTC"
     if not own.not_valid_before_utc <= now < end:
         advice = "no client trusts it now: renew it, or set the clock right"
-        return Finding("TLS", Health.FAILURE, found, advice)
+        return CheckResult("TLS", Health.FAILURE, found, advice)
     advice = "renew it: the broker takes the new files by itself"
     return judged("TLS", found, failed=end - now < SOON, advice=advice, fatal=False)

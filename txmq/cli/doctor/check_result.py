@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 
 class Health(StrEnum):
-    """Seriousness of a finding."""
+    """Seriousness of what a check has found."""
 
     OK = "ok"
     WARNING = "warning"  # it works, and may cause an outage
     FAILURE = "failure"  # it does not work, or could lose messages
 
 
-class Finding(NamedTuple):
+class CheckResult(NamedTuple):
     """Result of one check: its subject, its health, the facts, and what to do."""
 
     check: str
@@ -23,8 +23,10 @@ class Finding(NamedTuple):
     advice: str = ""
 
 
-def judged(check: str, found: str, *, failed: bool, advice: str, fatal: bool = True) -> Finding:
-    """Return a finding that is fine unless `failed`; then it has the advice."""
+def judged(
+    check: str, found: str, *, failed: bool, advice: str, fatal: bool = True
+) -> CheckResult:
+    """Return a result that is OK unless `failed`; then it has the advice."""
     if not failed:
-        return Finding(check, Health.OK, found)
-    return Finding(check, Health.FAILURE if fatal else Health.WARNING, found, advice)
+        return CheckResult(check, Health.OK, found)
+    return CheckResult(check, Health.FAILURE if fatal else Health.WARNING, found, advice)
