@@ -1,6 +1,7 @@
 """Bar charts as inline SVG.
 
 All texts are escaped here, because keys and errors come from untrusted messages.
+Unprintable characters could turn the text around them, or hide it.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from collections.abc import Sequence
 from html import escape
 from typing import Final, NamedTuple
 
+from txmq.model.printable import escape_unprintable
+
 ROW, LABEL, WIDTH, COUNT = 24, 230, 640, 70  # pixels
 LONGEST: Final = 34  # characters of a label
-# Unprintable characters could reverse the text around them, or hide it.
-REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 
 
 class Bar(NamedTuple):
@@ -23,16 +24,11 @@ class Bar(NamedTuple):
     kind: str
 
 
-def printable(text: str) -> str:
-    """Return a text on one line, with its unprintable characters replaced."""
-    return "".join(character if character.isprintable() else REPLACEMENT for character in text)
-
-
 def escape_text(text: str, most: int = 300) -> str:
     """Return a text for HTML: one line of printable characters, at most `most` of
     them.
     """
-    line = printable(text[: most + 1])
+    line = escape_unprintable(text[: most + 1])
     return escape(line if len(line) <= most else f"{line[: most - 1]}…")
 
 

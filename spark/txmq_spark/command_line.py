@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 
 from txmq.client.protocol.address import PASSWORD_FILE, USER
 from txmq.errors import TxmqError
+from txmq.model.printable import escape_unprintable
 from txmq_spark.broker_urls import job_url
-from txmq_spark.charts import printable
 from txmq_spark.plan_commands import (
     add_reconcile_options,
     add_replay_options,
@@ -94,7 +94,7 @@ def _exit_status(run: Callable[[], int]) -> int:
         return run()
     except TxmqError as error:
         # lines of errors are indented: none of them passes for one of ours
-        lines = map(printable, str(error).split("\n"))
+        lines = map(escape_unprintable, str(error).split("\n"))
         print("txmq: " + "\n    ".join(lines), file=sys.stderr)
         return 1
 

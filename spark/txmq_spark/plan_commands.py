@@ -13,9 +13,9 @@ from typing import Any, Final
 from rich.console import Console
 
 from txmq.errors import ConfigError
+from txmq.model.printable import escape_unprintable
 from txmq_spark.argument_types import positive
 from txmq_spark.broker_plans import hand_over
-from txmq_spark.charts import printable
 from txmq_spark.database_snapshot import table_name
 from txmq_spark.mapping import BusinessTable, Mapping, checked_mapping, read_mapping
 from txmq_spark.plan import SAFE, LetterClass, PlanRules
@@ -180,7 +180,7 @@ def _tell_result(options: Namespace, done: ReplayResult) -> None:
         return
     _tell(options, done.counts | ({"gone": done.gone} if done.gone else {}))
     for plan in done.plans:
-        why = f" ({printable(plan['why'])})" if plan["why"] else ""
+        why = f" ({escape_unprintable(plan['why'])})" if plan["why"] else ""
         print(f"plan {plan['name']}: {plan['state']}{why}; see it: txmq plan show {plan['name']}")
 
 

@@ -2,8 +2,8 @@
 page.
 
 The page loads no resource and runs no script, and its policy tells the browser so.
-Texts from messages are escaped, and unprintable characters are replaced. The page is a
-function of the findings, so no clock is read.
+Texts from messages are escaped, unprintable characters included. The page is a function
+of the findings, so no clock is read.
 """
 
 from __future__ import annotations

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from txmq.cli.output import Columns, Output, escape_controls, format_cell
+from txmq.cli.output import Columns, Output, format_cell
 from txmq.cli.rows import last_line
 from txmq.errors import InDoubt, Throttled, TxmqError, UnknownTopic
+from txmq.model.printable import escape_unprintable
 
 NOON = 1_782_907_200_000_000  # 2026-07-01T12:00:00Z
 
@@ -188,7 +189,7 @@ def test_an_error_as_json_has_its_hint_and_outcome(
 
 
 def test_printable_text_stays_as_it_is() -> None:
-    assert escape_controls("o-1 ✓ naïve 日本") == "o-1 ✓ naïve 日本"
+    assert escape_unprintable("o-1 ✓ naïve 日本") == "o-1 ✓ naïve 日本"
 
 
 def test_an_empty_reply_is_said_to_be_done(capsys: pytest.CaptureFixture[str]) -> None:

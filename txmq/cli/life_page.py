@@ -11,8 +11,9 @@ from html import escape
 from string import Template
 from typing import Final
 
-from txmq.cli.output import escape_controls, format_time
+from txmq.cli.output import format_time
 from txmq.client.protocol.life_events import LifeEvent
+from txmq.model.printable import escape_unprintable
 
 MAX_LANES = 200  # messages that have a line of their own in the picture
 LANE, LEFT, WIDTH = 26, 260, 1_000  # pixels of the picture: a line's height, its label, its time
@@ -68,7 +69,7 @@ def page(title: str, summary: str, events: Sequence[LifeEvent]) -> str:
 
 def _text(value: str) -> str:
     """Return a text of strangers for HTML, with its unprintable characters escaped."""
-    return escape(escape_controls(value))
+    return escape(escape_unprintable(value))
 
 
 def _class(event: LifeEvent) -> str:

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from select import PIPE_BUF
 from typing import TYPE_CHECKING, Any, cast
 
-from txmq.cli.output import escape_controls
+from txmq.model.printable import escape_unprintable
 
 if TYPE_CHECKING:
     from typing import TextIO
@@ -179,7 +179,7 @@ def escape_event(_logger: object, _method: str, event: EventDict) -> EventDict:
     """
     return {
         name: INDENT.join(
-            map(escape_controls, value.splitlines() if name in TRACEBACKS else [value])
+            map(escape_unprintable, value.splitlines() if name in TRACEBACKS else [value])
         )
         if isinstance(value, str)
         else value

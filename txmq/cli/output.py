@@ -20,6 +20,7 @@ import typer
 from txmq.errors import RequestRejected, TxmqError
 from txmq.model import limits
 from txmq.model.message import EPOCH
+from txmq.model.printable import escape_unprintable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -57,14 +58,14 @@ class Output:
         result by a pipe does not get it.
         """
         if not self.as_json:
-            print(escape_controls(text), file=sys.stderr)
+            print(escape_unprintable(text), file=sys.stderr)
 
     def print_error(self, error: TxmqError) -> None:
         """Print an error on one line of standard error."""
         print(
             json.dumps(_error_fields(error))
             if self.as_json
-            else f"txmq: {escape_controls(str(error))}",
+            else f"txmq: {escape_unprintable(str(error))}",
             file=sys.stderr,
         )
 
@@ -86,16 +87,6 @@ class Output:
             raise typer.Exit(FAILED) from None
 
 
-def escape_controls(text: str) -> str:
-    """Return `text` on one line, with its unprintable characters escaped.
-
-    So a message cannot forge titles, colours or lines.
-    """
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
-    )
-
-
 def format_time(micros: int) -> str:
     """Format microseconds since the epoch in UTC."""
     return (EPOCH + timedelta(microseconds=micros)).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"
@@ -106,7 +97,7 @@ def format_field(name: str, value: object) -> str:
     the column of values, so they cannot forge a field.
     """
     if name in TRACEBACKS and isinstance(value, str):
-        return "\n".join(map(escape_controls, value.rstrip("\n").split("\n"))) or NOTHING
+        return "\n".join(map(escape_unprintable, value.rstrip("\n").split("\n"))) or NOTHING
     return format_cell(name, value)
 
 
@@ -117,7 +108,7 @@ def format_cell(name: str, value: object) -> str:
             return format_time(value)
         if value == 0:
             return NOTHING
-    return escape_controls(_format_value(value))
+    return escape_unprintable(_format_value(value))
 
 
 def _format_value(value: object, separator: str = " ") -> str:

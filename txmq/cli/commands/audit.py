@@ -10,8 +10,9 @@ import typer
 
 from txmq.cli.command import PAGE, CommandSession, broker_command
 from txmq.cli.options import StoredBefore, StoredFrom
-from txmq.cli.output import escape_controls, format_time
+from txmq.cli.output import format_time
 from txmq.cli.parsers import parse_name
+from txmq.model.printable import escape_unprintable
 
 app = typer.Typer()
 FOLLOW_S = 0.5  # between two looks at the topic
@@ -98,8 +99,8 @@ def brief_entries(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def text_line(entry: dict[str, Any]) -> str:
     """Return an entry as one line of text."""
     if "damaged" in entry:
-        return f"{format_time(entry['at'])} damaged: {escape_controls(str(entry['damaged']))}"
+        return f"{format_time(entry['at'])} damaged: {escape_unprintable(str(entry['damaged']))}"
     words = [entry["operator"] or "-", entry["call"], entry["about"], entry["reason"]]
     words += [f"{name}={value}" for name, value in entry["result"].items()]
-    text = " ".join(escape_controls(str(word)) for word in words if word)
+    text = " ".join(escape_unprintable(str(word)) for word in words if word)
     return f"{format_time(entry['at'])} {text}"

@@ -17,11 +17,11 @@ import typer
 from txmq.cli.bodies import BodyFile, read_body
 from txmq.cli.command import CommandSession
 from txmq.cli.options import Group, Operator, Reason, Yes
-from txmq.cli.output import escape_controls
 from txmq.cli.parsers import MessagePlace, NameValue, parse_header, parse_place
 from txmq.client.protocol.letter_edits import BodyCheck, check_body
 from txmq.errors import ConfigError, MessagesDamaged, RemoteProtocolError
 from txmq.model.message_diff import Version, diff
+from txmq.model.printable import escape_unprintable
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -143,7 +143,7 @@ def _newest(
 
 def diff_lines(before: Version, after: Version, names: tuple[str, str]) -> list[str]:
     """Return the lines of a diff for terminals: control characters are escaped."""
-    return [escape_controls(line) for line in diff(before, after, names)]
+    return [escape_unprintable(line) for line in diff(before, after, names)]
 
 
 def version_of(shown: dict[str, Any]) -> Version:

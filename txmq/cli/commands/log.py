@@ -21,9 +21,10 @@ from txmq.cli.options import (
     Yes,
 )
 from txmq.cli.options import Topic as TopicArgument
-from txmq.cli.output import FAILED, Output, escape_controls, format_time
+from txmq.cli.output import FAILED, Output, format_time
 from txmq.cli.parsers import parse_token
 from txmq.cli.rows import with_decoded_body
+from txmq.model.printable import escape_unprintable
 
 if TYPE_CHECKING:
     from txmq.broker.data_directory.offline import IndexReport
@@ -183,7 +184,7 @@ def find(  # noqa: PLR0913  # its options
 
 
 def _record_text(record: dict[str, Any]) -> str:
-    event = escape_controls(json.dumps(record.get("event", {}), ensure_ascii=False))
+    event = escape_unprintable(json.dumps(record.get("event", {}), ensure_ascii=False))
     return f"{record['position']} {format_time(record['stored_at'])} {record['kind']} {event}"
 
 

@@ -17,9 +17,10 @@ from txmq.cli.options import (
     StoredFrom,
     Topic,
 )
-from txmq.cli.output import FAILED, escape_controls
+from txmq.cli.output import FAILED
 from txmq.cli.parsers import parse_message, parse_name
 from txmq.cli.rows import with_decoded_body
+from txmq.model.printable import escape_unprintable
 
 app = typer.Typer(name="message", no_args_is_help=True, help="Find, show and recall single messages.")
 FOUND_COLUMNS = ("message_id", "partition", "offset", "key", "tag", "stored_at", "body")
@@ -67,7 +68,7 @@ def show(session: CommandSession, message: Id) -> None:
             session.out.show({"message": None})
         else:
             print(
-                f"no message has the id {escape_controls(message)}: it was not sent, or "
+                f"no message has the id {escape_unprintable(message)}: it was not sent, or "
                 "retention has removed it"
             )
         raise typer.Exit(FAILED)

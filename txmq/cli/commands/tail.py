@@ -14,9 +14,10 @@ import typer
 
 from txmq.cli.command import CommandSession, broker_command
 from txmq.cli.options import Topic
-from txmq.cli.output import escape_controls, format_time
+from txmq.cli.output import format_time
 from txmq.cli.parsers import is_number
 from txmq.cli.rows import body_fields
+from txmq.model.printable import escape_unprintable
 
 if TYPE_CHECKING:
     from txmq.client.blocking.connections.connection import Connection
@@ -215,9 +216,9 @@ def text_line(message: ReceivedMessage) -> str:
     attributes = {"key": message.key, "tag": message.tag} | dict(message.headers)
     words = [format_time(message.stored_at), place]
     words += [
-        escape_controls(f"{name}={value}")
+        escape_unprintable(f"{name}={value}")
         for name, value in attributes.items()
         if value is not None
     ]
     ((_, body),) = body_fields(message.body).items()
-    return " ".join([*words, escape_controls(body)])
+    return " ".join([*words, escape_unprintable(body)])

@@ -11,8 +11,9 @@ import typer
 from txmq.cli.command import CommandSession, broker_command
 from txmq.cli.commands.letter_edits import import_model
 from txmq.cli.options import Operator, Reason, Topic, Yes
-from txmq.cli.output import FAILED, escape_controls
+from txmq.cli.output import FAILED
 from txmq.errors import ConfigError
+from txmq.model.printable import escape_unprintable
 from txmq.model.schemas.bodies import title_of
 
 app = typer.Typer(name="schema", no_args_is_help=True, help="Show and change the JSON Schema of a topic's bodies.")
@@ -83,7 +84,7 @@ def check(
         session.out.show(reply)
     else:
         for line in reply["breaks"] or [f"nothing breaks ({reply['compatibility']})"]:
-            session.out.print_line({}, escape_controls(line))
+            session.out.print_line({}, escape_unprintable(line))
     if reply["breaks"]:
         raise typer.Exit(FAILED)
 

@@ -12,11 +12,12 @@ import typer
 from txmq.cli.command import CommandSession, broker_command
 from txmq.cli.database import open_database
 from txmq.cli.options import MessageIdFilter
-from txmq.cli.output import FAILED, escape_controls
+from txmq.cli.output import FAILED
 from txmq.client.protocol.call_steps import run_calls
 from txmq.client.protocol.life_events import LifeEvent, events_of, name_of
 from txmq.client.protocol.lives import delivery_steps, life_steps, search_steps
 from txmq.errors import RemoteProtocolError
+from txmq.model.printable import escape_unprintable
 
 if TYPE_CHECKING:
     from txmq.tx.postgres.session import Connection
@@ -82,7 +83,7 @@ def find_everywhere(
 
     def told(place: object) -> None:
         if sys.stderr.isatty():
-            shown.append(escape_controls(str(place)))
+            shown.append(escape_unprintable(str(place)))
             print(f"\r\x1b[Ksearching {shown[-1]} …", end="", file=sys.stderr, flush=True)
 
     steps = search_steps(key, message, limit, bodies=bodies, told=told)
