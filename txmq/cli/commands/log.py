@@ -44,10 +44,10 @@ Deep = Annotated[
     typer.Option("--deep", help="Also rebuild the index in memory, and compare all rows."),
 ]
 Start = Annotated[
-    int, typer.Option("--from", min=0, metavar="POSITION", help="Position of the first record.")
+    int, typer.Option("--from", min=0, metavar="POSITION", help="Start at this position.")
 ]
 End = Annotated[
-    int, typer.Option("--to", min=0, metavar="POSITION", help="Stop before this position.")
+    int, typer.Option("--to", min=0, metavar="POSITION", help="Stop before this position; 0 = none.")
 ]
 Kind = Annotated[
     list[str] | None,

@@ -50,10 +50,11 @@ def check_machine() -> Iterator[CheckResult]:
         advice="each connection is a file: raise it, as with LimitNOFILE= of systemd",
         fatal=False,
     )
+    free_running = _is_free_running()
     yield judged(
         "clock",
-        "set by nobody" if _is_free_running() else "synchronized",
-        failed=_is_free_running(),
+        "set by nobody" if free_running else "synchronized",
+        failed=free_running,
         advice="run an NTP client, such as chrony",
         fatal=False,
     )
