@@ -200,6 +200,17 @@ def test_grants_of_more_users_than_a_page_has_are_listed(client: ScriptedClient)
     assert client.calls[1] == ("user.list", {"limit": 1_000, "after": "ada", "name": None})
 
 
+def test_a_password_that_is_no_text_is_an_error_with_a_hint(client: ScriptedClient) -> None:
+    refused = run("user", "password", "ada", "--password-file", "-", "--json", stdin=b"\xff\n")
+    error = json.loads(refused.stderr)
+    assert (refused.exit_code, error["error"], error["hint"]) == (
+        1,
+        "ConfigError",
+        "give UTF-8 text",
+    )
+    assert client.calls == []
+
+
 def test_a_broker_without_pages_lists_everything_at_once(client: ScriptedClient) -> None:
     client.replies = [BadRequest("topic.list: limit: unknown argument"), {"topics": []}]
     assert json.loads(run("topic", "list", "--json").stdout) == {"topics": []}

@@ -45,13 +45,13 @@ def new_verifier(out: Output, file: str | None) -> Verifier:
 
 
 def _read(out: Output, file: str | None) -> str:
-    if file == "-":
-        return sys.stdin.readline().rstrip("\r\n")
     if file is not None:
         try:
-            return Path(file).read_text(encoding="utf-8").rstrip("\r\n")
+            given = sys.stdin.buffer.readline() if file == "-" else Path(file).read_bytes()
+            return given.decode().rstrip("\r\n")
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(file, f"cannot be read: {error}", hint="name a text file") from None
+            place = "standard input" if file == "-" else file
+            raise ConfigError(place, f"cannot be read: {error}", hint="give UTF-8 text") from None
     if out.as_json or not sys.stdin.isatty():
         raise ConfigError(
             "password", "there is no terminal to ask for it", hint="use --password-file FILE, or -"
