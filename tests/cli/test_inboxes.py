@@ -43,5 +43,7 @@ def test_inboxes_stored_by_name_are_listed_adopted_and_discarded(
     assert rows(database, "SELECT grp, topic_id, applied::text FROM txmq_inbox") == [
         ("billing", 7, "{[0,5)}")
     ]
+    refused = run("inbox", "adopt", database, "billing", "oders", "--yes")
+    assert (refused.exit_code, "does not read topic oders" in refused.stderr) == (1, True)
     discarded = run("inbox", "discard", database, "billing", "gone", "--yes", "--json")
     assert json.loads(discarded.stdout)["discarded"] == 1

@@ -11,6 +11,7 @@ from txmq.cli.database import Dsn, open_database
 from txmq.cli.options import Yes
 from txmq.cli.output import Output
 from txmq.cli.parsers import parse_name
+from txmq.errors import UnknownTopic
 
 if TYPE_CHECKING:
     from txmq.tx.postgres.inbox_names import NamedPosition
@@ -45,6 +46,12 @@ def adopt(
     from txmq.tx.postgres.inbox import Position
 
     shown = session.client.call("group.show", group=group)
+    places = [place for place in shown["positions"] if place["topic"] == topic]
+    if not places:
+        raise UnknownTopic(
+            f"group {group} does not read topic {topic}",
+            hint=f"list its partitions with: txmq group show {group}",
+        )
     log_id = session.client.call("broker.show")["log_id"]
     session.out.confirm(
         f"Are messages of topic {topic} of this broker those that group {group} has applied?",
@@ -52,14 +59,12 @@ def adopt(
     )
     adopted = []
     with open_database(dsn, "inbox") as connection:
-        for place in shown["positions"]:
-            if place["topic"] == topic:
-                # a broker of an older version tells the present epoch only
-                for _offset, epoch in place.get("epochs", [(0, place["epoch"])]):
-                    identity = (place["topic_id"], place["partition"], epoch)
-                    position = Position(group, log_id, *identity)
-                    found = blocking.adopt(connection, position, topic)
-                    adopted.append({"partition": place["partition"], "result": found.value})
+        for place in places:
+            # a broker of an older version tells the present epoch only
+            for _offset, epoch in place.get("epochs", [(0, place["epoch"])]):
+                position = Position(group, log_id, place["topic_id"], place["partition"], epoch)
+                found = blocking.adopt(connection, position, topic)
+                adopted.append({"partition": place["partition"], "result": found.value})
     session.out.show({"group": group, "topic": topic, "partitions": adopted})
 
 
