@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, get_type_hints
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 PAGE = 1_000  # entries of a list that a command reads at once
+MAX_INTEGER = (1 << 63) - 1
 SHARED_DEFAULTS = {"broker": DEFAULT_BROKER, "as_json": False}
 
 
@@ -101,6 +103,7 @@ def local_command(
 
     def register(function: Callable[Concatenate[Output, P], None]) -> Callable[..., None]:
         def run(as_json: bool, **arguments: Any) -> None:  # noqa: ANN401, FBT001  # values of the command line
+            _require_sound_numbers(arguments)
             out = Output(as_json=as_json)
             with out.reporting_errors():
                 function(out, **arguments)  # type: ignore[call-arg]  # passed by keyword
@@ -121,6 +124,7 @@ def broker_command(
 
     def register(function: Callable[Concatenate[CommandSession, P], None]) -> Callable[..., None]:
         def run(as_json: bool, broker: str, **arguments: Any) -> None:  # noqa: ANN401, FBT001
+            _require_sound_numbers(arguments)
             with open_session(Output(as_json=as_json), broker) as session:
                 function(session, **arguments)  # type: ignore[call-arg]  # passed by keyword
 
@@ -140,6 +144,15 @@ def open_session(out: Output, url: str) -> Iterator[CommandSession]:
             yield CommandSession(out, client, url)
         finally:
             client.close()
+
+
+def _require_sound_numbers(arguments: Mapping[str, object]) -> None:
+    """Raise BadParameter for numbers that neither JSON nor 64 bits hold."""
+    for name, value in arguments.items():
+        if isinstance(value, float) and not isfinite(value):
+            raise typer.BadParameter(f"invalid number {value} for {name}: use a finite one")
+        if isinstance(value, int) and value > MAX_INTEGER:
+            raise typer.BadParameter(f"invalid number for {name}: use at most {MAX_INTEGER}")
 
 
 def _unwrapped(text: str) -> str:

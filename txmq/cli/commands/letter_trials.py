@@ -11,7 +11,7 @@ from txmq.cli.command import CommandSession
 from txmq.cli.commands.letter_edits import Letter
 from txmq.cli.options import Group, Operator, Reason
 from txmq.cli.output import FAILED
-from txmq.cli.parsers import parse_name
+from txmq.cli.parsers import parse_name, parse_span
 from txmq.client.protocol.letter_changes import NO_ANSWER, TRIAL_POLL_S
 
 Member = Annotated[
@@ -19,7 +19,8 @@ Member = Annotated[
     typer.Option("--member", parser=parse_name, metavar="NAME", help="Member that gets it."),
 ]
 TrialTimeout = Annotated[
-    float, typer.Option(min=0, max=3_600, help="Seconds to wait for the outcome.")
+    float,
+    typer.Option(parser=parse_span, metavar="SPAN", help="Time to wait for the outcome, as 30s."),
 ]
 
 
@@ -29,7 +30,7 @@ def try_(
     letter: Letter,
     *,
     member: Member,
-    timeout: TrialTimeout = 30.0,
+    timeout: TrialTimeout = "30s",  # type: ignore[assignment]  # parsed
     operator: Operator,
     reason: Reason = "",
 ) -> None:

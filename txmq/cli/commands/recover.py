@@ -30,7 +30,7 @@ from txmq.cli.local_recovery import (
 )
 from txmq.cli.options import DEFAULT_BROKER, Bodies, BrokerUrl, Operator, Reason, Yes
 from txmq.cli.output import FAILED, Output, format_time
-from txmq.cli.parsers import MessagePlace, parse_place, parse_store_id
+from txmq.cli.parsers import MessagePlace, parse_place, parse_span, parse_store_id
 from txmq.cli.rows import last_line
 from txmq.errors import Conflict, ForeignStore, StoreError
 
@@ -136,8 +136,11 @@ def retry(  # noqa: PLR0913  # its options
     everything: All = False,
     directory: Dir = None,
     wait: Annotated[
-        float, typer.Option(min=0, help="Seconds to wait until a spool is drained.")
-    ] = 60.0,
+        float,
+        typer.Option(
+            parser=parse_span, metavar="SPAN", help="Time to wait until spools are drained, as 60s."
+        ),
+    ] = "60s",  # type: ignore[assignment]  # parsed
     refused: Annotated[
         bool, typer.Option("--refused", help="Send again what the broker has refused for good.")
     ] = False,

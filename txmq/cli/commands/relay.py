@@ -12,6 +12,7 @@ from txmq.cli.command import local_command
 from txmq.cli.database import Dsn, open_database
 from txmq.cli.options import Yes
 from txmq.cli.output import FAILED, Output
+from txmq.cli.parsers import parse_span
 from txmq.cli.stop import stop_on_signals
 from txmq.errors import ConfigError
 from txmq.model.units import MIB
@@ -75,7 +76,7 @@ Retained = Annotated[
 Lag = Annotated[
     float,
     typer.Option(
-        min=0, metavar="SECONDS", help="Raise an alarm if the reader lags behind by more."
+        parser=parse_span, metavar="SPAN", help="Raise an alarm if the reader lags by more, as 60s."
     ),
 ]
 
@@ -121,7 +122,7 @@ def status(
     *,
     slot: Slot = DEFAULT_SLOT,
     alarm_mib: Retained = 1_024,
-    alarm_lag_s: Lag = 60.0,
+    alarm_lag_s: Lag = "60s",  # type: ignore[assignment]  # parsed
 ) -> None:
     """Show the log that the slot keeps, and the lag of its reader. Exit status 1:
     something is wrong.
