@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -15,6 +14,7 @@ from txmq.cli.database import open_database
 from txmq.cli.options import DEFAULT_BROKER, BrokerUrl, Operator
 from txmq.cli.output import FAILED, Output, format_time
 from txmq.cli.parsers import is_number, parse_bytes, parse_time
+from txmq.cli.status_line import StatusLine
 
 if TYPE_CHECKING:
     from txmq.store.backup import BackupReport
@@ -77,7 +77,7 @@ class Progress:
     """
 
     def __init__(self, out: Output, rate: int = 0) -> None:
-        self._shown = sys.stderr.isatty() and not out.as_json
+        self._line = StatusLine(wanted=not out.as_json)
         self._rate, self._total, self._read = rate, 0, 0
         self._began = self._report_at = time.monotonic()
 
@@ -87,18 +87,17 @@ class Progress:
     def passed(self, read: int) -> None:
         self._read += read
         now = time.monotonic()
-        if self._shown and now >= self._report_at:
+        if self._line.is_shown and now >= self._report_at:
             self._report_at = now + REPORT_S
             percent = min(100, 100 * self._read // max(1, self._total))
-            print(f"\r{self._read >> 20} MiB, {percent} %", end="", file=sys.stderr, flush=True)
+            self._line.show(f"{self._read >> 20} MiB, {percent} %")
         if self._rate:
             ahead = self._began + self._read / self._rate - now
             if ahead > 0:
                 time.sleep(ahead)
 
     def close(self) -> None:
-        if self._shown:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
+        self._line.clear()
 
 
 def backup(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,11 +12,11 @@ from txmq.cli.command import CommandSession, broker_command
 from txmq.cli.database import open_database
 from txmq.cli.options import MessageIdFilter
 from txmq.cli.output import FAILED
+from txmq.cli.status_line import StatusLine
 from txmq.client.protocol.call_steps import run_calls
 from txmq.client.protocol.life_events import LifeEvent, events_of, name_of
 from txmq.client.protocol.lives import delivery_steps, life_steps, search_steps
 from txmq.errors import RemoteProtocolError
-from txmq.model.printable import escape_unprintable
 
 if TYPE_CHECKING:
     from txmq.tx.postgres.session import Connection
@@ -77,20 +76,18 @@ def find_everywhere(
     bodies: bool = False,
 ) -> tuple[list[dict[str, Any]], bool]:
     """Return the messages of a key or an id in all topics, and whether there are more.
-    Where it takes several calls, the progress is told on a terminal.
+    Where it takes several calls, a terminal shows the place that the search has reached.
     """
-    shown: list[str] = []
+    line = StatusLine()
 
-    def told(place: object) -> None:
-        if sys.stderr.isatty():
-            shown.append(escape_unprintable(str(place)))
-            print(f"\r\x1b[Ksearching {shown[-1]} …", end="", file=sys.stderr, flush=True)
+    def show_place(place: object) -> None:
+        line.show(f"searching {place} …")
 
-    steps = search_steps(key, message, limit, bodies=bodies, told=told)
-    found = run_calls(session.client.call, steps)
-    if shown:
-        print("\r\x1b[K", end="", file=sys.stderr)
-    return found
+    steps = search_steps(key, message, limit, bodies=bodies, told=show_place)
+    try:
+        return run_calls(session.client.call, steps)
+    finally:
+        line.clear()
 
 
 def find_by_id(session: CommandSession, message: str) -> dict[str, Any] | None:
