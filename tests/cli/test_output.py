@@ -9,6 +9,7 @@ import pytest
 
 from txmq.cli.output import Columns, Output, format_cell
 from txmq.cli.rows import last_line
+from txmq.cli.status_line import StatusLine
 from txmq.errors import InDoubt, Throttled, TxmqError, UnknownTopic
 from txmq.model.printable import escape_unprintable
 
@@ -209,3 +210,15 @@ def test_a_traceback_keeps_its_lines_in_the_column_of_values(
         "            E: \\x1b[2J\\u202e\\rstate  done\\x85",
     ]
     assert shown(capsys, {"error_text": ""}) == ["error_text  -"]
+
+
+def test_a_status_line_is_for_terminals_and_escapes_what_it_shows(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = "\r\x1b[Ksearching a\\x1b[2J\r\x1b[K"
+    for terminal, text in ((True, shown), (False, "")):
+        monkeypatch.setattr("sys.stderr.isatty", lambda terminal=terminal: terminal)
+        line = StatusLine()
+        line.show("searching a\x1b[2J")
+        line.clear()
+        assert capsys.readouterr().err == text
