@@ -15,7 +15,7 @@ from txmq.cli.rows import body_fields
 from txmq.errors import DirectoryInUse, InvalidExport, StoreError
 
 if TYPE_CHECKING:
-    from txmq.recover.local_store import Scanned, StoreIdentity
+    from txmq.recover.local_store import Scanned, StoreIdentity, StoreSummary
 
 # characters that the broker takes of an error's type, text and fingerprint
 MAX_TYPE, MAX_TEXT, MAX_FINGERPRINT = 256, 4_096, 64
@@ -75,27 +75,32 @@ def describe_disk(directory: Path, group: str | None) -> dict[str, Any]:
             f"{directory}: there is neither a store of a consumer nor a spool",
             hint="give the directory that was given as `local_store` or `spool`",
         )
-    rows = []
-    for found in stores:
-        owner = None if found.identity is None else found.identity.owner
-        if owner is not None and group not in (None, owner.group):
-            continue
-        row: dict[str, Any] = {
-            "group": None if owner is None else owner.group,
-            "topic": None if owner is None else owner.topic,
-            "store": None if found.identity is None else found.identity.id.hex,
-            "owner_pid": found.owner_pid,
-            "disk_bytes": found.disk_bytes,
-            "quarantined": found.quarantined,
-            "path": found.path,
-            "problem": found.problem,
-        }
-        rows.append(row | (_counts(found.path) if found.identity is not None else {}))
+    rows = [_store_row(found) for found in stores if _may_be_of(found, group)]
     shown = [
         spool._asdict() | {"log_id": None if spool.log_id is None else str(spool.log_id)}
         for spool in spools
     ]
     return {"stores": rows, "spools": shown}
+
+
+def _may_be_of(found: StoreSummary, group: str | None) -> bool:
+    """Return True for a store of the group, and for one that does not tell its group."""
+    return group is None or found.identity is None or found.identity.owner.group == group
+
+
+def _store_row(found: StoreSummary) -> dict[str, Any]:
+    identity = found.identity
+    row: dict[str, Any] = {
+        "group": None if identity is None else identity.owner.group,
+        "topic": None if identity is None else identity.owner.topic,
+        "store": None if identity is None else identity.id.hex,
+        "owner_pid": found.owner_pid,
+        "disk_bytes": found.disk_bytes,
+        "quarantined": found.quarantined,
+        "path": found.path,
+        "problem": found.problem,
+    }
+    return row | ({} if identity is None else _counts(found.path))
 
 
 def _counts(path: str) -> dict[str, Any]:
