@@ -41,8 +41,8 @@ LETTERS = (
 )  # fmt: skip
 BROKER = (
     "config export", "config import", "config show", "config reload", "stats", "limits", "clock",
-    "audit", "user list", "user me", "user token list", "acl list", "tx list", "tx check", "tx show",
-    "xa list", "recover list", "log backup",
+    "audit", "user list", "user me", "user token list", "acl list", "tx list", "tx check",
+    "tx show", "xa list", "recover list", "log backup",
 )  # fmt: skip
 LAST = ("group delete", "topic delete")
 STOPPED = ("log verify", "log dump", "log find", "log repair", "log rebuild", "log restore")

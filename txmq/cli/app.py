@@ -93,7 +93,7 @@ def assemble(names: Iterable[str]) -> Any:  # noqa: ANN401  # typer does not exp
     app.callback()(options)
     for name in names:
         app.add_typer(import_module(f"txmq.cli.commands.{MODULES[name]}").app)
-    parser = typer.main.get_command(app)
+    parser: Any = typer.main.get_command(app)
     for title, panel in PANELS.items():
         for name in panel.keys() & parser.commands.keys():
             parser.commands[name].rich_help_panel = title

@@ -36,7 +36,7 @@ NO_USERS = "the broker has no users: add an admin first, with txmq user add NAME
 UNLIMITED = {"keep_until_exported": False, "messages_per_s": 0, "cold_bytes_per_s": 0}
 # values of a topic's settings that do not know "default"
 STANDARD = {"writable": True, "readable": True, "note": ""}
-# settings of a group that `group.show` has in microseconds, and documents in milliseconds
+# settings of a group that `group.show` has in microseconds, documents in milliseconds
 SPANS = {"lease_us", "session_us", "consume_timeout_us"}
 
 

@@ -1,4 +1,4 @@
-"""Consumer groups for people: tables of what is unusual, from a reply of `group.show`."""
+"""Consumer groups for people: tables of what is unusual in a reply of `group.show`."""
 
 from __future__ import annotations
 

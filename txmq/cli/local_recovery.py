@@ -84,7 +84,7 @@ def describe_disk(directory: Path, group: str | None) -> dict[str, Any]:
 
 
 def _may_be_of(found: StoreSummary, group: str | None) -> bool:
-    """Return True for a store of the group, and for one that does not tell its group."""
+    """Return True for a store of the group, and for one whose group is not known."""
     return group is None or found.identity is None or found.identity.owner.group == group
 
 

@@ -23,7 +23,12 @@ def operating_system_user() -> str:
 
 BrokerUrl = Annotated[
     str,
-    typer.Option("--broker", envvar="TXMQ_BROKER", metavar="URL", help="URL of the broker: txmq://HOST:PORT, txmqs:// for TLS, USER@HOST to log in."),
+    typer.Option(
+        "--broker",
+        envvar="TXMQ_BROKER",
+        metavar="URL",
+        help="URL of the broker: txmq://HOST:PORT, txmqs:// for TLS, USER@HOST to log in.",
+    ),
 ]
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print results and errors as JSON; never ask.")

@@ -25,9 +25,7 @@ StopShare = Annotated[
 ]
 StopAfter = Annotated[
     int,
-    typer.Option(
-        min=0, max=100, help="Number of last outcomes for --stop-share; 0 = never pause."
-    ),
+    typer.Option(min=0, max=100, help="Number of last outcomes for --stop-share; 0 = never pause."),
 ]
 InFlight = Annotated[
     int, typer.Option(min=0, help="Maximum number of letters without an outcome; 0 = no limit.")

@@ -1,4 +1,4 @@
-"""Replay plans at the broker: their letters, page by page, and waits for their states."""
+"""Replay plans at the broker: their letters, page by page, and waits for states."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from txmq.client.protocol.plans import PAGE
 from txmq.cli.database import open_database
+from txmq.client.protocol.plans import PAGE
 from txmq.crashpoints import crashpoint
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Findings of a recovery pass over XA branches: rows for JSON and tables, and alarms."""
+"""Findings of a recovery pass over XA branches, as rows for JSON and tables."""
 
 from __future__ import annotations
 

@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 Data = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Data directory, created if it is missing; needed here or in FILE of --config.")
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Data directory, created if it is missing; needed here or in FILE of --config.",
+    ),
 ]
 Config = Annotated[
     Path | None,

@@ -128,14 +128,15 @@ def alter(  # noqa: PLR0913  # its options
     max_parked: Annotated[
         int | None,
         typer.Option(
-            min=0, help="Maximum number of messages parked behind one key; then its partition stops."
+            min=0,
+            help="Maximum number of messages parked behind one key; then its partition stops.",
         ),
     ] = None,
     span: Annotated[
         int | None,
         typer.Option(
             min=0,
-            help="Maximum number of messages delivered beyond the first unsettled one; 0 = no limit.",
+            help="Maximum number of messages delivered beyond the first unsettled one; 0 = any.",
         ),
     ] = None,
     flood_keys: Annotated[

@@ -14,8 +14,7 @@ from txmq.cli.options import Group, Operator, Reason, Yes
 from txmq.cli.parsers import parse_name
 
 app = typer.Typer(
-    name="group",
-    no_args_is_help=True, help="List, pause, reset, clone and delete consumer groups."
+    name="group", no_args_is_help=True, help="List, pause, reset, clone and delete consumer groups."
 )
 COLUMNS = (
     "group",

@@ -72,13 +72,16 @@ def export(
 
 def import_(
     session: CommandSession,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="File that `dlq export` has written.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="File that `dlq export` has written.")
+    ],
     *,
     to: Annotated[
         str, typer.Option(parser=parse_name, metavar="TOPIC", help="Topic of the messages.")
     ],
     again: Annotated[
-        bool, typer.Option("--again", help="Send the messages although an import has sent them before.")
+        bool,
+        typer.Option("--again", help="Send the messages although an import has sent them before."),
     ] = False,
     operator: Operator,
     yes: Yes = False,

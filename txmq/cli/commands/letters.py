@@ -33,11 +33,19 @@ from txmq.client.protocol.life_events import what_is_known
 from txmq.client.protocol.lives import letter_delivery_steps
 from txmq.model.letter_filter import format_filter
 
-app = typer.Typer(name="dlq", no_args_is_help=True, help="List, count, edit, replay and abandon dead letters.")
-selections = typer.Typer(name="select", no_args_is_help=True, help="Keep selections of dead letters by name.")
+app = typer.Typer(
+    name="dlq", no_args_is_help=True, help="List, count, edit, replay and abandon dead letters."
+)
+selections = typer.Typer(
+    name="select", no_args_is_help=True, help="Keep selections of dead letters by name."
+)
 app.add_typer(selections)
-broker_command(app, "edit", example="txmq dlq edit billing orders/0/17 --editor --reason 'wrong currency'")(edit)
-broker_command(app, "export", example="txmq dlq export billing --file billing.letters --mark")(export)
+broker_command(
+    app, "edit", example="txmq dlq edit billing orders/0/17 --editor --reason 'wrong currency'"
+)(edit)
+broker_command(app, "export", example="txmq dlq export billing --file billing.letters --mark")(
+    export
+)
 broker_command(app, "import", example="txmq dlq import billing.letters --to repair")(import_)
 broker_command(app, "try", example="txmq dlq try billing orders/0/17 --member billing-1")(try_)
 COLUMNS = (
@@ -205,7 +213,9 @@ def replay(  # noqa: PLR0913  # its options
     _change(session, "dlq.replay", chosen, group=group, operator=operator, reason=reason)
 
 
-@broker_command(app, "abandon", example="txmq dlq abandon billing orders/0/17 --reason 'a test order'")
+@broker_command(
+    app, "abandon", example="txmq dlq abandon billing orders/0/17 --reason 'a test order'"
+)
 def abandon(  # noqa: PLR0913  # its options
     session: CommandSession,
     group: Group,
@@ -225,7 +235,9 @@ def abandon(  # noqa: PLR0913  # its options
     _change(session, "dlq.abandon", chosen, group=group, operator=operator, reason=reason)
 
 
-@broker_command(app, "redrive", example="txmq dlq redrive billing --all --to repair --reason 'new service'")
+@broker_command(
+    app, "redrive", example="txmq dlq redrive billing --all --to repair --reason 'new service'"
+)
 def redrive(  # noqa: PLR0913  # its options
     session: CommandSession,
     group: Group,
@@ -266,7 +278,9 @@ def redrive(  # noqa: PLR0913  # its options
     _change(session, "dlq.redrive", chosen, abandon=close, again=again, **aim, **named)
 
 
-@broker_command(selections, "save", example="txmq dlq select save timeouts --where error=TimeoutError")
+@broker_command(
+    selections, "save", example="txmq dlq select save timeouts --where error=TimeoutError"
+)
 def save(
     session: CommandSession,
     name: SelectionName,

@@ -47,7 +47,8 @@ Start = Annotated[
     int, typer.Option("--from", min=0, metavar="POSITION", help="Start at this position.")
 ]
 End = Annotated[
-    int, typer.Option("--to", min=0, metavar="POSITION", help="Stop before this position; 0 = none.")
+    int,
+    typer.Option("--to", min=0, metavar="POSITION", help="Stop before this position; 0 = none."),
 ]
 Kind = Annotated[
     list[str] | None,
@@ -219,5 +220,7 @@ def rebuild(out: Output, data: Data, *, copy: Copy = False) -> None:
 
 
 local_command(app, "backup", example="txmq log backup /backup/txmq --rate 64MiB")(backup)
-local_command(app, "restore", example="txmq log restore /backup --data /srv/txmq --until 2026-07-01T12:00Z")(restore)
+local_command(
+    app, "restore", example="txmq log restore /backup --data /srv/txmq --until 2026-07-01T12:00Z"
+)(restore)
 broker_command(app, "lost", example="txmq log lost postgresql://db/shop")(lost)

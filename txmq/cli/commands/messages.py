@@ -22,7 +22,9 @@ from txmq.cli.parsers import parse_message, parse_name
 from txmq.cli.rows import with_decoded_body
 from txmq.model.printable import escape_unprintable
 
-app = typer.Typer(name="message", no_args_is_help=True, help="Find, show and recall single messages.")
+app = typer.Typer(
+    name="message", no_args_is_help=True, help="Find, show and recall single messages."
+)
 FOUND_COLUMNS = ("message_id", "partition", "offset", "key", "tag", "stored_at", "body")
 COLUMNS = ("message_id", "topic", "partition", "due_at", "size")
 
@@ -120,6 +122,4 @@ def _parse_page_start(text: str | None) -> tuple[int, int] | None:
     try:
         return int(first), int(second)
     except ValueError:
-        raise typer.BadParameter(
-            f"invalid page {text!r}: use `next` of the page before"
-        ) from None
+        raise typer.BadParameter(f"invalid page {text!r}: use `next` of the page before") from None

@@ -73,7 +73,9 @@ def show(
     out.show(_row_fields(row) | {"rows": messages})
 
 
-@local_command(app, "drop", example="txmq outbox drop postgresql://db/shop 3 --keep row.json --reason sent")
+@local_command(
+    app, "drop", example="txmq outbox drop postgresql://db/shop 3 --keep row.json --reason sent"
+)
 def drop(
     out: Output,
     dsn: Dsn,

@@ -45,7 +45,9 @@ def _outcome(text: str) -> str:
 Plan = Annotated[str, typer.Argument(metavar="PLAN", parser=parse_name, help="Name of the plan.")]
 
 
-@broker_command(app, "create", example="txmq plan create billing -w error=KeyError --name mend --canary 9")
+@broker_command(
+    app, "create", example="txmq plan create billing -w error=KeyError --name mend --canary 9"
+)
 def create(  # noqa: PLR0913  # its options
     session: CommandSession,
     group: Group,
@@ -76,11 +78,15 @@ def create(  # noqa: PLR0913  # its options
         bool, typer.Option("--second-approver", help="Wait for `plan approve` by somebody else.")
     ] = False,
     most: Most = 0,
-    start: Annotated[bool, typer.Option("--start", help="Start the plan at once, or when it is approved.")] = False,
+    start: Annotated[
+        bool, typer.Option("--start", help="Start the plan at once, or when it is approved.")
+    ] = False,
     operator: Operator,
     reason: Reason = "",
 ) -> None:
-    """Make a plan of dead letters, which are fixed from then on. `plan start` begins it."""
+    """Make a plan of dead letters, which are fixed from then on. `plan start` begins
+    it.
+    """
     chosen = chosen_letters(letter, where, select, everything=everything)
     if hold and not canary:
         raise typer.BadParameter("--hold waits behind a canary: use --canary N, too")

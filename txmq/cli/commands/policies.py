@@ -31,7 +31,9 @@ def set_(  # noqa: PLR0913  # its options
     after: Annotated[
         float | None,
         typer.Option(
-            parser=parse_span, metavar="SPAN", help="Replay letters that have been dead so long, as 1h."
+            parser=parse_span,
+            metavar="SPAN",
+            help="Replay letters that have been dead so long, as 1h.",
         ),
     ] = None,
     on_version: Annotated[

@@ -77,7 +77,9 @@ Dir = Annotated[
         "--dir", metavar="DIR", help="Directory on this machine, in use, left behind or copied."
     ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Adopt it although its owner is still a member.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Adopt it although its owner is still a member.")
+]
 
 
 @local_command(app, "list", example="txmq recover list --dir /var/lib/shop")
@@ -98,7 +100,9 @@ def list_(
         out.show({"stores": list(list_stores(session, group))}, columns=STORE_COLUMNS)
 
 
-@local_command(app, "show", example="txmq recover show billing 019a0000000070008000000000000001 --bodies")
+@local_command(
+    app, "show", example="txmq recover show billing 019a0000000070008000000000000001 --bodies"
+)
 def show(
     out: Output,
     group: MaybeGroup = None,
@@ -126,7 +130,9 @@ def show(
         _show_messages(out, shown)
 
 
-@local_command(app, "retry", example="txmq recover retry billing 019a0000000070008000000000000001 --all")
+@local_command(
+    app, "retry", example="txmq recover retry billing 019a0000000070008000000000000001 --all"
+)
 def retry(  # noqa: PLR0913  # its options
     out: Output,
     group: MaybeGroup = None,
@@ -235,7 +241,9 @@ def adopt(  # noqa: PLR0913  # its options
             raise typer.Exit(FAILED)
 
 
-@local_command(app, "export", example="txmq recover export billing 019a0000000070008000000000000001 > s.json")
+@local_command(
+    app, "export", example="txmq recover export billing 019a0000000070008000000000000001 > s.json"
+)
 def export_(
     out: Output,
     group: MaybeGroup = None,

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="schema",
-    no_args_is_help=True, help="Install and check the tables of txmq in a PostgreSQL database."
+    no_args_is_help=True,
+    help="Install and check the tables of txmq in a PostgreSQL database.",
 )
 Forget = Annotated[
     str | None,

@@ -46,7 +46,9 @@ Delay = Annotated[
 ]
 
 
-@broker_command(app, "send", example="txmq send orders 'amount=12' --key o-17 --header source=shell")
+@broker_command(
+    app, "send", example="txmq send orders 'amount=12' --key o-17 --header source=shell"
+)
 def send(  # noqa: PLR0913  # its options
     session: CommandSession,
     topic: Topic,

@@ -1,4 +1,4 @@
-"""`txmq topic schema`: the JSON Schema of a topic's bodies, and the rule of its changes."""
+"""`txmq topic schema`: the JSON Schema of a topic's bodies, and its changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from txmq.errors import ConfigError
 from txmq.model.printable import escape_unprintable
 from txmq.model.schemas.bodies import title_of
 
-app = typer.Typer(name="schema", no_args_is_help=True, help="Show and change the JSON Schema of a topic's bodies.")
+app = typer.Typer(
+    name="schema", no_args_is_help=True, help="Show and change the JSON Schema of a topic's bodies."
+)
 File = Annotated[Path | None, typer.Option(metavar="FILE", help="File with the JSON Schema.")]
 Model = Annotated[
     str | None,
@@ -25,8 +27,8 @@ Model = Annotated[
 Rule = Annotated[
     Literal["backward", "forward", "none"] | None,
     typer.Option(
-        help="Rule of later changes. backward (at first): the new schema reads what was sent before. "
-        "forward: the old one reads what is sent from now on."
+        help="Rule of later changes. backward, the default: the new schema reads what was sent "
+        "before. forward: the old one reads what is sent from now on."
     ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Change the schema even against the rule.")]

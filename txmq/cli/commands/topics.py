@@ -63,7 +63,9 @@ def parse_settings(texts: list[str] | None) -> dict[str, Any]:
     return settings
 
 
-@broker_command(app, "create", example="txmq topic create orders --partitions 16 --set retention=7d")
+@broker_command(
+    app, "create", example="txmq topic create orders --partitions 16 --set retention=7d"
+)
 def create(
     session: CommandSession, topic: Topic, partitions: Partitions = 8, *, settings: Settings = None
 ) -> None:
@@ -71,7 +73,9 @@ def create(
     session.show("topic.create", name=topic, partitions=partitions, **parse_settings(settings))
 
 
-@broker_command(app, "alter", example="txmq topic alter orders --set retention=7d --set policy=archive")
+@broker_command(
+    app, "alter", example="txmq topic alter orders --set retention=7d --set policy=archive"
+)
 def alter(
     session: CommandSession,
     topic: Topic,

@@ -76,7 +76,7 @@ def find_everywhere(
     bodies: bool = False,
 ) -> tuple[list[dict[str, Any]], bool]:
     """Return the messages of a key or an id in all topics, and whether there are more.
-    Where it takes several calls, a terminal shows the place that the search has reached.
+    Where it takes several calls, a terminal shows how far the search has come.
     """
     line = StatusLine()
 

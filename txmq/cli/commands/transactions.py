@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -17,7 +17,9 @@ from txmq.cli.parsers import parse_moment, parse_token
 from txmq.cli.rows import with_decoded_body
 from txmq.model.units import DAY, MILLISECOND
 
-app = typer.Typer(name="tx", no_args_is_help=True, help="List, show, decide and check transactions.")
+app = typer.Typer(
+    name="tx", no_args_is_help=True, help="List, show, decide and check transactions."
+)
 COLUMNS = (
     "token",
     "state",
@@ -105,7 +107,9 @@ Force = Annotated[
 ]
 
 
-@broker_command(app, "commit", example="txmq tx commit 019a0000000070008000000000000001 --reason 'has a row'")
+@broker_command(
+    app, "commit", example="txmq tx commit 019a0000000070008000000000000001 --reason 'has a row'"
+)
 def commit(
     session: CommandSession,
     token: Token,
@@ -120,7 +124,9 @@ def commit(
     _decide(session, token, "COMMIT", operator, reason, force=force)
 
 
-@broker_command(app, "rollback", example="txmq tx rollback 019a0000000070008000000000000001 --reason 'no row'")
+@broker_command(
+    app, "rollback", example="txmq tx rollback 019a0000000070008000000000000001 --reason 'no row'"
+)
 def rollback(
     session: CommandSession,
     token: Token,

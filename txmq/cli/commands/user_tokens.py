@@ -15,7 +15,8 @@ from txmq.model.units import DAY, SECOND
 
 app = typer.Typer(
     name="token",
-    no_args_is_help=True, help="Make, list and revoke tokens for the broker's HTTP (Bearer)."
+    no_args_is_help=True,
+    help="Make, list and revoke tokens for the broker's HTTP (Bearer).",
 )
 PREFIX = "txmq_"  # scanners of repositories find it
 BYTES = 32

@@ -26,6 +26,8 @@ Roles = Annotated[
     list[str] | None,
     typer.Option("--role", metavar="ROLE", help=f"Role: {ROLE_NAMES}; can be repeated."),
 ]
+
+
 def _known_roles(roles: list[str] | None) -> list[str]:
     for role in roles or ():
         if role not in ROLES:
@@ -89,7 +91,9 @@ def roles(
     )  # fmt: skip
 
 
-@broker_command(app, "quota", example="txmq user quota shop --set bytes_per_s=10MiB --set topics=50")
+@broker_command(
+    app, "quota", example="txmq user quota shop --set bytes_per_s=10MiB --set topics=50"
+)
 def quota(
     session: CommandSession,
     user: User,

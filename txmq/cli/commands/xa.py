@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from txmq.recover.recoverer import XaRecoverer
 
 app = typer.Typer(
-    name="xa",
-    no_args_is_help=True, help="List, recover and compare branches of XA transactions."
+    name="xa", no_args_is_help=True, help="List, recover and compare branches of XA transactions."
 )
 COLUMNS = ("token", "state", "decider", "service", "messages", "stored_at", "heuristics")
 
@@ -83,7 +82,9 @@ def list_(
     session.show("xa.list", columns=COLUMNS, after=after, limit=limit, **chosen)
 
 
-@broker_command(app, "forget", example="txmq xa forget 019a0000000070008000000000000001 --reason 'by hand'")
+@broker_command(
+    app, "forget", example="txmq xa forget 019a0000000070008000000000000001 --reason 'by hand'"
+)
 def forget(session: CommandSession, token: Token, *, reason: Reason, operator: Operator) -> None:
     """Remove a heuristic or mixed outcome from the list, once it is dealt with."""
     session.client.call("xa.forget", token=token, operator=operator, reason=reason)

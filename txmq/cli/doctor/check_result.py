@@ -23,9 +23,7 @@ class CheckResult(NamedTuple):
     advice: str = ""
 
 
-def judged(
-    check: str, found: str, *, failed: bool, advice: str, fatal: bool = True
-) -> CheckResult:
+def judged(check: str, found: str, *, failed: bool, advice: str, fatal: bool = True) -> CheckResult:
     """Return a result that is OK unless `failed`; then it has the advice."""
     if not failed:
         return CheckResult(check, Health.OK, found)
