@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -42,7 +41,7 @@ LETTERS = (
 BROKER = (
     "config export", "config import", "config show", "config reload", "stats", "limits", "clock",
     "audit", "user list", "user me", "user token list", "acl list", "tx list", "tx check",
-    "tx show", "xa list", "recover list", "log backup",
+    "tx show", "tx commit", "xa list", "log backup",
 )  # fmt: skip
 LAST = ("group delete", "topic delete")
 STOPPED = ("log verify", "log dump", "log find", "log repair", "log rebuild", "log restore")
@@ -104,9 +103,5 @@ def test_examples_do_what_they_show(shop: Shop, tmp_path: Path) -> None:
     assert shop.process.terminate() == 0
     for name in STOPPED:
         shop.try_example(name)
-    assert_is_whole(tmp_path / "restored")
-
-
-def assert_is_whole(data: Path) -> None:
-    checked: dict[str, Any] = json.loads(run("log", "verify", str(data), "--json").stdout)
-    assert (checked["damaged"], checked["different"]) == ([], [])
+    restored = run("log", "verify", str(tmp_path / "restored"), "--json")
+    assert (restored.exit_code, json.loads(restored.stdout)["damaged"]) == (0, [])

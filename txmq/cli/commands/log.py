@@ -219,7 +219,7 @@ def rebuild(out: Output, data: Data, *, copy: Copy = False) -> None:
     out.show(report._asdict())
 
 
-local_command(app, "backup", example="txmq log backup /backup/txmq --rate 64MiB")(backup)
+local_command(app, "backup", example="txmq log backup /backup --rate 64MiB")(backup)
 local_command(
     app, "restore", example="txmq log restore /backup --data /srv/txmq --until 2026-07-01T12:00Z"
 )(restore)
