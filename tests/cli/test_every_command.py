@@ -181,6 +181,8 @@ def test_a_command_and_each_of_its_options_have_a_help_text(name: str) -> None:
     assert command.help
     # rich would take words in brackets for markup, and leave them out
     assert [option.name for option in command.params if "[" in (option.help or "")] == []
+    assert command.help.startswith(command.short_help)
+    assert ". " not in command.short_help, "a list of commands has room for one sentence"
     assert any("--json" in option.opts for option in command.params)
     assert [option.name for option in command.params if not option.help] == []
 

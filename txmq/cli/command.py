@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -109,7 +110,7 @@ def local_command(
                 function(out, **arguments)  # type: ignore[call-arg]  # passed by keyword
 
         _give_signature(run, function, {"as_json": AsJson})
-        app.command(name, epilog=f"Example: {example}")(run)
+        _add(app, name, run, example)
         return function
 
     return register
@@ -129,7 +130,7 @@ def broker_command(
                 function(session, **arguments)  # type: ignore[call-arg]  # passed by keyword
 
         _give_signature(run, function, {"broker": BrokerUrl, "as_json": AsJson})
-        app.command(name, epilog=f"Example: {example}")(run)
+        _add(app, name, run, example)
         return function
 
     return register
@@ -153,6 +154,12 @@ def _require_sound_numbers(arguments: Mapping[str, object]) -> None:
             raise typer.BadParameter(f"invalid number {value} for {name}: use a finite one")
         if isinstance(value, int) and value > MAX_INTEGER:
             raise typer.BadParameter(f"invalid number for {name}: use at most {MAX_INTEGER}")
+
+
+def _add(app: typer.Typer, name: str, run: Callable[..., None], example: str) -> None:
+    """Add a command. A list of commands shows the first sentence of its help."""
+    first = re.split(r"(?<=\.) ", (run.__doc__ or "").partition("\n")[0], maxsplit=1)[0]
+    app.command(name, short_help=first, epilog=f"Example: {example}")(run)
 
 
 def _unwrapped(text: str) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="inbox",
     no_args_is_help=True,
-    help="Inboxes that an older txmq stored by names of topics, which nobody has taken over.",
+    help="List, adopt and discard inboxes that an older txmq stored by names of topics.",
 )
 Group = Annotated[str, typer.Argument(metavar="GROUP", help="Consumer group.")]
 Topic = Annotated[str, typer.Argument(parser=parse_name, metavar="TOPIC", help="Topic.")]
