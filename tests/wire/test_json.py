@@ -66,6 +66,12 @@ def test_values_without_json_are_refused(value: object) -> None:
         dump(value)
 
 
+def test_a_text_that_is_none_is_named_with_a_hint() -> None:
+    with pytest.raises(LocalProtocolError, match=r"'\\udcff'") as raised:
+        dump({"reason": "lost on 3 May\udcff"})
+    assert raised.value.hint == "use text that UTF-8 can encode"
+
+
 class OrderModel(WireModel):
     """A model to parse."""
 

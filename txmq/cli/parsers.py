@@ -233,4 +233,7 @@ def _parse_measure(text: str, units: dict[str, int], kind: str, form: str) -> in
     match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)\s?([A-Za-z]*)", text)
     if match is None or match[2] not in units:
         raise typer.BadParameter(f"invalid {kind} {text!r}: use {form}")
-    return round(float(match[1]) * units[match[2]])
+    number = round(float(match[1]) * units[match[2]])
+    if number >= 1 << 63:
+        raise typer.BadParameter(f"invalid {kind} {text!r}: it does not fit into 64 bits")
+    return number

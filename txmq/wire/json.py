@@ -81,6 +81,11 @@ def dump(value: object) -> bytes:
     """Return the JSON text of a value. Raises LocalProtocolError where it has none."""
     try:
         return _ENCODER.encode(value).encode()
+    except UnicodeEncodeError as error:
+        wrong = ascii(error.object[error.start : error.end])
+        raise LocalProtocolError(
+            f"a text with {wrong} cannot be written as JSON", hint="use text that UTF-8 can encode"
+        ) from error
     except (TypeError, ValueError) as error:
         raise LocalProtocolError(f"a value cannot be written as JSON: {error}") from error
 

@@ -68,3 +68,17 @@ def test_no_password_is_shown() -> None:
         with pytest.raises(ConfigError) as caught:
             parse_url(wrong)
         assert "s3c" not in str(caught.value), wrong
+
+
+@pytest.mark.parametrize(
+    "place", ["\udcff:1", "a..b", f"{'x' * 64}.example", "\u2028", f"h:{'1' * 5_000}"]
+)
+def test_a_place_that_no_resolver_takes_is_an_error_of_the_url(place: str) -> None:
+    with pytest.raises(ConfigError, match="is not a host and port"):
+        parse_url(f"txmq://{place}")
+
+
+def test_names_of_other_scripts_and_of_one_label_are_hosts() -> None:
+    assert [one.host for one in parse_url("txmq://b\u00fccher.example,localhost,[::1]:7")] == [
+        "b\u00fccher.example", "localhost", "::1"
+    ]  # fmt: skip

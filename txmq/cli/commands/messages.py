@@ -18,7 +18,7 @@ from txmq.cli.options import (
     Topic,
 )
 from txmq.cli.output import FAILED
-from txmq.cli.parsers import parse_message, parse_name
+from txmq.cli.parsers import is_number, parse_message, parse_name
 from txmq.cli.rows import with_decoded_body
 from txmq.model.printable import escape_unprintable
 
@@ -119,7 +119,6 @@ def _parse_page_start(text: str | None) -> tuple[int, int] | None:
     if text is None:
         return None
     first, _, second = text.strip("[] ").partition(",")
-    try:
+    if is_number(first) and is_number(second.strip()):
         return int(first), int(second)
-    except ValueError:
-        raise typer.BadParameter(f"invalid page {text!r}: use `next` of the page before") from None
+    raise typer.BadParameter(f"invalid page {text!r}: use `next` of the page before")

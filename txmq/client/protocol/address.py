@@ -20,6 +20,7 @@ from txmq.errors import ConfigError
 
 SCHEME, TLS_SCHEME = "txmq://", "txmqs://"
 PORT = 7650
+PORT_DIGITS = 5
 HINT = "use txmq://127.0.0.1:7650, or txmq://a:7650,b:7650 for addresses to try in turn"
 OPTIONS = ("ca", "cert", "key", "verify", "password_file")
 OPTIONS_HINT = "valid options: ca, cert, key, verify=full|ca, password_file"
@@ -177,14 +178,26 @@ def _parse_address(text: str, url: str) -> Address:
     host, separator, digits = text.rpartition(":")
     if not separator or text.endswith("]"):
         host, digits = text, str(PORT)
-    port = int(digits) if digits.isascii() and digits.isdigit() else 0
+    port = (
+        int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= PORT_DIGITS else 0
+    )
     bracketed = host.startswith("[") and host.endswith("]")
     host = host[1:-1] if bracketed else host
     if (
-        not host
+        not _is_host(host)
         or not 0 < port < 1 << 16
         or (":" in host) != bracketed
         or any(c in host for c in "/@?# ")
     ):
         raise ConfigError("url", f"{text!r} in {safe(url)!r} is not a host and port", hint=HINT)
     return Address(host, port)
+
+
+def _is_host(text: str) -> bool:
+    """Return False for what the resolver refuses with an error of its own: an empty
+    label or one of more than 63 characters, or characters that no name has.
+    """
+    try:
+        return bool(text.encode("idna"))
+    except UnicodeError:
+        return False
