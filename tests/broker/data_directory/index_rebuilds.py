@@ -34,16 +34,21 @@ from txmq.core.transactions.decisions import DecideTransaction
 from txmq.errors import TxmqError
 from txmq.model.message import Decision
 from txmq.store.index import environment, lmdb_tables
-from txmq.store.index.digest import DATA
+from txmq.store.index.digest import DATA, walk
 from txmq.testing.simfs import SimFS, crash_points
 
 Run = Callable[[SimFS, Path], None]
 
 
 def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make a snapshot load in several transactions, and keep the index file short."""
+    """Make a snapshot load in several transactions, keep the index file short, and look
+    for damage in this process.
+    """
     monkeypatch.setattr(lmdb_tables, "LOADED_AT_ONCE", 80)
     monkeypatch.setattr(environment, "AHEAD", 4_096)
+    # A fork of a process of tests takes longer than the look. No damage of these disks
+    # crashes LMDB, or the test has a process of its own.
+    monkeypatch.setattr(environment, "find_damage", walk)
 
 
 class Twin(NamedTuple):

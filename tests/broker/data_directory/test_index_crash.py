@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 
 import lmdb
 import pytest
@@ -31,6 +32,7 @@ from tests.broker.data_directory.index_world import (
     written_back,
 )
 from tests.broker.support import BEGAN
+from tests.fixtures_postgres import memory_or_disk
 from txmq.broker.data_directory.storage import open_directory
 from txmq.store.index import environment, lmdb_tables
 from txmq.store.index.digest import DATA, EMPTY, Digests, digest_of
@@ -47,8 +49,10 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def twin(tmp_path_factory: pytest.TempPathFactory) -> Twin:
-    return made_twin(tmp_path_factory.mktemp("twin") / "data")
+def twin() -> Iterator[Twin]:
+    """A twin in memory: the disk that loses power is simulated."""
+    with TemporaryDirectory(prefix="txmq-twin-", dir=memory_or_disk()) as directory:
+        yield made_twin(Path(directory) / "data")
 
 
 @pytest.mark.parametrize("name", REBUILDS)
