@@ -115,8 +115,8 @@ class Shop:
         claim = {"group": self.group, "member": "m-2", "generation": joined["generation"]}
         got = {
             offset: chunk.attempt
-            for _ in range(2)
-            for chunk in self._peer.fetch(**claim)
+            for wait_ms in (5_000, 500)  # the second time nothing is left
+            for chunk in self._peer.fetch(**claim, wait_ms=wait_ms)
             for offset in range(chunk.base_offset, chunk.base_offset + chunk.rows)
         }
         self._peer.call("consumer.leave", group=self.group, member="m-2", instance="i-2")
