@@ -25,6 +25,7 @@ from txmq.tx.postgres.blocking import read_server
 from txmq.tx.postgres.errors import translated
 from txmq.tx.postgres.identity import ServerIdentity
 from txmq.tx.postgres.session import Connection, Cursor, connect, parsed_dsn
+from txmq_spark.task_frames import task_frame
 
 TASK_PAGES: Final = 8_192  # pages that one task reads: 64 MiB
 FILE_BUFFER: Final = 1 << 20  # bytes; a result goes to a file, so that a task of any size fits
@@ -211,11 +212,28 @@ def table_frame(
     columns: Mapping[str, Composable],
     schema: str,
     where: Composable | None,
+    *,
+    few: bool = False,
 ) -> DataFrame:
-    """Return expressions over the rows of a table, read by several tasks.
+    """Return expressions over the rows of a table, read by several tasks; `few`: by one.
 
     `columns` maps the names of `schema` to the expressions. Raises SchemaMissing where
     the database has no such table.
+    """
+    queries = table_queries(snapshot, table, columns, where)
+    return query_frame(spark, snapshot, queries, schema, few=few)
+
+
+def table_queries(
+    snapshot: DatabaseSnapshot,
+    table: str,
+    columns: Mapping[str, Composable],
+    where: Composable | None,
+) -> list[Composable]:
+    """Return queries for expressions over the rows of a table, each for some pages.
+
+    `columns` maps names to the expressions. Raises SchemaMissing where the database has
+    no such table.
     """
     kind = require_table(snapshot, table)
     selected = SQL(", ").join(
@@ -227,31 +245,31 @@ def table_frame(
         else [(table_name(table), SQL("true"))]
     )
     condition = where or SQL("true")
-    queries = [
+    return [
         SQL("SELECT {} FROM {} WHERE {} AND {}").format(selected, source, condition, piece)
         for source, piece in sources
     ]
-    return query_frame(spark, snapshot, queries, schema)
 
 
 def query_frame(
-    spark: SparkSession, snapshot: DatabaseSnapshot, queries: Sequence[Composable], schema: str
+    spark: SparkSession,
+    snapshot: DatabaseSnapshot,
+    queries: Sequence[Composable],
+    schema: str,
+    *,
+    few: bool = False,
 ) -> DataFrame:
-    """Return the rows of all queries; one task reads each of them.
+    """Return the rows of all queries. One task reads each of them; `few`: one reads all.
 
     The types of `schema` are bigint, boolean and string.
     """
-    texts = [(query.as_string(snapshot.connection),) for query in queries]
+    texts = [query.as_string(snapshot.connection) for query in queries]
     dsn, exported = snapshot.dsn, snapshot.exported
 
-    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for query in batch.column("query").to_pylist():
-                yield from copy_batches(dsn, exported, query, schema)
+    def read(query: str) -> Iterator[pa.RecordBatch]:
+        yield from copy_batches(dsn, exported, query, schema)
 
-    rows = spark.createDataFrame(texts, "query string")
-    plan = rows.repartition(len(texts)) if len(texts) > 1 else rows.coalesce(1)
-    return plan.mapInArrow(read, schema)
+    return task_frame(spark, texts, read, schema, few=few)
 
 
 ARROW: Final = {"bigint": pa.int64(), "boolean": pa.bool_(), "string": pa.string()}

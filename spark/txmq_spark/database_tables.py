@@ -5,7 +5,7 @@ the business.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from math import inf
 from typing import Any, Final, NamedTuple
@@ -24,8 +24,9 @@ from txmq_spark.database_snapshot import (
     table_exists,
     table_frame,
     table_pages,
+    table_queries,
 )
-from txmq_spark.letter_evidence import EvidenceTables
+from txmq_spark.letter_evidence import EvidenceTables, gathered
 from txmq_spark.mapping import BusinessTable
 from txmq_spark.mapping import Mapping as TableMapping
 
@@ -103,25 +104,22 @@ def read_tables(
 
     Raises SchemaMissing, ConfigError, DatabaseError.
     """
-    applied = _all(
-        inbox_ranges(spark, snapshot, group).withColumn("group", f.lit(group.name))
+    applied = [
+        inbox_ranges(spark, snapshot, group, few=few).withColumn("group", f.lit(group.name))
         for group in groups
         if table_exists(snapshot, RECENT)
-    )
+    ]
     tokens = None
     if table_exists(snapshot, TOKENS):
-        tokens = decided_tokens(spark, snapshot, groups[0].log_id)
-    found = EvidenceTables(
-        applied=applied,
-        tokens=tokens,
-        business=_all(
-            business_rows(spark, snapshot, table).withColumn("about", f.lit(about))
-            for about, table in enumerate(mapping.tables)
-        ),
-    )
+        tokens = decided_tokens(spark, snapshot, groups[0].log_id, few=few)
+    business = [
+        business_rows(spark, snapshot, table, few=few).withColumn("about", f.lit(about))
+        for about, table in enumerate(mapping.tables)
+    ]
+    found = EvidenceTables(_all(applied, few=few), tokens=tokens, business=_all(business, few=few))
     if mapping.applied:
         found = _with_query(spark, snapshot, found, mapping.applied, groups[0].name)
-    found = found.kept(few=few)
+    found = found.kept()
     if any(table.token for table in mapping.tables) and found.business is not None:
         found = found._replace(tokens=_with_writers(found.tokens, found.business))
     return found
@@ -142,10 +140,11 @@ def evidence_names(mapping: TableMapping) -> list[str]:
     return [TOKENS, RECENT, FOLDED, *(table.name for table in mapping.tables)]
 
 
-def _all(frames: Iterable[DataFrame]) -> DataFrame | None:
+def _all(frames: Sequence[DataFrame], *, few: bool) -> DataFrame | None:
     """Return the rows of all frames; None where there is no frame."""
-    several = list(frames)
-    return reduce(DataFrame.union, several) if several else None
+    if len(frames) > 1:
+        return gathered(reduce(DataFrame.union, frames), few=few)
+    return frames[0] if frames else None
 
 
 def oldest_token(snapshot: DatabaseSnapshot) -> str | None:
@@ -162,7 +161,7 @@ def oldest_token(snapshot: DatabaseSnapshot) -> str | None:
 
 
 def inbox_ranges(
-    spark: SparkSession, snapshot: DatabaseSnapshot, group: GroupIdentity
+    spark: SparkSession, snapshot: DatabaseSnapshot, group: GroupIdentity, *, few: bool = False
 ) -> DataFrame:
     """Return the offsets whose effect is committed, as ranges.
 
@@ -195,19 +194,19 @@ def inbox_ranges(
         "lower": Identifier("offset"),
         "upper": SQL('"offset" + 1'),
     }
-    recent = table_frame(
-        spark, snapshot, RECENT, columns, schema, mine.format(of_group, places, here)
-    )
+    recent = table_queries(snapshot, RECENT, columns, mine.format(of_group, places, here))
     folded = SQL(
         "SELECT {}, partition, lower(r), upper(r)"
         " FROM public.txmq_inbox, {}, unnest(applied * int8multirange(int8range(low, high))) r"
         " WHERE {} AND {}"
     )
-    query = folded.format(topic, places, of_group, here)
-    return recent.union(query_frame(spark, snapshot, [query], schema))
+    queries = [*recent, folded.format(topic, places, of_group, here)]
+    return query_frame(spark, snapshot, queries, schema, few=few)
 
 
-def decided_tokens(spark: SparkSession, snapshot: DatabaseSnapshot, log_id: str) -> DataFrame:
+def decided_tokens(
+    spark: SparkSession, snapshot: DatabaseSnapshot, log_id: str, *, few: bool = False
+) -> DataFrame:
     """Return the decided transactions of this broker.
 
     The columns are token, state, and at in microseconds.
@@ -218,13 +217,12 @@ def decided_tokens(spark: SparkSession, snapshot: DatabaseSnapshot, log_id: str)
         "at": SQL("(extract(epoch FROM at) * 1000000)::int8"),
     }
     mine = SQL("log_id = {}::uuid").format(Literal(log_id))
-    return table_frame(
-        spark, snapshot, TOKENS, columns, "token string, state string, at bigint", mine
-    )
+    schema = "token string, state string, at bigint"
+    return table_frame(spark, snapshot, TOKENS, columns, schema, mine, few=few)
 
 
 def business_rows(
-    spark: SparkSession, snapshot: DatabaseSnapshot, business: BusinessTable
+    spark: SparkSession, snapshot: DatabaseSnapshot, business: BusinessTable, *, few: bool = False
 ) -> DataFrame:
     """Return the business table as key, version and token.
 
@@ -239,9 +237,8 @@ def business_rows(
             Identifier(business.token) if business.token else NULL
         ),
     }
-    return table_frame(
-        spark, snapshot, business.name, columns, "key string, version bigint, token string", None
-    )
+    schema = "key string, version bigint, token string"
+    return table_frame(spark, snapshot, business.name, columns, schema, None, few=few)
 
 
 def _with_writers(known: DataFrame | None, business: DataFrame) -> DataFrame:

@@ -34,9 +34,9 @@ class EvidenceTables(NamedTuple):
     # key, version, token, about; version and token may be null
     business: DataFrame | None = None
 
-    def kept(self, *, few: bool = False) -> EvidenceTables:
-        """Return the tables so that each is read once; `few`: each in one task."""
-        return EvidenceTables(*(table and gathered(table, few=few).persist(KEPT) for table in self))
+    def kept(self) -> EvidenceTables:
+        """Return the tables so that each is read once."""
+        return EvidenceTables(*(table and table.persist(KEPT) for table in self))
 
     def release(self) -> None:
         """Free what was kept."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from hashlib import sha256
+from math import inf
 from typing import Annotated, Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -28,6 +29,7 @@ from pyspark.sql import functions as f
 
 from txmq.errors import ConfigError, RemoteProtocolError
 from txmq.wire.json import WireModel, parse_as
+from txmq_spark.concurrent_actions import at_once
 from txmq_spark.hadoop_files import Directory
 from txmq_spark.letter_evidence import KEPT, LETTER
 from txmq_spark.plan import LetterClass, PlanRules
@@ -166,8 +168,10 @@ class PlacedLetters(NamedTuple):
     parts: int
 
 
-def in_parts(letters: DataFrame) -> PlacedLetters:
-    """Assign letters to parts, by their places alone."""
+def in_parts(letters: DataFrame, most: float = inf) -> PlacedLetters:
+    """Assign letters to parts, by their places alone. There are no more than `most`."""
+    if most <= PART_LETTERS:
+        return PlacedLetters(letters.withColumn("part", f.lit(0)), 1)
     by = LETTER[:3]
     ranges = (
         letters.groupBy(*by)
@@ -268,8 +272,12 @@ def write_plan(
         )
     for name in sorted(OURS, reverse=True):  # the manifest before what it stands for
         directory.remove(name)
-    letters.write.partitionBy("part").parquet(f"{directory.path}/{LETTERS}", mode="overwrite")
-    missing.write.parquet(f"{directory.path}/{MISSING}", mode="overwrite")
+    by_part = letters.write.partitionBy("part")
+    at_once(
+        spark,
+        lambda: by_part.parquet(f"{directory.path}/{LETTERS}", mode="overwrite"),
+        lambda: missing.write.parquet(f"{directory.path}/{MISSING}", mode="overwrite"),
+    )
     directory.write(MADE, made.model_dump_json() + "\n")
     directory.write(MANIFEST, manifest.text())
     return StoredPlan(directory.path, manifest, _stored(spark, directory.path))

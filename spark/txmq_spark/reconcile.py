@@ -36,7 +36,6 @@ from txmq_spark.database_tables import (
 )
 from txmq_spark.letter_evidence import (
     KEPT,
-    PLACE,
     EvidenceTables,
     gathered,
     join_evidence,
@@ -44,7 +43,9 @@ from txmq_spark.letter_evidence import (
     token_column,
     tokens_without_messages,
 )
+from txmq_spark.letter_reading import LetterReader
 from txmq_spark.mapping import Mapping, mistake_column, version_column
+from txmq_spark.message_reading import MessageReader
 from txmq_spark.plan import LetterClass, PlanRules, classified
 from txmq_spark.plan_directory import (
     PlanFilters,
@@ -59,7 +60,9 @@ from txmq_spark.plan_directory import (
 )
 from txmq_spark.plan_summary import PlanSummary, summarize, summarize_missing
 from txmq_spark.query_errors import job_errors
+from txmq_spark.source_options import ReadOptions, parse_read_options
 from txmq_spark.spark_session import planned_once
+from txmq_spark.task_frames import task_frame
 from txmq_spark.token_states import broker_states
 
 # the broker keeps outcomes of transactions for so long
@@ -138,7 +141,7 @@ def reconciled(spark: SparkSession, options: ReconcileOptions) -> Iterator[Recon
                 tables = read_tables(spark, snapshot, inputs.groups, options.mapping, few=few)
             stack.callback(tables.release)
             if snapshot is not None:
-                log = gathered(_log(spark, options, inputs), few=few).persist(KEPT)
+                log = _log(spark, options, inputs, few=few).persist(KEPT)
                 stack.callback(log.unpersist)
             found = _reconcile(spark, options, inputs, tables, log, few=few)
             stack.callback(found.letters.unpersist)
@@ -163,8 +166,9 @@ def _reconcile(
     few: bool,
 ) -> Reconciliation:
     # listed once, because several joins must see the same letters
-    listed = _kept_once(gathered(_letters(spark, options, inputs), few=few))
-    letters = in_parts(listed)
+    listed = _kept_once(_letters(spark, options, inputs, few=few))
+    places = sum(map(sum, inputs.ends.values()))
+    letters = in_parts(listed, places * len(inputs.groups))
     evidence = join_evidence(letters.frame, log, tables)
     judged = classified(_with_token_states(evidence, options, inputs), options.rules, few=few)
     plan = arranged(judged, letters.parts)
@@ -282,18 +286,20 @@ def require_same_topics(inputs: Inputs) -> None:
             )
 
 
-def _log(spark: SparkSession, options: ReconcileOptions, inputs: Inputs) -> DataFrame:
+def _log(
+    spark: SparkSession, options: ReconcileOptions, inputs: Inputs, *, few: bool
+) -> DataFrame:
     """Return the messages of the log up to the ends, without bodies."""
     ends = {topic: dict(enumerate(ends)) for topic, ends in inputs.ends.items()}
-    reader = spark.read.format("txmq").option("url", options.url).option("topic", ",".join(ends))
-    reader = reader.option("endingOffsets", json.dumps(ends)).option(
-        "minPartitions", spark.sparkContext.defaultParallelism
-    )
-    read = reader.schema(_ddl(MESSAGES, LOG_COLUMNS)).load()
+    asked = {"topic": ",".join(ends), "endingOffsets": json.dumps(ends)}
+    reader = MessageReader(_read_options(spark, options, asked), LOG_COLUMNS)
+    read = _frame_of(spark, reader, _ddl(MESSAGES, LOG_COLUMNS), few=few)
     return read.withColumn("about", options.mapping.about())
 
 
-def _letters(spark: SparkSession, options: ReconcileOptions, inputs: Inputs) -> DataFrame:
+def _letters(
+    spark: SparkSession, options: ReconcileOptions, inputs: Inputs, *, few: bool
+) -> DataFrame:
     """Return the open letters of messages below the ends, with times as numbers."""
     version = options.mapping.version
     heavy = {"body": "json:", "headers": "header:"}
@@ -301,16 +307,9 @@ def _letters(spark: SparkSession, options: ReconcileOptions, inputs: Inputs) -> 
     if not inputs.has_schemas:  # bodies are not read without a need
         names.remove("unfit")
     groups = ",".join(group.name for group in inputs.groups)
-    reader = spark.read.format("txmq").option("url", options.url).option("letters", groups)
-    reader = reader.option("minPartitions", spark.sparkContext.defaultParallelism)
-    letters = reader.schema(_ddl(LETTERS, names)).load()
-    ends = [
-        (topic, number, end)
-        for topic, ends in inputs.ends.items()
-        for number, end in enumerate(ends)
-    ]
-    below = spark.createDataFrame(ends, "topic string, partition int, end bigint")
-    known = letters.join(f.broadcast(below), PLACE[:2]).where("offset < end")
+    reader = LetterReader(_read_options(spark, options, {"letters": groups}), names)
+    letters = _frame_of(spark, reader, _ddl(LETTERS, names), few=few)
+    known = letters.where(f.col("offset") < _ends(inputs))
     column = version_column(version)
     none = f.lit(None).cast("bigint")
     known = known.withColumn("version", none if column is None else column).withColumns(
@@ -324,7 +323,29 @@ def _letters(spark: SparkSession, options: ReconcileOptions, inputs: Inputs) -> 
             "about": options.mapping.about(),
         }
     )
-    return known.drop("end", "unfit", "body", "headers", "error_text", "reserved_by", "damaged")
+    return known.drop("unfit", "body", "headers", "error_text", "reserved_by", "damaged")
+
+
+def _read_options(
+    spark: SparkSession, options: ReconcileOptions, asked: dict[str, str]
+) -> ReadOptions:
+    least = str(spark.sparkContext.defaultParallelism)
+    return parse_read_options({"url": options.url, "minPartitions": least, **asked})
+
+
+def _frame_of(
+    spark: SparkSession, reader: LetterReader | MessageReader, schema: str, *, few: bool
+) -> DataFrame:
+    """Return what a reader of the data source reads, planned by this process: Spark
+    starts one of its own for each step of that.
+    """
+    return task_frame(spark, reader.partitions(), reader.read, schema, few=few)
+
+
+def _ends(inputs: Inputs) -> Column:
+    """Return the published end of a row's partition; null = its topic is not read."""
+    known = f.from_json(f.lit(json.dumps(inputs.ends)), "map<string, array<bigint>>")
+    return f.get(f.try_element_at(known, f.col("topic")), f.col("partition"))
 
 
 def _unfit(letters: DataFrame) -> Column:
@@ -388,7 +409,8 @@ def _missing(
     log: DataFrame | None,
 ) -> DataFrame:
     """Return rows and transactions without messages, and messages without rows."""
-    found = spark.createDataFrame([], MISSING)
+    nothing = [f"CAST(NULL AS {kind}) {name}" for name, kind in map(str.split, MISSING.split(", "))]
+    found = spark.range(0).selectExpr(*nothing)
     if tables.tokens is not None and log is not None and inputs.snapshot is not None:
         found = found.union(_missing_transactions(options, inputs.snapshot, tables.tokens, log))
     if tables.business is not None and log is not None:

@@ -265,14 +265,14 @@ def made(
     """
     directory, deaths = tmp_path_factory.mktemp("made"), list[str]()
 
-    def killing(letters: DataFrame) -> PlacedLetters:
+    def killing(letters: DataFrame, most: float) -> PlacedLetters:
         if deaths:
             failed.broker.restart()
             deaths.append("broker")
         else:
             execute(failed, KILL, "txmq reconcile")
             deaths.append("database")
-        return in_parts(letters)
+        return in_parts(letters, most)
 
     mapping = directory / "shop.toml"
     mapping.write_text('[[table]]\nname = "orders"\nkey = "id"\n')
