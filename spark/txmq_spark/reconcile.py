@@ -11,15 +11,15 @@ the broker, join and classify. The driver has counts.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import reduce
 from typing import Any, Final, NamedTuple
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from txmq.errors import ConfigError, LogChanged, UnknownTopic
+from txmq.errors import ConfigError
 from txmq.model.units import DAY, MILLISECOND
 from txmq_spark.arrow_letters import LETTERS
 from txmq_spark.arrow_messages import MESSAGES
@@ -27,8 +27,6 @@ from txmq_spark.broker_link import BrokerLink
 from txmq_spark.concurrent_actions import at_once
 from txmq_spark.database_snapshot import DatabaseSnapshot, open_snapshot
 from txmq_spark.database_tables import (
-    GroupIdentity,
-    GroupPartition,
     evidence_names,
     evidence_pages,
     oldest_token,
@@ -60,6 +58,7 @@ from txmq_spark.plan_directory import (
 )
 from txmq_spark.plan_summary import PlanSummary, summarize, summarize_missing
 from txmq_spark.query_errors import job_errors
+from txmq_spark.reconcile_inputs import Inputs, fix_inputs, require_same_topics
 from txmq_spark.source_options import ReadOptions, parse_read_options
 from txmq_spark.spark_session import planned_once
 from txmq_spark.task_frames import task_frame
@@ -103,19 +102,6 @@ class Reconciliation(NamedTuple):
         return write_plan(spark, path, self.manifest, self.made, self.letters, self.missing)
 
 
-class Inputs(NamedTuple):
-    """The snapshot and the published ends, and the connections that read them."""
-
-    link: BrokerLink
-    snapshot: DatabaseSnapshot | None
-    groups: tuple[GroupIdentity, ...]
-    firsts: dict[str, tuple[int, ...]]
-    ends: dict[str, tuple[int, ...]]
-    has_schemas: bool  # some topic has a JSON Schema
-    topic_ids: dict[str, int]
-    letters: int  # of all groups
-
-
 @contextmanager
 def reconciled(spark: SparkSession, options: ReconcileOptions) -> Iterator[Reconciliation]:
     """Classify the letters and make a plan, which lasts for the block; change nothing.
@@ -134,7 +120,8 @@ def reconciled(spark: SparkSession, options: ReconcileOptions) -> Iterator[Recon
             opened = open_snapshot(options.dsn, names, standby=options.standby)
             snapshot = stack.enter_context(opened)
             options.mapping.check(snapshot)
-        inputs = fix_inputs(stack.enter_context(BrokerLink(options.url)), snapshot, options)
+        link = stack.enter_context(BrokerLink(options.url))
+        inputs = fix_inputs(link, snapshot, options.groups, options.topics)
         few, tables, log = _is_few(inputs, options), EvidenceTables(), None
         with planned_once(spark) if few else nullcontext():
             if snapshot is not None:
@@ -216,39 +203,6 @@ def _kept_once(letters: DataFrame) -> DataFrame:
     return letters.localCheckpoint(storageLevel=KEPT)
 
 
-def fix_inputs(
-    link: BrokerLink, snapshot: DatabaseSnapshot | None, options: ReconcileOptions
-) -> Inputs:
-    """Return the ends to classify up to. Raises ConfigError, RequestRejected."""
-    groups: list[GroupIdentity] = []
-    letters = 0
-    found = {topic: link.call("topic.show", name=topic) for topic in options.topics}
-    for name in sorted(set(options.groups)):
-        shown = link.call("group.show", group=name)
-        if not options.topics:
-            found |= _there(link, set(shown["topics"]) - found.keys())
-        read = found.keys() & shown["topics"]
-        if not (options.topics or read):
-            raise ConfigError(
-                "group", f"group {name} reads no topic", hint="check the name of the group"
-            )
-        places = tuple(
-            place
-            for position in shown["positions"]
-            if position["topic"] in found
-            for place in GroupPartition.of(position)
-        )
-        groups.append(GroupIdentity(name, link.log_id, places))
-        letters += int(shown["letters"])
-    firsts, ends = (
-        {topic: tuple(map(int, shown[bound])) for topic, shown in sorted(found.items())}
-        for bound in ("firsts", "ends")
-    )
-    schemas = any(shown.get("schema") for shown in found.values())
-    ids = {topic: int(shown["topic_id"]) for topic, shown in found.items()}
-    return Inputs(link, snapshot, tuple(groups), firsts, ends, schemas, ids, letters)
-
-
 def _is_few(inputs: Inputs, options: ReconcileOptions) -> bool:
     """Return True where one task for each step is faster than exchanges between
     tasks.
@@ -262,28 +216,6 @@ def _is_few(inputs: Inputs, options: ReconcileOptions) -> bool:
             inputs.snapshot is None or evidence_pages(inputs.snapshot, options.mapping) <= FEW_PAGES
         )
     )
-
-
-def _there(link: BrokerLink, topics: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return the topics that exist, by name. Not all topics are listed for that: a user
-    may know these only.
-    """
-    found = {}
-    for topic in topics:
-        with suppress(UnknownTopic):
-            found[topic] = link.call("topic.show", name=topic)
-    return found
-
-
-def require_same_topics(inputs: Inputs) -> None:
-    """Raise LogChanged where a topic was made again meanwhile, or the log replaced: the
-    evidence is then of other messages than the letters.
-    """
-    for topic, topic_id in inputs.topic_ids.items():
-        if inputs.link.call("topic.show", name=topic)["topic_id"] != topic_id:
-            raise LogChanged(
-                f"topic {topic} was deleted and made again meanwhile", hint="run the job again"
-            )
 
 
 def _log(

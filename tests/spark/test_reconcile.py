@@ -39,10 +39,9 @@ from txmq_spark.plan_summary import MissingMessage
 from txmq_spark.reconcile import (
     ReconcileOptions,
     Reconciliation,
-    fix_inputs,
     reconciled,
-    require_same_topics,
 )
+from txmq_spark.reconcile_inputs import fix_inputs, require_same_topics
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -423,7 +422,7 @@ def test_a_topic_that_is_made_again_meanwhile_ends_the_job(
     client.send(topic, b"x")
     drain(client, topic, topic)
     with BrokerLink(broker) as link:
-        inputs = fix_inputs(link, None, ReconcileOptions(broker, (topic,)))
+        inputs = fix_inputs(link, None, (topic,))
         require_same_topics(inputs)
         client.call("topic.delete", name=topic)
         with pytest.raises(UnknownTopic):
