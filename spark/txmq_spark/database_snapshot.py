@@ -95,7 +95,7 @@ class DatabaseSnapshot(NamedTuple):
 
 @contextmanager
 def open_snapshot(
-    dsn: str, tables: Iterable[str] = (), *, standby: bool = False
+    dsn: str, tables: Iterable[str | Identifier] = (), *, standby: bool = False
 ) -> Iterator[DatabaseSnapshot]:
     """Take a snapshot of the database, which lasts for the block.
 
@@ -128,21 +128,21 @@ def open_snapshot(
         yield DatabaseSnapshot(connection, dsn, exported, sees, at, database, identity)
 
 
-def _begin_locked(cursor: Cursor, tables: Iterable[str]) -> None:
+def _begin_locked(cursor: Cursor, tables: Iterable[str | Identifier]) -> None:
     """Begin a transaction, and lock the tables that exist against changes.
 
     The locks come before the snapshot. Under an older one PostgreSQL shows a table that
     was truncated, rewritten or dropped meanwhile without its rows, and a detached
     partition not at all.
     """
-    locked = list[tuple[str, Identifier]]()
+    locked = list[Identifier]()
     for name in tables:
-        table = table_name(name)
+        table = table_name(name) if isinstance(name, str) else name
         cursor.execute(_LOCKABLE, {"table": table.as_string(cursor)})
-        locked += [(name, table)] * cursor.rowcount
+        locked += [table] * cursor.rowcount
     cursor.execute(_BEGIN)
-    for name, table in locked:
-        with translated(f"locking the table {name} against changes"):
+    for table in locked:
+        with translated(f"locking the table {'.'.join(table.strings)} against changes"):
             cursor.execute(_LOCK.format(table))
 
 

@@ -20,6 +20,7 @@ from txmq.tx.postgres.errors import translate, translated
 from txmq.tx.postgres.partitions import partitions
 from txmq_spark.database_snapshot import (
     DatabaseSnapshot,
+    fetch,
     query_frame,
     table_exists,
     table_frame,
@@ -55,6 +56,14 @@ BEGIN
     OPEN opened FOR EXECUTE current_setting('txmq.probe');
     CLOSE opened;
 END $$
+"""
+# The tables and views that this transaction has read, or is about to read.
+_READ: Final = """
+SELECT nspname, relname FROM pg_locks
+JOIN pg_class ON pg_class.oid = relation JOIN pg_namespace ON pg_namespace.oid = relnamespace
+WHERE locktype = 'relation' AND pid = pg_backend_pid() AND relkind IN ('r', 'p', 'v')
+    AND nspname NOT IN ('pg_catalog', 'information_schema')
+    AND has_table_privilege(relation, 'SELECT')
 """
 LAST_OFFSET: Final = 2**63 - 1
 
@@ -138,6 +147,16 @@ def evidence_pages(snapshot: DatabaseSnapshot, mapping: TableMapping) -> float:
 def evidence_names(mapping: TableMapping) -> list[str]:
     """Return the names of all tables that are read, where they exist."""
     return [TOKENS, RECENT, FOLDED, *(table.name for table in mapping.tables)]
+
+
+def query_tables(snapshot: DatabaseSnapshot, query: str) -> list[Identifier]:
+    """Return the tables and views that a query names, as far as this role may lock
+    them. A view that it may lock locks its tables.
+
+    Raises ConfigError where the query fails, or has other columns than it should.
+    """
+    _query_columns(snapshot, query)
+    return [Identifier(*name) for name in fetch(snapshot, _READ, {})]
 
 
 def _all(frames: Sequence[DataFrame], *, few: bool) -> DataFrame | None:

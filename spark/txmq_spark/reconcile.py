@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from functools import reduce
 from typing import Any, Final, NamedTuple
 
+from psycopg2.sql import Identifier
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
@@ -30,6 +31,7 @@ from txmq_spark.database_tables import (
     evidence_names,
     evidence_pages,
     oldest_token,
+    query_tables,
     read_tables,
 )
 from txmq_spark.letter_evidence import (
@@ -116,7 +118,7 @@ def reconciled(spark: SparkSession, options: ReconcileOptions) -> Iterator[Recon
         stack.enter_context(job_errors())
         snapshot = None
         if options.dsn:
-            names = evidence_names(options.mapping)
+            names = _names_to_lock(options.dsn, options)
             opened = open_snapshot(options.dsn, names, standby=options.standby)
             snapshot = stack.enter_context(opened)
             options.mapping.check(snapshot)
@@ -201,6 +203,15 @@ def _kept_once(letters: DataFrame) -> DataFrame:
     if letters.sparkSession.sparkContext.getCheckpointDir() is not None:
         return letters.checkpoint()
     return letters.localCheckpoint(storageLevel=KEPT)
+
+
+def _names_to_lock(dsn: str, options: ReconcileOptions) -> list[str | Identifier]:
+    """Return the names of all tables that the job reads."""
+    names: list[str | Identifier] = [*evidence_names(options.mapping)]
+    if options.mapping.applied:
+        with open_snapshot(dsn, standby=options.standby) as before:
+            names += query_tables(before, options.mapping.applied)
+    return names
 
 
 def _is_few(inputs: Inputs, options: ReconcileOptions) -> bool:

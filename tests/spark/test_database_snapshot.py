@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
@@ -38,6 +38,7 @@ from txmq_spark.database_tables import (
     evidence_names,
     inbox_ranges,
     oldest_token,
+    query_tables,
     read_tables,
 )
 from txmq_spark.mapping import BusinessTable, Mapping
@@ -299,7 +300,7 @@ def test_a_table_is_changed_before_its_snapshot_or_behind_it(
         " INSERT INTO parts TABLE rows; SET lock_timeout = '20ms'"
     )
 
-    def meanwhile(own: Cursor, tables: Iterable[str]) -> None:
+    def meanwhile(own: Cursor, tables: Iterable[str | Identifier]) -> None:
         begin(own, tables)
         try:
             cursor.execute(change)
@@ -323,6 +324,32 @@ def test_a_table_is_changed_before_its_snapshot_or_behind_it(
         ]
     assert sorted(found) == sorted([*range(1, 10)] * 2)
     assert refused == [change]
+
+
+def test_the_tables_of_a_query_are_locked_as_far_as_the_role_may(
+    connection: Connection, database: str
+) -> None:
+    """Also those below a view whose tables the role may not read."""
+    cursor, reader = connection.cursor(), f"asking_{parse_dsn(database)['dbname']}"
+    cursor.execute(
+        'CREATE TABLE "o.d d%" AS SELECT 1 AS number; CREATE TABLE hidden AS SELECT 2 AS number;'
+        " CREATE TABLE other AS SELECT 3 AS number;"
+        " CREATE VIEW seen AS SELECT number FROM hidden;"
+        f' CREATE ROLE {reader}; GRANT SELECT ON "o.d d%", seen TO {reader}'
+    )
+    query = 'SELECT \'a\' AS message_id FROM seen, "o.d d%" WHERE false; -- all'
+    dsn = make_dsn(database, options=f"-c role={reader}")
+    try:
+        with open_snapshot(dsn) as before:
+            names = query_tables(before, query)
+        with open_snapshot(dsn, names):
+            for table, is_locked in {'"o.d d%"': True, "hidden": True, "other": False}.items():
+                cursor.execute("SET lock_timeout = '20ms'")
+                refused = pytest.raises(psycopg2.errors.LockNotAvailable)
+                with refused if is_locked else nullcontext():
+                    cursor.execute(f"TRUNCATE {table}")
+    finally:
+        cursor.execute(f"DROP OWNED BY {reader}; DROP ROLE {reader}")
 
 
 def test_a_role_needs_the_right_to_read_a_table_and_no_other(
