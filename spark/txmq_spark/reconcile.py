@@ -52,13 +52,19 @@ from txmq_spark.plan_directory import (
     PlanInputs,
     PlanMade,
     PlanManifest,
+    PlanPart,
     StoredPlan,
     arranged,
     in_parts,
     part_digests,
     write_plan,
 )
-from txmq_spark.plan_summary import PlanSummary, summarize, summarize_missing
+from txmq_spark.plan_summary import (
+    MissingSummary,
+    PlanSummary,
+    summarize,
+    summarize_missing,
+)
 from txmq_spark.query_errors import job_errors
 from txmq_spark.reconcile_inputs import Inputs, fix_inputs, require_same_topics
 from txmq_spark.source_options import ReadOptions, parse_read_options
@@ -154,15 +160,12 @@ def _reconcile(
     *,
     few: bool,
 ) -> Reconciliation:
-    # listed once, because several joins must see the same letters
-    listed = _kept_once(_letters(spark, options, inputs, few=few))
-    places = sum(map(sum, inputs.ends.values()))
-    letters = in_parts(listed, places * len(inputs.groups))
-    evidence = join_evidence(letters.frame, log, tables)
-    judged = classified(_with_token_states(evidence, options, inputs), options.rules, few=few)
-    plan = arranged(judged, letters.parts)
-    missing = gathered(_missing(spark, options, inputs, tables, log), few=few).persist(KEPT)
-    parts, lost = at_once(spark, lambda: part_digests(plan), lambda: summarize_missing(missing))
+    # While the driver plans one, executors work on the other.
+    (plan, parts), (missing, lost) = at_once(
+        spark,
+        lambda: _judged(spark, options, inputs, tables, log, few=few),
+        lambda: _told_missing(spark, options, inputs, tables, log, few=few),
+    )
     snapshot = inputs.snapshot
     youngest = plan.agg(f.max("dead_at").alias("at")).first() if snapshot is None else None
     now = snapshot.at if snapshot else int((youngest and youngest["at"]) or 0)
@@ -194,6 +197,40 @@ def _reconcile(
     if snapshot is not None:
         made = PlanMade(snapshot=snapshot.visible, snapshot_at=snapshot.at)
     return Reconciliation(manifest.sealed(), made, summary, plan, missing)
+
+
+def _judged(
+    spark: SparkSession,
+    options: ReconcileOptions,
+    inputs: Inputs,
+    tables: EvidenceTables,
+    log: DataFrame | None,
+    *,
+    few: bool,
+) -> tuple[DataFrame, tuple[PlanPart, ...]]:
+    """Return the letters with their classes, and the digests of their parts."""
+    # listed once, because several joins must see the same letters
+    listed = _kept_once(_letters(spark, options, inputs, few=few))
+    places = sum(map(sum, inputs.ends.values()))
+    letters = in_parts(listed, places * len(inputs.groups))
+    evidence = join_evidence(letters.frame, log, tables)
+    judged = classified(_with_token_states(evidence, options, inputs), options.rules, few=few)
+    plan = arranged(judged, letters.parts)
+    return plan, part_digests(plan)
+
+
+def _told_missing(
+    spark: SparkSession,
+    options: ReconcileOptions,
+    inputs: Inputs,
+    tables: EvidenceTables,
+    log: DataFrame | None,
+    *,
+    few: bool,
+) -> tuple[DataFrame, MissingSummary]:
+    """Return what is missing, and its counts."""
+    missing = gathered(_missing(spark, options, inputs, tables, log), few=few).persist(KEPT)
+    return missing, summarize_missing(missing)
 
 
 def _kept_once(letters: DataFrame) -> DataFrame:
