@@ -42,6 +42,10 @@ _BEGIN: Final = (
     # The driver's transaction is idle while tasks read.
     " SET LOCAL idle_in_transaction_session_timeout = 0"
 )
+# A snapshot lasts as long as the transaction that exported it. PostgreSQL 17 can have a
+# limit for that.
+_NO_LIMIT: Final = "SET LOCAL transaction_timeout = 0"
+_LIMITED_SINCE: Final = 170_000  # server version
 # What LOCK TABLE takes. With a view it locks the tables of the view.
 _LOCKABLE: Final = """
 SELECT FROM pg_class WHERE oid = to_regclass(%(table)s) AND relkind IN ('r', 'p', 'v')
@@ -128,6 +132,12 @@ def open_snapshot(
         yield DatabaseSnapshot(connection, dsn, exported, sees, at, database, identity)
 
 
+def _begin(cursor: Cursor) -> None:
+    cursor.execute(_BEGIN)
+    if cursor.connection.server_version >= _LIMITED_SINCE:
+        cursor.execute(_NO_LIMIT)
+
+
 def _begin_locked(cursor: Cursor, tables: Iterable[str | Identifier]) -> None:
     """Begin a transaction, and lock the tables that exist against changes.
 
@@ -140,7 +150,7 @@ def _begin_locked(cursor: Cursor, tables: Iterable[str | Identifier]) -> None:
         table = table_name(name) if isinstance(name, str) else name
         cursor.execute(_LOCKABLE, {"table": table.as_string(cursor)})
         locked += [table] * cursor.rowcount
-    cursor.execute(_BEGIN)
+    _begin(cursor)
     for table in locked:
         with translated(f"locking the table {'.'.join(table.strings)} against changes"):
             cursor.execute(_LOCK.format(table))
@@ -287,7 +297,7 @@ def copy_batches(dsn: str, exported: str, query: str, schema: str) -> Iterator[p
             translated("reading the database in a task"),
         ):
             cursor = connection.cursor()
-            cursor.execute(_BEGIN)
+            _begin(cursor)
             cursor.execute("SET TRANSACTION SNAPSHOT %s", (exported,))
             cursor.copy_expert(f"COPY ({query}) TO STDOUT (FORMAT csv)", file)
         if file.tell():

@@ -22,7 +22,9 @@ import txmq_spark
 from txmq_spark.java import java_home
 from txmq_spark.source import TxmqDataSource
 
-MASTER: Final = "local[2]"
+# Tries of a task, as on a cluster: a Python worker that dies does not end the job.
+TASK_ATTEMPTS: Final = 4
+MASTER: Final = f"local[2,{TASK_ATTEMPTS}]"
 # The JVM shares a small machine with a broker, a database and tests.
 SETTINGS: Final = {
     "spark.ui.enabled": "false",

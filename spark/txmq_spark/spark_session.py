@@ -12,7 +12,7 @@ from typing import Final
 from pyspark import SparkFiles
 from pyspark.sql import SparkSession
 
-from txmq_spark.local_session import local_session
+from txmq_spark.local_session import TASK_ATTEMPTS, local_session
 from txmq_spark.source import TxmqDataSource
 
 # Where the process that plans a stream's batches looks for shipped files, below the
@@ -39,7 +39,7 @@ def job_session() -> Iterator[SparkSession]:
     Under spark-submit it is the submitted one, else a local one on all cores.
     """
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
-        with local_session("local[*]") as own:
+        with local_session(f"local[*,{TASK_ATTEMPTS}]") as own:
             yield own
         return
     spark = SparkSession.builder.appName("txmq").getOrCreate()

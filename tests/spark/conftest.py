@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 import txmq
 from txmq.testing.own_broker import OwnBroker
-from txmq_spark.local_session import local_session
+from txmq_spark.local_session import TASK_ATTEMPTS, local_session
 
 SETTINGS = {
     "spark.log.level": "OFF",
@@ -39,7 +39,8 @@ WORKERS = (
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory, interruptible: None) -> Iterator[SparkSession]:
-    """A session with two cores, up to three attempts per task, and a log of its events.
+    """A session with two cores, as many attempts per task as `txmq-spark` has without
+    spark-submit, and a log of its events.
 
     Speculation is off unless a test turns it on.
     """
@@ -47,7 +48,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory, interruptible: None) -> Iter
         importlib.import_module(module)
     events = tmp_path_factory.mktemp("events").as_uri()
     events_kept = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": events}
-    with local_session("local[2,3]", SETTINGS | events_kept) as session:
+    master = f"local[2,{TASK_ATTEMPTS}]"
+    with local_session(master, SETTINGS | events_kept) as session:
         yield session
 
 
