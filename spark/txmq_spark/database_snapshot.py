@@ -225,7 +225,8 @@ def table_frame(
     *,
     few: bool = False,
 ) -> DataFrame:
-    """Return expressions over the rows of a table, read by several tasks; `few`: by one.
+    """Return expressions over the rows of a table, read by several tasks; `few`: by
+    one.
 
     `columns` maps the names of `schema` to the expressions. Raises SchemaMissing where
     the database has no such table.
@@ -269,7 +270,8 @@ def query_frame(
     *,
     few: bool = False,
 ) -> DataFrame:
-    """Return the rows of all queries. One task reads each of them; `few`: one reads all.
+    """Return the rows of all queries. One task reads each of them; `few`: one reads
+    all.
 
     The types of `schema` are bigint, boolean and string.
     """

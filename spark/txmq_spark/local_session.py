@@ -39,6 +39,13 @@ SETTINGS: Final = {
     "spark.sql.codegen.cache.maxEntries": "1000",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.catalogImplementation": "in-memory",
+    # Notes for people who debug frames or look at the UI. Each expression would ask the
+    # session about them, and capture the stack: up to 3 ms (docs/decisions/0154).
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
+    "spark.sql.dataFrameQueryContext.enabled": "false",
+    "spark.sql.ui.explainMode": "simple",
+    # Keeping a frame would clone the session, to turn this off. There are no buckets.
+    "spark.sql.sources.bucketing.autoBucketedScan.enabled": "false",
 }
 
 

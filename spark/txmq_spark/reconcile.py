@@ -266,9 +266,7 @@ def _is_few(inputs: Inputs, options: ReconcileOptions) -> bool:
     )
 
 
-def _log(
-    spark: SparkSession, options: ReconcileOptions, inputs: Inputs, *, few: bool
-) -> DataFrame:
+def _log(spark: SparkSession, options: ReconcileOptions, inputs: Inputs, *, few: bool) -> DataFrame:
     """Return the messages of the log up to the ends, without bodies."""
     ends = {topic: dict(enumerate(ends)) for topic, ends in inputs.ends.items()}
     asked = {"topic": ",".join(ends), "endingOffsets": json.dumps(ends)}

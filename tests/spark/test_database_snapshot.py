@@ -284,6 +284,16 @@ CHANGES = [
 ]
 
 
+def test_a_limit_for_transactions_does_not_end_a_snapshot(
+    connection: Connection, database: str
+) -> None:
+    if connection.server_version < 170_000:
+        pytest.skip("PostgreSQL has this setting since version 17")
+    dsn = make_dsn(database, options="-c transaction_timeout=60s")
+    with open_snapshot(dsn) as taken:
+        assert database_snapshot.fetch(taken, "SHOW transaction_timeout", {}) == [("0",)]
+
+
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_table_is_changed_before_its_snapshot_or_behind_it(
     connection: Connection, database: str, change: str, monkeypatch: pytest.MonkeyPatch
@@ -337,7 +347,7 @@ def test_the_tables_of_a_query_are_locked_as_far_as_the_role_may(
         " CREATE VIEW seen AS SELECT number FROM hidden;"
         f' CREATE ROLE {reader}; GRANT SELECT ON "o.d d%", seen TO {reader}'
     )
-    query = 'SELECT \'a\' AS message_id FROM seen, "o.d d%" WHERE false; -- all'
+    query = "SELECT 'a' AS message_id FROM seen, \"o.d d%\" WHERE false; -- all"
     dsn = make_dsn(database, options=f"-c role={reader}")
     try:
         with open_snapshot(dsn) as before:
