@@ -22,8 +22,8 @@ import txmq_spark
 from txmq_spark.java import java_home
 from txmq_spark.source import TxmqDataSource
 
-# Tries of a task, as on a cluster: a Python worker that dies does not end the job.
-TASK_ATTEMPTS: Final = 4
+# Tries of a task: a Python worker that dies does not end the job.
+TASK_ATTEMPTS: Final = 3
 MASTER: Final = f"local[2,{TASK_ATTEMPTS}]"
 # The JVM shares a small machine with a broker, a database and tests.
 SETTINGS: Final = {
