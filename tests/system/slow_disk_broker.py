@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import Counter
 from collections.abc import Sequence
 from unittest.mock import patch
 
@@ -20,17 +19,30 @@ def run(fixed_ms: str, mib_per_s: str, *arguments: str) -> None:
     """Run the command with these arguments."""
     fixed_s, rate = float(fixed_ms) / 1e3, float(mib_per_s) * (1 << 20)
     pwrite, fdatasync = RealFile.pwrite, RealFile.fdatasync
-    written: Counter[int] = Counter()  # bytes, by file
+    write_zeros = RealFile.write_zeros
+    written: dict[int, range] = {}  # by file: what the next sync brings to disk
+
+    def note(file: RealFile, start: int, length: int) -> None:
+        before = written.get(id(file), range(start, start))
+        written[id(file)] = range(min(before.start, start), max(before.stop, start + length))
 
     def noted(file: RealFile, buffers: Sequence[Bytes], offset: int) -> None:
-        written[id(file)] += sum(map(len, buffers))
+        note(file, offset, sum(map(len, buffers)))
         pwrite(file, buffers, offset)
 
+    def noted_zeros(file: RealFile, offset: int, length: int) -> None:
+        note(file, offset, length)
+        write_zeros(file, offset, length)
+
     def slow(file: RealFile) -> None:
-        time.sleep(fixed_s + written.pop(id(file), 0) / rate)
+        time.sleep(fixed_s + len(written.pop(id(file), ())) / rate)
         fdatasync(file)
 
-    with patch.object(RealFile, "pwrite", noted), patch.object(RealFile, "fdatasync", slow):
+    with (
+        patch.object(RealFile, "pwrite", noted),
+        patch.object(RealFile, "write_zeros", noted_zeros),
+        patch.object(RealFile, "fdatasync", slow),
+    ):
         txmq_command(*arguments)
 
 

@@ -264,6 +264,8 @@ class BrokerSettings(StrictModel):
     # largest body; topics may have a lower limit
     message_bytes: int = Field(default=limits.MESSAGE, ge=1, le=limits.MESSAGE)
     segment_bytes: int = Field(default=1 << 30, ge=MIB)
+    # of zeros: a write adds a 16th at most, and a full disk must have room for all
+    # before it counts as free again
     preallocate_bytes: int = Field(default=16 * MIB, ge=4_096)
     # longest wait for the disk at shutdown
     drain_s: float = Field(default=20.0, gt=0)

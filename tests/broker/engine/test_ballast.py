@@ -168,7 +168,6 @@ def test_a_broker_starts_on_a_full_disk_by_giving_its_ballast_up() -> None:
     fs = full.world.fs.copy()
     fs.capacity = full.world.fs.capacity
     log, state = recover(fs, BEGAN)
-    assert log.needs_reserve
     engine = Engine(log, state, clock=Clock(), now=lambda: BEGAN, in_thread=full.world._at_once)
     DiskWatch(fs, DATA, engine.disk, LIMITS)
     while not log.read_only:

@@ -25,6 +25,7 @@ from txmq.core.topics.topics import CreateTopic
 from txmq.model.message import Message
 from txmq.store.log.log import Log
 from txmq.store.log.record import LOST
+from txmq.store.log.segment import segment_path
 from txmq.store.log.writer import Flush
 from txmq.store.tables import MemoryTables
 from txmq.testing.simfs import SimFS
@@ -38,7 +39,11 @@ class Rig:
     """An engine on a simulated disk, with a thread that works when the test says so."""
 
     def __init__(
-        self, fs: SimFS | None = None, flush: FlushEvery | None = None, quick_s: float = 0.0
+        self,
+        fs: SimFS | None = None,
+        flush: FlushEvery | None = None,
+        quick_s: float = 0.0,
+        step: int = STEP,
     ) -> None:
         self.fs = fs or SimFS()
         self.clock = Clock()
@@ -46,7 +51,7 @@ class Rig:
         self.failures: list[BaseException | None] = []
         self.replies: list[Any] = []
         self.sequence = 0
-        self.log, _ = Log.open(self.fs, DATA, now=1, segment_size=1 << 20, preallocate=STEP)
+        self.log, _ = Log.open(self.fs, DATA, now=1, segment_size=1 << 20, preallocate=step)
         state = machine.load(MemoryTables())
         self.engine = Engine(
             self.log,
@@ -423,6 +428,21 @@ def test_a_decision_waits_for_two_writes_with_one_budget_between_them() -> None:
     assert engine.has_room(6_000), "of a small write, sends may go with the next"
     rig.work()
     assert seen[-1] == (True, False)
+
+
+def test_zeros_for_later_records_are_a_quarter_of_the_budget_at_most() -> None:
+    rig = Rig(step=64 << 10)
+    path = segment_path(DATA, 0)
+    rig.engine.budget = DiskBudget(4_000)
+    ahead = list[int]()
+    for _ in range(40):
+        rig.send(early=False)
+        rig.turn()
+        rig.work()
+        ahead.append(rig.fs.open(path).size() - rig.log.end)
+    later = ahead[20:]  # the boot's write, before any was measured, added 4 KiB
+    assert 300 < max(later) <= 4_000 // 4
+    assert len(set(later)) > 2
 
 
 def test_what_is_larger_than_the_budget_begins_where_little_is_ahead() -> None:

@@ -174,6 +174,7 @@ def run_workload(fs: SimFS, history: History, *, seed: int = 1, steps: int = 14)
     """Run one life of a broker: appends, flushes, rolls, snapshots, retention."""
     rng = Random(seed)
     log, _ = open_log(fs)
+    wanted = 0  # position from which zeros are written
     for _ in range(steps):
         for _ in range(rng.randrange(1, 4)):
             append(log, history, rng)
@@ -185,8 +186,9 @@ def run_workload(fs: SimFS, history: History, *, seed: int = 1, steps: int = 14)
         else:
             flush(log)
         history.acknowledged = log.durable
-        if log.needs_reserve and rng.random() < 0.7:
+        if log.end >= wanted and rng.random() < 0.7:
             log.reserve()
+            wanted = log.end + STEP // 2
         if rng.random() < 0.15:
             retain(fs, log, history)
     log.close()

@@ -107,16 +107,15 @@ def test_what_was_durable_can_be_read_after_a_failure() -> None:
 
 
 def fill(fs: SimFS, log: Log, history: History) -> None:
-    """Append until there is no space for zeros ahead."""
+    """Append until there is no space."""
     rng = Random(3)
     while not log.read_only:
         append(log, history, rng)
         flush(log)
-        if log.needs_reserve and not log.read_only:
-            try:
-                log.reserve()
-            except DiskFull:
-                assert log.read_only
+        try:
+            log.reserve()
+        except DiskFull:
+            assert log.read_only
 
 
 def test_a_full_disk_refuses_records_and_serves_until_there_is_space() -> None:

@@ -26,6 +26,7 @@ from txmq.errors import DirectoryInUse, StoreClosed, StoreError
 from txmq.store.filesystem import RealFileSystem
 from txmq.store.log.log import Appended, Log, lock_directory
 from txmq.store.log.segment import HEADER_SIZE, segment_path
+from txmq.testing.simfs import SimFS
 
 
 def put(
@@ -190,9 +191,7 @@ def test_retention_leaves_the_last_segment_and_what_is_not_durable() -> None:
 def test_zeros_written_ahead_leave_writes_nothing_to_prepare() -> None:
     fs = new_disk()
     log, _ = open_log(fs)
-    assert log.needs_reserve
     log.reserve()
-    assert not log.needs_reserve
     calls = fs.calls
     put(log)
     flush(log)
@@ -201,15 +200,39 @@ def test_zeros_written_ahead_leave_writes_nothing_to_prepare() -> None:
     assert fs.open(path).size() == 64 + STEP
 
 
-def test_room_is_wanted_again_when_half_of_it_is_used() -> None:
-    log, _ = open_log(new_disk())
-    log.reserve()
-    while not log.needs_reserve:
+def extensions(log: Log, fs: SimFS, writes: int) -> list[int]:
+    """Return the sizes that the first segment had while small records were written."""
+    sizes = list[int]()
+    for _ in range(writes):
         put(log)
         flush(log)
-    assert STEP // 2 <= log.end <= STEP // 2 + 200
-    log.reserve()
-    assert not log.needs_reserve
+        sizes.append(fs.open(segment_path(DIRECTORY, 0)).size())
+    return sizes
+
+
+def test_a_small_write_adds_zeros_for_those_that_follow() -> None:
+    fs = new_disk()
+    log, _ = Log.open(fs, DIRECTORY, now=1, segment_size=1 << 20, preallocate=64 << 10)
+    sizes = extensions(log, fs, 100)
+    assert log.end < sizes[-1] <= log.end + (4 << 10)
+    assert len(set(sizes)) <= 3
+
+
+def test_few_zeros_are_added_where_the_disk_is_slow() -> None:
+    fs = new_disk()
+    log, _ = Log.open(fs, DIRECTORY, now=1, segment_size=1 << 20, preallocate=64 << 10)
+    log.limit_zeros(512)
+    sizes = extensions(log, fs, 100)
+    assert log.end <= sizes[-1] <= log.end + 512
+    assert 10 < len(set(sizes)) < 50
+
+
+def test_a_large_write_adds_no_zeros() -> None:
+    fs = new_disk()
+    log, _ = Log.open(fs, DIRECTORY, now=1, segment_size=1 << 20, preallocate=64 << 10)
+    put(log, b"", bytes(4 << 10))
+    flush(log)
+    assert fs.open(segment_path(DIRECTORY, 0)).size() == log.end
 
 
 def test_a_segment_is_cut_to_its_size_when_the_next_begins() -> None:

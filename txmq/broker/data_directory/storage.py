@@ -223,7 +223,7 @@ def _apply(state: State, event: Event, place: RecordContext) -> None:
 
 class StorageService:
     """Writes tables behind the log, makes snapshots, removes segments that are not
-    needed, and keeps zeroed space ahead of the log's end.
+    needed, and looks for space where the log found none.
 
     A timer calls `tick`. Everything that blocks runs in one thread, one piece of work
     at a time. A full disk, or an archive that takes nothing, is no failure: it is
@@ -265,9 +265,7 @@ class StorageService:
         log = self._engine.store
         if self._busy or self._engine.failed is not None:
             return
-        self._tried_space = (log.needs_reserve or log.read_only) and not (
-            log.read_only and self._tried_space
-        )
+        self._tried_space = log.read_only and not self._tried_space
         if self._tried_space:  # on a full disk in turns with work that frees space
             self._run("", self._find_space)
         elif self._pause:
@@ -337,9 +335,7 @@ class StorageService:
         return work.addBoth(over).addErrback(self._engine.fail)
 
     def _find_space(self) -> None:
-        """Try to preallocate space. A full disk is no failure: until there is space,
-        the log is read-only.
-        """
+        """Look whether there is space again. Until then the log is read-only."""
         if not self._engine.store.try_space() and self._engine.disk.release_ballast():
             self._engine.store.try_space()
 

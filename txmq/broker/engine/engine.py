@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 INLINE_BYTES = 256 << 10  # a larger write blocks the reactor longer than a change of threads
 FULL_DISK_S = 0.2  # between attempts to write while there is no space
 LATENCY_WEIGHT = 1 / 8  # of the newest write in the mean
+ZEROS_SHARE = 4  # of the budget: the reply that waits for them waits little longer
 log = structlog.get_logger()
 
 
@@ -403,7 +404,7 @@ class Engine:
         """Return whether the reactor writes itself, because a thread would gain
         nothing.
 
-        While a thread preallocates space, the reactor's write would wait for it.
+        While a thread looks for space, the reactor's write would wait for it.
         """
         return (
             (len(self._pending) == 1 or self._mean_write_s < self._quick_s)
@@ -515,6 +516,7 @@ class Engine:
         taken_s = self._clock.seconds() - began
         self._mean_write_s += LATENCY_WEIGHT * (taken_s - self._mean_write_s)
         self.budget.observe(size, taken_s)
+        self.store.limit_zeros(self.budget.bytes // ZEROS_SHARE)
 
     def _is_full(self, error: BaseException | None) -> bool:
         return isinstance(error, DiskFull) and self.store.read_only

@@ -171,11 +171,6 @@ class GroupCommit:
             if not self.log.try_space():
                 raise
             self._write_and_sync(flush)
-        if self.log.needs_reserve:
-            # It has to be made when nothing waits for it: a sync that makes no room is
-            # faster.
-            with suppress(DiskFull):
-                self.log.reserve()
 
     def _write_and_sync(self, flush: Flush) -> None:
         crashpoint("local_store.before_write")

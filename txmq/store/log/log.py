@@ -7,9 +7,6 @@ them to disk with one fdatasync, and blocks. `complete` moves `durable`: up to i
 replies may go out and readers may read. Under an asynchronous flush policy writes skip
 the sync, and `sync` with `settle` follows later.
 
-`reserve` writes zeros ahead of the records, because a sync that changes no metadata is
-faster. It is called when `needs_reserve` is set and the disk is idle.
-
 Positions are byte offsets over all segments; `segment` and `record` define the bytes.
 """
 
@@ -146,11 +143,6 @@ class Log:
         """True while a blocking call runs in some thread; another one would wait."""
         return self._writer.busy
 
-    @property
-    def needs_reserve(self) -> bool:
-        """True when `reserve` should be called soon."""
-        return self._writer.needs_reserve
-
     def append(
         self,
         kind: int,
@@ -221,8 +213,12 @@ class Log:
         self.durable = self._writer.synced
         return self.durable
 
+    def limit_zeros(self, most: int) -> None:
+        """Let no write add more than `most` bytes of zeros for later records."""
+        self._writer.limit_zeros(most)
+
     def reserve(self) -> None:
-        """Write zeros ahead. Blocks.
+        """Write a step of zeros ahead. Blocks.
 
         Raises DiskFull where there is no space for them; the log is `read_only` then.
         """
