@@ -129,13 +129,9 @@ class SimulatedBroker:
         return done
 
     def _upkeep(self) -> None:
-        """Reserve space ahead of the log and write snapshots, as the storage service
-        does.
-
-        A snapshot is never ahead of the durable log.
+        """Write snapshots, as the storage service does. A snapshot is never ahead of the
+        durable log.
         """
-        if self.log.needs_reserve and not self.log.busy:
-            self.log.reserve()
         if self._snapshot is not None:
             position, rows = self._snapshot
             if position <= self.log.durable:
