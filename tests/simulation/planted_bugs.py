@@ -474,7 +474,7 @@ BUGS = (
     Bug(
         "a delayed message is published early",
         around=_in_every_seed(delayed_producer, _patching(delayed, "scan", _scan_ahead)),
-        first=1,
+        first=13,
     ),
     Bug(
         "a recalled message is published",
@@ -559,7 +559,7 @@ BUGS = (
             client_consumers,
             _patching(Settlement, "resending", property(lambda self: bool(self._nacks))),
         ),
-        first=828,
+        first=2090,
     ),
     Bug(
         "a fence releases messages before those of earlier pieces",
@@ -592,7 +592,7 @@ BUGS = (
     Bug(
         "a member keeps what was reset",
         around=_in_every_seed(inbox_consumers, _patching(Membership, "knows", lambda *_args: True)),
-        first=144,
+        first=172,
     ),
     Bug(
         "epochs of a deleted group are forgotten",
@@ -606,7 +606,7 @@ BUGS = (
         around=_in_every_seed(
             inbox_consumers, _patching(EffectsRecord, "pass_over", lambda *_args: None)
         ),
-        first=4,
+        first=15,
     ),
     Bug(
         "a restored inbox gets nothing again",
@@ -629,12 +629,12 @@ BUGS = (
         around=_in_every_seed(
             machine_clock, _patching(broker_time, "doubt_at_start", _forget_earlier_doubt)
         ),
-        first=61,
+        first=76,
     ),
     Bug(
         "check-backs do not go back with the time",
         around=_in_every_seed(machine_clock, _patching(timers, "set_back", lambda *_args: None)),
-        first=9,
+        first=21,
     ),
     Bug(
         "retries do not go back with the time",
@@ -661,7 +661,7 @@ BUGS = (
     Bug(
         "an edit concerns all groups",
         around=_in_every_seed(letter_mender, _applying(LetterEdited, _edit_in_all_groups)),
-        first=5,
+        first=8,
     ),
     Bug(
         "an ack tells no plan",

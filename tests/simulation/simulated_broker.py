@@ -129,8 +129,9 @@ class SimulatedBroker:
         return done
 
     def _upkeep(self) -> None:
-        """Write snapshots, as the storage service does. A snapshot is never ahead of the
-        durable log.
+        """Write snapshots, as the storage service does.
+
+        A snapshot is never ahead of the durable log.
         """
         if self._snapshot is not None:
             position, rows = self._snapshot

@@ -205,6 +205,23 @@ def test_behind_a_key_fence_the_messages_of_a_key_are_returned_unprocessed() -> 
     assert [(message.offset, message.attempt) for message in scripted.receive(9)] == []
 
 
+def test_a_nack_overtakes_no_ack_of_an_ordered_group() -> None:
+    scripted = ScriptedMember(mode="ordered").joined().fetched(chunk(*keyed("aaa")))
+    first, second, third = scripted.receive(3)
+    scripted.operations.ack(first, scripted.now)
+    scripted.now += 1
+    assert scripted.args_of("ack").ranges == places((0, 1))  # in flight from here on
+    scripted.operations.ack(second, scripted.now)
+    scripted.operations.nack(third, None, "no")
+    assert "consumer.nack" not in scripted.request_names()
+    scripted.answer("ack", b"")
+    assert [name for name in scripted.request_names() if name != "fetch"][-2:] == [
+        "ack",
+        "consumer.nack",
+    ]
+    assert scripted.args_of("consumer.nack")["offset"] == 2
+
+
 def test_a_postponed_message_is_settled_and_did_not_fail() -> None:
     scripted = ScriptedMember().joined().fetched(chunk("a"))
     [message] = scripted.receive()

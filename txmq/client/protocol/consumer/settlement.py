@@ -197,11 +197,24 @@ class Settlement:
 
     def due_at(self) -> float | None:
         """Return when a request is due; None if there is nothing to send."""
-        if self._returns or (self._nacks and len(self._nacks_in_flight) < NACKS_IN_FLIGHT):
+        nacks_wait = self._acks_go_first and not self.acks.can_send
+        if self._returns or (self._has_nacks_to_send and not nacks_wait):
             return 0.0
         if self.acks.since is None or not self.acks.can_send:
             return None
         return 0.0 if self.flush_now else self.acks.since + LINGER_S
+
+    @property
+    def _has_nacks_to_send(self) -> bool:
+        return bool(self._nacks) and len(self._nacks_in_flight) < NACKS_IN_FLIGHT
+
+    @property
+    def _acks_go_first(self) -> bool:
+        """True while acks wait that nacks of an ordered group must not overtake: if the
+        process died between them, an earlier message would be delivered again behind
+        the failed one.
+        """
+        return self._ordered and self.acks.since is not None
 
     def requests(self, membership: Membership, now: float, *, at_once: bool) -> list[Request]:
         """Return the requests to send now; `at_once`: acks do not linger."""
@@ -212,11 +225,11 @@ class Settlement:
         if due_at is None:
             return requests
         waiting = self.acks.since is not None and self.acks.can_send
-        if waiting and (at_once or due_at <= now):
+        if waiting and (at_once or due_at <= now):  # at once where nacks wait behind them
             self.flush_now = False
             ranges = self.acks.begin_request()
             requests.append(ack_request(membership, ranges, self._acked, self._ack_refused))
-        while self._nacks and len(self._nacks_in_flight) < NACKS_IN_FLIGHT:
+        while self._has_nacks_to_send and not self._acks_go_first:
             number, nack = next(self._nack_numbers), self._nacks.popleft()
             self._nacks_in_flight[number] = nack
             nacked, refused = partial(self._nacked, number), partial(self._nack_refused, number)
