@@ -115,6 +115,10 @@ def _answer(path: Path, pipe: int) -> None:
     """Write what `walk` finds, and end this process."""
     status = 1
     with suppress(BaseException):
+        # Among the files of the parent is the lock of its data directory, which this
+        # process would hold beyond a kill of the parent.
+        os.closerange(3, pipe)
+        os.closerange(pipe + 1, os.sysconf("SC_OPEN_MAX"))
         os.write(pipe, walk(path).encode())
         status = 0
     os._exit(status)
