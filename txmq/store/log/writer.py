@@ -100,7 +100,7 @@ class LogWriter:
         self.synced = tail.end
         self.accepting = True
         self.read_only = False
-        self.most_zeros = sizes.step // _PARTS  # that a write adds
+        self.limit_zeros(sizes.step)
         self.written = 0  # bytes, since the log was opened
         self.latencies = Latencies()  # of writes that were synced
 
