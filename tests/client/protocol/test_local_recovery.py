@@ -265,6 +265,38 @@ def test_what_the_broker_has_or_does_not_know_leaves_the_store(made: Any, word: 
     assert not member.member.queue.unsettled()
 
 
+@pytest.mark.parametrize(("lease", "received"), [(2, ["a0", "a1"]), (1, [])])
+def test_a_message_that_went_back_is_received_from_its_next_delivery(
+    made: Any, lease: int, received: list[str]
+) -> None:
+    """The broker delivers it again before it answers the report."""
+    member = made("ordered").serving().fetched(chunk(*keyed("a")))
+    fail(member)
+    member.disk()
+    member.requests()
+    member.fetched(chunk(*keyed("aa"), lease=lease))
+    assert member.receive(5) == [], "the failed message is still in the broker's hands"
+    member.told("elsewhere", fences=(2,))
+    member.disk()
+    found = []
+    while messages := member.receive():
+        found += bodies(messages)
+        member.operations.ack(messages[0], member.now)
+    assert found == received
+    assert (member.recovery.counters().stored, member.member.queue.unsettled()) == (0, [])
+
+
+def test_a_message_that_went_back_is_not_kept_from_the_others_of_its_group(made: Any) -> None:
+    member = made().serving().fetched(chunk("m0"))
+    fail(member)
+    member.disk()
+    member.requests()
+    member.fetched(chunk("m0", "m1", lease=2))
+    member.told("elsewhere")
+    assert bodies(member.receive(5)) == ["m1"]
+    assert member.args_of("consumer.return")["ranges"] == [["orders", 0, 0, 1]]
+
+
 @pytest.mark.parametrize("word", ["elsewhere", "settled", "parked", "unknown", "kept"])
 @pytest.mark.parametrize("on_disk", [True, False])
 def test_a_verdict_on_an_old_copy_does_not_meet_the_next_delivery(

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.client.log import get_logger
 from txmq.client.protocol.consumer.consume_timeout import CHECKS, timeout_failure
-from txmq.client.protocol.consumer.fetched import NACKED, OUTSTANDING, SETTLED
+from txmq.client.protocol.consumer.fetched import DUPLICATE, NACKED, OUTSTANDING, SETTLED
 from txmq.client.protocol.consumer.settlement import PendingNack, place_name
 from txmq.client.protocol.consumer.store_jobs import (
     JobResult,
@@ -31,6 +31,7 @@ from txmq.client.protocol.consumer.store_jobs import (
     damage_alarm,
 )
 from txmq.client.protocol.consumer.store_reports import (
+    ELSEWHERE,
     ENTRIES_PER_REPORT,
     KEPT,
     UNKNOWN,
@@ -549,7 +550,9 @@ class LocalRecovery:
             nack = store.held.pop(entry.place, None)
             if self._settings.ordered and entry.key and fence_lease:
                 self._member.give_back(self._queue.drop_key(topic, entry.key, fence_lease))
-            if nack is not None:
+            if nack is not None and word == ELSEWHERE:
+                self._end_elsewhere(nack, fence_lease, now)
+            elif nack is not None:
                 self._queue.settle(nack.place, now=now, old=NACKED)
         for _topic, topic_id, partition, offset, order in reply.orders:
             self._obey(store, Place(topic_id, partition, offset), order)
@@ -557,6 +560,21 @@ class LocalRecovery:
         if store.reports.idle:
             store.suspended.clear()
         self.work_added()
+
+    def _end_elsewhere(self, nack: PendingNack, lease: int, now: float) -> None:
+        """End the delivery of a message that the store may not keep.
+
+        It may have gone back to the group, and been delivered again here before this
+        answer: a first attempt is delivered before its lease is durable. In an ordered
+        group that delivery is received, before later messages of its key. In others the
+        broker has it back: later messages do not wait for it.
+        """
+        if self._settings.ordered:
+            self._queue.receive_again(nack.place, old=NACKED, lease=lease)
+        else:
+            if self._queue.delivery(nack.place, DUPLICATE) is not None:
+                self._member.give_back([nack.place])
+            self._queue.settle(nack.place, now=now, old=NACKED)
 
     def _judge(self, store: TopicStore, entry: Entry, word: str) -> None:
         place, job, is_old = entry.place, store.job, entry.place in store.newer

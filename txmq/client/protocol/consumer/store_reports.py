@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from txmq.recover.local_store import Entry, Place
 
 ENTRIES_PER_REPORT = 1_000
-KEPT, UNKNOWN = "kept", "unknown"
+KEPT, ELSEWHERE, UNKNOWN = "kept", "elsewhere", "unknown"
 
 
 class StoredReply(MemberReply):
