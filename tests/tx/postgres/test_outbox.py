@@ -154,6 +154,22 @@ def test_the_floor_rises_whatever_isolation_the_database_has_as_its_default(
     assert floor(database) > 1
 
 
+def test_publishers_without_rows_raise_their_floors_beside_each_other(
+    database: str, business: Connection, own: Connection
+) -> None:
+    """Two that read at the same moments, again and again, would never raise one."""
+    settle(own)
+    put_and_commit(business, 1, log_id=OTHER_LOG)
+    before = floor(database)
+    with closing(producer(database)) as other, other.cursor() as cursor:
+        cursor.execute("SELECT txmq_outbox_settle(%s::uuid)", (str(OTHER_LOG),))
+        cursor.execute("LOCK TABLE txmq_outbox IN SHARE MODE")  # as where it raises the floor
+        with own.cursor() as waiting:
+            waiting.execute("SET lock_timeout = '5s'")
+        assert fetch(own, LOG, []) == []
+    assert floor(database) > before
+
+
 def test_a_look_walks_over_few_deleted_rows_under_an_old_snapshot(
     database: str, business: Connection, own: Connection
 ) -> None:

@@ -44,9 +44,12 @@ INSERT INTO public.txmq_outbox (log_id, tok, service, messages, keys, content)
 VALUES (%(log_id)s::uuid, %(token)s::uuid, %(service)s::text, %(messages)s::int,
     %(keys)s::int8[], %(content)s::bytea)
 """
-_FETCH: Final = """
+# Only where there are rows: the lock of a DELETE keeps all others from raising their floors.
+_DELETE: Final = """
 DELETE FROM public.txmq_outbox WHERE log_id = %(log_id)s::uuid AND seq = ANY (%(done)s::int8[])
     AND (seq, tok) IN (SELECT * FROM unnest(%(done)s::int8[], %(tokens)s::uuid[]));
+"""
+_FETCH: Final = """
 SELECT seq, tok::text, service, content FROM (
     SELECT *, sum(octet_length(content)) OVER (ORDER BY seq) AS total,
         row_number() OVER (ORDER BY seq) AS place
@@ -164,7 +167,7 @@ async def fetch(driver: Driver, log_id: UUID, done: Sequence[PublishedRow]) -> l
         "bytes": BYTES_AT_ONCE,
     }
     with translated("fetching from the outbox"):
-        rows = await driver.execute(_FETCH, values)
+        rows = await driver.execute(_DELETE + _FETCH if done else _FETCH, values)
     if rows:
         await _require_confirmed(driver)
     return [
