@@ -44,7 +44,7 @@ INSERT INTO public.txmq_outbox (log_id, tok, service, messages, keys, content)
 VALUES (%(log_id)s::uuid, %(token)s::uuid, %(service)s::text, %(messages)s::int,
     %(keys)s::int8[], %(content)s::bytea)
 """
-# Only where there are rows: the lock of a DELETE keeps all others from raising their floors.
+# Only where there are rows: its lock keeps all others from raising their floors.
 _DELETE: Final = """
 DELETE FROM public.txmq_outbox WHERE log_id = %(log_id)s::uuid AND seq = ANY (%(done)s::int8[])
     AND (seq, tok) IN (SELECT * FROM unnest(%(done)s::int8[], %(tokens)s::uuid[]));
