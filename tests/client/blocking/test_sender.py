@@ -342,7 +342,7 @@ def test_pipelined_sends_that_stay_throttled_fail_with_that_error(
         client.send_async("orders", b"y").result(DEADLINE_S)
 
 
-def test_batches_are_small_after_a_refusal_until_a_receipt_is_quick(
+def test_batches_grow_with_quick_receipts_and_are_small_after_a_refusal(
     fake: FakeBroker, connect: Connect
 ) -> None:
     client = connect(fake.url)
@@ -357,9 +357,12 @@ def test_batches_are_small_after_a_refusal_until_a_receipt_is_quick(
         fake.sends.clear()
         return found
 
+    small = SMALL_BATCH_BYTES
+    largest = [max(sizes(200)) for _ in range(5)]
+    steps = [small, 2 * small, 4 * small, 8 * small, 8 * small]
+    assert all(step * 0.9 < size < step * 1.01 for size, step in zip(largest, steps, strict=True))
     fake.script += [Throttled.after(0.05, "the disk is behind")]
     large, *rest = sizes(60)
-    assert large > 3 * SMALL_BATCH_BYTES
+    assert large > 3 * small
     assert len(rest) >= 4, "the same messages again"
-    assert max(rest) <= SMALL_BATCH_BYTES + 1_024
-    assert max(sizes(60)) > 3 * SMALL_BATCH_BYTES
+    assert max(rest) <= small + 1_024

@@ -19,6 +19,7 @@ from txmq.client.protocol.sender.promise import Promise
 from txmq.client.protocol.sender.rows import (
     BATCH_BYTES,
     BATCH_ROWS,
+    SMALL_BATCH_BYTES,
     MessageRows,
     batch_bounds,
     estimated_size,
@@ -50,6 +51,10 @@ class SequencedBatch:
         return self.pending.futures
 
     @property
+    def size(self) -> int:
+        return self.pending.size
+
+    @property
     def appended_at(self) -> float:
         """The time at which the last of its messages was appended."""
         return self.pending.append_times[-1]
@@ -58,12 +63,15 @@ class SequencedBatch:
 class Batcher:
     """Pending batches in the order of sending. `fail` is called for those that cannot
     be sent.
+
+    Batches are small until quick receipts show that the broker's disk follows. Large
+    ones of the first seconds would stand before decisions, behind a disk that does not.
     """
 
     def __init__(self, topics: TopicCache, fail: Callable[[PendingBatch, TxmqError], None]) -> None:
         self._topics, self._fail = topics, fail
         self.queue: deque[PendingBatch] = deque()
-        self.batch_bytes = BATCH_BYTES  # of further batches
+        self._batch_bytes = SMALL_BATCH_BYTES  # of further batches
         self.renew_session()
 
     def renew_session(self) -> None:
@@ -71,6 +79,17 @@ class Batcher:
         self._producer_id = uuid4().bytes
         self._prefix = f"{self._producer_id.hex()}-"
         self._sequence = 0
+
+    def shrink_batches(self) -> None:
+        """Make small batches from here on."""
+        self._batch_bytes = SMALL_BATCH_BYTES
+
+    def grow_batches(self, stored: int) -> None:
+        """Make larger batches, after a quick receipt for so many bytes. Batches of the
+        present size must have been as quick: others of the same moment do not count.
+        """
+        if stored > self._batch_bytes // 2:
+            self._batch_bytes = min(2 * self._batch_bytes, BATCH_BYTES)
 
     def requeue(self, batches: Iterable[PendingBatch]) -> None:
         """Put batches before all others, in their order."""
@@ -115,10 +134,10 @@ class Batcher:
             self._reroute(batch, topic)
             return None
         max_rows = row_limit(batch.messages, BATCH_ROWS)
-        if batch.size <= self.batch_bytes and len(batch.messages) <= max_rows:
+        if batch.size <= self._batch_bytes and len(batch.messages) <= max_rows:
             return batch
         sizes = list(map(estimated_size, batch.messages))
-        bounds = batch_bounds(sizes, max_rows, self.batch_bytes)
+        bounds = batch_bounds(sizes, max_rows, self._batch_bytes)
         first, *rest = (batch.slice_rows(*ends) for ends in bounds)
         self.requeue(rest)
         return first

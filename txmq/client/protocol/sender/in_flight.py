@@ -37,7 +37,7 @@ from txmq.client.protocol.sender.multi_send import (
     SendRequest,
     batch_receipts,
 )
-from txmq.client.protocol.sender.rows import BATCH_BYTES, SMALL_BATCH_BYTES, estimated_size
+from txmq.client.protocol.sender.rows import BATCH_BYTES, estimated_size
 from txmq.client.protocol.sender.side_requests import CombinedRequest, SideRequestQueue
 from txmq.client.protocol.sender.topics import TopicCache
 from txmq.errors import (
@@ -232,8 +232,10 @@ class InFlightRequests:
         if isinstance(stored, SendRequest | SequencedBatch):
             self.stats.messages += len(stored.futures)
             self._pause, self._throttled = FIRST_PAUSE_S, None
-            slow = time.monotonic() - stored.appended_at > SLOW_RECEIPT_S
-            self._batcher.batch_bytes = SMALL_BATCH_BYTES if slow else BATCH_BYTES
+            if time.monotonic() - stored.appended_at > SLOW_RECEIPT_S:
+                self._batcher.shrink_batches()
+            else:
+                self._batcher.grow_batches(stored.size)
 
     def _complete_each(self, request: InFlightRequest, payload: bytes) -> None:
         """Complete or refuse each part of a frame by its own answer."""
@@ -289,7 +291,7 @@ class InFlightRequests:
                 return True
             case Throttled() as throttled:
                 self.pause(throttled)
-                self._batcher.batch_bytes = SMALL_BATCH_BYTES
+                self._batcher.shrink_batches()
                 return True
             case UnknownTopic():
                 self._topics.forget(batch.pending.destination.topic)

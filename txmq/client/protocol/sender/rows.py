@@ -23,7 +23,8 @@ from txmq.model.keys import partition_of
 from txmq.model.message import Message, time_or_span
 
 BATCH_BYTES = 1 << 20  # a batch of this size costs the broker little more than its copying
-# while receipts are slow: a decision at the broker waits for the batches before it
+# At first, and while receipts are slow: a decision at the broker waits for the batches
+# before it.
 SMALL_BATCH_BYTES = 128 << 10
 BATCH_ROWS = 1 << 16
 # Rows of a part of a bundle. Their keys hold a broker up for 1 to 2 ms; it would accept
