@@ -93,6 +93,17 @@ class ReconcileOptions(NamedTuple):
     standby: bool = False  # a snapshot of a standby is allowed
 
 
+class _Evidence(NamedTuple):
+    """What a reconciliation reads: inputs and frames of one moment."""
+
+    spark: SparkSession
+    options: ReconcileOptions
+    inputs: Inputs
+    tables: EvidenceTables
+    log: DataFrame | None  # None without a database
+    few: bool
+
+
 class Reconciliation(NamedTuple):
     """A plan and what it is about. `letters` and `missing` are in executors until the
     block of `reconciled` ends.
@@ -138,7 +149,7 @@ def reconciled(spark: SparkSession, options: ReconcileOptions) -> Iterator[Recon
             if snapshot is not None:
                 log = _log(spark, options, inputs, few=few).persist(KEPT)
                 stack.callback(log.unpersist)
-            found = _reconcile(spark, options, inputs, tables, log, few=few)
+            found = _reconcile(_Evidence(spark, options, inputs, tables, log, few))
             stack.callback(found.letters.unpersist)
             stack.callback(found.missing.unpersist)
         yield found
@@ -151,21 +162,12 @@ def reconcile(spark: SparkSession, options: ReconcileOptions, path: str) -> Reco
         return found._replace(letters=stored.letters)
 
 
-def _reconcile(
-    spark: SparkSession,
-    options: ReconcileOptions,
-    inputs: Inputs,
-    tables: EvidenceTables,
-    log: DataFrame | None,
-    *,
-    few: bool,
-) -> Reconciliation:
+def _reconcile(read: _Evidence) -> Reconciliation:
     # While the driver plans one, executors work on the other.
     (plan, parts), (missing, lost) = at_once(
-        spark,
-        lambda: _judged(spark, options, inputs, tables, log, few=few),
-        lambda: _told_missing(spark, options, inputs, tables, log, few=few),
+        read.spark, lambda: _judged(read), lambda: _told_missing(read)
     )
+    options, inputs = read.options, read.inputs
     snapshot = inputs.snapshot
     youngest = plan.agg(f.max("dead_at").alias("at")).first() if snapshot is None else None
     now = snapshot.at if snapshot else int((youngest and youngest["at"]) or 0)
@@ -177,7 +179,9 @@ def _reconcile(
             log_id=inputs.groups[0].log_id,
             firsts=inputs.firsts,
             ends=inputs.ends,
-            evidence=tuple(name for name, frame in tables._asdict().items() if frame is not None),
+            evidence=tuple(
+                name for name, frame in read.tables._asdict().items() if frame is not None
+            ),
             database=f"{snapshot.identity.system_id}/{snapshot.database}" if snapshot else None,
             incarnation=inputs.link.log_name.incarnation,
         ),
@@ -199,37 +203,23 @@ def _reconcile(
     return Reconciliation(manifest.sealed(), made, summary, plan, missing)
 
 
-def _judged(
-    spark: SparkSession,
-    options: ReconcileOptions,
-    inputs: Inputs,
-    tables: EvidenceTables,
-    log: DataFrame | None,
-    *,
-    few: bool,
-) -> tuple[DataFrame, tuple[PlanPart, ...]]:
+def _judged(read: _Evidence) -> tuple[DataFrame, tuple[PlanPart, ...]]:
     """Return the letters with their classes, and the digests of their parts."""
+    options, inputs = read.options, read.inputs
     # listed once, because several joins must see the same letters
-    listed = _kept_once(_letters(spark, options, inputs, few=few))
+    listed = _kept_once(_letters(read.spark, options, inputs, few=read.few))
     places = sum(map(sum, inputs.ends.values()))
     letters = in_parts(listed, places * len(inputs.groups))
-    evidence = join_evidence(letters.frame, log, tables)
-    judged = classified(_with_token_states(evidence, options, inputs), options.rules, few=few)
+    evidence = join_evidence(letters.frame, read.log, read.tables)
+    states = _with_token_states(evidence, options, inputs)
+    judged = classified(states, options.rules, few=read.few)
     plan = arranged(judged, letters.parts)
     return plan, part_digests(plan)
 
 
-def _told_missing(
-    spark: SparkSession,
-    options: ReconcileOptions,
-    inputs: Inputs,
-    tables: EvidenceTables,
-    log: DataFrame | None,
-    *,
-    few: bool,
-) -> tuple[DataFrame, MissingSummary]:
+def _told_missing(read: _Evidence) -> tuple[DataFrame, MissingSummary]:
     """Return what is missing, and its counts."""
-    missing = gathered(_missing(spark, options, inputs, tables, log), few=few).persist(KEPT)
+    missing = gathered(_missing(read), few=read.few).persist(KEPT)
     return missing, summarize_missing(missing)
 
 
@@ -379,16 +369,11 @@ KNOWN_STATES: Final = {
 }
 
 
-def _missing(
-    spark: SparkSession,
-    options: ReconcileOptions,
-    inputs: Inputs,
-    tables: EvidenceTables,
-    log: DataFrame | None,
-) -> DataFrame:
+def _missing(read: _Evidence) -> DataFrame:
     """Return rows and transactions without messages, and messages without rows."""
+    options, inputs, tables, log = read.options, read.inputs, read.tables, read.log
     nothing = [f"CAST(NULL AS {kind}) {name}" for name, kind in map(str.split, MISSING.split(", "))]
-    found = spark.range(0).selectExpr(*nothing)
+    found = read.spark.range(0).selectExpr(*nothing)
     if tables.tokens is not None and log is not None and inputs.snapshot is not None:
         found = found.union(_missing_transactions(options, inputs.snapshot, tables.tokens, log))
     if tables.business is not None and log is not None:
