@@ -10,6 +10,7 @@ from tests.broker.access.support import BrokerWithUsers
 from tests.broker.calls.test_letter_edits import EditOffice
 from txmq import errors
 from txmq.batch import BatchView, encode, verify
+from txmq.broker.requests import letters as requests
 from txmq.core.topics.sends import StoreBatch
 from txmq.model.message import Message
 from txmq.wire.chunks import Chunks, unpack_chunks
@@ -83,6 +84,28 @@ def test_letters_that_a_plan_holds_come_as_they_were_sent(held: Any) -> None:
         paged |= rows_of(page)
     assert paged == rows_of(reply)
     assert rows_of(office.read(start=2, end=6)).keys() == set(held) & {2, 3, 4, 5}
+
+
+@pytest.mark.parametrize(("rows", "most"), [(1, 2), (2, 3), (3, 5), (4, 100), (16, 100)])
+def test_letters_come_once_however_few_are_read_in_a_step(
+    monkeypatch: pytest.MonkeyPatch, rows: int, most: int
+) -> None:
+    monkeypatch.setattr(requests, "STEP_ROWS", rows)
+    monkeypatch.setattr(requests, "MOST_ROWS", most)
+    office = PlanOffice()
+    office.plan(*range(4 + ROWS))
+    chunks = office.read().chunks
+    offsets = [
+        chunk.base_offset + chunk.first_row + n for chunk in chunks for n in range(chunk.rows)
+    ]
+    assert offsets == list(range(4 + ROWS))
+
+
+def test_a_batch_that_a_step_has_begun_comes_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "STEP_ROWS", 4 + ROWS // 2)
+    office = PlanOffice()
+    office.plan(*range(4 + ROWS))
+    assert [chunk.rows for chunk in office.read().chunks] == [1, 1, 1, 1, ROWS]
 
 
 def test_letters_that_the_plan_does_not_hold_are_left_out() -> None:

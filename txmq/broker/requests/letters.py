@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.batch import BatchView, cut_rows
@@ -36,11 +35,13 @@ if TYPE_CHECKING:
     from txmq.wire.frames import Frame
 
 MAX_BYTES = 4 << 20  # of the batches in one reply, unless the first is larger
-STEP_ROWS = 256  # failed messages of a step
+STEP_ROWS = 256  # failed messages of a step, and the others of the last batch
+MOST_ROWS = 512  # of a step
 KIND, POSITION, LENGTH, ROW, VISIBLE_AT, TOKEN, PLAN = map(
     FailedMessage._fields.index,
     ("kind", "position", "length", "row", "visible_at", "token", "plan"),
 )
+LETTER = int(FailedKind.LETTER)  # an int, because comparing a member is slower
 WHOLE = 0.5  # of a batch's rows: so many at once come with the others of the batch
 
 
@@ -131,43 +132,47 @@ def _runs(
         for offset in (request.offset, request.end)
     )
     runs: list[LetterRun] = []
-    size = position = length = first = 0
-    following, begun = (-1, -1, -1), ()
-    rows: Any = list(islice(state.failed_messages.range(start, stop), STEP_ROWS))
-    for key, fields in rows:
-        # as they are on disk, because this is done for millions
-        if len(fields) <= PLAN or fields[PLAN] != plan.plan_id:
-            continue
+    size = length = first = row = 0
+    position = -1
+    begun: tuple[Any, ...] = ()
+    rows: Any = state.failed_messages.range(start, stop)
+    # rows as they are on disk, because this is done for millions
+    for examined, (key, fields) in enumerate(rows):
         offset = t.FAILED_KEY.unpack(key)[3]
-        if not _holds(state, plan, (topic.topic_id, request.partition, offset), fields):
+        again = fields[POSITION] == position  # in the batch of the letter before
+        if examined >= STEP_ROWS and (not again or examined == MOST_ROWS):
+            break
+        if not _is_held(state, plan, (topic.topic_id, request.partition, offset), fields):
             continue
-        at = (offset, fields[POSITION], fields[ROW])
-        if at == following:
+        if again and offset == first + length and fields[ROW] == row + length:
             length += 1
-        else:
-            if begun:
-                runs.append(LetterRun(first, length, FailedMessage(*begun)))
-            size += fields[LENGTH] if at[1] != position else 0
-            if begun and size > MAX_BYTES:  # to be in memory at a time
-                return runs, offset
-            position, first, length, begun = at[1], offset, 1, fields
-        following = (at[0] + 1, at[1], at[2] + 1)
+            continue
+        if begun:
+            runs.append(LetterRun(first, length, FailedMessage(*begun)))
+        size += 0 if again else fields[LENGTH]
+        if begun and size > MAX_BYTES:  # to be in memory at a time
+            return runs, offset
+        position, row, first, length, begun = fields[POSITION], fields[ROW], offset, 1, fields
+    else:
+        offset = request.end
     if begun:
         runs.append(LetterRun(first, length, FailedMessage(*begun)))
-    last = t.FAILED_KEY.unpack(rows[-1][0])[3] if len(rows) == STEP_ROWS else request.end - 1
-    return runs, last + 1
+    return runs, offset
 
 
-def _holds(state: State, plan: Plan, ref: MessageRef, fields: tuple[Any, ...]) -> bool:
+def _is_held(state: State, plan: Plan, ref: MessageRef, fields: tuple[Any, ...]) -> bool:
     """Return True if nobody but the plan, which the row names, may replay or edit this
     letter.
     """
-    if fields[KIND] != FailedKind.LETTER or fields[TOKEN]:
-        return False
-    put_back = plan.cursor and plan_letters.is_put_back(
-        state, plan.plan_id, fields[VISIBLE_AT], ref
+    return (
+        len(fields) > PLAN
+        and fields[PLAN] == plan.plan_id
+        and fields[KIND] == LETTER
+        and not fields[TOKEN]
+        and not (
+            plan.cursor and plan_letters.is_put_back(state, plan.plan_id, fields[VISIBLE_AT], ref)
+        )
     )
-    return not put_back
 
 
 def _answer(session: ClientSession, frame: Frame, found: list[bytes] | Rejected) -> None:
