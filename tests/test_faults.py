@@ -901,7 +901,10 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_only_the_transactions_of_a_database_keep_its_token_rows",
         "test_upkeep_finds_out_which_database_a_resolver_leads_to_and_makes_partitions",
     ),
-    265: ("test_a_nack_overtakes_no_ack_of_an_ordered_group",),
+    265: (
+        "test_a_nack_overtakes_no_ack_of_an_ordered_group",
+        "test_a_report_overtakes_no_ack_of_an_ordered_group",
+    ),
     242: (
         "test_a_message_that_went_back_is_received_from_its_next_delivery",
         "test_a_message_that_went_back_is_not_kept_from_the_others_of_its_group",

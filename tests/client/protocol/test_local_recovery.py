@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.client.scripted_member import bodies, chunk, keyed
+from tests.client.scripted_member import bodies, chunk, keyed, places
 from tests.client.scripted_store import TOPIC_ID, StoredMember
 from tests.recover.local_store.harness import PATH, SIZES, SimIndex, new_disk
 from txmq.client.protocol.consumer.in_place import InPlaceAttempts
@@ -263,6 +263,25 @@ def test_what_the_broker_has_or_does_not_know_leaves_the_store(made: Any, word: 
     member.disk()
     assert member.recovery.counters().stored == 0
     assert not member.member.queue.unsettled()
+
+
+def test_a_report_overtakes_no_ack_of_an_ordered_group(made: Any) -> None:
+    member = made("ordered").serving().fetched(chunk(*keyed("aaa")))
+    first, second, third = member.receive(3)
+    member.operations.ack(first, member.now)
+    member.now += 1
+    assert member.args_of("ack").ranges == places((0, 1))  # in flight from here on
+    member.operations.ack(second, member.now)
+    member.operations.nack(third, None, KeyError("k"))
+    member.disk()
+    assert "consumer.stored" not in member.request_names()
+    assert (member.member.wake_at() or 0.0) > member.now, "nothing to send before the answer"
+    member.answer("ack", b"")
+    assert [name for name in member.request_names() if name != "fetch"] == [
+        "ack",
+        "consumer.stored",
+    ]
+    assert member.told() == [(2, "stored", 1)]
 
 
 @pytest.mark.parametrize(("lease", "received"), [(2, ["a0", "a1"]), (1, [])])

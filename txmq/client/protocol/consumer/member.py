@@ -243,8 +243,10 @@ class Member:
         if now >= self._timeouts.next_check:
             timeout_s = membership.consume_timeout_s
             self.settlement.nack_expired(self._timeouts.check(now, timeout_s), timeout_s)
-        requests += self.settlement.requests(membership, now, at_once=self.closing)
-        if self.recovery is not None:
+        report_due = self._report_due_at()
+        at_once = self.closing or (report_due is not None and report_due <= now)
+        requests += self.settlement.requests(membership, now, at_once=at_once)
+        if self.recovery is not None and not self.settlement.acks_go_first:
             requests += self.recovery.requests(membership, now)
         if self._leaving:
             requests += self._leave(membership)
@@ -262,14 +264,20 @@ class Member:
         due = self.settlement.due_at()
         if due is None and self.may_fetch():
             due = 0.0
-        if self.recovery is not None:
-            dues = (due, self.recovery.due_at())
-            due = min((one for one in dues if one is not None), default=None)
+        dues = (due, self._report_due_at())
+        due = min((one for one in dues if one is not None), default=None)
         check = self._timeouts.next_check
         times = [max(check if due is None else min(due, check), self._backed_off_until)]
         return min(
             times if self._heartbeat_in_flight else [*times, self._next_heartbeat], default=None
         )
+
+    def _report_due_at(self) -> float | None:
+        """Return when a report of a local store is due; None if there is none to send,
+        or if it must wait for the answer to acks.
+        """
+        waits = self.settlement.acks_go_first and not self.settlement.acks.can_send
+        return None if self.recovery is None or waits else self.recovery.due_at()
 
     def _first_request(self) -> Request:
         """Return a join. A broadcast member without a name of its own first asks

@@ -197,7 +197,7 @@ class Settlement:
 
     def due_at(self) -> float | None:
         """Return when a request is due; None if there is nothing to send."""
-        nacks_wait = self._acks_go_first and not self.acks.can_send
+        nacks_wait = self.acks_go_first and not self.acks.can_send
         if self._returns or (self._has_nacks_to_send and not nacks_wait):
             return 0.0
         if self.acks.since is None or not self.acks.can_send:
@@ -209,10 +209,10 @@ class Settlement:
         return bool(self._nacks) and len(self._nacks_in_flight) < NACKS_IN_FLIGHT
 
     @property
-    def _acks_go_first(self) -> bool:
-        """True while acks wait that nacks of an ordered group must not overtake: if the
-        process died between them, an earlier message would be delivered again behind
-        the failed one.
+    def acks_go_first(self) -> bool:
+        """True while acks wait that nacks and reports of an ordered group must not
+        overtake: if the process died between them, an earlier message would be
+        delivered again behind the failed one.
         """
         return self._ordered and self.acks.since is not None
 
@@ -229,7 +229,7 @@ class Settlement:
             self.flush_now = False
             ranges = self.acks.begin_request()
             requests.append(ack_request(membership, ranges, self._acked, self._ack_refused))
-        while self._has_nacks_to_send and not self._acks_go_first:
+        while self._has_nacks_to_send and not self.acks_go_first:
             number, nack = next(self._nack_numbers), self._nacks.popleft()
             self._nacks_in_flight[number] = nack
             nacked, refused = partial(self._nacked, number), partial(self._nack_refused, number)
