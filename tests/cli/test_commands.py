@@ -249,6 +249,8 @@ def test_an_error_is_printed_on_standard_error_with_status_1(client: ScriptedCli
         "topic create orders --set max-message=999999999999TiB",
         "message delayed --after 99999999999999999999,1",
         "topic set orders",
+        "topic alter orders",
+        "group alter billing",
         "send",
         "send orders body --file x",
         "send orders body --header novalue",

@@ -182,6 +182,9 @@ def alter(  # noqa: PLR0913  # its options
     later: dict[str, Any] = dict(parse_named_limit(text, LIMITS) for text in limits or ())
     if keep_until_exported is not None:
         later["keep_until_exported"] = keep_until_exported
+    times, counts = (lease, session_s, consume_timeout), (max_parked, span, flood_keys)
+    if not later and all(value is None for value in (policy, retry, *times, *counts)):
+        raise typer.BadParameter("name a setting to change: see txmq group alter --help")
     altered = session.client.call(
         "group.alter", group=group, on_exhausted=policy, retry=retry, max_parked=max_parked,
         lease_ms=_to_milliseconds(lease), session_ms=_to_milliseconds(session_s),

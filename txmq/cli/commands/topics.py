@@ -80,7 +80,7 @@ def alter(
     session: CommandSession,
     topic: Topic,
     *,
-    settings: Settings = None,
+    settings: Settings,
     operator: Operator,
     reason: Reason = "",
 ) -> None:
