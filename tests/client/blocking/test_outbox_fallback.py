@@ -39,6 +39,7 @@ from txmq.model.message import Message
 from txmq.testing.processes import running
 from txmq.testing.wait import wait_until
 from txmq.tx.outbox_entry import pack_entries
+from txmq.tx.postgres.blockers import oldest_holder
 from txmq.tx.postgres.outbox import OutboxRow
 from txmq.wire.data_requests import Opcode
 
@@ -487,7 +488,12 @@ def put_and_drain(world: World) -> None:
     broken = put_damaged_row(world)
     query_and_commit(world, "DELETE FROM txmq_outbox WHERE seq = %s RETURNING 1", broken)
     above = "SELECT FROM txmq_outbox_floor WHERE log_id = %s AND seq > %s"
-    wait_until(lambda: bool(query(world, above, world.client.log_id, broken)), DEADLINE_S)
+    try:
+        wait_until(lambda: bool(query(world, above, world.client.log_id, broken)), DEADLINE_S)
+    except TimeoutError as error:
+        with closing(psycopg2.connect(world.dsn)) as connection:
+            error.add_note(f"in its way: {oldest_holder(connection) or 'nobody'}")
+        raise
 
 
 def place_directly(world: World, number: str, key: str, *, timeout: float = DEADLINE_S) -> Any:
