@@ -308,13 +308,14 @@ def test_reprocessing_lets_every_message_take_effect_once_more(
     assert effects(connect) == sorted(bodies * 2)
 
 
+@pytest.mark.parametrize("mode", ["concurrent", "ordered"])
 def test_a_group_is_rewound_to_the_end_of_a_restored_inbox(
-    client: Client, connect: Callable[[], Connection]
+    client: Client, connect: Callable[[], Connection], mode: str
 ) -> None:
     topic, group = fresh("t"), fresh("g")
     client.call("topic.create", name=topic, partitions=1)
     bodies = send(client, topic, 8)
-    with consumer_of(client, group, topic) as consumer:
+    with consumer_of(client, group, topic, mode=mode) as consumer:
         run(consumer, connect)
         [place] = client.call("group.show", group=group)["positions"]
         position = Position(group, str(client.log_id), place["topic_id"], 0, consumer.epoch)
@@ -330,7 +331,7 @@ def test_a_group_is_rewound_to_the_end_of_a_restored_inbox(
         cursor.execute(
             'DELETE FROM public.txmq_inbox_recent WHERE grp = %s AND "offset" > 4', (group,)
         )
-    with consumer_of(client, group, topic) as consumer:
+    with consumer_of(client, group, topic, mode=mode) as consumer:
         run(consumer, connect)
     assert effects(connect) == bodies
     with closing(connect()) as connection:

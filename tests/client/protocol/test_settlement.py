@@ -222,6 +222,19 @@ def test_a_nack_overtakes_no_ack_of_an_ordered_group() -> None:
     assert scripted.args_of("consumer.nack")["offset"] == 2
 
 
+@pytest.mark.parametrize(("mode", "received"), [("ordered", []), ("concurrent", ["a1"])])
+def test_no_message_on_its_way_overtakes_one_that_is_given_back(
+    mode: str, received: list[str]
+) -> None:
+    scripted = ScriptedMember(mode).joined().fetched(chunk(*keyed("a")))
+    [first] = scripted.receive()
+    assert "fetch" in scripted.request_names()
+    scripted.operations.give_back(first, scripted.now, rejoin=True)
+    scripted.fetched(chunk(Message(b"a1", "a"), at=1, lease=2))
+    assert bodies(scripted.receive(5)) == received
+    assert scripted.member.needs_reconnect is (mode == "ordered")
+
+
 def test_a_postponed_message_is_settled_and_did_not_fail() -> None:
     scripted = ScriptedMember().joined().fetched(chunk("a"))
     [message] = scripted.receive()

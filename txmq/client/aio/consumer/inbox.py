@@ -270,7 +270,7 @@ class InboxWorker(Worker):
     def _give_back(self, messages: Sequence[DeliveredMessage]) -> None:
         """Return messages, and later those of their keys, to the group."""
         self._failed.update(map(_key_of, messages))
-        self._members.give_back(_outstanding(messages))
+        self._members.give_back(_outstanding(messages), rejoin=True)
 
     async def _apply_in_place(self, messages: Sequence[DeliveredMessage]) -> Exception | None:
         """Apply a message as often as the consumer may, each time in a transaction of

@@ -227,10 +227,10 @@ class ThreadedMember(MemberState):
         with self.changed:
             self.operations.extend(message, seconds, time.monotonic())
 
-    def give_back(self, messages: Iterable[ReceivedMessage]) -> None:
+    def give_back(self, messages: Iterable[ReceivedMessage], *, rejoin: bool = False) -> None:
         with self.changed:
             for message in messages:
-                self.operations.give_back(message, time.monotonic())
+                self.operations.give_back(message, time.monotonic(), rejoin=rejoin)
             self.changed.notify_all()
             self.thread.poke()
 

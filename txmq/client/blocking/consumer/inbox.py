@@ -61,7 +61,7 @@ class InboxSource(MessageSource, Protocol):
 
     @property
     def members(self) -> Sequence[InboxMember]: ...
-    def give_back(self, messages: Iterable[ReceivedMessage]) -> None: ...
+    def give_back(self, messages: Iterable[ReceivedMessage], *, rejoin: bool = False) -> None: ...
 
 
 def run_with_inbox(
@@ -208,7 +208,7 @@ class InboxWorker:
     def _give_back(self, messages: Sequence[DeliveredMessage]) -> None:
         """Return messages, and later those of their keys, to the group."""
         self._failed.update(map(_key_of, messages))
-        self._source.give_back(_outstanding(messages))
+        self._source.give_back(_outstanding(messages), rejoin=True)
 
     def _apply_in_place(self, batch: _Batch) -> BaseException | None:
         """Apply a message as often as the consumer may, each time in a transaction of

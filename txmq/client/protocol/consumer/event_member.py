@@ -134,9 +134,9 @@ class EventMember(MemberState):
     def extend(self, message: ReceivedMessage, seconds: float | None) -> None:
         self.operations.extend(message, seconds, self.now())
 
-    def give_back(self, messages: Iterable[ReceivedMessage]) -> None:
+    def give_back(self, messages: Iterable[ReceivedMessage], *, rejoin: bool = False) -> None:
         for message in messages:
-            self.operations.give_back(message, self.now())
+            self.operations.give_back(message, self.now(), rejoin=rejoin)
         self.step_soon()
 
     def pause(self, topics: Sequence[str], *, paused: bool) -> None:

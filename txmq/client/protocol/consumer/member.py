@@ -462,6 +462,8 @@ class Member:
         """
         if not membership.identities.topics and self.membership is not None:
             membership = self.membership  # the broker knows no generation of a reset
+        if self.needs_reconnect:
+            return  # the next join returns what it does not claim
         for chunk in unpack_chunks(payload).chunks:
             self._add(chunk, membership, now)
         if self.closing:

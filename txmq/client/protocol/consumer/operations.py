@@ -203,11 +203,12 @@ class Operations:
         if not (self.is_outstanding(message) and queue.restart_timeout(*message[:3], start)):
             raise _not_outstanding(message)
 
-    def give_back(self, message: ReceivedMessage, now: float) -> None:
+    def give_back(self, message: ReceivedMessage, now: float, *, rejoin: bool = False) -> None:
         """Return a message to the group as if it had not been delivered.
 
-        In an ordered group only behind a nack of its key, or at the end. Raises as
-        `nack` does.
+        In an ordered group only behind a nack of its key, or at the end, or with
+        `rejoin`: the member joins anew, because a message that is on its way may be a
+        later one of the key. Raises as `nack` does.
         """
         if not self.is_outstanding(message):
             raise _not_outstanding(message)
@@ -217,6 +218,8 @@ class Operations:
                 member.recovery.give_back(stored)
             return
         member.settlement.give_back(_place(message), message.key, now)
+        # at the end nothing more is delivered
+        member.needs_reconnect |= rejoin and member.settings.ordered and not member.closing
 
     def add_to_transaction(self, delivered: Delivered) -> list[AckAction]:
         """Leave the outstanding messages to a transaction. Return the actions that ack

@@ -134,8 +134,8 @@ class ThreadBridge:
     def nack_many(self, messages: Iterable[ReceivedMessage], *, error: BaseException) -> None:
         self._call(self._members.nack_many, list(messages), error=error)
 
-    def give_back(self, messages: Iterable[ReceivedMessage]) -> None:
-        self._call(self._members.give_back, list(messages))
+    def give_back(self, messages: Iterable[ReceivedMessage], *, rejoin: bool = False) -> None:
+        self._call(self._members.give_back, list(messages), rejoin=rejoin)
 
     def count(self, *, duplicates: int = 0, retried: int = 0) -> None:
         self._reactor.callFromThread(
