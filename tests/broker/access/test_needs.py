@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.broker.access.support import BrokerWithUsers, login
+from tests.broker.access.test_quotas import half
 from tests.broker.calls.test_numbers import sample
 from tests.broker.support import send_payload
 from txmq import errors
@@ -26,10 +27,12 @@ from txmq.wire.data_requests import (
     Fetch,
     Opcode,
     Read,
+    ReadLetters,
     pack_ack,
     pack_decide,
     pack_fetch,
     pack_read,
+    pack_read_letters,
 )
 from txmq.wire.frames import encode_frame
 from txmq.wire.status import to_error
@@ -62,13 +65,15 @@ def a_half(broker: BrokerWithUsers) -> bytes:
 
 
 def requests(token: bytes) -> dict[int, bytes]:
+    """Return a valid payload of each request that needs a permission."""
     single: dict[int, bytes] = {
         Opcode.SEND: send_payload(),
-        Opcode.GROUP: token + bytes(60),
+        Opcode.GROUP: half(token),
         Opcode.DECIDE: pack_decide(Decide(Decision.COMMIT, token, 0, "producer")),
         Opcode.FETCH: pack_fetch(Fetch(1, 0, 1, 1, "g", "m")),
         Opcode.ACK: pack_ack(Ack(1, "g", "m", ())),
         Opcode.READ: pack_read(Read(0, 0, 0, 1, "t")),
+        Opcode.LETTERS: pack_read_letters(ReadLetters(0, 0, 1, 1, "p", "t")),
     }
     several: dict[int, bytes] = {
         frame: b"".join(pack_requests([single[one]])) for frame, one in needs.FRAMES_OF.items()
@@ -88,9 +93,9 @@ def test_every_request_is_denied_to_a_user_without_permissions() -> None:
     broker = BrokerWithUsers()
     token = a_half(broker)
     client = broker.log_in("nobody")
-    for opcode, payload in requests(token).items():
-        if opcode in (Opcode.GROUP, Opcode.GROUPS):
-            continue  # needs whole batches: see test_access.py
+    asked = requests(token)
+    assert asked.keys() == {*needs.REQUESTS, *needs.FRAMES_OF} - {Opcode.PING}
+    for opcode, payload in asked.items():
         reply = client.ask(opcode, payload)
         status = unpack_replies(reply.payload)[0] if opcode in needs.FRAMES_OF else reply
         error = to_error(status.status, status.payload)
