@@ -7,6 +7,7 @@ import re
 import socket
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +16,9 @@ from tests.certificates import Authority, Files
 from tests.cli.support import run
 from tests.tx.postgres.support import poor_role
 from txmq.cli.commands.broker import _notify_supervisor
+from txmq.cli.doctor import machine
 from txmq.cli.doctor.machine import file_system_of
-from txmq.config.broker import SettingsFile
+from txmq.config.broker import DiskSettings, SettingsFile
 from txmq.version import __version__
 
 PACKAGING = Path(__file__).parents[2] / "packaging"
@@ -114,6 +116,42 @@ def test_certificates_that_clients_would_refuse_are_found_and_versions_are_named
     assert found["TLS key"]["health"] == "warning"
     open_to_all = settings(tmp_path, 'listen = "0.0.0.0:7650"')
     assert examined(tmp_path / "t.toml", open_to_all)[1]["TLS"]["health"] == "failure"
+
+
+@pytest.mark.parametrize(
+    ("sync_s", "health"), [(1e-6, "warning"), (200e-6, "ok"), (0.05, "warning")]
+)
+def test_a_disk_that_answers_before_it_has_written_is_found_and_one_that_is_slow(
+    sync_s: float, health: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+
+    def sync(_file: int) -> None:
+        now[0] += sync_s
+
+    monkeypatch.setattr("os.fdatasync", sync)
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    [found] = [one for one in machine.check_disk(tmp_path, DiskSettings()) if one.check == "sync"]
+    assert found.health == health
+    assert f"{sync_s * 1e6:.0f} µs" in found.found
+    assert ("write cache" in found.advice) is (sync_s < machine.FASTEST_SYNC_S)
+
+
+@pytest.mark.parametrize(("files", "health"), [(1_024, "warning"), (65_536, "ok"), (-1, "ok")])
+def test_few_open_files_are_found(files: int, health: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _which: (files, files))
+    [found] = [one for one in machine.check_machine() if one.check == "open files"]
+    assert found.health == health
+
+
+@pytest.mark.parametrize(("state", "health"), [(machine.TIME_ERROR, "warning"), (0, "ok")])
+def test_a_clock_that_nobody_sets_is_found(
+    state: int, health: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = SimpleNamespace(adjtimex=lambda _state: state)
+    monkeypatch.setattr("ctypes.CDLL", lambda _name: kernel)
+    [found] = [one for one in machine.check_machine() if one.check == "clock"]
+    assert found.health == health
 
 
 @pytest.mark.parametrize(
