@@ -46,6 +46,20 @@ def test_the_unit_runs_the_command_and_the_settings_that_the_package_brings() ->
     assert (PACKAGING / "debian" / "conffiles").read_text().split() == ["/etc/txmq.toml"]
 
 
+@pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None, reason="no systemd-analyze (package systemd)"
+)
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    unit = (PACKAGING / "systemd" / "txmq.service").read_text()
+    file = tmp_path / "txmq.service"
+    file.write_text(unit.replace("/opt/txmq/bin/txmq", shutil.which("true") or ""))
+    ran = subprocess.run(
+        ["systemd-analyze", "verify", str(file)], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "txmq.service" not in ran.stderr, "a setting that systemd does not know"
+
+
 def test_the_settings_of_the_container_are_valid() -> None:
     settings = load_broker(PACKAGING / "container" / "txmq.toml", {})
     assert settings.broker.trusted_network

@@ -63,7 +63,11 @@ def test_rules_ask_for_metrics_that_exist(documented: set[str]) -> None:
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool (package prometheus)")
 @pytest.mark.parametrize(
     "command",
-    ["check config prometheus.yml", "test rules txmq.rules.test.yml"],
+    [
+        "check config prometheus.yml",
+        "check config --syntax-only ../container/prometheus.yml",  # its rules are mounted
+        "test rules txmq.rules.test.yml",
+    ],
 )
 def test_promtool_accepts(command: str) -> None:
     ran = subprocess.run(
