@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from py4j.protocol import Py4JJavaError
 from pydantic import Field
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from txmq.errors import ConfigError, RemoteProtocolError
@@ -209,13 +209,17 @@ def whole_parts(letters: DataFrame, parts: int) -> DataFrame:
 
 def part_digests(letters: DataFrame) -> tuple[PlanPart, ...]:
     """Return the digests of all parts: SHA-256 over the letters as lines of JSON."""
-    line = f.concat(f.to_json(f.struct(*COLUMNS), {"ignoreNullFields": "false"}), f.lit("\n"))
-    lines = letters.select("part", line.alias("line"))
+    lines = letters.select("part", line_column().alias("line"))
     found = lines.mapInArrow(_digested, "part int, letters bigint, sha256 string").collect()
     return tuple(
         PlanPart(letters=row["letters"], sha256=row["sha256"])
         for row in sorted(found, key=lambda row: row["part"])
     )
+
+
+def line_column() -> Column:
+    """Return the line of a letter in the digest of its part."""
+    return f.concat(f.to_json(f.struct(*COLUMNS), {"ignoreNullFields": "false"}), f.lit("\n"))
 
 
 def _digested(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

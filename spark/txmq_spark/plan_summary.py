@@ -6,6 +6,7 @@ It is small, however many letters there are.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from functools import reduce
 from typing import Any, Final, NamedTuple
 
@@ -102,32 +103,58 @@ class PlanSummary(NamedTuple):
 MissingSummary = tuple[dict[tuple[str, str], int], tuple[MissingMessage, ...]]
 
 
+class LetterCount(NamedTuple):
+    """The number of letters of a kind."""
+
+    group: str
+    cls: str
+    replay: bool
+    age: str
+    letters: int
+
+
 def summarize(letters: DataFrame, missing: MissingSummary, now: int) -> PlanSummary:
     """Count the letters of a plan; `missing` is what is missing beside them."""
     by_class = letters.withColumn("age", _age(now)).groupBy("group", "class", "replay", "age")
-    counts, (failures, others), keys, samples = at_once(
+    counts, failures, keys, samples = at_once(
         letters.sparkSession,
         by_class.count().collect,
         lambda: _failures(letters),
         lambda: _keys(letters),
         lambda: _samples(letters),
     )
+    return summary_of([LetterCount(*row) for row in counts], failures, keys, samples, missing, now)
+
+
+def summary_of(  # one for each part
+    counts: Iterable[LetterCount],
+    failures: tuple[tuple[Failure, ...], tuple[int, int]],
+    keys: Concentration,
+    samples: tuple[dict[str, Any], ...],
+    missing: MissingSummary,
+    now: int,
+) -> PlanSummary:
+    """Return the summary that has these parts."""
     classes, replayed, ages = Counter[Any](), Counter[Any](), Counter[Any]()
-    for row in counts:
-        classes[row["group"], row["class"]] += row["count"]
-        replayed[row["group"], row["class"]] += row["count"] * row["replay"]
-        ages[row["class"], row["age"]] += row["count"]
+    for one in counts:
+        classes[one.group, one.cls] += one.letters
+        replayed[one.group, one.cls] += one.letters * one.replay
+        ages[one.cls, one.age] += one.letters
     return PlanSummary(
         now,
         dict(sorted(classes.items())),
         dict(sorted(replayed.items())),
         dict(sorted(ages.items())),
-        failures,
-        others,
+        *failures,
         keys,
         samples,
         *missing,
     )
+
+
+def age_of(micros: int) -> str:
+    """Return the words for an age."""
+    return next((words for limit, words in AGES if micros < limit), OLDER)
 
 
 def _age(now: int) -> Column:

@@ -34,6 +34,7 @@ from txmq_spark.database_tables import (
     query_tables,
     read_tables,
 )
+from txmq_spark.few_letters import FewLetters
 from txmq_spark.letter_evidence import (
     KEPT,
     EvidenceTables,
@@ -104,6 +105,14 @@ class _Evidence(NamedTuple):
     few: bool
 
 
+class _JudgedLetters(NamedTuple):
+    """The letters of a plan with their classes, and the digests of their parts."""
+
+    letters: DataFrame
+    parts: tuple[PlanPart, ...]
+    few: FewLetters | None = None  # the same letters, where they are few
+
+
 class Reconciliation(NamedTuple):
     """A plan and what it is about. `letters` and `missing` are in executors until the
     block of `reconciled` ends.
@@ -164,14 +173,9 @@ def reconcile(spark: SparkSession, options: ReconcileOptions, path: str) -> Reco
 
 def _reconcile(read: _Evidence) -> Reconciliation:
     # While the driver plans one, executors work on the other.
-    (plan, parts), (missing, lost) = at_once(
-        read.spark, lambda: _judged(read), lambda: _told_missing(read)
-    )
-    options, inputs = read.options, read.inputs
-    snapshot = inputs.snapshot
-    youngest = plan.agg(f.max("dead_at").alias("at")).first() if snapshot is None else None
-    now = snapshot.at if snapshot else int((youngest and youngest["at"]) or 0)
-    summary = summarize(plan, lost, now)
+    plan, (missing, lost) = at_once(read.spark, lambda: _judged(read), lambda: _told_missing(read))
+    options, inputs, snapshot = read.options, read.inputs, read.inputs.snapshot
+    summary = _summary(plan, lost, snapshot)
     groups = [group.name for group in inputs.groups]
     manifest = PlanManifest(
         facts=PlanInputs(
@@ -194,16 +198,16 @@ def _reconcile(read: _Evidence) -> Reconciliation:
             group: sum(summary.replayed.get((group, cls), 0) for cls in LetterClass)
             for group in groups
         },
-        parts=parts,
+        parts=plan.parts,
     )
     require_same_topics(inputs)
     made = PlanMade()
     if snapshot is not None:
         made = PlanMade(snapshot=snapshot.visible, snapshot_at=snapshot.at)
-    return Reconciliation(manifest.sealed(), made, summary, plan, missing)
+    return Reconciliation(manifest.sealed(), made, summary, plan.letters, missing)
 
 
-def _judged(read: _Evidence) -> tuple[DataFrame, tuple[PlanPart, ...]]:
+def _judged(read: _Evidence) -> _JudgedLetters:
     """Return the letters with their classes, and the digests of their parts."""
     options, inputs = read.options, read.inputs
     # listed once, because several joins must see the same letters
@@ -214,7 +218,22 @@ def _judged(read: _Evidence) -> tuple[DataFrame, tuple[PlanPart, ...]]:
     states = _with_token_states(evidence, options, inputs)
     judged = classified(states, options.rules, few=read.few)
     plan = arranged(judged, letters.parts)
-    return plan, part_digests(plan)
+    if not read.few:
+        return _JudgedLetters(plan, part_digests(plan))
+    few = FewLetters.of(plan)
+    return _JudgedLetters(plan, few.part_digests(), few)
+
+
+def _summary(
+    plan: _JudgedLetters, missing: MissingSummary, snapshot: DatabaseSnapshot | None
+) -> PlanSummary:
+    """Return the summary as of the snapshot, else of the last death."""
+    if plan.few is not None:
+        return plan.few.summary(missing, snapshot.at if snapshot else plan.few.youngest)
+    if snapshot is not None:
+        return summarize(plan.letters, missing, snapshot.at)
+    youngest = plan.letters.agg(f.max("dead_at").alias("at")).first()
+    return summarize(plan.letters, missing, int((youngest and youngest["at"]) or 0))
 
 
 def _told_missing(read: _Evidence) -> tuple[DataFrame, MissingSummary]:

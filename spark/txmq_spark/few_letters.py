@@ -1,0 +1,130 @@
+"""Few letters of a plan, in the driver: digests and summary from one job.
+
+`part_digests` and `summarize` have the same results for any number of letters, by seven
+jobs. With a thousand letters, Spark plans these for longer than it counts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, Final
+
+from pyspark.sql import DataFrame
+
+from txmq_spark.letter_evidence import LETTER
+from txmq_spark.plan_directory import PlanPart, line_column
+from txmq_spark.plan_summary import (
+    LISTED_LETTERS,
+    TOP_FAILURES,
+    TOP_KEYS,
+    Concentration,
+    Failure,
+    KeyCount,
+    LetterCount,
+    MissingSummary,
+    PlanSummary,
+    age_of,
+    summary_of,
+)
+
+LINE: Final = "line"
+
+Letter = Mapping[str, Any]  # by the names of a plan's columns
+
+
+class FewLetters:
+    """The letters of a plan, in its order."""
+
+    def __init__(self, letters: Sequence[Letter]) -> None:
+        self._letters = letters
+
+    @classmethod
+    def of(cls, letters: DataFrame) -> FewLetters:
+        """Read the letters of a plan, each part of which is sorted."""
+        rows = letters.withColumn(LINE, line_column()).collect()
+        return cls([row.asDict() for row in rows])
+
+    @property
+    def youngest(self) -> int:
+        """The time of the last death in microseconds; 0 = there are no letters."""
+        return max((letter["dead_at"] for letter in self._letters), default=0)
+
+    def part_digests(self) -> tuple[PlanPart, ...]:
+        """Return the digests of all parts, as the function of this name does."""
+        # Each part is in one task, and tasks are in no order.
+        lines = {
+            part: [letter[LINE] for letter in letters]
+            for part, letters in groupby(self._letters, itemgetter("part"))
+        }
+        return tuple(
+            PlanPart(letters=len(some), sha256=sha256("".join(some).encode()).hexdigest())
+            for _part, some in sorted(lines.items())
+        )
+
+    def summary(self, missing: MissingSummary, now: int) -> PlanSummary:
+        """Return the summary, as `summarize` does."""
+        counts = Counter(
+            (one["group"], one["class"], one["replay"], age_of(now - one["dead_at"]))
+            for one in self._letters
+        )
+        return summary_of(
+            [LetterCount(*kind, count) for kind, count in counts.items()],
+            self._failures(),
+            self._keys(),
+            self._samples(),
+            missing,
+            now,
+        )
+
+    def _failures(self) -> tuple[tuple[Failure, ...], tuple[int, int]]:
+        groups = _grouped(self._letters, ("error_type", "fingerprint"))
+        # Null comes first, and texts are in the order of their UTF-8, as in Spark.
+        order = sorted(groups, key=lambda kind: (-len(groups[kind]), *map(_null_first, kind)))
+        top = tuple(
+            Failure(kind[0] or "", kind[1] or "", _least_error(groups[kind]), len(groups[kind]))
+            for kind in order[:TOP_FAILURES]
+        )
+        others = len(self._letters) - sum(one.letters for one in top)
+        return top, (len(groups) - len(top), others)
+
+    def _keys(self) -> Concentration:
+        keyed = [letter for letter in self._letters if letter["key"] is not None]
+        counted = [
+            KeyCount(
+                *(group, topic, key, len(letters)),
+                replayed=sum(letter["replay"] for letter in letters),
+                oldest=min(letter["dead_at"] for letter in letters),
+            )
+            for (group, topic, key), letters in _grouped(keyed, ("group", "topic", "key")).items()
+        ]
+        counted.sort(key=lambda one: (-one.letters, one.group, one.topic, one.key))
+        return Concentration(len(counted), len(keyed), tuple(counted[:TOP_KEYS]))
+
+    def _samples(self) -> tuple[dict[str, Any], ...]:
+        by_class = _grouped(sorted(self._letters, key=itemgetter(*LETTER)), ("class",))
+        return tuple(
+            {name: value for name, value in letter.items() if name != LINE} | {"row": number}
+            for _class, letters in sorted(by_class.items())
+            for number, letter in enumerate(letters[:LISTED_LETTERS], 1)
+        )
+
+
+def _grouped(
+    letters: Iterable[Letter], names: Sequence[str]
+) -> dict[tuple[Any, ...], list[Letter]]:
+    groups: dict[tuple[Any, ...], list[Letter]] = {}
+    for letter in letters:
+        groups.setdefault(tuple(letter[name] for name in names), []).append(letter)
+    return groups
+
+
+def _null_first(text: str | None) -> tuple[bool, str]:
+    return text is not None, text or ""
+
+
+def _least_error(letters: Sequence[Letter]) -> str:
+    return min((letter["error"] for letter in letters if letter["error"] is not None), default="")
