@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from txmq.core.consumers.plan_steps import AddPlanLetters, EndLostLetters, apply
 from txmq.core.events.base import RecordContext
 from txmq.core.events.outcome import Rejected
 from txmq.core.events.plans import PlanFrozen, PlanLettersAdded
+from txmq.core.state.failed_messages import FailedKind
 from txmq.errors import BadRequest, Conflict, RemoteProtocolError, Throttled, UnknownPlan
 from txmq.wire.data_requests import Ack, AckedRange, Fetch, Opcode, pack_ack, pack_fetch
 from txmq.wire.json import parse
@@ -243,6 +245,10 @@ def test_a_plan_abandons_its_letters_by_one_order(desk: Desk) -> None:
     assert len(closed["letters"]) == 39
     assert {one["reason"] for one in closed["letters"]} == {"sent again"}
     assert desk.ask("dlq.stats", group="g", select={})["letters"] == 1
+    desk.broker.pass_time(0.5)
+    tables = desk.broker.engine.state.tables
+    kinds = Counter(row[0] for _key, row in tables["moved"].range(b""))
+    assert kinds == {FailedKind.ABANDONED: 39, FailedKind.LETTER: 1}, "the rows followed"
 
 
 def test_a_deleted_plan_is_gone(desk: Desk) -> None:

@@ -25,6 +25,7 @@ def older_directory(path: Path) -> dict[str, list[bytes]]:
     world = LettersWorld(5)
     for _ in range(60):
         world.turn()
+    world.end_plans()  # that version had no plans
     machine.save(world.state)
     tables = LmdbTables.open(path, log_id=LOG)
     for name in NAMES:

@@ -59,7 +59,9 @@ def check_letter_index(
                 cell = (message[0], error, letter_index.slot_at(at))
                 cells: dict[letter_index.CellKey, letter_index.CellChange] = {}
                 letter_index.add_to_cell(cells, cell, at, letter.replays)
-                letter_index.move_cells(made, group.group_id, LetterState.REPLAYING, cells)
+                abandoned = row.kind == FailedKind.ABANDONED
+                to = LetterState.ABANDONED if abandoned else LetterState.REPLAYING
+                letter_index.move_cells(made, group.group_id, to, cells)
     for message, row in unswept_rows(state, group).items():
         letter = failed_messages.letter_of(message, row)
         assert letter is not None
@@ -159,7 +161,8 @@ def check_leases(state: State, group: ConsumerGroup) -> None:
 def check_indexes(
     state: State, group: ConsumerGroup, rows: dict[MessageRef, FailedMessage]
 ) -> None:
-    put_back = {m for m, row in stored_rows(state, group).items() if row != rows[m]}
+    passed = {m for m, row in stored_rows(state, group).items() if row != rows[m]}
+    put_back = {m for m in passed if rows[m].kind != FailedKind.ABANDONED}
     queued = {(*tp, offset) for tp, queue in group.put_back.items() for offset in queue}
     assert queued == put_back - group.leased_rows.keys(), "the queue of a plan is another one"
     assert len(queued) == sum(map(len, group.put_back.values()))

@@ -15,7 +15,14 @@ from txmq.core.consumers.commands import (
     StoredEntry,
 )
 from txmq.core.consumers.letter_selection import LetterScan, LetterSelection, ScanPosition
-from txmq.core.consumers.plan_steps import AddPlanLetters, AdvancePlan, FreezePlan, PackPlan
+from txmq.core.consumers.plan_abandoning import AbandonNextLetters, AbandonPlan
+from txmq.core.consumers.plan_steps import (
+    AddPlanLetters,
+    AdvancePlan,
+    FreezePlan,
+    PackPlan,
+    SweepPlan,
+)
 from txmq.core.consumers.plans import CancelPlan, CreatePlan
 from txmq.core.state import failed_messages
 from txmq.core.state.failed_messages import FailedKind, FailedMessage
@@ -106,16 +113,29 @@ class LettersWorld(ConsumersWorld):
         self.do(ReplayLetters("g", self._some()))
 
     def plan_some(self) -> None:
-        """Put letters back by a plan, which then ends."""
+        """Put letters back by a plan, which then ends, or let it abandon them."""
         name = f"plan-{len(self.state.plans.by_id)}"
-        settings = PlanSettings(0, 0, in_flight=0, stop_after=0, start=True)
+        starts = self.random.random() < 0.6
+        settings = PlanSettings(0, 0, in_flight=0, stop_after=0, start=starts)
         self.do(CreatePlan(name, "g", settings))
         self.do(AddPlanLetters(name, self._some(), complete=True))
         plan_id = self.state.plans.by_name[name].plan_id
         self.do(PackPlan(plan_id))
         self.do(FreezePlan(plan_id, ""))
-        self.do(AdvancePlan(plan_id, 2))
+        if starts:
+            self.do(AdvancePlan(plan_id, 2))
+        else:
+            self.do(AbandonPlan(name, "tidy"))
+            self.do(AbandonNextLetters(plan_id))
         self.do(CancelPlan(name))
+
+    def end_plans(self) -> None:
+        """Process what plans have put back, and sweep what they have done with."""
+        while self.group().put_back:
+            self.process()
+        for plan in self.state.plans.by_id.values():
+            while self.do(SweepPlan(plan.plan_id)).more:
+                pass
 
     def abandon(self) -> None:
         self.do(AbandonLetters("g", self._some(), "tidy"))

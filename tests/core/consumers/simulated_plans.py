@@ -304,7 +304,7 @@ class PlanningSim(Sim):
 
     def sweep_plans(self) -> None:
         for plan in list(self.state.plans.by_id.values()):
-            if plan.unswept:
+            if plan.has_unswept:
                 self.do_unseen(SweepPlan(plan.plan_id))
 
     def check(self) -> None:

@@ -13,7 +13,6 @@ from tests.core.consumers.letters_world import Found, LettersWorld
 from txmq.core import machine, upgrades
 from txmq.core.consumers import letter_selection, letter_stats
 from txmq.core.consumers.letter_selection import LetterScan, LetterSelection
-from txmq.core.consumers.plan_steps import SweepPlan
 from txmq.core.state import failed_messages, letter_index
 from txmq.core.state.letter_index import SLOT, LetterState
 from txmq.core.steps import run_to_end
@@ -279,9 +278,7 @@ def test_the_tables_of_an_older_version_get_the_index_that_a_new_one_has(seed: i
     world = LettersWorld(seed)
     for _ in range(60):
         world.turn()
-    for plan in world.state.plans.by_id.values():  # that version had no plans
-        while world.do(SweepPlan(plan.plan_id)).more:
-            pass
+    world.end_plans()  # that version had no plans
     machine.save(world.state)
     tables = world.state.tables
     wanted = [[*tables[name].range(b"")] for name in (LETTER_INDEX, LETTER_CELLS)]

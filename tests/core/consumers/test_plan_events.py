@@ -9,6 +9,7 @@ from typing import Any
 from txmq.core.events import base
 from txmq.core.events.consumers import FenceChange
 from txmq.core.events.plans import (
+    PlanAbandonedSwept,
     PlanAdvanced,
     PlanApproved,
     PlanCreated,
@@ -82,6 +83,7 @@ def test_the_events_of_a_plan_that_abandons_its_letters() -> None:
             "970307c41c010101010101010101010101010101010101010101010101010101010990919601f9010005099195010006cd1000a86e6f742073656e74",
         ),
         (PlanLettersLeft(3, 7, (left,)), 161, "9303079195010006cd1000a86e6f742073656e74"),
+        (PlanAbandonedSwept(3, 7, b"\1" * 28), 162, "930307c41c" + "01" * 28),
     ):
         assert base.KINDS[type(event)] == kind
         assert base.encode(event).hex() == data
@@ -107,3 +109,6 @@ def test_the_row_of_a_plan_is_read_as_it_was_written() -> None:
     shorter = plan.to_row()
     assert Plan.from_row(3, (*shorter[:3], shorter[3][:9], *shorter[4:])).settings.most == 0
     assert Plan.from_row(3, shorter[:19]) == plan, "older versions knew of no blocks"
+    assert Plan.from_row(3, shorter[:21]) == plan, "and changed what they abandoned at once"
+    abandons = replace(plan, cursor=b"k", abandoned=b"k", swept=b"j", reason="sent")
+    assert Plan.from_row(3, abandons.to_row()) == abandons

@@ -86,7 +86,7 @@ class PlanService:
                 self._begin(plan)
         for plan in self._plans.by_id.values():
             waits = plan.plan_id in self._sweeping or self._ends(plan) or not self.has_room()
-            if plan.unswept and not waits:
+            if plan.has_unswept and not waits:
                 self._sweep(plan)
         running = {plan.plan_id for plan in self._plans.active.values() if plan.state in RUNNING}
         for plan_id in self._paces.keys() - running:

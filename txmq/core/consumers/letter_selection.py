@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 NEAR = 4  # rows that a range is read on before it is looked up anew
 LEAPS_PER_STEP = 128  # between ranges, and at most so many letters are read
-PASSED = 32  # put-back letters in a row, after which the next slot with open ones is sought
+PASSED = (
+    32  # letters in a row that are open no more, after which the next slot with open ones is sought
+)
 TEXT_PER_STEP = 128 << 10  # characters of errors that a step reads, roughly
 
 
@@ -118,11 +120,14 @@ class LetterScan:
         before = selection.died_before
         self._stop = LAST if before is None else PLACE.pack(before, 0, 0, 0, 0)
         states = dict.fromkeys(selection.states)
-        if LetterState.REPLAYING in states and has_put_back(state, group):
-            states[LetterState.OPEN] = None  # where letters that a plan has put back stay
+        put_back, abandoned = has_put_back(state, group), has_abandoned(state, group)
+        if (LetterState.REPLAYING in states and put_back) or (
+            LetterState.ABANDONED in states and abandoned
+        ):
+            states[LetterState.OPEN] = None  # where the letters that a plan has passed stay
         self._prefixes = [list(_prefixes(state, group, selection, at)) for at in states]
-        # where the index has letters that plans have put back, cells tell what is open
-        self._skips = [*states] == [LetterState.OPEN] and has_put_back(state, group)
+        # where the index has letters that plans have passed, cells tell what is open
+        self._skips = [*states] == [LetterState.OPEN] and (put_back or abandoned)
         self._passed, self._sought = 0, -1  # letters in a row; a slot
         self.examined = 0
         self.text_read = 0  # characters of the errors of these letters
@@ -212,6 +217,14 @@ def has_put_back(state: State, group: ConsumerGroup) -> bool:
     """
     return any(
         plan.group_id == group.group_id and plan.count(LetterOutcome.DELIVERED)
+        for plan in state.plans.by_id.values()
+    )
+
+
+def has_abandoned(state: State, group: ConsumerGroup) -> bool:
+    """Return True if plans have abandoned letters of the group that are not swept."""
+    return any(
+        plan.group_id == group.group_id and plan.swept < plan.abandoned
         for plan in state.plans.by_id.values()
     )
 

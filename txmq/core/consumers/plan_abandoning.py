@@ -3,14 +3,16 @@ that leave a plan before.
 
 A plan that was never started holds its letters: nobody else may replay or edit them. An
 operator who needs them no more has the broker abandon them. It goes through them as it
-puts letters back: each record moves the cursor over the next ones. The reason is that
-of the order, and no record names a letter.
+puts letters back: each record moves the cursor over the next ones, in blocks or one by
+one. The reason is that of the order, and no record names a letter.
+
+From then on everybody sees them as abandoned. What is stored of each says so later
+(`plan_steps.decide_sweep`): to change it takes much longer than to pass it.
 """
 
 from __future__ import annotations
 
-from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.core.consumers import failures, key_fences, plan_steps, plans
 from txmq.core.consumers.commands import TopicOffset
@@ -20,16 +22,19 @@ from txmq.core.consumers.plans import PlanReply, find_plan, state_name
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.events.plans import PlanLettersAbandoned, PlanLettersLeft, PlanMoved
 from txmq.core.state import failed_messages, plan_blocks, plan_letters
+from txmq.core.state.plan_blocks import PlacedBlock
 from txmq.core.state.plans import LetterOutcome, PlanState
 from txmq.errors import BadRequest, Conflict
-from txmq.store import tables as t
 
 if TYPE_CHECKING:
     from txmq.core.events.base import RecordContext
     from txmq.core.events.plans import SkippedLetter
+    from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
+    from txmq.core.state.plan_blocks import Block
+    from txmq.core.state.plan_letters import PlacedLetter
+    from txmq.core.state.plans import Plan
     from txmq.core.state.state import State
 
-STEP_LETTERS = 400  # abandoned by one record: about 10 ms
 NO_REASON = "letters cannot be abandoned or left without a reason"
 
 
@@ -106,40 +111,89 @@ def decide_step(state: State, command: AbandonNextLetters, now: int) -> Outcome:
     plan = state.plans.by_id.get(command.plan_id)
     if plan is None or plan.state is not PlanState.ABANDONING:
         return Outcome(reply=AdvanceReply(0))
-    found = list(islice(plan_letters.letters_of(state, plan.plan_id, plan.cursor), STEP_LETTERS))
-    if not found:
-        return Outcome((PlanMoved(plan.plan_id, PlanState.DONE, plan.why, ""),), AdvanceReply(0))
     group = state.groups.by_id[plan.group_id]
-    changes = FailureChanges(state, group, now)
-    skipped: list[SkippedLetter] = []
-    letters = 0
-    for placed in found:
-        if placed.letter.outcome != LetterOutcome.PLANNED:
-            continue
-        row = failed_messages.planned(state, group, placed.ref, plan.plan_id)
-        if why := reason_to_skip(state, plan, placed, row):
-            skipped.append((*placed.ref, placed.visible_at, why))
-            continue
-        assert row is not None, "there is no reason to skip it"
-        changes.processed(placed.ref, row.key_hash)
-        letters += 1
+    passed = _PassedLetters(state, plan, group, now)
+    cursor = plan.cursor
+    for one in plan_blocks.walk(state, plan, cursor, fits=passed.takes):
+        if passed.is_full:
+            break
+        cursor = one.key
+        if isinstance(one, PlacedBlock):
+            passed.pass_block(one.block)
+        else:
+            passed.pass_letter(one)
+    if cursor == plan.cursor:
+        return Outcome((PlanMoved(plan.plan_id, PlanState.DONE, plan.why, ""),), AdvanceReply(0))
     ids = (plan.plan_id, group.group_id)
-    event = PlanLettersAbandoned(*ids, found[-1].key, letters, *changes.parts(), tuple(skipped))
-    return Outcome((event,), AdvanceReply(letters, more=True))
+    moves, fences = passed.changes.parts()
+    skipped = tuple(passed.skipped)
+    event = PlanLettersAbandoned(*ids, cursor, passed.letters, moves, fences, skipped)
+    return Outcome((event,), AdvanceReply(passed.letters, more=True))
+
+
+class _PassedLetters:
+    """The letters that one record abandons."""
+
+    def __init__(self, state: State, plan: Plan, group: ConsumerGroup, now: int) -> None:
+        self._state, self._plan, self._group = state, plan, group
+        self.changes = FailureChanges(state, group, now)
+        self.skipped: list[SkippedLetter] = []
+        self.letters = 0
+        self._looked_at = self._blocks = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Return True if no more letters have room in the record."""
+        return self._looked_at >= plan_steps.STEP_LETTERS or self._blocks >= plan_steps.STEP_BLOCKS
+
+    def takes(self, block: Block) -> bool:
+        """Return True if none of the letters of a block has to be looked at."""
+        has_fences = bool(self._group.fences)
+        return not any(
+            self._state.topics_by_id[run.topic_id].deleted or (has_fences and not run.keys)
+            for run in block.runs
+        )
+
+    def pass_block(self, block: Block) -> None:
+        """Abandon the letters of a block."""
+        letters = block.keyed_letters() if self._group.fences else []
+        for ref, key_hash in letters:
+            self.changes.processed(ref, key_hash)
+        self._looked_at += len(letters)
+        self._blocks += 1
+        self.letters += block.letters
+
+    def pass_letter(self, placed: PlacedLetter) -> None:
+        """Abandon a letter, or skip it, unless it has its outcome."""
+        self._looked_at += 1
+        if placed.letter.outcome != LetterOutcome.PLANNED:
+            return
+        row = failed_messages.planned(self._state, self._group, placed.ref, self._plan.plan_id)
+        if why := reason_to_skip(self._state, self._plan, placed, row):
+            self.skipped.append((*placed.ref, placed.visible_at, why))
+            return
+        assert row is not None, "there is no reason to skip it"
+        self.changes.processed(placed.ref, row.key_hash)
+        self.letters += 1
 
 
 def apply_abandoned(state: State, event: PlanLettersAbandoned, context: RecordContext) -> None:
     plan, group = state.plans.by_id[event.plan_id], state.groups.by_id[event.group_id]
     plan_steps.leave(state, plan, group, event.skipped, LetterOutcome.SKIPPED)
-    passed: list[Any] = [
-        t.PLAN_LETTER_KEY.unpack(key)[2:]
-        for key, letter in plan_letters.rows_of(state, plan.plan_id, plan.cursor, event.cursor)
-        if letter[0] == LetterOutcome.PLANNED
-    ]
+    passed: list[MessageRef | PlacedBlock] = []
+    letters = 0
+    for one in plan_blocks.walk(state, plan, plan.cursor, event.cursor):
+        if isinstance(one, PlacedBlock):
+            passed.append(one)
+            letters += one.block.letters
+        elif one.letter.outcome == LetterOutcome.PLANNED:
+            passed.append(one.ref)
+            letters += 1
     plan_blocks.remove_passed(state, plan, event.cursor)
-    plan.cursor = event.cursor
-    plan_letters.count_passed(state, plan, len(passed), LetterOutcome.ENDED)
-    failed_messages.abandon(state, group, plan.plan_id, passed, plan.why)
+    failed_messages.abandon(state, group, plan.plan_id, passed)
+    plan.cursor = plan.abandoned = event.cursor
+    plan.reason = plan.why
+    plan_letters.count_passed(state, plan, letters, LetterOutcome.ENDED)
     key_fences.apply_changes(state, group, event.moves, event.fences, context.stored_at)
 
 

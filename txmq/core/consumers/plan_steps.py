@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections import Counter
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.core.consumers import failures, key_fences
 from txmq.core.consumers.key_fences import FailureChanges
@@ -20,6 +20,7 @@ from txmq.core.consumers.policies import is_own
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.events.plans import (
     NotPlanned,
+    PlanAbandonedSwept,
     PlanAdvanced,
     PlanFrozen,
     PlanLettersAdded,
@@ -51,7 +52,8 @@ if TYPE_CHECKING:
 STEP_LETTERS = 500  # put back by one record, each by itself: about 7 ms
 STEP_BLOCKS = 32  # likewise: about 2 ms
 PACKED_LETTERS = 500  # of one record
-SWEPT_LETTERS = 64  # of one record: about a millisecond
+SWEPT_LETTERS = 64  # processed ones, of one record: about a millisecond
+SWEPT_ABANDONED = 100  # likewise, but each gets another row and other places: about 6 ms
 STEP_ROWS = 1_000  # read, added, changed or removed by one record
 READ_ROWS = 250  # by one step of the digest: about a millisecond
 MAX_REASON = 256  # characters
@@ -135,7 +137,9 @@ class LostReply(NamedTuple):
 
 
 class SweepPlan(NamedTuple):
-    """Remove rows of letters of a plan that are processed."""
+    """Remove rows of letters of a plan that are processed, or change those of abandoned
+    ones.
+    """
 
     plan_id: int
 
@@ -151,12 +155,17 @@ def manifest_digest(state: State, plan: Plan) -> Steps[str]:
     each, [topic, partition, offset], in the order of publication.
     """
     digest, after = hashlib.sha256(), b""
-    while letters := list(islice(plan_letters.letters_of(state, plan.plan_id, after), READ_ROWS)):
-        for placed in letters:
-            topic_id, partition, offset = placed.ref
-            place = [state.topics_by_id[topic_id].name, partition, offset]
-            digest.update(json.dumps(place, separators=(",", ":")).encode() + b"\n")
-        after = letters[-1].key
+    names: dict[int, str] = {}
+    while rows := list(islice(plan_letters.rows_of(state, plan.plan_id, after), READ_ROWS)):
+        lines: list[str] = []
+        for key, _row in rows:
+            _plan_id, _visible_at, topic_id, partition, offset = t.PLAN_LETTER_KEY.unpack(key)
+            name = names.get(topic_id)
+            if name is None:
+                name = names[topic_id] = json.dumps(state.topics_by_id[topic_id].name)
+            lines.append(f"[{name},{partition},{offset}]\n")
+        digest.update("".join(lines).encode())
+        after = rows[-1][0]
         yield
     return digest.hexdigest()
 
@@ -183,7 +192,9 @@ def decide_add(state: State, command: AddPlanLetters, now: int) -> Outcome | Rej
         ref, row = failures.find_message(state, group, *place)
         if ref is None or row is None:
             refused.append(place)
-        elif not _is_in(state, plan, ref, row):
+        elif not (plan.count(LetterOutcome.SKIPPED) or row.plan == plan.plan_id) or not _is_in(
+            state, plan, ref, row
+        ):
             again = DIED_AGAIN if judged.get(place, row.number) != row.number else ""
             why = _not_open(state, row) or again or damaged.get(place, "")
             if not (why and is_own(state, plan)):  # which selects them again until it can
@@ -499,8 +510,10 @@ def _reason_of_end(state: State, plan: Plan, group: ConsumerGroup, ref: MessageR
 def decide_sweep(state: State, command: SweepPlan, now: int) -> Outcome:
     del now
     plan = state.plans.by_id.get(command.plan_id)
-    if plan is None or not plan.unswept:
+    if plan is None or not plan.has_unswept:
         return Outcome(reply=AdvanceReply(0))
+    if not plan.unswept:
+        return _sweep_abandoned(state, plan)
     chunks: list[tuple[int, int, int]] = []
     letters = 0
     for chunk, count in plan.unswept.items():
@@ -512,11 +525,19 @@ def decide_sweep(state: State, command: SweepPlan, now: int) -> Outcome:
     return Outcome((event,), AdvanceReply(letters, more=len(chunks) < len(plan.unswept)))
 
 
+def _sweep_abandoned(state: State, plan: Plan) -> Outcome:
+    rows = plan_letters.rows_of(state, plan.plan_id, plan.swept, plan.abandoned)
+    keys = [key for key, _row in islice(rows, SWEPT_ABANDONED)]
+    cursor = keys[-1] if len(keys) == SWEPT_ABANDONED else plan.abandoned
+    event = PlanAbandonedSwept(plan.plan_id, plan.group_id, cursor)
+    return Outcome((event,), AdvanceReply(len(keys), more=cursor < plan.abandoned))
+
+
 def decide_tidy(state: State, command: TidyPlan, now: int) -> Outcome:
     plan = state.plans.by_id.get(command.plan_id)
     if plan is None or plan.state is not PlanState.DELETED:
         return Outcome(reply=AdvanceReply(0))
-    if plan.unswept:  # it says that these are processed
+    if plan.has_unswept:  # it says what these are
         swept = decide_sweep(state, SweepPlan(plan.plan_id), now)
         return swept._replace(reply=AdvanceReply(0, more=True))
     return Outcome((PlanTidied(plan.plan_id, STEP_ROWS),), AdvanceReply(0, more=True))
@@ -534,7 +555,7 @@ def apply_added(state: State, event: PlanLettersAdded, context: RecordContext) -
         outcome = LetterOutcome.SKIPPED if why else LetterOutcome.PLANNED
         plan_letters.add(state, plan, key, PlanLetter(outcome, row.number, why=why))
         if not why:
-            failed_messages.set_plan(state, group, ref, plan.plan_id)
+            failed_messages.set_plan(state, group, ref, row, plan.plan_id)
     plan.scan, plan.complete = event.scan, event.complete
     state.plans.dirty.add(plan.plan_id)
 
@@ -631,6 +652,19 @@ def apply_swept(state: State, event: PlanSwept, context: RecordContext) -> None:
         failed_messages.sweep_letters(state, plan.plan_id, event.group_id, letters)
 
 
+def apply_abandoned_swept(state: State, event: PlanAbandonedSwept, context: RecordContext) -> None:
+    del context
+    plan = state.plans.by_id[event.plan_id]
+    refs: list[Any] = [
+        t.PLAN_LETTER_KEY.unpack(key)[2:]
+        for key, letter in plan_letters.rows_of(state, plan.plan_id, plan.swept, event.cursor)
+        if letter[0] == LetterOutcome.PLANNED
+    ]
+    failed_messages.sweep_abandoned(state, plan, event.group_id, refs)
+    plan.swept = event.cursor
+    state.plans.dirty.add(plan.plan_id)
+
+
 def apply_tidied(state: State, event: PlanTidied, context: RecordContext) -> None:
     del context
     plan = state.plans.by_id[event.plan_id]
@@ -642,6 +676,8 @@ def apply_tidied(state: State, event: PlanTidied, context: RecordContext) -> Non
     for placed in letters:
         if group is not None and placed.letter.outcome == LetterOutcome.DELIVERED:
             failed_messages.leave_plan(state, group, placed.ref, plan.plan_id)
+        elif plan.swept < placed.key <= plan.abandoned:  # likewise
+            failed_messages.sweep_abandoned(state, plan, plan.group_id, [placed.ref])
         state.tables[t.PLAN_LETTERS].delete(placed.key)
     if (
         len(letters) < event.most
@@ -668,5 +704,6 @@ APPLIERS: Appliers = {
     PlanPutBack: apply_advanced,
     PlanLettersLost: apply_lost,
     PlanSwept: apply_swept,
+    PlanAbandonedSwept: apply_abandoned_swept,
     PlanTidied: apply_tidied,
 }

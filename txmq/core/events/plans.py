@@ -163,7 +163,7 @@ class PlanLettersAbandoned(NamedTuple):
     """The next letters of a plan were abandoned, up to the key `cursor` of table
     `plan_letters`: so many `letters`, all of them that are neither `skipped` nor were
     before. The plan's `why` is the reason. `moves` are messages that waited behind
-    them.
+    them. Their rows change later (`PlanAbandonedSwept`).
     """
 
     plan_id: int
@@ -193,6 +193,15 @@ class PlanSwept(NamedTuple):
     plan_id: int
     group_id: int
     chunks: tuple[tuple[int, int, int], ...]
+
+
+@event(162)
+class PlanAbandonedSwept(NamedTuple):
+    """The rows of a plan's abandoned letters say so, up to the key `cursor`."""
+
+    plan_id: int
+    group_id: int
+    cursor: bytes
 
 
 @event(134)

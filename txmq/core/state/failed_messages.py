@@ -11,6 +11,7 @@ are in `letters`.
 A letter that its plan has put back keeps its row and its indexes until it ends or fails
 (`put_back`). What this module returns is the retry that it is. Once it is processed, a
 bit of its plan says so, and it is there no more: its rows are removed later (`sweep`).
+A letter that a plan has abandoned keeps them as well until it is swept, or changes.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
+    from txmq.core.state.plans import Plan
     from txmq.core.state.state import State
 
 OFFSET_BYTES = 8  # of a column of offsets
@@ -229,10 +231,13 @@ def current(
     state: State, group: ConsumerGroup, ref: MessageRef, row: FailedMessage
 ) -> FailedMessage:
     """Return what a row of table `moved` stands for: a letter that its plan has put
-    back is a retry. The same row = it is not put back.
+    back is a retry. The same row = its plan has not come to it, if there is one.
     """
-    if not (row.plan and _is_put_back(state, ref, row)):
+    passed_by = _passed_by(state, ref, row)
+    if passed_by is None:
         return row
+    if _is_abandoned(passed_by, ref, row):
+        return _closed(passed_by, row)
     lease, plan = group.leased_rows.get(ref), row.plan
     if lease is None:
         return replayed_row(row, kind=FailedKind.RETRY, plan=plan)
@@ -240,13 +245,29 @@ def current(
     return replayed_row(row, kind=FailedKind.RETRY, plan=plan, attempt=1, consumer=consumer)
 
 
+def _passed_by(state: State, ref: MessageRef, row: FailedMessage) -> Plan | None:
+    """Return the plan of an open letter, if its cursor has passed it."""
+    if not row.plan or row.kind != FailedKind.LETTER or row.token:
+        return None
+    plan = state.plans.by_id.get(row.plan)
+    return plan if plan is not None and _key(ref, row) <= plan.cursor else None
+
+
+def _key(ref: MessageRef, row: FailedMessage) -> bytes:
+    return plan_letters.key_of(row.plan, row.visible_at, ref)
+
+
+def _is_abandoned(plan: Plan, ref: MessageRef, row: FailedMessage) -> bool:
+    return _key(ref, row) <= plan.abandoned
+
+
+def _closed(plan: Plan, row: FailedMessage) -> FailedMessage:
+    return row._replace(kind=FailedKind.ABANDONED, plan=0, reason=plan.reason)
+
+
 def _is_put_back(state: State, ref: MessageRef, row: FailedMessage) -> bool:
-    return (
-        row.plan > 0
-        and row.kind == FailedKind.LETTER
-        and not row.token
-        and plan_letters.is_put_back(state, row.plan, row.visible_at, ref)
-    )
+    plan = _passed_by(state, ref, row)
+    return plan is not None and not _is_abandoned(plan, ref, row)
 
 
 def replayed_row(row: FailedMessage, **changes: Any) -> FailedMessage:  # noqa: ANN401  # fields
@@ -275,9 +296,9 @@ def put_back(
         if isinstance(one, PlacedBlock):
             exported += _put_back_block(state, group, plan_id, one, cells, waiting)
             continue
-        row = _raw(state, group, one)
-        if row is None or (row.kind, row.plan, row.token) != (FailedKind.LETTER, plan_id, b""):
-            continue  # the log has lost what became of it
+        row = _held(state, group, one, plan_id)
+        if row is None:
+            continue
         error, slot = _add_to_queue(group, one, row)
         died_at = row.dead_at or row.first_failed_at
         letter_index.add_to_cell(cells, (one[0], error, slot), died_at, row.replays)
@@ -294,26 +315,48 @@ def put_back(
 
 
 def abandon(
-    state: State, group: ConsumerGroup, plan_id: int, refs: Iterable[MessageRef], reason: str
+    state: State, group: ConsumerGroup, plan_id: int, letters: Iterable[MessageRef | PlacedBlock]
 ) -> None:
-    """Apply: a plan abandons these letters, which it holds."""
+    """Apply: a plan's cursor has abandoned these letters, which it holds."""
     cells: dict[letter_index.CellKey, letter_index.CellChange] = {}
-    letters = exported = 0
-    for ref in refs:
-        row = _raw(state, group, ref)
-        if row is None or (row.kind, row.plan, row.token) != (FailedKind.LETTER, plan_id, b""):
-            continue  # the log has lost what became of it
-        closed = row._replace(kind=FailedKind.ABANDONED, plan=0, reason=reason)
-        state.failed_messages.put(t.FAILED_KEY.pack(group.group_id, *ref), tuple(closed))
-        letter = letter_of(ref, row)
-        assert letter is not None, "it is one"
-        letter_index.move(state.tables, group.group_id, letter, LetterState.ABANDONED, cells)
-        letters += 1
+    count = exported = 0
+    for one in letters:
+        if isinstance(one, PlacedBlock):
+            _add_cells(cells, one)
+            count += one.block.letters
+            exported += one.block.exported
+            continue
+        row = _held(state, group, one, plan_id)
+        if row is None:
+            continue
+        error = letter_index.error_of(row.error_type, row.fingerprint)
+        died_at = row.dead_at or row.first_failed_at
+        cell = (one[0], error, letter_index.slot_at(died_at))
+        letter_index.add_to_cell(cells, cell, died_at, row.replays)
+        count += 1
         exported += row.exported > 0
     letter_index.move_cells(state.tables, group.group_id, LetterState.ABANDONED, cells)
-    group.letters -= letters
+    group.letters -= count
     group.exported_letters -= exported
     state.groups.dirty_groups.add(group.group_id)
+
+
+def _held(
+    state: State, group: ConsumerGroup, ref: MessageRef, plan_id: int
+) -> FailedMessage | None:
+    """Return the row of an open letter that this plan has; None = it has another row,
+    or the log has lost what became of it.
+    """
+    row = _raw(state, group, ref)
+    held = (FailedKind.LETTER, plan_id, b"")
+    return row if row is not None and (row.kind, row.plan, row.token) == held else None
+
+
+def _add_cells(
+    cells: dict[letter_index.CellKey, letter_index.CellChange], placed: PlacedBlock
+) -> None:
+    for topic_id, error, slot, *change in placed.block.cells:
+        letter_index.merge_cell(cells, (topic_id, error, slot), *change)
 
 
 def _put_back_block(
@@ -332,8 +375,7 @@ def _put_back_block(
         tp = (run.topic_id, run.partition)
         _queue_of(group, tp).extend(plan_id, run)
         waiting[tp] += len(run.offsets) // OFFSET_BYTES
-    for topic_id, error, slot, *change in block.cells:
-        letter_index.merge_cell(cells, (topic_id, error, slot), *change)
+    _add_cells(cells, placed)
     plan_blocks.remove(state, placed.key)
     return block.exported
 
@@ -344,10 +386,8 @@ def open_letter(
     """Return the row of a letter that this plan can put back, and whose ack will need
     nothing but to be counted.
     """
-    row = _raw(state, group, ref)
-    if row is None or (row.kind, row.plan, row.token) != (FailedKind.LETTER, plan_id, b""):
-        return None
-    return None if _has_more(row) else row
+    row = _held(state, group, ref, plan_id)
+    return None if row is None or _has_more(row) else row
 
 
 def _has_more(row: FailedMessage) -> bool:
@@ -400,11 +440,29 @@ def before_failure(state: State, group: ConsumerGroup, ref: MessageRef) -> Faile
 
 
 def _swept(state: State, group: ConsumerGroup, ref: MessageRef) -> FailedMessage | None:
+    """Apply: sweep the letter, if it is processed or abandoned; return its row."""
     row = _raw(state, group, ref)
-    if row is None or not is_over(state, ref, row):
+    if row is None or not row.plan:
         return row
-    sweep(state, group.group_id, [(ref, row)])
-    return None
+    if is_over(state, ref, row):
+        sweep(state, group.group_id, [(ref, row)])
+        return None
+    plan = _passed_by(state, ref, row)
+    if plan is not None and _is_abandoned(plan, ref, row):
+        return _close(state, group.group_id, plan, ref, row)
+    return row
+
+
+def _close(
+    state: State, group_id: int, plan: Plan, ref: MessageRef, row: FailedMessage
+) -> FailedMessage:
+    """Apply: let row and index say that a plan has abandoned the letter."""
+    closed = _closed(plan, row)
+    state.failed_messages.put(t.FAILED_KEY.pack(group_id, *ref), tuple(closed))
+    letter = letter_of(ref, row)
+    assert letter is not None, "it was open"
+    letter_index.move(state.tables, group_id, letter, LetterState.ABANDONED)
+    return closed
 
 
 def _waiting(state: State, group: ConsumerGroup, ref: MessageRef) -> FailedMessage | None:
@@ -508,10 +566,10 @@ def _tell_plan(state: State, ref: MessageRef, row: FailedMessage) -> FailedMessa
     return row._replace(plan=0)
 
 
-def set_plan(state: State, group: ConsumerGroup, ref: MessageRef, plan_id: int) -> None:
-    """Apply: an open letter belongs to a plan from now on."""
-    row = _stored(state, group, ref)
-    assert row is not None, "it was planned"
+def set_plan(
+    state: State, group: ConsumerGroup, ref: MessageRef, row: FailedMessage, plan_id: int
+) -> None:
+    """Apply: an open letter with this row belongs to a plan from now on."""
     _rewrite(state, group, ref, row, plan=plan_id)
 
 
@@ -666,6 +724,17 @@ def sweep(state: State, group_id: int, rows: Iterable[tuple[MessageRef, FailedMe
             index.delete(place)
 
 
+def sweep_abandoned(state: State, plan: Plan, group_id: int, refs: Iterable[MessageRef]) -> None:
+    """Apply: let rows and indexes say that a plan has abandoned these letters, unless
+    they have changed since.
+    """
+    for ref in refs:
+        found: Any = state.failed_messages.get(t.FAILED_KEY.pack(group_id, *ref))
+        row = None if found is None else FailedMessage(*found)
+        if row is not None and row.plan == plan.plan_id and _passed_by(state, ref, row) is plan:
+            _close(state, group_id, plan, ref, row)
+
+
 def _at_store(row: FailedMessage) -> StoredMessage:
     return StoredMessage(row.store, row.attempt, row.first_failed_at)
 
@@ -721,7 +790,7 @@ def _count_letters(state: State, group: ConsumerGroup, row: FailedMessage, chang
 
 def set_exported(state: State, group: ConsumerGroup, ref: MessageRef, at: int) -> None:
     """Apply: an export has this dead letter since then; no index knows of it."""
-    row = _stored(state, group, ref)
+    row = _swept(state, group, ref)
     assert row is not None, "the decision has found it"
     _rewrite(state, group, ref, row, exported=at)
     if row.kind == FailedKind.LETTER and not row.exported:

@@ -118,6 +118,27 @@ class CellChange:
 CellKey = tuple[int, int, int]  # topic id, error and slot
 
 
+@dataclass(slots=True)
+class _DayChange:
+    """Letters of a cell that are put back or abandoned together, `slots` by the time
+    slots of its day.
+    """
+
+    total: CellChange
+    slots: dict[int, int]
+
+    def add(self, slot: int, change: CellChange) -> None:
+        """Add letters of another time slot."""
+        before = self.total
+        self.total = CellChange(
+            before.letters + change.letters,
+            before.replayed + change.replayed,
+            min(before.first, change.first),
+            max(before.last, change.last),
+        )
+        self.slots[slot] = change.letters
+
+
 class CellsOfError(NamedTuple):
     """Neighbouring cells that differ only in their days, in order."""
 
@@ -197,16 +218,14 @@ def move(
     group_id: int,
     letter: Letter,
     to: LetterState,
-    cells: dict[CellKey, CellChange],
 ) -> None:
-    """Apply: an open letter goes to another settled state. It is added to the changes
-    of `cells`, by which it will be counted there.
+    """Apply: an open letter goes to another settled state, in which it is counted
+    already (`move_cells`).
     """
     index, state = tables[t.LETTER_INDEX], bytes((to,))
     for key in keys_of(group_id, letter):
         index.delete(key)
         index.put(key[:STATE_AT] + state + key[STATE_AT + 1 :], ())
-    add_to_cell(cells, _cell_of(letter), letter.died_at, letter.replays)
 
 
 def move_cells(
@@ -215,16 +234,27 @@ def move_cells(
     state: LetterState,
     changed: dict[CellKey, CellChange],
 ) -> None:
-    """Apply: open letters are counted in another state from now on. Those that are
-    being replayed keep their places in the index until they end or fail.
+    """Apply: open letters are counted in another state from now on. They keep their
+    places in the index until they end or fail, or are swept.
     """
     cells = tables[t.LETTER_CELLS]
+    days: dict[bytes, _DayChange] = {}
     for cell, change in changed.items():
-        letters, replayed, first, last = change.fields
-        names = _uncount(cells, group_id, LetterState.OPEN, cell, letters, replayed)
-        now_replayed = letters if state is LetterState.REPLAYING else replayed
-        moved = CellChange(letters, now_replayed, first, last)
-        count(cells, group_id, state, cell, moved, names)
+        key, slot = _key_of(group_id, LetterState.OPEN, cell)
+        day = days.get(key)
+        if day is None:
+            days[key] = _DayChange(change, {slot: change.letters})
+        else:
+            day.add(slot, change)
+    for key, day in days.items():
+        total = day.total
+        row: Any = cells.get(key)
+        found = Cell(*row)
+        names = found.error_type, found.fingerprint
+        _take(cells, key, found, total.letters, total.replayed, day.slots)
+        now_replayed = total.letters if state is LetterState.REPLAYING else total.replayed
+        moved = CellChange(total.letters, now_replayed, total.first, total.last)
+        _add(cells, key[:STATE_AT] + bytes((state,)) + key[STATE_AT + 1 :], moved, names, day.slots)
 
 
 def count_processed(
@@ -246,23 +276,27 @@ def count(
     names: tuple[str, str],
 ) -> None:
     """Apply: count letters. `names` are their error type and their fingerprint."""
-    letters, replayed, first, last = change.fields
     key, slot = _key_of(group_id, state, cell)
+    _add(cells, key, change, names, {slot: change.letters})
+
+
+def _add(
+    cells: Table, key: bytes, change: CellChange, names: tuple[str, str], slots: dict[int, int]
+) -> None:
+    """Count letters in a cell, by the time slots of its day."""
+    letters, replayed, first, last = change.fields
     row: Any = cells.get(key)
-    if row is None:
-        row = Cell(letters, replayed, first, last, *names, (slot, letters))
-    else:
-        found = Cell(*row)
-        row = Cell(
-            found.letters + letters,
-            found.replayed + replayed,
-            min(found.first, first),
-            max(found.last, last),
-            found.error_type,
-            found.fingerprint,
-            _with(found.slots, slot, letters),
-        )
-    cells.put(key, tuple(row))
+    found = Cell(0, 0, first, last, *names, ()) if row is None else Cell(*row)
+    row = (
+        found.letters + letters,
+        found.replayed + replayed,
+        min(found.first, first),
+        max(found.last, last),
+        found.error_type,
+        found.fingerprint,
+        _with(found.slots, slots),
+    )
+    cells.put(key, row)
 
 
 def _uncount(
@@ -272,16 +306,29 @@ def _uncount(
     key, slot = _key_of(group_id, state, cell)
     row: Any = cells.get(key)
     found = Cell(*row)
-    if found.letters == letters:
-        cells.delete(key)
-    else:
-        slots = _with(found.slots, slot, -letters)
-        cells.put(key, (found.letters - letters, found.replayed - replayed, *found[2:-1], slots))
+    _take(cells, key, found, letters, replayed, {slot: letters})
     return found.error_type, found.fingerprint
 
 
-def _with(slots: tuple[int, ...], slot: int, letters: int) -> tuple[int, ...]:
-    """Return the slots of a cell with letters more or fewer in one of them."""
+def _take(
+    cells: Table, key: bytes, found: Cell, letters: int, replayed: int, slots: dict[int, int]
+) -> None:
+    """Count letters of a cell no longer, by the time slots of its day."""
+    if found.letters == letters:
+        cells.delete(key)
+        return
+    left = _with(found.slots, {slot: -count for slot, count in slots.items()})
+    cells.put(key, (found.letters - letters, found.replayed - replayed, *found[2:-1], left))
+
+
+def _with(slots: tuple[int, ...], changes: dict[int, int]) -> tuple[int, ...]:
+    """Return the slots of a cell with letters more or fewer in some of them."""
+    if len(changes) > 1:
+        counts = dict(zip(slots[::2], slots[1::2], strict=True))
+        for slot, letters in changes.items():
+            counts[slot] = counts.get(slot, 0) + letters
+        return tuple(one for item in sorted(counts.items()) if item[1] for one in item)
+    [(slot, letters)] = changes.items()
     start = end = 2 * bisect_left(slots[::2], slot)
     if start < len(slots) and slots[start] == slot:
         end += 2

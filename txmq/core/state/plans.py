@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 COUNTERS_KEY = t.PLAN_KEY.pack(0)
-UNSWEPT_AT, PACKED_AT = 19, 20  # of a plan's row: older versions did not write them
+# of a plan's row: older versions did not write them
+UNSWEPT_AT, PACKED_AT, ABANDONED_AT = 19, 20, 21
 
 
 class PlanState(IntEnum):
@@ -96,6 +97,8 @@ class Plan:
     `scan` is where its search goes on; `complete`: no more letters will be added.
     `cursor` is behind the last letter that was put back, abandoned or skipped. `recent`
     are the last outcomes and first failures: fingerprints, "" = processed.
+    `abandoned` is the key of the last letter that the cursor has abandoned for a
+    `reason`, and `swept` that of the last one whose row says so.
     """
 
     plan_id: int
@@ -121,6 +124,9 @@ class Plan:
     packed: bytes = b""  # key of the last letter that was looked at for a block
     # processed letters that are not swept, by chunk: topic id, partition, number
     unswept: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    abandoned: bytes = b""
+    swept: bytes = b""
+    reason: str = ""
 
     @property
     def letters(self) -> int:
@@ -151,6 +157,11 @@ class Plan:
         """True if somebody has to approve it before it may start."""
         return self.settings.second_approver and not self.approved_by
 
+    @property
+    def has_unswept(self) -> bool:
+        """True if rows of letters that are processed or abandoned do not say so."""
+        return bool(self.unswept) or self.swept < self.abandoned
+
     def to_row(self) -> t.Row:
         return (
             self.name,
@@ -174,6 +185,9 @@ class Plan:
             self.recent,
             bool(self.unswept),
             self.packed,
+            self.abandoned,
+            self.swept,
+            self.reason,
         )
 
     @classmethod
@@ -187,6 +201,8 @@ class Plan:
             digest, scan, complete, cursor, dict(counts), tuple(recent),
         )  # fmt: skip
         plan.packed = row[PACKED_AT] if len(row) > PACKED_AT else b""
+        if len(row) > ABANDONED_AT:
+            plan.abandoned, plan.swept, plan.reason = row[ABANDONED_AT:]
         return plan
 
 
