@@ -70,7 +70,7 @@ def test_a_plan_outlives_kills_of_the_broker_at_each_step(tmp_path: Path, report
                     connection.call(f"plan.{order}", name="p")
             assert process.status() == -SIGKILL, point
             kills += 1
-        if point == "plan.after_end":
+        if point == "plan.after_sweep":
             check_end(tmp_path)
     with broker(tmp_path) as (url, _process), peer(url) as connection:
         assert connection.call("plan.list")["plans"] == []

@@ -90,7 +90,7 @@ def test_a_sweep_goes_in_steps_also_where_the_plan_was_cancelled(
     world: PlansWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plan_blocks, "LETTERS", 64)
-    monkeypatch.setattr(plan_steps, "STEP_BLOCKS", 1)
+    monkeypatch.setattr(plan_steps, "ABANDONED_BLOCKS", 1)
     monkeypatch.setattr(plan_steps, "SWEPT_ABANDONED", 30)
     world.create("p", *world.letters(*[None] * 100))
     world.do(AbandonPlan("p", "sent again"))

@@ -180,7 +180,7 @@ def run(seed: int, *, most: int, packs: bool) -> tuple[list[object], dict[str, A
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan_blocks, "LETTERS", most)
         # a record may have more letters of blocks than others
-        for limit in ("STEP_LETTERS", "STEP_ROWS", "STEP_BLOCKS"):
+        for limit in ("STEP_LETTERS", "STEP_ROWS", "STEP_BLOCKS", "ABANDONED_BLOCKS"):
             patch.setattr(plan_steps, limit, 1 << 20)
         if not packs:
             patch.setattr(failed_messages, "open_letter", lambda *_: None)

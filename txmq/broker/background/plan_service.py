@@ -48,6 +48,8 @@ KEEP_FINISHED = 30 * DAY
 MAX_FINISHED = 1_000
 ADDED_AT_ONCE = 250  # letters, so that no record takes long
 SEARCHED_PER_S = 10_000  # letters that the search for lost ones reads, on the average
+STEPS = 32  # of a plan, of which only the last one is waited for
+PAUSE_S = 0.005  # behind each of them, in which requests have the reactor for themselves
 UNSWEPT = 1_500  # chunks of processed letters that may wait while their plan runs
 
 
@@ -259,6 +261,28 @@ class PlanService:
     def _counted(self, plan: Plan, digest: str) -> None:
         self._pack(plan, digest)
 
+    def _go_on(
+        self,
+        plan: Plan,
+        command: object,
+        place: Callable[[Plan], bytes],
+        then: Callable[[Plan], None],
+        steps: int = STEPS,
+    ) -> None:
+        """Carry out a command several times, as long as it gets the plan further. How
+        far that is, `place` says.
+        """
+        self._busy.add(plan.plan_id)
+        if steps and not self._stopped and self.has_room():
+            before = place(plan)
+            self._engine.submit(command, _ignore)
+            if place(plan) != before:
+                again = self._engine.later(self._go_on)
+                self._clock.callLater(PAUSE_S, again, plan, command, place, then, steps - 1)
+                return
+        self._busy.discard(plan.plan_id)
+        then(plan)
+
     def _pack(self, plan: Plan, digest: str) -> None:
         self._submit(plan, PackPlan(plan.plan_id), partial(self._packed, digest=digest))
 
@@ -267,7 +291,8 @@ class PlanService:
             return
         if reply.more:
             crashpoint("plan.after_pack")
-            self._pack(plan, digest)
+            then = partial(self._pack, digest=digest)
+            self._go_on(plan, PackPlan(plan.plan_id), _packed_up_to, then)
             return
         crashpoint("plan.before_freeze")
         self._submit(plan, FreezePlan(plan.plan_id, digest), self._frozen)
@@ -295,7 +320,11 @@ class PlanService:
 
     def _abandoned(self, plan: Plan, reply: object) -> None:
         crashpoint("plan.after_abandon")
-        if isinstance(reply, AdvanceReply) and reply.more and plan.plan_id in self._plans.active:
+        if isinstance(reply, AdvanceReply) and reply.more:
+            self._go_on(plan, AbandonNextLetters(plan.plan_id), _cursor_of, self._abandon)
+
+    def _abandon(self, plan: Plan) -> None:
+        if plan.plan_id in self._plans.active:
             self._begin(plan)
 
     def _ends(self, plan: Plan) -> bool:
@@ -324,6 +353,14 @@ class PlanService:
         crashpoint("plan.after_tidy")
         if isinstance(reply, AdvanceReply) and plan.plan_id in self._plans.active:
             self._begin(plan)
+
+
+def _packed_up_to(plan: Plan) -> bytes:
+    return plan.packed
+
+
+def _cursor_of(plan: Plan) -> bytes:
+    return plan.cursor
 
 
 def _search(plan: Plan) -> DlqReplay:

@@ -144,7 +144,10 @@ class _PassedLetters:
     @property
     def is_full(self) -> bool:
         """Return True if no more letters have room in the record."""
-        return self._looked_at >= plan_steps.STEP_LETTERS or self._blocks >= plan_steps.STEP_BLOCKS
+        return (
+            self._looked_at >= plan_steps.STEP_LETTERS
+            or self._blocks >= plan_steps.ABANDONED_BLOCKS
+        )
 
     def takes(self, block: Block) -> bool:
         """Return True if none of the letters of a block has to be looked at."""

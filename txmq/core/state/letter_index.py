@@ -323,17 +323,14 @@ def _take(
 
 def _with(slots: tuple[int, ...], changes: dict[int, int]) -> tuple[int, ...]:
     """Return the slots of a cell with letters more or fewer in some of them."""
-    if len(changes) > 1:
-        counts = dict(zip(slots[::2], slots[1::2], strict=True))
-        for slot, letters in changes.items():
-            counts[slot] = counts.get(slot, 0) + letters
-        return tuple(one for item in sorted(counts.items()) if item[1] for one in item)
-    [(slot, letters)] = changes.items()
-    start = end = 2 * bisect_left(slots[::2], slot)
-    if start < len(slots) and slots[start] == slot:
-        end += 2
-        letters += slots[start + 1]
-    return (*slots[:start], *((slot, letters) if letters else ()), *slots[end:])
+    for slot, change in changes.items():
+        start = end = 2 * bisect_left(slots[::2], slot)
+        letters = change
+        if start < len(slots) and slots[start] == slot:
+            end += 2
+            letters += slots[start + 1]
+        slots = (*slots[:start], *((slot, letters) if letters else ()), *slots[end:])
+    return slots
 
 
 def prefix(group_id: int, state: LetterState, dimension: Dimension, value: int = 0) -> bytes:
