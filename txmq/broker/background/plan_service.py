@@ -49,7 +49,9 @@ MAX_FINISHED = 1_000
 ADDED_AT_ONCE = 250  # letters, so that no record takes long
 SEARCHED_PER_S = 10_000  # letters that the search for lost ones reads, on the average
 STEPS = 32  # of a plan, of which only the last one is waited for
-PAUSE_S = 0.005  # behind each of them, in which requests have the reactor for themselves
+# behind each of them, in which requests have the reactor for themselves; at least as
+# long as the step has taken
+PAUSE_S = 0.002
 UNSWEPT = 1_500  # chunks of processed letters that may wait while their plan runs
 
 
@@ -274,11 +276,12 @@ class PlanService:
         """
         self._busy.add(plan.plan_id)
         if steps and not self._stopped and self.has_room():
-            before = place(plan)
+            before, began = place(plan), self._now()
             self._engine.submit(command, _ignore)
             if place(plan) != before:
                 again = self._engine.later(self._go_on)
-                self._clock.callLater(PAUSE_S, again, plan, command, place, then, steps - 1)
+                pause = max(PAUSE_S, self._now() - began)
+                self._clock.callLater(pause, again, plan, command, place, then, steps - 1)
                 return
         self._busy.discard(plan.plan_id)
         then(plan)
