@@ -62,9 +62,7 @@ class Ledgers:
 
     def messages(self) -> set[str]:
         """Return the published messages."""
-        topics = {topic["name"] for topic in self.client.call("topic.list")["topics"]}
-        found = self.broker.read(self.topic) if self.topic in topics else []
-        return {one.body.decode() for one in found}
+        return {found.body.decode() for found in self.broker.read(self.topic)}
 
     def prepared(self) -> list[str]:
         """Return the gids of all branches that are prepared in the databases."""

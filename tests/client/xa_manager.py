@@ -39,15 +39,6 @@ def resource(client: Client) -> Iterator[XaResource]:
         resource.rollback(xid)
 
 
-def bodies(broker: RealBroker, topic: str) -> list[bytes]:
-    connection = broker.connection()
-    try:
-        known = {found["name"] for found in connection.call("topic.list", timeout=10)["topics"]}
-    finally:
-        connection.close()
-    return [found.body for found in broker.read(topic)] if topic in known else []
-
-
 def ended(resource: XaResource, topic: str, *bodies: bytes, key: str | None = None) -> Xid:
     """Return a branch with these messages."""
     xid = new_xid()

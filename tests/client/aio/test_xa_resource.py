@@ -9,9 +9,9 @@ import pytest
 import txmq.aio
 from tests.client.aio.interrupting import Interrupter
 from tests.client.aio.running import WAIT_S, run
-from tests.client.real import RealBroker
+from tests.client.real import RealBroker, bodies
 from tests.client.scripted_member import fresh
-from tests.client.xa_manager import bodies, new_xid
+from tests.client.xa_manager import new_xid
 from txmq.aio import Client, XaResource, outcome_of
 from txmq.errors import ConfigError
 from txmq.errors.xa import XaError, XaProtocol, XaRolledBack, XaUnavailable, XaUnknown

@@ -8,11 +8,10 @@ from typing import Any
 import psycopg2.extensions
 import pytest
 
-from tests.client.real import RealBroker
+from tests.client.real import RealBroker, bodies
 from tests.client.scripted_member import fresh
 from tests.client.xa_manager import (
     Connect,
-    bodies,
     client,
     ended,
     new_xid,

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.client.proxy import Proxy
-from tests.client.real import RealBroker
+from tests.client.real import RealBroker, bodies
 from tests.client.scripted_member import fresh
 from tests.client.xa_manager import (
     Connect,
-    bodies,
     client,
     ended,
     new_xid,
