@@ -162,6 +162,13 @@ def test_the_program_of_the_wheel_lands_from_a_broker_with_tls_by_shipped_files(
     assert sum(rows) == 5
 
 
+def test_the_wheel_brings_the_command(installed: Path) -> None:
+    done = run_command(installed, "reconcile", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "--report" in done.stdout
+
+
+@pytest.mark.soak
 def test_the_command_of_the_wheel_reconciles_and_writes_its_report(
     installed: Path, broker: str, topic: str, client: txmq.Client, tmp_path: Path
 ) -> None:
@@ -169,19 +176,25 @@ def test_the_command_of_the_wheel_reconciles_and_writes_its_report(
     client.send_many(topic, texts(1, 2))
     let_die(client, topic, topic, texts(1, 2), "concurrent")
     places = {"plan": str(tmp_path / "plan"), "report": str(tmp_path / "report.html")}
-    done = subprocess.run(
-        [
-            *(installed / "bin" / "txmq-spark", "reconcile", "--url", broker, "--group", topic),
-            *(word for name, place in places.items() for word in (f"--{name}", place)),
-            *("--version-from", "header:version", "--json"),
-        ],
-        capture_output=True,
-        text=True,
-        env={**ENVIRONMENT, "PYTHONPATH": str(installed)},
-        cwd=tmp_path,
-        timeout=SUBMIT_S,
-        check=False,
+    done = run_command(
+        installed,
+        *("reconcile", "--url", broker, "--group", topic),
+        *(word for name, place in places.items() for word in (f"--{name}", place)),
+        *("--version-from", "header:version", "--json"),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout)["letters"][topic]["poison"] == 2
     assert topic in (tmp_path / "report.html").read_text("utf-8")
+
+
+def run_command(installed: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command of the wheel."""
+    return subprocess.run(
+        [installed / "bin" / "txmq-spark", *arguments],
+        capture_output=True,
+        text=True,
+        env={**ENVIRONMENT, "PYTHONPATH": str(installed)},
+        cwd=installed.parent,
+        timeout=SUBMIT_S,
+        check=False,
+    )
