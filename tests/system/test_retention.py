@@ -48,7 +48,7 @@ def test_old_segments_go_to_the_archive_and_a_killed_broker_goes_on(tmp_path: Pa
             client.send("kept", b"for ever", partition=0)
             client.call("topic.create", name="t", partitions=1)
             for number in range(SENT):
-                client.send("t", bytes([number]) * LARGE, partition=0)
+                client.send("t", bytes([ord("a") + number]) * LARGE, partition=0)
 
             def firsts() -> int:
                 return int(client.call("topic.show", name="t")["firsts"][0])
@@ -60,7 +60,7 @@ def test_old_segments_go_to_the_archive_and_a_killed_broker_goes_on(tmp_path: Pa
             )
             client.call("topic.alter", name="kept", retention_ms=1)
             for number in range(SENT):
-                client.send("t", bytes([number]) * LARGE, partition=0)
+                client.send("t", bytes([ord("a") + number]) * LARGE, partition=0)
             wait_until(
                 lambda: len(list(archive.glob("log/*.seg"))) > 5, what="segments in the archive"
             )
