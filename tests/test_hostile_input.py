@@ -1,7 +1,8 @@
 """The tests that try each hostile input of docs/FAULTS.md, section 4, by its number.
 
 `tests/system/test_hostile_inputs.py` sends those of the wire and of HTTP to a real
-broker, beside a witness. Others have tests where they belong.
+broker, beside a witness, `test_hostile_users.py` there those of users. Others have
+tests where they belong.
 """
 
 from __future__ import annotations
@@ -11,7 +12,12 @@ from pathlib import Path
 
 from tests.test_faults import PAGE, section
 
-SYSTEM = Path(__file__).parent / "system" / "test_hostile_inputs.py"
+TESTS = Path(__file__).parent
+SYSTEM = tuple(TESTS / "system" / f"test_hostile_{what}.py" for what in ("inputs", "users"))
+# files whose tests have a broker in a process of its own
+REAL = (*(TESTS / "system").glob("test_*.py"), TESTS / "admin" / "test_console.py")
+# 69 is about a consumer's disk, 70 about Spark; the others try very many requests
+NOT_AT_A_PROCESS = {69, 70, 79, 80, 81}
 ELSEWHERE: dict[int, tuple[str, ...]] = {
     5: ("test_whoever_is_slow_with_a_large_frame_is_cut_when_others_wait",),
     6: ("test_a_frame_has_a_time_by_its_length", "test_a_connection_that_never_greets_is_cut"),
@@ -116,15 +122,28 @@ def names_in(file: Path) -> list[str]:
     return re.findall(r"^def (test_\w+)\(", file.read_text("utf-8"), re.MULTILINE)
 
 
-def test_every_hostile_input_of_the_page_has_a_test() -> None:
+def listed_inputs() -> set[int]:
+    """Return the numbers of the page."""
     text = section(PAGE.read_text("utf-8"), "Hostile input")
-    listed = {int(number) for number in re.findall(r"^- \*\*(\d+)\.\*\* ", text, re.MULTILINE)}
-    tried = {number for name in names_in(SYSTEM) for number in numbers_in(name)}
+    return {int(number) for number in re.findall(r"^- \*\*(\d+)\.\*\* ", text, re.MULTILINE)}
+
+
+def test_every_hostile_input_of_the_page_has_a_test() -> None:
+    listed = listed_inputs()
+    names = [name for file in SYSTEM for name in names_in(file)]
+    tried = {number for name in names for number in numbers_in(name)}
     assert listed - tried - ELSEWHERE.keys() == set()
     assert (tried | ELSEWHERE.keys()) - listed == set()
 
 
+def test_every_hostile_input_is_tried_at_a_broker_s_process() -> None:
+    names = {name for file in REAL for name in names_in(file)}
+    tried = {number for name in names if "hostile" in name for number in numbers_in(name)}
+    tried |= {number for number, tests in ELSEWHERE.items() if names & {*tests}}
+    assert listed_inputs() - tried == NOT_AT_A_PROCESS
+
+
 def test_every_test_of_a_hostile_input_is_there() -> None:
-    there = {name for file in Path(__file__).parent.rglob("test_*.py") for name in names_in(file)}
+    there = {name for file in TESTS.rglob("test_*.py") for name in names_in(file)}
     missing = {number: {*names} - there for number, names in ELSEWHERE.items()}
     assert {number: names for number, names in missing.items() if names} == {}

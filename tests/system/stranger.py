@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import struct
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -22,10 +23,12 @@ from txmq.testing.own_broker import OwnBroker
 from txmq.testing.ports import free_port
 from txmq.wire.bundle import BundleDescription, BundlePart, PartBatch, bundle_digest, pack_part
 from txmq.wire.calls.encoding import encode_call
+from txmq.wire.calls.users import VerifierArgs
 from txmq.wire.data_requests import Opcode, send_header
 from txmq.wire.frames import Frame, FrameDecoder, encode_frame
 from txmq.wire.hello import Hello
 from txmq.wire.json import parse
+from txmq.wire.scram import make_verifier
 from txmq.wire.status import to_error
 
 WITHIN_S = 20.0
@@ -129,6 +132,14 @@ class AttackedBroker:
         self.served = 0
         self.open: list[socket.socket] = []
 
+    def log_in_as(self, user: str, password: str) -> None:
+        """Make an admin of the broker, its first user, and the witness."""
+        verifier = VerifierArgs.of(make_verifier(password))
+        self.witness.call("user.set", name=user, roles=["admin"], new=True, password=verifier)
+        self.witness.close()
+        url = self.broker.url.replace("//", f"//{user}:{password}@")
+        self.witness = txmq.connect(url, service="witness", timeout=WITHIN_S)
+
     def connect(self) -> Stranger:
         """Return a connection, which stays until `witness_is_served` has been."""
         stranger = Stranger(self.address)
@@ -146,6 +157,14 @@ class AttackedBroker:
                 return b"".join(iter(lambda: one.recv(1 << 16), b""))
             except ConnectionError:
                 return b""
+
+    def get_as(self, user: str, password: str, path: str) -> bytes:
+        """Return what comes by HTTP to a GET of a user."""
+        word = b64encode(f"{user}:{password}".encode()).decode()
+        return self.get(
+            f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Basic {word}\r\n"
+            "Connection: close\r\n\r\n".encode()
+        )
 
     @property
     def cpu_s(self) -> float:

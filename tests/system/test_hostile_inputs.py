@@ -15,6 +15,7 @@ from random import Random
 
 import pytest
 
+from tests.cli.peer import peer
 from tests.system.stranger import (
     HELLO,
     PING,
@@ -505,6 +506,49 @@ def test_hostile_65_66_67_numbers_of_groups(attacked: AttackedBroker) -> None:
                             topic="t", partition=0, offset=0, error=big)  # fmt: skip
     assert stranger.refused("tx.decide", token=new_token().hex, outcome="commit",
                             operator=FORGED, reason=big)  # fmt: skip
+
+
+FORGED_FIELDS = {"attempt": 0, "attempts": 99, "reconsumeTimes": 16, "replays": 0, "number": 1,
+                 "origin": "x", "message_id": "0" * 32, "inbox_id": "0" * 32,
+                 "__class__": "x"}  # fmt: skip
+
+
+def test_hostile_48_a_history_that_a_client_gives(attacked: AttackedBroker) -> None:
+    stranger = attacked.greeted()
+    joined = stranger.call("consumer.join", group="forged", topics=["t"], member="m", instance="i")
+    place = {"group": "forged", "topic": "t", "partition": 0, "offset": 0}
+    member = {"member": "m", "generation": joined["generation"]}
+    for name, args in (
+        ("consumer.nack", place | member),
+        ("dlq.edit", place | {"edits": 0, "body": "eA==", "operator": "eve", "reason": "r"}),
+        ("dlq.try", place | {"member": "m", "operator": "eve", "reason": "r"}),
+    ):
+        for field, value in FORGED_FIELDS.items():
+            assert stranger.refused(name, **args, **{field: value}) == "BadRequest", (name, field)
+
+
+def test_hostile_68_letters_in_a_circle(attacked: AttackedBroker) -> None:
+    attacked.witness.call("topic.create", name="circle", partitions=1)
+    for number in range(5):
+        attacked.witness.send("circle", b"%d" % number)
+    with peer(attacked.broker.url) as shop:
+        shop.call("consumer.join", group="back", member="m", instance="i", topics=["circle"])
+        shop.call("group.reset", group="back", topic="circle", to="last", operator="eve")
+        shop.dead_letters("there", "circle", 5)
+        ends = shop.call("topic.show", name="circle")["ends"]
+
+        def given(group: str, to: str) -> int:
+            who = {"operator": "eve", "reason": "r"}
+            reply = shop.call("dlq.redrive", group=group, to_group=to, select={}, again=True, **who)
+            return len(reply["done"])
+
+        assert given("there", "back") == 5
+        shop.dead_letters("back", "circle", 5)
+        rounds = [given("back", "there") + given("there", "back") for _ in range(20)]
+        assert rounds == [0] * 20
+        stats = [shop.call("dlq.stats", group=group)["letters"] for group in ("there", "back")]
+        assert stats == [5, 5]
+        assert shop.call("topic.show", name="circle")["ends"] == ends
 
 
 # administration
