@@ -911,7 +911,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_report_overtakes_no_ack_of_an_ordered_group",
     ),
     242: (
-        "test_a_message_that_went_back_is_received_from_its_next_delivery",
+        "test_a_message_that_went_back_is_received_before_later_ones_of_its_key",
         "test_a_message_that_went_back_is_not_kept_from_the_others_of_its_group",
     ),
     269: ("test_no_message_on_its_way_overtakes_one_that_is_given_back",),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.client.scripted_member import ScriptedMember, chunk
+import pytest
+
+from tests.client.scripted_member import ScriptedMember, chunk, keyed
 
 
 def two_topics(**options: Any) -> ScriptedMember:
@@ -48,6 +50,20 @@ def test_messages_in_flight_of_a_paused_topic_are_returned() -> None:
     scripted.fetched(chunk("a"), chunk("b", topic="refunds"))
     assert scripted.args_of("consumer.return")["ranges"] == [["orders", 0, 0, 1]]
     assert [message.body for message in scripted.receive(9)] == [b"b"]
+
+
+@pytest.mark.parametrize("confirmed", [True, False])
+def test_an_ordered_member_that_resumes_before_its_returns_are_confirmed_joins_anew(
+    *, confirmed: bool
+) -> None:
+    scripted = ScriptedMember("ordered").joined().fetched(chunk(*keyed("a")))
+    scripted.requests()
+    scripted.member.pause(paused=True)
+    assert scripted.args_of("consumer.return")["ranges"] == [["orders", 0, 0, 1]]
+    if confirmed:
+        scripted.answer("consumer.return", stale=[])
+    scripted.member.pause(paused=False)
+    assert scripted.member.needs_reconnect is not confirmed
 
 
 def test_at_most_two_fetches_are_in_flight_however_often_pauses_change() -> None:

@@ -298,27 +298,15 @@ class LocalQueue:
             return False
         if not self._earlier_are_ready(partition, messages):
             return False
-        self.receive_again(messages, old=old)
-        return True
-
-    def receive_again(self, messages: AckedRange, *, old: int, lease: int = 0) -> None:
-        """End the delivery of messages in state `old`. Those that were delivered again
-        since, under that lease or a later one, are received again.
-        """
-        partition = self._partitions.get(messages[:2])
-        if partition is None:
-            return
         count, (_topic, _partition, start, end) = 0, messages
         for batch in list(partition.batches):
             count += batch.change(start, end, old, SETTLED)
-            if batch.lease < lease:
-                batch.change(start, end, DUPLICATE, SETTLED)
-            elif batch.count(start, end, DUPLICATE):
-                self.ready_bytes += 0 if batch.ready else batch.size
-                self.ready += batch.change(start, end, DUPLICATE, READY)
+            if not batch.ready and batch.count(start, end, DUPLICATE):
+                self.ready_bytes += batch.size
+            self.ready += batch.change(start, end, DUPLICATE, READY)
             self._remove_if_settled(batch)
-        if count:
-            self._order().on_settled(messages, count)
+        self._order().on_settled(messages, count)
+        return True
 
     def _earlier_are_ready(self, partition: _PartitionBatches, messages: AckedRange) -> bool:
         below = messages.start

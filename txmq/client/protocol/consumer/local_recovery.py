@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from txmq.client.log import get_logger
 from txmq.client.protocol.consumer.consume_timeout import CHECKS, timeout_failure
 from txmq.client.protocol.consumer.fetched import DUPLICATE, NACKED, OUTSTANDING, SETTLED
-from txmq.client.protocol.consumer.settlement import PendingNack, place_name
+from txmq.client.protocol.consumer.settlement import ANY_LEASE, PendingNack, place_name
 from txmq.client.protocol.consumer.store_jobs import (
     JobResult,
     StoredPut,
@@ -75,9 +75,9 @@ class RecoveryMember(NamedTuple):
     """The parts of a member that local recovery works with.
 
     `give_back` returns ranges to the group, `to_broker` sends a nack, `release_nacks`
-    those that have waited for earlier messages of their keys. `refused` reacts
-    to a refusal, `failed` ends the member. `wall_us` is the time of day, in µs, which
-    does not go back.
+    those that have waited for earlier messages of their keys. `rejoin` lets the member
+    join anew, `refused` reacts to a refusal, `failed` ends the member. `wall_us` is the
+    time of day, in µs, which does not go back.
     """
 
     settings: ConsumerSettings
@@ -87,6 +87,7 @@ class RecoveryMember(NamedTuple):
     give_back: Callable[[Sequence[AckedRange]], None]
     to_broker: Callable[[PendingNack], None]
     release_nacks: Callable[[], None]
+    rejoin: Callable[[], None]
     refused: OnRefusal
     failed: Callable[[TxmqError], None]
     wall_us: Callable[[], int]
@@ -550,9 +551,9 @@ class LocalRecovery:
             nack = store.held.pop(entry.place, None)
             if self._settings.ordered and entry.key and fence_lease:
                 self._member.give_back(self._queue.drop_key(topic, entry.key, fence_lease))
-            if nack is not None and word == ELSEWHERE:
-                self._end_elsewhere(nack, fence_lease, now)
-            elif nack is not None:
+            if nack is not None:
+                if word == ELSEWHERE:
+                    self._prepare_next_delivery(nack)
                 self._queue.settle(nack.place, now=now, old=NACKED)
         for _topic, topic_id, partition, offset, order in reply.orders:
             self._obey(store, Place(topic_id, partition, offset), order)
@@ -561,20 +562,19 @@ class LocalRecovery:
             store.suspended.clear()
         self.work_added()
 
-    def _end_elsewhere(self, nack: PendingNack, lease: int, now: float) -> None:
-        """End the delivery of a message that the store may not keep.
+    def _prepare_next_delivery(self, nack: PendingNack) -> None:
+        """Prepare for the next delivery of a message that the store may not keep.
 
-        It may have gone back to the group, and been delivered again here before this
-        answer: a first attempt is delivered before its lease is durable. In an ordered
-        group that delivery is received, before later messages of its key. In others the
-        broker has it back: later messages do not wait for it.
+        It may have come before this answer: a first attempt is delivered before its
+        lease is durable. The broker has it back then. In an ordered group later
+        messages of its key may be here, or on their way, and would come first: the
+        member joins anew, and the broker delivers all in order.
         """
-        if self._settings.ordered:
-            self._queue.receive_again(nack.place, old=NACKED, lease=lease)
-        else:
-            if self._queue.delivery(nack.place, DUPLICATE) is not None:
-                self._member.give_back([nack.place])
-            self._queue.settle(nack.place, now=now, old=NACKED)
+        if self._settings.ordered and nack.key:
+            self._member.give_back(self._queue.drop_key(nack.place.topic, nack.key, ANY_LEASE))
+            self._member.rejoin()
+        elif self._queue.delivery(nack.place, DUPLICATE) is not None:
+            self._member.give_back([nack.place])
 
     def _judge(self, store: TopicStore, entry: Entry, word: str) -> None:
         place, job, is_old = entry.place, store.job, entry.place in store.newer

@@ -141,6 +141,7 @@ class Member:
                 give_back=self.settlement.return_unprocessed,
                 to_broker=self.settlement.nack_at_broker,
                 release_nacks=self.settlement.release_nacks,
+                rejoin=self.rejoin,
                 refused=self._refused,
                 failed=failed,
                 wall_us=wall_us,
@@ -207,10 +208,19 @@ class Member:
         """
         self.fetcher.pause(topics, paused=paused)
         self._return_paused()
+        if self.settings.ordered and not paused and self.settlement.returning:
+            self.rejoin()  # what is on its way may be behind returned messages of its key
         self._next_heartbeat = 0.0
 
     def _return_paused(self) -> None:
         self.settlement.return_unprocessed(self.queue.drop_ready(self.fetcher.is_paused))
+
+    def rejoin(self) -> None:
+        """Join anew, on another connection. The broker delivers what this member does
+        not claim, in order, and nothing that was on its way counts any more.
+        """
+        # at the end nothing more is delivered
+        self.needs_reconnect = self.needs_reconnect or not self.closing
 
     def leave(self) -> None:
         """Leave the group once the broker has confirmed everything.

@@ -218,8 +218,8 @@ class Operations:
                 member.recovery.give_back(stored)
             return
         member.settlement.give_back(_place(message), message.key, now)
-        # at the end nothing more is delivered
-        member.needs_reconnect |= rejoin and member.settings.ordered and not member.closing
+        if rejoin and member.settings.ordered:
+            member.rejoin()
 
     def add_to_transaction(self, delivered: Delivered) -> list[AckAction]:
         """Leave the outstanding messages to a transaction. Return the actions that ack

@@ -95,6 +95,11 @@ class Settlement:
         )
 
     @property
+    def returning(self) -> bool:
+        """True while the broker has not confirmed that it has messages back."""
+        return bool(self._returns or self._returns_in_flight)
+
+    @property
     def resending(self) -> bool:
         """True while nacks wait to be sent, and after a lost connection until all is
         answered. A fetch before might lease their messages anew: a nack that has been
