@@ -17,7 +17,7 @@ from txmq.errors import TxmqError
 CONSUMERS: Final = {"payment": 2, "shipping": 2, "analytics": 1}  # processes
 TRACKING: Final = "tracking"
 OUTAGE_S: Final = 2.5  # shorter than all retries
-STALL_LIMIT_S: Final = 60.0
+STALL_LIMIT_S: Final = 120.0  # a Spark process that starts anew on a busy machine
 PAUSE_S: Final = 0.3
 POLL_SHARE: Final = 0.2  # of the time at most, because counting a million rows is expensive
 NAMES: Final = ("placed", "charged", "shipped", "counted")
