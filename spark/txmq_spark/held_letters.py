@@ -16,8 +16,10 @@ import numpy as np
 import pyarrow as pa
 
 from txmq.batch import BatchView
+from txmq.client.protocol.sender.rows import micros_now
 from txmq.wire.chunks import Chunk
-from txmq_spark.arrow_messages import OffsetRange
+from txmq_spark.arrow_messages import SMALL_BATCH_ROWS, OffsetRange
+from txmq_spark.arrow_rows import COLUMNS, SCHEMA, ArrowRows, batch_columns
 from txmq_spark.broker_link import BrokerLink
 from txmq_spark.broker_plans import PAGE
 from txmq_spark.letter_shares import WAITS
@@ -51,27 +53,47 @@ class PlaceRun(NamedTuple):
 class LetterColumns:
     """Messages of letters, column by column."""
 
-    bodies: list[bytes] = field(default_factory=list)
-    keys: list[str | None] = field(default_factory=list)
-    tags: list[str | None] = field(default_factory=list)
-    header_cells: list[bytes] = field(default_factory=list)
+    count: int = 0
     size: int = 0  # bytes of the batches they come from
+    _batches: list[pa.RecordBatch] = field(default_factory=list)
+    # cells of the last rows that are no record batch yet
+    _cells: list[list[bytes]] = field(default_factory=lambda: [[] for _ in COLUMNS])
 
     @property
     def is_full(self) -> bool:
-        return len(self.bodies) >= COLUMN_ROWS or self.size >= COLUMN_BYTES
+        return self.count >= COLUMN_ROWS or self.size >= COLUMN_BYTES
 
     def add(self, view: BatchView, start: int, end: int) -> None:
         """Add the rows of a batch from `start` up to `end`, excluded."""
-        self.bodies += view.bodies[start:end]
-        self.keys += view.keys[start:end]
-        self.tags += view.tags[start:end]
-        self.header_cells += view.header_cells[start:end]
+        self.count += end - start
+        self.size += len(view.buffer)
+        if end - start >= SMALL_BATCH_ROWS:
+            self._close()
+            self._batches.append(batch_columns(view).slice(start, end - start))
+            return
+        bodies, keys, tags, headers = self._cells
+        bodies += view.bodies[start:end]
+        keys += [(key or "").encode() for key in view.keys[start:end]]
+        tags += [(tag or "").encode() for tag in view.tags[start:end]]
+        headers += view.header_cells[start:end]
+
+    def rows(self) -> ArrowRows:
+        """Return the messages as rows, which are born now."""
+        self._close()
+        columns = zip(*(batch.columns for batch in self._batches), strict=True)
+        arrays = list(map(pa.concat_arrays, columns))
+        return ArrowRows(pa.RecordBatch.from_arrays(arrays, schema=SCHEMA), micros_now())
+
+    def _close(self) -> None:
+        if self._cells[0]:
+            arrays = [pa.array(cells, pa.binary()) for cells in self._cells]
+            self._batches.append(pa.RecordBatch.from_arrays(arrays, schema=SCHEMA))
+            self._cells = [[] for _ in COLUMNS]
 
 
 def held_letters(
     link: BrokerLink, sources: Sequence[HeldSource], places: Iterable[pa.RecordBatch]
-) -> Iterator[LetterColumns]:
+) -> Iterator[ArrowRows]:
     """Yield the messages of the letters at these places, in their order, as far as the
     broker's plans hold them.
 
@@ -83,13 +105,12 @@ def held_letters(
         left = [run.offsets[run.waits]]
         for rows in _read(link, source, run.offsets[~run.waits], left):
             if columns.is_full:
-                yield columns
+                yield columns.rows()
                 columns = LetterColumns()
             columns.add(*rows)
-            columns.size += len(rows[0].buffer)
         _leave(link, source, np.concatenate(left).tolist())
-    if columns.bodies:
-        yield columns
+    if columns.count:
+        yield columns.rows()
 
 
 def place_runs(batches: Iterable[pa.RecordBatch]) -> Iterator[PlaceRun]:

@@ -131,10 +131,8 @@ def store_letters(
             def fill(bundle: JobBundle) -> int:
                 messages = 0
                 for rows in held_letters(link, sources, batches):
-                    bundle.send_many(
-                        topic, rows.bodies, rows.keys, rows.tags, header_cells=rows.header_cells
-                    )
-                    messages += len(rows.bodies)
+                    bundle.send_rows(topic, rows, rows.size)
+                    messages += len(rows)
                 return messages
 
             token, _messages = store_bundle(client, job, fill)

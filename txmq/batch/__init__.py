@@ -16,7 +16,7 @@ from txmq.batch.decode import (
     rows_with_tag,
     single_row,
 )
-from txmq.batch.encode import encode, encode_columns, encode_one
+from txmq.batch.encode import Cells, encode, encode_cells, encode_columns, encode_one
 from txmq.batch.header import BatchHeader, Codec, has_expiry, read_header, with_producer
 from txmq.batch.layout import Column, Layout, locate
 from txmq.batch.run import RunView
@@ -27,6 +27,7 @@ __all__ = [
     "NO_COMPRESSION",
     "BatchHeader",
     "BatchView",
+    "Cells",
     "Codec",
     "Column",
     "Compression",
@@ -38,6 +39,7 @@ __all__ = [
     "delivery_times",
     "edited_row",
     "encode",
+    "encode_cells",
     "encode_columns",
     "encode_one",
     "has_expiry",

@@ -19,7 +19,7 @@ from google_crc32c import extend, value
 from txmq.batch.cells import BODY_HINT, body_cell, header_cell, text_cell, too_large
 from txmq.batch.codecs import compress
 from txmq.batch.header import FIELDS, LENGTH, MAGIC, OPTIONAL, PREFIX, VERSION, Codec
-from txmq.batch.layout import COMPRESSED
+from txmq.batch.layout import COMPRESSED, OFFSET
 from txmq.errors import LocalProtocolError
 from txmq.model import limits
 from txmq.model.keys import tag_bit, tag_filter
@@ -29,6 +29,16 @@ ZEROS = tuple(bytes(n) for n in range(8))
 TIME = struct.Struct("<q")
 PRODUCER_ID = 16
 NO_CODEC = int(Codec.NONE)  # an int, because members of an enum are slow to pack
+
+
+class Cells(NamedTuple):
+    """A column of cells as batches have it: int32 offsets from 0 on, and the joined
+    cells.
+    """
+
+    offsets: bytes
+    data: bytes
+
 
 Buffers = tuple[bytes, ...]  # buffers of one column, in order; empty = the column is absent
 # producer id (in a bundle: the token), producer epoch, sequence of the first row
@@ -90,6 +100,38 @@ def encode_columns(  # noqa: PLR0913  # one for each column
     """
     return _encode(
         _Rows(bodies, keys, tags, header_cells), (producer_id, epoch, sequence), born_at, codec
+    )
+
+
+def encode_cells(  # noqa: PLR0913  # one for each column
+    bodies: Cells,
+    keys: Cells | None = None,
+    tags: Cells | None = None,
+    headers: Cells | None = None,
+    *,
+    bits: int,
+    producer_id: bytes,
+    epoch: int,
+    sequence: int,
+    born_at: int,
+    codec: int = Codec.NONE,
+) -> bytes:
+    """Return the batch of columns that are encoded already; None = all cells of a
+    column are empty. `bits` is the filter of the tags.
+
+    The broker verifies the cells. Raises MessageTooLarge for a batch beyond the limit.
+    """
+    count = len(bodies.offsets) // OFFSET.size - 1
+    codec, size, body = _packed(bodies, codec)
+    births, youngest = _births(born_at, count)
+    optional = [_padded(cells) if cells else () for cells in (keys, tags, headers)]
+    columns = sum(flag for flag, buffers in zip(OPTIONAL, optional, strict=False) if buffers)
+    key, tag, pairs = optional
+    return join_columns(
+        (*key, *tag, *pairs, *body, births),
+        (codec, columns, count, size, youngest),
+        bits,
+        _checked((producer_id, epoch, sequence)),
     )
 
 
@@ -275,21 +317,33 @@ def _bodies(bodies: Sequence[bytes], codec: int) -> tuple[int, int, Buffers]:
         raise too_large("message", max(lengths), limits.MESSAGE)
     if len(data) > limits.BATCH:
         raise too_large("batch", len(data), limits.BATCH)
-    offsets, pad, *plain = column_of(lengths, data)
+    return _packed(_cells(lengths, data), codec)
+
+
+def _packed(bodies: Cells, codec: int) -> tuple[int, int, Buffers]:
+    """Return the codec that is of use, the size of the bodies, and their buffers."""
+    data = bodies.data
     packed = compress(codec, data)
+    plain = _padded(bodies)
     if len(packed) + COMPRESSED.size >= len(data):
-        return Codec.NONE, len(data), (offsets, pad, *plain)
-    return (
-        codec,
-        len(data),
-        (offsets, pad, COMPRESSED.pack(len(packed), 0), packed, ZEROS[-len(packed) % 8]),
-    )
+        return Codec.NONE, len(data), plain
+    end = (COMPRESSED.pack(len(packed), 0), packed, ZEROS[-len(packed) % 8])
+    return codec, len(data), (*plain[:2], *end)
 
 
 def column_of(lengths: list[int], data: bytes) -> Buffers:
     """Return the buffers of a column, given the lengths and the joined cells."""
-    offsets = struct.pack(f"<{len(lengths) + 1}i", *accumulate(lengths, initial=0))
+    return _padded(_cells(lengths, data))
+
+
+def _padded(cells: Cells) -> Buffers:
+    """Return the buffers of a column."""
+    offsets, data = cells
     return offsets, ZEROS[-len(offsets) % 8], data, ZEROS[-len(data) % 8]
+
+
+def _cells(lengths: list[int], data: bytes) -> Cells:
+    return Cells(struct.pack(f"<{len(lengths) + 1}i", *accumulate(lengths, initial=0)), data)
 
 
 def _births(born_at: int | Sequence[int], count: int) -> tuple[bytes, int]:

@@ -15,7 +15,7 @@ from uuid import UUID
 from txmq.client.blocking.core import BlockingCore
 from txmq.client.blocking.transaction.bundle_upload import BundleUpload
 from txmq.client.blocking.transaction.decisions import await_state
-from txmq.client.protocol.sender.rows import Fields, checked_messages
+from txmq.client.protocol.sender.rows import Fields, Rows, checked_messages
 from txmq.client.protocol.transaction.job_decision import (
     JobOutcome,
     decide_args,
@@ -122,14 +122,15 @@ class JobBundle:
         keys: Sequence[str | None] | None = None,
         tags: Sequence[str | None] | None = None,
         *,
-        header_cells: Sequence[bytes | None] | None = None,
         partition: int | None = None,
     ) -> None:
-        """Add messages given as columns. Raises as `send` does.
+        """Add messages given as columns. Raises as `send` does."""
+        self._parts.add_columns(topic, bodies, keys, tags, partition)
+        self._store_full()
 
-        `header_cells` are headers as another batch had them: the broker checks them.
-        """
-        self._parts.add_columns(topic, bodies, keys, tags, header_cells, partition)
+    def send_rows(self, topic: str, rows: Rows, size: int) -> None:
+        """Add rows of about so many bytes, for txmq's own jobs."""
+        self._parts.add_rows(topic, rows, size, None)
         self._store_full()
 
     def store(self) -> UUID:

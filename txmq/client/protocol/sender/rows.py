@@ -69,6 +69,11 @@ class Rows(Protocol):
     def row_keys(self) -> Sequence[str | None] | None:
         """Return the key of each row, or None where no row has one."""
 
+    def places(self, partitions: int, keyless: int) -> dict[int, list[int]]:
+        """Return the places of the rows of each partition; rows without a key go to
+        `keyless`.
+        """
+
     def largest_body(self) -> int:
         """Return the size of the largest body."""
 
@@ -124,6 +129,9 @@ class MessageRows:
     def row_keys(self) -> Sequence[str | None] | None:
         return [message.key for message in self.messages]
 
+    def places(self, partitions: int, keyless: int) -> dict[int, list[int]]:
+        return places_by_partition(self.row_keys() or (), partitions, keyless)
+
     def largest_body(self) -> int:
         return max(len(message.body) for message in self.messages)
 
@@ -133,15 +141,12 @@ class MessageRows:
 
 @dataclass(frozen=True, slots=True)
 class ColumnRows:
-    """Bodies, and optional columns of keys, tags, and headers as a batch has them. All
-    rows are born at one time.
-    """
+    """Bodies, and optional columns of keys and tags. All rows are born at one time."""
 
     bodies: Sequence[bytes]
     keys: Sequence[str | None] | None
     tags: Sequence[str | None] | None
     born_at: int
-    header_cells: Sequence[bytes | None] | None = None
 
     def __len__(self) -> int:
         return len(self.bodies)
@@ -156,7 +161,7 @@ class ColumnRows:
         if max_body < limits.MESSAGE:
             _check_largest(self, max_body)
         return encode_columns(
-            *(self.bodies, self.keys, self.tags, self.header_cells),
+            *(self.bodies, self.keys, self.tags),
             producer_id=producer_id,
             epoch=0,
             sequence=sequence,
@@ -169,19 +174,21 @@ class ColumnRows:
         for column in (self.keys, self.tags):
             if column is not None:
                 sizes = _add_text_sizes(sizes, column)
-        if (cells := self.header_cells) is not None:
-            sizes = [size + len(cell or b"") for size, cell in zip(sizes, cells, strict=True)]
         for start, end in batch_bounds(sizes, max_rows):
             yield ColumnRows(
                 self.bodies[start:end],
                 None if self.keys is None else self.keys[start:end],
                 None if self.tags is None else self.tags[start:end],
                 self.born_at,
-                None if cells is None else cells[start:end],
             )
 
     def row_keys(self) -> Sequence[str | None] | None:
         return self.keys
+
+    def places(self, partitions: int, keyless: int) -> dict[int, list[int]]:
+        if self.keys is None:
+            return {keyless: list(range(len(self)))}
+        return places_by_partition(self.keys, partitions, keyless)
 
     def largest_body(self) -> int:
         return max(map(len, self.bodies))
@@ -192,7 +199,6 @@ class ColumnRows:
             None if self.keys is None else _select(self.keys, places),
             None if self.tags is None else _select(self.tags, places),
             self.born_at,
-            None if self.header_cells is None else _select(self.header_cells, places),
         )
 
 

@@ -7,7 +7,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.batch import NO_COMPRESSION, Compression
-from txmq.client.protocol.sender.rows import Rows, places_by_partition
+from txmq.client.protocol.sender.rows import Rows
 from txmq.client.protocol.settings import Partitioner
 from txmq.errors import LocalProtocolError, RemoteProtocolError
 from txmq.model.keys import partition_of
@@ -139,15 +139,14 @@ class TopicCache:
         All rows without a key go to the next partition in turn.
         """
         everything = range(len(rows))
-        keys = rows.row_keys()
         if partition is not None:
             return {_checked(partition): everything}
         if self._partitioner is not None:
-            return self._split_by_partitioner(topic, keys or [None] * len(rows))
+            return self._split_by_partitioner(topic, rows.row_keys() or [None] * len(rows))
         keyless = self.next_partition(topic)
-        if keys is None or topic.partitions == 1:
+        if topic.partitions == 1:
             return {keyless: everything}
-        return dict(places_by_partition(keys, topic.partitions, keyless))
+        return dict(rows.places(topic.partitions, keyless))
 
     def _split_by_partitioner(
         self, topic: TopicMetadata, keys: Sequence[str | None]

@@ -19,7 +19,7 @@ class BufferedSend(NamedTuple):
     """One call of `send` or `send_many`; `requested_partition` None = by the key."""
 
     topic: str
-    content: Message | ColumnRows
+    content: Message | Rows
     born_at: int
     requested_partition: int | None
 
@@ -33,6 +33,7 @@ class BufferedSend(NamedTuple):
         rows = self.content
         if isinstance(rows, Message):
             return [rows]
+        assert isinstance(rows, ColumnRows), "others are for jobs"
         keys, tags = rows.keys or [None] * len(rows), rows.tags or [None] * len(rows)
         return list(map(Message, rows.bodies, keys, tags))
 
@@ -65,7 +66,7 @@ class PartitionRows:
         self._births.append(born_at)
         self.message_indexes.append(index)
 
-    def add_columns(self, columns: ColumnRows, indexes: Sequence[int]) -> None:
+    def add_columns(self, columns: Rows, indexes: Sequence[int]) -> None:
         self.close()
         self.rows.append(columns)
         self.message_indexes.extend(indexes)
@@ -150,6 +151,10 @@ class Buffer:
         self.items.append(
             BufferedSend(check_name(topic, "topic"), columns, columns.born_at, requested_partition)
         )
+
+    def add_rows(self, topic: str, rows: Rows, requested_partition: int | None) -> None:
+        """Add rows that know the times of their births."""
+        self.items.append(BufferedSend(check_name(topic, "topic"), rows, 0, requested_partition))
 
     def build(
         self,

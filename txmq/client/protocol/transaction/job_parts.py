@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import replace
 from hashlib import sha256
 
 from txmq.client.protocol.sender.rows import (
     ROW_OVERHEAD,
+    Rows,
     column_rows,
     estimated_size,
     micros_now,
@@ -52,18 +52,17 @@ class JobParts:
         bodies: Sequence[bytes],
         keys: Sequence[str | None] | None,
         tags: Sequence[str | None] | None,
-        header_cells: Sequence[bytes | None] | None,
         partition: int | None,
     ) -> None:
         """Add messages given as columns. Raises as `add` does."""
+        rows = column_rows(bodies, keys, tags, micros_now())
+        self.add_rows(topic, rows, sum(map(len, bodies)) + ROW_OVERHEAD * len(bodies), partition)
+
+    def add_rows(self, topic: str, rows: Rows, size: int, partition: int | None) -> None:
+        """Add rows of about so many bytes."""
         self._require_open()
-        rows = replace(column_rows(bodies, keys, tags, micros_now()), header_cells=header_cells)
-        self._buffer.add_columns(topic, rows, partition)
-        self._weight += (
-            sum(map(len, bodies))
-            + ROW_OVERHEAD * len(bodies)
-            + sum(len(cell or b"") for cell in header_cells or ())
-        )
+        self._buffer.add_rows(topic, rows, partition)
+        self._weight += size
 
     def steps(self, *, seal: bool) -> Generator[BundlePart, None, None]:
         """Yield each part that is to be stored now; with `seal` the last one completes

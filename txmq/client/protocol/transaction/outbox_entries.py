@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from uuid import UUID
 
-from txmq.client.protocol.sender.rows import ColumnRows
+from txmq.client.protocol.sender.rows import Rows
 from txmq.client.protocol.sender.topics import TopicCache
 from txmq.client.protocol.transaction.buffer import BufferedSend, PartitionRows
 from txmq.errors import BrokerUnavailable, MessageTooLarge
@@ -53,7 +53,9 @@ def order_keys(items: Iterable[BufferedSend]) -> list[int]:
         (item.topic, key)
         for item in items
         for key in (
-            (item.content.key,) if isinstance(item.content, Message) else item.content.keys or ()
+            (item.content.key,)
+            if isinstance(item.content, Message)
+            else item.content.row_keys() or ()
         )
         if key
     }
@@ -78,13 +80,13 @@ def _rows_by_key(
 
 def _keyed_contents(
     item: BufferedSend, topics: TopicCache
-) -> Iterator[tuple[EntryKey, Message | ColumnRows]]:
+) -> Iterator[tuple[EntryKey, Message | Rows]]:
     topic, content, _born_at, requested = item
     if isinstance(content, Message):
         yield _entry_key(topics, topic, requested, content.key), content
         return
     rows_of_key: dict[str | None, list[int]] = {}
-    for row, key in enumerate(content.keys or [None] * len(content)):
+    for row, key in enumerate(content.row_keys() or [None] * len(content)):
         rows_of_key.setdefault(key or None, []).append(row)
     for key, rows in rows_of_key.items():
         yield _entry_key(topics, topic, requested, key), content.select(rows)
