@@ -48,7 +48,7 @@ KEEP_FINISHED = 30 * DAY
 MAX_FINISHED = 1_000
 ADDED_AT_ONCE = 250  # letters, so that no record takes long
 SEARCHED_PER_S = 10_000  # letters that the search for lost ones reads, on the average
-STEPS = 32  # of a plan, of which only the last one is waited for
+STEPS = 32  # of a plan that abandons letters, of which only the last one is waited for
 # behind each of them, in which requests have the reactor for themselves; at least as
 # long as the step has taken
 PAUSE_S = 0.002
@@ -263,29 +263,6 @@ class PlanService:
     def _counted(self, plan: Plan, digest: str) -> None:
         self._pack(plan, digest)
 
-    def _go_on(
-        self,
-        plan: Plan,
-        command: object,
-        place: Callable[[Plan], bytes],
-        then: Callable[[Plan], None],
-        steps: int = STEPS,
-    ) -> None:
-        """Carry out a command several times, as long as it gets the plan further. How
-        far that is, `place` says.
-        """
-        self._busy.add(plan.plan_id)
-        if steps and not self._stopped and self.has_room():
-            before, began = place(plan), self._now()
-            self._engine.submit(command, _ignore)
-            if place(plan) != before:
-                again = self._engine.later(self._go_on)
-                pause = max(PAUSE_S, self._now() - began)
-                self._clock.callLater(pause, again, plan, command, place, then, steps - 1)
-                return
-        self._busy.discard(plan.plan_id)
-        then(plan)
-
     def _pack(self, plan: Plan, digest: str) -> None:
         self._submit(plan, PackPlan(plan.plan_id), partial(self._packed, digest=digest))
 
@@ -294,8 +271,7 @@ class PlanService:
             return
         if reply.more:
             crashpoint("plan.after_pack")
-            then = partial(self._pack, digest=digest)
-            self._go_on(plan, PackPlan(plan.plan_id), _packed_up_to, then)
+            self._pack(plan, digest)
             return
         crashpoint("plan.before_freeze")
         self._submit(plan, FreezePlan(plan.plan_id, digest), self._frozen)
@@ -324,9 +300,19 @@ class PlanService:
     def _abandoned(self, plan: Plan, reply: object) -> None:
         crashpoint("plan.after_abandon")
         if isinstance(reply, AdvanceReply) and reply.more:
-            self._go_on(plan, AbandonNextLetters(plan.plan_id), _cursor_of, self._abandon)
+            self._go_on(plan)
 
-    def _abandon(self, plan: Plan) -> None:
+    def _go_on(self, plan: Plan, steps: int = STEPS) -> None:
+        """Abandon more letters in several steps, and wait for the last one."""
+        self._busy.add(plan.plan_id)
+        if steps and not self._stopped and self.has_room():
+            before, began = plan.cursor, self._now()
+            self._engine.submit(AbandonNextLetters(plan.plan_id), _ignore)
+            if plan.cursor != before:
+                pause = max(PAUSE_S, self._now() - began)
+                self._clock.callLater(pause, self._engine.later(self._go_on), plan, steps - 1)
+                return
+        self._busy.discard(plan.plan_id)
         if plan.plan_id in self._plans.active:
             self._begin(plan)
 
@@ -356,14 +342,6 @@ class PlanService:
         crashpoint("plan.after_tidy")
         if isinstance(reply, AdvanceReply) and plan.plan_id in self._plans.active:
             self._begin(plan)
-
-
-def _packed_up_to(plan: Plan) -> bytes:
-    return plan.packed
-
-
-def _cursor_of(plan: Plan) -> bytes:
-    return plan.cursor
 
 
 def _search(plan: Plan) -> DlqReplay:

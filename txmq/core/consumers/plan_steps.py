@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 STEP_LETTERS = 500  # put back by one record, each by itself: about 7 ms
 STEP_BLOCKS = 32  # likewise: about 2 ms
-PACKED_LETTERS = 250  # of one record: about 4 ms
+PACKED_LETTERS = 500  # of one record
 ABANDONED_BLOCKS = 8  # of one record: up to 5 ms where letters have hundreds of errors
 SWEPT_LETTERS = 64  # processed ones, of one record: about a millisecond
 SWEPT_ABANDONED = 100  # likewise, but each gets another row and other places: about 6 ms
