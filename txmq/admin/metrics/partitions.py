@@ -1,7 +1,9 @@
 """Metrics of each partition, on a path of their own: `/metrics/partitions`.
 
-Their names and labels are those of kafka_exporter with another prefix. `?topic=NAME`
-and `?group=NAME` bound them to one; without, the first `MAX_SERIES` are given.
+Their names and labels are those of kafka_exporter with another prefix, but for
+`txmq_consumergroup_partition_lag`, whose name there is that of the sum here.
+`?topic=NAME` and `?group=NAME` bound them to one; without, the first `MAX_SERIES` are
+given.
 """
 
 from __future__ import annotations
