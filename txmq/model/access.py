@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from txmq.model import limits
+from txmq.model.message import NAME_PATTERN
 
 KINDS = ("topic", "group", "service", "cluster")
 # what each kind of resource can be asked for
@@ -47,9 +47,7 @@ ROLES: dict[str, frozenset[Permission]] = {
 }
 ANY = "?"  # in the place of a name: at least one resource of the kind
 
-_RESOURCE = re.compile(
-    rf"cluster|(topic|group|service):(\*|(?!\.)[A-Za-z0-9._-]{{1,{limits.NAME}}}\*?)"
-)
+_RESOURCE = re.compile(rf"cluster|(topic|group|service):(\*|{NAME_PATTERN}\*?)")
 
 
 class Need(NamedTuple):

@@ -21,9 +21,10 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 DELAY_LEVELS = (1, 5, 10, 30, *range(60, 601, 60), 1_200, 1_800, 3_600, 7_200)  # seconds
 
-# True of a text that can name a topic, group, service or member. This is the method of
-# the pattern itself, because every request is full of names.
-is_name = re.compile(rf"(?!\.)[A-Za-z0-9._-]{{1,{limits.NAME}}}").fullmatch
+# of a text that can name a topic, group, service or member
+NAME_PATTERN = rf"(?!\.)[A-Za-z0-9._-]{{1,{limits.NAME}}}"
+# the method of the pattern itself, because every request is full of names
+is_name = re.compile(NAME_PATTERN).fullmatch
 _MESSAGE_ID = re.compile(r"([0-9a-f]{32})-(0|[1-9][0-9]{0,18})")
 
 
