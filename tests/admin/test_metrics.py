@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -9,8 +10,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.broker.calls.test_plan_calls import Desk
 from tests.broker.support import BrokerInMemory, FakeResolver, parts_of
+from txmq.admin.metrics import groups, partitions
 from txmq.admin.metrics.exposition import Metrics
 from txmq.admin.metrics.groups import GroupMetrics
+from txmq.admin.metrics.partitions import PartitionMetrics
 from txmq.admin.metrics.transactions import decider_kind
 from txmq.broker.checkback.resolvers import ResolverStatus
 from txmq.broker.monitoring.alarm_rules import ALARM_RULES
@@ -49,6 +52,15 @@ class MetricsBroker:
 
     def decide(self, token: bytes, outcome: Decision, by: str) -> None:
         self.broker.do(DecideTransaction(token, outcome, by))
+
+    def series(self) -> Counter[tuple[str, str]]:
+        """Return the number of series, by metric and the names of its labels."""
+        return Counter(
+            (sample.name, ",".join(sorted(sample.labels)))
+            for family in text_string_to_metric_families(self._metrics.text().decode())
+            for sample in family.samples
+            if not sample.name.endswith("_created")
+        )
 
     def value(self, name: str, /, **labels: str) -> float:
         """Of a sample, 0 = there is none."""
@@ -98,6 +110,27 @@ def test_a_group_tells_an_outage_and_the_letters_that_wait_for_an_export() -> No
     assert after["txmq_group_outage_partitions"] == 1
     assert after["txmq_group_poison_partitions"] == 0
     assert after["txmq_group_standing_unprocessed"] == 40
+
+
+def test_the_number_of_series_is_bounded(
+    desk: MetricsBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(groups, "MAX_NAMES", 3)
+    monkeypatch.setattr(groups, "MAX_PAIRS", 5)
+    monkeypatch.setattr(partitions, "MAX_SERIES", 12)
+    topics = tuple(f"t{number}" for number in range(6))
+    for name in topics:
+        desk.broker.do(CreateTopic(name, 2))
+        desk.broker.do(JoinGroup(f"g-{name}", "m", "i", "concurrent", topics[:2]))
+    series = desk.series()
+    most = {"topic": 3, "group": 3, "consumergroup,topic": 5}
+    found = {
+        labels: {count for (_, by), count in series.items() if by == labels} for labels in most
+    }
+    assert found == {labels: {number} for labels, number in most.items()}
+    of_partitions = run_to_end(PartitionMetrics(desk.broker.engine).steps(None, None)).decode()
+    assert "txmq_partition_metrics_cut 1.0" in of_partitions
+    assert of_partitions.count('partition="') == 12
 
 
 def test_transactions_are_counted_by_how_they_stand(desk: MetricsBroker) -> None:
