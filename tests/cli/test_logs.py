@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -191,6 +192,30 @@ def test_on_a_terminal_a_process_prints_for_people() -> None:
     assert '"event"' not in text
     assert "forged" not in [line.strip() for line in text.splitlines()]
     assert "hunter2" not in text
+
+
+@pytest.mark.parametrize("command", ["broker", "dev"])
+def test_on_a_terminal_a_broker_prints_for_people(command: str, tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    where = ("--data", str(tmp_path)) if command == "broker" else ()
+    words = ("-m", "txmq", command, *where, "--listen", "127.0.0.1:0")
+    shown, ended = b"", False
+    with (
+        os.fdopen(ours, "rb", buffering=0) as screen,
+        subprocess.Popen([sys.executable, *words], stdout=theirs, stderr=theirs) as process,
+    ):
+        os.close(theirs)
+        with suppress(OSError):
+            while data := screen.read(4_096):
+                shown += data
+                if b"txmq://127.0.0.1" in shown and b"SERVING" in shown and not ended:
+                    process.terminate()
+                    ended = True
+    assert process.returncode == 0, shown
+    lines = shown.decode().splitlines()
+    assert [line for line in lines if line.lstrip().startswith("{")] == []
+    assert any("broker.life" in line and "SERVING" in line for line in lines)
+    assert any("txmq://127.0.0.1:" in line for line in lines)
 
 
 class FullDisk(io.StringIO):
