@@ -23,8 +23,11 @@ ready := $(venv)/.ready
 pip := $(python) -m pip --disable-pip-version-check --no-input
 sources := $(wildcard txmq spark adapters examples tests scripts)
 compiled := .cache/compiled
+classes := .cache/java/classes.jsa
+# for tests of Spark, and for all tests
+archive := $(if $(T),$(if $(findstring spark,$(T)),$(classes)),$(classes))
 
-.PHONY: help demo test soak bench check types style layers shots house deb lock clean
+.PHONY: help demo prepared test soak bench check types style layers shots house deb lock clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -45,16 +48,24 @@ $(compiled): $(ready)
 	@$(python) -m pytest --collect-only -qq >/dev/null 2>&1 || true
 	@touch $@
 
+# Spark's classes, once: else each Java machine of the tests reads and links them anew. Without it they take longer.
+$(classes): $(ready)
+	@$(python) -m tests.java_archive >/dev/null 2>&1 || true
+
+# Each of the two keeps one core busy.
+prepared: $(ready)
+	@$(MAKE) --no-print-directory --jobs 2 $(compiled) $(archive)
+
 demo: $(ready)
 	@$(python) -m examples.order_flow $(if $(SCALE),--scale $(SCALE)) $(if $(KEEP),--keep)
 
 # Some tests at once; how many, which of them stay together, and in which order: tests/reporting.py.
 test soak: at_once := --numprocesses auto --maxprocesses 8 --dist loadscope --no-loadscope-reorder
 
-test: $(ready) $(compiled)
+test: prepared
 	@$(python) -m pytest $(at_once) $(T)
 
-soak: $(ready) $(compiled)
+soak: prepared
 	@$(python) -m pytest $(at_once) -m soak --timeout 3600 $(T)
 
 bench: $(ready)

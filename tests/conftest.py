@@ -12,6 +12,11 @@ from typing import Any, cast
 import hypothesis
 import pytest
 
+from tests import java_archive
+
+# Before modules copy the environment for the processes that they start.
+os.environ.update(java_archive.environment())
+
 pytest_plugins = ["tests.fixtures_browser", "tests.fixtures_postgres", "tests.reporting"]
 
 # Shared machines are slow now and then, so examples have no deadline of their own.

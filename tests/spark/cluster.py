@@ -18,8 +18,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
-import pyspark
-
 from txmq.testing.ports import free_port
 from txmq.testing.processes import ENVIRONMENT, Running
 from txmq.testing.wait import wait_until
@@ -27,7 +25,6 @@ from txmq_spark.java import java_home
 from txmq_spark.local_session import spark_home
 
 HOSTS: Final = ("127.0.0.1", "127.0.0.2")
-HOME: Final = Path(pyspark.__file__).parent
 PACKAGES: Final = sysconfig.get_paths()["purelib"]
 START_S: Final = 120.0
 SUBMIT_S: Final = 200.0
@@ -80,8 +77,9 @@ class Cluster:
         python_path = os.pathsep.join(filter(None, (path, PACKAGES)))
         given = SETTINGS | {"spark.executorEnv.PYTHONPATH": python_path} | dict(settings)
         pairs = [f"--conf={name}={value}" for name, value in given.items()]
+        submit = Path(self._environment["SPARK_HOME"], "bin", "spark-submit")
         return subprocess.run(
-            [HOME / "bin" / "spark-submit", "--master", self.url, *pairs, program, *arguments],
+            [submit, "--master", self.url, *pairs, program, *arguments],
             capture_output=True,
             text=True,
             timeout=limit_s,
@@ -95,13 +93,14 @@ class Cluster:
 def running_cluster(directory: Path) -> Iterator[Cluster]:
     """Run a cluster for the block."""
     home, python = java_home(directory), directory / "python"
+    spark = Path(os.environ.get("SPARK_HOME") or spark_home(directory))
     # Without the module `site`, Python does not see where this checkout is installed.
     python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -S "$@"\n', "ascii")
     python.chmod(0o755)
     environment = {
         **ENVIRONMENT,
         "JAVA_HOME": str(home),
-        "SPARK_HOME": str(spark_home(directory)),
+        "SPARK_HOME": str(spark),
         "SPARK_LAUNCHER_OPTS": SMALL,
         "SPARK_SCALA_VERSION": "2.13",  # as bin/load-spark-env.sh sets it
         "SPARK_LOCAL_IP": HOSTS[0],
@@ -119,7 +118,7 @@ def running_cluster(directory: Path) -> Iterator[Cluster]:
                 directory / name,
                 *(f"org.apache.spark.deploy.{kind}", "--host", host, "--webui-port", "0"),
                 *arguments,
-                command=[*java, "-cp", f"{HOME / 'jars'}/*"],
+                command=[*java, "-cp", class_path(spark)],
                 environment={**environment, "SPARK_LOCAL_IP": host},
             )
             stack.callback(process.process.wait)
@@ -137,6 +136,14 @@ def running_cluster(directory: Path) -> Iterator[Cluster]:
             lambda: said(master, "Registering worker") == registered, START_S, what="two workers"
         )
         yield Cluster(directory, f"spark://{address}", environment)
+
+
+def class_path(spark: Path) -> str:
+    """Return the class path as Spark's own programs have it: an archive of classes is
+    for one path only (`tests/java_archive.py`).
+    """
+    [logging] = (spark / "jars").glob("slf4j-api-*.jar")
+    return os.pathsep.join((f"{spark}/conf", str(logging), f"{spark}/jars/*"))
 
 
 def said(process: Running, words: str) -> int:
