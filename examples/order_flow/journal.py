@@ -14,9 +14,16 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._counted = Counter[str]()
 
     def count(self, word: str, count: int = 1) -> None:
+        self._counted[word] += count
         os.write(self._file, f"{word} {count}\n".encode())
+
+    def count_to(self, word: str, total: int) -> None:
+        """Count what a total of this process has more than was counted of it."""
+        if more := total - self._counted[word]:
+            self.count(word, more)
 
 
 def totals(directory: Path) -> Counter[str]:

@@ -50,4 +50,4 @@ def run(context: ServiceContext) -> None:
         consumer.run(
             add_sales, inbox=context.connect, batch=BATCH_MESSAGES, batch_wait=BATCH_WAIT_S
         )
-        context.journal.count("duplicates", consumer.stats.duplicates)
+        context.journal.count_to("duplicates", consumer.stats.duplicates)

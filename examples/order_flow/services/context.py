@@ -66,6 +66,7 @@ class ServiceContext:
             consumer.nack(message, error=error)
 
         def handle(messages: Batch, connection: Connection) -> None:
+            self.journal.count_to("duplicates", consumer.stats.duplicates)
             self.journal.count("deliveries", len(messages))
             if retries := sum(message.attempt > 1 for message in messages):
                 self.journal.count("retries", retries)

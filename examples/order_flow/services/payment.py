@@ -66,4 +66,4 @@ def run(context: ServiceContext) -> None:
         on_term(consumer.close)
         handler = context.handler(charge, consumer)
         consumer.run(handler, inbox=context.connect, batch=BATCH_MESSAGES, batch_wait=BATCH_WAIT_S)
-        context.journal.count("duplicates", consumer.stats.duplicates)
+        context.journal.count_to("duplicates", consumer.stats.duplicates)
