@@ -81,6 +81,18 @@ NOT_AUDITED = {"tx.check", "topic.create", "clock.confirm"}
 ODD: list[str] = []  # pages of what has nothing but hostile texts
 
 
+# The luminance of a page and of its words, as WCAG 2 counts it.
+LUMINANCES = """
+const luminance = color => {
+  const [red, green, blue] = color.match(/\\d+/g).map(Number).map(
+    part => part / 255 <= .04045 ? part / 255 / 12.92 : ((part / 255 + .055) / 1.055) ** 2.4);
+  return .2126 * red + .7152 * green + .0722 * blue;
+};
+const style = getComputedStyle(document.body);
+return [luminance(style.backgroundColor), luminance(style.color)];
+"""
+
+
 class Console(NamedTuple):
     """A broker with users `ann` (admin) and `eve` (auditor), seen by a browser."""
 
@@ -499,6 +511,21 @@ class SubPath(BaseHTTPRequestHandler):
 
     def log_message(self, *args: object) -> None:
         """Log nothing."""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pages_are_dark_or_light_as_their_reader_has_it(console: Console, scheme: str) -> None:
+    feature = {"name": "prefers-color-scheme", "value": scheme}
+    driver = console.browser.driver
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+    try:
+        console.open("")
+        page, words = driver.execute_script(LUMINANCES)
+    finally:
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    assert (page < words) is (scheme == "dark")
+    darker, lighter = sorted((page, words))
+    assert (lighter + 0.05) / (darker + 0.05) > 7, "the contrast of level AAA"
 
 
 def test_behind_a_sub_path_pages_live_parts_and_forms_work(console: Console) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from twisted.internet.task import Clock
 
 from tests.broker.calls.test_plan_calls import Desk
 from tests.broker.support import BrokerInMemory, FakeResolver, parts_of
@@ -16,6 +17,7 @@ from txmq.admin.metrics.groups import GroupMetrics
 from txmq.admin.metrics.partitions import PartitionMetrics
 from txmq.admin.metrics.transactions import decider_kind
 from txmq.broker.checkback.resolvers import ResolverStatus
+from txmq.broker.delivery.group_paces import GroupPaces
 from txmq.broker.monitoring.alarm_rules import ALARM_RULES
 from txmq.config.broker import SettingsFile
 from txmq.core.consumers.commands import JoinGroup
@@ -110,6 +112,17 @@ def test_a_group_tells_an_outage_and_the_letters_that_wait_for_an_export() -> No
     assert after["txmq_group_outage_partitions"] == 1
     assert after["txmq_group_poison_partitions"] == 0
     assert after["txmq_group_standing_unprocessed"] == 40
+
+
+def test_groups_tell_the_bytes_that_were_sent_to_them() -> None:
+    desk = Desk()
+    engine = desk.broker.engine
+    paces = GroupPaces(engine, Clock())
+    for group, size in (("g", 300), ("g", 200), ("deleted since", 5)):
+        paces.note_sent(group, size)
+    metrics = GroupMetrics(engine, paces)
+    [family] = [one for one in metrics.collect() if one.name == "txmq_group_sent_bytes"]
+    assert [(one.labels, one.value) for one in family.samples] == [({"group": "g"}, 500)]
 
 
 def test_the_number_of_series_is_bounded(

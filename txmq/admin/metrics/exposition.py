@@ -25,7 +25,7 @@ class Metrics:
     def __init__(self, parts: BrokerParts) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(BrokerMetrics(parts.engine, parts.settings.broker.name))
-        self._groups = GroupMetrics(parts.engine)
+        self._groups = GroupMetrics(parts.engine, parts.paces)
         self._registry.register(self._groups)
         self._registry.register(TransactionGauges(parts))
         parts.listeners.all.append(DecisionCounters(self._registry))

@@ -22,6 +22,7 @@ from txmq.core.state import visibility
 from txmq.model.units import SECOND
 
 if TYPE_CHECKING:
+    from txmq.broker.delivery.group_paces import GroupPaces
     from txmq.broker.engine.engine import Engine
     from txmq.core.state.consumer_groups import ConsumerGroup
     from txmq.core.steps import Steps
@@ -57,8 +58,8 @@ HEADS = {  # what windows of partitions tell, and what else is counted with them
 class GroupMetrics(Collector):
     """Metrics of topics and groups. What takes long is read by `sample`, in steps."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, paces: GroupPaces | None = None) -> None:
+        self._engine, self._paces = engine, paces
         self._messages: dict[str, int] = {}  # published, by topic
         self._views: list[dict[str, Any]] = []
         self._lags: dict[str, dict[str, TopicLag]] = {}  # by group and topic
@@ -141,6 +142,7 @@ class GroupMetrics(Collector):
         for labels, number in self._letters.items():
             letters.add_metric(labels, number)
         yield letters
+        yield self._sent_bytes()
         for field, meaning in HEADS.items():
             yield _by_group(f"txmq_group_{field}", meaning, self._heads.get(field, Counter()))
 
@@ -191,6 +193,19 @@ class GroupMetrics(Collector):
             "Time since the first failure of a message in a local store of a consumer",
             stored,
         )
+
+    def _sent_bytes(self) -> Metric:
+        sent = Counter[str]()
+        for group, size in () if self._paces is None else self._paces.sent_bytes().items():
+            sent[_name(group)] += size
+        family = CounterMetricFamily(
+            "txmq_group_sent_bytes",
+            "Bytes of messages sent to members since the start, each delivery counted",
+            labels=("group",),
+        )
+        for group, size in sent.most_common(MAX_NAMES):
+            family.add_metric((group,), size)
+        return family
 
     def _consumer_groups(self) -> Iterator[Metric]:
         labels = ("consumergroup", "topic")

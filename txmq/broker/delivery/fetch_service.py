@@ -310,6 +310,8 @@ class _FetchRequest:
             surplus.append((name, candidate.partition, delivery.start, delivery.end))
         if surplus:
             self._engine.submit(ReturnMessages(*self._member, tuple(surplus)), _returned)
+        size = sum(len(chunk.batch) for chunk in chunks)
+        self._fetches.paces.note_sent(self._member[0], size)
         self._reply(join_chunks(chunks, self._request.run) if self._request.run else chunks)
 
     def _restart(self) -> None:

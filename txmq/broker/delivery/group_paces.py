@@ -6,6 +6,7 @@ Counts are in memory. A group without limits costs one look-up for each fetch.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from txmq.core.token_bucket import LimitBuckets
@@ -77,11 +78,22 @@ class GroupPace:
 
 
 class GroupPaces:
-    """The paces of all groups that have a limit."""
+    """The paces of all groups that have a limit, and what was sent to each group."""
 
     def __init__(self, engine: Engine, clock: Clock) -> None:
         self._engine, self._clock = engine, clock
         self._paces: dict[str, GroupPace] = {}
+        self._sent = Counter[str]()  # bytes
+
+    def note_sent(self, group: str, size: int) -> None:
+        """Count bytes of messages that were sent to a member of a group."""
+        self._sent[group] += size
+
+    def sent_bytes(self) -> Counter[str]:
+        """Return the bytes of messages that were sent to each group since the start."""
+        known = self._engine.state.groups.by_name
+        self._sent = Counter({name: size for name, size in self._sent.items() if name in known})
+        return self._sent
 
     def of(self, group: str) -> GroupPace | None:
         """Return the pace of a group; None = it has no limit."""
