@@ -20,6 +20,7 @@ import pytest
 from tests.client.proxy import Proxy
 from tests.client.real import RealBroker
 from tests.client.world import ApplicationError, World, fail, make_tables
+from tests.fixtures_postgres import create_database
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.transaction.outbox_publication import publish_row
 from txmq.client.protocol.transaction.buffer import Buffer
@@ -36,6 +37,7 @@ from txmq.errors import (
     TxmqError,
 )
 from txmq.model.message import Message
+from txmq.testing.postgres_server import PostgresServer
 from txmq.testing.processes import running
 from txmq.testing.wait import wait_until
 from txmq.tx.outbox_entry import pack_entries
@@ -50,17 +52,35 @@ DIRECT: TransactionOptions = {"timeout": 0.3}
 
 
 @pytest.fixture(scope="module")
-def absent(tmp_path_factory: pytest.TempPathFactory, shared_database: str) -> Iterator[RealBroker]:
+def own_database(postgres: PostgresServer) -> Iterator[str]:
+    """The DSN of a database for these tests alone: a transaction that others have left
+    open, or prepared, would keep the outbox's floor where it is.
+    """
+    name = create_database(postgres)
+    yield postgres.dsn(name)
+    postgres.drop_database(name)
+
+
+@pytest.fixture(scope="module")
+def absent(tmp_path_factory: pytest.TempPathFactory, own_database: str) -> Iterator[RealBroker]:
     """A broker that tests stop and start again; each test leaves it running."""
-    broker = RealBroker(tmp_path_factory.mktemp("absent"), [shared_database])
+    broker = RealBroker(tmp_path_factory.mktemp("absent"), [own_database])
     yield broker
     broker.stop()
 
 
 @pytest.fixture
-def world(shared_database: str, absent: RealBroker, connect: Connect) -> Iterator[World]:
-    make_tables(shared_database)
-    world = World(shared_database, absent, connect(absent.url, timeout=1.0))
+def present(tmp_path: Path, own_database: str) -> Iterator[RealBroker]:
+    """Another broker that may ask the database."""
+    broker = RealBroker(tmp_path / "present", [own_database])
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture
+def world(own_database: str, absent: RealBroker, connect: Connect) -> Iterator[World]:
+    make_tables(own_database)
+    world = World(own_database, absent, connect(absent.url, timeout=1.0))
     wait_until(lambda: is_registered(world), DEADLINE_S)
     yield world
     world.connection.close()
@@ -166,9 +186,9 @@ def test_a_bundle_that_was_stored_but_not_confirmed_does_not_count_beside_the_ou
 
 
 def test_of_two_brokers_only_the_one_that_is_away_has_to_fetch(
-    world: World, deciding: RealBroker, connect: Connect
+    world: World, present: RealBroker, connect: Connect
 ) -> None:
-    there = connect(deciding.url)
+    there = connect(present.url)
     world.client.send(world.topic, b"first", key="k")
     world.broker.kill()
     with there.transaction(world.connection, on_unavailable="outbox", timeout=2.0) as tx:
@@ -176,7 +196,7 @@ def test_of_two_brokers_only_the_one_that_is_away_has_to_fetch(
         tx.send(world.topic, b"o-1", key="k")
         tx.at(world.client).send_many(world.topic, [b"o-1", b"o-2"], ["k", None])
     assert waiting(world) == 1
-    wait_until(lambda: [found.body for found in deciding.read(world.topic)] == [b"o-1"], DEADLINE_S)
+    wait_until(lambda: [found.body for found in present.read(world.topic)] == [b"o-1"], DEADLINE_S)
     world.broker.start()
     tx.wait_published(DEADLINE_S)
     assert sorted(bodies(world)) == ["first", "o-1", "o-2"]
@@ -493,6 +513,7 @@ def put_and_drain(world: World) -> None:
     except TimeoutError as error:
         with closing(psycopg2.connect(world.dsn)) as connection:
             error.add_note(f"in its way: {oldest_holder(connection) or 'nobody'}")
+        error.add_note(f"prepared: {query(world, 'SELECT gid FROM pg_prepared_xacts')}")
         raise
 
 
