@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 
 NEAR = 4  # rows that a range is read on before it is looked up anew
 LEAPS_PER_STEP = 128  # between ranges, and at most so many letters are read
-PASSED = (
-    32  # letters in a row that are open no more, after which the next slot with open ones is sought
-)
+PASSED = 32  # letters in a row that are open no more; then the next slot with open ones is sought
 TEXT_PER_STEP = 128 << 10  # characters of errors that a step reads, roughly
 
 
