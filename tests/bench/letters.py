@@ -27,8 +27,8 @@ from txmq.core.consumers.commands import CandidateRead, Deliver, JoinGroup
 from txmq.core.consumers.fetch_planning import plan_fetch
 from txmq.core.events.consumers import DeadLettered
 from txmq.core.events.outcome import Outcome, Rejected
-from txmq.core.state import failed_messages
-from txmq.core.state.failed_messages import FailedKind, Move
+from txmq.core.state import failed_rows
+from txmq.core.state.failed_rows import FailedKind, Move
 from txmq.core.state.state import State
 from txmq.core.topics.sends import StoreBatch
 from txmq.core.topics.topics import CreateTopic
@@ -101,7 +101,7 @@ def decide_deaths(state: State, command: Die, now: int) -> Outcome:
     group, source = state.groups.by_name[command.group], command.candidate
     events = []
     for number, (place, key, at, failure) in enumerate(command.deaths, group.next_letter):
-        dead = failed_messages.new_row(source.batch, source.first_row + place, key, attempt=1)
+        dead = failed_rows.new_row(source.batch, source.first_row + place, key, attempt=1)
         dead = dead._replace(
             kind=FailedKind.LETTER, number=number, dead_at=at, first_failed_at=at, consumer="m",
             error_type=failure.type, error_text=failure.text, fingerprint=failure.fingerprint,

@@ -35,7 +35,7 @@ from txmq.batch import encode_columns, verify
 from txmq.batch.cells import header_cell
 from txmq.core.consumers.commands import JoinGroup, RequestedSettings
 from txmq.core.state import letter_index
-from txmq.core.state.failed_messages import FailedKind, FailedMessage
+from txmq.core.state.failed_rows import FailedKind, FailedMessage
 from txmq.core.state.letter_index import (
     PLACE,
     PREFIX,

@@ -55,7 +55,7 @@ from txmq.core.events.outcome import Outcome, Rejected
 from txmq.core.events.plans import PlanCreated, PolicyPlanned
 from txmq.core.retention import broker_time
 from txmq.core.state import failed_messages, letter_copies, plan_letters, visibility
-from txmq.core.state.failed_messages import FailedMessage
+from txmq.core.state.failed_rows import FailedMessage
 from txmq.core.state.group_registry import GroupRegistry
 from txmq.core.state.positions import EffectsRecord
 from txmq.core.topics import delay_rules, delayed, key_order, sends, topics

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from txmq.core import upgrades
-from txmq.core.state import failed_messages
+from txmq.core.state import failed_messages, passed_letters
 from txmq.core.state.state import (
     MAX_RECEIPTS,
     ProducerState,
@@ -143,7 +143,7 @@ def load(tables: t.Tables) -> State:
     state.users.load(tables)
     state.trials.load(tables)
     failed_messages.count_exported(state)
-    failed_messages.load_queues(state)
+    passed_letters.load_queues(state)
     return state
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from txmq.core.state import failed_messages, letter_index
-from txmq.core.state.failed_messages import FailedMessage
+from txmq.core.state import failed_rows, letter_index
+from txmq.core.state.failed_rows import FailedMessage
 from txmq.core.state.letter_index import CELL_KEY, Cell, CellChange, LetterState
 from txmq.store import tables as t
 
@@ -44,7 +44,7 @@ def upgrade(tables: Tables) -> Iterator[None]:
         rows: Any = list(islice(tables[t.FAILED].range(after), ROWS_PER_STEP))
         for key, row in rows:
             group_id, *ref = t.FAILED_KEY.unpack(key)
-            letter = failed_messages.letter_of(tuple(ref), FailedMessage(*row))
+            letter = failed_rows.letter_of(tuple(ref), FailedMessage(*row))
             if letter is not None:
                 letter_index.add(tables, group_id, letter)
         yield

@@ -20,7 +20,7 @@ from txmq.core.consumers.plan_steps import AddPlanLetters, EndLostLetters, apply
 from txmq.core.events.base import RecordContext
 from txmq.core.events.outcome import Rejected
 from txmq.core.events.plans import PlanFrozen, PlanLettersAdded
-from txmq.core.state.failed_messages import FailedKind
+from txmq.core.state.failed_rows import FailedKind
 from txmq.errors import BadRequest, Conflict, RemoteProtocolError, Throttled, UnknownPlan
 from txmq.wire.data_requests import Ack, AckedRange, Fetch, Opcode, pack_ack, pack_fetch
 from txmq.wire.json import parse

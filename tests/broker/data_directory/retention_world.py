@@ -24,7 +24,7 @@ from txmq.broker.engine.engine import Engine
 from txmq.config.broker import BrokerSettings, SettingsFile, load_broker
 from txmq.core import machine
 from txmq.core.retention import log_floor
-from txmq.core.state.failed_messages import FailedMessage
+from txmq.core.state.failed_rows import FailedMessage
 from txmq.core.state.state import State
 from txmq.core.topics import delayed
 from txmq.core.topics.sends import StoreBatch

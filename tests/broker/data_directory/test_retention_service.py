@@ -40,7 +40,7 @@ from txmq.core.events.base import RecordContext
 from txmq.core.events.outcome import Rejected
 from txmq.core.events.topics import MessagesCopied
 from txmq.core.state import log_pins
-from txmq.core.state.failed_messages import FailedMessage
+from txmq.core.state.failed_rows import FailedMessage
 from txmq.core.state.plans import PlanSettings
 from txmq.core.state.state import State
 from txmq.core.topics import delayed, topics

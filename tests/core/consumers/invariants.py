@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from txmq.core.state import attempts, failed_messages, letter_index
+from txmq.core.state import attempts, failed_rows, letter_index, passed_letters
 from txmq.core.state.consumer_groups import FenceState
-from txmq.core.state.failed_messages import FailedKind, FailedMessage
+from txmq.core.state.failed_rows import FailedKind, FailedMessage
 from txmq.core.state.letter_index import LetterState
 from txmq.store import tables as t
 
@@ -50,7 +50,7 @@ def check_letter_index(
     made = t.MemoryTables()
     stored = stored_rows(state, group)
     for message, row in rows.items():
-        letter = failed_messages.letter_of(message, stored[message])
+        letter = failed_rows.letter_of(message, stored[message])
         if letter is not None:
             letter_index.add(made, group.group_id, letter)
             if stored[message] != row:
@@ -63,7 +63,7 @@ def check_letter_index(
                 to = LetterState.ABANDONED if abandoned else LetterState.REPLAYING
                 letter_index.move_cells(made, group.group_id, to, cells)
     for message, row in unswept_rows(state, group).items():
-        letter = failed_messages.letter_of(message, row)
+        letter = failed_rows.letter_of(message, row)
         assert letter is not None
         for key in letter_index.keys_of(group.group_id, letter):
             made[t.LETTER_INDEX].put(key, ())
@@ -101,13 +101,13 @@ def check_histories(
 
 def stored_rows(state: State, group: ConsumerGroup) -> dict[MessageRef, FailedMessage]:
     rows = _raw_rows(state, group)
-    return {ref: row for ref, row in rows.items() if not failed_messages.is_over(state, ref, row)}
+    return {ref: row for ref, row in rows.items() if not passed_letters.is_over(state, ref, row)}
 
 
 def unswept_rows(state: State, group: ConsumerGroup) -> dict[MessageRef, FailedMessage]:
     """Return what is left of letters that were processed."""
     rows = _raw_rows(state, group)
-    return {ref: row for ref, row in rows.items() if failed_messages.is_over(state, ref, row)}
+    return {ref: row for ref, row in rows.items() if passed_letters.is_over(state, ref, row)}
 
 
 def _raw_rows(state: State, group: ConsumerGroup) -> dict[MessageRef, FailedMessage]:
@@ -123,7 +123,7 @@ def moved_rows(state: State, group: ConsumerGroup) -> dict[MessageRef, FailedMes
     retry.
     """
     stored = stored_rows(state, group)
-    current = failed_messages.current
+    current = passed_letters.current
     return {message: current(state, group, message, row) for message, row in stored.items()}
 
 

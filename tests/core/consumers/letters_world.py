@@ -24,8 +24,8 @@ from txmq.core.consumers.plan_steps import (
     SweepPlan,
 )
 from txmq.core.consumers.plans import CancelPlan, CreatePlan
-from txmq.core.state import failed_messages
-from txmq.core.state.failed_messages import FailedKind, FailedMessage
+from txmq.core.state import failed_rows
+from txmq.core.state.failed_rows import FailedKind, FailedMessage
 from txmq.core.state.letter_index import LetterState
 from txmq.core.state.plans import PlanSettings
 from txmq.model.retry import FailureReport, RetryPolicy
@@ -144,7 +144,7 @@ class LettersWorld(ConsumersWorld):
         places = [
             (self.state.topics_by_id[ref[0]].name, *ref[1:])
             for ref, row in self.rows().items()
-            if failed_messages.letter_state(row) == LetterState.OPEN
+            if failed_rows.letter_state(row) == LetterState.OPEN
         ]
         return tuple(self.random.sample(places, min(len(places), self.random.randint(0, 3))))
 
@@ -177,7 +177,7 @@ class LettersWorld(ConsumersWorld):
             at = row.dead_at or row.first_failed_at
             text = f"{row.error_type}\n{row.error_text}".lower()
             wanted = (
-                failed_messages.letter_state(row) in selection.states,
+                failed_rows.letter_state(row) in selection.states,
                 selection.topic in (None, self.state.topics_by_id[ref[0]].name),
                 selection.key_hash is None or row.key_hash == selection.key_hash,
                 at >= selection.died_from,

@@ -6,8 +6,8 @@ from array import array
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from txmq.core.state import failed_messages, letter_index, plan_blocks, plan_letters
-from txmq.core.state.failed_messages import FailedKind, FailedMessage
+from txmq.core.state import letter_index, passed_letters, plan_blocks, plan_letters
+from txmq.core.state.failed_rows import FailedKind, FailedMessage
 from txmq.core.state.letter_index import CellChange, CellKey
 from txmq.core.state.plan_blocks import Block
 from txmq.core.state.plans import LetterOutcome, Plan, PlanState
@@ -32,9 +32,9 @@ def check_plans(state: State) -> None:
         group = state.groups.find(group_id)
         assert group is not None
         at = (ref[0], ref[1], ref[2])
-        if failed_messages.is_over(state, at, FailedMessage(*row)):
+        if passed_letters.is_over(state, at, FailedMessage(*row)):
             continue
-        rows[group_id, *at] = failed_messages.current(state, group, at, FailedMessage(*row))
+        rows[group_id, *at] = passed_letters.current(state, group, at, FailedMessage(*row))
     for plan in state.plans.by_id.values():
         letters = list(plan_letters.letters_of(state, plan.plan_id))
         if plan.state is PlanState.DELETED:
@@ -77,7 +77,7 @@ def check_blocks(state: State, plan: Plan, letters: list[PlacedLetter]) -> None:
         cells: dict[CellKey, CellChange] = {}
         exported = 0
         for placed in waiting:
-            row = failed_messages.open_letter(state, group, placed.ref, plan.plan_id)
+            row = passed_letters.open_letter(state, group, placed.ref, plan.plan_id)
             assert row is not None, f"{placed} has changed since its block was made"
             assert row.number == placed.letter.number
             assert keys.get(placed.ref) == (row.key_hash if group.ordered else None)

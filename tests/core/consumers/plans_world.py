@@ -17,7 +17,7 @@ from txmq.core.consumers.plan_steps import (
 )
 from txmq.core.consumers.plans import CreatePlan, StartPlan
 from txmq.core.state import plan_letters
-from txmq.core.state.failed_messages import FailedKind
+from txmq.core.state.failed_rows import FailedKind
 from txmq.core.state.plan_letters import PlanLetter
 from txmq.core.state.plans import LetterOutcome, Plan, PlanSettings, PlanState
 from txmq.core.steps import run_to_end

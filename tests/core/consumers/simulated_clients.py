@@ -32,7 +32,7 @@ from txmq.core.consumers.fetch_planning import FetchPlan, plan_fetch
 from txmq.core.events.consumers import LeasesExpired, MemberLeft
 from txmq.core.events.outcome import Rejected
 from txmq.core.state import failed_messages
-from txmq.core.state.failed_messages import FailedKind, FailedMessage
+from txmq.core.state.failed_rows import FailedKind, FailedMessage
 from txmq.core.transactions.decisions import DecideTransaction
 from txmq.errors import StaleGeneration, UnknownMember
 from txmq.model.decider import ByPostgres

@@ -48,7 +48,7 @@ from txmq.core.steps import run_to_end
 if TYPE_CHECKING:
     from tests.core.consumers.simulated_processes import Message
     from txmq.core.consumers.commands import TopicOffset
-    from txmq.core.state.failed_messages import FailedMessage
+    from txmq.core.state.failed_rows import FailedMessage
 
 PLANNING = STEPS | {
     "act": 150, "make_plan": 2, "set_policy": 0.5, "fire": 1, "build": 12, "go_on": 25,

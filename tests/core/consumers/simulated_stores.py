@@ -24,7 +24,7 @@ from txmq.core.consumers.commands import (
 from txmq.core.events.consumers import StoreMessagesDropped, StoreReported
 from txmq.core.events.outcome import Rejected
 from txmq.core.state import local_stores
-from txmq.core.state.failed_messages import FailedKind, decode_move
+from txmq.core.state.failed_rows import FailedKind, decode_move
 from txmq.core.state.local_stores import StoreOrder
 from txmq.errors import UnknownGroup, UnknownMember
 from txmq.model.retry import FailureReport

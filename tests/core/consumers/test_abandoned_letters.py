@@ -26,7 +26,7 @@ from txmq.core.consumers.plans import CancelPlan, DeletePlan
 from txmq.core.events.plans import PlanAbandonedSwept, PlanLettersAbandoned, PlanTidied
 from txmq.core.retention.letter_retention import ExpireLetters
 from txmq.core.state import plan_blocks
-from txmq.core.state.failed_messages import FailedKind
+from txmq.core.state.failed_rows import FailedKind
 from txmq.core.state.letter_index import SLOT, LetterState
 from txmq.model.units import DAY
 

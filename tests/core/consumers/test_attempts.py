@@ -20,7 +20,7 @@ from txmq.core.retention import past_failures
 from txmq.core.retention.outcome_expiry import KINDS, ExpireOutcomes
 from txmq.core.state import attempts
 from txmq.core.state.attempts import KEPT_LAST, MAX_TEXT, Attempt, History
-from txmq.core.state.failed_messages import FailedMessage
+from txmq.core.state.failed_rows import FailedMessage
 from txmq.model.retry import FailureReport, RetryPolicy
 from txmq.model.units import SECOND
 from txmq.store.tables import ATTEMPTS, FAILED, FAILED_KEY

@@ -23,7 +23,7 @@ from txmq.core.consumers.commands import (
 )
 from txmq.core.consumers.stall_reasons import StallContext
 from txmq.core.events.topics import FirstsMoved
-from txmq.core.state.failed_messages import DELIVERABLE
+from txmq.core.state.failed_rows import DELIVERABLE
 from txmq.core.steps import run_to_end
 from txmq.errors import BadRequest, Conflict, UnknownGroup
 from txmq.model.topic_partition import TopicPartition

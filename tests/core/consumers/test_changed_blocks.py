@@ -34,13 +34,13 @@ from txmq.core.consumers.plan_abandoning import AbandonNextLetters, AbandonPlan,
 from txmq.core.consumers.plan_steps import EndLostLetters
 from txmq.core.events.outcome import Rejected
 from txmq.core.retention.relocation import RepointMessages, RetainedMessage
-from txmq.core.state import failed_messages, plan_blocks
+from txmq.core.state import failed_messages, passed_letters, plan_blocks
 from txmq.core.state.plans import PlanState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from txmq.core.state.failed_messages import FailedMessage
+    from txmq.core.state.failed_rows import FailedMessage
 
 TURNS = 250
 SEEDS = 3
@@ -183,7 +183,7 @@ def run(seed: int, *, most: int, packs: bool) -> tuple[list[object], dict[str, A
         for limit in ("STEP_LETTERS", "STEP_ROWS", "STEP_BLOCKS", "ABANDONED_BLOCKS"):
             patch.setattr(plan_steps, limit, 1 << 20)
         if not packs:
-            patch.setattr(failed_messages, "open_letter", lambda *_: None)
+            patch.setattr(passed_letters, "open_letter", lambda *_: None)
         world = ChangedWorld(seed)
         for turn in range(TURNS):
             world.turn()

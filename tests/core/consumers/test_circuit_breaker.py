@@ -17,7 +17,7 @@ from txmq.core.consumers.commands import (
 )
 from txmq.core.consumers.group_views import describe_group
 from txmq.core.consumers.stall_reasons import StallContext
-from txmq.core.state.failed_messages import FailedKind
+from txmq.core.state.failed_rows import FailedKind
 from txmq.core.steps import run_to_end
 from txmq.model.retry import FailureReport
 

@@ -19,7 +19,8 @@ from txmq.core.consumers.commands import (
 )
 from txmq.core.consumers.failures import MAX_LETTERS, MAX_TEXT_BYTES, LettersReply, NackReply
 from txmq.core.events.consumers import Abandoned, Acked, DeadLettered, Delivered, Replayed, Retried
-from txmq.core.state.failed_messages import ISOLATED_AFTER, FailedKind, FailedMessage, Move
+from txmq.core.state.failed_messages import ISOLATED_AFTER
+from txmq.core.state.failed_rows import FailedKind, FailedMessage, Move
 from txmq.errors import BadRequest, NotLeased, UnknownGroup
 from txmq.model.retry import FailureReport, RetryPolicy
 from txmq.model.topic_partition import TopicPartition

@@ -28,7 +28,8 @@ from txmq.core.consumers.key_fences import (
 )
 from txmq.core.events.consumers import Acked, DeadLettered, Delivered
 from txmq.core.state.consumer_groups import FenceState
-from txmq.core.state.failed_messages import ISOLATED_AFTER, FailedKind, FailedMessage
+from txmq.core.state.failed_messages import ISOLATED_AFTER
+from txmq.core.state.failed_rows import FailedKind, FailedMessage
 from txmq.core.state.state import State
 from txmq.model.topic_partition import TopicPartition
 from txmq.model.units import MILLISECOND

@@ -19,7 +19,7 @@ from txmq.core.consumers.letter_trials import TryLetter
 from txmq.core.events.outcome import Rejected
 from txmq.core.retention.relocation import RepointMessages, is_stale_pin, message_of_pin
 from txmq.core.state import log_pins
-from txmq.core.state.failed_messages import FailedMessage
+from txmq.core.state.failed_rows import FailedMessage
 from txmq.core.topics.topics import CreateTopic
 from txmq.model.message import Message
 from txmq.store import tables as t

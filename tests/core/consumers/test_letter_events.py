@@ -7,8 +7,8 @@ from pathlib import Path
 from txmq.core.events import base
 from txmq.core.events.consumers import FenceChange, FingerprintNoted, SelectionSaved
 from txmq.core.events.letters import LettersGiven
-from txmq.core.state import failed_messages
-from txmq.core.state.failed_messages import FailedMessage, Move
+from txmq.core.state import failed_rows
+from txmq.core.state.failed_rows import FailedMessage, Move
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "letter-events-v1.bin"
 GIVEN = Path(__file__).parents[2] / "golden" / "given-events-v1.bin"
@@ -36,4 +36,4 @@ def test_letters_that_were_given_are_those_in_the_golden_file() -> None:
     assert base.encode(event) == GIVEN.read_bytes()
     again = base.decode(144, base.encode(event))
     assert isinstance(again, LettersGiven)
-    assert failed_messages.decode_move(again.theirs[0][0]).row == row
+    assert failed_rows.decode_move(again.theirs[0][0]).row == row

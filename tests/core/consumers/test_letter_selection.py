@@ -13,7 +13,7 @@ from tests.core.consumers.letters_world import Found, LettersWorld
 from txmq.core import machine, upgrades
 from txmq.core.consumers import letter_selection, letter_stats
 from txmq.core.consumers.letter_selection import LetterScan, LetterSelection
-from txmq.core.state import failed_messages, letter_index
+from txmq.core.state import failed_rows, letter_index
 from txmq.core.state.letter_index import SLOT, LetterState
 from txmq.core.steps import run_to_end
 from txmq.model.units import DAY
@@ -21,7 +21,7 @@ from txmq.store.tables import LETTER_CELLS, LETTER_INDEX, META, MemoryTables
 
 if TYPE_CHECKING:
     from txmq.core.consumers.letter_selection import ScanPosition
-    from txmq.core.state.failed_messages import FailedMessage
+    from txmq.core.state.failed_rows import FailedMessage
 
 FIRST_SEED, LAST_SEED = map(int, os.environ.get("TXMQ_SEEDS", "1:13").split(":"))
 ALL_STATES = tuple(LetterState)
@@ -344,7 +344,7 @@ def test_letters_beside_others_are_of_their_group_alone() -> None:
     for _ in range(30):
         world.turn()
     world.join("n", *("a", "b"), group="other", retry=None)
-    rows = [row for row in world.rows().values() if failed_messages.letter_state(row)]
+    rows = [row for row in world.rows().values() if failed_rows.letter_state(row)]
     assert rows
     scan = LetterScan(
         world.state, world.group("other"), LetterSelection(ALL_STATES), None, world.now

@@ -20,7 +20,7 @@ from txmq.core.consumers.commands import (
 from txmq.core.consumers.letter_trials import TrialOutcome, TrialReply, TryLetter, outcome_of
 from txmq.core.events.outcome import Rejected
 from txmq.core.state import attempts, failed_messages, trial_outcomes
-from txmq.core.state.failed_messages import FailedKind, FailedMessage
+from txmq.core.state.failed_rows import FailedKind, FailedMessage
 from txmq.model.retry import FailureReport
 from txmq.model.units import MINUTE
 

@@ -25,8 +25,8 @@ from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.consumers.plan_steps import AdvancePlan, SweepPlan
 from txmq.core.consumers.plans import CancelPlan, DeletePlan, PausePlan, ResumePlan, StartPlan
 from txmq.core.events.outcome import Rejected
-from txmq.core.state import failed_messages
-from txmq.core.state.failed_messages import FailedKind
+from txmq.core.state import passed_letters, put_back_queues
+from txmq.core.state.failed_rows import FailedKind
 from txmq.core.state.plans import PlanState
 from txmq.core.state.put_back import PutBackQueue
 from txmq.model.retry import FailureReport
@@ -182,7 +182,7 @@ class RunsWorld(PlansWorld):
 def run(seed: int, monkeypatch: pytest.MonkeyPatch) -> int:
     """Return the number of letters that went out in runs."""
     taken: list[int] = []
-    take = failed_messages.take_run
+    take = put_back_queues.take_run
 
     def counted(state: State, group: ConsumerGroup, refs: list[MessageRef]) -> bool:
         whole = take(state, group, refs)
@@ -191,7 +191,7 @@ def run(seed: int, monkeypatch: pytest.MonkeyPatch) -> int:
         return whole
 
     with monkeypatch.context() as patch:
-        patch.setattr(failed_messages, "take_run", counted)
+        patch.setattr(put_back_queues, "take_run", counted)
         world = RunsWorld(seed)
         for _ in range(TURNS):
             world.turn()
@@ -243,7 +243,7 @@ def test_blocks_of_an_ordered_group_are_put_back_as_their_letters_are(
     with monkeypatch.context() as patch:
         patch.setattr(FailureChanges, "may_lead", lambda *_: True)
         assert put_back_in(steps) != whole, "the scene is blind to fences"
-    monkeypatch.setattr(failed_messages, "open_letter", lambda *_: None)
+    monkeypatch.setattr(passed_letters, "open_letter", lambda *_: None)
     assert put_back_in(steps) == whole
 
 

@@ -26,7 +26,7 @@ from txmq.core.events.plans import (
     PolicyPlanned,
     PolicySet,
 )
-from txmq.core.state.failed_messages import FailedKind, FailedMessage, Move
+from txmq.core.state.failed_rows import FailedKind, FailedMessage, Move
 from txmq.core.state.plans import Plan, PlanSettings, PlanState
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "plan-events-v1.bin"

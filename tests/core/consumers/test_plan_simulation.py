@@ -13,8 +13,8 @@ from tests.core.consumers.simulator import run_steps, shorten_pauses
 from txmq.core import machine
 from txmq.core.consumers import failures, group_redrives, plan_abandoning, plan_steps, policies
 from txmq.core.consumers.key_fences import FailureChanges
-from txmq.core.state import failed_messages, letter_index, plan_blocks, plan_letters
-from txmq.core.state.failed_messages import FailedMessage
+from txmq.core.state import failed_messages, letter_index, passed_letters, plan_blocks, plan_letters
+from txmq.core.state.failed_rows import FailedMessage
 from txmq.core.state.plans import RUNNING, PlanState
 from txmq.core.state.put_back import PutBackQueue
 
@@ -140,16 +140,16 @@ def a_block_outlives_a_change(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_start_forgets_what_waits(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(failed_messages, "load_queues", lambda *_: None)
+    patch.setattr(passed_letters, "load_queues", lambda *_: None)
     patch.setattr(PutBackQueue, "discard", lambda *_: None)
 
 
 def a_letter_stays_in_the_queue(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(failed_messages, "take_from_queue", lambda *_: True)
+    patch.setattr(passed_letters, "take_from_queue", lambda *_: True)
 
 
 def what_is_processed_is_seen_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(failed_messages, "is_over", lambda *_: False)
+    patch.setattr(passed_letters, "is_over", lambda *_: False)
 
 
 def a_letter_of_a_fenced_key_is_put_back(patch: pytest.MonkeyPatch) -> None:

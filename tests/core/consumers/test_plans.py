@@ -34,7 +34,7 @@ from txmq.core.events.outcome import Rejected
 from txmq.core.events.plans import PlanLettersAdded, PlanPutBack
 from txmq.core.retention.letter_retention import ExpireLetters
 from txmq.core.state import failed_messages
-from txmq.core.state.failed_messages import FailedKind
+from txmq.core.state.failed_rows import FailedKind
 from txmq.core.state.plans import FINISHED, LetterOutcome, PlanSettings, PlanState
 from txmq.core.state.state import State
 from txmq.core.topics.topics import DeleteTopic

@@ -25,8 +25,8 @@ from txmq.core.events.outcome import Rejected
 from txmq.core.events.plans import PlanAdvanced
 from txmq.core.retention.letter_retention import ExpireLetters
 from txmq.core.retention.relocation import RepointMessages, RetainedMessage
-from txmq.core.state import attempts, failed_messages, plan_letters
-from txmq.core.state.failed_messages import FailedKind, Move
+from txmq.core.state import attempts, failed_messages, failed_rows, passed_letters, plan_letters
+from txmq.core.state.failed_rows import FailedKind, Move
 from txmq.core.state.letter_index import SLOT, LetterState
 from txmq.core.state.plan_blocks import Block
 from txmq.core.state.put_back import TRIMMED_AT, PlainLetter, PutBackQueue
@@ -137,7 +137,7 @@ def test_a_record_of_an_older_version_puts_back(world: PlansWorld) -> None:
     plan = world.plan_of("p")
     letters = sorted(world.rows().items())
     again: Any = [
-        Move(*ref, failed_messages.replayed_row(row)._replace(kind=FailedKind.RETRY, plan=1))
+        Move(*ref, failed_rows.replayed_row(row)._replace(kind=FailedKind.RETRY, plan=1))
         for ref, row in letters
     ]
     cursor = (1).to_bytes(4) + letters[-1][1].visible_at.to_bytes(8) + b"\xff" * 16
@@ -256,7 +256,7 @@ def test_blocks_are_put_back_as_their_letters_are(
     states = []
     for packs in (True, False):
         if not packs:
-            monkeypatch.setattr(failed_messages, "open_letter", lambda *_: None)
+            monkeypatch.setattr(passed_letters, "open_letter", lambda *_: None)
         other = PlansWorld(1)
         other.create("p", *other.letters(0, 5, None, 7, 5))
         assert blocks_of(other) == ([2, 2, 1] if packs else [])
@@ -423,7 +423,7 @@ def test_what_is_processed_is_nowhere_else(seed: int) -> None:
 
 
 def what_is_processed_is_seen_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(failed_messages, "is_over", lambda *_: False)
+    patch.setattr(passed_letters, "is_over", lambda *_: False)
 
 
 def a_queue_takes_the_wrong_one(patch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.events.outcome import Outcome
 from txmq.core.state import failed_messages, local_stores
 from txmq.core.state.consumer_groups import FenceState
-from txmq.core.state.failed_messages import FailedKind, Move
+from txmq.core.state.failed_rows import FailedKind, Move
 from txmq.core.state.positions import GroupPosition, Redelivery
 from txmq.core.topics import topics
 from txmq.core.transactions import actions as consumer_actions

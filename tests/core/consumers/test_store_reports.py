@@ -27,7 +27,7 @@ from txmq.core.consumers.store_views import at_consumers, describe_store, list_m
 from txmq.core.events.base import LogRestored
 from txmq.core.events.outcome import Rejected
 from txmq.core.state.consumer_groups import ConsumerGroup, FenceState
-from txmq.core.state.failed_messages import FailedKind, FailedMessage
+from txmq.core.state.failed_rows import FailedKind, FailedMessage
 from txmq.core.state.local_stores import StoreOrder
 from txmq.core.topics.topics import CreateTopic, DeleteTopic
 from txmq.errors import BadRequest, Conflict, Throttled, UnknownMember

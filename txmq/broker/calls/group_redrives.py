@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from txmq.core.consumers.commands import TopicOffset
     from txmq.core.events.base import LogSpan
     from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
-    from txmq.core.state.failed_messages import FailedMessage
+    from txmq.core.state.failed_rows import FailedMessage
     from txmq.core.steps import Steps
     from txmq.wire.calls import letters as wire
 

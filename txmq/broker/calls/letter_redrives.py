@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from txmq.broker.engine.turn_work import TurnWork
     from txmq.core.consumers.commands import TopicOffset
     from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
-    from txmq.core.state.failed_messages import FailedMessage
+    from txmq.core.state.failed_rows import FailedMessage
     from txmq.core.state.state import Topic
     from txmq.core.steps import Steps
     from txmq.store.log.log import Log

@@ -19,7 +19,7 @@ from txmq.model.schemas.bodies import CONTENT_TYPE, mistake_in
 if TYPE_CHECKING:
     from txmq.broker.calls.letters import DeadLetterCalls
     from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
-    from txmq.core.state.failed_messages import FailedMessage
+    from txmq.core.state.failed_rows import FailedMessage
     from txmq.core.state.plan_letters import PlacedLetter
     from txmq.core.state.state import State
     from txmq.core.steps import Steps

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from txmq.batch.header import FIELDS, LENGTH, MAGIC, PREFIX
-from txmq.core.state.failed_messages import FailedMessage
+from txmq.core.state.failed_rows import FailedMessage
 from txmq.core.state.letter_edits import LetterVersion
 from txmq.errors import StoreError
 from txmq.store import tables as t

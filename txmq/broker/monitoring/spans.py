@@ -24,7 +24,7 @@ from txmq.core.events.plans import PlanPutBack
 from txmq.core.events.topics import BatchQueued, BatchStored
 from txmq.core.events.transactions import CheckPlanned, Decided, JobDecided, PartStored
 from txmq.core.state import failed_messages
-from txmq.core.state.failed_messages import FailedKind
+from txmq.core.state.failed_rows import FailedKind
 from txmq.core.state.plans import LetterOutcome
 from txmq.errors import ConfigError, TxmqError
 from txmq.model.message import Decision

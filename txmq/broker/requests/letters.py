@@ -15,7 +15,7 @@ from txmq.broker.engine.log_reader import read_batches
 from txmq.core.consumers.plans import find_plan
 from txmq.core.events.outcome import Rejected
 from txmq.core.state import plan_letters
-from txmq.core.state.failed_messages import FailedKind, FailedMessage
+from txmq.core.state.failed_rows import FailedKind, FailedMessage
 from txmq.core.topics import topics
 from txmq.errors import CorruptRecord
 from txmq.store import tables as t

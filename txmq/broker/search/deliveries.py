@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from txmq.core.consumers import message_lives
 from txmq.core.events import base, transactions
 from txmq.core.events import consumers as events
-from txmq.core.state.failed_messages import FailedKind, FailedMessage
+from txmq.core.state.failed_rows import FailedKind, FailedMessage
 from txmq.core.state.restores import all_epochs
 from txmq.core.topics import topics
 from txmq.core.transactions.model import get

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from txmq.broker.engine.engine import Engine
     from txmq.broker.search.candidate_batches import MessageId
     from txmq.broker.search.catalogue_service import CatalogueService
-    from txmq.core.state.failed_messages import FailedMessage
+    from txmq.core.state.failed_rows import FailedMessage
     from txmq.core.state.state import State, Topic
     from txmq.core.steps import Steps
     from txmq.core.topics.delayed import ScheduledMessage

@@ -10,7 +10,7 @@ from txmq.core.consumers.commands import AckMessages, ReturnMessages, TopicRange
 from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.events.consumers import Acked, Range, Returned
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
-from txmq.core.state import failed_messages
+from txmq.core.state import failed_messages, passed_letters
 from txmq.core.state.ranges import gaps
 from txmq.model.topic_partition import TopicPartition
 
@@ -122,7 +122,7 @@ def _settle_rows(state: State, group: ConsumerGroup, rows: tuple[MessageRef, ...
     refs: list[MessageRef] = [(ref[0], ref[1], ref[2]) for ref in rows]
     fenced = [ref for ref in refs if ref[0] in group.fences]
     keys = {ref: failed_messages.key_of(state, group, ref) for ref in fenced}
-    others = set(failed_messages.remove_processed(state, group, refs))
+    others = set(passed_letters.remove_processed(state, group, refs))
     acked = [ref for ref in refs if ref not in others] if others else refs
     for lease, messages in leases.release_rows(state, group, acked).items():
         circuit_breaker.record_acks(group, lease, messages)

@@ -23,7 +23,7 @@ from txmq.core.events.consumers import (
 )
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.state import failed_messages, local_stores
-from txmq.core.state.failed_messages import FailedKind
+from txmq.core.state.failed_rows import FailedKind
 from txmq.core.state.state import State
 from txmq.errors import Conflict
 from txmq.model.topic_partition import TopicPartition

@@ -27,7 +27,7 @@ from txmq.model.units import MINUTE, SECOND
 
 if TYPE_CHECKING:
     from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
-    from txmq.core.state.failed_messages import FailedMessage
+    from txmq.core.state.failed_rows import FailedMessage
 
 WINDOW = 10 * MINUTE
 MIN_PAUSE, MAX_PAUSE = 5 * SECOND, 5 * MINUTE  # between probes

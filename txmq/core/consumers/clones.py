@@ -14,7 +14,7 @@ from txmq.core.consumers.commands import CloneGroup
 from txmq.core.consumers.membership import MAX_GROUPS
 from txmq.core.events.consumers import CloneBegun, CloneContinued, CloneEnded, GroupCloned
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
-from txmq.core.state import failed_messages
+from txmq.core.state import failed_messages, failed_rows
 from txmq.core.state.consumer_groups import BROADCAST, CloneProgress, ConsumerGroup
 from txmq.core.state.positions import UNDELIVERED, GroupPosition, Redelivery
 from txmq.core.state.ranges import RangeMap, gaps
@@ -100,7 +100,7 @@ def _has_expired_rows(state: State, source: ConsumerGroup, tp: TopicPartition) -
     first = state.topics_by_id[tp[0]].start_offsets[tp[1]]
     rows = failed_messages.rows_between(state, source, tp, 0, first, MAX_ROWS_READ + 1)
     return len(rows) > MAX_ROWS_READ or any(
-        row.kind in failed_messages.DELIVERABLE for _ref, row in rows
+        row.kind in failed_rows.DELIVERABLE for _ref, row in rows
     )
 
 
@@ -189,7 +189,7 @@ def _redeliver_rows(
     for ref in rows:
         row = failed_messages.get(state, source, ref)
         # None = it is processed, and not swept yet
-        if row is not None and row.kind in failed_messages.DELIVERABLE:
+        if row is not None and row.kind in failed_rows.DELIVERABLE:
             failed_messages.redeliver_in_clone(state, clone, ref)
 
 

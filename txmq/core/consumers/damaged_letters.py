@@ -14,7 +14,7 @@ from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.events.consumers import DeadLettered
 from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.state import failed_messages
-from txmq.core.state.failed_messages import FailedKind
+from txmq.core.state.failed_rows import FailedKind
 from txmq.model.retry import FailureReport
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from txmq.core.consumers.commands import CandidateRead, Deliver
 from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.events.consumers import AttemptRange, Delivered, Range
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
-from txmq.core.state import failed_messages
+from txmq.core.state import failed_messages, failed_rows, passed_letters, put_back_queues
 from txmq.core.state.consumer_groups import ConsumerGroup, GroupMember, Lease, MessageRef
-from txmq.core.state.failed_messages import FailedKind
+from txmq.core.state.failed_rows import FailedKind
 from txmq.core.state.positions import Grant, Redelivery
 from txmq.core.state.ranges import ValueRange
 from txmq.core.state.state import State
@@ -231,7 +231,7 @@ class _DeliveryBuilder:
         letter.
         """
         place, entry = ref[2] - candidate.base_offset, candidate.batch
-        row = failed_messages.new_row(
+        row = failed_rows.new_row(
             entry, place, key_hash, attempt=candidate.attempt - 1, deaths=candidate.deaths
         )
         if candidate.source is CandidateSource.EXHAUSTED:
@@ -257,7 +257,7 @@ class _DeliveryBuilder:
         start, end = candidate.start, candidate.start + candidate.rows
         if read.expired or candidate.attempt != 1 or candidate.deaths:
             return False
-        run = failed_messages.run_at(self._group, tp, start, candidate.rows)
+        run = put_back_queues.run_at(self._group, tp, start, candidate.rows)
         if run is None:
             return False
         refs: list[MessageRef] = [(*tp, offset) for offset in range(start, end)]
@@ -362,7 +362,7 @@ def apply_delivered(state: State, event: Delivered, context: RecordContext) -> N
             ValueRange(start, end, Grant(event.lease, attempt)),
         )
     for ref in _take_runs(state, group, event):
-        if failed_messages.take_from_queue(state, group, ref):
+        if passed_letters.take_from_queue(state, group, ref):
             leases.add_row(group, event.lease, ref)  # its row stays as it is
             continue
         row = failed_messages.drop(state, group, ref)
@@ -386,7 +386,7 @@ def _take_runs(state: State, group: ConsumerGroup, event: Delivered) -> Iterator
     run: list[MessageRef] = []
     for ref in (*event.rows, (0, 0, 0)):
         if run and ref != (*run[-1][:2], run[-1][2] + 1):
-            if failed_messages.take_run(state, group, run):
+            if put_back_queues.take_run(state, group, run):
                 leases.add_rows(group, event.lease, run)
             else:
                 yield from run

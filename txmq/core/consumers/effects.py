@@ -14,7 +14,7 @@ from txmq.core.consumers.authorization import find_group
 from txmq.core.events.consumers import EffectsPassed, EffectsRestored, InboxOpened
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.state import failed_messages, local_stores
-from txmq.core.state.failed_messages import FailedKind
+from txmq.core.state.failed_rows import FailedKind
 from txmq.core.state.positions import FAR, EffectsRecord
 from txmq.core.state.ranges import RangeMap
 from txmq.core.state.restores import epoch_of, epoch_start, epoch_steps

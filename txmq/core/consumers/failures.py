@@ -16,8 +16,8 @@ from txmq.core.consumers.commands import (
 from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.events.consumers import Abandoned, DeadLettered, GroupGuarded, Replayed, Retried
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
-from txmq.core.state import attempts, failed_messages, plan_letters
-from txmq.core.state.failed_messages import FailedKind, FailedMessage
+from txmq.core.state import attempts, failed_messages, failed_rows, plan_letters
+from txmq.core.state.failed_rows import FailedKind, FailedMessage
 from txmq.core.topics import topics
 from txmq.errors import BadRequest, NotLeased, UnknownLetter
 from txmq.model.retry import FailureAction, FailureReport
@@ -123,7 +123,7 @@ def _first_row(
     held = group.positions[TopicPartition(ref[0], ref[1])].leased.overlap(ref[2], ref[2] + 1)
     grant = held[0].value
     deaths = group.leases[grant.lease].deaths
-    return failed_messages.new_row(
+    return failed_rows.new_row(
         source.entry, source.row, command.key_hash, attempt=grant.attempt, deaths=deaths
     )
 
@@ -280,7 +280,7 @@ class NamedLetters:
 
     def replay(self, ref: MessageRef) -> FailedMessage:
         """Return the row of a letter, which is put back now."""
-        return failed_messages.replayed_row(self._rows.pop(ref))
+        return failed_rows.replayed_row(self._rows.pop(ref))
 
     def put_back(self, changes: FailureChanges, ref: MessageRef, now: int) -> None:
         """Add a letter to the changes that need no other one."""
@@ -399,7 +399,7 @@ def _never(state: State, row: FailedMessage) -> str:
 
 def apply_failed(state: State, event: Retried | DeadLettered, context: RecordContext) -> None:
     group, at = state.groups.by_id[event.group_id], context.stored_at
-    topic_id, partition, offset, row = failed_messages.decode_move(event.moves[0])
+    topic_id, partition, offset, row = failed_rows.decode_move(event.moves[0])
     ref = (topic_id, partition, offset)
     if group.breaker is not None:
         circuit_breaker.record_probe_failure(group, leases.lease_of(group, ref), at)

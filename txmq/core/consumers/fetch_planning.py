@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from txmq.core.state.consumer_groups import ConsumerGroup, GroupMember, MessageRef
-    from txmq.core.state.failed_messages import FailedMessage
+    from txmq.core.state.failed_rows import FailedMessage
     from txmq.core.state.positions import GroupPosition, Redelivery
 
 # Due suspects of one partition that a fetch passes over, because they have other counts

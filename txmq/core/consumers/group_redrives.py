@@ -15,8 +15,8 @@ from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.events.base import LogSpan
 from txmq.core.events.letters import LettersGiven
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
-from txmq.core.state import failed_messages, letter_copies, log_pins
-from txmq.core.state.failed_messages import FailedKind
+from txmq.core.state import failed_messages, failed_rows, letter_copies, log_pins
+from txmq.core.state.failed_rows import FailedKind
 from txmq.core.state.letter_copies import LetterCopy
 from txmq.core.topics import topics
 from txmq.errors import BadRequest
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from txmq.core.consumers.commands import TopicOffset
     from txmq.core.events.base import RecordContext
     from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
-    from txmq.core.state.failed_messages import FailedMessage
+    from txmq.core.state.failed_rows import FailedMessage
     from txmq.core.state.state import State
 
 
@@ -182,7 +182,7 @@ def _new_row(row: FailedMessage, one: GivenLetter, group: ConsumerGroup) -> Fail
     position, length, at = (row.position, row.length, row.row)
     if one.span is not None:
         position, length, at = (*one.span, 0)
-    return failed_messages.given_row(row, position, length, at, group.name)
+    return failed_rows.given_row(row, position, length, at, group.name)
 
 
 def apply_given(state: State, event: LettersGiven, context: RecordContext) -> None:

@@ -19,13 +19,13 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.core.state import failed_messages
-from txmq.core.state.failed_messages import DELIVERABLE
+from txmq.core.state.failed_rows import DELIVERABLE
 from txmq.model.topic_partition import TopicPartition
 from txmq.model.units import SECOND
 
 if TYPE_CHECKING:
     from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
-    from txmq.core.state.failed_messages import FailedMessage
+    from txmq.core.state.failed_rows import FailedMessage
     from txmq.core.state.positions import GroupPosition
     from txmq.core.state.ranges import RangeMap
     from txmq.core.state.state import State

@@ -37,16 +37,16 @@ from typing import TYPE_CHECKING
 
 from txmq.core.consumers import leases
 from txmq.core.events.consumers import FenceChange
-from txmq.core.state import failed_messages
+from txmq.core.state import failed_messages, failed_rows
 from txmq.core.state.consumer_groups import SKIP, FenceState, KeyFence
-from txmq.core.state.failed_messages import FailedKind, Move
+from txmq.core.state.failed_rows import FailedKind, Move
 from txmq.model.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
-    from txmq.core.state.failed_messages import FailedMessage
+    from txmq.core.state.failed_rows import FailedMessage
     from txmq.core.state.state import State
 
 LIFTED = 0
@@ -310,7 +310,7 @@ class FailureChanges:
         Its row changes only where it waits behind another message of its key.
         """
         if self.is_fenced(ref, row.key_hash):
-            self.park(ref, failed_messages.replayed_row(row)._replace(plan=row.plan))
+            self.park(ref, failed_rows.replayed_row(row)._replace(plan=row.plan))
         else:
             self._set_head(ref, row.key_hash, FenceState.RETRYING)
 
@@ -396,7 +396,7 @@ def apply_changes(
     for change in changes:
         _apply_change(state, group, change, at)
     for raw in moves:
-        topic_id, partition, offset, row = failed_messages.decode_move(raw)
+        topic_id, partition, offset, row = failed_rows.decode_move(raw)
         ref = (topic_id, partition, offset)
         if failed_messages.drop(state, group, ref) is None:
             tp = TopicPartition(topic_id, partition)

@@ -14,7 +14,7 @@ from txmq.core.consumers import failures
 from txmq.core.consumers.authorization import find_group
 from txmq.core.events.letters import LetterEdited
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
-from txmq.core.state import failed_messages, letter_edits, log_pins
+from txmq.core.state import failed_messages, failed_rows, letter_edits, log_pins
 from txmq.core.state.letter_edits import LetterVersion
 from txmq.errors import BadRequest, Conflict
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from txmq.core.consumers.commands import TopicOffset
     from txmq.core.events.base import LogSpan, RecordContext
     from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
-    from txmq.core.state.failed_messages import FailedMessage
+    from txmq.core.state.failed_rows import FailedMessage
     from txmq.core.state.state import State
 
 MAX_EDITS = 100  # of one letter: each is kept
@@ -65,7 +65,7 @@ def find_open(state: State, name: str, letter: TopicOffset, expected: int) -> Op
     if isinstance(group, Rejected):
         return group
     ref, row = failures.find_message(state, group, *letter)
-    if ref is None or row is None or failed_messages.letter_state(row) is None:
+    if ref is None or row is None or failed_rows.letter_state(row) is None:
         return failures.unknown_letter(group, letter)
     place = "{}/{}/{}".format(*letter)
     if reason := failures.closed_reason(row) or failures.held_reason(state, row):

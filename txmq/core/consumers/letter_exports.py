@@ -13,13 +13,13 @@ from txmq.core.consumers.failures import LettersReply
 from txmq.core.events.letters import LettersExported
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.state import failed_messages
-from txmq.core.state.failed_messages import FailedKind
+from txmq.core.state.failed_rows import FailedKind
 
 if TYPE_CHECKING:
     from txmq.core.consumers.commands import TopicOffset
     from txmq.core.events.base import RecordContext
     from txmq.core.state.consumer_groups import MessageRef
-    from txmq.core.state.failed_messages import FailedMessage
+    from txmq.core.state.failed_rows import FailedMessage
     from txmq.core.state.state import State
 
 KINDS = (FailedKind.LETTER, FailedKind.ABANDONED)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from txmq.core.consumers.commands import TopicOffset
     from txmq.core.events.base import RecordContext
     from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
-    from txmq.core.state.failed_messages import FailedMessage
+    from txmq.core.state.failed_rows import FailedMessage
     from txmq.core.state.letter_edits import FailedRef
     from txmq.core.state.state import State
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.core.state import failed_messages, letter_index
+from txmq.core.state import failed_messages, failed_rows, letter_index
 from txmq.core.state.letter_index import FIRST, LAST, PLACE, Dimension, LetterState
 from txmq.core.state.plans import LetterOutcome
 from txmq.store import tables as t
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
-    from txmq.core.state.failed_messages import FailedMessage
+    from txmq.core.state.failed_rows import FailedMessage
     from txmq.core.state.state import State
     from txmq.store.tables import Table
 
@@ -78,7 +78,7 @@ def matches(selection: LetterSelection, name: str, row: FailedMessage) -> bool:
     """
     wanted, died_at, text = selection, row.dead_at or row.first_failed_at, selection.text
     return (
-        failed_messages.letter_state(row) in wanted.states
+        failed_rows.letter_state(row) in wanted.states
         and wanted.topic in (None, name)
         and wanted.key_hash in (None, row.key_hash)
         and wanted.died_from <= died_at
@@ -200,7 +200,7 @@ class LetterScan:
         row = failed_messages.get(self._state, self._group, ref)
         self.examined += 1
         if self._skips:
-            is_open = row is not None and failed_messages.letter_state(row) is LetterState.OPEN
+            is_open = row is not None and failed_rows.letter_state(row) is LetterState.OPEN
             self._passed = 0 if is_open else self._passed + 1
         if row is None:
             return None  # it is processed, and not swept yet

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.core.consumers import letter_notes
 from txmq.core.consumers.letter_selection import FoundLetter, LetterScan, LetterSelection
-from txmq.core.state import failed_messages, letter_index
+from txmq.core.state import failed_rows, letter_index
 from txmq.core.state.letter_index import (
     DAY_SLOTS,
     PREFIX,
@@ -265,7 +265,7 @@ def _count_keys(
 
 def _cell_of(found: FoundLetter) -> tuple[LetterState, CellsOfError]:
     row = found.row
-    letter = failed_messages.letter_of(found.ref, row)
+    letter = failed_rows.letter_of(found.ref, row)
     assert letter is not None, "it was selected"
     at = letter.died_at
     day, slot = divmod(letter_index.slot_at(at), DAY_SLOTS)

@@ -12,8 +12,8 @@ from txmq.core.consumers.authorization import find_group, find_member
 from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.events.letters import LetterTried
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
-from txmq.core.state import failed_messages
-from txmq.core.state.failed_messages import FailedKind
+from txmq.core.state import failed_rows
+from txmq.core.state.failed_rows import FailedKind
 from txmq.core.state.trial_outcomes import KEPT
 from txmq.errors import Conflict
 from txmq.model.topic_partition import TopicPartition
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from txmq.core.consumers.commands import TopicOffset
     from txmq.core.events.base import RecordContext
     from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
-    from txmq.core.state.failed_messages import FailedMessage
+    from txmq.core.state.failed_rows import FailedMessage
     from txmq.core.state.state import State
 
 
@@ -55,7 +55,7 @@ def decide_try(state: State, command: TryLetter, now: int) -> Outcome | Rejected
         place = "{}/{}/{}".format(*command.letter)
         message = f"dead letter {place} of {command.group!r} cannot be tried: {reason}"
         return Rejected(Conflict, message, "see txmq dlq show and txmq group show")
-    changes.retry(ref, failed_messages.replayed_row(row)._replace(trial_by=command.member), now)
+    changes.retry(ref, failed_rows.replayed_row(row)._replace(trial_by=command.member), now)
     event = LetterTried(group.group_id, *changes.parts(), command.by)
     return Outcome((event,), TrialReply(row.number))
 

@@ -10,11 +10,12 @@ from txmq.core.events.outcome import Rejected
 from txmq.core.state import (
     attempts,
     failed_messages,
+    failed_rows,
     letter_copies,
     letter_edits,
     plan_letters,
 )
-from txmq.core.state.failed_messages import CLOSED, FailedKind, FailedMessage
+from txmq.core.state.failed_rows import CLOSED, FailedKind, FailedMessage
 from txmq.errors import BadRequest
 from txmq.store import tables as t
 
@@ -89,7 +90,7 @@ def describe_letter(
     if isinstance(group, Rejected):
         return group
     ref, row = failures.find_message(state, group, topic, partition, offset)
-    if ref is None or row is None or failed_messages.letter_state(row) is None:
+    if ref is None or row is None or failed_rows.letter_state(row) is None:
         return failures.unknown_letter(group, (topic, partition, offset))
     letter = view_of(state, group, ref, row)
     failed = attempts.get(state, group, ref)
@@ -171,7 +172,7 @@ def view_of(state: State, group: ConsumerGroup, ref: MessageRef, row: FailedMess
 
 def row_state(row: FailedMessage) -> str:
     """Return the state of any failed message in words."""
-    if row.kind == FailedKind.LETTER or failed_messages.letter_state(row) is not None:
+    if row.kind == FailedKind.LETTER or failed_rows.letter_state(row) is not None:
         return _state(row)
     return "parked behind its key" if row.kind == FailedKind.PARKED else "waits for a retry"
 
@@ -182,6 +183,6 @@ def _state(row: FailedMessage) -> str:
     """
     if row.kind == FailedKind.LETTER:
         return "dead"
-    state = failed_messages.letter_state(row)
+    state = failed_rows.letter_state(row)
     assert state is not None, "it is a letter"
     return state.name.lower()

@@ -14,14 +14,14 @@ from txmq.core.consumers import failures
 from txmq.core.consumers.letter_views import row_state
 from txmq.core.state import attempts, failed_messages, letter_edits, plan_letters
 from txmq.core.state.consumer_groups import FenceState
-from txmq.core.state.failed_messages import FailedKind
+from txmq.core.state.failed_rows import FailedKind
 from txmq.core.state.plans import LetterOutcome
 from txmq.core.state.restores import all_epochs
 from txmq.model.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
     from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
-    from txmq.core.state.failed_messages import FailedMessage
+    from txmq.core.state.failed_rows import FailedMessage
     from txmq.core.state.plans import Plan
     from txmq.core.state.state import State
     from txmq.core.steps import Steps

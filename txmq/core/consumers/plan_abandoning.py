@@ -21,7 +21,7 @@ from txmq.core.consumers.plan_steps import AdvanceReply, reason_to_skip
 from txmq.core.consumers.plans import PlanReply, find_plan, state_name
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.events.plans import PlanLettersAbandoned, PlanLettersLeft, PlanMoved
-from txmq.core.state import failed_messages, plan_blocks, plan_letters
+from txmq.core.state import failed_messages, passed_letters, plan_blocks, plan_letters
 from txmq.core.state.plan_blocks import PlacedBlock
 from txmq.core.state.plans import LetterOutcome, PlanState
 from txmq.errors import BadRequest, Conflict
@@ -193,7 +193,7 @@ def apply_abandoned(state: State, event: PlanLettersAbandoned, context: RecordCo
             passed.append(one.ref)
             letters += 1
     plan_blocks.remove_passed(state, plan, event.cursor)
-    failed_messages.abandon(state, group, plan.plan_id, passed)
+    passed_letters.abandon(state, group, plan.plan_id, passed)
     plan.cursor = plan.abandoned = event.cursor
     plan.reason = plan.why
     plan_letters.count_passed(state, plan, letters, LetterOutcome.ENDED)

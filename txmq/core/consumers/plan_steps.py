@@ -32,8 +32,8 @@ from txmq.core.events.plans import (
     PlanTidied,
     SkippedLetter,
 )
-from txmq.core.state import failed_messages, plan_blocks, plan_letters
-from txmq.core.state.failed_messages import CLOSED
+from txmq.core.state import failed_messages, failed_rows, passed_letters, plan_blocks, plan_letters
+from txmq.core.state.failed_rows import CLOSED
 from txmq.core.state.plan_blocks import Block, PlacedBlock
 from txmq.core.state.plan_letters import PlacedLetter, PlanLetter
 from txmq.core.state.plans import RUNNING, LetterOutcome, Plan, PlanState
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from txmq.core.consumers.commands import TopicOffset
     from txmq.core.events.base import RecordContext
     from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
-    from txmq.core.state.failed_messages import FailedMessage
+    from txmq.core.state.failed_rows import FailedMessage
     from txmq.core.state.state import State
     from txmq.core.steps import Steps
 
@@ -376,7 +376,7 @@ class _PlannedLetters:
         row = failed_messages.get(self._state, self._group, ref)
         assert row is not None, "the plan can put it back"
         self._replayed.add(ref)
-        return failed_messages.replayed_row(row)._replace(plan=self._plan.plan_id)
+        return failed_rows.replayed_row(row)._replace(plan=self._plan.plan_id)
 
     def put_back(self, changes: FailureChanges, ref: MessageRef, now: int) -> None:
         """Add a letter that the cursor passes. Its row changes only where it waits
@@ -567,7 +567,7 @@ def apply_packed(state: State, event: PlanPacked, context: RecordContext) -> Non
     group = state.groups.by_id[plan.group_id]
 
     def open_letter(ref: MessageRef) -> FailedMessage | None:
-        return failed_messages.open_letter(state, group, ref, plan.plan_id)
+        return passed_letters.open_letter(state, group, ref, plan.plan_id)
 
     plan_blocks.pack(state, plan, event.cursor, open_letter, keyed=group.ordered)
 
@@ -586,7 +586,7 @@ def apply_advanced(state: State, event: PlanAdvanced | PlanPutBack, context: Rec
     plan, group = state.plans.by_id[event.plan_id], state.groups.by_id[event.group_id]
     leave(state, plan, group, event.skipped, LetterOutcome.SKIPPED)
     for move in event.moves:
-        topic_id, partition, offset, row = failed_messages.decode_move(move)
+        topic_id, partition, offset, row = failed_rows.decode_move(move)
         _set(state, plan, row.visible_at, (topic_id, partition, offset), LetterOutcome.DELIVERED)
     key_fences.apply_changes(state, group, event.moves, event.fences, context.stored_at)
     if event.cursor > plan.cursor:
@@ -608,7 +608,7 @@ def _pass(state: State, plan: Plan, group: ConsumerGroup, cursor: bytes, end: in
             letters += 1
     plan.cursor = cursor
     plan_letters.count_passed(state, plan, letters, LetterOutcome.DELIVERED)
-    failed_messages.put_back(state, group, plan.plan_id, passed, end)
+    passed_letters.put_back(state, group, plan.plan_id, passed, end)
 
 
 def apply_lost(state: State, event: PlanLettersLost, context: RecordContext) -> None:
@@ -650,7 +650,7 @@ def apply_swept(state: State, event: PlanSwept, context: RecordContext) -> None:
     plan = state.plans.by_id[event.plan_id]
     for topic_id, partition, number in event.chunks:
         letters = plan_letters.sweep(state, plan, (topic_id, partition, number))
-        failed_messages.sweep_letters(state, plan.plan_id, event.group_id, letters)
+        passed_letters.sweep_letters(state, plan.plan_id, event.group_id, letters)
 
 
 def apply_abandoned_swept(state: State, event: PlanAbandonedSwept, context: RecordContext) -> None:
@@ -661,7 +661,7 @@ def apply_abandoned_swept(state: State, event: PlanAbandonedSwept, context: Reco
         for key, letter in plan_letters.rows_of(state, plan.plan_id, plan.swept, event.cursor)
         if letter[0] == LetterOutcome.PLANNED
     ]
-    failed_messages.sweep_abandoned(state, plan, event.group_id, refs)
+    passed_letters.sweep_abandoned(state, plan, event.group_id, refs)
     plan.swept = event.cursor
     state.plans.dirty.add(plan.plan_id)
 
@@ -671,14 +671,14 @@ def apply_tidied(state: State, event: PlanTidied, context: RecordContext) -> Non
     plan = state.plans.by_id[event.plan_id]
     for chunk in list(plan.unswept):  # the log has lost that they were swept
         swept = plan_letters.sweep(state, plan, chunk)
-        failed_messages.sweep_letters(state, plan.plan_id, plan.group_id, swept)
+        passed_letters.sweep_letters(state, plan.plan_id, plan.group_id, swept)
     group = state.groups.find(plan.group_id)
     letters = list(islice(plan_letters.letters_of(state, plan.plan_id), event.most))
     for placed in letters:
         if group is not None and placed.letter.outcome == LetterOutcome.DELIVERED:
             failed_messages.leave_plan(state, group, placed.ref, plan.plan_id)
         elif plan.swept < placed.key <= plan.abandoned:  # likewise
-            failed_messages.sweep_abandoned(state, plan, plan.group_id, [placed.ref])
+            passed_letters.sweep_abandoned(state, plan, plan.group_id, [placed.ref])
         state.tables[t.PLAN_LETTERS].delete(placed.key)
     if (
         len(letters) < event.most

@@ -19,14 +19,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from txmq.core.state import attempts, failed_messages
-from txmq.core.state.failed_messages import FailedKind
+from txmq.core.state import attempts, failed_messages, failed_rows
+from txmq.core.state.failed_rows import FailedKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from txmq.core.state.consumer_groups import ConsumerGroup, GroupMember, Lease
-    from txmq.core.state.failed_messages import FailedMessage, Move
+    from txmq.core.state.failed_rows import FailedMessage, Move
     from txmq.core.state.positions import Redelivery
     from txmq.core.state.ranges import ValueRange
     from txmq.core.state.state import State
@@ -93,7 +93,7 @@ def record_deaths(state: State, group: ConsumerGroup, moves: Iterable[Move], at:
     histories.
     """
     for move in moves:
-        topic_id, partition, offset, row = failed_messages.decode_move(move)
+        topic_id, partition, offset, row = failed_rows.decode_move(move)
         ref = (topic_id, partition, offset)
         if row.kind == FailedKind.LETTER:
             death = row._replace(

@@ -12,7 +12,7 @@ from txmq.core.events.consumers import PositionReset, ResetBegun
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
 from txmq.core.state import failed_messages, visibility
 from txmq.core.state.consumer_groups import FIRST, LAST
-from txmq.core.state.failed_messages import FailedKind
+from txmq.core.state.failed_rows import FailedKind
 from txmq.core.state.positions import GroupPosition
 from txmq.core.state.restores import newest_epoch
 from txmq.core.state.state import State
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from txmq.core.events.base import RecordContext
     from txmq.core.state.consumer_groups import ConsumerGroup
-    from txmq.core.state.failed_messages import FailedMessage
+    from txmq.core.state.failed_rows import FailedMessage
     from txmq.core.state.state import Topic
 
 MAX_ROWS_COUNTED = 10_000  # of each partition, in the preview

@@ -21,8 +21,8 @@ from txmq.core.events.consumers import (
     StoreRetriesOrdered,
 )
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
-from txmq.core.state import failed_messages, local_stores
-from txmq.core.state.failed_messages import FailedKind
+from txmq.core.state import failed_messages, failed_rows, local_stores
+from txmq.core.state.failed_rows import FailedKind
 from txmq.core.state.local_stores import StoreOrder
 from txmq.errors import BadRequest, Conflict
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from txmq.core.consumers.commands import TopicOffset
     from txmq.core.events.base import RecordContext
     from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
-    from txmq.core.state.failed_messages import FailedMessage
+    from txmq.core.state.failed_rows import FailedMessage
     from txmq.core.state.state import State
 
 MAX_MESSAGES = failures.MAX_LETTERS  # of one command
@@ -150,7 +150,7 @@ def apply_dropped(state: State, event: StoreMessagesDropped, context: RecordCont
     # A store that comes back tells all that it has, and forgets what is closed.
     owned = group.has_owner(group.stores[event.store])
     for move in event.moves:
-        topic_id, partition, offset, row = failed_messages.decode_move(move)
+        topic_id, partition, offset, row = failed_rows.decode_move(move)
         ref = (topic_id, partition, offset)
         if row.kind == FailedKind.ABANDONED and owned:
             local_stores.put_order(state, group, event.store, ref, StoreOrder.DROP)

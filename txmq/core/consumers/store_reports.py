@@ -25,9 +25,9 @@ from txmq.core.consumers.commands import KeySource, ReportStored, StoredEntry
 from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.events.consumers import GroupGuarded, StoreReported
 from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
-from txmq.core.state import attempts, failed_messages, local_stores, restores
+from txmq.core.state import attempts, failed_messages, failed_rows, local_stores, restores
 from txmq.core.state.consumer_groups import ConsumerStore
-from txmq.core.state.failed_messages import FailedKind
+from txmq.core.state.failed_rows import FailedKind
 from txmq.core.state.local_stores import StoreOrder
 from txmq.core.topics import topics
 from txmq.errors import Conflict, Throttled
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from txmq.core.events.base import RecordContext
     from txmq.core.state.consumer_groups import ConsumerGroup, FailingUnit, MessageRef
-    from txmq.core.state.failed_messages import FailedMessage
+    from txmq.core.state.failed_rows import FailedMessage
     from txmq.core.state.positions import GroupPosition
     from txmq.core.state.state import State
 
@@ -422,7 +422,7 @@ class _Report:
         else:
             deaths = position.redeliver.overlap(ref[2], ref[2] + 1)[0].value.deaths
         batch, place = entry.source
-        return failed_messages.new_row(
+        return failed_rows.new_row(
             batch, place, entry.key_hash, attempt=entry.attempt, deaths=deaths
         )
 
@@ -527,7 +527,7 @@ def apply_reported(state: State, event: StoreReported, context: RecordContext) -
 def _count_failures(state: State, group: ConsumerGroup, event: StoreReported, at: int) -> None:
     failed = set(event.failed)
     for move in event.moves if failed else ():
-        topic_id, partition, offset, row = failed_messages.decode_move(move)
+        topic_id, partition, offset, row = failed_rows.decode_move(move)
         ref = (topic_id, partition, offset)
         if ref not in failed:
             continue

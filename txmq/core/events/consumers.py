@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from txmq.core.events.base import event
 from txmq.core.state.consumer_groups import Epochs, GroupSettings, MessageRef
-from txmq.core.state.failed_messages import Move
+from txmq.core.state.failed_rows import Move
 
 Range = tuple[int, int, int, int]
 AttemptRange = tuple[int, int, int, int, int]

@@ -9,7 +9,7 @@ from txmq.core.events.base import event
 if TYPE_CHECKING:
     from txmq.core.events.consumers import FenceChange
     from txmq.core.state.consumer_groups import MessageRef
-    from txmq.core.state.failed_messages import Move
+    from txmq.core.state.failed_rows import Move
 
 
 @event(140)

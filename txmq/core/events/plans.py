@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from txmq.core.events.base import event
 from txmq.core.events.consumers import FenceChange
-from txmq.core.state.failed_messages import Move
+from txmq.core.state.failed_rows import Move
 from txmq.core.state.plans import PlanSettings
 
 NotPlanned = tuple[int, int, int, str]  # a message, and why it will not be put back

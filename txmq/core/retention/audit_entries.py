@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from txmq.core.events.audit import AuditMoved
 from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.state import log_pins
-from txmq.core.state.failed_messages import FailedMessage
+from txmq.core.state.failed_rows import FailedMessage
 from txmq.model.own_topics import AUDIT
 from txmq.model.topic_partition import TopicPartition
 from txmq.store import tables as t

@@ -12,7 +12,7 @@ from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.events.consumers import LettersExpired
 from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.state import failed_messages
-from txmq.core.state.failed_messages import CLOSED, FailedKind
+from txmq.core.state.failed_rows import CLOSED, FailedKind
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from txmq.core.events.base import RecordContext
     from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
-    from txmq.core.state.failed_messages import FailedMessage
+    from txmq.core.state.failed_rows import FailedMessage
     from txmq.core.state.state import State
 
 STEP_LETTERS = 250  # examined by one command, so that no apply takes long

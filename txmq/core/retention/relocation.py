@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from txmq.core.events.outcome import Appliers, Deciders, Outcome
 from txmq.core.events.topics import MessagesCopied, RowsRepointed
 from txmq.core.state import letter_edits, log_pins
-from txmq.core.state.failed_messages import FailedMessage
+from txmq.core.state.failed_rows import FailedMessage
 from txmq.store import tables as t
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from txmq.store import tables as t
 
 if TYPE_CHECKING:
     from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
-    from txmq.core.state.failed_messages import FailedMessage
+    from txmq.core.state.failed_rows import FailedMessage
     from txmq.core.state.state import State
 
 KEPT_LAST = 8  # failures that are kept besides the first one

@@ -116,6 +116,7 @@ class CellChange:
 
 
 CellKey = tuple[int, int, int]  # topic id, error and slot
+CellChanges = dict[CellKey, CellChange]
 
 
 @dataclass(slots=True)
@@ -189,13 +190,13 @@ def slot_at(at: int) -> int:
     return at // SLOT
 
 
-def add_to_cell(cells: dict[CellKey, CellChange], key: CellKey, died_at: int, replays: int) -> None:
+def add_to_cell(cells: CellChanges, key: CellKey, died_at: int, replays: int) -> None:
     """Add a letter to the change of its cell."""
     merge_cell(cells, key, 1, int(bool(replays)), died_at, died_at)
 
 
 def merge_cell(
-    cells: dict[CellKey, CellChange],
+    cells: CellChanges,
     key: CellKey,
     letters: int,
     replayed: int,
@@ -232,7 +233,7 @@ def move_cells(
     tables: Mapping[str, Table] | Tables,
     group_id: int,
     state: LetterState,
-    changed: dict[CellKey, CellChange],
+    changed: CellChanges,
 ) -> None:
     """Apply: open letters are counted in another state from now on. They keep their
     places in the index until they end or fail, or are swept.

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from array import array
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.core.state import letter_index, plan_letters
 from txmq.core.state.letter_index import CellChange, CellKey
@@ -27,34 +27,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from txmq.core.state.consumer_groups import MessageRef
+    from txmq.core.state.failed_rows import FailedMessage
     from txmq.core.state.plan_letters import PlacedLetter
     from txmq.core.state.plans import Plan
     from txmq.core.state.state import State
 
 LETTERS = 64  # of a block, at most
-
-
-class OpenLetter(Protocol):
-    """What a block has to know of the row of a letter in table `moved`."""
-
-    @property
-    def key_hash(self) -> int | None: ...
-    @property
-    def position(self) -> int: ...
-    @property
-    def number(self) -> int: ...
-    @property
-    def error_type(self) -> str: ...
-    @property
-    def fingerprint(self) -> str: ...
-    @property
-    def first_failed_at(self) -> int: ...
-    @property
-    def dead_at(self) -> int: ...
-    @property
-    def replays(self) -> int: ...
-    @property
-    def exported(self) -> int: ...
 
 
 class BlockRun(NamedTuple):
@@ -123,7 +101,7 @@ class _Builder:
         self._runs: dict[tuple[int, int], tuple[array[int], ...]] = {}
         self._cells: dict[CellKey, CellChange] = {}
 
-    def add(self, key: bytes, ref: MessageRef, row: OpenLetter) -> bool:
+    def add(self, key: bytes, ref: MessageRef, row: FailedMessage) -> bool:
         """Add a letter; return True if the block is full."""
         died_at = row.dead_at or row.first_failed_at
         error = letter_index.error_of(row.error_type, row.fingerprint)
@@ -158,7 +136,7 @@ def pack(
     state: State,
     plan: Plan,
     cursor: bytes,
-    find: Callable[[MessageRef], OpenLetter | None],
+    find: Callable[[MessageRef], FailedMessage | None],
     *,
     keyed: bool,
 ) -> None:

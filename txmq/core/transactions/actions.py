@@ -15,8 +15,8 @@ from txmq.core.consumers import acks, circuit_breaker, failures, key_fences, lea
 from txmq.core.consumers.authorization import LeaseClaim, find_group, find_member
 from txmq.core.consumers.key_fences import FailureChanges
 from txmq.core.events.outcome import Rejected
-from txmq.core.state import failed_messages
-from txmq.core.state.failed_messages import FailedKind
+from txmq.core.state import failed_messages, failed_rows
+from txmq.core.state.failed_rows import FailedKind
 from txmq.core.state.positions import Redelivery, Reservation
 from txmq.core.state.state import State
 from txmq.core.transactions import watermarks
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from txmq.core.events.base import RecordContext
     from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
-    from txmq.core.state.failed_messages import FailedMessage
+    from txmq.core.state.failed_rows import FailedMessage
 
 ActionRow = tuple[object, ...]
 
@@ -259,5 +259,5 @@ def _settle_replay(
         _replace_row(state, group, ref, row._replace(token=b""))
         return
     made = FailureChanges(state, group, context.stored_at)
-    made.retry(ref, failed_messages.replayed_row(row), context.stored_at)
+    made.retry(ref, failed_rows.replayed_row(row), context.stored_at)
     key_fences.apply_changes(state, group, *made.parts(), context.stored_at)
