@@ -16,7 +16,8 @@ from txmq.broker.background.plan_pace import PlanPace
 from txmq.broker.calls import plan_checks
 from txmq.broker.search import message_view
 from txmq.core.consumers.circuit_breaker import open_breaker
-from txmq.core.consumers.plan_steps import AddPlanLetters, EndLostLetters, apply_frozen
+from txmq.core.consumers.plan_building import AddPlanLetters, apply_frozen
+from txmq.core.consumers.plan_cleanup import EndLostLetters
 from txmq.core.events.base import RecordContext
 from txmq.core.events.outcome import Rejected
 from txmq.core.events.plans import PlanFrozen, PlanLettersAdded

@@ -34,7 +34,8 @@ from txmq.core.consumers.commands import (
     RequestedSettings,
 )
 from txmq.core.consumers.fetch_planning import plan_fetch
-from txmq.core.consumers.plan_steps import AddPlanLetters, AdvancePlan, FreezePlan, PackPlan
+from txmq.core.consumers.plan_building import AddPlanLetters, FreezePlan, PackPlan
+from txmq.core.consumers.plan_steps import AdvancePlan
 from txmq.core.consumers.plans import CreatePlan, StartPlan
 from txmq.core.events.base import RecordContext
 from txmq.core.events.outcome import Rejected

@@ -16,13 +16,9 @@ from txmq.core.consumers.commands import (
 )
 from txmq.core.consumers.letter_selection import LetterScan, LetterSelection, ScanPosition
 from txmq.core.consumers.plan_abandoning import AbandonNextLetters, AbandonPlan
-from txmq.core.consumers.plan_steps import (
-    AddPlanLetters,
-    AdvancePlan,
-    FreezePlan,
-    PackPlan,
-    SweepPlan,
-)
+from txmq.core.consumers.plan_building import AddPlanLetters, FreezePlan, PackPlan
+from txmq.core.consumers.plan_cleanup import SweepPlan
+from txmq.core.consumers.plan_steps import AdvancePlan
 from txmq.core.consumers.plans import CancelPlan, CreatePlan
 from txmq.core.state import failed_rows
 from txmq.core.state.failed_rows import FailedKind, FailedMessage

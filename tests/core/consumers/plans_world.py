@@ -7,14 +7,9 @@ from typing import TYPE_CHECKING, Any
 from tests.core.consumers.letters_world import LettersWorld, Place
 from tests.core.consumers.plan_invariants import check_plans
 from txmq.core.consumers.commands import NackMessage
-from txmq.core.consumers.plan_steps import (
-    AddPlanLetters,
-    AdvancePlan,
-    FreezePlan,
-    PackPlan,
-    TidyPlan,
-    manifest_digest,
-)
+from txmq.core.consumers.plan_building import AddPlanLetters, FreezePlan, PackPlan, manifest_digest
+from txmq.core.consumers.plan_cleanup import TidyPlan
+from txmq.core.consumers.plan_steps import AdvancePlan
 from txmq.core.consumers.plans import CreatePlan, StartPlan
 from txmq.core.state import plan_letters
 from txmq.core.state.failed_rows import FailedKind

@@ -13,17 +13,9 @@ from txmq.core.consumers.letter_edits import EditLetter
 from txmq.core.consumers.letter_exports import NoteExported
 from txmq.core.consumers.letter_trials import TryLetter
 from txmq.core.consumers.plan_abandoning import AbandonNextLetters, AbandonPlan, LeavePlan
-from txmq.core.consumers.plan_steps import (
-    AddPlanLetters,
-    AdvancePlan,
-    EndLostLetters,
-    FreezePlan,
-    PackPlan,
-    SweepPlan,
-    TidyPlan,
-    manifest_digest,
-    what_may_be_lost,
-)
+from txmq.core.consumers.plan_building import AddPlanLetters, FreezePlan, PackPlan, manifest_digest
+from txmq.core.consumers.plan_cleanup import EndLostLetters, SweepPlan, TidyPlan, what_may_be_lost
+from txmq.core.consumers.plan_steps import AdvancePlan
 from txmq.core.consumers.plans import (
     CancelPlan,
     CreatePlan,

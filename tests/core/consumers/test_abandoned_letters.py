@@ -10,7 +10,7 @@ from tests.core.consumers.invariants import check_indexes, check_letter_index, m
 from tests.core.consumers.plans_world import PlansWorld
 from tests.core.consumers.world import rows
 from txmq.core import machine
-from txmq.core.consumers import plan_steps
+from txmq.core.consumers import plan_abandoning, plan_cleanup
 from txmq.core.consumers.commands import (
     AdvanceGroupWork,
     DeleteGroup,
@@ -21,7 +21,8 @@ from txmq.core.consumers.commands import (
 from txmq.core.consumers.letter_exports import NoteExported
 from txmq.core.consumers.letter_selection import LetterScan, LetterSelection
 from txmq.core.consumers.plan_abandoning import AbandonNextLetters, AbandonPlan
-from txmq.core.consumers.plan_steps import AdvanceReply, SweepPlan
+from txmq.core.consumers.plan_cleanup import SweepPlan
+from txmq.core.consumers.plan_steps import AdvanceReply
 from txmq.core.consumers.plans import CancelPlan, DeletePlan
 from txmq.core.events.plans import PlanAbandonedSwept, PlanLettersAbandoned, PlanTidied
 from txmq.core.retention.letter_retention import ExpireLetters
@@ -90,8 +91,8 @@ def test_a_sweep_goes_in_steps_also_where_the_plan_was_cancelled(
     world: PlansWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plan_blocks, "LETTERS", 64)
-    monkeypatch.setattr(plan_steps, "ABANDONED_BLOCKS", 1)
-    monkeypatch.setattr(plan_steps, "SWEPT_ABANDONED", 30)
+    monkeypatch.setattr(plan_abandoning, "ABANDONED_BLOCKS", 1)
+    monkeypatch.setattr(plan_cleanup, "SWEPT_ABANDONED", 30)
     world.create("p", *world.letters(*[None] * 100))
     world.do(AbandonPlan("p", "sent again"))
     plan_id = world.plan_of("p").plan_id

@@ -19,7 +19,7 @@ from tests.core.consumers.invariants import (
 from tests.core.consumers.test_ordered_runs import RunsWorld
 from tests.core.consumers.world import rows
 from txmq.core import machine
-from txmq.core.consumers import plan_steps
+from txmq.core.consumers import plan_abandoning, plan_steps
 from txmq.core.consumers.commands import (
     AdvanceGroupWork,
     AlterGroup,
@@ -31,7 +31,7 @@ from txmq.core.consumers.letter_edits import EditLetter
 from txmq.core.consumers.letter_exports import NoteExported
 from txmq.core.consumers.letter_trials import TryLetter
 from txmq.core.consumers.plan_abandoning import AbandonNextLetters, AbandonPlan, LeavePlan
-from txmq.core.consumers.plan_steps import EndLostLetters
+from txmq.core.consumers.plan_cleanup import EndLostLetters
 from txmq.core.events.outcome import Rejected
 from txmq.core.retention.relocation import RepointMessages, RetainedMessage
 from txmq.core.state import failed_messages, passed_letters, plan_blocks
@@ -180,8 +180,9 @@ def run(seed: int, *, most: int, packs: bool) -> tuple[list[object], dict[str, A
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan_blocks, "LETTERS", most)
         # a record may have more letters of blocks than others
-        for limit in ("STEP_LETTERS", "STEP_ROWS", "STEP_BLOCKS", "ABANDONED_BLOCKS"):
+        for limit in ("STEP_LETTERS", "STEP_ROWS", "STEP_BLOCKS"):
             patch.setattr(plan_steps, limit, 1 << 20)
+        patch.setattr(plan_abandoning, "ABANDONED_BLOCKS", 1 << 20)
         if not packs:
             patch.setattr(passed_letters, "open_letter", lambda *_: None)
         world = ChangedWorld(seed)

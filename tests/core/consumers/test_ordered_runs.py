@@ -22,7 +22,8 @@ from txmq.core.consumers.commands import (
     RequestedSettings,
 )
 from txmq.core.consumers.key_fences import FailureChanges
-from txmq.core.consumers.plan_steps import AdvancePlan, SweepPlan
+from txmq.core.consumers.plan_cleanup import SweepPlan
+from txmq.core.consumers.plan_steps import AdvancePlan
 from txmq.core.consumers.plans import CancelPlan, DeletePlan, PausePlan, ResumePlan, StartPlan
 from txmq.core.events.outcome import Rejected
 from txmq.core.state import passed_letters, put_back_queues

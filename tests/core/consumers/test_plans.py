@@ -27,7 +27,9 @@ from txmq.core.consumers.commands import (
     StoredEntry,
 )
 from txmq.core.consumers.plan_abandoning import AbandonNextLetters, AbandonPlan, LeavePlan
-from txmq.core.consumers.plan_steps import AddPlanLetters, AdvancePlan, EndLostLetters, SweepPlan
+from txmq.core.consumers.plan_building import AddPlanLetters
+from txmq.core.consumers.plan_cleanup import EndLostLetters, SweepPlan
+from txmq.core.consumers.plan_steps import AdvancePlan
 from txmq.core.consumers.policies import FirePolicy, ReplayPolicy, SetPolicy, policy_of
 from txmq.core.events.consumers import Acked
 from txmq.core.events.outcome import Rejected

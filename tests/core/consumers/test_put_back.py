@@ -19,7 +19,8 @@ from txmq.core.consumers import fetch_planning, letter_views
 from txmq.core.consumers.commands import AbandonLetters, ResetPosition
 from txmq.core.consumers.letter_selection import LetterScan, LetterSelection
 from txmq.core.consumers.letter_views import list_letters
-from txmq.core.consumers.plan_steps import AdvancePlan, AdvanceReply, SweepPlan
+from txmq.core.consumers.plan_cleanup import SweepPlan
+from txmq.core.consumers.plan_steps import AdvancePlan, AdvanceReply
 from txmq.core.consumers.plans import CancelPlan, DeletePlan, StartPlan
 from txmq.core.events.outcome import Rejected
 from txmq.core.events.plans import PlanAdvanced

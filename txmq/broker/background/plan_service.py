@@ -12,20 +12,11 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from txmq.broker.background.plan_pace import PlanPace
-from txmq.core.consumers import plan_steps
+from txmq.core.consumers import plan_building, plan_cleanup, plan_steps
 from txmq.core.consumers.plan_abandoning import AbandonNextLetters
-from txmq.core.consumers.plan_steps import (
-    AddPlanLetters,
-    AdvancePlan,
-    AdvanceReply,
-    EndLostLetters,
-    FreezePlan,
-    LostReply,
-    PackPlan,
-    PackReply,
-    SweepPlan,
-    TidyPlan,
-)
+from txmq.core.consumers.plan_building import AddPlanLetters, FreezePlan, PackPlan, PackReply
+from txmq.core.consumers.plan_cleanup import EndLostLetters, LostReply, SweepPlan, TidyPlan
+from txmq.core.consumers.plan_steps import AdvancePlan, AdvanceReply
 from txmq.core.consumers.plans import DeletePlan, StartPlan
 from txmq.core.consumers.policies import is_own, replayable
 from txmq.core.events.outcome import Rejected
@@ -126,7 +117,7 @@ class PlanService:
         known, self._searched, before = self._searched, {}, self._counts
         self._counts = {}
         for plan in list(self._plans.by_name.values()):
-            why = plan_steps.what_may_be_lost(self._engine.state, plan)
+            why = plan_cleanup.what_may_be_lost(self._engine.state, plan)
             if why is None:
                 continue
             self._counts[plan.plan_id] = plan.counts.copy()
@@ -169,14 +160,14 @@ class PlanService:
         if plan.state is PlanState.DELETED:
             self._submit(plan, TidyPlan(plan.plan_id), self._tidied)
         elif plan.state is PlanState.BUILDING and plan.complete:
-            self._run(plan, plan_steps.manifest_digest(self._engine.state, plan), self._counted)
+            self._run(plan, plan_building.manifest_digest(self._engine.state, plan), self._counted)
         elif plan.state is PlanState.BUILDING and plan.selection:
             self._run(plan, self._next_places(_search(plan), ADDED_AT_ONCE), self._found)
         elif plan.state in RUNNING:
             self._advance(plan)
         elif plan.state is PlanState.ABANDONING:
             self._submit(plan, AbandonNextLetters(plan.plan_id), self._abandoned)
-        elif plan_steps.is_to_start(self._engine.state, plan):
+        elif plan_building.is_to_start(self._engine.state, plan):
             self._submit(plan, StartPlan(plan.name, plan.by), _ignore_start)
 
     def _advance(self, plan: Plan) -> None:

@@ -11,7 +11,7 @@ from txmq.broker.calls.operators import audited, operator_note
 from txmq.broker.calls.pages import Page, page_of
 from txmq.broker.calls.plan_checks import PlanChecks
 from txmq.broker.search.message_view import fit_entries
-from txmq.core.consumers import plan_abandoning, plan_steps, plan_views
+from txmq.core.consumers import plan_abandoning, plan_building, plan_views
 from txmq.core.consumers import plans as core
 from txmq.core.consumers.policies import ReplayPolicy, SetPolicy, policies, waits_for
 from txmq.core.events.outcome import Rejected
@@ -133,14 +133,14 @@ class PlanCalls:
         if refused := self._is_searching(args.name):
             call.answer(refused)
             return
-        command = plan_steps.AddPlanLetters(args.name, args.letters, numbers=args.numbers)
+        command = plan_building.AddPlanLetters(args.name, args.letters, numbers=args.numbers)
         self._submit(command, call.answer)
 
     def freeze(self, call: CallContext, args: wire.PlanOrder) -> None:
         if refused := self._is_searching(args.name):
             call.answer(refused)
             return
-        command = plan_steps.AddPlanLetters(args.name, (), complete=True)
+        command = plan_building.AddPlanLetters(args.name, (), complete=True)
         self._submit(audited("plan.freeze", _about(args.name), args, command), call.answer)
 
     def abandon(self, call: CallContext, args: wire.PlanAbandon) -> None:

@@ -7,7 +7,7 @@ puts letters back: each record moves the cursor over the next ones, in blocks or
 one. The reason is that of the order, and no record names a letter.
 
 From then on everybody sees them as abandoned. What is stored of each says so later
-(`plan_steps.decide_sweep`): to change it takes much longer than to pass it.
+(`plan_cleanup.decide_sweep`): to change it takes much longer than to pass it.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from txmq.core.state.plans import Plan
     from txmq.core.state.state import State
 
+ABANDONED_BLOCKS = 8  # of one record: up to 5 ms where letters have hundreds of errors
 NO_REASON = "letters cannot be abandoned or left without a reason"
 
 
@@ -94,7 +95,7 @@ def decide_leave(state: State, command: LeavePlan, now: int) -> Outcome | Reject
     if plan.state is not PlanState.PLANNED:
         message = f"letters cannot leave plan {plan.name!r}: it is {state_name(plan)}"
         return Rejected(Conflict, message, "cancel the plan: what it has not put back is free then")
-    group, why = state.groups.by_id[plan.group_id], command.reason[: plan_steps.MAX_REASON]
+    group, why = state.groups.by_id[plan.group_id], command.reason[: plans.MAX_REASON]
     left: list[SkippedLetter] = []
     for place in dict.fromkeys(command.letters):
         ref, row = failures.find_message(state, group, *place)
@@ -144,10 +145,7 @@ class _PassedLetters:
     @property
     def is_full(self) -> bool:
         """Return True if no more letters have room in the record."""
-        return (
-            self._looked_at >= plan_steps.STEP_LETTERS
-            or self._blocks >= plan_steps.ABANDONED_BLOCKS
-        )
+        return self._looked_at >= plan_steps.STEP_LETTERS or self._blocks >= ABANDONED_BLOCKS
 
     def takes(self, block: Block) -> bool:
         """Return True if none of the letters of a block has to be looked at."""

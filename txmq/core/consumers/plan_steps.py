@@ -1,110 +1,37 @@
-"""The background work of replay plans: freezing their letters, putting them back at a
-pace that a timer sets, and removing what deleted plans have left.
+"""The steps of a running plan: each puts its next letters back, and moves the cursor
+behind them.
 
-Each step is decided on the tables alone, and is one record. So a restart of the broker
-goes on where the last record ended.
+A timer sets the pace. Each step is decided on the tables alone, and is one record. So a
+restart of the broker goes on where the last record ended.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections import Counter
-from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from txmq.core.consumers import failures, key_fences
 from txmq.core.consumers.key_fences import FailureChanges
-from txmq.core.consumers.plans import find_plan, pause_of, start_of
-from txmq.core.consumers.policies import is_own
-from txmq.core.events.outcome import Appliers, Deciders, Outcome, Rejected
-from txmq.core.events.plans import (
-    NotPlanned,
-    PlanAbandonedSwept,
-    PlanAdvanced,
-    PlanFrozen,
-    PlanLettersAdded,
-    PlanLettersLost,
-    PlanMoved,
-    PlanPacked,
-    PlanPutBack,
-    PlanSwept,
-    PlanTidied,
-    SkippedLetter,
-)
+from txmq.core.consumers.plans import MAX_REASON, pause_of
+from txmq.core.events.outcome import Appliers, Deciders, Outcome
+from txmq.core.events.plans import PlanAdvanced, PlanMoved, PlanPutBack, SkippedLetter
 from txmq.core.state import failed_messages, failed_rows, passed_letters, plan_blocks, plan_letters
-from txmq.core.state.failed_rows import CLOSED
 from txmq.core.state.plan_blocks import Block, PlacedBlock
-from txmq.core.state.plan_letters import PlacedLetter, PlanLetter
+from txmq.core.state.plan_letters import PlacedLetter
 from txmq.core.state.plans import RUNNING, LetterOutcome, Plan, PlanState
-from txmq.errors import BadRequest, Conflict
 from txmq.model.units import SECOND
-from txmq.store import tables as t
 
 if TYPE_CHECKING:
-    from txmq.core.consumers.commands import TopicOffset
     from txmq.core.events.base import RecordContext
     from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
     from txmq.core.state.failed_rows import FailedMessage
     from txmq.core.state.state import State
-    from txmq.core.steps import Steps
 
 STEP_LETTERS = 500  # put back by one record, each by itself: about 7 ms
 STEP_BLOCKS = 32  # likewise: about 2 ms
-PACKED_LETTERS = 500  # of one record
-ABANDONED_BLOCKS = 8  # of one record: up to 5 ms where letters have hundreds of errors
-SWEPT_LETTERS = 64  # processed ones, of one record: about a millisecond
-SWEPT_ABANDONED = 100  # likewise, but each gets another row and other places: about 6 ms
-STEP_ROWS = 1_000  # read, added, changed or removed by one record
-READ_ROWS = 250  # by one step of the digest: about a millisecond
-MAX_REASON = 256  # characters
+STEP_ROWS = 1_000  # looked at by one record
 IN_HAND_US = 2 * SECOND  # within which members tell what they have processed
 DIED_AGAIN = "it was replayed since, and died again"
-
-
-class AddPlanLetters(NamedTuple):
-    """Add letters to a plan that is being built. Repeating the command is fine.
-
-    `damaged` are letters whose messages cannot be read, with the reason. `complete`:
-    there are no more; otherwise the search goes on at `scan`. `numbers` are those of
-    letters that the client has judged: one that died again since is skipped.
-    """
-
-    name: str
-    letters: tuple[TopicOffset, ...]
-    damaged: tuple[tuple[str, int, int, str], ...] = ()
-    scan: str = ""
-    complete: bool = False
-    numbers: tuple[int, ...] = ()
-
-
-class AddedReply(NamedTuple):
-    """Number of letters that were added, and of those that will be skipped; `refused`
-    are no failed messages.
-    """
-
-    added: int
-    skipped: int
-    refused: tuple[TopicOffset, ...]
-
-
-class PackPlan(NamedTuple):
-    """Pack the next letters of a plan that is about to be frozen."""
-
-    plan_id: int
-
-
-class PackReply(NamedTuple):
-    """`more`: other letters are left."""
-
-    more: bool
-
-
-class FreezePlan(NamedTuple):
-    """Fix the letters of a plan; `digest` is `manifest_digest`."""
-
-    plan_id: int
-    digest: str
 
 
 class AdvancePlan(NamedTuple):
@@ -115,152 +42,12 @@ class AdvancePlan(NamedTuple):
 
 
 class AdvanceReply(NamedTuple):
-    """Number of letters that were put back. `more`: there is more to do at once."""
+    """Number of letters that were put back, abandoned or swept. `more`: there is more
+    to do at once.
+    """
 
     letters: int
     more: bool = False
-
-
-class EndLostLetters(NamedTuple):
-    """End letters of a plan that were put back and will not be delivered: their topics
-    were deleted since, they wait for a dead letter of their key, or the log has lost
-    what became of them. `after` is the key of the letter to go on behind.
-    """
-
-    plan_id: int
-    after: bytes = b""
-
-
-class LostReply(NamedTuple):
-    """The key to go on behind; None = all letters were looked at."""
-
-    following: bytes | None = None
-
-
-class SweepPlan(NamedTuple):
-    """Remove rows of letters of a plan that are processed, or change those of abandoned
-    ones.
-    """
-
-    plan_id: int
-
-
-class TidyPlan(NamedTuple):
-    """Remove the next letters of a deleted plan."""
-
-    plan_id: int
-
-
-def manifest_digest(state: State, plan: Plan) -> Steps[str]:
-    """Return the digest of a plan's letters, in steps: SHA-256 over a line of JSON for
-    each, [topic, partition, offset], in the order of publication.
-    """
-    digest, after = hashlib.sha256(), b""
-    names: dict[int, str] = {}
-    while rows := list(islice(plan_letters.rows_of(state, plan.plan_id, after), READ_ROWS)):
-        lines: list[str] = []
-        for key, _row in rows:
-            _plan_id, _visible_at, topic_id, partition, offset = t.PLAN_LETTER_KEY.unpack(key)
-            name = names.get(topic_id)
-            if name is None:
-                name = names[topic_id] = json.dumps(state.topics_by_id[topic_id].name)
-            lines.append(f"[{name},{partition},{offset}]\n")
-        digest.update("".join(lines).encode())
-        after = rows[-1][0]
-        yield
-    return digest.hexdigest()
-
-
-def decide_add(state: State, command: AddPlanLetters, now: int) -> Outcome | Rejected:
-    del now
-    plan = find_plan(state, command.name)
-    if isinstance(plan, Rejected):
-        return plan
-    if plan.state is not PlanState.BUILDING or plan.complete:
-        if plan.complete and _has_all(state, plan, command.letters):
-            return Outcome(reply=AddedReply(0, 0, ()))
-        message = f"the letters of plan {plan.name!r} are fixed"
-        return Rejected(Conflict, message, "make another plan: txmq plan create")
-    if len(command.letters) + len(command.damaged) > STEP_ROWS:
-        message = f"{len(command.letters)} letters in one call are too many"
-        return Rejected(BadRequest, message, f"send at most {STEP_ROWS} in each call")
-    group = state.groups.by_id[plan.group_id]
-    damaged = {(topic, at, offset): why for topic, at, offset, why in command.damaged}
-    judged = dict(zip(command.letters, command.numbers, strict=False))
-    added: list[NotPlanned] = []
-    refused: list[TopicOffset] = []
-    for place in dict.fromkeys((*command.letters, *damaged)):
-        ref, row = failures.find_message(state, group, *place)
-        if ref is None or row is None:
-            refused.append(place)
-        elif not (plan.count(LetterOutcome.SKIPPED) or row.plan == plan.plan_id) or not _is_in(
-            state, plan, ref, row
-        ):
-            again = DIED_AGAIN if judged.get(place, row.number) != row.number else ""
-            why = _not_open(state, row) or again or damaged.get(place, "")
-            if not (why and is_own(state, plan)):  # which selects them again until it can
-                added.append((*ref, why[:MAX_REASON]))
-    skipped = sum(bool(why) for *_ref, why in added)
-    reply = AddedReply(len(added) - skipped, skipped, tuple(refused))
-    if not (added or command.complete or command.scan != plan.scan):
-        return Outcome(reply=reply)
-    scan = "" if command.complete else command.scan
-    event = PlanLettersAdded(plan.plan_id, tuple(added), scan, command.complete)
-    return Outcome((event,), reply)
-
-
-def _has_all(state: State, plan: Plan, letters: tuple[TopicOffset, ...]) -> bool:
-    """Return True if these letters were added before: the call is repeated."""
-    group = state.groups.by_id.get(plan.group_id)
-    found = [] if group is None else [failures.find_message(state, group, *at) for at in letters]
-    return len(found) == len(letters) and all(
-        ref is not None and row is not None and _is_in(state, plan, ref, row) for ref, row in found
-    )
-
-
-def _is_in(state: State, plan: Plan, ref: MessageRef, row: FailedMessage) -> bool:
-    key = plan_letters.key_of(plan.plan_id, row.visible_at, ref)
-    return plan_letters.get(state, key) is not None
-
-
-def _not_open(state: State, row: FailedMessage) -> str:
-    """Return why a plan cannot have this letter; "" = it can."""
-    return failures.closed_reason(row) or failures.held_reason(state, row)
-
-
-def decide_pack(state: State, command: PackPlan, now: int) -> Outcome:
-    del now
-    plan = state.plans.by_id.get(command.plan_id)
-    if plan is None or plan.state is not PlanState.BUILDING or not plan.complete:
-        return Outcome(reply=PackReply(more=False))
-    rows = plan_letters.rows_of(state, plan.plan_id, plan.packed)
-    keys = [key for key, _row in islice(rows, PACKED_LETTERS)]
-    if not keys:
-        return Outcome(reply=PackReply(more=False))
-    return Outcome((PlanPacked(plan.plan_id, keys[-1]),), PackReply(more=True))
-
-
-def decide_freeze(state: State, command: FreezePlan, now: int) -> Outcome:
-    del now
-    plan = state.plans.by_id.get(command.plan_id)
-    if plan is None or plan.state is not PlanState.BUILDING or not plan.complete:
-        return Outcome()
-    frozen = PlanFrozen(plan.plan_id, command.digest)
-    if _may_start(state, plan):
-        return Outcome((frozen, start_of(plan, plan.by)))
-    return Outcome((frozen,))
-
-
-def is_to_start(state: State, plan: Plan) -> bool:
-    """Return True if a frozen plan is to start by itself, and has not: the circuit
-    breaker was open, or the power failed between the two records.
-    """
-    return plan.state is PlanState.PLANNED and _may_start(state, plan)
-
-
-def _may_start(state: State, plan: Plan) -> bool:
-    wanted = plan.settings.start and not plan.waits_for_approval
-    return wanted and state.groups.by_id[plan.group_id].breaker is None
 
 
 def decide_advance(state: State, command: AdvancePlan, now: int) -> Outcome:
@@ -459,125 +246,6 @@ def reason_to_skip(
     return ""
 
 
-def what_may_be_lost(state: State, plan: Plan) -> tuple[int, ...] | None:
-    """Return numbers that change whenever other letters of the plan may be lost: put
-    back, and never to be delivered. None = no letter can be.
-    """
-    group = state.groups.by_id.get(plan.group_id)
-    if group is None or not plan.count(LetterOutcome.DELIVERED):
-        return None
-    deleted = sum(
-        state.topics_by_id[topic_id].deleted
-        for topic_id in {topic_id for topic_id, _partition in group.positions}
-    )
-    # letters of a group that skips dead letters have no fence
-    waits = plan.state not in RUNNING or room(plan) <= 0
-    may_wait = waits and group.ordered and group.letters > 0 and bool(group.fences)
-    if not (deleted or may_wait or state.lost_log_end):
-        return None
-    deaths = group.next_letter if may_wait else 0
-    return deleted, deaths, state.lost_log_end
-
-
-def decide_end_lost(state: State, command: EndLostLetters, now: int) -> Outcome:
-    del now
-    plan = state.plans.by_id.get(command.plan_id)
-    if plan is None or plan.state is PlanState.DELETED or what_may_be_lost(state, plan) is None:
-        return Outcome(reply=LostReply())
-    group = state.groups.by_id[plan.group_id]
-    found = list(islice(plan_letters.letters_of(state, plan.plan_id, command.after), STEP_ROWS))
-    lost = tuple(
-        (*placed.ref, placed.visible_at, why)
-        for placed in found
-        if placed.letter.outcome == LetterOutcome.DELIVERED
-        and (why := _reason_of_end(state, plan, group, placed.ref))
-    )
-    reply = LostReply(found[-1].key if len(found) == STEP_ROWS else None)
-    event = PlanLettersLost(plan.plan_id, plan.group_id, lost)
-    return Outcome((event,) if lost else (), reply)
-
-
-def _reason_of_end(state: State, plan: Plan, group: ConsumerGroup, ref: MessageRef) -> str:
-    """Return why a letter that was put back will not be delivered; "" = it will."""
-    if state.topics_by_id[ref[0]].deleted:
-        return "its topic was deleted"
-    row = failed_messages.get(state, group, ref)
-    if row is None or row.plan != plan.plan_id or row.kind in CLOSED:
-        return "the log has lost what became of it"
-    head = FailureChanges(state, group, 0).dead_head(ref, row.key_hash)
-    return "" if head is None else failures.behind(state, head)
-
-
-def decide_sweep(state: State, command: SweepPlan, now: int) -> Outcome:
-    del now
-    plan = state.plans.by_id.get(command.plan_id)
-    if plan is None or not plan.has_unswept:
-        return Outcome(reply=AdvanceReply(0))
-    if not plan.unswept:
-        return _sweep_abandoned(state, plan)
-    chunks: list[tuple[int, int, int]] = []
-    letters = 0
-    for chunk, count in plan.unswept.items():
-        if chunks and letters + count > SWEPT_LETTERS:
-            break
-        chunks.append(chunk)
-        letters += count
-    event = PlanSwept(plan.plan_id, plan.group_id, tuple(chunks))
-    return Outcome((event,), AdvanceReply(letters, more=len(chunks) < len(plan.unswept)))
-
-
-def _sweep_abandoned(state: State, plan: Plan) -> Outcome:
-    rows = plan_letters.rows_of(state, plan.plan_id, plan.swept, plan.abandoned)
-    keys = [key for key, _row in islice(rows, SWEPT_ABANDONED)]
-    cursor = keys[-1] if len(keys) == SWEPT_ABANDONED else plan.abandoned
-    event = PlanAbandonedSwept(plan.plan_id, plan.group_id, cursor)
-    return Outcome((event,), AdvanceReply(len(keys), more=cursor < plan.abandoned))
-
-
-def decide_tidy(state: State, command: TidyPlan, now: int) -> Outcome:
-    plan = state.plans.by_id.get(command.plan_id)
-    if plan is None or plan.state is not PlanState.DELETED:
-        return Outcome(reply=AdvanceReply(0))
-    if plan.has_unswept:  # it says what these are
-        swept = decide_sweep(state, SweepPlan(plan.plan_id), now)
-        return swept._replace(reply=AdvanceReply(0, more=True))
-    return Outcome((PlanTidied(plan.plan_id, STEP_ROWS),), AdvanceReply(0, more=True))
-
-
-def apply_added(state: State, event: PlanLettersAdded, context: RecordContext) -> None:
-    del context
-    plan = state.plans.by_id[event.plan_id]
-    group = state.groups.by_id[plan.group_id]
-    for topic_id, partition, offset, why in event.letters:
-        ref = (topic_id, partition, offset)
-        row = failed_messages.get(state, group, ref)
-        assert row is not None, "it was found"
-        key = plan_letters.key_of(plan.plan_id, row.visible_at, ref)
-        outcome = LetterOutcome.SKIPPED if why else LetterOutcome.PLANNED
-        plan_letters.add(state, plan, key, PlanLetter(outcome, row.number, why=why))
-        if not why:
-            failed_messages.set_plan(state, group, ref, row, plan.plan_id)
-    plan.scan, plan.complete = event.scan, event.complete
-    state.plans.dirty.add(plan.plan_id)
-
-
-def apply_packed(state: State, event: PlanPacked, context: RecordContext) -> None:
-    del context
-    plan = state.plans.by_id[event.plan_id]
-    group = state.groups.by_id[plan.group_id]
-
-    def open_letter(ref: MessageRef) -> FailedMessage | None:
-        return passed_letters.open_letter(state, group, ref, plan.plan_id)
-
-    plan_blocks.pack(state, plan, event.cursor, open_letter, keyed=group.ordered)
-
-
-def apply_frozen(state: State, event: PlanFrozen, context: RecordContext) -> None:
-    plan = state.plans.by_id[event.plan_id]
-    plan.digest, plan.changed_at = event.digest, context.stored_at
-    state.plans.set_state(plan, PlanState.PLANNED)
-
-
 def apply_advanced(state: State, event: PlanAdvanced | PlanPutBack, context: RecordContext) -> None:
     """Apply: the letters of `moves` have rows of retries. All others up to the cursor
     are retries because it has passed them: a PlanAdvanced has none of these, unless the
@@ -587,7 +255,9 @@ def apply_advanced(state: State, event: PlanAdvanced | PlanPutBack, context: Rec
     leave(state, plan, group, event.skipped, LetterOutcome.SKIPPED)
     for move in event.moves:
         topic_id, partition, offset, row = failed_rows.decode_move(move)
-        _set(state, plan, row.visible_at, (topic_id, partition, offset), LetterOutcome.DELIVERED)
+        _set_outcome(
+            state, plan, row.visible_at, (topic_id, partition, offset), LetterOutcome.DELIVERED
+        )
     key_fences.apply_changes(state, group, event.moves, event.fences, context.stored_at)
     if event.cursor > plan.cursor:
         _pass(state, plan, group, event.cursor, context.end)
@@ -611,12 +281,6 @@ def _pass(state: State, plan: Plan, group: ConsumerGroup, cursor: bytes, end: in
     passed_letters.put_back(state, group, plan.plan_id, passed, end)
 
 
-def apply_lost(state: State, event: PlanLettersLost, context: RecordContext) -> None:
-    del context
-    plan, group = state.plans.by_id[event.plan_id], state.groups.by_id[event.group_id]
-    leave(state, plan, group, event.letters, LetterOutcome.ENDED)
-
-
 def leave(
     state: State,
     plan: Plan,
@@ -628,10 +292,10 @@ def leave(
     for topic_id, partition, offset, visible_at, why in letters:
         ref = (topic_id, partition, offset)
         failed_messages.leave_plan(state, group, ref, plan.plan_id)
-        _set(state, plan, visible_at, ref, outcome, why)
+        _set_outcome(state, plan, visible_at, ref, outcome, why)
 
 
-def _set(
+def _set_outcome(
     state: State,
     plan: Plan,
     visible_at: int,
@@ -645,66 +309,10 @@ def _set(
     plan_letters.change(state, plan, key, letter._replace(outcome=outcome, why=why))
 
 
-def apply_swept(state: State, event: PlanSwept, context: RecordContext) -> None:
-    del context
-    plan = state.plans.by_id[event.plan_id]
-    for topic_id, partition, number in event.chunks:
-        letters = plan_letters.sweep(state, plan, (topic_id, partition, number))
-        passed_letters.sweep_letters(state, plan.plan_id, event.group_id, letters)
-
-
-def apply_abandoned_swept(state: State, event: PlanAbandonedSwept, context: RecordContext) -> None:
-    del context
-    plan = state.plans.by_id[event.plan_id]
-    refs: list[Any] = [
-        t.PLAN_LETTER_KEY.unpack(key)[2:]
-        for key, letter in plan_letters.rows_of(state, plan.plan_id, plan.swept, event.cursor)
-        if letter[0] == LetterOutcome.PLANNED
-    ]
-    passed_letters.sweep_abandoned(state, plan, event.group_id, refs)
-    plan.swept = event.cursor
-    state.plans.dirty.add(plan.plan_id)
-
-
-def apply_tidied(state: State, event: PlanTidied, context: RecordContext) -> None:
-    del context
-    plan = state.plans.by_id[event.plan_id]
-    for chunk in list(plan.unswept):  # the log has lost that they were swept
-        swept = plan_letters.sweep(state, plan, chunk)
-        passed_letters.sweep_letters(state, plan.plan_id, plan.group_id, swept)
-    group = state.groups.find(plan.group_id)
-    letters = list(islice(plan_letters.letters_of(state, plan.plan_id), event.most))
-    for placed in letters:
-        if group is not None and placed.letter.outcome == LetterOutcome.DELIVERED:
-            failed_messages.leave_plan(state, group, placed.ref, plan.plan_id)
-        elif plan.swept < placed.key <= plan.abandoned:  # likewise
-            passed_letters.sweep_abandoned(state, plan, plan.group_id, [placed.ref])
-        state.tables[t.PLAN_LETTERS].delete(placed.key)
-    if (
-        len(letters) < event.most
-        and plan_blocks.forget_all(state, plan, event.most)
-        and plan_letters.forget_done(state, plan, event.most)
-    ):
-        state.plans.remove(plan)
-
-
 DECIDERS: Deciders = {
-    AddPlanLetters: decide_add,
-    PackPlan: decide_pack,
-    FreezePlan: decide_freeze,
     AdvancePlan: decide_advance,
-    EndLostLetters: decide_end_lost,
-    SweepPlan: decide_sweep,
-    TidyPlan: decide_tidy,
 }
 APPLIERS: Appliers = {
-    PlanLettersAdded: apply_added,
-    PlanPacked: apply_packed,
-    PlanFrozen: apply_frozen,
     PlanAdvanced: apply_advanced,
     PlanPutBack: apply_advanced,
-    PlanLettersLost: apply_lost,
-    PlanSwept: apply_swept,
-    PlanAbandonedSwept: apply_abandoned_swept,
-    PlanTidied: apply_tidied,
 }

@@ -1,6 +1,8 @@
 """Replay plans: what operators order, and the life of a plan.
 
-`plan_steps` has the background work: freezing the letters, and putting them back.
+The background work is in modules of its own: `plan_building` collects and freezes the
+letters, `plan_steps` puts them back, `plan_abandoning` abandons them, and
+`plan_cleanup` removes what they leave.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 POLICY = "policy"  # author of the plans that policies make
 MAX_UNFINISHED = 100  # of all groups: each has a share of the broker's timer
+MAX_REASON = 256  # characters of why a plan, or a letter of it, is as it is
 MAX_PLANS = 1_100  # with the finished ones, which the broker deletes in time
 
 

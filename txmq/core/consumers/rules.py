@@ -22,6 +22,8 @@ from txmq.core.consumers import (
     letter_trials,
     membership,
     plan_abandoning,
+    plan_building,
+    plan_cleanup,
     plan_steps,
     plans,
     policies,
@@ -57,8 +59,10 @@ RULES = (
     group_redrives,
     letter_trials,
     plans,
-    plan_abandoning,
+    plan_building,
     plan_steps,
+    plan_abandoning,
+    plan_cleanup,
     policies,
 )
 
