@@ -118,14 +118,12 @@ class LetterScan:
         before = selection.died_before
         self._stop = LAST if before is None else PLACE.pack(before, 0, 0, 0, 0)
         states = dict.fromkeys(selection.states)
-        put_back, abandoned = has_put_back(state, group), has_abandoned(state, group)
-        if (LetterState.REPLAYING in states and put_back) or (
-            LetterState.ABANDONED in states and abandoned
-        ):
+        passed = _passed_states(state, group)
+        if passed & states.keys():
             states[LetterState.OPEN] = None  # where the letters that a plan has passed stay
         self._prefixes = [list(_prefixes(state, group, selection, at)) for at in states]
         # where the index has letters that plans have passed, cells tell what is open
-        self._skips = [*states] == [LetterState.OPEN] and (put_back or abandoned)
+        self._skips = [*states] == [LetterState.OPEN] and bool(passed)
         self._passed, self._sought = 0, -1  # letters in a row; a slot
         self.examined = 0
         self.text_read = 0  # characters of the errors of these letters
@@ -209,22 +207,17 @@ class LetterScan:
         return FoundLetter(ref, row) if matches(self._selection, name, row) else None
 
 
-def has_put_back(state: State, group: ConsumerGroup) -> bool:
-    """Return True if letters of the group may have been put back by plans, and have
-    neither ended nor failed since.
+def _passed_states(state: State, group: ConsumerGroup) -> set[LetterState]:
+    """Return the states of letters that the index may have among the open ones: plans
+    have passed them, and their rows have not changed since.
     """
-    return any(
-        plan.group_id == group.group_id and plan.count(LetterOutcome.DELIVERED)
-        for plan in state.plans.by_id.values()
-    )
-
-
-def has_abandoned(state: State, group: ConsumerGroup) -> bool:
-    """Return True if plans have abandoned letters of the group that are not swept."""
-    return any(
-        plan.group_id == group.group_id and plan.swept < plan.abandoned
-        for plan in state.plans.by_id.values()
-    )
+    found: set[LetterState] = set()
+    for plan in state.plans.by_id.values():
+        if plan.group_id == group.group_id and plan.count(LetterOutcome.DELIVERED):
+            found.add(LetterState.REPLAYING)
+        if plan.group_id == group.group_id and plan.swept < plan.abandoned:
+            found.add(LetterState.ABANDONED)
+    return found
 
 
 def _after(place: bytes) -> bytes:

@@ -29,7 +29,7 @@ from txmq.errors import BadRequest, Conflict
 if TYPE_CHECKING:
     from txmq.core.events.base import RecordContext
     from txmq.core.events.plans import SkippedLetter
-    from txmq.core.state.consumer_groups import ConsumerGroup, MessageRef
+    from txmq.core.state.consumer_groups import ConsumerGroup
     from txmq.core.state.plan_blocks import Block
     from txmq.core.state.plan_letters import PlacedLetter
     from txmq.core.state.plans import Plan
@@ -181,15 +181,7 @@ class _PassedLetters:
 def apply_abandoned(state: State, event: PlanLettersAbandoned, context: RecordContext) -> None:
     plan, group = state.plans.by_id[event.plan_id], state.groups.by_id[event.group_id]
     plan_steps.leave(state, plan, group, event.skipped, LetterOutcome.SKIPPED)
-    passed: list[MessageRef | PlacedBlock] = []
-    letters = 0
-    for one in plan_blocks.walk(state, plan, plan.cursor, event.cursor):
-        if isinstance(one, PlacedBlock):
-            passed.append(one)
-            letters += one.block.letters
-        elif one.letter.outcome == LetterOutcome.PLANNED:
-            passed.append(one.ref)
-            letters += 1
+    passed, letters = plan_blocks.untouched(state, plan, event.cursor)
     plan_blocks.remove_passed(state, plan, event.cursor)
     passed_letters.abandon(state, group, plan.plan_id, passed)
     plan.cursor = plan.abandoned = event.cursor

@@ -267,15 +267,7 @@ def _pass(state: State, plan: Plan, group: ConsumerGroup, cursor: bytes, end: in
     """Apply: put back what nothing has become of, up to the cursor, by a record that
     ends there in the log.
     """
-    passed: list[MessageRef | PlacedBlock] = []
-    letters = 0
-    for one in plan_blocks.walk(state, plan, plan.cursor, cursor):
-        if isinstance(one, PlacedBlock):
-            passed.append(one)
-            letters += one.block.letters
-        elif one.letter.outcome == LetterOutcome.PLANNED:
-            passed.append(one.ref)
-            letters += 1
+    passed, letters = plan_blocks.untouched(state, plan, cursor)
     plan.cursor = cursor
     plan_letters.count_passed(state, plan, letters, LetterOutcome.DELIVERED)
     passed_letters.put_back(state, group, plan.plan_id, passed, end)

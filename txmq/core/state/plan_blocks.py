@@ -230,6 +230,24 @@ def walk(
         yield from plan_letters.letters_of(state, plan.plan_id, after, last)
 
 
+def untouched(
+    state: State, plan: Plan, cursor: bytes
+) -> tuple[list[MessageRef | PlacedBlock], int]:
+    """Return the letters that the plan's cursor passes on its way to this key, without
+    those that have an outcome; and their number.
+    """
+    found: list[MessageRef | PlacedBlock] = []
+    letters = 0
+    for one in walk(state, plan, plan.cursor, cursor):
+        if isinstance(one, PlacedBlock):
+            found.append(one)
+            letters += one.block.letters
+        elif one.letter.outcome == LetterOutcome.PLANNED:
+            found.append(one.ref)
+            letters += 1
+    return found, letters
+
+
 def _blocks(
     state: State, plan_id: int, start: bytes, last: bytes | None = None
 ) -> Iterator[PlacedBlock]:
