@@ -67,10 +67,10 @@ class ArrowRows:
             raise too_large("message", largest, max_body)
         bodies, *optional = (cells_of(self.columns.column(name)) for name in COLUMNS)
         keys, tags, headers = (cells if cells.data else None for cells in optional)
-        bits = tag_filter(_texts(self.columns.column("tag"))) if tags else 0
+        tag_bits = tag_filter(_texts(self.columns.column("tag"))) if tags else 0
         return encode_cells(
             *(bodies, keys, tags, headers),
-            bits=bits,
+            tag_bits=tag_bits,
             producer_id=producer_id,
             epoch=0,
             sequence=sequence,

@@ -31,8 +31,7 @@ import numpy as np
 
 from tests.bench.data_directories import current_time, filling
 from tests.bench.letters import KEYS, PRINTS, SPAN, TRACEBACK
-from txmq.batch import encode_columns, verify
-from txmq.batch.cells import header_cell
+from txmq.batch import encode, verify
 from txmq.core.consumers.commands import JoinGroup, RequestedSettings
 from txmq.core.state import letter_index
 from txmq.core.state.failed_rows import FailedKind, FailedMessage
@@ -49,6 +48,7 @@ from txmq.core.state.state import State
 from txmq.core.topics.sends import StoreBatch
 from txmq.core.topics.topics import CreateTopic
 from txmq.model.keys import key_hash, partition_of
+from txmq.model.message import Message
 from txmq.store import tables as t
 from txmq.store.filesystem import RealFileSystem
 from txmq.store.index.lmdb_tables import DumpRow, LmdbTables
@@ -241,21 +241,15 @@ def letters_in(state: State, count: int, first_at: int, *, lean: bool = False) -
 
 def batches(count: int, *, lean: bool = False) -> Iterator[StoreBatch]:
     """Yield messages in batches; the partitions take turns."""
-    body, cells = b"{}" if lean else b"x" * 200, _header_cells()
+    body = b"{}" if lean else b"x" * 200
+    tenants = [None if lean else {"tenant": f"t{number}"} for number in range(TENANTS)]
     for number, start in enumerate(range(0, count, BATCH)):
-        rows = min(BATCH, count - start)
-        keys = [key_of(at).text for at in range(start, start + rows)]
-        data = encode_columns(
-            [body] * rows, keys, None, None if lean else cells[:rows],
-            producer_id=start.to_bytes(16), epoch=0, sequence=0, born_at=1,
-        )  # fmt: skip
+        messages = [
+            Message(body, key_of(start + row).text, headers=tenants[row % TENANTS])
+            for row in range(min(BATCH, count - start))
+        ]
+        data = encode(messages, producer_id=start.to_bytes(16), epoch=0, sequence=0, born_at=1)
         yield StoreBatch(TOPIC, 0, number % PARTITIONS, data, verify(data))
-
-
-def _header_cells() -> list[bytes]:
-    """Return the headers of a batch."""
-    cells = [header_cell({"tenant": f"t{number}"}) for number in range(TENANTS)]
-    return (cells * BATCH)[:BATCH]
 
 
 if __name__ == "__main__":

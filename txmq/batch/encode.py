@@ -1,6 +1,7 @@
-"""Encoding of batches: from messages, from columns (for volume), and of one message.
+"""Encoding of batches: from messages, from columns (for volume), from columns whose
+cells are encoded already, and of one message.
 
-All three give the same bytes for the same messages. A column is one `pack` of its
+All four give the same bytes for the same messages. A column is one `pack` of its
 offsets and one `join` of its cells. For a single message that would cost more than the
 rest of a send, so `pack_row` packs the whole batch with one struct.
 """
@@ -51,7 +52,7 @@ class _Rows(NamedTuple):
     bodies: Sequence[bytes]
     keys: Sequence[str | None] | None = None
     tags: Sequence[str | None] | None = None
-    headers: Sequence[Mapping[str, str] | bytes | None] | None = None
+    headers: Sequence[Mapping[str, str] | None] | None = None
     deliver_at: Sequence[int | datetime | None] | None = None
     expire_at: Sequence[int | datetime | None] | None = None
     delay: Sequence[float | timedelta | None] | None = None
@@ -81,11 +82,10 @@ def encode(
     return _encode(rows, (producer_id, epoch, sequence), born_at, codec)
 
 
-def encode_columns(  # noqa: PLR0913  # one for each column
+def encode_columns(  # one for each column
     bodies: Sequence[bytes],
     keys: Sequence[str | None] | None = None,
     tags: Sequence[str | None] | None = None,
-    header_cells: Sequence[bytes | None] | None = None,
     *,
     producer_id: bytes,
     epoch: int,
@@ -93,14 +93,11 @@ def encode_columns(  # noqa: PLR0913  # one for each column
     born_at: int | Sequence[int],
     codec: int = Codec.NONE,
 ) -> bytes:
-    """Return the batch of messages given as columns: a key and a tag for each body, and
-    its headers as a batch has them.
+    """Return the batch of messages given as columns: a key and a tag for each body.
 
     Raises as `encode` does.
     """
-    return _encode(
-        _Rows(bodies, keys, tags, header_cells), (producer_id, epoch, sequence), born_at, codec
-    )
+    return _encode(_Rows(bodies, keys, tags), (producer_id, epoch, sequence), born_at, codec)
 
 
 def encode_cells(  # noqa: PLR0913  # one for each column
@@ -109,7 +106,7 @@ def encode_cells(  # noqa: PLR0913  # one for each column
     tags: Cells | None = None,
     headers: Cells | None = None,
     *,
-    bits: int,
+    tag_bits: int,
     producer_id: bytes,
     epoch: int,
     sequence: int,
@@ -117,7 +114,7 @@ def encode_cells(  # noqa: PLR0913  # one for each column
     codec: int = Codec.NONE,
 ) -> bytes:
     """Return the batch of columns that are encoded already; None = all cells of a
-    column are empty. `bits` is the filter of the tags.
+    column are empty. `tag_bits` is the filter of the tags.
 
     The broker verifies the cells. Raises MessageTooLarge for a batch beyond the limit.
     """
@@ -130,7 +127,7 @@ def encode_cells(  # noqa: PLR0913  # one for each column
     return join_columns(
         (*key, *tag, *pairs, *body, births),
         (codec, columns, count, size, youngest),
-        bits,
+        tag_bits,
         _checked((producer_id, epoch, sequence)),
     )
 
@@ -296,10 +293,10 @@ def _texts(texts: Sequence[str | None] | None, kind: str, limit: int) -> Buffers
     return column_of(lengths, data)
 
 
-def _headers(headers: Sequence[Mapping[str, str] | bytes | None] | None) -> Buffers:
+def _headers(headers: Sequence[Mapping[str, str] | None] | None) -> Buffers:
     if headers is None or not any(headers):
         return ()
-    cells = [pairs if isinstance(pairs, bytes) else header_cell(pairs) for pairs in headers]
+    cells = list(map(header_cell, headers))
     return column_of(list(map(len, cells)), b"".join(cells))
 
 

@@ -126,11 +126,11 @@ class MessageRows:
         for start, end in batch_bounds(sizes, row_limit(self.messages, max_rows)):
             yield MessageRows(self.messages[start:end], self.births[start:end])
 
-    def row_keys(self) -> Sequence[str | None] | None:
+    def row_keys(self) -> list[str | None]:
         return [message.key for message in self.messages]
 
     def places(self, partitions: int, keyless: int) -> dict[int, list[int]]:
-        return places_by_partition(self.row_keys() or (), partitions, keyless)
+        return places_by_partition(self.row_keys(), partitions, keyless)
 
     def largest_body(self) -> int:
         return max(len(message.body) for message in self.messages)
