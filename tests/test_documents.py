@@ -13,6 +13,7 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 NAME = re.compile(r"`([a-z_/]+\.py):(\w+)`")
 ROW = re.compile(r"^\| [^|]+ \| [^|]+ \| ([^|]+) \| [^|]* \|$", re.MULTILINE)
+ALONE = re.compile(r"^- \[.*\]\((\S+)\)\.?\n(?!  )", re.MULTILINE)  # an entry without its line
 README_WORDS = 900
 
 
@@ -103,7 +104,8 @@ def numbering_errors(decisions: Path) -> list[str]:
     files = sorted(decisions.glob("[0-9]*.md"))
     numbers = [file.name[:4] for file in files]
     twice = [number for number in sorted(set(numbers)) if numbers.count(number) > 1]
-    listed = LINK.findall((decisions / "README.md").read_text("utf-8"))
+    page = (decisions / "README.md").read_text("utf-8")
+    listed = LINK.findall(page)
     return [
         *(f"number {number} is used twice" for number in twice),
         *(
@@ -116,10 +118,11 @@ def numbering_errors(decisions: Path) -> list[str]:
             for file in files
             if listed.count(file.name) != 1
         ),
+        *(f"the list does not say what {name} is about" for name in ALONE.findall(page)),
     ]
 
 
-def test_each_decision_has_a_number_of_its_own_and_is_listed_once() -> None:
+def test_each_decision_has_a_number_of_its_own_and_is_listed_once_with_a_line() -> None:
     assert numbering_errors(ROOT / "docs" / "decisions") == []
 
 
@@ -131,4 +134,5 @@ def test_wrong_numbers_of_decisions_are_found(tmp_path: Path) -> None:
         "number 0001 is used twice",
         "the title of 0001-another.md has another number",
         "the list has 0001-another.md 0 times",
+        "the list does not say what 0001-one.md is about",
     ]
