@@ -27,11 +27,11 @@ LISTED_MISSING: Final = 100
 
 
 class Failure(NamedTuple):
-    """Letters that failed alike; `classes` are counts."""
+    """Letters that failed alike, and one of their errors."""
 
     error_type: str
     fingerprint: str
-    error: str  # of the first of them
+    error: str
     letters: int
 
 
@@ -126,7 +126,7 @@ def summarize(letters: DataFrame, missing: MissingSummary, now: int) -> PlanSumm
     return summary_of([LetterCount(*row) for row in counts], failures, keys, samples, missing, now)
 
 
-def summary_of(  # one for each part
+def summary_of(
     counts: Iterable[LetterCount],
     failures: tuple[tuple[Failure, ...], tuple[int, int]],
     keys: Concentration,

@@ -160,7 +160,7 @@ class PlanService:
         if plan.state is PlanState.DELETED:
             self._submit(plan, TidyPlan(plan.plan_id), self._tidied)
         elif plan.state is PlanState.BUILDING and plan.complete:
-            self._run(plan, plan_building.manifest_digest(self._engine.state, plan), self._counted)
+            self._run(plan, plan_building.manifest_digest(self._engine.state, plan), self._pack)
         elif plan.state is PlanState.BUILDING and plan.selection:
             self._run(plan, self._next_places(_search(plan), ADDED_AT_ONCE), self._found)
         elif plan.state in RUNNING:
@@ -250,9 +250,6 @@ class PlanService:
         crashpoint("plan.after_add")
         if not isinstance(reply, Rejected) and plan.state is PlanState.BUILDING:
             self._begin(plan)
-
-    def _counted(self, plan: Plan, digest: str) -> None:
-        self._pack(plan, digest)
 
     def _pack(self, plan: Plan, digest: str) -> None:
         self._submit(plan, PackPlan(plan.plan_id), partial(self._packed, digest=digest))
