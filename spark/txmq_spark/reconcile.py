@@ -95,7 +95,7 @@ class ReconcileOptions(NamedTuple):
 
 
 class _Evidence(NamedTuple):
-    """What a reconciliation reads: inputs and frames of one moment."""
+    """Evidence that a reconciliation reads: inputs and frames of one moment."""
 
     spark: SparkSession
     options: ReconcileOptions

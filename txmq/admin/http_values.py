@@ -1,4 +1,4 @@
-"""What a handler of HTTP requests gets and gives: forms, replies and event streams."""
+"""Values that handlers of HTTP requests get and give: forms, replies, event streams."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Sink(Protocol):
 
 
 class Source(Protocol):
-    """What fills an event stream. `closed` is called once, whichever side ends it."""
+    """Source of an event stream. `closed` is called once, whichever side ends it."""
 
     def opened(self, sink: Sink) -> None: ...
     def closed(self) -> None: ...

@@ -1,4 +1,4 @@
-"""Where a request may come from, and which requests may change something.
+"""Checks of where a request comes from, and of whether it may change something.
 
 The browser that shows the console also shows pages of other sites. Therefore a request
 must name this machine as its host, so that DNS rebinding fails. It must not come from
@@ -27,7 +27,7 @@ HOST_HEADER = re.compile(
 
 
 class HttpAccess(NamedTuple):
-    """Who may send requests: the hosts that a Host header may name beside this machine,
+    """Rules for requests: the hosts that a Host header may name beside this machine,
     the scheme of our own origin, and the login.
 
     `log_in` gets the peer's host and the Authorization header, and returns the rights

@@ -276,7 +276,7 @@ class BrokerSettings(StrictModel):
 
 
 class LimitSettings(StrictModel):
-    """What clients may use up.
+    """Limits of what clients may use up.
 
     Beyond `unflushed_mib` on their way to the disk sends wait, and on a slow disk
     sooner. With 0 a peer may have three quarters of all connections.

@@ -40,7 +40,7 @@ PRODUCER = b"txmqaudt"  # of message ids, with the time when the topic was made
 
 
 class AuditEntry(NamedTuple):
-    """Who calls what, about what, and why. `about` is the key of the message.
+    """Call of an operator, and why it was made. `about` is the key of the message.
 
     `arguments` are those of the call, without contents of messages. `via` is "console"
     for calls of that.

@@ -1,4 +1,4 @@
-"""How many bytes may be on their way to the disk, judged by what earlier writes took.
+"""Budget of bytes on their way to the disk, judged by what earlier writes took.
 
 A write takes a fixed time and a time for each byte. Both come from a straight line
 through the sizes and times of recent writes. Decisions and acks wait for what is in the

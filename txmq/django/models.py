@@ -6,7 +6,7 @@ from django.db import models
 
 
 class Broker(models.Model):  # type: ignore[misc]  # Django has no types
-    """What waits at the brokers."""
+    """Model for the page of what waits at the brokers."""
 
     class Meta:
         """No table is made for it."""

@@ -45,7 +45,7 @@ class InvalidFilter(LocalProtocolError):
 
 
 class LetterFilter(NamedTuple):
-    """What a filter says: a group, None = it names none, and a selection."""
+    """Filter as values: a group, None = it names none, and a selection."""
 
     group: str | None
     select: dict[str, Any]
@@ -59,7 +59,7 @@ class _Term(NamedTuple):
 
 
 class _Wrong(ValueError):
-    """What is wrong with a value, and what to write."""
+    """Mistake in a value, and what to write instead."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -272,7 +272,7 @@ def _written(value: str) -> str:
 
 
 class Unfinished(NamedTuple):
-    """What is being typed: from `start` on, a value of `field`, or (None) a name."""
+    """Word that is being typed, from `start` on: a value of `field`, None = a name."""
 
     start: int
     field: str | None

@@ -13,7 +13,7 @@ MAX_LINES = 2_000  # comparing takes time with the square of their number
 
 
 class Version(NamedTuple):
-    """What an edit may change."""
+    """Parts of a message that an edit may change."""
 
     headers: Mapping[str, str]
     body: bytes

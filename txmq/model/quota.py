@@ -1,4 +1,4 @@
-"""What a user may use up."""
+"""Quotas: limits of what a user may use up."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ _SERVER_FINAL = re.compile(r"v=([A-Za-z0-9+/]{43}=)")
 
 
 class Verifier(NamedTuple):
-    """What a broker keeps of a password."""
+    """Verifier of a password: all that a broker keeps of it."""
 
     salt: bytes
     iterations: int

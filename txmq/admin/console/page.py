@@ -63,7 +63,7 @@ class View(NamedTuple):
 
 
 class Permission(NamedTuple):
-    """Whether the viewer may do something; `why` says what is missing."""
+    """Permission of the viewer to do something; `why` says what is missing."""
 
     allowed: bool
     why: str = ""

@@ -1,1 +1,1 @@
-"""Who may do what: the table of permissions that requests need, and logins."""
+"""Access: the table of permissions that requests need, and logins."""

@@ -54,7 +54,7 @@ log = structlog.get_logger()
 
 
 class Rights:
-    """What one user may do, as of now."""
+    """Rights of one user, as of now."""
 
     def __init__(self, guard: Guard, name: str, user: User) -> None:
         self.user = name

@@ -1,4 +1,4 @@
-"""What one user uses up, beside the user's quota.
+"""Meter of what one user uses up, beside the user's quota.
 
 A frame is judged once, whatever it holds. Decisions, acks, answers to check-backs and
 what keeps a member alive are never refused: work that has begun comes to its end.

@@ -44,8 +44,8 @@ class CallContext(NamedTuple):
 
     @property
     def reader(self) -> object:
-        """Whose long reads take turns with those of others: the connection, or the user
-        for whom this process asks.
+        """Reader whose long reads take turns with those of others: the connection, or
+        the user for whom this process asks.
         """
         return self.user if self.caller is None else self.caller
 

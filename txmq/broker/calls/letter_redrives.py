@@ -39,7 +39,7 @@ READ_PER_STEP = 256 << 10
 
 
 class _Page(NamedTuple):
-    """What one call copies; `rest` are fields of the reply that say what is left."""
+    """Letters that one call copies; `rest` are fields of the reply on what is left."""
 
     copies: tuple[WantedCopy, ...]
     epoch: int
@@ -48,7 +48,7 @@ class _Page(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """Where copies come from and go to."""
+    """Source and target of copies."""
 
     group: ConsumerGroup
     to: Topic

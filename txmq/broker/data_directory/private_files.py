@@ -1,4 +1,4 @@
-"""What other users of the machine may do to a data directory, and small text files that
+"""Access of other users of the machine to a data directory, and small text files that
 only its owner reads.
 """
 

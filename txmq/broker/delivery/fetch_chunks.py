@@ -1,4 +1,4 @@
-"""What a FETCH reply has of batches: whole ones, rows cut out of them, and runs."""
+"""Parts of batches in a FETCH reply: whole ones, rows cut out of them, and runs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""How fast groups with a limit may get messages in a second, and bytes of what lies far
-behind the end of the log: the disk has to read these.
+"""Paces of groups that have a limit: messages a second, and bytes a second of what lies
+far behind the end of the log. The disk has to read these.
 
 Counts are in memory. A group without limits costs one look-up for each fetch.
 """

@@ -31,7 +31,7 @@ log = structlog.get_logger()
 
 
 class MemberPlace(NamedTuple):
-    """Where a member runs, as it says: `version` is that of its program, `client` that
+    """Place of a member, as it says: `version` is that of its program, `client` that
     of its txmq.
     """
 

@@ -1,4 +1,4 @@
-"""Which connections may be there: of all, of one peer, and of those that nobody knows
+"""Limits of connections: of all, of those of one peer, and of those that nobody knows
 yet.
 """
 

@@ -50,7 +50,7 @@ class Transport(Protocol):
 
 
 class DiskPace(Protocol):
-    """How the disk keeps up (`txmq.broker.engine`)."""
+    """Pace of the disk (`txmq.broker.engine`)."""
 
     @property
     def is_behind(self) -> bool: ...
@@ -61,7 +61,7 @@ class DiskPace(Protocol):
 
 
 class UserRights(Protocol):
-    """What a user may do (`txmq.broker.access.guard`)."""
+    """Rights of a user (`txmq.broker.access.guard`)."""
 
     user: str
     roles: tuple[str, ...]

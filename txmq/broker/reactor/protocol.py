@@ -199,7 +199,7 @@ class ClientSession(Protocol):
 
     @property
     def _is_full(self) -> bool:
-        """Whether requests under way take all the memory that there is for them. Those
+        """True if requests under way take all the memory that there is for them. Those
         that wait for the disk have their own.
         """
         return self._shared.request_bytes - self._shared.sends.bytes >= REQUEST_BYTES
@@ -269,7 +269,7 @@ class ClientSession(Protocol):
 
     @cached_property
     def owner(self) -> str:
-        """Who shares what there is with others: the user, or else the host."""
+        """The user, or else the host, who shares with others what there is."""
         return self.rights.user if self.rights is not None else network_of(self.peer_host)
 
     @property

@@ -31,8 +31,8 @@ ELAPSED = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class MachineClocks(NamedTuple):
-    """What tells a broker the time: the wall clock in microseconds since the epoch, and
-    seconds of a clock that nobody sets. Tests give clocks that they move.
+    """Clocks of a broker: the wall clock in microseconds since the epoch, and seconds
+    of a clock that nobody sets. Tests give clocks that they move.
     """
 
     wall: Callable[[], int]

@@ -44,7 +44,7 @@ DELIVERED, PROCESSED = "delivered", "processed"
 
 
 class Known(NamedTuple):
-    """What is known of a message in a group: the lease and the member that have it
+    """State of a message in a group: the lease and the member that have it
     (0 = nobody), the attempts that count so far (None = unknown), and whether it is
     processed.
     """

@@ -19,7 +19,7 @@ CLASSES_HELP = "A class of errors, one of its base classes, or MODULE.*; can be 
 
 
 class ExhaustedPolicy(StrEnum):
-    """What becomes of a message after its last retry.
+    """Fate of a message after its last retry.
 
     With PARK and SKIP it is a dead letter; in an ordered group PARK keeps later
     messages of its key waiting. With BLOCK its retries never end.

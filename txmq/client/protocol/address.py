@@ -78,7 +78,7 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
-    """How a client checks the broker's certificate, and its own certificate.
+    """Check of the broker's certificate, and the client's own certificate.
 
     Without `ca` the system's authorities are trusted. `check_host` is off for
     `verify=ca`: any certificate of the authority will do.

@@ -1,4 +1,4 @@
-"""What operators did, from the audit topic, without I/O."""
+"""Changes that operators made, from the audit topic, without I/O."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PAGE = 1_000
 
 
 class AuditOptions(TypedDict, total=False):
-    """Which entries; an entry has all that is given.
+    """Selection of entries: each has all that is given.
 
     `call` is the name of a call, or its beginning such as "dlq."; `about` a thing such
     as "group:billing" or "plan:mend". `start` <= time < `end`.
@@ -27,7 +27,7 @@ class AuditOptions(TypedDict, total=False):
 
 
 class AuditEntry(NamedTuple):
-    """What an operator did. `messages` are the places of messages that were changed,
+    """Change by an operator. `messages` are the places of messages that were changed,
     `arguments` have no bodies. Times are microseconds.
     """
 

@@ -167,9 +167,9 @@ class LetterFile(NamedTuple):
 
 
 class LetterCopies(NamedTuple):
-    """What an import sends: letters of a file with the headers of their copies, and the
-    number of those that are damaged. `name` is that of its job: the same for the same
-    file and topic.
+    """Messages of an import: letters of a file with the headers of their copies, and
+    the number of those that are damaged. `name` is that of its job: the same for the
+    same file and topic.
     """
 
     copies: list[tuple[FileLetter, dict[str, str]]]

@@ -15,7 +15,7 @@ Place = tuple[str, int, int]  # topic, partition, offset
 
 
 class PlanOptions(TypedDict, total=False):
-    """How a plan puts its letters back; docs/operations/plans.md.
+    """Options of a plan: the way it puts its letters back; docs/operations/plans.md.
 
     `rate` is in letters per second, 0 = as fast as the broker can. With `start` the
     plan starts as soon as it may.

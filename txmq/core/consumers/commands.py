@@ -260,7 +260,7 @@ class AbandonLetters(NamedTuple):
 
 
 class StoredEntry(NamedTuple):
-    """What a consumer's store knows of one message.
+    """State of one message in a consumer's store.
 
     - `state` is "stored", "acked", "dead" or "returned".
     - `attempt` is the number of failed attempts that count, `due` (µs) when the store

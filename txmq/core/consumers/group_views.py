@@ -40,7 +40,7 @@ PARTITIONS_PER_STEP = 64  # between two looks at the clock
 
 
 class TopicLag(NamedTuple):
-    """What a group has processed of a topic, and what it has not.
+    """Progress of a group in a topic: what it has processed, and what it has not.
 
     `lag_ms` is the age of the oldest message that is not processed and has not failed;
     0 for topics none of whose partitions is among the `TIMED_PARTITIONS`.
@@ -53,7 +53,7 @@ class TopicLag(NamedTuple):
 
 
 class LogRow(NamedTuple):
-    """Where the log has a message: a batch, and its row there."""
+    """Place of a message in the log: a batch, and its row there."""
 
     position: int
     length: int

@@ -58,7 +58,7 @@ class Note(NamedTuple):
 
     @property
     def author(self) -> str:
-        """Who wrote it: `by` has the reason as well."""
+        """Author of the note: `by` has the reason as well."""
         return self.by.partition(":")[0]
 
 

@@ -54,7 +54,8 @@ class LetterSelection(NamedTuple):
 
 
 class ScanPosition(NamedTuple):
-    """Where a scan goes on: at the first letter whose place is not below `place`.
+    """Position of a scan, which goes on at the first letter whose place is not below
+    `place`.
 
     It leaves out letters with a number from `below` on, and those without a number that
     failed after `until`: they were not there when the scan began.

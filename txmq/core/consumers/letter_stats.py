@@ -47,7 +47,7 @@ Keep = Callable[[FoundLetter], bool]
 
 
 class Error(NamedTuple):
-    """What letters are grouped by."""
+    """Error by which letters are grouped."""
 
     fingerprint: str
     error_type: str

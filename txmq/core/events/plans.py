@@ -46,8 +46,8 @@ class PlanLettersAdded(NamedTuple):
 
 @event(146)
 class PlanPacked(NamedTuple):
-    """What putting back has to know of the next letters of a plan was packed in blocks,
-    up to the key `cursor` of table `plan_letters`.
+    """The next letters of a plan were packed in blocks, up to the key `cursor` of table
+    `plan_letters`: each has what putting them back has to know.
     """
 
     plan_id: int

@@ -68,7 +68,7 @@ MAX_SEEKS = 512  # in table `letter_cells`, to find the next slot: a few ms
 
 
 class Letter(NamedTuple):
-    """What the index knows of a message. `died_at` is the time of its first failure
+    """Message as the index knows it. `died_at` is the time of its first failure
     where it has not died.
     """
 

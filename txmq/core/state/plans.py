@@ -35,7 +35,7 @@ class PlanState(IntEnum):
 
 
 class LetterOutcome(IntEnum):
-    """What became of a letter of a plan; the numbers are on disk."""
+    """Outcome of a letter of a plan; the numbers are on disk."""
 
     PLANNED = 1  # nothing yet
     DELIVERED = 2  # put back, and not ended yet
@@ -66,7 +66,7 @@ TRANSITIONS: dict[PlanState, frozenset[PlanState]] = {
 
 
 class PlanSettings(NamedTuple):
-    """How a plan puts its letters back.
+    """Settings by which a plan puts its letters back.
 
     `rate` is in letters per second (0 = as fast as the broker can), reached after
     `ramp_s` seconds. The first `canary` letters are watched; with `hold` the plan waits

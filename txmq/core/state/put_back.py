@@ -26,7 +26,7 @@ NO_KEY = -(1 << 63)  # in the column of key hashes
 
 
 class PlainLetter(NamedTuple):
-    """What the ack of a letter has to know: its plan, the hash of its error, the time
+    """Letter as its ack has to know it: its plan, the hash of its error, the time
     slot of its death and, in an ordered group, the hash of its key.
     """
 

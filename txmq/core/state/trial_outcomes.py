@@ -1,4 +1,4 @@
-"""How trials of dead letters ended that are no failed messages any more."""
+"""Outcomes of trials whose dead letters are no failed messages any more."""
 
 from __future__ import annotations
 

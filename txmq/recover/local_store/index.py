@@ -57,7 +57,7 @@ class Index(Protocol):
 
 
 class OpenIndex(Protocol):
-    """How a store opens its index; `discard`: why the one that is there is no good."""
+    """Opening of a store's index; `discard`: why the one that is there is no good."""
 
     def __call__(self, store_id: UUID, *, discard: str) -> tuple[Index, str]:
         """Return the index, and why it was made anew (empty if it was not)."""

@@ -45,7 +45,7 @@ class LyingRecord(ValueError):
 
 
 class Row(NamedTuple):
-    """What the store knows of a message, beside its place.
+    """State of a message in the store, beside its place.
 
     Its record is at `position`, and has `size` bytes; `whole`: with the body. `chain`
     is the key's hash where the key's order matters. `run` and the place order what the

@@ -32,7 +32,7 @@ _EXPLICIT, _DOUBTFUL = 1, 2
 
 
 class NoteKind(IntEnum):
-    """What a note says."""
+    """Subject of a note."""
 
     DRAINED = 1
     SPLIT = 2

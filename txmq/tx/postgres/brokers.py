@@ -117,9 +117,9 @@ class DatabaseLease(NamedTuple):
 
 
 class KnownReports(NamedTuple):
-    """What is known of a broker's reports to a database: the number of the last one
-    that is stored, and at most how many of its directory may be. A process without a
-    directory, such as `txmq resolver`, knows no such bound.
+    """A broker's reports to a database, as far as they are known: the number of the
+    last one that is stored, and at most how many of its directory may be. A process
+    without a directory, such as `txmq resolver`, knows no such bound.
     """
 
     stored: int = 0

@@ -105,7 +105,7 @@ class Driver(Protocol):
 
     @property
     def awaits(self) -> bool:
-        """Whether it is one of asyncio; else it blocks."""
+        """True if it is one of asyncio; else it blocks."""
 
     @property
     def interruption(self) -> BaseException | None:
@@ -119,15 +119,15 @@ class Driver(Protocol):
 
     @property
     def tells_failed(self) -> bool:
-        """Whether `status` tells a failed transaction from an open one."""
+        """True if `status` tells a failed transaction from an open one."""
 
     @property
     def closed(self) -> bool:
-        """Whether the connection is closed, by its owner or by a failure."""
+        """True if the connection is closed, by its owner or by a failure."""
 
     @property
     def autocommit(self) -> bool:
-        """Whether a statement outside of a transaction commits by itself."""
+        """True if a statement outside of a transaction commits by itself."""
 
     @property
     def database(self) -> str:
@@ -135,19 +135,19 @@ class Driver(Protocol):
 
     @property
     def begun(self) -> bool:
-        """Whether the transaction is that of `begin`, until `restore`."""
+        """True if the transaction is that of `begin`, until `restore`."""
 
     @property
     def holds_begun(self) -> bool:
-        """Whether the driver itself takes the transaction of `begin` for open."""
+        """True if the driver itself takes the transaction of `begin` for open."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether the driver itself takes no transaction for open."""
+        """True if the driver itself takes no transaction for open."""
 
     @property
     def enlists(self) -> bool:
-        """Whether the connection's own COMMIT takes messages along: it is one of txmq's
+        """True if the connection's own COMMIT takes messages along: it is one of txmq's
         classes, with the attributes `enlisted` and `two_phase`.
         """
 

@@ -21,7 +21,7 @@ BODY_TEXT = -(-limits.MESSAGE // 3) * 4  # characters of the largest body in bas
 
 
 class Cursor(NamedTuple):
-    """Where the next page of a selection begins. On the wire it is 96 hexadecimal
+    """Beginning of the next page of a selection. On the wire it is 96 hexadecimal
     digits, which no client need understand.
     """
 

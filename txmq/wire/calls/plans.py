@@ -27,7 +27,7 @@ Outcome = Literal["planned", "delivered", "processed", "died_again", "skipped", 
 
 
 class PlanSettingsArgs(Args):
-    """How a plan puts its letters back (`core/state/plans.py`)."""
+    """Settings by which a plan puts its letters back (`core/state/plans.py`)."""
 
     rate: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] = 100.0
     ramp_s: Annotated[float, Field(ge=0, le=86_400 * 7, allow_inf_nan=False)] = 60.0

@@ -40,7 +40,7 @@ Entries = Annotated[tuple[Entry, ...], Field(max_length=MAX_ENTRIES)]
 
 
 class ConsumerStored(GenerationArgs):
-    """What a member's local store knows; without entries it asks for orders."""
+    """Report of a member's local store; without entries it asks for orders."""
 
     store: Token
     host: Annotated[str, StringConstraints(max_length=255)] = ""
@@ -92,6 +92,6 @@ class RecoverAdopt(OperatorArgs):
 
 
 class RecoverTell(RecoverAdopt):
-    """What a copy of a store knows."""
+    """Report of a copy of a store."""
 
     entries: Entries

@@ -32,7 +32,7 @@ Key = Annotated[str, StringConstraints(min_length=16, max_length=88), AfterValid
 
 
 class VerifierArgs(Args):
-    """What the broker keeps of a password; made by the client (`txmq.wire.scram`)."""
+    """Verifier of a password, made by the client (`txmq.wire.scram`)."""
 
     salt: Key
     iterations: Annotated[int, Field(ge=scram.MIN_ITERATIONS, le=scram.MAX_ITERATIONS)]

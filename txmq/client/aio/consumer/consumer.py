@@ -20,7 +20,7 @@ from txmq.model.message import ReceivedMessage
 
 
 class Done:
-    """What a call returns whose work is done: to await it takes no time."""
+    """Result of a call whose work is done: to await it takes no time."""
 
     def __await__(self) -> Generator[Any, None, None]:
         yield from ()

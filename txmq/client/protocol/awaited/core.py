@@ -1,4 +1,4 @@
-"""What coroutines of this folder need of a face: its requests, topics and clock."""
+"""Core of a face for the coroutines of this folder: its requests, topics and clock."""
 
 from __future__ import annotations
 

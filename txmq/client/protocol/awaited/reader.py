@@ -1,4 +1,4 @@
-"""What a reader without a group does on an event loop, of asyncio or Twisted's.
+"""Readers without a group on an event loop, of asyncio or Twisted's.
 
 `txmq.client.protocol.reader` has the requests and the positions. Each reader has a
 connection of its own.

@@ -1,4 +1,4 @@
-"""What a member of a consumer group does on an event loop, of asyncio or Twisted's."""
+"""Members of a consumer group on an event loop, of asyncio or Twisted's."""
 
 from __future__ import annotations
 

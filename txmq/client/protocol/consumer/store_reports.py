@@ -1,4 +1,4 @@
-"""What a member tells its broker of the local store of one topic: `consumer.stored`.
+"""Reports of a member to its broker of the local store of one topic: `consumer.stored`.
 
 After each join everything untold goes before the first fetch, so that the broker does
 not deliver what the store has. Then everything is told once more in pages: the broker
@@ -45,7 +45,7 @@ class Verdict(NamedTuple):
 
 
 class Telling(Enum):
-    """How far the store has been told since the last join."""
+    """Progress of the reports of a store since the last join."""
 
     UNTOLD = auto()  # what the broker does not know goes first; no fetch before
     AGAIN = auto()  # everything is told once more

@@ -34,7 +34,7 @@ Headers = Mapping[str, str] | None
 
 
 class OperationKind(NamedTuple):
-    """How the conventions see an operation: its type, and the kind of its span."""
+    """Operation as the conventions see it: its type, and the kind of its span."""
 
     type: str
     span: SpanKind
@@ -76,7 +76,7 @@ class BufferedSend(Protocol):
 
 
 class Telemetry:
-    """Where a client's spans and metrics go: `txmq.connect(url, telemetry=…)`.
+    """Providers for a client's spans and metrics: `txmq.connect(url, telemetry=…)`.
 
     By default to the providers that the program has set with OpenTelemetry's API.
     """

@@ -23,7 +23,7 @@ Reply_co = TypeVar("Reply_co", covariant=True)
 
 
 class Sends(Protocol[R_co]):
-    """What sends one message: a client or a transaction."""
+    """Sender of one message: a client or a transaction."""
 
     def send(
         self,

@@ -97,7 +97,7 @@ class Psycopg2Driver:
             raise DatabaseUnavailable("the connection is closed", hint="open another one")
 
     def require_joinable(self) -> None:
-        """Whoever has begun the transaction, psycopg2 lets the block end it."""
+        """Refuse nothing: the block may end any transaction, whoever has begun it."""
 
     @contextmanager
     def noted(self) -> Iterator[list[str]]:
@@ -290,7 +290,7 @@ def _text(query: object, cursor: extensions.cursor) -> str:
 
 
 class _Info(extensions.ConnectionInfo):
-    """What psycopg2 tells of a connection, and whether messages wait for its commit.
+    """Connection as psycopg2 tells of it, and whether messages wait for its commit.
 
     A pool asks it whether to roll back what it is given. Without that the messages of a
     user who has executed nothing would go along with the commit of the next one.

@@ -349,7 +349,7 @@ def watched(base: Any) -> Any:  # noqa: ANN401  # mypy takes no cursor for hasha
 
 
 class _Enlisting:
-    """What connections of both kinds have that take messages along."""
+    """Common part of both kinds of connections that take messages along."""
 
     enlisted: Any = None
     two_phase = False  # between tpc_begin() and the end
