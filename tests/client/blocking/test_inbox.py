@@ -338,6 +338,33 @@ def test_a_group_is_rewound_to_the_end_of_a_restored_inbox(
         assert applied(connection, position).ranges == ((0, 8),)
 
 
+def test_restored_messages_of_an_ordered_group_come_before_later_ones_of_their_keys(
+    client: Client, connect: Callable[[], Connection]
+) -> None:
+    """Whoever opens the partition, a handler or the upkeep of the inbox."""
+    topic, group = fresh("t"), fresh("g")
+    client.call("topic.create", name=topic, partitions=1)
+    send(client, topic, 9)
+    with consumer_of(client, group, topic, mode="ordered") as consumer:
+        run(consumer, connect)
+    with closing(connect()) as connection, connection, connection.cursor() as cursor:
+        cursor.execute("DELETE FROM effects")
+        cursor.execute("ALTER TABLE effects ADD COLUMN number serial")
+        for table in ("txmq_inbox", "txmq_inbox_recent"):
+            cursor.execute(f"DELETE FROM public.{table} WHERE grp = %s", (group,))
+    later = [Message(f"n{number:02}".encode(), f"k{number % 3}") for number in range(9)]
+    client.send_batch(topic, later)
+
+    with consumer_of(client, group, topic, mode="ordered") as consumer:
+        run(consumer, connect, threads=2)
+    with closing(connect()) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT body FROM effects ORDER BY number")
+        found = [body for (body,) in cursor.fetchall()]
+    for key in range(3):
+        own = [body for body in found if int(body[1:]) % 3 == key]
+        assert own == [f"{letter}{number:02}" for letter in "mn" for number in range(key, 9, 3)]
+
+
 def test_a_dead_letter_takes_no_effect_until_it_is_replayed(
     client: Client, connect: Callable[[], Connection]
 ) -> None:

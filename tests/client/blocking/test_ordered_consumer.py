@@ -146,3 +146,31 @@ def test_a_dead_letter_parks_its_key_and_no_other(
     consumer.run(handle, threads=2, idle_exit=2.0)
     assert sorted(handled) == [b"0", b"1", b"2", b"3", b"5", b"7"]
     wait_until(lambda: shown(client, group)["parked"] == 2, what="the key is parked")
+
+
+def test_a_consumer_leaves_its_group_where_it_is_closed_while_it_joins_anew(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    client.call("topic.create", name=topic, partitions=1)
+    client.send(topic, b"0", key="a")
+    consumer = client.consumer(group, [topic], mode="ordered")
+    message = consumer.receive(WAIT_S)
+    assert message is not None
+    [member] = consumer._members.members
+    connect, away, over = member.thread._connect, threading.Event(), threading.Event()
+
+    def connect_later(deadline: float) -> Connection:
+        away.set()
+        assert over.wait(WAIT_S)
+        return connect(deadline + WAIT_S)
+
+    monkeypatch.setattr(member.thread, "_connect", connect_later)
+    member.give_back([message], rejoin=True)
+    assert away.wait(WAIT_S)
+    closing = threading.Thread(target=consumer.close)
+    closing.start()
+    wait_until(lambda: member.member._leaving, WAIT_S)
+    over.set()
+    closing.join(WAIT_S)
+    assert shown(client, group)["members"] == 0, "nobody waits for the end of its session"

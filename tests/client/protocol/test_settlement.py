@@ -235,6 +235,37 @@ def test_no_message_on_its_way_overtakes_one_that_is_given_back(
     assert scripted.member.needs_reconnect is (mode == "ordered")
 
 
+def test_a_member_that_joins_anew_delivers_nothing_before_and_wakes_its_driver() -> None:
+    scripted = ScriptedMember("ordered").joined().fetched(chunk(*keyed("ab")))
+    [first] = scripted.receive()
+    scripted.requests()
+    assert (scripted.member.wake_at() or 0.0) > scripted.now
+    scripted.operations.give_back(first, scripted.now, rejoin=True)
+    assert scripted.member.wake_at() == 0.0
+    assert scripted.receive(5) == [], "the broker has b1 behind others of its key, perhaps"
+
+
+def test_a_broker_is_not_away_whose_connection_a_member_has_ended_to_join_anew() -> None:
+    scripted = ScriptedMember("ordered").joined().fetched(chunk(*keyed("a")))
+    [first] = scripted.receive()
+    scripted.operations.give_back(first, scripted.now, rejoin=True)
+    scripted.member.leave()
+    scripted.disconnect()
+    assert not scripted.member.away
+    scripted.joined(generation=2)
+    assert scripted.request_names() == ["consumer.leave"]
+    scripted.disconnect()
+    assert scripted.member.away
+
+
+def test_a_broker_is_away_where_a_member_cannot_join_anew() -> None:
+    scripted = ScriptedMember("ordered").joined()
+    scripted.member.rejoin()
+    for away in (False, True):
+        scripted.disconnect()
+        assert scripted.member.away is away
+
+
 def test_a_postponed_message_is_settled_and_did_not_fail() -> None:
     scripted = ScriptedMember().joined().fetched(chunk("a"))
     [message] = scripted.receive()

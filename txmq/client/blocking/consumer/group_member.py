@@ -234,6 +234,12 @@ class ThreadedMember(MemberState):
             self.changed.notify_all()
             self.thread.poke()
 
+    def rejoin(self) -> None:
+        """Join the group anew, and deliver nothing before."""
+        with self.changed:
+            self.member.rejoin()
+            self.thread.poke()
+
     def pause(self, topics: Sequence[str], *, paused: bool) -> None:
         with self.changed:
             self.member.pause(topics, paused=paused)
@@ -295,6 +301,4 @@ class ThreadedMember(MemberState):
         """Return whether there is nothing left to send. A broker that is away need not
         get the leave request.
         """
-        return self._is_over or (
-            self.member.phase is MemberPhase.AWAY and self.member.idle_without_broker
-        )
+        return self._is_over or (self.member.away and self.member.idle_without_broker)

@@ -58,6 +58,7 @@ class InboxMember(Protocol):
     def membership(self) -> Membership | None: ...
     @property
     def stats(self) -> ConsumerStats: ...
+    def rejoin(self) -> None: ...
 
 
 Call = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
@@ -76,6 +77,7 @@ class InboxOpenings:
         self._member, self._call_broker, self._sleep = member, call, sleep
         self._open: set[Position] = set()
         self._server: Server | None = None  # that of the last look
+        self._restored: dict[Position, int] = {}  # messages, until the member joins anew
         self._rejoined = 0  # the count of joins before these were opened
         self.lost: dict[Position, str] = {}
 
@@ -129,12 +131,15 @@ class InboxOpenings:
         """
         rejoined = self._member.stats.rejoined
         if rejoined != self._rejoined:
-            self._open = set()
+            self._open, self._restored = set(), {}
             self._rejoined = rejoined
         return self._open
 
     async def open_position(self, driver: Driver, position: Position, topic: str) -> int:
         """Open a position, if it is not, and return the number of restored messages.
+
+        In an ordered group the member joins anew then, and the position is not open
+        before: what the member has of it would precede what was restored.
 
         Raises DatabaseError, InboxMismatch, and RequestRejected where the group, the
         topic or the epoch is another one by now.
@@ -142,8 +147,15 @@ class InboxOpenings:
         opened = self._of_this_run()
         if position in opened:
             return 0
+        if position in self._restored:
+            return self._restored[position]
         restored = await self._compare(driver, position, topic)
-        opened.add(position)
+        if restored and self._member.settings.ordered:
+            self._of_this_run()
+            self._restored[position] = restored
+            self._member.rejoin()
+        else:
+            opened.add(position)
         return restored
 
     async def _compare(self, driver: Driver, position: Position, topic: str) -> int:

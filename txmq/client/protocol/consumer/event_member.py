@@ -139,6 +139,11 @@ class EventMember(MemberState):
             self.operations.give_back(message, self.now(), rejoin=rejoin)
         self.step_soon()
 
+    def rejoin(self) -> None:
+        """Join the group anew, and deliver nothing before."""
+        self.member.rejoin()
+        self.step_soon()
+
     def pause(self, topics: Sequence[str], *, paused: bool) -> None:
         self.member.pause(topics, paused=paused)
         self.step_soon()

@@ -110,6 +110,7 @@ class Member:
         self.failure: TxmqError | None = None
         self.needs_reconnect = False
         self.closing = False  # nothing more is delivered
+        self._rejoining = False  # it has ended its connection by itself
         self._instance, self._owner = instance, owner
         self._leaving = self._leave_sent = False
         self._heartbeat_in_flight = self._stale = False
@@ -181,6 +182,7 @@ class Member:
         """End with the connection. Answers to what is in flight will not come."""
         if self.phase is MemberPhase.GONE:
             return
+        self._rejoining &= self.phase is not MemberPhase.AWAY  # else that attempt has failed
         self.phase = MemberPhase.AWAY
         self._heartbeat_in_flight = self._stale = self._leave_sent = False
         self._first.clear()
@@ -217,10 +219,12 @@ class Member:
 
     def rejoin(self) -> None:
         """Join anew, on another connection. The broker delivers what this member does
-        not claim, in order, and nothing that was on its way counts any more.
+        not claim, in order, and nothing that was on its way or waits here counts any
+        more.
         """
-        # at the end nothing more is delivered
-        self.needs_reconnect = self.needs_reconnect or not self.closing
+        if not self.closing:  # at the end nothing more is delivered
+            self.needs_reconnect = self._rejoining = True
+            self.queue.drop_ready()
 
     def leave(self) -> None:
         """Leave the group once the broker has confirmed everything.
@@ -229,6 +233,11 @@ class Member:
         """
         self.close()
         self._leaving = True
+
+    @property
+    def away(self) -> bool:
+        """True while the broker is, as far as is known."""
+        return self.phase is MemberPhase.AWAY and not self._rejoining
 
     @property
     def idle(self) -> bool:
@@ -269,7 +278,9 @@ class Member:
         """Return when the driver is to ask for requests, if nothing else happens
         before; None: at no time.
         """
-        if self.phase is not MemberPhase.SERVING or self.needs_reconnect:
+        if self.needs_reconnect:
+            return 0.0  # to end the connection
+        if self.phase is not MemberPhase.SERVING:
             return 0.0 if self._first else None
         due = self.settlement.due_at()
         if due is None and self.may_fetch():
@@ -334,7 +345,7 @@ class Member:
         self.stats.rejoined += self.membership is not None
         joined = reply.membership(self._instance)
         self._move_to(joined, now)
-        self.phase = MemberPhase.SERVING
+        self.phase, self._rejoining = MemberPhase.SERVING, False
         if self.recovery is not None:
             self.recovery.joined(joined)
         self._next_heartbeat = now if self.fetcher.paused else now + joined.heartbeat_s

@@ -105,7 +105,7 @@ class ReactorMember(EventMember):
         get the leave request.
         """
         return self.member.phase is MemberPhase.GONE or (
-            self._link is None and self.member.idle_without_broker
+            self.member.away and self.member.idle_without_broker
         )
 
     async def abandon(self) -> None:

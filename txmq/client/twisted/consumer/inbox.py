@@ -28,6 +28,7 @@ from txmq.client.protocol.consumer.stats import ConsumerStats
 from txmq.client.twisted.consumer.group_member import ReactorMember
 from txmq.client.twisted.consumer.members import ReactorMembers
 from txmq.client.twisted.consumer.runner import Run
+from txmq.client.twisted.protocols import Reactor
 from txmq.model.message import ReceivedMessage
 
 if TYPE_CHECKING:
@@ -68,9 +69,9 @@ class BridgedMember:
     Requests to the broker go through the blocking client.
     """
 
-    def __init__(self, member: ReactorMember) -> None:
+    def __init__(self, member: ReactorMember, reactor: Reactor) -> None:
         """To be called on the reactor's thread."""
-        self._member = member
+        self._member, self._reactor = member, reactor
         self.settings = member.settings
         self.core: BlockingCore = core_of(member.core.blocking)
 
@@ -94,6 +95,9 @@ class BridgedMember:
     def stats(self) -> ConsumerStats:
         return self._member.stats
 
+    def rejoin(self) -> None:
+        self._reactor.callFromThread(self._member.rejoin)
+
 
 class ThreadBridge:
     """The members of a consumer on the reactor, for threads.
@@ -105,7 +109,7 @@ class ThreadBridge:
         """To be called on the reactor's thread."""
         self._members, self._reactor = members, members.reactor
         self.settings = members.settings
-        self.members = tuple(map(BridgedMember, members.members))
+        self.members = tuple(BridgedMember(one, members.reactor) for one in members.members)
 
     @property
     def closed(self) -> bool:
