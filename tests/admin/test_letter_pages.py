@@ -46,6 +46,15 @@ def test_groups_with_letters_lead_to_their_letters_by_error(console: ConsoleInMe
     assert "bees" in page.text
 
 
+def test_a_list_shows_what_went_wrong_and_not_where_a_traceback_begins() -> None:
+    office = Office(1)
+    office.kill(1, "Traceback (most recent call last):\n  File x.py\nB: order {} is gone\n")
+    page = ConsoleInMemory(office.broker).get("/letters/g")
+    assert "B order 1 is gone" in page.text
+    assert "B no 0 here" in page.text
+    assert "Traceback" not in page.text
+
+
 @pytest.mark.parametrize(
     ("written", "expected"),
     [

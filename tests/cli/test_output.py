@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from txmq.cli.output import Columns, Output, format_cell
-from txmq.cli.rows import last_line
+from txmq.model.tracebacks import last_line
 from txmq.cli.status_line import StatusLine
 from txmq.errors import InDoubt, Throttled, TxmqError, UnknownTopic
 from txmq.model.printable import escape_unprintable

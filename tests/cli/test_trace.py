@@ -324,3 +324,14 @@ def test_a_message_that_was_processed_is_not_behind_the_fence_of_its_key() -> No
     ]
     text = "since then; now t/0/7 is dead, 1 parked behind it"
     assert fenced == [("t/0/7", text), ("t/0/8", text)]
+
+
+def test_a_failure_is_told_by_its_error_and_not_by_a_note_behind_it() -> None:
+    traceback = "Traceback (most recent call last):\nValueError: 12,50\n(attempt 2 of 2 in place)\n"
+    attempt = {"at": 5, "attempt": 1, "consumer": "a", "error_type": "ValueError"}
+    group = {"group": "g", "state": "over", "history": [attempt | {"error_text": traceback}]}
+    message = {"topic": "t", "partition": 0, "offset": 6, "state": "published"}
+    told = events_of([message | {"life": {"groups": [group]}}])
+    assert [event.text for event in told if event.what == "failed"] == [
+        "attempt 1: ValueError: 12,50"
+    ]

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from base64 import b64decode, b64encode
 from collections.abc import Iterable
 from typing import Any
-
-IN_PLACE = re.compile(r"\(attempt \d+ of \d+ in place\)")
 
 
 def with_places(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -32,12 +29,3 @@ def body_fields(body: bytes) -> dict[str, str]:
         return {"body": body.decode()}
     except UnicodeDecodeError:
         return {"body_base64": b64encode(body).decode()}
-
-
-def last_line(text: str) -> str:
-    """Return the last line of a traceback, which is the error itself.
-
-    A note about attempts in place may stand behind it.
-    """
-    lines = (line.strip() for line in reversed(text.splitlines()))
-    return next((line for line in lines if line and not IN_PLACE.fullmatch(line)), "")

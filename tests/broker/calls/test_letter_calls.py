@@ -43,7 +43,7 @@ class Office:
         )
         self.kill(number)
 
-    def kill(self, number: int) -> None:
+    def kill(self, number: int, text: str = "no {} here") -> None:
         for at in range(self.number, self.number + number):
             headers = {"tenant": "blue" if at % 5 else "red"} if at % 2 else None
             self.send(Message(b"x" * 10, f"k{at % 7}", headers=headers))
@@ -53,7 +53,7 @@ class Office:
         for at in range(self.number - number, self.number):
             error: dict[str, Any] = {
                 "type": "B" if at % 10 < 2 else "A",
-                "text": f"no {at} here",
+                "text": text.format(at),
                 "bases": [],
             }
             error["fingerprint"] = f"f{at % 4}"

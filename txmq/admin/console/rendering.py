@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup, escape
 
+from txmq.model.tracebacks import last_line
 from txmq.model.units import SECOND
 
 if TYPE_CHECKING:
@@ -111,6 +112,11 @@ def moment(value: int | None) -> Markup:
     return Markup('<time datetime="{}">{}</time>').format(text.replace(" UTC", "Z"), text)
 
 
+def gist(text: str, kind: str) -> str:
+    """Return what a text of an error says, for a row that has the type already."""
+    return last_line(text).removeprefix(f"{kind}: ")
+
+
 def setting(value: object) -> str:
     """Return the value of a setting as its file has it; a dash for none."""
     if value is None or value == "":
@@ -136,7 +142,7 @@ class Templates:
         )
         self._environment.filters |= {
             each.__name__: each
-            for each in (exact, number, size, span_us, span_ms, instant, moment, setting)
+            for each in (exact, number, size, span_us, span_ms, instant, moment, gist, setting)
         }
 
         def ago(value: int | None) -> Markup:

@@ -26,12 +26,13 @@ from txmq.cli.options import Group, NextPage, Operator, Reason, Yes
 from txmq.cli.output import FAILED, Output
 from txmq.cli.parsers import parse_name
 from txmq.cli.replay_plans import replay_all
-from txmq.cli.rows import last_line, with_decoded_body, with_places
+from txmq.cli.rows import with_decoded_body, with_places
 from txmq.client.protocol.call_steps import run_calls
 from txmq.client.protocol.letter_changes import portion_steps, portions_of
 from txmq.client.protocol.life_events import what_is_known
 from txmq.client.protocol.lives import letter_delivery_steps
 from txmq.model.letter_filter import format_filter
+from txmq.model.tracebacks import last_line
 
 app = typer.Typer(
     name="dlq", no_args_is_help=True, help="List, count, edit, replay and abandon dead letters."

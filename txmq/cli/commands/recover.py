@@ -31,8 +31,8 @@ from txmq.cli.local_recovery import (
 from txmq.cli.options import DEFAULT_BROKER, Bodies, BrokerUrl, Operator, Reason, Yes
 from txmq.cli.output import FAILED, Output, format_time
 from txmq.cli.parsers import MessagePlace, parse_place, parse_span, parse_store_id
-from txmq.cli.rows import last_line
 from txmq.errors import Conflict, ForeignStore, StoreError
+from txmq.model.tracebacks import last_line
 
 if TYPE_CHECKING:
     from txmq.recover.local_store import StoreIdentity

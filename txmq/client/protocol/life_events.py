@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from txmq.model.tracebacks import last_line
+
 Fields = Mapping[str, Any]
 
 
@@ -89,9 +91,9 @@ def _of_group(name: str, group: Fields) -> Iterator[LifeEvent]:
     who = str(group["group"])
     for attempt in group.get("history", ()):
         error = attempt["error_type"] or "no error was given"
-        last = str(attempt["error_text"]).strip().splitlines()[-1:]
-        known = [] if last and last[0].startswith(error) else [error]
-        text = ": ".join([f"attempt {attempt['attempt']}", *known, *last])
+        last = last_line(str(attempt["error_text"]))
+        known = () if last.startswith(error) else (error,)
+        text = ": ".join(filter(None, (f"attempt {attempt['attempt']}", *known, last)))
         by = f"{who}, {attempt['consumer']}" if attempt["consumer"] else who
         yield LifeEvent(attempt["at"], name, "failed", by, text)
     yield from _of_deliveries(name, group)
