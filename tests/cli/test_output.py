@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from txmq.cli.output import Columns, Output, format_cell
-from txmq.model.tracebacks import last_line
 from txmq.cli.status_line import StatusLine
 from txmq.errors import InDoubt, Throttled, TxmqError, UnknownTopic
 from txmq.model.printable import escape_unprintable
+from txmq.model.tracebacks import last_line
 
 NOON = 1_782_907_200_000_000  # 2026-07-01T12:00:00Z
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from txmq import connect
 from txmq.cli.app import main
+from txmq.cli.options import operating_system_user
 from txmq.testing.own_broker import OwnBroker
 from txmq.version import __version__
 
@@ -30,6 +32,44 @@ def txmq(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
         timeout=60,
         env=os.environ | environment,
     )
+
+
+@pytest.mark.parametrize(
+    ("place", "status"),
+    [("txmq.cli.app.assemble", -signal.SIGINT), ("txmq.cli.command.connect", 130)],
+    ids=["while it starts", "while it works"],
+)
+def test_an_interrupted_command_ends_without_a_traceback(place: str, status: int) -> None:
+    module, _, name = place.rpartition(".")
+    program = f"""
+import os, signal, sys
+import {module} as patched
+import txmq.__main__ as command
+
+def interrupted(*_given):
+    os.kill(os.getpid(), signal.SIGINT)
+    return patched_one(*_given)
+
+patched_one, patched.{name} = patched.{name}, interrupted
+sys.argv[1:] = ["topic", "list"]
+command.main()
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (ended.returncode, ended.stderr) == (status, "")
+
+
+def test_an_operator_has_a_name_that_the_audit_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, taken in {
+        "ada": "ada",
+        "CORP\\ada": "CORP_ada",
+        "ada@corp.example": "ada_corp.example",
+        ".": f"uid-{os.getuid()}",
+        "é" * 200: "_" * 127,
+    }.items():
+        monkeypatch.setenv("LOGNAME", name)
+        assert operating_system_user() == taken
 
 
 def test_the_version_is_that_of_the_package() -> None:

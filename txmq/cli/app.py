@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -173,8 +174,11 @@ def _replace_closed_streams() -> None:
 def _run(*, as_json: bool) -> int:
     """Run the command; return its exit status. Raises OSError."""
     try:
+        parser = _parser()
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as `txmq.__main__` sets it
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         # Otherwise typer prints errors in the usage itself, as text.
-        status = _parser()(prog_name="txmq", standalone_mode=not as_json)
+        status = parser(prog_name="txmq", standalone_mode=not as_json)
     except SystemExit as end:
         status = end.code
     except typer.Abort:

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import os
+import re
 from getpass import getuser
 from typing import Annotated
 
 import typer
 
 from txmq.cli.parsers import parse_message, parse_moment, parse_name, parse_token
+from txmq.model import limits
+from txmq.model.message import is_name
 
 DEFAULT_BROKER = "txmq://127.0.0.1:7650"
 
 
 def operating_system_user() -> str:
-    """Return the name of the user that runs the command."""
+    """Return the name of the user that runs the command, as the audit takes names.
+
+    Names of a directory service have other characters, such as ada@corp.example.
+    """
     try:
-        return getuser()
+        name = re.sub(r"[^A-Za-z0-9._-]", "_", getuser())[: limits.NAME]
     except (KeyError, OSError):  # a container's user may have no name
-        return f"uid-{os.getuid()}"
+        name = ""
+    return name if is_name(name) else f"uid-{os.getuid()}"
 
 
 BrokerUrl = Annotated[
