@@ -43,6 +43,7 @@ def test_an_interrupted_command_ends_without_a_traceback(place: str, status: int
     module, _, name = place.rpartition(".")
     program = f"""
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` has it ignored
 import {module} as patched
 import txmq.__main__ as command
 
