@@ -54,8 +54,8 @@ from pydantic import (
 )
 
 from txmq.config.listen import listen_address
+from txmq.config.mistakes import first_setting
 from txmq.errors import ConfigError
-from txmq.errors.validation import first_mistake
 from txmq.model import limits
 from txmq.model.message import is_name
 from txmq.model.units import MIB
@@ -440,8 +440,8 @@ def _checked(
     try:
         return model.model_validate(tree)
     except ValidationError as error:
-        path_to, why = first_mistake(error, unit="setting")
-        where = ".".join(part for part in path_to if part.strip())
+        path_to, why = first_setting(error, model)
+        where = ".".join(path_to)
         help_of = "relay run" if model is RelayFile else "broker"
         hint = (
             f"in {path}"
