@@ -15,26 +15,57 @@ def tls_context(settings: TlsSettings) -> ssl.SSLContext:
     ConfigError.
     """
     files = (settings.ca, settings.cert, settings.key)
+    times = tuple(_changed_at(file) for file in files if file is not None)
+    return _context(settings, times)
+
+
+def _changed_at(file: str) -> int:
     try:
-        times = tuple(Path(file).stat().st_mtime_ns for file in files if file is not None)
-        return _context(settings, times)
-    except OSError as error:  # an SSLError is one
-        hint = "check ca, cert and key in the URL: PEM files that this process may read"
-        reason = getattr(error, "reason", None) or error.strerror or type(error).__name__
-        raise ConfigError("url", f"the files of TLS cannot be used: {reason}", hint=hint) from None
+        return Path(file).stat().st_mtime_ns
+    except OSError as error:
+        raise unusable(file, error) from None
 
 
 @lru_cache(maxsize=16)
 def _context(settings: TlsSettings, times: tuple[int, ...]) -> ssl.SSLContext:
     del times
-    context = ssl.create_default_context(cafile=settings.ca)
+    try:
+        context = ssl.create_default_context(cafile=settings.ca)
+    except OSError as error:  # an SSLError is one
+        raise unusable(f"ca={settings.ca}", error) from None
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = settings.check_host
     # `ca` may be the broker's own certificate
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     if settings.cert is not None:
-        context.load_cert_chain(settings.cert, settings.key)
+        try:
+            # a key with a password would be asked for at the terminal
+            context.load_cert_chain(settings.cert, settings.key, password=_no_password)
+        except (OSError, ValueError) as error:
+            raise unusable(own_files(settings), error) from None
     return context
+
+
+def _no_password() -> str:
+    raise ValueError("the key has a password: store it without one")
+
+
+def own_files(settings: TlsSettings) -> str:
+    """Return the names of a client's certificate and key, for errors."""
+    key = "the key, which is looked for in the same file," if settings.key is None else None
+    return f"cert={settings.cert}, or {key or f'key={settings.key}'}"
+
+
+def unusable(file: str, error: Exception) -> ConfigError:
+    """Return the error for a file of a URL's options."""
+    reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
+    if isinstance(error, ssl.SSLError) and not error.reason:
+        reason = "this is no PEM file with it"
+    return ConfigError(
+        "url",
+        f"{file} cannot be used: {reason or type(error).__name__}",
+        hint="ca, cert and key in the URL are PEM files that this process may read",
+    )
 
 
 def not_trusted(address: Address, error: ssl.SSLCertVerificationError) -> ConfigError:

@@ -16,6 +16,7 @@ from txmq.client.protocol.conversation import (
     Conversation,
     Payload,
     client_closed,
+    no_answer,
     reply_payload,
 )
 from txmq.client.tls import not_trusted, tls_context
@@ -167,6 +168,7 @@ class Connector:
 
     def __init__(self, addresses: Addresses) -> None:
         self._addresses = addresses
+        self.encrypted = addresses.tls is not None
 
     async def open(
         self, loop: AbstractEventLoop, make: Callable[[], AioConnection]
@@ -308,12 +310,17 @@ class PersistentConnection:
             raise client_closed("txmq.aio.connect")
         waiter: Future[AioConnection] = self._loop.create_future()
         self._waiting.append(waiter)
-        late = BrokerUnavailable(f"no broker answered within {seconds:.3g} s")
         try:
-            return await expire(self._loop, waiter, seconds, late)
+            return await expire(self._loop, waiter, seconds, TimeoutError())
+        except TimeoutError:
+            raise self._no_answer(seconds) from None
         finally:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
+
+    def _no_answer(self, seconds: float) -> BrokerUnavailable:
+        last = {} if self.error is None else {"": self.error}
+        return no_answer(seconds, last, encrypted=self._connector.encrypted)
 
     async def stop(self) -> None:
         """End the connection, and make no other."""

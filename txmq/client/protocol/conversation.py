@@ -7,13 +7,14 @@ in any order.
 
 from __future__ import annotations
 
+import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 from uuid import UUID
 
-from txmq.client.protocol.address import Credentials
+from txmq.client.protocol.address import TLS_SCHEME, Credentials
 from txmq.client.protocol.identity import ProducerInstance, process_id
 from txmq.errors import (
     BrokerUnavailable,
@@ -23,6 +24,7 @@ from txmq.errors import (
     MessageTooLarge,
     RemoteProtocolError,
     Throttled,
+    TxmqError,
 )
 from txmq.model import limits
 from txmq.version import __version__
@@ -46,6 +48,8 @@ CLIENT_NAME = (
     f"txmq-python/{__version__} {platform.python_implementation()}/{platform.python_version()}"
 )
 CORRELATIONS = 1 << 32
+IS_IT_RUNNING = "is it running, and is the address right? start one with: txmq broker --data DIR"
+MAYBE_TLS = f"has it TLS? then the URL begins with {TLS_SCHEME}; otherwise its log says why"
 LARGE_REPLY_BYTES = 1 << 15
 Payload = bytes | Sequence[bytes]
 # The newest boot epoch of each log that any client of this process has met.
@@ -293,6 +297,35 @@ def pause_before_repeat(refused: Throttled, left_s: float) -> float:
     if not 0 < pause < left_s:
         raise refused
     return pause
+
+
+def no_answer(
+    seconds: float, failures: Mapping[str, BaseException], *, encrypted: bool
+) -> BrokerUnavailable:
+    """Return the error after attempts to connect. `failures` has the last one of each
+    address, or of all of them under "".
+    """
+    said = {place: _reason(error) for place, error in failures.items()}
+    tried = "; ".join(
+        reason if not place or place in reason else f"{place}: {reason}"
+        for place, reason in said.items()
+    )
+    closed = any(isinstance(error, ConnectionLost) for error in failures.values())
+    return BrokerUnavailable(
+        f"no broker answered within {seconds:.1f} s" + (f" ({tried})" if tried else ""),
+        hint=MAYBE_TLS if closed and not encrypted else IS_IT_RUNNING,
+    )
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, TxmqError):
+        return error.message
+    if reason := getattr(error, "reason", None):  # of TLS, whose numbers are its own
+        return str(reason)
+    number = getattr(error, "errno", None)
+    if number and number > 0:  # asyncio's text is "Connect call failed"
+        return os.strerror(number)
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 def client_closed(connect: str = "txmq.connect") -> ClientClosed:

@@ -24,7 +24,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from txmq.client.protocol.address import Address
-from txmq.client.protocol.conversation import Conversation, Payload, reply_payload
+from txmq.client.protocol.conversation import Conversation, Payload, no_answer, reply_payload
 from txmq.client.twisted.protocols import DelayedCall, Reactor, TcpTransport
 from txmq.errors import BrokerUnavailable, ConnectionLost, ProtocolError, RequestTimeout, TxmqError
 from txmq.wire.frames import Frame
@@ -235,6 +235,8 @@ class PersistentConnection:
     ) -> None:
         self._reactor, self._attach, self._refused = reactor, attach, refused
         self.error: TxmqError | None = None  # of the last attempt
+        self._failure: Exception | None = None  # likewise, whatever it was
+        self._is_encrypted = getattr(addresses, "tls", None) is not None
         self._endpoint = FirstAddressEndpoint(reactor, addresses)
         # mypy does not know zope's interfaces.
         self._factory = cast("IProtocolFactory", _ConnectionFactory(make))
@@ -264,11 +266,12 @@ class PersistentConnection:
         try:
             link = cast("TwistedConnection", await self._endpoint.connect(self._factory))
             await link.welcomed
-            self.error = None
+            self.error = self._failure = None
             self._attach(link)
         except Exception as error:  # noqa: BLE001  # whatever it was, it is tried again
             if link is not None:
                 link.abort()
+            self._failure = error
             self.error = error if isinstance(error, TxmqError) else None
             if self._refused is not None and self.error is not None and is_final(self.error):
                 self._refused(self.error)
@@ -286,8 +289,14 @@ class PersistentConnection:
             return self._link
         waiter: Deferred[TwistedConnection] = Deferred(self._waiting.remove)
         self._waiting.append(waiter)
-        late = BrokerUnavailable(f"no broker answered within {seconds:.3g} s")
-        return await with_timeout(self._reactor, waiter, seconds, late)
+        waiter.addTimeout(
+            max(seconds, 0.001), self._reactor, lambda *_: Failure(self._no_answer(seconds))
+        )
+        return await waiter
+
+    def _no_answer(self, seconds: float) -> BrokerUnavailable:
+        last = {} if self._failure is None else {"": self._failure}
+        return no_answer(seconds, last, encrypted=self._is_encrypted)
 
     async def stop(self) -> None:
         """End the connection, and make no other."""

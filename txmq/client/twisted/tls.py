@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from txmq.client.protocol.address import Address, TlsSettings
-from txmq.errors import ConfigError
+from txmq.client.tls import own_files, unusable
 from txmq.errors.extras import require
 
 require("tls", "OpenSSL", "service_identity")
@@ -48,15 +48,15 @@ class _EncryptedEndpoint:
 
 def encrypted(reactor: Any, endpoint: Any, settings: TlsSettings, address: Address) -> Any:  # noqa: ANN401
     """Return an endpoint with TLS over another one. Raises ConfigError."""
+    file = f"ca={settings.ca}"
     try:
         trust: Any = platformTrust()
         if settings.ca is not None:
             trust = trustRootFromCertificates(_certificates(settings.ca))
+        file = own_files(settings)
         own = None if settings.cert is None else _own(settings)
     except (OSError, SSL.Error, ValueError) as error:
-        reason = getattr(error, "strerror", None) or type(error).__name__
-        hint = "check ca, cert and key in the URL: PEM files that this process may read"
-        raise ConfigError("url", f"the files of TLS cannot be used: {reason}", hint=hint) from None
+        raise unusable(file, error) from None
     if settings.check_host:
         options: Any = {"raiseMinimumTo": TLSVersion.TLSv1_3}
         creator: Any = optionsForClientTLS(

@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 from txmq.client.protocol.address import Address, Addresses, TlsSettings
-from txmq.client.protocol.conversation import Conversation, Payload, reply_payload
+from txmq.client.protocol.conversation import Conversation, Payload, no_answer, reply_payload
 from txmq.errors import (
     BrokerUnavailable,
     ClientClosed,
@@ -271,7 +271,9 @@ def open_connection(
         if not any(error.retriable for error in failures.values()):
             raise next(iter(failures.values()))
         if deadline - time.monotonic() <= pause or not retry:
-            raise _unavailable(failures, time.monotonic() - began)
+            tried = {str(address): error for address, error in failures.items()}
+            took_s = time.monotonic() - began
+            raise no_answer(took_s, tried, encrypted=addresses.tls is not None)
         time.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE_S)
 
@@ -351,14 +353,3 @@ def _refuse_self_connection(sock: socket.socket) -> None:
     """
     if sock.getsockname() == sock.getpeername():
         raise BrokerUnavailable(f"{errno.errorcode[errno.ECONNREFUSED]}: nobody listens there")
-
-
-def _unavailable(failures: dict[Address, TxmqError], took_s: float) -> BrokerUnavailable:
-    tried = "; ".join(
-        error.message if str(address) in error.message else f"{address}: {error.message}"
-        for address, error in failures.items()
-    )
-    return BrokerUnavailable(
-        f"no broker answered within {took_s:.1f} s ({tried})",
-        hint="is it running, and is the address right? start one with: txmq broker --data DIR",
-    )

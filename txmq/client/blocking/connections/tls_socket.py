@@ -12,12 +12,13 @@ import time
 from collections.abc import Iterable, Sequence
 from threading import RLock
 
-from txmq.client.protocol.address import Address, TlsSettings
+from txmq.client.protocol.address import SCHEME, Address, TlsSettings
 from txmq.client.tls import not_trusted, tls_context
 from txmq.errors import BrokerUnavailable
 
 PIECE = 1 << 16  # bytes that are encrypted at once
 READ_BYTES = 1 << 16
+WITHOUT_TLS = f"a broker without TLS has a URL that begins with {SCHEME}"
 
 
 class TlsSocket(socket.socket):
@@ -47,7 +48,7 @@ class TlsSocket(socket.socket):
                 data = super().recv(READ_BYTES)
                 if not data:
                     raise BrokerUnavailable(
-                        f"{self._address} closed the connection: does it speak TLS?"
+                        f"{self._address} closed the connection: {WITHOUT_TLS}"
                     ) from None
                 self._incoming.write(data)
             except ssl.SSLCertVerificationError as error:
@@ -55,7 +56,7 @@ class TlsSocket(socket.socket):
                 raise not_trusted(self._address, error) from None
             except ssl.SSLError as error:
                 raise BrokerUnavailable(
-                    f"{self._address} does not speak TLS as expected: {error.reason}"
+                    f"{self._address} does not speak TLS as expected, {error.reason}: {WITHOUT_TLS}"
                 ) from None
             else:
                 super().sendall(self._outgoing.read())

@@ -1,0 +1,134 @@
+"""What clients say of a broker that they cannot connect to, in each of their faces."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+
+import txmq
+import txmq.aio
+import txmq.twisted
+from tests.certificates import Authority, Files
+from tests.client.aio.running import run
+from txmq.client.protocol.address import parse_url
+from txmq.client.tls import tls_context
+from txmq.errors import BrokerUnavailable, ConfigError
+
+TIMEOUT_S = 0.7
+Send = Callable[[str], None]
+
+
+def _blocking(url: str) -> None:
+    with txmq.connect(url, timeout=TIMEOUT_S) as client:
+        client.call("broker.info")
+
+
+def _asyncio(url: str) -> None:
+    async def work() -> None:
+        async with txmq.aio.connect(url, timeout=TIMEOUT_S) as client:
+            await client.call("broker.info")
+
+    run(work())
+
+
+def _twisted(reactor: Any, in_reactor: Callable[..., Any], url: str) -> None:
+    async def work() -> None:
+        client = txmq.twisted.connect(reactor, url, timeout=TIMEOUT_S)
+        try:
+            await client.call("broker.info")
+        finally:
+            await client.close()
+
+    in_reactor(work)
+
+
+@pytest.fixture(params=["blocking", "asyncio", "twisted"])
+def send(request: pytest.FixtureRequest) -> Send:
+    if request.param == "twisted":
+        return partial(
+            _twisted,
+            request.getfixturevalue("reactor"),
+            request.getfixturevalue("in_reactor"),
+        )
+    return {"blocking": _blocking, "asyncio": _asyncio}[str(request.param)]
+
+
+def _hang_up(listener: socket.socket) -> None:
+    """End each connection at its first bytes, as TLS does with what is none."""
+    while True:
+        try:
+            connection, _peer = listener.accept()
+        except OSError:
+            return
+        with closing(connection):
+            connection.recv(1 << 16)
+
+
+@contextmanager
+def hangs_up() -> Iterator[int]:
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        thread = Thread(target=_hang_up, args=(listener,), daemon=True)
+        thread.start()
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)
+    thread.join(5)
+
+
+def test_a_port_without_a_listener_is_named_with_the_reason(send: Send) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as closed:
+        port = closed.getsockname()[1]
+    with pytest.raises(BrokerUnavailable, match="refused") as raised:
+        send(f"txmq://127.0.0.1:{port}")
+    assert "txmq broker --data" in raised.value.hint
+
+
+def test_a_broker_that_ends_a_connection_without_tls_may_have_it(send: Send) -> None:
+    with hangs_up() as port, pytest.raises(BrokerUnavailable) as raised:
+        send(f"txmq://127.0.0.1:{port}")
+    assert "begins with txmqs://" in raised.value.hint
+
+
+def _with_password(files: Files) -> Path:
+    key = serialization.load_pem_private_key(files.key.read_bytes(), None)
+    locked = files.key.with_name("locked.key")
+    locked.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"secret"),
+        )
+    )
+    return locked
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ("ca={folder}/none.pem", "none.pem cannot be used: No such file"),
+        ("ca={key}", "ca={key} cannot be used"),
+        ("ca={ca}&cert={folder}/none.pem", "none.pem cannot be used: No such file"),
+        ("ca={ca}&cert={cert}", "cert={cert}, or the key, which is looked for in the same file,"),
+        ("ca={ca}&cert={ca}&key={key}", "cert={ca}, or key={key} cannot be used"),
+        ("ca={ca}&cert={cert}&key={locked}", "the key has a password: store it without one"),
+    ],
+)
+def test_a_file_of_tls_that_cannot_be_used_is_named(
+    options: str, named: str, tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path)
+    files = authority.sign("ada")
+    places = {"folder": tmp_path, "ca": authority.ca, "cert": files.cert, "key": files.key}
+    places["locked"] = _with_password(files)
+    settings = parse_url(f"txmqs://127.0.0.1/?{options.format(**places)}").tls
+    assert settings is not None
+    with pytest.raises(ConfigError) as raised:
+        tls_context(settings)
+    assert named.format(**places) in raised.value.message
