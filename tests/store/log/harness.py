@@ -187,7 +187,7 @@ def run_workload(fs: SimFS, history: History, *, seed: int = 1, steps: int = 14)
             flush(log)
         history.acknowledged = log.durable
         if log.end >= wanted and rng.random() < 0.7:
-            log.reserve()
+            log.try_space()
             wanted = log.end + STEP // 2
         if rng.random() < 0.15:
             retain(fs, log, history)

@@ -70,7 +70,7 @@ def failing(fs: SimFS, name: str, number: int, after: int = 0) -> None:
 def test_after_a_failed_write_or_sync_nothing_is_tried_again(name: str, number: int) -> None:
     fs = new_disk()
     log, _ = open_log(fs)
-    log.reserve()
+    log.try_space()
     history = History()
     append(log, history, Random(1))
     pending = log.cut()
@@ -82,7 +82,6 @@ def test_after_a_failed_write_or_sync_nothing_is_tried_again(name: str, number: 
     for refused in (
         lambda: log.write(pending),
         log.sync,
-        log.reserve,
         log.try_space,
         lambda: append(log, history, Random(1)),
     ):
@@ -112,10 +111,7 @@ def fill(fs: SimFS, log: Log, history: History) -> None:
     while not log.read_only:
         append(log, history, rng)
         flush(log)
-        try:
-            log.reserve()
-        except DiskFull:
-            assert log.read_only
+        assert log.try_space() is not log.read_only
 
 
 def test_a_full_disk_refuses_records_and_serves_until_there_is_space() -> None:

@@ -191,7 +191,7 @@ def test_retention_leaves_the_last_segment_and_what_is_not_durable() -> None:
 def test_zeros_written_ahead_leave_writes_nothing_to_prepare() -> None:
     fs = new_disk()
     log, _ = open_log(fs)
-    log.reserve()
+    log.try_space()
     calls = fs.calls
     put(log)
     flush(log)
@@ -238,10 +238,10 @@ def test_a_large_write_adds_no_zeros() -> None:
 def test_a_segment_is_cut_to_its_size_when_the_next_begins() -> None:
     fs = new_disk()
     log, _ = open_log(fs)
-    log.reserve()
+    log.try_space()
     for _ in range(3):
         put(log, b"", bytes(900))
-        log.reserve()
+        log.try_space()
         flush(log)
     first, second = log.segments()
     assert fs.open(first.path).size() == first.end - first.first < SEGMENT
@@ -281,7 +281,7 @@ def test_a_closed_log_refuses() -> None:
     assert pending is not None
     log.close()
     log.close()
-    for refused in (lambda: put(log), lambda: log.write(pending), log.sync, log.reserve):
+    for refused in (lambda: put(log), lambda: log.write(pending), log.sync, log.try_space):
         with pytest.raises(StoreClosed, match="is closed"):
             refused()
 

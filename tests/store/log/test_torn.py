@@ -72,7 +72,7 @@ def test_zeros_written_ahead_are_a_clean_end() -> None:
     history = History()
     append(log, history, Random(1))
     flush(log)
-    log.reserve()
+    log.try_space()
     log.close()
     size = fs.open(segment_path(DIRECTORY, 0)).size()
     entries, report = opened(fs)
@@ -87,7 +87,7 @@ def test_a_page_of_zeros_in_durable_data_is_damage() -> None:
     while log.end < 20_000:
         append(log, history, rng)
         flush(log)
-    log.reserve()
+    log.try_space()
     log.close()
     overwrite(fs, 8_192, bytes(4_096))
     hit = max(kept.position for kept in history.entries if kept.position <= 8_192)
@@ -125,7 +125,7 @@ def test_an_older_copy_of_the_last_segment_is_refused_even_among_zeros() -> None
     fs = new_disk()
     log, _ = open_log(fs)
     history, rng = History(), Random(2)
-    log.reserve()
+    log.try_space()
     for _ in range(3):
         append(log, history, rng)
         flush(log)

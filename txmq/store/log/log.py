@@ -57,10 +57,10 @@ def lock_directory(fs: FileSystem, directory: str) -> FileLock:
 class Log:
     """An open log.
 
-    One thread may use it, apart from `write`, `sync`, `reserve`, `try_space` and
-    `reader`, which any thread may. After a failed write every `append`, `write` and
-    `sync` raises StoreClosed: the state is ahead of the disk then, and only a restart
-    reconciles them.
+    One thread may use it, apart from `write`, `sync`, `try_space` and `reader`, which
+    any thread may. After a failed write every `append`, `write` and `sync` raises
+    StoreClosed: the state is ahead of the disk then, and only a restart reconciles
+    them.
 
     `end` is the position after the last appended record; memory may be ahead of the
     disk. `durable` is the position up to which the log is on disk, as the last
@@ -217,15 +217,10 @@ class Log:
         """Let no write add more than `most` bytes of zeros for later records."""
         self._writer.limit_zeros(most)
 
-    def reserve(self) -> None:
-        """Write a step of zeros ahead. Blocks.
-
-        Raises DiskFull where there is no space for them; the log is `read_only` then.
-        """
-        self._writer.reserve()
-
     def try_space(self) -> bool:
-        """Return whether a `read_only` log has space again. Blocks."""
+        """Return whether a `read_only` log has space again, with a step of zeros ahead
+        of the records. Blocks.
+        """
         return self._writer.try_space()
 
     def read(self, position: int, length: int) -> bytes:

@@ -152,25 +152,23 @@ class LogWriter:
         """Let no write add more than `most` bytes of zeros."""
         self.most_zeros = min(most, self._sizes.step // _PARTS)
 
-    def reserve(self) -> None:
-        """Write a step of zeros ahead, so that a full disk is left behind by more than
-        the next record needs. Raises DiskFull, with `read_only` set, without space.
+    def try_space(self) -> bool:
+        """Return whether there is space again; if so, accept records again.
+
+        A step of zeros has to have room, so that a full disk is left behind by more
+        than the next record needs.
         """
         with self._lock:
             self._check_usable()
             size = min(self.end - self.first + self._sizes.step, self._sizes.segment)
-            if size > self._zeroed:
-                self._extend(size)
-                self._sync()
+            try:
+                if size > self._zeroed:
+                    self._extend(size)
+                    self._sync()
+            except DiskFull:
+                return False
             self.read_only, self.accepting = False, True
-
-    def try_space(self) -> bool:
-        """Return whether there is space again; if so, accept records again."""
-        try:
-            self.reserve()
-        except DiskFull:
-            return False
-        return True
+            return True
 
     def close(self) -> None:
         """Close the file; unwritten records are lost. Idempotent."""
