@@ -1,4 +1,4 @@
-"""The client. `protocol` has no I/O; `blocking` and `twisted` are its two faces.
+"""The client. `protocol` has no I/O; `blocking`, `aio` and `twisted` are its faces.
 
-Both faces use the same nouns: sender, consumer, reader, transaction, inbox, cluster.
+All faces use the same nouns: sender, consumer, reader, transaction, inbox, cluster.
 """

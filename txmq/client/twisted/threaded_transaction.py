@@ -1,9 +1,9 @@
 """Transactions with a database or a checker, for programs on Twisted.
 
 They are the transactions of the blocking client, whose steps run in threads, one at a
-time. One implementation of the protocol so serves both faces. Twisted's adbapi would
-not do: it keeps a connection for each thread, so that the steps of one transaction
-would meet different connections, and it commits by itself.
+time. So one implementation serves the blocking face and this one. Twisted's adbapi
+would not do: it keeps a connection for each thread, so that the steps of one
+transaction would meet different connections, and it commits by itself.
 
 An open transaction keeps a place among the threads until its end. Otherwise
 transactions that wait for a row lock could occupy every thread, and the transaction

@@ -1,4 +1,4 @@
-"""Events of replay plans: kinds 128 to 139, 145, 146, 160 and 161.
+"""Events of replay plans: kinds 128 to 139, 145, 146, and 160 to 162.
 
 Letters are (topic id, partition, offset[, ...]). What becomes of a letter that is put
 back follows from the events of consumers: `apply` of those records it.
@@ -151,7 +151,7 @@ class PolicyPlanned(NamedTuple):
 
 @event(137)
 class PlanLettersLost(NamedTuple):
-    """Letters that a plan had put back ended, because their topics were deleted."""
+    """Letters that a plan had put back ended unprocessed, each for its reason."""
 
     plan_id: int
     group_id: int

@@ -1,4 +1,4 @@
-"""The local stores of a member at the disk, in a thread of their own, for both faces.
+"""The local stores of a member at the disk, in a thread of their own, for all faces.
 
 The member's state machine makes jobs (`LocalRecovery`); this thread does them one after
 the other and posts their results back to where the state machine lives.

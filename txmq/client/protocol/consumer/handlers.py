@@ -1,4 +1,4 @@
-"""The rules for running handlers, for both faces."""
+"""The rules for running handlers, for all faces."""
 
 from __future__ import annotations
 

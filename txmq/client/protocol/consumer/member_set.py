@@ -1,4 +1,4 @@
-"""The members of one consumer: one at each broker, in both faces.
+"""The members of one consumer: one at each broker, in all faces.
 
 Each broker assigns its own partitions. A broker that is away stops only these; its
 member rejoins by itself.
@@ -26,7 +26,7 @@ log = get_logger()
 
 
 class DrivenMember(Protocol):
-    """A member with its driver. Both faces have one, with their own way to wait.
+    """A member with its driver. Each face has one, with its own way to wait.
 
     `trouble` is the last error of its connection, `failure` the error that ended it.
     """
@@ -74,7 +74,7 @@ class DrivenMember(Protocol):
 
 
 class MemberState:
-    """The part of a driven member that is the same in both faces."""
+    """The part of a driven member that is the same in all faces."""
 
     member: Member
 

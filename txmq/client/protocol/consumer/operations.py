@@ -1,4 +1,4 @@
-"""The operations of users on messages, for both faces of the client."""
+"""The operations of users on messages, for all faces of the client."""
 
 from __future__ import annotations
 
@@ -26,10 +26,8 @@ MAX_DELAY_S = 12 * 3_600
 NO_ACK = 0  # the number of an ack that changed nothing; it counts as confirmed
 IN_STORE = -1  # and of the ack of a stored message, which the store takes care of
 SETTLED_BEFORE = "it was acked, nacked or given back before"
-log = get_logger()
-
-
 Delivered = ReceivedMessage | ReceivedBatch
+log = get_logger()
 
 
 class Operations:

@@ -1,4 +1,4 @@
-"""Routes of messages to several brokers, for both faces.
+"""Routes of messages to several brokers, for all faces.
 
 The partitions of a topic are numbered across the brokers: those of the first broker,
 then those of the second. A message with a key always goes to the partition of its key,

@@ -2,10 +2,10 @@
 threads of its own.
 
 A transaction waits for its database, so it must not run on the reactor's thread. One
-implementation of the inbox serves both faces. Its threads call the consumer through the
-reactor. They are not from a thread pool: each keeps its connection to the database for
-as long as the work lasts, and a reactor that is stopped meanwhile does not wait for a
-handler. What a thread has not committed by then is delivered again.
+implementation serves the blocking face and this one. Its threads call the consumer
+through the reactor. They are not from a thread pool: each keeps its connection to the
+database for as long as the work lasts, and a reactor that is stopped meanwhile does not
+wait for a handler. What a thread has not committed by then is delivered again.
 """
 
 from __future__ import annotations
