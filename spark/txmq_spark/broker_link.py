@@ -108,13 +108,6 @@ class BrokerLink(AbstractContextManager["BrokerLink"]):
             lambda connection: connection.request(Opcode.GROUP, payload, timeout=REQUEST_TIMEOUT_S)
         )
 
-    def published_ends(self, topic: str) -> list[int]:
-        """Return, by partition, the offset after the last visible message.
-
-        Raises UnknownTopic.
-        """
-        return self.offset_bounds(topic)[1]
-
     def offset_bounds(self, topic: str) -> tuple[list[int], list[int]]:
         """Return the first offsets that retention has left, and the published ends.
 

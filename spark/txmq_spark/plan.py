@@ -12,6 +12,21 @@
 A letter belongs to the first class that matches. The rules are expressions of Spark
 over a row of evidence, and windows over the letters of a key. So they run where the
 letters are, and the same letters in any order give the same plan.
+
+These columns are the evidence; null = a table was not read, or has no answer:
+
+    reserved          an undecided transaction acks or replays the letter
+    applied           its effect is committed
+    later_applied     a later offset of its key whose effect is committed
+    token_state       of the transaction that sent it: committed, fenced or absent
+    business_row      there is a row of its key
+    version           of the key, in the message
+    current_version   of the key, in the tables
+    mistake           why its message cannot be judged
+    deaths            deliveries during which the consumer was lost
+    replays           how often it was replayed
+    parked            later messages of its key that wait behind it
+    error_type, fingerprint
 """
 
 from __future__ import annotations
@@ -42,23 +57,6 @@ SAFE: Final = frozenset({LetterClass.REPLAY_ALONE, LetterClass.REPLAY_CHAIN})
 # Letters of these classes that are not replayed may still take effect later. Later
 # letters of their keys must not overtake them.
 BLOCKING: Final = frozenset({LetterClass.PENDING, LetterClass.POISON})
-
-# the columns that the rules read; null = a table was not read, or has no answer
-EVIDENCE: Final = {
-    "reserved": "boolean",  # an undecided transaction acks or replays it
-    "applied": "boolean",
-    "later_applied": "bigint",  # a later offset of its key whose effect is committed
-    "token_state": "string",  # of the transaction that sent it: committed, fenced or absent
-    "business_row": "boolean",
-    "version": "bigint",  # of the key, in the message
-    "current_version": "bigint",  # in the tables
-    "mistake": "string",  # why its message cannot be judged
-    "deaths": "int",  # deliveries during which the consumer was lost
-    "replays": "int",
-    "parked": "bigint",  # later messages of its key that wait behind it
-    "error_type": "string",
-    "fingerprint": "string",
-}
 
 
 class PlanRules(NamedTuple):

@@ -187,11 +187,6 @@ class Spool:
         waiting = (some.batches[0] for some in self.read(self.drained) if some.batches)
         return next((batch.stored_at for batch in waiting), 0)
 
-    @property
-    def needs_flush(self) -> bool:
-        """True while staged records have met a full disk."""
-        return self._unwritten is not None
-
     def stage(self, batches: Iterable[SpooledBatch], now: int) -> None:
         """Stage batches, all or none."""
         listed = list(batches)
