@@ -1,5 +1,5 @@
-"""Spark for txmq: a data source, and the jobs that reconcile and replay dead
-letters.
+"""Spark for txmq: a data source, and jobs that reconcile, replay and watch dead
+letters, and land topics as files.
 """
 
 from txmq.errors.extras import require
