@@ -112,6 +112,22 @@ def decide_add(state: State, command: AddPlanLetters, now: int) -> Outcome | Rej
     if len(command.letters) + len(command.damaged) > ADDED_LETTERS:
         message = f"{len(command.letters)} letters in one call are too many"
         return Rejected(BadRequest, message, f"send at most {ADDED_LETTERS} in each call")
+    added, refused = _new_letters(state, plan, command)
+    skipped = sum(bool(why) for *_ref, why in added)
+    reply = AddedReply(len(added) - skipped, skipped, tuple(refused))
+    if not (added or command.complete or command.scan != plan.scan):
+        return Outcome(reply=reply)
+    scan = "" if command.complete else command.scan
+    event = PlanLettersAdded(plan.plan_id, tuple(added), scan, command.complete)
+    return Outcome((event,), reply)
+
+
+def _new_letters(
+    state: State, plan: Plan, command: AddPlanLetters
+) -> tuple[list[NotPlanned], list[TopicOffset]]:
+    """Return the letters that the plan does not have yet, each with why it will be
+    skipped, "" = it will not; and the places that have no failed message.
+    """
     group = state.groups.by_id[plan.group_id]
     damaged = {(topic, at, offset): why for topic, at, offset, why in command.damaged}
     judged = dict(zip(command.letters, command.numbers, strict=False))
@@ -121,20 +137,17 @@ def decide_add(state: State, command: AddPlanLetters, now: int) -> Outcome | Rej
         ref, row = failures.find_message(state, group, *place)
         if ref is None or row is None:
             refused.append(place)
-        elif not (plan.count(LetterOutcome.SKIPPED) or row.plan == plan.plan_id) or not _is_in(
-            state, plan, ref, row
-        ):
-            again = DIED_AGAIN if judged.get(place, row.number) != row.number else ""
-            why = _not_open(state, row) or again or damaged.get(place, "")
-            if not (why and is_own(state, plan)):  # which selects them again until it can
-                added.append((*ref, why[:MAX_REASON]))
-    skipped = sum(bool(why) for *_ref, why in added)
-    reply = AddedReply(len(added) - skipped, skipped, tuple(refused))
-    if not (added or command.complete or command.scan != plan.scan):
-        return Outcome(reply=reply)
-    scan = "" if command.complete else command.scan
-    event = PlanLettersAdded(plan.plan_id, tuple(added), scan, command.complete)
-    return Outcome((event,), reply)
+            continue
+        # rows name their plan, but for those of letters that it will skip
+        may_be_in = row.plan == plan.plan_id or plan.count(LetterOutcome.SKIPPED)
+        if may_be_in and _is_in(state, plan, ref, row):
+            continue
+        again = DIED_AGAIN if judged.get(place, row.number) != row.number else ""
+        why = _not_open(state, row) or again or damaged.get(place, "")
+        # A policy selects what its plan cannot have again, until a plan can.
+        if not (why and is_own(state, plan)):
+            added.append((*ref, why[:MAX_REASON]))
+    return added, refused
 
 
 def _has_all(state: State, plan: Plan, letters: tuple[TopicOffset, ...]) -> bool:
