@@ -435,6 +435,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_letter_that_changes_is_swept_before",
         "test_a_deleted_plan_is_swept_though_the_log_has_lost_that",
     ),
+    274: ("test_plans_that_abandon_and_are_swept_take_turns_with_a_pause_behind_each_step",),
     173: (
         "test_an_edited_letter_is_the_same_message_for_its_group_alone",
         "test_an_edited_letter_is_the_same_message_to_the_inbox",

@@ -12,15 +12,19 @@ import pytest
 
 from tests.broker.calls.test_letter_calls import Office
 from txmq.broker.background import plan_service
+from txmq.broker.background.paced_steps import PAUSE_S
 from txmq.broker.background.plan_pace import PlanPace
 from txmq.broker.calls import plan_checks
 from txmq.broker.search import message_view
+from txmq.core.consumers import plan_abandoning, plan_cleanup
 from txmq.core.consumers.circuit_breaker import open_breaker
+from txmq.core.consumers.plan_abandoning import AbandonNextLetters
 from txmq.core.consumers.plan_building import AddPlanLetters, apply_frozen
-from txmq.core.consumers.plan_cleanup import EndLostLetters
+from txmq.core.consumers.plan_cleanup import EndLostLetters, SweepPlan
 from txmq.core.events.base import RecordContext
 from txmq.core.events.outcome import Rejected
 from txmq.core.events.plans import PlanFrozen, PlanLettersAdded
+from txmq.core.state import plan_blocks
 from txmq.core.state.failed_rows import FailedKind
 from txmq.errors import BadRequest, Conflict, RemoteProtocolError, Throttled, UnknownPlan
 from txmq.wire.data_requests import Ack, AckedRange, Fetch, Opcode, pack_ack, pack_fetch
@@ -250,6 +254,37 @@ def test_a_plan_abandons_its_letters_by_one_order(desk: Desk) -> None:
     tables = desk.broker.engine.state.tables
     kinds = Counter(row[0] for _key, row in tables["moved"].range(b""))
     assert kinds == {FailedKind.ABANDONED: 39, FailedKind.LETTER: 1}, "the rows followed"
+
+
+def test_plans_that_abandon_and_are_swept_take_turns_with_a_pause_behind_each_step(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_cleanup, "SWEPT_ABANDONED", 1)
+    monkeypatch.setattr(plan_blocks, "LETTERS", 2)
+    monkeypatch.setattr(plan_abandoning, "ABANDONED_BLOCKS", 1)
+    engine, steps = desk.broker.engine, list[tuple[float, int, type]]()
+    submit = engine.submit
+
+    def noted(command: Any, *rest: Any) -> Any:
+        if isinstance(command, SweepPlan | AbandonNextLetters):
+            steps.append((desk.broker.clock.seconds(), command.plan_id, type(command)))
+        return submit(command, *rest)
+
+    names = ("A", "B")
+    for name in names:
+        desk.plan(name, select={"error_type": name}, settings=SETTINGS | {"start": False})
+    monkeypatch.setattr(engine, "submit", noted)
+    for name in names:
+        desk.ask("plan.abandon", name=name, reason="sent again", operator="ada")
+    for _ in range(300):
+        desk.broker.pass_time(0.01)
+    assert not any(plan.has_unswept for plan in engine.state.plans.by_id.values())
+    swept = [step for step in steps if step[2] is SweepPlan]
+    assert len(swept) > 30
+    assert min(after[0] - before[0] for before, after in pairwise(swept)) >= PAUSE_S
+    turns = [plan_id for _at, plan_id, _kind in swept[:8]]
+    assert turns == turns[:2] * 4
+    assert len({*turns}) == 2
 
 
 def test_a_deleted_plan_is_gone(desk: Desk) -> None:

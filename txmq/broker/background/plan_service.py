@@ -11,6 +11,7 @@ from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
+from txmq.broker.background.paced_steps import PacedSteps
 from txmq.broker.background.plan_pace import PlanPace
 from txmq.core.consumers import plan_building, plan_cleanup, plan_steps
 from txmq.core.consumers.plan_abandoning import AbandonNextLetters
@@ -40,9 +41,6 @@ MAX_FINISHED = 1_000
 ADDED_AT_ONCE = 250  # letters, so that no record takes long
 SEARCHED_PER_S = 10_000  # letters that the search for lost ones reads, on the average
 STEPS = 32  # of a plan that abandons letters, of which only the last one is waited for
-# behind each of them, in which requests have the reactor for themselves; at least as
-# long as the step has taken
-PAUSE_S = 0.002
 UNSWEPT = 1_500  # chunks of processed letters that may wait while their plan runs
 
 
@@ -65,6 +63,7 @@ class PlanService:
         self._stopped = False
         self._busy: set[int] = set()  # plans with a step under way
         self._paces: dict[int, PlanPace] = {}
+        self._paced = PacedSteps(engine, clock)  # those that abandon letters, and sweep these
         self._resting_until: dict[int, float] = {}  # of each plan
         # of each plan, what the last search for lost letters depended on, and when the
         # next one may be
@@ -90,6 +89,7 @@ class PlanService:
     def stop(self) -> None:
         """Make no further step; the next start continues."""
         self._stopped = True
+        self._paced.stop()
 
     def progress(self, plan: Plan) -> dict[str, Any]:
         """Return how far a plan is, its rate of now in letters per second, and when the
@@ -288,17 +288,17 @@ class PlanService:
     def _abandoned(self, plan: Plan, reply: object) -> None:
         crashpoint("plan.after_abandon")
         if isinstance(reply, AdvanceReply) and reply.more:
-            self._go_on(plan)
+            self._busy.add(plan.plan_id)
+            self._paced.add(partial(self._go_on, plan))
 
     def _go_on(self, plan: Plan, steps: int = STEPS) -> None:
         """Abandon more letters in several steps, and wait for the last one."""
         self._busy.add(plan.plan_id)
         if steps and not self._stopped and self.has_room():
-            before, began = plan.cursor, self._now()
+            before = plan.cursor
             self._engine.submit(AbandonNextLetters(plan.plan_id), _ignore)
             if plan.cursor != before:
-                pause = max(PAUSE_S, self._now() - began)
-                self._clock.callLater(pause, self._engine.later(self._go_on), plan, steps - 1)
+                self._paced.add(partial(self._go_on, plan, steps - 1))
                 return
         self._busy.discard(plan.plan_id)
         if plan.plan_id in self._plans.active:
@@ -312,7 +312,12 @@ class PlanService:
         if self._stopped:
             return
         self._sweeping.add(plan.plan_id)
-        self._engine.submit(SweepPlan(plan.plan_id), partial(self._swept, plan))
+        swept = partial(self._swept, plan)
+        sweep = partial(self._engine.submit, SweepPlan(plan.plan_id), swept)
+        if plan.unswept:
+            sweep()
+        else:  # abandoned letters, which take longer
+            self._paced.add(sweep)
 
     def _swept(self, plan: Plan, reply: object) -> None:
         """Go on at once where nobody waits for letters of the plan, or much is left:
