@@ -70,6 +70,20 @@ class Authority:
         )
 
 
+def locked_key(file: Path) -> Path:
+    """Write the key of a file with a password, and return the new file."""
+    key = serialization.load_pem_private_key(file.read_bytes(), None)
+    locked = file.with_name("locked.key")
+    locked.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"secret"),
+        )
+    )
+    return locked
+
+
 def _name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 

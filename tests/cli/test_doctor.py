@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import tomllib
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.certificates import Authority, Files
+from tests.certificates import Authority, Files, locked_key
 from tests.cli.support import run
 from tests.tx.postgres.support import poor_role
 from txmq.cli.commands.broker import _notify_supervisor
@@ -88,6 +89,33 @@ def test_a_directory_that_cannot_be_written_fails(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     status, found = examined(tmp_path / "t.toml", settings(tmp_path / "file" / "data"))
     assert (status, found["data directory"]["health"]) == (1, "failure")
+
+
+def test_a_file_in_the_directory_that_this_user_may_not_read_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "log").mkdir()
+    segment = tmp_path / "log" / "0.seg"
+    segment.touch()
+    monkeypatch.setattr(os, "access", lambda path, _mode: path != segment)
+    status, found = examined(tmp_path / "t.toml", settings(tmp_path))
+    assert (status, found["data directory"]["health"]) == (1, "failure")
+    assert str(segment) in found["data directory"]["found"]
+    assert "chown" in found["data directory"]["advice"]
+
+
+def test_a_file_of_tls_that_the_broker_could_not_use_is_named(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    good, other = authority.sign("broker"), authority.sign("other")
+    for key, named in (
+        (other.key, f"{other.key}: key values mismatch"),
+        (tmp_path / "none", f"{tmp_path / 'none'}: No such file"),
+        (locked_key(good.key), "the key has a password: store it without one"),
+    ):
+        tls = f'[tls]\ncert = "{good.cert}"\nkey = "{key}"'
+        status, found = examined(tmp_path / "t.toml", settings(tmp_path, tls))
+        assert (status, found["TLS"]["health"]) == (1, "failure")
+        assert named in found["TLS"]["found"]
 
 
 def test_certificates_that_clients_would_refuse_are_found_and_versions_are_named(

@@ -131,6 +131,11 @@ def test_twisted_s_events_and_failures_are_passed_on() -> None:
             {"log_format": "oh", "log_level": LogLevel.critical, "log_failure": failure}
         )
         observe_twisted({"format": "old %(style)s", "style": "words"})
+        # of ports and factories, which the broker names in its own words
+        legacy = {"log_format": "SessionFactory starting", "log_namespace": "log_legacy"}
+        observe_twisted({**legacy, "log_level": LogLevel.info})
+        observe_twisted({**legacy, "log_level": LogLevel.warn})
+    assert [log["log_level"] for log in logs] == ["warning", "critical", "info", "warning"]
     assert [
         (log["log_level"], log["event"], log["text"], log["namespace"]) for log in logs[:2]
     ] == [

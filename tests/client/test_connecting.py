@@ -11,12 +11,11 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives import serialization
 
 import txmq
 import txmq.aio
 import txmq.twisted
-from tests.certificates import Authority, Files
+from tests.certificates import Authority, locked_key
 from tests.client.aio.running import run
 from txmq.client.protocol.address import parse_url
 from txmq.client.tls import tls_context
@@ -96,19 +95,6 @@ def test_a_broker_that_ends_a_connection_without_tls_may_have_it(send: Send) -> 
     assert "begins with txmqs://" in raised.value.hint
 
 
-def _with_password(files: Files) -> Path:
-    key = serialization.load_pem_private_key(files.key.read_bytes(), None)
-    locked = files.key.with_name("locked.key")
-    locked.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.BestAvailableEncryption(b"secret"),
-        )
-    )
-    return locked
-
-
 @pytest.mark.parametrize(
     ("options", "named"),
     [
@@ -126,7 +112,7 @@ def test_a_file_of_tls_that_cannot_be_used_is_named(
     authority = Authority(tmp_path)
     files = authority.sign("ada")
     places = {"folder": tmp_path, "ca": authority.ca, "cert": files.cert, "key": files.key}
-    places["locked"] = _with_password(files)
+    places["locked"] = locked_key(files.key)
     settings = parse_url(f"txmqs://127.0.0.1/?{options.format(**places)}").tls
     assert settings is not None
     with pytest.raises(ConfigError) as raised:

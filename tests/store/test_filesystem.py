@@ -15,7 +15,15 @@ from pathlib import Path
 import pytest
 
 from txmq.errors import DirectoryInUse, DiskFull, StoreError
-from txmq.store.filesystem import Bytes, File, FileSystem, RealFileSystem
+from txmq.store.filesystem import (
+    Bytes,
+    File,
+    FileSystem,
+    RealFileSystem,
+    store_error,
+    user_name,
+)
+from txmq.store.index.environment import translate_errors
 from txmq.testing.simfs import SimFS
 
 
@@ -139,6 +147,28 @@ def test_a_failed_call_is_a_store_error(
     with pytest.raises(StoreError, match=directory) as raised:
         wrong(fs, directory)
     assert raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("number", "hint"),
+    [
+        (errno.EACCES, f"this process runs as {user_name(os.geteuid())}: run it as the owner"),
+        (errno.EPERM, f"this process runs as {user_name(os.geteuid())}: run it as the owner"),
+        (errno.ENOTDIR, "it leads through a file: name a directory"),
+        (errno.EIO, "check the kernel's messages"),
+    ],
+)
+def test_an_error_of_the_system_says_what_to_do_about_it(number: int, hint: str) -> None:
+    error = store_error("open", "/data/x", OSError(number, os.strerror(number)))
+    assert error.hint.startswith(hint)
+    with pytest.raises(StoreError) as raised, translate_errors(Path("/data/index")):
+        raise OSError(number, os.strerror(number))
+    assert raised.value.hint.startswith(hint) is (number in {errno.EACCES, errno.EPERM})
+
+
+def test_a_user_without_a_name_has_a_number() -> None:
+    assert user_name(0) == "user root"
+    assert user_name(3_999_999_999) == "user 3999999999"
 
 
 def test_a_lock_is_held_by_one(place: tuple[FileSystem, str]) -> None:

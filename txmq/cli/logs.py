@@ -204,6 +204,9 @@ def observe_twisted(event: dict[str, Any]) -> None:
     from twisted.logger import formatEvent
 
     level = event["log_level"].name if event.get("log_level") is not None else "info"
+    # "SessionFactory starting on 7650" and the like: the broker says it otherwise
+    if level == "info" and event.get("log_namespace") == "log_legacy":
+        return
     fields = {"text": formatEvent(event), "namespace": event.get("log_namespace", "")}
     failure = event.get("log_failure")
     if failure is not None:

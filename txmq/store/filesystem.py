@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import pwd
 import stat
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -154,9 +155,29 @@ def store_error(doing: str, path: str, error: OSError) -> StoreError:
         return StoreError(text, hint="raise the limit of open files (ulimit -n)")
     if error.errno == errno.EFBIG:
         return StoreError(text, hint="raise the limit of file sizes (ulimit -f)")
+    if error.errno in {errno.EACCES, errno.EPERM}:
+        return StoreError(text, hint=not_permitted())
+    if error.errno == errno.ENOTDIR:
+        return StoreError(text, hint="it leads through a file: name a directory, or move the file")
     return StoreError(
         text, hint="check the kernel's messages about the disk, and owner and mode of the path"
     )
+
+
+def not_permitted() -> str:
+    """Return what to do where this process may not do something with a file."""
+    return (
+        f"this process runs as {user_name(os.geteuid())}: run it as the owner of the files, "
+        "or give them to it (chown -R)"
+    )
+
+
+def user_name(number: int) -> str:
+    """Return the name of a user of the machine, or the number where there is none."""
+    try:
+        return f"user {pwd.getpwuid(number).pw_name}"
+    except KeyError:  # a container's user may have no name
+        return f"user {number}"
 
 
 def deleted_error(path: str) -> StoreError:

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from txmq.broker.data_directory.private_files import replace_file, require_private
+from txmq.broker.data_directory.first_admin import make_admin
+from txmq.broker.data_directory.private_files import foreign_file, replace_file, require_private
 from txmq.broker.data_directory.stored_reports import StoredReports
 from txmq.errors import ConfigError, StoreError
 from txmq.model.decider import DatabaseId
-from txmq.store.filesystem import RealFileSystem
+from txmq.store.filesystem import RealFileSystem, user_name
 from txmq.tx.postgres.brokers import KnownReports
+from txmq.wire.scram import make_verifier
 
 DATABASE = DatabaseId(7, 5)
 
@@ -60,6 +62,40 @@ def test_a_directory_that_every_user_may_write_is_refused(
     with pytest.raises(ConfigError, match=f"{mode:04o}") as raised:
         require_private(data)
     assert f"chmod 700 {data}" in raised.value.hint
+
+
+def test_a_file_is_no_data_directory(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(ConfigError, match=f"{file} is no directory"):
+        require_private(file)
+    with pytest.raises(ConfigError, match="Not a directory"):
+        require_private(file / "data")
+
+
+def test_an_admin_is_not_made_by_another_user_than_the_broker_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, fs, verifier = tmp_path / "data", RealFileSystem(), make_verifier("correct-horse")
+    make_admin(fs, data, "root", verifier)  # in a new directory
+    make_admin(fs, data, "root", verifier)
+    files = sorted(data.rglob("*"))
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(ConfigError, match=f"belongs to {user_name(os.getuid())}") as raised:
+        make_admin(fs, data, "eve", verifier)
+    assert f"run it as {user_name(os.getuid())}" in raised.value.hint
+    assert sorted(data.rglob("*")) == files
+
+
+def test_a_file_of_another_user_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = tmp_path / "data"
+    make_admin(RealFileSystem(), data, "root", make_verifier("correct-horse"))
+    assert foreign_file(data) is None
+    [segment] = (data / "log").glob("*.seg")
+    monkeypatch.setattr(os, "access", lambda path, _mode: path != segment)
+    assert foreign_file(data) == segment
+    monkeypatch.setattr(os, "access", lambda path, _mode: path != data / "log")
+    assert foreign_file(data) == data / "log"
 
 
 def test_a_report_that_is_not_on_disk_is_not_remembered(

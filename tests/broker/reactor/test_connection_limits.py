@@ -6,11 +6,17 @@ from collections import Counter
 from random import Random
 
 import pytest
+from twisted.internet.address import IPv4Address, IPv6Address
 from twisted.internet.task import Clock
 
 from tests.broker.support import HELLO, BrokerInMemory
 from txmq.broker.reactor import connection_limits
-from txmq.broker.reactor.connection_limits import ConnectionLimits, Strangers, network_of
+from txmq.broker.reactor.connection_limits import (
+    ConnectionLimits,
+    Strangers,
+    network_of,
+    peer_name,
+)
 
 
 def test_a_host_has_three_quarters_of_the_connections_and_others_the_rest() -> None:
@@ -49,6 +55,12 @@ def test_a_limit_of_a_peer_is_that_of_the_settings() -> None:
 )
 def test_what_counts_as_one_peer(host: str, network: str) -> None:
     assert network_of(host) == network
+
+
+def test_a_peer_is_logged_as_addresses_are_written() -> None:
+    assert peer_name(IPv4Address("TCP", "10.0.0.9", 7)) == "10.0.0.9:7"
+    assert peer_name(IPv6Address("TCP", "::1", 7)) == "[::1]:7"
+    assert peer_name("the broker itself") == "the broker itself"
 
 
 def test_strangers_beyond_their_number_push_out_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:

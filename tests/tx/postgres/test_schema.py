@@ -145,6 +145,17 @@ def test_a_role_without_any_right_learns_all_that_it_lacks(database: str) -> Non
     assert granted == [remark for remark in remarks if remark != lacking]
 
 
+def test_a_role_that_may_not_install_learns_what_it_needs(empty_database: str) -> None:
+    with (
+        poor_role(empty_database) as (_role, dsn),
+        closing(connect(dsn, application_name="test")) as connection,
+        pytest.raises(DatabaseError, match="installing the schema") as raised,
+    ):
+        install(connection)
+    assert raised.value.sqlstate == "42501"
+    assert "GRANT CREATE ON DATABASE and ON SCHEMA public" in raised.value.hint
+
+
 def test_grants_as_documented_are_what_brokers_and_services_need(empty_database: str) -> None:
     blocks = re.findall(r"```sql\n(.*?)^```", SECURITY.read_text("utf-8"), re.MULTILINE | re.DOTALL)
     [(database, superuser)] = rows(empty_database, "SELECT current_database(), current_user")

@@ -6,6 +6,7 @@ import secrets
 import time
 from typing import TYPE_CHECKING, Any
 
+from txmq.broker.data_directory.private_files import require_own, require_private
 from txmq.broker.data_directory.storage import open_directory
 from txmq.config.broker import load_broker
 from txmq.core import machine
@@ -27,8 +28,10 @@ def make_admin(fs: FileSystem, data: Path, name: str, verifier: Verifier) -> Non
     password, another user the role as well.
 
     Makes the directory where there is none. Raises DirectoryInUse while a broker runs,
-    and what `open_directory` raises.
+    ConfigError where another user runs it, and what `open_directory` raises.
     """
+    require_private(data)
+    require_own(data)
     settings = load_broker(None, {"data": data}).broker
     opened = open_directory(fs, settings, time.time_ns() // 1_000)
     try:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
+from txmq.config.listen import ListenAddress
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
@@ -179,6 +181,12 @@ class ConnectionLimits:
     def end(self, stranger: Stranger) -> None:
         """Note that a connection is known now, or gone."""
         self._strangers.remove(stranger)
+
+
+def peer_name(peer: object) -> str:
+    """Return host and port of Twisted's address of a peer, for the log."""
+    host, port = getattr(peer, "host", None), getattr(peer, "port", 0)
+    return str(peer) if host is None else str(ListenAddress(host, port))
 
 
 def network_of(host: str) -> str:

@@ -15,7 +15,7 @@ from twisted.internet.interfaces import IPushProducer
 from twisted.internet.protocol import Protocol, connectionDone
 from zope.interface import implementer
 
-from txmq.broker.reactor.connection_limits import network_of
+from txmq.broker.reactor.connection_limits import network_of, peer_name
 from txmq.broker.reactor.handshake import Handshake
 from txmq.broker.reactor.held_sends import JUDGED, WRITES
 from txmq.core.events.outcome import Rejected
@@ -124,7 +124,7 @@ class ClientSession(Protocol):
         self.transport.bufferSize = RECEIVE_BYTES
         # No requests are read from a client that does not read its replies.
         self._wire.registerProducer(_Backpressure(self), streaming=True)
-        self.log = log.bind(peer=str(self._wire.getPeer()))
+        self.log = log.bind(peer=peer_name(self._wire.getPeer()))
         guard = None if self.is_own else self._shared.guard
         self._handshake = Handshake(guard, self.transport, self.peer_host)
         self._deadline = self._clock.callLater(HELLO_SECONDS, self.cut, "no hello")

@@ -127,7 +127,8 @@ def _unusable(reason: str | None, path: Path) -> ConfigError:
     return ConfigError(
         "tls",
         f"{path}: {reason}",
-        hint="cert, key and client_ca are PEM files that belong together",
+        hint="cert, key and client_ca are PEM files that belong together, and that this process"
+        " may read",
     )
 
 

@@ -18,8 +18,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from txmq.broker.data_directory.private_files import foreign_file
 from txmq.cli.doctor.check_result import CheckResult, Health, judged
 from txmq.model.units import MIB
+from txmq.store.filesystem import not_permitted
 from txmq.version import __version__
 
 if TYPE_CHECKING:
@@ -89,6 +91,11 @@ def check_disk(data: Path, limits: DiskSettings) -> Iterator[CheckResult]:
             f"{place} is not a directory that this user may write",
             "give it to the broker's user, and run this command as that user",
         )
+        return
+    foreign = foreign_file(data) if place == data else None
+    if foreign is not None:
+        found = f"{foreign} cannot be read and written by this user"
+        yield CheckResult("data directory", Health.FAILURE, found, not_permitted())
         return
     mode = stat.S_IMODE(place.stat().st_mode) if place == data else 0o700
     is_shared = bool(mode & (stat.S_IWGRP | stat.S_IWOTH))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 import stat
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from txmq.cli.doctor.check_result import CheckResult, Health, judged
 from txmq.config.listen import is_loopback, listen_address
+from txmq.errors import ConfigError
 from txmq.errors.extras import MissingExtra, require
 
 if TYPE_CHECKING:
@@ -34,10 +34,9 @@ def check_tls(settings: SettingsFile) -> Iterator[CheckResult]:
         return
     try:
         require("tls", "OpenSSL")
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(tls.cert, tls.key)
-        if tls.client_ca is not None:
-            context.load_verify_locations(tls.client_ca)
+        from txmq.broker.reactor.tls import Certificates  # an extra
+
+        Certificates(tls, _NoClock())  # as the broker reads them
         yield _validity(tls)
         yield judged(
             "TLS key",
@@ -48,10 +47,15 @@ def check_tls(settings: SettingsFile) -> Iterator[CheckResult]:
         )
     except MissingExtra as missing:
         yield CheckResult("TLS", Health.FAILURE, missing.message, missing.hint)
-    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-        reason = getattr(error, "reason", None) or error
-        advice = "the broker needs a certificate with its chain, its key, and whole files"
-        yield CheckResult("TLS", Health.FAILURE, f"{tls.cert}: {reason}", advice)
+    except ConfigError as error:
+        yield CheckResult("TLS", Health.FAILURE, error.message.removeprefix("tls: "), error.hint)
+
+
+class _NoClock:
+    """A clock for certificates that nobody looks at again."""
+
+    def seconds(self) -> float:
+        return 0.0
 
 
 def _validity(tls: TlsSettings) -> CheckResult:

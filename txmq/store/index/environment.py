@@ -7,6 +7,7 @@ version is refused instead, because the operator may want to return to that vers
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ import msgpack
 from lmdb import Environment, Transaction, _Database
 
 from txmq.errors import DiskFull, StoreError, UnsupportedFormat
-from txmq.store.filesystem import RealFileSystem
+from txmq.store.filesystem import RealFileSystem, not_permitted
 from txmq.store.index.digest import (
     DATA,
     EMPTY,
@@ -118,6 +119,8 @@ def translate_errors(path: Path) -> Iterator[None]:
         hint = "raise the limit of address space (ulimit -v), or lower the map size"
         raise StoreError(f"{path}: {error}", hint=hint) from error
     except (lmdb.Error, OSError) as error:
+        if str(error).endswith(os.strerror(errno.EACCES)) or isinstance(error, PermissionError):
+            raise StoreError(f"{path}: {error}", hint=not_permitted()) from error
         hint = "stop the broker and delete the index: it is rebuilt from snapshot and log"
         raise StoreError(f"{path}: {error}", hint=hint) from error
 

@@ -34,7 +34,9 @@ CONFLICTS: Final = frozenset({SERIALIZATION_FAILURE, DEADLOCK_DETECTED, LOCK_NOT
 # table, column, function, schema
 NO_OBJECT: Final = frozenset({"42P01", "42703", "42883", "3F000"})
 NOT_NOW: Final = ("08", "53", "57P")  # connection, resources, shutdown and start-up
-AWAY: Final = "is the server up, its address right, and a connection to be had?"
+AWAY: Final = (
+    "check address, database, role and password; is the server up, and has it a connection left?"
+)
 MORE: Final = "PostgreSQL's own log tells more"
 LINE: Final = 200  # characters
 INSTALL: Final = "run `txmq schema install DSN`"

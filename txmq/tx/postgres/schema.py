@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import resources
 from typing import Final
 
-from txmq.errors import SchemaMissing
+from txmq.errors import DatabaseError, SchemaMissing
 from txmq.tx.postgres.blocking import read_server
 from txmq.tx.postgres.errors import translated
 from txmq.tx.postgres.identity import require_supported
@@ -16,6 +18,11 @@ from txmq.tx.postgres.session import Connection, Cursor, transaction
 VERSION: Final = 4  # version n is made from n - 1 by schema_n.sql
 _LOCK: Final = 0x74786D71  # "txmq": two installations at once take turns
 
+INSUFFICIENT_PRIVILEGE: Final = "42501"
+INSTALLERS: Final = (
+    "as a superuser, GRANT CREATE ON DATABASE and ON SCHEMA public TO the role, or run this as "
+    "the owner of the tables; docs/SECURITY.md, section 7, has the rights of all roles"
+)
 _RIGHTS: Final = {
     "txmq_schema": "SELECT",
     "txmq_token": "SELECT, INSERT, UPDATE",
@@ -53,7 +60,11 @@ def install(connection: Connection) -> None:
     newer txmq made the tables, DatabaseError where a right is missing.
     """
     require_supported(read_server(connection))
-    with translated("installing the schema"), transaction(connection) as cursor:
+    with (
+        _asking_for_rights(),
+        translated("installing the schema"),
+        transaction(connection) as cursor,
+    ):
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
         found = _version(cursor)
         _refuse_newer(found)
@@ -69,6 +80,19 @@ def install(connection: Connection) -> None:
         )
     now_ms = time.time_ns() // 1_000_000
     maintain(connection, caller=CallerTime(now_ms, now_ms))
+
+
+@contextmanager
+def _asking_for_rights() -> Iterator[None]:
+    """Say which rights an installation needs: the tables are not there yet, so that a
+    check could not.
+    """
+    try:
+        yield
+    except DatabaseError as error:
+        if error.sqlstate != INSUFFICIENT_PRIVILEGE:
+            raise
+        raise DatabaseError(error.message, hint=INSTALLERS, sqlstate=error.sqlstate) from None
 
 
 def check(connection: Connection) -> list[str]:
