@@ -20,9 +20,10 @@ from tests.client.world import ApplicationError
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.consumer import inbox_upkeep
 from txmq.client.blocking.consumer.consumer import Consumer
+from txmq.client.blocking.consumer.inbox import InboxWorker
 from txmq.client.blocking.consumer.inbox_upkeep import InboxUpkeep
 from txmq.client.protocol.awaited import inbox_opening
-from txmq.errors import LocalProtocolError
+from txmq.errors import Conflict, LocalProtocolError
 from txmq.model.message import Message, ReceivedMessage
 from txmq.model.retry import RetryPolicy
 from txmq.testing.wait import wait_until
@@ -336,6 +337,27 @@ def test_a_group_is_rewound_to_the_end_of_a_restored_inbox(
     assert effects(connect) == bodies
     with closing(connect()) as connection:
         assert applied(connection, position).ranges == ((0, 8),)
+
+
+def test_an_inbox_that_cannot_be_opened_is_tried_less_often_each_time(
+    client: Client, connect: Callable[[], Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind each try, all that the member has comes again."""
+    topic, group, pauses = fresh("t"), fresh("g"), list[float]()
+    bodies = send(client, topic, 3)
+    open_position = inbox_opening.InboxOpenings.open_position
+
+    async def refused(self: Any, *args: Any) -> int:
+        if len(pauses) < 7:
+            raise Conflict("a reset is under way")
+        return await open_position(self, *args)
+
+    monkeypatch.setattr(inbox_opening.InboxOpenings, "open_position", refused)
+    monkeypatch.setattr(InboxWorker, "_pause", lambda _self, seconds: pauses.append(seconds))
+    with consumer_of(client, group, topic, mode="ordered") as consumer:
+        run(consumer, connect)
+    assert pauses == [0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0]
+    assert effects(connect) == bodies
 
 
 def test_restored_messages_of_an_ordered_group_come_before_later_ones_of_their_keys(

@@ -19,7 +19,7 @@ from txmq.client.aio.consumer.members import LoopMembers
 from txmq.client.aio.consumer.runner import Handler, Worker
 from txmq.client.log import get_logger
 from txmq.client.protocol.alarm_reports import AlarmReport, alarm_source, report_args
-from txmq.client.protocol.awaited.inbox_opening import InboxOpenings
+from txmq.client.protocol.awaited.inbox_opening import InboxOpenings, OpeningPauses
 from txmq.client.protocol.consumer.fetched import DeliveredMessage
 from txmq.client.protocol.consumer.handlers import failed_messages, require_finished
 from txmq.client.protocol.transaction.tokens import new_token
@@ -227,6 +227,7 @@ class InboxWorker(Worker):
         super().__init__(members)
         self._inboxes, self._handler, self._lists = inboxes, handler, lists
         self._database = Database(connect)
+        self._opening_pauses = OpeningPauses()
         # Of every commit. It has no row: the inbox shows the outcome of a commit.
         self._token = new_token()
         self._failed: set[tuple[str, str]] = set()  # keys of the messages that may not go on
@@ -406,11 +407,13 @@ class InboxWorker(Worker):
                 restored += await inbox.open(driver, inbox.position(message), message.topic)
         except (RequestRejected, BrokerUnavailable, ConnectionLost, RequestTimeout) as error:
             log.warning("inbox.not_opened", error=str(error))
-            await _pause(FIRST_PAUSE_S)
+            await _pause(self._opening_pauses.next())
             raise _NotOpen from error
         except InboxMismatch:
             self._members.give_back(_outstanding(messages))
             raise
+        if closed:
+            self._opening_pauses.restart()
         if restored and self._members.settings.ordered:
             raise _NotOpen
 

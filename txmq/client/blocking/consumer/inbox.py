@@ -16,6 +16,7 @@ from txmq.client.blocking.consumer.inbox_opening import InboxMember, InboxOpenin
 from txmq.client.blocking.consumer.inbox_upkeep import InboxUpkeep, open_connection
 from txmq.client.blocking.consumer.runner import MessageSource, Runner
 from txmq.client.log import get_logger
+from txmq.client.protocol.awaited.inbox_opening import OpeningPauses
 from txmq.client.protocol.consumer.handlers import (
     HandlerOptions,
     failed_messages,
@@ -148,6 +149,7 @@ class InboxWorker:
         self._source, self._handler, self._connect = source, handler, connect
         self._openings = openings
         self._options, self._stop = options, stop
+        self._opening_pauses = OpeningPauses()
         self._connection: BlockingConnection | None = None
         # Of every commit. It has no row: the inbox shows the outcome of a commit.
         self._token = new_token()
@@ -383,11 +385,12 @@ class InboxWorker:
             )
         except (RequestRejected, BrokerUnavailable, ConnectionLost, RequestTimeout) as error:
             log.warning("inbox.not_opened", error=str(error))
-            self._pause(FIRST_PAUSE_S)
+            self._pause(self._opening_pauses.next())
             raise _NotOpen from error
         except InboxMismatch:
             self._source.give_back(_outstanding(messages))
             raise
+        self._opening_pauses.restart()
         if restored and self._source.settings.ordered:
             raise _NotOpen
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 RANGES_AT_ONCE = 10_000
 FAR = 1 << 63
 ADOPTION_S, ADOPTION_PAUSE_S = 10.0, 0.2
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0
 OffsetRange = tuple[int, int]
 log = get_logger()
 
@@ -63,6 +64,25 @@ class InboxMember(Protocol):
 
 Call = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
 Sleep = Callable[[float], Awaitable[object]]
+
+
+class OpeningPauses:
+    """Pauses of a handler whose partitions cannot be opened, longer each time: behind
+    each, a member of an ordered group joins anew, and all that it has comes again.
+    """
+
+    def __init__(self) -> None:
+        """Begin with the shortest one."""
+        self._next = FIRST_PAUSE_S
+
+    def next(self) -> float:
+        """Return the seconds to wait now."""
+        pause, self._next = self._next, min(2 * self._next, LONGEST_PAUSE_S)
+        return pause
+
+    def restart(self) -> None:
+        """Begin anew, behind a success."""
+        self._next = FIRST_PAUSE_S
 
 
 class InboxOpenings:
