@@ -33,17 +33,10 @@ from tests.bench.data_directories import current_time, filling
 from tests.bench.letters import KEYS, PRINTS, SPAN, TRACEBACK
 from txmq.batch import encode, verify
 from txmq.core.consumers.commands import JoinGroup, RequestedSettings
-from txmq.core.state import letter_index
+from txmq.core.state import letter_cells
 from txmq.core.state.failed_rows import FailedKind, FailedMessage
-from txmq.core.state.letter_index import (
-    PLACE,
-    PREFIX,
-    SLOT,
-    CellChange,
-    Dimension,
-    LetterState,
-    value_of,
-)
+from txmq.core.state.letter_cells import SLOT, CellChange, LetterState
+from txmq.core.state.letter_index import PLACE, PREFIX, Dimension, value_of
 from txmq.core.state.state import State
 from txmq.core.topics.sends import StoreBatch
 from txmq.core.topics.topics import CreateTopic
@@ -157,15 +150,15 @@ class Letters(NamedTuple):
         """Yield the counts of letters by error and time of death."""
         table, errors, start = t.MemoryTable(), lcm(ERRORS, PRINTS), 0
         while start < self.number:
-            slot = letter_index.slot_at(self.died_at(start))
+            slot = letter_cells.slot_at(self.died_at(start))
             end = min(self.number, start - (self.died_at(start) - (slot + 1) * SLOT) // self._step)
             for first in range(start, min(end, start + errors)):
                 numbers = range(first, end, errors)
                 times = self.died_at(first), self.died_at(numbers[-1])
                 names = error_of(first), print_of(first)
-                cell = self.topic_id, letter_index.error_of(*names), slot
+                cell = self.topic_id, letter_cells.error_of(*names), slot
                 change = CellChange(len(numbers), 0, *times)
-                letter_index.count(table, self.group_id, LetterState.OPEN, cell, change, names)
+                letter_cells.count(table, self.group_id, LetterState.OPEN, cell, change, names)
             start = end
         for key, row in table.range(b""):
             yield t.LETTER_CELLS, key, msgpack.packb(row)

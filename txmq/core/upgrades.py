@@ -8,9 +8,9 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from txmq.core.state import failed_rows, letter_index
+from txmq.core.state import failed_rows, letter_cells, letter_index
 from txmq.core.state.failed_rows import FailedMessage
-from txmq.core.state.letter_index import CELL_KEY, Cell, CellChange, LetterState
+from txmq.core.state.letter_cells import CELL_KEY, Cell, CellChange, LetterState
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def _join_cells(tables: Tables) -> Iterator[None]:
             letters, replayed, first, last, *names = row
             cells.delete(key)
             change = CellChange(letters, replayed, first, last)
-            letter_index.count(
+            letter_cells.count(
                 cells, group_id, LetterState(state), (topic_id, error, slot), change, tuple(names)
             )
         yield

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from txmq.core.state import attempts, failed_rows, letter_index, passed_letters
+from txmq.core.state import attempts, failed_rows, letter_cells, letter_index, passed_letters
 from txmq.core.state.consumer_groups import FenceState
 from txmq.core.state.failed_rows import FailedKind, FailedMessage
-from txmq.core.state.letter_index import LetterState
+from txmq.core.state.letter_cells import LetterState
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
@@ -55,13 +55,13 @@ def check_letter_index(
             letter_index.add(made, group.group_id, letter)
             if stored[message] != row:
                 at = letter.died_at
-                error = letter_index.error_of(letter.error_type, letter.fingerprint)
-                cell = (message[0], error, letter_index.slot_at(at))
-                cells: dict[letter_index.CellKey, letter_index.CellChange] = {}
-                letter_index.add_to_cell(cells, cell, at, letter.replays)
+                error = letter_cells.error_of(letter.error_type, letter.fingerprint)
+                cell = (message[0], error, letter_cells.slot_at(at))
+                cells: dict[letter_cells.CellKey, letter_cells.CellChange] = {}
+                letter_cells.add_to_cell(cells, cell, at, letter.replays)
                 abandoned = row.kind == FailedKind.ABANDONED
                 to = LetterState.ABANDONED if abandoned else LetterState.REPLAYING
-                letter_index.move_cells(made, group.group_id, to, cells)
+                letter_cells.move_cells(made, group.group_id, to, cells)
     for message, row in unswept_rows(state, group).items():
         letter = failed_rows.letter_of(message, row)
         assert letter is not None

@@ -22,7 +22,7 @@ from txmq.core.consumers.plan_steps import AdvancePlan
 from txmq.core.consumers.plans import CancelPlan, CreatePlan
 from txmq.core.state import failed_rows
 from txmq.core.state.failed_rows import FailedKind, FailedMessage
-from txmq.core.state.letter_index import LetterState
+from txmq.core.state.letter_cells import LetterState
 from txmq.core.state.plans import PlanSettings
 from txmq.model.retry import FailureReport, RetryPolicy
 from txmq.model.units import MINUTE, SECOND

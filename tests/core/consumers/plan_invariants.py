@@ -6,9 +6,9 @@ from array import array
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from txmq.core.state import letter_index, passed_letters, plan_blocks, plan_letters
+from txmq.core.state import letter_cells, passed_letters, plan_blocks, plan_letters
 from txmq.core.state.failed_rows import FailedKind, FailedMessage
-from txmq.core.state.letter_index import CellChange, CellKey
+from txmq.core.state.letter_cells import CellChange, CellKey
 from txmq.core.state.plan_blocks import Block
 from txmq.core.state.plans import LetterOutcome, Plan, PlanState
 from txmq.store import tables as t
@@ -82,10 +82,10 @@ def check_blocks(state: State, plan: Plan, letters: list[PlacedLetter]) -> None:
             assert row.number == placed.letter.number
             assert keys.get(placed.ref) == (row.key_hash if group.ordered else None)
             exported += row.exported > 0
-            error = letter_index.error_of(row.error_type, row.fingerprint)
+            error = letter_cells.error_of(row.error_type, row.fingerprint)
             at = row.dead_at or row.first_failed_at
-            cell = (placed.ref[0], error, letter_index.slot_at(at))
-            letter_index.add_to_cell(cells, cell, at, row.replays)
+            cell = (placed.ref[0], error, letter_cells.slot_at(at))
+            letter_cells.add_to_cell(cells, cell, at, row.replays)
         assert {(*cell, *change.fields) for cell, change in cells.items()} == set(block.cells)
         assert exported == block.exported
 

@@ -28,7 +28,7 @@ from txmq.core.events.plans import PlanAbandonedSwept, PlanLettersAbandoned, Pla
 from txmq.core.retention.letter_retention import ExpireLetters
 from txmq.core.state import plan_blocks
 from txmq.core.state.failed_rows import FailedKind
-from txmq.core.state.letter_index import SLOT, LetterState
+from txmq.core.state.letter_cells import SLOT, LetterState
 from txmq.model.units import DAY
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from tests.core.consumers.letters_world import Found, LettersWorld
 from txmq.core import machine, upgrades
 from txmq.core.consumers import letter_selection, letter_stats
 from txmq.core.consumers.letter_selection import LetterScan, LetterSelection
-from txmq.core.state import failed_rows, letter_index
-from txmq.core.state.letter_index import SLOT, LetterState
+from txmq.core.state import failed_rows, letter_cells, letter_index
+from txmq.core.state.letter_cells import SLOT, LetterState
 from txmq.core.steps import run_to_end
 from txmq.model.units import DAY
 from txmq.store.tables import LETTER_CELLS, LETTER_INDEX, META, MemoryTables
@@ -80,14 +80,14 @@ def test_every_selection_in_pages_of_any_size_is_what_a_filter_of_all_rows_finds
 
 def planted_leap_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
     """The slot in which the next open letter is gets skipped, too."""
-    next_slot = letter_index.next_slot
+    next_slot = letter_cells.next_slot
 
     def too_far(*args: Any) -> int | None:
         found = next_slot(*args)
         return None if found is None else found + 1
 
     monkeypatch.setattr(letter_selection, "PASSED", 0)
-    monkeypatch.setattr(letter_index, "next_slot", too_far)
+    monkeypatch.setattr(letter_cells, "next_slot", too_far)
 
 
 @pytest.mark.parametrize("seed", range(FIRST_SEED, LAST_SEED))
@@ -151,7 +151,7 @@ def planted_lost_count(monkeypatch: pytest.MonkeyPatch) -> None:
         tables: Any, group_id: int, letter: letter_index.Letter, counted: Any = None
     ) -> None:
         left = counted or letter
-        key, _slot = letter_index._key_of(group_id, left.state, letter_index._cell_of(left))
+        key, _slot = letter_cells._key_of(group_id, left.state, letter_index._cell_of(left))
         row = tables[LETTER_CELLS].get(key)
         discard(tables, group_id, letter, counted)
         if letter.replays and row is not None:
@@ -303,11 +303,11 @@ def test_cells_of_quarters_of_an_hour_are_joined_to_days(
     tables = world.state.tables
     cells, wanted = tables[LETTER_CELLS], [*tables[LETTER_CELLS].range(b"")]
     for key, row in wanted:
-        *fields, day = letter_index.CELL_KEY.unpack(key)
+        *fields, day = letter_cells.CELL_KEY.unpack(key)
         _letters, replayed, *same, slots = row
         cells.delete(key)
         for slot, letters in zip(slots[::2], slots[1::2], strict=True):
-            old = letter_index.CELL_KEY.pack(*fields, day * letter_index.DAY_SLOTS + slot)
+            old = letter_cells.CELL_KEY.pack(*fields, day * letter_cells.DAY_SLOTS + slot)
             cells.put(old, (letters, replayed, *same))
             replayed = 0
     tables[META].put(upgrades.LETTERS_ROW, (upgrades.SLOT_CELLS,))
@@ -332,7 +332,7 @@ def test_the_oldest_and_the_newest_letter_are_known_to_a_quarter_of_an_hour() ->
     for letter in (letters[0], letters[-1]):
         letter_index.discard(tables, 1, letter)
     counts = letter_stats.LetterCounts(now=day + DAY)
-    ([found], _after) = letter_index.cells(tables, 1, state, b"", 10)
+    ([found], _after) = letter_cells.cells(tables, 1, state, b"", 10)
     counts.add(state, found)
     assert counts._all.letters == 2
     assert counts._all.first == day + 9 * SLOT

@@ -28,7 +28,7 @@ from txmq.core.retention.letter_retention import ExpireLetters
 from txmq.core.retention.relocation import RepointMessages, RetainedMessage
 from txmq.core.state import attempts, failed_messages, failed_rows, passed_letters, plan_letters
 from txmq.core.state.failed_rows import FailedKind, Move
-from txmq.core.state.letter_index import SLOT, LetterState
+from txmq.core.state.letter_cells import SLOT, LetterState
 from txmq.core.state.plan_blocks import Block
 from txmq.core.state.put_back import TRIMMED_AT, PlainLetter, PutBackQueue
 from txmq.model.units import DAY

@@ -33,7 +33,7 @@ from txmq.core.consumers.letter_selection import (
 )
 from txmq.core.consumers.letter_trials import TryLetter, outcome_of
 from txmq.core.events.outcome import Rejected
-from txmq.core.state.letter_index import LetterState
+from txmq.core.state.letter_cells import LetterState
 from txmq.errors import BadRequest, CorruptRecord, UnknownTopic
 from txmq.model.keys import key_hash
 from txmq.wire.calls.audit import AuditList

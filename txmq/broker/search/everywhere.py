@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from txmq.broker.search.message_view import describe_message, read_view, weight_of
 from txmq.broker.search.search import SearchQuery, find_by_id
 from txmq.core.state import failed_messages, letter_index
-from txmq.core.state.letter_index import PLACE, PREFIX, Dimension, LetterState
+from txmq.core.state.letter_cells import LetterState
+from txmq.core.state.letter_index import PLACE, PREFIX, Dimension
 from txmq.core.topics import delayed, key_order, topics
 from txmq.core.transactions.model import every_batch, get
 from txmq.errors import CorruptRecord

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.core.state import failed_messages, failed_rows, letter_index
-from txmq.core.state.letter_index import FIRST, LAST, PLACE, Dimension, LetterState
+from txmq.core.state import failed_messages, failed_rows, letter_cells, letter_index
+from txmq.core.state.letter_cells import LetterState
+from txmq.core.state.letter_index import FIRST, LAST, PLACE, Dimension
 from txmq.core.state.plans import LetterOutcome
 from txmq.store import tables as t
 
@@ -161,22 +162,22 @@ class LetterScan:
         """Go on at the next time slot with open letters. Return False if that is the
         slot of the last letter.
         """
-        slot = letter_index.slot_at(PLACE.unpack(self.position.place)[0])
+        slot = letter_cells.slot_at(PLACE.unpack(self.position.place)[0])
         if slot == self._sought:
             return False
         self._sought, self._passed = slot, 0
-        following = letter_index.next_slot(
+        following = letter_cells.next_slot(
             self._state.tables, self._group.group_id, LetterState.OPEN, slot, self._counts
         )
         if following == slot:
             return False
         self.ended = following is None
         if following is not None:
-            place = PLACE.pack(following * letter_index.SLOT, 0, 0, 0, 0)
+            place = PLACE.pack(following * letter_cells.SLOT, 0, 0, 0, 0)
             self.position = self.position._replace(place=place)
         return True
 
-    def _counts(self, topic_id: int, cell: letter_index.Cell) -> bool:
+    def _counts(self, topic_id: int, cell: letter_cells.Cell) -> bool:
         """Return True if a cell may count letters of the selection."""
         wanted, topic = self._selection, self._state.topics_by_id.get(topic_id)
         return (

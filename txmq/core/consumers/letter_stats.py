@@ -1,6 +1,6 @@
 """Statistics of dead letters: numbers by fingerprint, error type, topic and age.
 
-A selection of topics, errors and states is counted in cells (`state/letter_index.py`),
+A selection of topics, errors and states is counted in cells (`state/letter_cells.py`),
 which does not read the letters. Any other selection is counted by a scan, and the reply
 says if the scan came to its end.
 """
@@ -15,16 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txmq.core.consumers import letter_notes
 from txmq.core.consumers.letter_selection import FoundLetter, LetterScan, LetterSelection
-from txmq.core.state import failed_rows, letter_index
-from txmq.core.state.letter_index import (
-    DAY_SLOTS,
-    PREFIX,
-    SLOT,
-    Cell,
-    CellsOfError,
-    Dimension,
-    LetterState,
-)
+from txmq.core.state import failed_rows, letter_cells, letter_index
+from txmq.core.state.letter_cells import DAY_SLOTS, SLOT, Cell, CellsOfError, LetterState
+from txmq.core.state.letter_index import PREFIX, Dimension
 from txmq.model.units import DAY, HOUR
 from txmq.store import tables as t
 
@@ -81,7 +74,7 @@ class LetterCounts:
 
     def __init__(self, now: int) -> None:
         # slots of the oldest letters of each age, the oldest age first
-        self._since = [letter_index.slot_at(now - age) for age in reversed(AGES.values())]
+        self._since = [letter_cells.slot_at(now - age) for age in reversed(AGES.values())]
         self._errors: dict[Error, _Sum] = {}
         self._others = 0
         self._all = _Sum()
@@ -228,7 +221,7 @@ def _count_cells(
     for at in dict.fromkeys(selection.states):
         after: bytes | None = b""
         while after is not None:
-            some, after = letter_index.cells(
+            some, after = letter_cells.cells(
                 state.tables, group.group_id, at, after, CELLS_PER_STEP
             )
             for found in some:
@@ -268,6 +261,6 @@ def _cell_of(found: FoundLetter) -> tuple[LetterState, CellsOfError]:
     letter = failed_rows.letter_of(found.ref, row)
     assert letter is not None, "it was selected"
     at = letter.died_at
-    day, slot = divmod(letter_index.slot_at(at), DAY_SLOTS)
+    day, slot = divmod(letter_cells.slot_at(at), DAY_SLOTS)
     cell = Cell(1, int(bool(row.replays)), at, at, row.error_type, row.fingerprint, (slot, 1))
     return letter.state, CellsOfError(letter.topic_id, [day], [tuple(cell)])

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from txmq.core.state import letter_index, plan_blocks, plan_letters, put_back_queues
+from txmq.core.state import letter_cells, letter_index, plan_blocks, plan_letters, put_back_queues
 from txmq.core.state.failed_rows import FIELDS, FailedKind, FailedMessage, letter_of, replayed_row
-from txmq.core.state.letter_index import CellChanges, LetterState
+from txmq.core.state.letter_cells import CellChanges, LetterState
 from txmq.core.state.plan_blocks import PlacedBlock
 from txmq.core.state.plans import LetterOutcome
 from txmq.model.topic_partition import TopicPartition
@@ -119,10 +119,10 @@ def put_back(
             continue
         error, slot = put_back_queues.add(group, one, row)
         died_at = row.dead_at or row.first_failed_at
-        letter_index.add_to_cell(cells, (one[0], error, slot), died_at, row.replays)
+        letter_cells.add_to_cell(cells, (one[0], error, slot), died_at, row.replays)
         waiting[one[:2]] += 1
         exported += row.exported > 0
-    letter_index.move_cells(state.tables, group.group_id, LetterState.REPLAYING, cells)
+    letter_cells.move_cells(state.tables, group.group_id, LetterState.REPLAYING, cells)
     for (topic_id, partition), count in waiting.items():
         tp = TopicPartition(topic_id, partition)
         group.put_back[tp].end_record(end)
@@ -168,13 +168,13 @@ def abandon(
         row = _held(state, group, one, plan_id)
         if row is None:
             continue
-        error = letter_index.error_of(row.error_type, row.fingerprint)
+        error = letter_cells.error_of(row.error_type, row.fingerprint)
         died_at = row.dead_at or row.first_failed_at
-        cell = (one[0], error, letter_index.slot_at(died_at))
-        letter_index.add_to_cell(cells, cell, died_at, row.replays)
+        cell = (one[0], error, letter_cells.slot_at(died_at))
+        letter_cells.add_to_cell(cells, cell, died_at, row.replays)
         count += 1
         exported += row.exported > 0
-    letter_index.move_cells(state.tables, group.group_id, LetterState.ABANDONED, cells)
+    letter_cells.move_cells(state.tables, group.group_id, LetterState.ABANDONED, cells)
     group.letters -= count
     group.exported_letters -= exported
     state.groups.dirty_groups.add(group.group_id)
@@ -193,7 +193,7 @@ def _held(
 
 def _add_cells(cells: CellChanges, placed: PlacedBlock) -> None:
     for topic_id, error, slot, *change in placed.block.cells:
-        letter_index.merge_cell(cells, (topic_id, error, slot), *change)
+        letter_cells.merge_cell(cells, (topic_id, error, slot), *change)
 
 
 def open_letter(
@@ -265,7 +265,7 @@ def remove_processed(
         cells[cell] = cells.get(cell, 0) + 1
     for plan, letters in done.items():
         plan_letters.processed(state, plan, letters)
-    letter_index.count_processed(state.tables, group.group_id, cells)
+    letter_cells.count_processed(state.tables, group.group_id, cells)
     return others
 
 

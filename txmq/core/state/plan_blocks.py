@@ -17,8 +17,8 @@ from array import array
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.core.state import letter_index, plan_letters
-from txmq.core.state.letter_index import CellChange, CellKey
+from txmq.core.state import letter_cells, plan_letters
+from txmq.core.state.letter_cells import CellChange, CellKey
 from txmq.core.state.plans import LetterOutcome
 from txmq.core.state.put_back import NO_KEY
 from txmq.store import tables as t
@@ -104,8 +104,8 @@ class _Builder:
     def add(self, key: bytes, ref: MessageRef, row: FailedMessage) -> bool:
         """Add a letter; return True if the block is full."""
         died_at = row.dead_at or row.first_failed_at
-        error = letter_index.error_of(row.error_type, row.fingerprint)
-        slot = letter_index.slot_at(died_at)
+        error = letter_cells.error_of(row.error_type, row.fingerprint)
+        slot = letter_cells.slot_at(died_at)
         columns = self._runs.get(ref[:2])
         if columns is None:
             columns = self._runs[ref[:2]] = tuple(array(code) for code in self._columns)
@@ -113,7 +113,7 @@ class _Builder:
         values = (ref[2], row.position, error, slot, key_hash)
         for column, value in zip(columns, values, strict=False):
             column.append(value)
-        letter_index.add_to_cell(self._cells, (ref[0], error, slot), died_at, row.replays)
+        letter_cells.add_to_cell(self._cells, (ref[0], error, slot), died_at, row.replays)
         self._first, self._last = self._first or key, key
         self._letters += 1
         self._exported += row.exported > 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from txmq.core.state import letter_index
+from txmq.core.state import letter_cells
 from txmq.core.state.put_back import NO_KEY, PlainLetter, PutBackQueue, WaitingRun
 from txmq.model.topic_partition import TopicPartition
 
@@ -39,8 +39,8 @@ def has_more(row: FailedMessage) -> bool:
 
 def plain_letter(row: FailedMessage) -> PlainLetter:
     """Return what the ack of a letter with this row has to know."""
-    error = letter_index.error_of(row.error_type, row.fingerprint)
-    slot = letter_index.slot_at(row.dead_at or row.first_failed_at)
+    error = letter_cells.error_of(row.error_type, row.fingerprint)
+    slot = letter_cells.slot_at(row.dead_at or row.first_failed_at)
     return PlainLetter(row.plan, error, slot, row.key_hash)
 
 
