@@ -48,12 +48,16 @@ def test_what_may_change_is_in_force_and_the_rest_is_named(file: Path) -> None:
     shown = broker.ask("broker.reload")
     assert shown == {
         "changed": ["alarms.undecided_s", "retention.letters_hours"],
-        "restart": ["broker", "retention.every_s"],
+        "restart": ["broker.partitions", "retention.every_s"],
     }
     assert broker.ask("broker.reload") == {
         "changed": [],
-        "restart": ["broker", "retention.every_s"],
+        "restart": ["broker.partitions", "retention.every_s"],
     }
+    with file.open("a") as written:
+        written.write('[tls]\ncert = "a"\nkey = "b"\n[[resolver]]\nname = "shop"\ndsn = "x"\n')
+    restart = broker.ask("broker.reload")["restart"]
+    assert restart == ["broker.partitions", "tls", "retention.every_s", "resolver"]
 
 
 def test_an_alarm_goes_by_its_new_limit(file: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.support import NOBODY
 from txmq import connect
 from txmq.cli.app import main
 from txmq.cli.options import operating_system_user
@@ -82,6 +83,8 @@ def test_the_version_is_that_of_the_package() -> None:
     ("arguments", "message"),
     [
         (["topic", "nonsense"], "No such command 'nonsense'."),
+        (["acl", "grant", "ada", "read", "orders"], "no resource 'orders': use cluster, topic:"),
+        (["acl", "grant", "ada", "reed", "topic:t"], "'reed' gives nothing on a topic: use desc"),
         (["topic", "show"], "Missing argument 'TOPIC'."),
         (["topic", "show", "a b"], "Invalid value for 'TOPIC': invalid name 'a b'"),
         (["topic", "list", "--nonsense"], "No such option: --nonsense"),
@@ -112,6 +115,18 @@ def test_errors_in_the_usage_are_json_where_json_is_asked_for(
     assert message in error["message"]
     assert "--help" in error["hint"]
     assert f"Usage: txmq {arguments[0]}" in usage_error(*arguments)
+
+
+@pytest.mark.parametrize("option", [["--broker", NOBODY], ["--json"]])
+def test_an_option_before_the_command_is_told_its_place(
+    option: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["txmq", *option, "topic", "list"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    said = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert f"write it behind the command: txmq topic list {option[0]}" in said
 
 
 @pytest.mark.parametrize("as_json", [[], ["--json"]])

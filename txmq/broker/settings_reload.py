@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
+from pydantic import BaseModel
 
 from txmq.config.broker import public_settings
 from txmq.core.events.outcome import Rejected
@@ -25,7 +26,9 @@ log = structlog.get_logger()
 
 
 class Reloaded(NamedTuple):
-    """The settings that differ from those before, as "section.name"."""
+    """The settings that differ from those before, as "section.name"; of a section that
+    was not there, or of which there can be several, its name.
+    """
 
     changed: list[str]  # in force now
     restart: list[str]  # in force after the next start
@@ -71,12 +74,15 @@ class SettingsReload:
             if old == new:
                 continue
             live = self._sections.get(name)
-            if live is None:
-                found.restart.append(name)
+            if not (isinstance(old, BaseModel) and isinstance(new, BaseModel)):
+                found.restart.append(name)  # a list of sections, or one that was not there
                 continue
             differs = [
                 one for one in type(old).model_fields if getattr(old, one) != getattr(new, one)
             ]
+            if live is None:
+                found.restart.extend(f"{name}.{one}" for one in differs)
+                continue
             takes = [one for one in differs if one in live.fields]
             found.restart.extend(f"{name}.{one}" for one in differs if one not in live.fields)
             found.changed.extend(f"{name}.{one}" for one in takes)

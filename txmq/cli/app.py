@@ -107,6 +107,14 @@ def _print_version(asked: bool) -> None:  # noqa: FBT001  # as typer calls it
         raise typer.Exit
 
 
+def _refuse_before(context: typer.Context, option: Any, value: object) -> None:  # noqa: ANN401  # typer does not export its options
+    """Say where an option of commands stands, for one that stands before them."""
+    del context
+    if value:
+        written = option.opts[0] + ("" if option.is_flag else " URL")
+        raise typer.BadParameter(f"write it behind the command: txmq topic list {written}")
+
+
 def options(
     *,
     version: Annotated[
@@ -115,9 +123,13 @@ def options(
             "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
         ),
     ] = False,
+    broker: Annotated[
+        str | None, typer.Option("--broker", callback=_refuse_before, hidden=True)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", callback=_refuse_before, hidden=True)] = False,
 ) -> None:
     """Accept the options before the command."""
-    del version
+    del version, broker, as_json
 
 
 @cache

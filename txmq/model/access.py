@@ -104,6 +104,18 @@ def is_grant(what: str, resource: str) -> bool:
     )
 
 
+def what_is_wrong(what: str, resource: str) -> str:
+    """Return why a grant gives nothing; "" = it gives something."""
+    if not is_resource(resource):
+        kinds = ", ".join(f"{kind}:NAME" for kind in KINDS if kind != "cluster")
+        return f"there is no resource {resource!r}: use cluster, {kinds}; NAME may end with *"
+    if is_grant(what, resource):
+        return ""
+    kind = resource.partition(":")[0]
+    roles = (role for role, given in ROLES.items() if any(known == kind for _verb, known in given))
+    return f"{what!r} gives nothing on a {kind}: use {', '.join((*VERBS[kind], *roles))}"
+
+
 def allows(roles: Collection[str], grants: Iterable[Grant], need: Need) -> bool:
     """Return whether roles and grants give what is needed."""
     permission = (need.verb, need.kind)

@@ -8,7 +8,7 @@ import typer
 
 from txmq.cli.command import CommandSession, broker_command
 from txmq.cli.options import Operator, Reason, User
-from txmq.model.access import ALL_VERBS, ROLES, is_grant
+from txmq.model.access import ALL_VERBS, ROLES, what_is_wrong
 
 app = typer.Typer(
     name="acl", no_args_is_help=True, help="Grant permissions to users, and take them back."
@@ -85,8 +85,6 @@ def _change(
     operator: str,
     reason: str,
 ) -> None:
-    if not is_grant(verb, resource):
-        raise typer.BadParameter(
-            f"{verb!r} on {resource!r} is no permission: see docs/SECURITY.md for the table"
-        )
+    if wrong := what_is_wrong(verb, resource):
+        raise typer.BadParameter(wrong)
     session.show(call, name=user, what=verb, resource=resource, operator=operator, reason=reason)

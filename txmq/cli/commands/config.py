@@ -76,7 +76,9 @@ def import_(
         wanted = cluster_config.parse(file.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         hint = "name a file that txmq config export has written"
-        raise ConfigError("file", f"cannot read {file}: {error}", hint=hint) from None
+        raise ConfigError(
+            "file", f"cannot read {file}: {getattr(error, 'strerror', None) or error}", hint=hint
+        ) from None
     signed = {"operator": operator, "reason": reason}
     by: dict[str, dict[str, str]] = {"topic.create": {}}  # it takes no operator and no reason
     rows: list[dict[str, Any]] = []

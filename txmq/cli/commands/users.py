@@ -43,7 +43,10 @@ def add(
     role: Roles = None,
     password_file: PasswordFile = None,
     no_password: Annotated[
-        bool, typer.Option("--no-password", help="The user logs in by a certificate.")
+        bool,
+        typer.Option(
+            "--no-password", help="The user logs in by a certificate, or over HTTP with a token."
+        ),
     ] = False,
     operator: Operator,
     reason: Reason = "",
