@@ -184,6 +184,7 @@ def test_what_is_no_whole_export_is_refused(
     error = json.loads(result.stderr)
     assert (result.exit_code, error["error"], client.sent) == (1, "ConfigError", [])
     assert "no export of dead letters" in error["message"]
+    assert "versions of txmq" not in error["message"]
 
 
 def test_endless_files_and_loops_of_copies_are_refused(

@@ -166,6 +166,17 @@ def test_an_error_of_the_system_says_what_to_do_about_it(number: int, hint: str)
     assert raised.value.hint.startswith(hint) is (number in {errno.EACCES, errno.EPERM})
 
 
+def test_a_lock_on_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_given: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = str(tmp_path / "lock")
+    monkeypatch.setattr(os, "write", full)
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(DiskFull, match=f"^{path}: lock: No space left"):
+        RealFileSystem().lock(path)
+
+
 def test_a_user_without_a_name_has_a_number() -> None:
     assert user_name(0) == "user root"
     assert user_name(3_999_999_999) == "user 3999999999"

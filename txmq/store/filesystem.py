@@ -196,7 +196,9 @@ def _translate_errors(method: Callable[P, R]) -> Callable[P, R]:
         try:
             return method(*args, **kwargs)
         except OSError as error:
-            path = error.filename or getattr(args[0], "path", "")
+            # one of a file that is open, such as a full disk's, names none
+            given = next((one for one in args[1:] if isinstance(one, str)), "")
+            path = error.filename or getattr(args[0], "path", given)
             raise store_error(method.__name__, str(path), error) from error
 
     return call

@@ -214,7 +214,8 @@ def read_file(path: Path) -> LetterFile:
                     where, reason = first_mistake(error, unit="field")
                     _refuse(path, number, f"{'.'.join(where) or 'the whole'}: {reason}")
                 except (RemoteProtocolError, ValueError) as error:
-                    _refuse(path, number, str(error))
+                    # without the advice of the first, which is about brokers
+                    _refuse(path, number, getattr(error, "message", str(error)))
                 digest.update(line)
     except OSError as error:
         raise ConfigError(str(path), f"cannot be read: {error.strerror}", hint=EXPORT) from None
