@@ -148,10 +148,10 @@ def planted_lost_count(monkeypatch: pytest.MonkeyPatch) -> None:
     discard = letter_index.discard
 
     def forgetful(
-        tables: Any, group_id: int, letter: letter_index.Letter, counted: Any = None
+        tables: Any, group_id: int, letter: letter_cells.Letter, counted: Any = None
     ) -> None:
         left = counted or letter
-        key, _slot = letter_cells._key_of(group_id, left.state, letter_index._cell_of(left))
+        key, _slot = letter_cells._key_of(group_id, left.state, letter_cells._cell_of(left))
         row = tables[LETTER_CELLS].get(key)
         discard(tables, group_id, letter, counted)
         if letter.replays and row is not None:
@@ -175,7 +175,7 @@ def planted_stale_index(monkeypatch: pytest.MonkeyPatch) -> None:
     """An index that keeps a letter's old error when it dies with another one."""
     keys = letter_index.keys_of
 
-    def without_errors(group_id: int, letter: letter_index.Letter) -> object:
+    def without_errors(group_id: int, letter: letter_cells.Letter) -> object:
         made = list(keys(group_id, letter))
         return made[:-1] if letter.replays else made
 
@@ -251,7 +251,7 @@ def test_ranges_that_never_meet_are_left_in_bounded_steps_that_get_on() -> None:
     world = LettersWorld(1)
     for number in range(600):
         row = number, world.now + number
-        letter = letter_index.Letter(
+        letter = letter_cells.Letter(
             LetterState.OPEN, 1, 0, row[0], row[1], number + 1, None,
             ("E", "F")[number % 2], ("e", "f")[number % 2], 0,
         )  # fmt: skip
@@ -324,7 +324,7 @@ def test_the_oldest_and_the_newest_letter_are_known_to_a_quarter_of_an_hour() ->
     day, state = 20_000 * DAY, LetterState.OPEN
     deaths = [day + 1, day + 9 * SLOT + 7, day + 50 * SLOT + 7, day + DAY - 1]
     letters = [
-        letter_index.Letter(state, 1, 0, at, at, number, None, "E", "f", 0)
+        letter_cells.Letter(state, 1, 0, at, at, number, None, "E", "f", 0)
         for number, at in enumerate(deaths, 1)
     ]
     for letter in letters:

@@ -51,8 +51,7 @@ PROCESSED = ""  # why a message is no failed message any more; otherwise a reaso
 
 def get(state: State, group: ConsumerGroup, ref: MessageRef) -> FailedMessage | None:
     """Return the row of a message if it has failed."""
-    row = passed_letters.failed_row(state, group.group_id, ref)
-    return None if row is None else passed_letters.current(state, group, ref, row)
+    return passed_letters.find(state, group, ref)
 
 
 def planned(
@@ -163,7 +162,7 @@ def drop(state: State, group: ConsumerGroup, ref: MessageRef) -> FailedMessage |
     stored = passed_letters.swept_row(state, group, ref)
     if stored is None:
         return None
-    row = passed_letters.current(state, group, ref, stored)
+    row = passed_letters.current(state, group, ref, stored) if stored.plan else stored
     plan_blocks.forget(state, stored.plan, stored.visible_at, ref)
     state.failed_messages.delete(t.FAILED_KEY.pack(group.group_id, *ref))
     letter = letter_of(ref, stored)

@@ -10,8 +10,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq.core.state.letter_cells import LetterState
-from txmq.core.state.letter_index import Letter
+from txmq.core.state.letter_cells import Letter, LetterState
 
 if TYPE_CHECKING:
     from txmq.core.state.consumer_groups import MessageRef

@@ -43,6 +43,23 @@ class LetterState(IntEnum):
     LOCAL = 4  # in the local store of a consumer
 
 
+class Letter(NamedTuple):
+    """Message as index and cells know it. `died_at` is the time of its first failure
+    where it has not died.
+    """
+
+    state: LetterState
+    topic_id: int
+    partition: int
+    offset: int
+    died_at: int
+    number: int
+    key_hash: int | None
+    error_type: str
+    fingerprint: str
+    replays: int
+
+
 class Cell(NamedTuple):
     """Letters of a group that share state, topic, error and day of death.
 
@@ -178,7 +195,21 @@ def count_processed(
     error and slot. Their places in the index stay until they are swept.
     """
     for cell, letters in cells.items():
-        uncount(tables[t.LETTER_CELLS], group_id, LetterState.REPLAYING, cell, letters, letters)
+        _uncount(tables[t.LETTER_CELLS], group_id, LetterState.REPLAYING, cell, letters, letters)
+
+
+def count_letter(tables: Mapping[str, Table] | Tables, group_id: int, letter: Letter) -> None:
+    """Apply: count a letter."""
+    at = letter.died_at
+    change = CellChange(1, int(bool(letter.replays)), at, at)
+    names = (letter.error_type, letter.fingerprint)
+    count(tables[t.LETTER_CELLS], group_id, letter.state, _cell_of(letter), change, names)
+
+
+def uncount_letter(tables: Mapping[str, Table] | Tables, group_id: int, letter: Letter) -> None:
+    """Apply: count a letter no longer."""
+    cells, replayed = tables[t.LETTER_CELLS], int(bool(letter.replays))
+    _uncount(cells, group_id, letter.state, _cell_of(letter), 1, replayed)
 
 
 def count(
@@ -213,10 +244,10 @@ def _add(
     cells.put(key, row)
 
 
-def uncount(
+def _uncount(
     cells: Table, group_id: int, state: LetterState, cell: CellKey, letters: int, replayed: int
 ) -> None:
-    """Apply: count letters no longer."""
+    """Count letters no longer."""
     key, slot = _key_of(group_id, state, cell)
     row: Any = cells.get(key)
     _take(cells, key, Cell(*row), letters, replayed, {slot: letters})
@@ -309,6 +340,11 @@ def next_slot(
 def slots_of(day: int, cell: Cell) -> Iterator[int]:
     """Yield the time slots of a cell, in order."""
     return (day * DAY_SLOTS + slot for slot in cell.slots[::2])
+
+
+def _cell_of(letter: Letter) -> CellKey:
+    error = error_of(letter.error_type, letter.fingerprint)
+    return letter.topic_id, error, slot_at(letter.died_at)
 
 
 def _key_of(group_id: int, state: LetterState, cell: CellKey) -> tuple[bytes, int]:

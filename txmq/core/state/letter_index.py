@@ -10,17 +10,18 @@ from __future__ import annotations
 
 from enum import IntEnum
 from struct import Struct
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from xxhash import xxh3_64_intdigest
 
 from txmq.core.state import letter_cells
-from txmq.core.state.letter_cells import CellChange, CellKey, LetterState
+from txmq.core.state.letter_cells import LetterState
 from txmq.store import tables as t
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from txmq.core.state.letter_cells import Letter
     from txmq.store.tables import Table, Tables
 
 
@@ -46,23 +47,6 @@ FIRST = bytes(PLACE.size)  # sorts before all places
 LAST = b"\xff" * (PLACE.size + 1)  # and this one behind them
 
 
-class Letter(NamedTuple):
-    """Message as the index knows it. `died_at` is the time of its first failure
-    where it has not died.
-    """
-
-    state: LetterState
-    topic_id: int
-    partition: int
-    offset: int
-    died_at: int
-    number: int
-    key_hash: int | None
-    error_type: str
-    fingerprint: str
-    replays: int
-
-
 def value_of(text: str) -> int:
     """Return the value that stands for a text in an index key."""
     return xxh3_64_intdigest(text.encode())
@@ -73,12 +57,7 @@ def add(tables: Mapping[str, Table] | Tables, group_id: int, letter: Letter) -> 
     index = tables[t.LETTER_INDEX]
     for key in keys_of(group_id, letter):
         index.put(key, ())
-    at = letter.died_at
-    change = CellChange(1, int(bool(letter.replays)), at, at)
-    names = (letter.error_type, letter.fingerprint)
-    letter_cells.count(
-        tables[t.LETTER_CELLS], group_id, letter.state, _cell_of(letter), change, names
-    )
+    letter_cells.count_letter(tables, group_id, letter)
 
 
 def discard(
@@ -91,9 +70,7 @@ def discard(
     index = tables[t.LETTER_INDEX]
     for key in keys_of(group_id, letter):
         index.delete(key)
-    counted = counted or letter
-    cells, replayed = tables[t.LETTER_CELLS], int(bool(counted.replays))
-    letter_cells.uncount(cells, group_id, counted.state, _cell_of(counted), 1, replayed)
+    letter_cells.uncount_letter(tables, group_id, counted or letter)
 
 
 def move(
@@ -103,7 +80,7 @@ def move(
     to: LetterState,
 ) -> None:
     """Apply: an open letter goes to another settled state, in which it is counted
-    already (`move_cells`).
+    already (`letter_cells.move_cells`).
     """
     index, state = tables[t.LETTER_INDEX], bytes((to,))
     for key in keys_of(group_id, letter):
@@ -131,8 +108,3 @@ def keys_of(group_id: int, letter: Letter) -> Iterator[bytes]:
     error, print_ = value_of(letter.error_type), value_of(letter.fingerprint)
     yield PREFIX.pack(group_id, state, Dimension.ERROR_TYPE, error) + place
     yield PREFIX.pack(group_id, state, Dimension.FINGERPRINT, print_) + place
-
-
-def _cell_of(letter: Letter) -> CellKey:
-    error = letter_cells.error_of(letter.error_type, letter.fingerprint)
-    return letter.topic_id, error, letter_cells.slot_at(letter.died_at)

@@ -47,6 +47,14 @@ def failed_row(state: State, group_id: int, ref: MessageRef) -> FailedMessage | 
     return None if row is None or is_over(state, ref, row) else row
 
 
+def find(state: State, group: ConsumerGroup, ref: MessageRef) -> FailedMessage | None:
+    """Return what the row of a message stands for; None = it is no failed message."""
+    row = table_row(state, group.group_id, ref)
+    if row is None or not row.plan:  # most failed messages are in no plan
+        return row
+    return None if is_over(state, ref, row) else current(state, group, ref, row)
+
+
 def is_over(state: State, ref: MessageRef, row: FailedMessage) -> bool:
     """Return True if a row of table `moved` is that of a letter that is processed since
     its plan has put it back.

@@ -10,7 +10,7 @@ moves the cursor, and changes no row. Of those that are processed then, table
 `plan_done` has a bit: 64 neighbours of a partition have a row, (processed, swept).
 In a plan that was never started, a letter is abandoned where the cursor passes it.
 Until a letter is swept, its rows as a failed message are as before
-(`failed_messages`).
+(`passed_letters`).
 """
 
 from __future__ import annotations
