@@ -33,3 +33,19 @@ def effects(connect: Callable[[], Connection]) -> list[str]:
 def take_effect(message: ReceivedMessage, connection: Connection) -> None:
     with connection.cursor() as cursor:
         cursor.execute(EFFECT, (message.body.decode(), message.attempt))
+
+
+def lose_effects(connect: Callable[[], Connection], group: str) -> None:
+    """Restore the database to when it had none. From then on effects are numbered."""
+    with closing(connect()) as connection, connection, connection.cursor() as cursor:
+        cursor.execute("DELETE FROM effects")
+        cursor.execute("ALTER TABLE effects ADD COLUMN number serial")
+        for table in ("txmq_inbox", "txmq_inbox_recent"):
+            cursor.execute(f"DELETE FROM public.{table} WHERE grp = %s", (group,))
+
+
+def numbered_effects(connect: Callable[[], Connection]) -> list[str]:
+    """Return the bodies in the order of their effects."""
+    with closing(connect()) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT body FROM effects ORDER BY number")
+        return [body for (body,) in cursor.fetchall()]

@@ -13,7 +13,13 @@ import psycopg2
 import pytest
 
 import txmq
-from tests.client.effects import effects, take_effect, with_effects
+from tests.client.effects import (
+    effects,
+    lose_effects,
+    numbered_effects,
+    take_effect,
+    with_effects,
+)
 from tests.client.real import RealBroker
 from tests.client.scripted_member import fresh
 from tests.client.world import ApplicationError
@@ -369,19 +375,13 @@ def test_restored_messages_of_an_ordered_group_come_before_later_ones_of_their_k
     send(client, topic, 9)
     with consumer_of(client, group, topic, mode="ordered") as consumer:
         run(consumer, connect)
-    with closing(connect()) as connection, connection, connection.cursor() as cursor:
-        cursor.execute("DELETE FROM effects")
-        cursor.execute("ALTER TABLE effects ADD COLUMN number serial")
-        for table in ("txmq_inbox", "txmq_inbox_recent"):
-            cursor.execute(f"DELETE FROM public.{table} WHERE grp = %s", (group,))
+    lose_effects(connect, group)
     later = [Message(f"n{number:02}".encode(), f"k{number % 3}") for number in range(9)]
     client.send_batch(topic, later)
 
     with consumer_of(client, group, topic, mode="ordered") as consumer:
         run(consumer, connect, threads=2)
-    with closing(connect()) as connection, connection.cursor() as cursor:
-        cursor.execute("SELECT body FROM effects ORDER BY number")
-        found = [body for (body,) in cursor.fetchall()]
+    found = numbered_effects(connect)
     for key in range(3):
         own = [body for body in found if int(body[1:]) % 3 == key]
         assert own == [f"{letter}{number:02}" for letter in "mn" for number in range(key, 9, 3)]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import psycopg2
@@ -16,7 +17,13 @@ from twisted.python.failure import Failure
 
 import txmq
 import txmq.twisted
-from tests.client.effects import effects, take_effect, with_effects
+from tests.client.effects import (
+    effects,
+    lose_effects,
+    numbered_effects,
+    take_effect,
+    with_effects,
+)
 from tests.client.reactor_thread import InReactor
 from tests.client.real import RealBroker
 from tests.client.scripted_member import fresh
@@ -80,6 +87,29 @@ def test_each_message_takes_effect_once_off_the_reactors_thread_and_is_acked(
     in_reactor(story)
     assert effects(connect) == BODIES
     assert 2 <= len(threads) <= 3, "the reactor's, and one for each worker that had something to do"
+
+
+def test_restored_messages_of_an_ordered_group_come_before_later_ones(
+    client: Client, connect: Callable[[], Connection], in_reactor: InReactor
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    later = [body.replace("m", "n") for body in BODIES]
+
+    async def story(bodies: list[str]) -> None:
+        await client.send_batch(
+            topic, [Message(body.encode(), f"k{n % 3}") for n, body in enumerate(bodies)]
+        )
+        consumer = await client.consumer(group, [topic], mode="ordered")
+        await consumer.run(take_effect, inbox=connect, workers=2, idle_exit=IDLE_S)
+        await consumer.close()
+
+    in_reactor(partial(story, BODIES))
+    lose_effects(connect, group)
+    in_reactor(partial(story, later))
+    found = numbered_effects(connect)
+    for key in range(3):
+        own = [body for body in found if int(body[1:]) % 3 == key]
+        assert own == [*BODIES[key::3], *later[key::3]]
 
 
 def test_both_faces_use_the_same_name_in_the_inbox(
