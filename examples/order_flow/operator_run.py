@@ -127,7 +127,7 @@ def poison(plan: StoredPlan) -> list[Place]:
 
 
 def abandon(client: txmq.Client, group: str, places: Sequence[Place]) -> None:
-    """Abandon letters."""
+    """Abandon these letters, and print their number."""
     if places:
         done = client.abandon_letters(group, places, operator=OPERATOR, reason=REASON).done
         print(f"abandoned: {len(done)} letters of {group}, because {REASON}", flush=True)

@@ -80,7 +80,7 @@ class FileLetter(WireModel):
 
     @property
     def data(self) -> bytes:
-        """The body."""
+        """The bytes of the body."""
         return b64decode(self.body or "", validate=True)
 
 

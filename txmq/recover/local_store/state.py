@@ -193,7 +193,7 @@ class StoreState:
         return row is not None and _is_news(row, state, attempt, due)
 
     def forget(self, places: Iterable[Place]) -> None:
-        """Drop messages."""
+        """Drop the rows of these messages."""
         for place in places:
             key = _PLACE.pack(*place)
             row = self._row(key)

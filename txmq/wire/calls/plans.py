@@ -69,7 +69,7 @@ class PolicyList(ListArgs):
 
 
 class PlanName(Args):
-    """One plan."""
+    """A plan by its name."""
 
     name: Name
 

@@ -58,7 +58,7 @@ class RecoverList(Args):
 
 
 class StoreArgs(GroupArgs):
-    """One store."""
+    """A consumer's store by its id."""
 
     store: Token
 

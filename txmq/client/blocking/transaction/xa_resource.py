@@ -51,7 +51,7 @@ class BlockingBroker:
 
     @property
     def settings(self) -> ClientSettings:
-        """The client's."""
+        """The settings of the client."""
         return self._core.settings
 
     def seconds(self) -> float:

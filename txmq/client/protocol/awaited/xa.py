@@ -81,7 +81,7 @@ class XaSteps(TransactionState[B, K]):
 
     @abstractmethod
     async def _pause(self, seconds: float) -> None:
-        """Wait."""
+        """Wait for so many seconds."""
 
     @abstractmethod
     async def _reserve_slots(
