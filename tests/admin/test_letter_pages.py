@@ -137,6 +137,7 @@ def test_letters_are_delivered_again_one_by_one_and_all_that_match(
     assert "t/0/999" in reply.text
     reply = console.act("dlq.abandon", group="g", filter="error:B", matching="yes", sure=False)
     assert "closed for good" in reply.text
+    assert "parked behind them is delivered" in reply.text
     reply = console.act("dlq.abandon", group="g", filter="error:B", matching="yes", reason="poison")
     assert "done 7" in reply.text, reply.text
     assert "no letters are chosen" in console.act("dlq.replay", group="g").text

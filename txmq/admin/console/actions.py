@@ -261,7 +261,8 @@ ROWS = (
         "dlq.abandon",
         "Abandon",
         LETTERS,
-        "The letters are closed for good, and are not delivered again.",
+        "The letters are closed for good, and are not delivered again. "
+        "What is parked behind them is delivered.",
         _selected,
     ),
     Action(
