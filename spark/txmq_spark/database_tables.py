@@ -128,7 +128,8 @@ def read_tables(
     found = EvidenceTables(_all(applied, few=few), tokens=tokens, business=_all(business, few=few))
     if mapping.applied:
         found = _with_query(spark, snapshot, found, mapping.applied, groups[0].name)
-    found = found.kept()
+    if not few:  # to keep a row costs more than to read it again, in the same snapshot
+        found = found.kept()
     if any(table.token for table in mapping.tables) and found.business is not None:
         found = found._replace(tokens=_with_writers(found.tokens, found.business))
     return found

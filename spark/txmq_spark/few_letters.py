@@ -1,7 +1,9 @@
-"""Few letters of a plan, in the driver: digests and summary from one job.
+"""Few letters of a plan and what is missing beside them, in the driver: digests,
+summary and rows from one job each.
 
-`part_digests` and `summarize` have the same results for any number of letters, by seven
-jobs. With a thousand letters, Spark plans these for longer than it counts.
+`part_digests`, `summarize` and `summarize_missing` have the same results for any number
+of letters, by nine jobs. With a thousand letters, Spark plans these for longer than it
+counts.
 """
 
 from __future__ import annotations
@@ -13,18 +15,22 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, Final
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
 from txmq_spark.letter_evidence import LETTER
 from txmq_spark.plan_directory import PlanPart, line_column
 from txmq_spark.plan_summary import (
     LISTED_LETTERS,
+    LISTED_MISSING,
     TOP_FAILURES,
     TOP_KEYS,
     Concentration,
     Failure,
     KeyCount,
     LetterCount,
+    MissingMessage,
     MissingSummary,
     PlanSummary,
     age_of,
@@ -39,14 +45,14 @@ Letter = Mapping[str, Any]  # by the names of a plan's columns
 class FewLetters:
     """The letters of a plan, in its order."""
 
-    def __init__(self, letters: Sequence[Letter]) -> None:
-        self._letters = letters
+    def __init__(self, table: pa.Table) -> None:
+        self.rows = table.drop_columns(LINE)
+        self._letters: Sequence[Letter] = table.to_pylist()
 
     @classmethod
     def of(cls, letters: DataFrame) -> FewLetters:
         """Read the letters of a plan, each part of which is sorted."""
-        rows = letters.withColumn(LINE, line_column()).collect()
-        return cls([row.asDict() for row in rows])
+        return cls(letters.withColumn(LINE, line_column()).toArrow())
 
     @property
     def youngest(self) -> int:
@@ -111,6 +117,17 @@ class FewLetters:
             for _class, letters in sorted(by_class.items())
             for number, letter in enumerate(letters[:LISTED_LETTERS], 1)
         )
+
+
+def few_missing(rows: pa.Table) -> MissingSummary:
+    """Count what is missing, and list the first, as `summarize_missing` does."""
+    kinds = rows.group_by(["what", "state"]).aggregate([([], "count_all")])
+    counts = {(one["what"], one["state"]): one["count_all"] for one in kinds.to_pylist()}
+    named = rows.append_column("named", pc.is_valid(rows.column("table")))  # null comes first
+    order = [("what", "descending")] + [(name, "ascending") for name in ("named", "table", "name")]
+    first = rows.take(pc.sort_indices(named, order)[:LISTED_MISSING])
+    listed = tuple(MissingMessage(**one) for one in first.to_pylist())
+    return dict(sorted(counts.items())), listed
 
 
 def _grouped(

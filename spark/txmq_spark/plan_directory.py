@@ -21,6 +21,7 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from py4j.protocol import Py4JJavaError
 from pydantic import Field
 from pyspark.errors import PySparkException
@@ -161,6 +162,15 @@ class StoredPlan(NamedTuple):
     letters: DataFrame
 
 
+class PlanRows(NamedTuple):
+    """The rows of a plan: in executors, or in the driver where they are few. Letters
+    have column `part`, and are sorted in each part.
+    """
+
+    letters: DataFrame | pa.Table
+    missing: DataFrame | pa.Table
+
+
 class PlacedLetters(NamedTuple):
     """Letters with column `part`, in parts from 0 to `parts` - 1."""
 
@@ -257,12 +267,7 @@ def _digest_row(part: int | None, letters: int, digest: str) -> pa.RecordBatch:
 
 
 def write_plan(
-    spark: SparkSession,
-    path: str,
-    manifest: PlanManifest,
-    made: PlanMade,
-    letters: DataFrame,
-    missing: DataFrame,
+    spark: SparkSession, path: str, manifest: PlanManifest, made: PlanMade, rows: PlanRows
 ) -> StoredPlan:
     """Write a plan; one that is there is replaced.
 
@@ -276,15 +281,39 @@ def write_plan(
         )
     for name in sorted(OURS, reverse=True):  # the manifest before what it stands for
         directory.remove(name)
-    by_part = letters.write.partitionBy("part")
     at_once(
         spark,
-        lambda: by_part.parquet(f"{directory.path}/{LETTERS}", mode="overwrite"),
-        lambda: missing.write.parquet(f"{directory.path}/{MISSING}", mode="overwrite"),
+        lambda: _write_letters(spark, rows.letters, f"{directory.path}/{LETTERS}"),
+        lambda: _write_missing(spark, rows.missing, f"{directory.path}/{MISSING}"),
     )
-    directory.write(MADE, made.model_dump_json() + "\n")
-    directory.write(MANIFEST, manifest.text())
+    directory.write(MADE, f"{made.model_dump_json()}\n".encode())
+    directory.write(MANIFEST, manifest.text().encode())
     return StoredPlan(directory.path, manifest, _stored(spark, directory.path))
+
+
+def _write_letters(spark: SparkSession, letters: DataFrame | pa.Table, path: str) -> None:
+    if not isinstance(letters, pa.Table):
+        letters.write.partitionBy("part").parquet(path, mode="overwrite")
+        return
+    for part in sorted(set(letters.column("part").to_pylist())):
+        of_part = letters.filter(pc.equal(letters.column("part"), part))
+        _write_table(spark, of_part.drop_columns("part"), f"{path}/part={part}")
+    # as Spark does; so the directory exists without letters, too
+    Directory(spark, path).write("_SUCCESS", b"")
+
+
+def _write_missing(spark: SparkSession, missing: DataFrame | pa.Table, path: str) -> None:
+    if isinstance(missing, pa.Table):
+        _write_table(spark, missing, path)
+    else:
+        missing.write.parquet(path, mode="overwrite")
+
+
+def _write_table(spark: SparkSession, rows: pa.Table, path: str) -> None:
+    """Write a file as a task of Spark would: for few rows, its job takes longer."""
+    file = pa.BufferOutputStream()
+    pq.write_table(rows, file, compression="snappy", store_schema=False)
+    Directory(spark, path).write("part-00000.snappy.parquet", file.getvalue().to_pybytes())
 
 
 def _foreign(spark: SparkSession, directory: Directory) -> list[str]:

@@ -5,7 +5,7 @@ snapshot had its message sent before, unless the transaction is still undecided.
 plan is a function of the two, byte for byte. Nothing is changed.
 
 What grows with the letters stays in executors: they read letters, log and tables, ask
-the broker, join and classify. The driver has counts.
+the broker, join and classify. The driver has counts. A few letters it has itself.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from functools import reduce
 from typing import Any, Final, NamedTuple
 
+import pyarrow as pa
 from psycopg2.sql import Identifier
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -34,7 +35,8 @@ from txmq_spark.database_tables import (
     query_tables,
     read_tables,
 )
-from txmq_spark.few_letters import FewLetters
+from txmq_spark.few_letters import FewLetters, few_missing
+from txmq_spark.java_classes import keep_classes
 from txmq_spark.letter_evidence import (
     KEPT,
     EvidenceTables,
@@ -54,6 +56,7 @@ from txmq_spark.plan_directory import (
     PlanMade,
     PlanManifest,
     PlanPart,
+    PlanRows,
     StoredPlan,
     arranged,
     in_parts,
@@ -113,21 +116,28 @@ class _JudgedLetters(NamedTuple):
     few: FewLetters | None = None  # the same letters, where they are few
 
 
+class _FoundMissing(NamedTuple):
+    """What is missing: in executors, or in the driver where it is little."""
+
+    rows: DataFrame | pa.Table
+    summary: MissingSummary
+
+
 class Reconciliation(NamedTuple):
-    """A plan and what it is about. `letters` and `missing` are in executors until the
-    block of `reconciled` ends.
+    """A plan and what it is about. Its rows are in executors until the block of
+    `reconciled` ends, or in the driver where they are few.
     """
 
     manifest: PlanManifest
     made: PlanMade
     summary: PlanSummary
     letters: DataFrame
-    missing: DataFrame
+    rows: PlanRows
 
     def write(self, path: str) -> StoredPlan:
         """Write the plan into a directory of any file system that Spark knows."""
         spark = self.letters.sparkSession
-        return write_plan(spark, path, self.manifest, self.made, self.letters, self.missing)
+        return write_plan(spark, path, self.manifest, self.made, self.rows)
 
 
 @contextmanager
@@ -140,6 +150,7 @@ def reconciled(spark: SparkSession, options: ReconcileOptions) -> Iterator[Recon
         raise ConfigError(
             "applied", "a query is about one group", hint="reconcile each group by itself"
         )
+    keep_classes(spark)
     with ExitStack() as stack:
         stack.enter_context(job_errors())
         snapshot = None
@@ -160,7 +171,8 @@ def reconciled(spark: SparkSession, options: ReconcileOptions) -> Iterator[Recon
                 stack.callback(log.unpersist)
             found = _reconcile(_Evidence(spark, options, inputs, tables, log, few))
             stack.callback(found.letters.unpersist)
-            stack.callback(found.missing.unpersist)
+            if not isinstance(found.rows.missing, pa.Table):
+                stack.callback(found.rows.missing.unpersist)
         yield found
 
 
@@ -173,9 +185,9 @@ def reconcile(spark: SparkSession, options: ReconcileOptions, path: str) -> Reco
 
 def _reconcile(read: _Evidence) -> Reconciliation:
     # While the driver plans one, executors work on the other.
-    plan, (missing, lost) = at_once(read.spark, lambda: _judged(read), lambda: _told_missing(read))
+    plan, missing = at_once(read.spark, lambda: _judged(read), lambda: _told_missing(read))
     options, inputs, snapshot = read.options, read.inputs, read.inputs.snapshot
-    summary = _summary(plan, lost, snapshot)
+    summary = _summary(plan, missing.summary, snapshot)
     groups = [group.name for group in inputs.groups]
     manifest = PlanManifest(
         facts=PlanInputs(
@@ -204,7 +216,8 @@ def _reconcile(read: _Evidence) -> Reconciliation:
     made = PlanMade()
     if snapshot is not None:
         made = PlanMade(snapshot=snapshot.visible, snapshot_at=snapshot.at)
-    return Reconciliation(manifest.sealed(), made, summary, plan.letters, missing)
+    rows = PlanRows(plan.letters if plan.few is None else plan.few.rows, missing.rows)
+    return Reconciliation(manifest.sealed(), made, summary, plan.letters, rows)
 
 
 def _judged(read: _Evidence) -> _JudgedLetters:
@@ -214,7 +227,7 @@ def _judged(read: _Evidence) -> _JudgedLetters:
     listed = _kept_once(_letters(read.spark, options, inputs, few=read.few))
     places = sum(map(sum, inputs.ends.values()))
     letters = in_parts(listed, places * len(inputs.groups))
-    evidence = join_evidence(letters.frame, read.log, read.tables)
+    evidence = join_evidence(letters.frame, read.log, read.tables, few=read.few)
     states = _with_token_states(evidence, options, inputs)
     judged = classified(states, options.rules, few=read.few)
     plan = arranged(judged, letters.parts)
@@ -236,10 +249,14 @@ def _summary(
     return summarize(plan.letters, missing, int((youngest and youngest["at"]) or 0))
 
 
-def _told_missing(read: _Evidence) -> tuple[DataFrame, MissingSummary]:
+def _told_missing(read: _Evidence) -> _FoundMissing:
     """Return what is missing, and its counts."""
-    missing = gathered(_missing(read), few=read.few).persist(KEPT)
-    return missing, summarize_missing(missing)
+    missing = _missing(read)
+    if read.few:
+        rows = gathered(missing, few=True).toArrow()
+        return _FoundMissing(rows, few_missing(rows))
+    missing = missing.persist(KEPT)
+    return _FoundMissing(missing, summarize_missing(missing))
 
 
 def _kept_once(letters: DataFrame) -> DataFrame:

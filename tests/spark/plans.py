@@ -13,6 +13,7 @@ from txmq_spark.plan_directory import (
     PlanInputs,
     PlanMade,
     PlanManifest,
+    PlanRows,
     StoredPlan,
     arranged,
     in_parts,
@@ -41,7 +42,7 @@ def planned(
         parts=part_digests(kept),
     )
     missing = spark.createDataFrame([], MISSING)
-    stored = write_plan(spark, str(path), manifest.sealed(), PlanMade(), kept, missing)
+    stored = write_plan(spark, str(path), manifest.sealed(), PlanMade(), PlanRows(kept, missing))
     kept.unpersist()
     return stored
 

@@ -8,18 +8,36 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.spark.letters import Letter, letter, letter_frame
+from tests.spark.plans import planned
 from txmq.model.units import HOUR
-from txmq_spark.few_letters import FewLetters
+from txmq_spark.few_letters import FewLetters, few_missing
 from txmq_spark.plan import PlanRules, classified
-from txmq_spark.plan_directory import arranged, in_parts, part_digests
-from txmq_spark.plan_summary import MissingMessage, MissingSummary, summarize
+from txmq_spark.plan_directory import (
+    LETTERS,
+    PlanMade,
+    PlanRows,
+    arranged,
+    in_parts,
+    part_digests,
+    read_plan,
+    write_plan,
+)
+from txmq_spark.plan_summary import (
+    MissingMessage,
+    MissingSummary,
+    summarize,
+    summarize_missing,
+)
+from txmq_spark.reconcile import MISSING
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.timeout(300)  # includes the start of a JVM on a loaded machine
 NOW = 100 * 24 * HOUR
-MISSING: MissingSummary = (
+ONE_MISSING: MissingSummary = (
     {("row", "missing"): 1},
     (MissingMessage("row", "orders", "k", "missing", None),),
 )
@@ -57,7 +75,7 @@ def test_few_letters_have_the_digests_and_the_summary_of_many(
     plan = arranged(classified(placed.frame, PlanRules()), placed.parts)
     few = FewLetters.of(plan)
     assert few.part_digests() == part_digests(plan)
-    assert few.summary(MISSING, NOW) == summarize(plan, MISSING, NOW)
+    assert few.summary(ONE_MISSING, NOW) == summarize(plan, ONE_MISSING, NOW)
     assert few.youngest == (plan.agg({"dead_at": "max"}).collect()[0][0] or 0)
     plan.unpersist()
 
@@ -70,4 +88,47 @@ def test_each_part_of_few_letters_has_its_digest(
     plan = arranged(classified(placed.frame, PlanRules()), placed.parts)
     assert placed.parts > 2
     assert FewLetters.of(plan).part_digests() == part_digests(plan)
+    plan.unpersist()
+
+
+@pytest.mark.parametrize("count", [0, 1, 300])
+def test_what_is_missing_is_counted_and_listed_alike(spark: SparkSession, count: int) -> None:
+    chance = Random(count)
+    rows = [
+        (
+            chance.choice(["row", "key", "transaction"]),
+            chance.choice([None, "orders", "refunds"]),
+            f"{chance.choice(TEXTS)} {number}",
+            chance.choice(["missing", "removed?"]),
+            chance.choice([None, NOW]),
+        )
+        for number in range(count)
+    ]
+    missing = spark.createDataFrame(rows, MISSING)
+    assert few_missing(missing.toArrow()) == summarize_missing(missing)
+
+
+@pytest.mark.parametrize("count", [0, 300])
+def test_a_plan_that_the_driver_writes_is_that_of_executors(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    monkeypatch.setattr("txmq_spark.plan_directory.PART_LETTERS", 40)
+    letters = letter_frame(spark, varied(Random(count), count))
+    by_executors = planned(tmp_path / "executors", letters)
+    placed = in_parts(letters)
+    plan = arranged(classified(placed.frame, PlanRules()), placed.parts)
+    missing = spark.createDataFrame([("row", None, "é", "missing", None)], MISSING)
+    rows = PlanRows(FewLetters.of(plan).rows, missing.toArrow())
+    path = str(tmp_path / "driver")
+    write_plan(spark, path, by_executors.manifest, PlanMade(), rows)
+    by_driver = read_plan(spark, path)
+    assert by_driver.letters.schema == by_executors.letters.schema
+    assert {*by_driver.letters.collect()} == {*by_executors.letters.collect()}
+    theirs, ours = (
+        sorted(one.name for one in (tmp_path / name / LETTERS).glob("part=*"))
+        for name in ("executors", "driver")
+    )
+    assert ours == theirs
+    kept = spark.read.parquet(f"{path}/missing")
+    assert (kept.schema, kept.collect()) == (missing.schema, missing.collect())
     plan.unpersist()

@@ -1,0 +1,35 @@
+"""Requests of Java by which PySpark makes columns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import pytest
+from pyspark.sql import functions as f
+
+from txmq_spark.java_classes import KNOWN, java_class, keep_classes
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.timeout(300)  # includes the start of a JVM on a loaded machine
+
+
+def test_a_column_is_one_request_of_java(spark: SparkSession) -> None:
+    keep_classes(spark)
+    f.col("id")  # the first one asks the session for settings
+    client: Any = spark.sparkContext._gateway._gateway_client  # type: ignore[union-attr]
+    with patch.object(client, "send_command", wraps=client.send_command) as sent:
+        columns = [f.col("id"), f.lit(7)]
+    commands = [call.args[0].split("\n")[0] for call in sent.call_args_list]
+    assert commands == ["c", "c"]  # calls; others are asked for members
+    assert spark.range(3).select(*columns).collect() == [(0, 7), (1, 7), (2, 7)]
+
+
+def test_all_classes_that_are_kept_exist(spark: SparkSession) -> None:
+    """Java is asked for the names as PySpark gives them; it may change them."""
+    for name, methods in KNOWN.items():
+        found = java_class(spark, name)
+        for method in methods:
+            assert callable(getattr(found, method)), f"{name}.{method}"
