@@ -27,6 +27,8 @@ from tests.client.effects import (
 from tests.client.reactor_thread import InReactor
 from tests.client.real import RealBroker
 from tests.client.scripted_member import fresh
+from txmq.client.blocking.consumer.inbox import InboxWorker
+from txmq.client.blocking.consumer.inbox_upkeep import InboxUpkeep
 from txmq.errors import LocalProtocolError
 from txmq.model.message import Message, ReceivedMessage
 from txmq.model.retry import RetryPolicy
@@ -90,10 +92,28 @@ def test_each_message_takes_effect_once_off_the_reactors_thread_and_is_acked(
 
 
 def test_restored_messages_of_an_ordered_group_come_before_later_ones(
-    client: Client, connect: Callable[[], Connection], in_reactor: InReactor
+    client: Client,
+    connect: Callable[[], Connection],
+    in_reactor: InReactor,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The upkeep of the inbox finds out while handlers have the first messages."""
+    open_assigned, open_own = InboxUpkeep._open_assigned, InboxWorker._open
+    opened = threading.Event()
+
+    def open_first(self: InboxUpkeep, connection: Connection) -> None:
+        open_assigned(self, connection)
+        opened.set()
+
+    def open_later(self: InboxWorker, connection: Connection, messages: Any) -> None:
+        assert opened.wait(WAIT_S)
+        open_own(self, connection, messages)
+
     topic, group = fresh("t"), fresh("g")
     later = [body.replace("m", "n") for body in BODIES]
+
+    async def create() -> None:
+        await client.call("topic.create", name=topic, partitions=1)
 
     async def story(bodies: list[str]) -> None:
         await client.send_batch(
@@ -103,8 +123,11 @@ def test_restored_messages_of_an_ordered_group_come_before_later_ones(
         await consumer.run(take_effect, inbox=connect, workers=2, idle_exit=IDLE_S)
         await consumer.close()
 
+    in_reactor(create)
     in_reactor(partial(story, BODIES))
     lose_effects(connect, group)
+    monkeypatch.setattr(InboxUpkeep, "_open_assigned", open_first)
+    monkeypatch.setattr(InboxWorker, "_open", open_later)
     in_reactor(partial(story, later))
     found = numbered_effects(connect)
     for key in range(3):
