@@ -91,10 +91,12 @@ class ArrowRows:
         """Return the places of the rows of each partition; rows without a key go to
         `keyless`.
         """
-        keys = self.columns.column("key").to_pylist()
-        hashes = np.array([xxh64_intdigest(key, SEED) for key in keys], np.uint64)
-        chosen = hashes.view(np.int64) % partitions
-        chosen[_lengths(self.columns.column("key")) == 0] = keyless
+        keys = self.columns.column("key").dictionary_encode()
+        distinct = keys.dictionary.to_pylist()
+        hashes = np.array([xxh64_intdigest(key, SEED) for key in distinct], np.uint64)
+        of_key = hashes.view(np.int64) % partitions
+        of_key[_lengths(keys.dictionary) == 0] = keyless
+        chosen = of_key[keys.indices.to_numpy()]
         order = np.argsort(chosen, kind="stable")
         found, starts = np.unique(chosen[order], return_index=True)
         cut = np.split(order, starts[1:])
@@ -102,7 +104,7 @@ class ArrowRows:
 
     def largest_body(self) -> int:
         """Return the size of the largest body."""
-        return int(_lengths(self.columns.column("body")).max())
+        return longest_of(self.columns.column("body"))
 
     def select(self, places: Sequence[int]) -> ArrowRows:
         """Return the rows at these places."""
@@ -122,17 +124,33 @@ def batch_columns(view: BatchView) -> pa.RecordBatch:
 
     def column(place: Column | None, codec: int = Codec.NONE) -> pa.Array:
         if place is None:
-            buffers = [None, pa.py_buffer(bytes(size)), pa.py_buffer(b"")]
-        else:
-            data = buffer.slice(place.start, place.end - place.start)
-            if codec != Codec.NONE:
-                data = pa.py_buffer(decompress(codec, data.to_pybytes(), header.size))
-            buffers = [None, buffer.slice(place.offsets, size), data]
+            return empty_column(header.count)
+        data = buffer.slice(place.start, place.end - place.start)
+        if codec != Codec.NONE:
+            data = pa.py_buffer(decompress(codec, data.to_pybytes(), header.size))
+        buffers = [None, buffer.slice(place.offsets, size), data]
         return pa.Array.from_buffers(pa.binary(), header.count, buffers)
 
     columns = [column(layout.body, header.codec)]
     columns += [column(place) for place in (layout.key, layout.tag, layout.headers)]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def binary_column(column: pa.Array) -> pa.Array:
+    """Return a column of texts or bytes as one of binary, in which null is empty."""
+    cells = column.cast(pa.binary())
+    return cells.fill_null(b"") if cells.null_count else cells
+
+
+def empty_column(rows: int) -> pa.Array:
+    """Return a column of binary without bytes."""
+    buffers = [None, pa.py_buffer(bytes(OFFSET.size * (rows + 1))), pa.py_buffer(b"")]
+    return pa.Array.from_buffers(pa.binary(), rows, buffers)
+
+
+def longest_of(column: pa.Array) -> int:
+    """Return the size of the largest cell of a column of binary."""
+    return int(_lengths(column).max())
 
 
 def cells_of(column: pa.Array) -> Cells:

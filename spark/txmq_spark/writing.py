@@ -25,12 +25,22 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructType
 
 import txmq
+from txmq.batch.cells import header_cell
 from txmq.client.protocol.call_steps import run_calls
 from txmq.client.protocol.named_jobs import NamedJob, current_job
+from txmq.client.protocol.sender.rows import micros_now
 from txmq.client.protocol.transaction.tokens import new_token
 from txmq.crashpoints import crashpoint
-from txmq.errors import ConfigError, TransactionAborted
-from txmq.model.message import COMMIT, Message
+from txmq.errors import ConfigError, LocalProtocolError, TransactionAborted
+from txmq.model import limits
+from txmq.model.message import COMMIT
+from txmq_spark.arrow_rows import (
+    SCHEMA,
+    ArrowRows,
+    binary_column,
+    empty_column,
+    longest_of,
+)
 from txmq_spark.broker_link import BrokerLink
 from txmq_spark.source_options import WriteOptions
 
@@ -52,6 +62,7 @@ TYPES: Final[dict[str, DataType]] = {
     "tag": StringType(),
     "headers": MapType(StringType(), StringType()),
 }
+TEXT_LIMITS: Final = {"key": limits.KEY, "tag": limits.TAG}
 HINT: Final = (
     "select body binary, and optionally key, tag, topic string, headers map<string,string>"
 )
@@ -314,22 +325,41 @@ def _send(group: JobBundle, topic: str, batch: pa.RecordBatch) -> None:
         raise ConfigError(
             "columns", "a row has no body", hint="filter such rows out, or send empty bodies"
         )
-    bodies, keys, tags, headers = (
-        _values(batch, name) for name in ("body", "key", "tag", "headers")
-    )
-    if headers is None or not any(headers):
-        group.send_many(topic, bodies or (), keys, tags)
+    if not batch.num_rows:
         return
-    empty = [None] * batch.num_rows
-    for body, key, tag, pairs in zip(
-        bodies or (), keys or empty, tags or empty, headers, strict=True
-    ):
-        group.add(topic, Message(body, key, tag, dict(pairs or ())))
+    columns = [
+        binary_column(batch.column("body")),
+        *(_cells(batch, name, most) for name, most in TEXT_LIMITS.items()),
+        _header_cells(batch),
+    ]
+    rows = ArrowRows(pa.RecordBatch.from_arrays(columns, schema=SCHEMA), micros_now())
+    group.send_rows(topic, rows, rows.size)
 
 
-def _values(batch: pa.RecordBatch, name: str) -> list[Any] | None:
-    """Return a column as Python values, None where it does not exist."""
-    return _listed(batch.column(name), name) if name in batch.schema.names else None
+def _cells(batch: pa.RecordBatch, name: str, most: int) -> pa.Array:
+    """Return a column of texts as a batch of messages has it. Raises ConfigError where
+    a text is none, LocalProtocolError where it is too long.
+    """
+    if name not in batch.schema.names:
+        return empty_column(batch.num_rows)
+    column = batch.column(name)
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        _listed(column, name)  # says which
+        raise
+    cells = binary_column(column)
+    if (longest := longest_of(cells)) > most:
+        raise LocalProtocolError(f"a {name} of {longest} bytes exceeds the limit of {most}")
+    return cells
+
+
+def _header_cells(batch: pa.RecordBatch) -> pa.Array:
+    headers = batch.column("headers") if "headers" in batch.schema.names else None
+    if headers is None or headers.null_count == batch.num_rows:
+        return empty_column(batch.num_rows)
+    listed = _listed(headers, "headers")
+    return pa.array([header_cell(dict(pairs or ())) for pairs in listed], pa.binary())
 
 
 def _listed(column: pa.Array, name: str) -> list[Any]:

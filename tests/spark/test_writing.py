@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql.types import StringType, StructField, StructType
 
 from txmq.batch import BatchView
-from txmq.errors import ConfigError, Conflict, TransactionAborted
+from txmq.errors import ConfigError, Conflict, LocalProtocolError, TransactionAborted
 from txmq.model.keys import partition_of
 from txmq.model.message import Message
 from txmq_spark import TxmqDataSource
@@ -209,6 +209,48 @@ def test_a_string_that_is_no_utf_8_is_refused_by_its_column(
     with pytest.raises(ConfigError, match=rf"a {name} that is no UTF-8: b'\\xffabc'"):
         writer.write(iter([pa.record_batch(columns)]))
     assert bodies(broker, made) == Counter()
+
+
+@pytest.mark.parametrize(("name", "limit"), [("key", 1_024), ("tag", 127)])
+def test_a_text_beyond_its_limit_is_refused(broker: str, made: str, name: str, limit: int) -> None:
+    writer = driver(broker, made, None)
+    longest: dict[str, list[Any]] = {"body": [b"x"], name: ["é" * (limit // 2)]}
+    longer = longest | {name: [f"{longest[name][0]}x"]}
+    with pytest.raises(LocalProtocolError, match=rf"a {name} of \d+ bytes exceeds the limit"):
+        writer.write(iter([pa.record_batch(longer)]))
+    writer.commit([writer.write(iter([pa.record_batch(longest)]))])
+    [(_partition, message)] = sent(broker, made)
+    assert getattr(message, name) == longest[name][0]
+
+
+@pytest.mark.parametrize(
+    "kinds", [(pa.string(), pa.binary()), (pa.large_string(), pa.large_binary())]
+)
+def test_rows_with_and_without_each_column_are_sent(
+    broker: str, made: str, kinds: tuple[pa.DataType, pa.DataType]
+) -> None:
+    """In slices, as after a filter, and in both kinds that Spark has for texts."""
+    text, binary = kinds
+    rows = pa.record_batch(
+        {
+            "body": pa.array([b"?", b"a", b"", b"c"], binary),
+            "key": pa.array(["?", "k", None, ""], text),
+            "tag": pa.array(["?", None, "red", "é"], text),
+            "headers": pa.array([None, [("a", "b")], [], None], pa.map_(pa.string(), pa.string())),
+        }
+    )
+    alone = pa.record_batch({"body": pa.array([b"d"], binary)})
+    empty = rows.slice(0, 0)
+    writer = driver(broker, made, None)
+    writer.commit([writer.write(iter([rows.slice(1), alone, empty]))])
+    expected = [
+        Message(b"a", "k", None, {"a": "b"}),
+        Message(b"", None, "red"),
+        Message(b"c", None, "é"),
+        Message(b"d"),
+    ]
+    found = sorted((message for _partition, message in sent(broker, made)), key=str)
+    assert found == sorted(expected, key=str)
 
 
 @pytest.mark.parametrize(

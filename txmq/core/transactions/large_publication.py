@@ -31,7 +31,7 @@ from txmq.model.bundle import BundleState
 from txmq.model.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container, Iterable
 
     from txmq.core.events.base import RecordContext
     from txmq.core.state.state import State
@@ -175,9 +175,18 @@ def _contested(state: State, large: LargeBundle) -> set[TopicPartition]:
 
 
 def _keys(
-    batches: tuple[UnplacedBatch, ...], partitions: set[TopicPartition]
-) -> list[key_order.OrderKey]:
-    return [key for key in key_order.keys_of(batches) if key[:2] in partitions]
+    batches: Iterable[UnplacedBatch], partitions: Container[TopicPartition]
+) -> Iterable[key_order.OrderKey]:
+    return key_order.keys_of(_in(batches, partitions))
+
+
+def _in(
+    batches: Iterable[UnplacedBatch], partitions: Container[TopicPartition]
+) -> list[UnplacedBatch]:
+    """Return the batches of these partitions. Mostly there are none: so the keys of the
+    others, which are many, are not looked at.
+    """
+    return [one for one in batches if (one.topic_id, one.partition) in partitions]
 
 
 def _blocked(
@@ -321,7 +330,8 @@ def _apply_drop(
 def _release(
     state: State, row: Transaction, large: LargeBundle, batches: tuple[UnplacedBatch, ...]
 ) -> LargeBundle:
-    released = key_order.release_keys(state, row.ticket, batches)
+    holding = {one.topic_partition for one in large.partitions if one.held}
+    released = key_order.release_keys(state, row.ticket, _in(batches, holding))
     return large_bundles.add_holds(large, {tp: -count for tp, count in released.items()})
 
 
