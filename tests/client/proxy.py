@@ -44,24 +44,25 @@ class Proxy:
 
     def __exit__(self, *_: object) -> None:
         self.cut()
+        self._threads[0].join(5)
+        self.cut()  # a connection that came meanwhile
         for thread in self._threads:
             thread.join(5)
 
     def _accept(self) -> None:
-        while True:
-            try:
+        with suppress(OSError):  # the listener is closed, or the broker is away
+            while True:
                 client, _ = self._listener.accept()
+                self._sockets.append(client)
                 broker = socket.create_connection(self._target)
-            except OSError:
-                return
-            self._sockets += [client, broker]
-            for relay, ends in (
-                (self._requests, (client, broker)),
-                (self._replies, (broker, client)),
-            ):
-                thread = threading.Thread(target=relay, args=ends, daemon=True)
-                self._threads.append(thread)
-                thread.start()
+                self._sockets.append(broker)
+                for relay, ends in (
+                    (self._requests, (client, broker)),
+                    (self._replies, (broker, client)),
+                ):
+                    thread = threading.Thread(target=relay, args=ends, daemon=True)
+                    self._threads.append(thread)
+                    thread.start()
 
     def _requests(self, client: socket.socket, broker: socket.socket) -> None:
         with suppress(OSError):

@@ -214,7 +214,7 @@ def test_a_string_that_is_no_utf_8_is_refused_by_its_column(
 @pytest.mark.parametrize(("name", "limit"), [("key", 1_024), ("tag", 127)])
 def test_a_text_beyond_its_limit_is_refused(broker: str, made: str, name: str, limit: int) -> None:
     writer = driver(broker, made, None)
-    longest: dict[str, list[Any]] = {"body": [b"x"], name: ["é" * (limit // 2)]}
+    longest: dict[str, list[Any]] = {"body": [b"x"], name: ["é" * (limit // 2) + "x" * (limit % 2)]}
     longer = longest | {name: [f"{longest[name][0]}x"]}
     with pytest.raises(LocalProtocolError, match=rf"a {name} of \d+ bytes exceeds the limit"):
         writer.write(iter([pa.record_batch(longer)]))
