@@ -25,13 +25,13 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructType
 
 import txmq
-from txmq.batch.cells import header_cell
+from txmq.batch.cells import header_cell, text_too_long
 from txmq.client.protocol.call_steps import run_calls
 from txmq.client.protocol.named_jobs import NamedJob, current_job
 from txmq.client.protocol.sender.rows import micros_now
 from txmq.client.protocol.transaction.tokens import new_token
 from txmq.crashpoints import crashpoint
-from txmq.errors import ConfigError, LocalProtocolError, TransactionAborted
+from txmq.errors import ConfigError, TransactionAborted
 from txmq.model import limits
 from txmq.model.message import COMMIT
 from txmq_spark.arrow_rows import (
@@ -350,7 +350,7 @@ def _cells(batch: pa.RecordBatch, name: str, most: int) -> pa.Array:
         raise
     cells = binary_column(column)
     if (longest := longest_of(cells)) > most:
-        raise LocalProtocolError(f"a {name} of {longest} bytes exceeds the limit of {most}")
+        raise text_too_long(name, longest, most)
     return cells
 
 

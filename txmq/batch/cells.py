@@ -20,6 +20,11 @@ def too_large(kind: str, size: int, limit: int) -> MessageTooLarge:
     return MessageTooLarge(message, hint=SMALLER, detail={"size": size, "limit": limit})
 
 
+def text_too_long(kind: str, size: int, limit: int) -> LocalProtocolError:
+    """Return the error for a key or tag of `size` bytes."""
+    return LocalProtocolError(f"a {kind} of {size} bytes exceeds the limit of {limit}")
+
+
 def text_cell(text: str, kind: str, limit: int) -> bytes:
     """Return the UTF-8 bytes of a key or tag.
 
@@ -32,7 +37,7 @@ def text_cell(text: str, kind: str, limit: int) -> bytes:
             f"invalid {kind} {text!r:.80}", hint="use text that UTF-8 can encode"
         ) from error
     if len(cell) > limit:
-        raise LocalProtocolError(f"a {kind} of {len(cell)} bytes exceeds the limit of {limit}")
+        raise text_too_long(kind, len(cell), limit)
     return cell
 
 

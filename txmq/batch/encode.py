@@ -17,7 +17,14 @@ from typing import NamedTuple
 
 from google_crc32c import extend, value
 
-from txmq.batch.cells import BODY_HINT, body_cell, header_cell, text_cell, too_large
+from txmq.batch.cells import (
+    BODY_HINT,
+    body_cell,
+    header_cell,
+    text_cell,
+    text_too_long,
+    too_large,
+)
 from txmq.batch.codecs import compress
 from txmq.batch.header import FIELDS, LENGTH, MAGIC, OPTIONAL, PREFIX, VERSION, Codec
 from txmq.batch.layout import COMPRESSED, OFFSET
@@ -289,7 +296,7 @@ def _texts(texts: Sequence[str | None] | None, kind: str, limit: int) -> Buffers
         raise LocalProtocolError(f"a {kind} must be text that UTF-8 can encode: {error}") from error
     lengths = list(map(len, filled if joined.isascii() else [text.encode() for text in filled]))
     if max(lengths) > limit:
-        raise LocalProtocolError(f"a {kind} of {max(lengths)} bytes exceeds the limit of {limit}")
+        raise text_too_long(kind, max(lengths), limit)
     return column_of(lengths, data)
 
 
