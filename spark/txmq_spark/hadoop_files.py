@@ -23,10 +23,9 @@ class Directory:
 
     def __init__(self, spark: SparkSession, path: str) -> None:
         configuration = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001
-        self.path = path.rstrip("/") or path
+        self._spark, self.path = spark, path.rstrip("/") or path
         try:
             self._path_of = java_class(spark, "org.apache.hadoop.fs.Path")
-            self._streams = java_class(spark, "org.apache.commons.io.IOUtils")
             self._place = self._path_of(self.path)
             self._files = self._place.getFileSystem(configuration)
         except (PySparkException, Py4JJavaError) as error:  # Spark does not translate all
@@ -59,9 +58,10 @@ class Directory:
         size = self._files.getFileStatus(place).getLen()
         if size > most:
             raise ValueError(f"it has {size} bytes, and {most} at most are read")
+        streams = java_class(self._spark, "org.apache.commons.io.IOUtils")
         stream = self._files.open(place)
         try:
-            return bytes(self._streams.toByteArray(stream)).decode()
+            return bytes(streams.toByteArray(stream)).decode()
         finally:
             stream.close()
 

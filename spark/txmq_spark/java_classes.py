@@ -30,7 +30,7 @@ def keep_classes(spark: SparkSession) -> None:
     """Let this process keep classes and methods that PySpark uses for each column.
 
     py4j asks Java for them anew each time, and Java searches all jars for those without
-    a package: that is a fifth of the time in which a small plan is made
+    a package: for small plans that was a quarter of what the driver's threads did
     (docs/decisions/0160).
     """
     for name, methods in KNOWN.items():
