@@ -52,8 +52,8 @@ def _no_password() -> str:
 
 def own_files(settings: TlsSettings) -> str:
     """Return the names of a client's certificate and key, for errors."""
-    key = "the key, which is looked for in the same file," if settings.key is None else None
-    return f"cert={settings.cert}, or {key or f'key={settings.key}'}"
+    same = "the key, which is looked for in the same file,"
+    return f"cert={settings.cert}, or {same if settings.key is None else f'key={settings.key}'}"
 
 
 def unusable(file: str, error: Exception) -> ConfigError:
