@@ -11,6 +11,7 @@ import stat
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from txmq.model.decider import ByChecker
 from txmq.testing.forked import txmq_command
 from txmq.testing.processes import TXMQ, Running, running
 from txmq.testing.wait import wait_until
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture(scope="module")
@@ -174,6 +177,28 @@ def test_tail_begins_at_the_given_offset(broker: str) -> None:
     assert reply("tail", "numbers", "--no-follow", "--from", "last", broker=broker) == []
     assert reply("tail", "numbers", "--no-follow", "--from", "99", broker=broker) == []
     assert run("tail", "numbers", "--partition", "99", "--broker", broker).exit_code == 2
+
+
+def test_tail_begins_at_the_first_message_of_a_time(broker: str) -> None:
+    for number in range(6):
+        place = ("--partition", str(number % 2))
+        reply("send", "timed", str(number), *place, broker=broker)
+    stored = [
+        found["stored_at"]
+        for found in reply("tail", "timed", "--from", "first", "-n", "6", broker=broker)
+    ]
+    fourth = (EPOCH + timedelta(microseconds=sorted(stored)[3])).isoformat()
+
+    def bodies(*arguments: str) -> list[str]:
+        found = reply("tail", "timed", "--no-follow", *arguments, broker=broker)
+        return sorted(line["body"] for line in found)
+
+    assert bodies("--from", fourth) == ["3", "4", "5"]
+    assert bodies("--from", fourth, "--partition", "1") == ["3", "5"]
+    assert bodies("--from", "1h") == ["0", "1", "2", "3", "4", "5"]
+    assert bodies("--from", "2999-01-01") == []
+    following = reply("tail", "timed", "--from", fourth, "-n", "3", broker=broker)
+    assert sorted(line["body"] for line in following) == ["3", "4", "5"]
 
 
 def test_tail_follows_until_it_is_interrupted(broker: str, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from itertools import islice
 
 import pytest
 
+from tests.cli.support import NOBODY, run
 from txmq.batch import encode
 from txmq.cli.commands.tail import WAIT_MS, json_fields, read_partitions, text_line
 from txmq.model.message import Message, ReceivedMessage
@@ -121,3 +122,11 @@ def test_as_json_a_message_has_its_body_as_text_where_it_is_text() -> None:
     fields |= {"message_id": "id-1", "born_at": NOON - 5, "stored_at": NOON}
     assert json_fields(message(b"hello", key="o-1", h="v")) == fields | {"body": "hello"}
     assert json_fields(message(b"\xff", key="o-1", h="v")) == fields | {"body_base64": "/w=="}
+
+
+@pytest.mark.parametrize("start", ["soon", "-1", "2y", "2026-13-01", "1" * 20])
+def test_a_start_that_is_none_is_told_what_there_is(start: str) -> None:
+    refused = run("tail", "orders", f"--from={start}", "--broker", NOBODY)
+    assert refused.exit_code == 2
+    told = " ".join(refused.stderr.replace("│", " ").split())
+    assert f"invalid start '{start}': use first, last, an offset, a time like" in told

@@ -8,14 +8,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol
 
 import typer
 
 from txmq.cli.command import CommandSession, broker_command
 from txmq.cli.options import Topic
 from txmq.cli.output import format_time
-from txmq.cli.parsers import is_number
+from txmq.cli.parsers import is_number, parse_moment
 from txmq.cli.rows import body_fields
 from txmq.model.printable import escape_unprintable
 
@@ -31,19 +31,37 @@ CONNECT_TIMEOUT_S = 10.0
 REPLY_TIMEOUT_S = 60.0  # longer than WAIT_MS
 
 
-def _parse_start(text: str) -> str:
-    if text not in ("first", "last") and not is_number(text):
-        raise typer.BadParameter(f"invalid start {text!r}: use first, last or an offset")
-    return text
+class Start(NamedTuple):
+    """First message of each partition to print: the one at an offset, or else the first
+    one that was stored at a time or later.
+    """
+
+    offset: str | int = "first"
+    time: int | None = None
+
+
+def _parse_start(text: str) -> Start:
+    if text in ("first", "last"):
+        return Start(text)
+    if is_number(text):
+        return Start(int(text))
+    try:
+        return Start(time=parse_moment(text))
+    except typer.BadParameter:
+        raise typer.BadParameter(
+            f"invalid start {text!r}: use first, last, an offset, a time like "
+            "2026-07-01T12:00:00Z, or how long ago, as 2h"
+        ) from None
 
 
 From = Annotated[
-    str | None,
+    Start | None,
     typer.Option(
         "--from",
         parser=_parse_start,
-        metavar="first|last|OFFSET",
-        help="First message to print.",
+        metavar="first|last|OFFSET|TIME|AGO",
+        help="First message to print: at an offset, or stored from a time on, "
+        "as 2026-07-01T12:00Z, or since so long ago, as 2h.",
         show_default="last; first with --no-follow",
     ),
 ]
@@ -56,7 +74,7 @@ Count = Annotated[
 Follow = Annotated[bool, typer.Option(help="Wait for new messages, or stop at the current end.")]
 
 
-@broker_command(app, "tail", example="txmq tail orders --from first --no-follow")
+@broker_command(app, "tail", example="txmq tail orders --from 2h --no-follow")
 def tail(
     session: CommandSession,
     topic: Topic,
@@ -68,10 +86,14 @@ def tail(
 ) -> None:
     """Print the messages of a topic, one per line, until interrupted."""
     bounds = _bounds(session, topic, partition)
-    starts = {
-        number: _start_offset(start or ("last" if follow else "first"), *both)
-        for number, both in bounds.items()
-    }
+    begin = start or Start("last" if follow else "first")
+    if begin.time is None:
+        starts = {number: _start_offset(begin.offset, *both) for number, both in bounds.items()}
+    else:
+        starts = {
+            number: _offset_at_time(session, topic, number, end, begin.time)
+            for number, (_first, end) in bounds.items()
+        }
     ends = {number: end for number, (_first, end) in bounds.items()}
     reader = TopicReader(session.url, topic)
     try:
@@ -97,12 +119,21 @@ def _bounds(
     return {number: bounds[number] for number in partitions} if partitions else bounds
 
 
-def _start_offset(start: str, first: int, end: int) -> int:
+def _start_offset(start: str | int, first: int, end: int) -> int:
     return (
         {"first": first, "last": end}[start]
-        if start in ("first", "last")
-        else min(max(int(start), first), end)
+        if isinstance(start, str)
+        else min(max(start, first), end)
     )
+
+
+def _offset_at_time(
+    session: CommandSession, topic: str, partition: int, end: int, time: int
+) -> int:
+    """Return the first offset that was stored at a time or later, or else the end."""
+    query = {"topic": topic, "partition": partition, "start": time, "limit": 1}
+    found: list[dict[str, int]] = session.client.call("message.find", **query)["messages"]
+    return found[0]["offset"] if found else end
 
 
 class TopicPolls(Protocol):
