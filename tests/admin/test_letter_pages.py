@@ -16,6 +16,7 @@ from tests.broker.calls.test_letter_calls import Office
 from txmq.admin.console import forms, life
 from txmq.broker.calls import letters as letter_calls
 from txmq.core.events.outcome import Rejected
+from txmq.core.state.plans import Plan
 from txmq.core.users import SetUser
 from txmq.errors import Throttled
 from txmq.model.message import Message
@@ -221,6 +222,17 @@ def test_a_plan_is_made_checked_started_and_ended(console: ConsoleInMemory) -> N
     assert console.act("plan.cancel", name="p-1").status == 200
     assert "cancelled" in console.get("/plans").text
     assert console.act("plan.start", name="p-1").status == 409
+
+
+def test_the_page_of_a_plan_says_whether_its_cleanup_is_pending(
+    console: ConsoleInMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    console.act("plan.create", name="p-2", group="g", filter="fingerprint:f3")
+    assert "<dt>Cleanup</dt><dd>–</dd>" in console.get("/plans/p-2").text
+    console.act("plan.cancel", name="p-2")
+    assert "<dt>Cleanup</dt><dd>done</dd>" in console.get("/plans/p-2").text
+    monkeypatch.setattr(Plan, "has_unswept", property(lambda _plan: True))
+    assert "<dt>Cleanup</dt><dd>pending" in console.get("/plans/p-2").text
 
 
 def test_a_policy_is_set_and_removed(console: ConsoleInMemory) -> None:

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from tests.cli.peer import peer
-from tests.cli.support import reply, run
+from tests.cli.support import ScriptedClient, client, reply, run
 from tests.tx.postgres.support import LOG, rows
 from txmq.testing.processes import running
+
+__all__ = ["client"]
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +61,20 @@ def test_a_plan_goes_from_its_creation_to_its_end(broker: str) -> None:
     all_of_it = reply("dlq", "replay", "billing", "--all", broker=broker)
     assert len(all_of_it["done"]) == 3
     assert reply("plan", "show", all_of_it["plan"], broker=broker)["delivered"] == 3
+
+
+def test_the_list_says_what_an_older_version_must_not_find(client: ScriptedClient) -> None:
+    plans = [
+        {"name": name, "state": state, "cleanup_pending": pending}
+        for name, state, pending in (
+            ("runs", "ramping", True), ("a", "done", True), ("b", "done", False),
+        )
+    ]  # fmt: skip
+    client.replies = [{"plans": plans, "deleting": 2, "next": None}, {"plans": plans[2:]}]
+    told = run("plan", "list").stderr
+    assert "finished plans with a cleanup pending: 1\n" in told
+    assert "deleted plans that are still being removed: 2\n" in told
+    assert "cleanup" not in run("plan", "list").stderr
 
 
 class InboxBroker:

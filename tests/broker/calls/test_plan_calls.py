@@ -253,6 +253,7 @@ def test_a_plan_abandons_its_letters_by_one_order(desk: Desk) -> None:
     desk.broker.pass_time(0.5)
     tables = desk.broker.engine.state.tables
     kinds = Counter(row[0] for _key, row in tables["moved"].range(b""))
+    assert not desk.show()["cleanup_pending"]
     assert kinds == {FailedKind.ABANDONED: 39, FailedKind.LETTER: 1}, "the rows followed"
 
 
@@ -285,6 +286,28 @@ def test_plans_that_abandon_and_are_swept_take_turns_with_a_pause_behind_each_st
     turns = [plan_id for _at, plan_id, _kind in swept[:8]]
     assert turns == turns[:2] * 4
     assert len({*turns}) == 2
+
+
+def test_plans_say_whether_rows_of_their_letters_are_to_be_cleaned_up(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An older version must not be started before (decision 0157)."""
+    monkeypatch.setattr(plan_cleanup, "SWEPT_ABANDONED", 1)
+    desk.plan(settings=SETTINGS | {"start": False})
+    assert not desk.show()["cleanup_pending"]
+    desk.ask("plan.abandon", name="p", reason="sent again", operator="ada")
+    while desk.show()["state"] != "done":
+        desk.broker.pass_time(0.01)
+    listed = desk.ask("plan.list")
+    assert desk.show()["cleanup_pending"]
+    assert listed["plans"][0]["cleanup_pending"]
+    assert listed["deleting"] == 0
+    desk.ask("plan.delete", name="p", operator="ada")
+    listed = desk.ask("plan.list")
+    assert (listed["plans"], listed["deleting"]) == ([], 1)
+    desk.broker.pass_time(3.0)
+    assert desk.ask("plan.list")["deleting"] == 0
+    assert not desk.broker.engine.state.plans.by_id
 
 
 def test_a_deleted_plan_is_gone(desk: Desk) -> None:

@@ -174,7 +174,11 @@ class PlanCalls:
             call.answer(page)
             return
         found = list(fit_entries(self._describe(known[name]) for name in page.names))
-        reply = {"plans": found, "next": _following(page, found, "name")}
+        reply = {
+            "plans": found,
+            "next": _following(page, found, "name"),
+            "deleting": len(self._state.plans.by_id) - len(known),
+        }
         self._engine.answer_when_durable(call.answer, reply)
 
     def show(self, call: CallContext, args: wire.PlanName) -> None:

@@ -122,6 +122,11 @@ def list_(
     session.out.show(found | {"plans": shown}, columns=COLUMNS)
     if hidden := len(plans) - len(shown):
         session.out.print_note(f"{hidden} finished plans are not shown: use --all")
+    ended = [plan for plan in plans if plan["state"] in ENDED]
+    if pending := sum(plan.get("cleanup_pending", False) for plan in ended):
+        session.out.print_note(f"finished plans with a cleanup pending: {pending}")
+    if deleting := found.get("deleting", 0):
+        session.out.print_note(f"deleted plans that are still being removed: {deleting}")
 
 
 @broker_command(app, "show", example="txmq plan show mend")

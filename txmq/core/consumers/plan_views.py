@@ -40,6 +40,7 @@ def describe(state: State, plan: Plan) -> dict[str, Any]:
         "made_at": plan.made_at,
         "started_at": plan.started_at,
         "changed_at": plan.changed_at,
+        "cleanup_pending": plan.has_unswept,
     }
 
 
