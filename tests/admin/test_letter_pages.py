@@ -228,11 +228,11 @@ def test_the_page_of_a_plan_says_whether_its_cleanup_is_pending(
     console: ConsoleInMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     console.act("plan.create", name="p-2", group="g", filter="fingerprint:f3")
-    assert "<dt>Cleanup</dt><dd>–</dd>" in console.get("/plans/p-2").text
+    assert "<dt>Cleanup</dt><dd>–</dd>" in console.get("/plans/p-2").body
     console.act("plan.cancel", name="p-2")
-    assert "<dt>Cleanup</dt><dd>done</dd>" in console.get("/plans/p-2").text
+    assert "<dt>Cleanup</dt><dd>done</dd>" in console.get("/plans/p-2").body
     monkeypatch.setattr(Plan, "has_unswept", property(lambda _plan: True))
-    assert "<dt>Cleanup</dt><dd>pending" in console.get("/plans/p-2").text
+    assert "<dt>Cleanup</dt><dd>pending" in console.get("/plans/p-2").body
 
 
 def test_a_policy_is_set_and_removed(console: ConsoleInMemory) -> None:

@@ -55,7 +55,7 @@ def test_what_may_change_is_in_force_and_the_rest_is_named(file: Path) -> None:
         "restart": ["broker.partitions", "retention.every_s"],
     }
     with file.open("a") as written:
-        written.write('[tls]\ncert = "a"\nkey = "b"\n[[resolver]]\nname = "shop"\ndsn = "x"\n')
+        written.write('[tls]\ncert = "a"\nkey = "b"\n[[resolver]]\nname = "shop"\ndsn = "host=x"\n')
     restart = broker.ask("broker.reload")["restart"]
     assert restart == ["broker.partitions", "tls", "retention.every_s", "resolver"]
 

@@ -129,12 +129,32 @@ def test_an_error_of_an_option_names_no_file(file: Path) -> None:
     [
         "[[resolver]]\nname = 'shop'\ndsn = ['password=secret']",
         "[[xa.broker]]\nurl = 'shop:secret@db'",
-        "[relay]\ndsn = 'x'\ntimeout_s = 'password=secret'",
+        "[relay]\ndsn = 'dbname=x'\ntimeout_s = 'password=secret'",
     ],
 )
 def test_a_wrong_value_is_not_repeated_where_it_may_be_secret(file: Path, text: str) -> None:
     assert "secret" not in mistake(file, f"[broker]\ndata = 'x'\n{text}")
     assert "secret" not in mistake(file, "resolver = 'postgresql://shop:secret@db'\n[broker]")
+
+
+@pytest.mark.parametrize(
+    ("section", "setting"),
+    [
+        ("[[resolver]]\nname = 'shop'", "resolver.0.dsn"),
+        ("[[xa.database]]\nname = 'shop'", "xa.database.0.dsn"),
+        ("[relay]", "relay.dsn"),
+    ],
+)
+@pytest.mark.parametrize(
+    "dsn", ["secret", "host=db passwort=secret", "postgresql://shop:secret%zz@db/shop"]
+)
+def test_an_invalid_dsn_is_named_and_not_repeated(
+    file: Path, section: str, setting: str, dsn: str
+) -> None:
+    found = mistake(file, f"[broker]\ndata = 'x'\n{section}\ndsn = '{dsn}'")
+    assert found.startswith(f"{setting}: is not a DSN: use postgresql://")
+    assert found.endswith("(in FILE)")
+    assert "secret" not in found
 
 
 def test_a_file_that_cannot_be_read_is_named(file: Path) -> None:

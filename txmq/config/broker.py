@@ -53,6 +53,7 @@ from pydantic import (
     model_validator,
 )
 
+from txmq.config.dsn import valid_dsn
 from txmq.config.listen import listen_address
 from txmq.config.mistakes import first_setting
 from txmq.errors import ConfigError
@@ -159,6 +160,7 @@ def _valid_name(text: str) -> str:
 
 Name = Annotated[str, AfterValidator(_valid_name)]
 Listen = Annotated[str, AfterValidator(_valid_address)]
+Dsn = Annotated[str, AfterValidator(valid_dsn)]
 
 
 # The tags choose the type that a wrong value is checked against. Blank tags stay out of
@@ -173,7 +175,7 @@ class ResolverSettings(StrictModel):
     """A database whose token rows decide half messages; the broker asks no others."""
 
     name: Name
-    dsn: str = Field(repr=False)  # may hold a password
+    dsn: Dsn = Field(repr=False)  # may hold a password
     # end a backend that has been in a transaction for longer; None = never
     end_backend_after_s: PositiveInt | None = None
 
@@ -293,7 +295,7 @@ class XaDatabaseSettings(StrictModel):
     """
 
     name: Name
-    dsn: str = Field(repr=False)  # may hold a password
+    dsn: Dsn = Field(repr=False)  # may hold a password
 
 
 class XaBrokerSettings(StrictModel):
@@ -322,7 +324,7 @@ class XaSettings(StrictModel):
 class RelaySettings(StrictModel):
     """Settings of `txmq relay run`, a process of its own."""
 
-    dsn: str = Field(repr=False)  # may hold a password
+    dsn: Dsn = Field(repr=False)  # may hold a password
     broker: str = Field(default="txmq://127.0.0.1:7650", repr=False)  # may hold a password
     slot: str = "txmq_relay"
     timeout_s: float = Field(default=10.0, gt=0)  # of the broker's answers
