@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib.resources import files
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
@@ -20,6 +21,7 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
 from tests.admin.console_support import ConsoleInMemory
+from tests.broker.monitoring.alarm_desk import STORE, AlarmBroker, Handler
 from txmq.admin.console import listing
 from txmq.admin.console.charts import HEIGHT, POINTS, WIDTH, chart, since_known
 from txmq.admin.console.listing import MAX_CALLS, SCANNED, by_name
@@ -528,3 +530,38 @@ def test_the_calls_of_a_page_that_take_long_are_made_in_turns(
     console.broker.pass_time(60)
     assert len(replies) == 3
     assert done.called
+
+
+def test_the_page_of_a_group_shows_local_stores_of_its_consumers() -> None:
+    desk = AlarmBroker()
+    handler = Handler(desk)
+    handler.store()
+    owned = ConsoleInMemory(desk.broker).get("/groups/billing")
+    assert owned.status == 200
+    assert f"{STORE} owned m h 1 " in owned.text
+    handler.leave()
+    assert f"{STORE} no owner m h 1 " in ConsoleInMemory(desk.broker).get("/groups/billing").text
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("words", "behind"),
+    [("sheet", "accent"), ("sheet", "bad"), ("bad", "sheet"), ("text", "page"), ("quiet", "sheet")],
+)
+def test_buttons_and_text_have_the_contrast_of_level_aa(
+    theme: str, words: str, behind: str
+) -> None:
+    style = (files("txmq.admin") / "static" / "style.css").read_text("utf-8")
+    light, dark = re.findall(r":root \{(.*?)\}", style, re.DOTALL)
+    colours = dict(re.findall(r"--(\w+): #(\w{6});", light if theme == "light" else dark))
+    darker, lighter = sorted((_luminance(colours[words]), _luminance(colours[behind])))
+    assert (lighter + 0.05) / (darker + 0.05) >= 4.5
+
+
+def _luminance(colour: str) -> float:
+    """Return the relative luminance of a colour, as WCAG defines it."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+    red, green, blue = (
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
