@@ -11,7 +11,7 @@ from tests.admin.console_support import FORM, OWN, ConsoleInMemory
 from tests.broker.access.test_needs import arguments
 from txmq import admin
 from txmq.admin.console import plans
-from txmq.admin.console.actions import ACTIONS
+from txmq.admin.console.actions import ACTIONS, DANGEROUS
 from txmq.admin.console.page import ANSWER_S
 from txmq.admin.http import MAX_FORM_BYTES
 from txmq.core.consumers.commands import JoinGroup
@@ -157,6 +157,20 @@ def test_what_cannot_be_undone_is_asked_first(console: ConsoleInMemory) -> None:
     reply = console.act("tx.decide", token="0" * 32, outcome="COMMIT")
     assert "required" in reply.body, "a reason is asked for"
     assert console.broker.engine.store.end == before
+
+
+def test_what_takes_away_for_good_looks_so_where_it_is_offered_and_where_it_is_confirmed(
+    console: ConsoleInMemory,
+) -> None:
+    console.broker.ask("topic.create", name="doomed", partitions=1)
+    page = console.get("/topics/doomed").body
+    assert '<button class="danger">Delete the topic</button>' in page
+    asked = console.act("topic.delete", sure=False, name="doomed").body
+    assert '<button class="main danger">Delete the topic</button>' in asked
+    harmless = console.act("topic.grow", sure=False, name="doomed", partitions=2).body
+    assert '<button class="main">Add partitions</button>' in harmless
+    taken_away = {call for call in ACTIONS if call.endswith((".delete", ".abandon", ".reset"))}
+    assert taken_away | {"tx.decide", "plan.cancel"} <= DANGEROUS
 
 
 FORMS: dict[str, dict[str, Any]] = {

@@ -30,7 +30,7 @@ SETTINGS = SettingsFile.model_validate(
     }
 )
 STORE = "5" * 32
-KNOWN = {"name", "severity", "since", "text", "action"}
+KNOWN = {"name", "severity", "since", "text", "action", "about"}
 
 
 class AlarmBroker:
@@ -46,7 +46,8 @@ class AlarmBroker:
 
     def alarms(self) -> list[dict[str, Any]]:
         alarms: list[dict[str, Any]] = self.broker.ask("broker.alarms")["alarms"]
-        assert all(alarm.keys() == KNOWN and all(alarm.values()) for alarm in alarms)
+        assert all(alarm.keys() == KNOWN for alarm in alarms)
+        assert all(alarm[name] for alarm in alarms for name in KNOWN - {"about"})
         return alarms
 
     def half(self, number: int = 1, **options: Any) -> bytes:

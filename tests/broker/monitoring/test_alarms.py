@@ -4,6 +4,7 @@ afterwards.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -23,6 +24,21 @@ def test_each_alarm_has_its_story() -> None:
     assert STORIES.keys() == {rule.name for rule in ALARM_RULES}
 
 
+SUBJECTS = (
+    ("plan", r"plans .* as (\w+) of group"),
+    ("tx", r"transaction.* ([0-9a-f]{32})\b"),
+    ("group", r"group (\w+)|groups are guarded, as (\w+)"),
+)
+
+
+def subject(text: str) -> str:
+    """Return the one thing that an alarm's text names."""
+    for kind, pattern in SUBJECTS:
+        if (found := re.search(pattern, text)) is not None:
+            return f"{kind}:{next(filter(None, found.groups()))}"
+    return ""
+
+
 @pytest.mark.parametrize("name", STORIES)
 def test_an_alarm_is_raised_and_cleared(name: str) -> None:
     desk = AlarmBroker()
@@ -34,6 +50,7 @@ def test_an_alarm_is_raised_and_cleared(name: str) -> None:
         began = desk.broker.now()
         [alarm] = [alarm for alarm in desk.alarms() if alarm["name"] == name]
         assert text in alarm["text"]
+        assert alarm["about"] == subject(alarm["text"])
         assert began - SECOND <= alarm["since"] <= began
         desk.broker.pass_time(3)
         assert alarm["since"] in [one["since"] for one in desk.alarms() if one["name"] == name]

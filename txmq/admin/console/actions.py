@@ -20,6 +20,10 @@ from txmq.wire.calls.registry import CALLS
 Form = Mapping[str, Sequence[str]]
 Parse = Callable[[str], Any]
 MATCHING = "matching"  # a field: all letters of the filter, not only those of the page
+DANGEROUS = frozenset({
+    "topic.delete", "group.reset", "group.delete", "user.delete", "tx.decide", "dlq.abandon",
+    "plan.cancel", "plan.abandon", "plan.delete",
+})  # fmt: skip
 # they go on where a reply ends, until there is no `next`
 CONTINUED = {"dlq.replay", "dlq.abandon", "dlq.redrive"}
 
@@ -34,7 +38,8 @@ class Action(NamedTuple):
     """A call, the fields of its form, and what is asked before.
 
     `title` is what people read: its first word is a verb. `has_reason` and `must_say`:
-    whether the call keeps a reason, and refuses an empty one.
+    whether the call keeps a reason, and refuses an empty one. `danger`: it takes away
+    what cannot be had again, and its buttons look so.
     """
 
     call: str
@@ -42,6 +47,10 @@ class Action(NamedTuple):
     fields: Mapping[str, Parse]
     ask: str = ""
     makes: Callable[[dict[str, Any], int], dict[str, Any]] | None = None
+
+    @property
+    def danger(self) -> bool:
+        return self.call in DANGEROUS
 
     @property
     def has_reason(self) -> bool:

@@ -20,6 +20,27 @@ CHARTS = (
 )
 
 
+# pages that show more of an alarm than the one thing that it names: path and text
+TOPICS = ("topics", "Topics and their sizes")
+XA = ("transactions/xa", "XA branches")
+PAGES_OF_ALARMS = {
+    **dict.fromkeys(("disk.full", "disk.low", "disk.trouble", "disk.behind"), TOPICS),
+    "retention.passed_group": ("groups", "Groups"),
+    "retention.held": ("transactions", "Undecided transactions"),
+    "transaction.oldest_undecided": ("transactions", "Undecided transactions"),
+    "transaction.in_doubt": ("transactions?state=in-doubt", "Transactions in doubt"),
+    "transaction.open": ("transactions?state=open", "Transactions without their last part"),
+    "transaction.conflict": ("transactions?state=conflicts", "Refused decisions"),
+    "heuristic.mixed": ("transactions/xa?heuristic=yes", "Heuristic decisions"),
+    **dict.fromkeys(("xa.orphan", "xa.needs_operator", "xa.lost_branch", "xa.unreachable"), XA),
+    **dict.fromkeys(("plan.paused", "plan.waiting"), ("plans", "Replay plans")),
+    **dict.fromkeys(
+        ("resolver.unreachable", "resolver.blocked", "resolver.refused", "resolver.missing"),
+        ("settings", "Settings of resolvers"),
+    ),
+}
+
+
 async def overview(request: PageRequest) -> View:
     """Show numbers, charts and alarms, and the busiest topics and groups."""
     shown = await request.ask("broker.show")
@@ -32,6 +53,7 @@ async def overview(request: PageRequest) -> View:
         {
             "shown": shown,
             "raised": alarms,
+            "pages": PAGES_OF_ALARMS,
             "stats": stats,
             "in_doubt": in_doubt["transactions"],
             "charts": await charts(request, CHARTS, span),

@@ -156,6 +156,10 @@ class PageRequest:
             return Permission(True)
         return self._permission(self._parts.calls.missing(call, args, self.rights))
 
+    def is_dangerous(self, call: str) -> bool:
+        """Return whether buttons of an action look dangerous."""
+        return ACTIONS[call].danger
+
     def may_act(self, call: str, fields: Mapping[str, object]) -> Permission:
         """Return whether the viewer may send a form with these fields, as far as they
         tell: what others may be added is judged when the form is sent.

@@ -1,5 +1,6 @@
 """Conditions of alarms: each function has the name of an alarm, and returns its text
-while the condition holds, else "".
+while the condition holds, else "". Of what is about one group, plan or transaction it
+names that, too.
 """
 
 from __future__ import annotations
@@ -66,6 +67,13 @@ class Conditions(NamedTuple):
         return str(timedelta(seconds=(self.now - since) // SECOND))
 
 
+class Raised(NamedTuple):
+    """Text of an alarm, and what it is about, as in the audit: "group:billing"."""
+
+    text: str
+    about: str
+
+
 def broker_fault(seen: Conditions) -> str:
     faults = seen.faults
     if not faults.last_at or seen.older_than(faults.last_at, FAULT_S):
@@ -130,56 +138,59 @@ def retention_held(seen: Conditions) -> str:
     return f"{mib} MiB of the log are kept because of {TRANSACTIONS}"
 
 
-def transaction_in_doubt(seen: Conditions) -> str:
+def transaction_in_doubt(seen: Conditions) -> str | Raised:
     count = seen.state.listed[ListKind.IN_DOUBT]
     if not count:
         return ""
-    token = next(indexes.listed_tokens(seen.state, ListKind.IN_DOUBT))
-    return f"{count} transactions are undecided after many check-backs; the oldest is {token.hex()}"
+    oldest = next(indexes.listed_tokens(seen.state, ListKind.IN_DOUBT)).hex()
+    text = f"{count} transactions are undecided after many check-backs; the oldest is {oldest}"
+    return Raised(text, f"tx:{oldest}")
 
 
-def transaction_oldest_undecided(seen: Conditions) -> str:
+def transaction_oldest_undecided(seen: Conditions) -> str | Raised:
     token = next(indexes.undecided_tokens(seen.state), None)
     return _aged(seen, token, seen.limits.undecided_s, "undecided")
 
 
-def transaction_open(seen: Conditions) -> str:
+def transaction_open(seen: Conditions) -> str | Raised:
     token = next(indexes.listed_tokens(seen.state, ListKind.OPEN), None)
     return _aged(seen, token, seen.limits.open_s, "waiting for its missing parts")
 
 
-def _aged(seen: Conditions, token: bytes | None, limit_s: float, what: str) -> str:
+def _aged(seen: Conditions, token: bytes | None, limit_s: float, what: str) -> str | Raised:
     row = None if token is None else get(seen.state, token)
     if token is None or row is None or not seen.older_than(row.stored_at, limit_s):
         return ""
     of = f" of service {row.service}" if row.service else ""
-    return f"transaction {token.hex()}{of} has been {what} for {seen.age(row.stored_at)}"
+    text = f"transaction {token.hex()}{of} has been {what} for {seen.age(row.stored_at)}"
+    return Raised(text, f"tx:{token.hex()}")
 
 
-def transaction_conflict(seen: Conditions) -> str:
+def transaction_conflict(seen: Conditions) -> str | Raised:
     last = next(recorded_conflicts(seen.state), None)
     if last is None or seen.older_than(last.at, seen.limits.conflict_s):
         return ""
-    return (
-        f"{last.by} asked to {last.asked.name} transaction {last.token.hex()}, "
-        "which was decided otherwise"
-    )
+    token = last.token.hex()
+    text = f"{last.by} asked to {last.asked.name} transaction {token}, which was decided otherwise"
+    return Raised(text, f"tx:{token}")
 
 
-def transaction_unverified(seen: Conditions) -> str:
+def transaction_unverified(seen: Conditions) -> str | Raised:
     count = seen.state.listed[ListKind.UNVERIFIED]
     if not count:
         return ""
-    token = next(indexes.listed_tokens(seen.state, ListKind.UNVERIFIED))
-    return f"{count} transactions were decided by hand without their database, as {token.hex()}"
+    token = next(indexes.listed_tokens(seen.state, ListKind.UNVERIFIED)).hex()
+    text = f"{count} transactions were decided by hand without their database, as {token}"
+    return Raised(text, f"tx:{token}")
 
 
-def heuristic_mixed(seen: Conditions) -> str:
+def heuristic_mixed(seen: Conditions) -> str | Raised:
     count = seen.state.listed[ListKind.HEURISTIC]
     if not count:
         return ""
-    token = next(indexes.listed_tokens(seen.state, ListKind.HEURISTIC))
-    return f"{count} transactions were decided by hand or found mixed; the oldest is {token.hex()}"
+    oldest = next(indexes.listed_tokens(seen.state, ListKind.HEURISTIC)).hex()
+    text = f"{count} transactions were decided by hand or found mixed; the oldest is {oldest}"
+    return Raised(text, f"tx:{oldest}")
 
 
 def resolver_unreachable(seen: Conditions) -> str:
@@ -233,7 +244,7 @@ def token_cleanup_stuck(seen: Conditions) -> str:
     )
 
 
-def fence_full(seen: Conditions) -> str:
+def fence_full(seen: Conditions) -> str | Raised:
     stopped = [
         (group, place)
         for group in seen.state.groups.by_id.values()
@@ -244,23 +255,26 @@ def fence_full(seen: Conditions) -> str:
         return ""
     group, (topic_id, partition) = stopped[0]
     topic = seen.state.topics_by_id[topic_id].name
-    return (
+    return Raised(
         f"{len(stopped)} partitions stand still, as {topic}/{partition} for group {group.name}: "
-        f"{group.settings.max_parked} messages wait behind one failed key"
+        f"{group.settings.max_parked} messages wait behind one failed key",
+        f"group:{group.name}",
     )
 
 
-def group_slow(seen: Conditions) -> str:
+def group_slow(seen: Conditions) -> str | Raised:
     groups = (group for group in seen.state.groups.by_id.values() if group.leases)
     # leases are in the order in which they were granted
     first = ((group.name, next(iter(group.leases.values()))) for group in groups)
     oldest = min(((lease.granted_at, name, lease.member) for name, lease in first), default=None)
     if oldest is None or not seen.older_than(oldest[0], seen.limits.slow_s):
         return ""
-    return f"member {oldest[2]} of group {oldest[1]} has had messages for {seen.age(oldest[0])}"
+    granted_at, name, member = oldest
+    text = f"member {member} of group {name} has had messages for {seen.age(granted_at)}"
+    return Raised(text, f"group:{name}")
 
 
-def fence_old(seen: Conditions) -> str:
+def fence_old(seen: Conditions) -> str | Raised:
     groups = (group for group in seen.state.groups.by_id.values() if group.fences)
     oldest = min(
         ((fence.since, group.name) for group in groups for fence in group.oldest_fences()),
@@ -268,13 +282,14 @@ def fence_old(seen: Conditions) -> str:
     )
     if oldest is None or not seen.older_than(oldest[0], seen.limits.fence_s):
         return ""
-    return (
+    return Raised(
         f"a key of group {oldest[1]} has been waiting for {seen.age(oldest[0])}, "
-        "and its later messages with it"
+        "and its later messages with it",
+        f"group:{oldest[1]}",
     )
 
 
-def store_no_owner(seen: Conditions) -> str:
+def store_no_owner(seen: Conditions) -> str | Raised:
     lost = [
         (store.lost_at, group, store_id)
         for group, store_id, store in _stores(seen)
@@ -287,13 +302,14 @@ def store_no_owner(seen: Conditions) -> str:
         return ""
     store = group.stores[store_id]
     last = f"{store.member or 'nobody'}{f' on {store.host}' if store.host else ''}"
-    return (
+    return Raised(
         f"local stores without an owner: {len(lost)}, as {store_id.hex()} of group {group.name} "
-        f"for {seen.age(since)}: {store.messages} messages, last reported by {last}"
+        f"for {seen.age(since)}: {store.messages} messages, last reported by {last}",
+        f"group:{group.name}",
     )
 
 
-def store_old(seen: Conditions) -> str:
+def store_old(seen: Conditions) -> str | Raised:
     ages = (
         (local_stores.oldest(seen.state, group, store_id) or seen.now, group.name, store_id)
         for group, store_id, _store in _stores(seen)
@@ -301,9 +317,10 @@ def store_old(seen: Conditions) -> str:
     since, name, store_id = min(ages, default=(0, "", b""))
     if not seen.older_than(since, seen.limits.store_s):
         return ""
-    return (
+    return Raised(
         f"a message has been failing in local store {store_id.hex()} of group {name} "
-        f"for {seen.age(since)}"
+        f"for {seen.age(since)}",
+        f"group:{name}",
     )
 
 
@@ -314,7 +331,7 @@ def _stores(seen: Conditions) -> Iterator[tuple[ConsumerGroup, bytes, ConsumerSt
             yield group, store_id, store
 
 
-def group_guarded(seen: Conditions) -> str:
+def group_guarded(seen: Conditions) -> str | Raised:
     found = [
         (group.breaker, group.name)
         for group in seen.state.groups.by_id.values()
@@ -324,32 +341,35 @@ def group_guarded(seen: Conditions) -> str:
         return ""
     breaker, name = min(found, key=lambda item: item[0].since)
     error = f"{breaker.error_type or 'no type'}, fingerprint {breaker.fingerprint}"
-    return (
+    return Raised(
         f"{len(found)} groups are guarded, as {name} for {seen.age(breaker.since)}: "
-        f"many keys failed alike ({error}); {breaker.probes} probes failed"
+        f"many keys failed alike ({error}); {breaker.probes} probes failed",
+        f"group:{name}",
     )
 
 
-def plan_paused(seen: Conditions) -> str:
+def plan_paused(seen: Conditions) -> str | Raised:
     paused = [plan for plan in seen.state.plans.active.values() if plan.state is PlanState.PAUSED]
     if not paused:
         return ""
     plan = min(paused, key=lambda one: one.changed_at)
-    return (
+    return Raised(
         f"{len(paused)} replay plans are paused, as {plan.name} of group {plan.group} "
-        f"for {seen.age(plan.changed_at)}: {plan.why}"
+        f"for {seen.age(plan.changed_at)}: {plan.why}",
+        f"plan:{plan.name}",
     )
 
 
-def plan_waiting(seen: Conditions) -> str:
+def plan_waiting(seen: Conditions) -> str | Raised:
     waiting = [plan for plan in seen.state.plans.active.values() if _waits(seen, plan)]
     if not waiting:
         return ""
     plan = min(waiting, key=lambda one: one.changed_at)
     what = "to be completed" if plan.state is PlanState.BUILDING else "for an approval"
-    return (
+    return Raised(
         f"{len(waiting)} replay plans wait {what}, as {plan.name} of group {plan.group} "
-        f"for {seen.age(plan.changed_at)}: {plan.letters} letters, made by {plan.by}"
+        f"for {seen.age(plan.changed_at)}: {plan.letters} letters, made by {plan.by}",
+        f"plan:{plan.name}",
     )
 
 

@@ -9,7 +9,7 @@ from txmq.broker.monitoring import alarm_conditions as conditions
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from txmq.broker.monitoring.alarm_conditions import Conditions
+    from txmq.broker.monitoring.alarm_conditions import Conditions, Raised
 
 
 class AlarmRule(NamedTuple):
@@ -17,7 +17,7 @@ class AlarmRule(NamedTuple):
 
     name: str
     severity: str
-    check: Callable[[Conditions], str]
+    check: Callable[[Conditions], str | Raised]
     action: str
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
-from txmq.broker.monitoring.alarm_conditions import Conditions
+from txmq.broker.monitoring.alarm_conditions import Conditions, Raised
 from txmq.broker.monitoring.alarm_rules import ALARM_RULES, AlarmRule
 from txmq.core.events.outcome import Rejected
 from txmq.errors import Throttled
@@ -43,6 +43,7 @@ class Alarm(NamedTuple):
     since: int
     text: str
     action: str
+    about: str = ""  # "group:NAME", "plan:NAME", "tx:TOKEN"
 
 
 class _SourceKey(NamedTuple):
@@ -147,11 +148,11 @@ class AlarmService:
         seen = self._conditions()
         for rule in ALARM_RULES:
             try:
-                text = rule.check(seen)
+                found = rule.check(seen)
             except Exception as error:  # noqa: BLE001  # the other alarms must not depend on it
                 self._engine.faults.record(f"alarm {rule.name}", error)
                 continue
-            self._judge(rule, text, seen.now)
+            self._judge(rule, found, seen.now)
 
     def raised(self) -> list[Alarm]:
         """Return the alarms that hold now: the critical ones first, and of these the
@@ -182,11 +183,14 @@ class AlarmService:
             self._sends.waiting_s,
         )
 
-    def _judge(self, rule: AlarmRule, text: str, now: int) -> None:
+    def _judge(self, rule: AlarmRule, found: str | Raised, now: int) -> None:
         raised = self._raised.get(rule.name)
+        text, about = found if isinstance(found, Raised) else (found, "")
         if text:
             since = now if raised is None else raised.since
-            self._raised[rule.name] = Alarm(rule.name, rule.severity, since, text, rule.action)
+            self._raised[rule.name] = Alarm(
+                rule.name, rule.severity, since, text, rule.action, about
+            )
             if raised is None:
                 log.error(
                     "alarm.raised",
