@@ -21,7 +21,7 @@ venv := .venv
 python := $(venv)/bin/python
 ready := $(venv)/.ready
 pip := $(python) -m pip --disable-pip-version-check --no-input
-sources := $(wildcard txmq spark adapters examples tests scripts)
+sources := $(wildcard txmq txmq_command.py spark adapters examples tests scripts)
 compiled := .cache/compiled
 classes := .cache/java/classes.jsa
 # for tests of Spark, and for all tests

@@ -28,7 +28,8 @@ def shipped(package: Path) -> set[str]:
 def test_wheel_holds_every_file_of_both_packages_and_nothing_else(wheel: zipfile.ZipFile) -> None:
     inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert "txmq/py.typed" in inside
-    assert inside == shipped(ROOT / "txmq") | shipped(ROOT / "spark" / "txmq_spark")
+    packages = shipped(ROOT / "txmq") | shipped(ROOT / "spark" / "txmq_spark")
+    assert inside == packages | {"txmq_command.py"}
 
 
 def test_wheel_brings_the_command_and_the_licence(wheel: zipfile.ZipFile) -> None:
@@ -36,7 +37,7 @@ def test_wheel_brings_the_command_and_the_licence(wheel: zipfile.ZipFile) -> Non
     scripts = configparser.ConfigParser()
     scripts.read_string(wheel.read(f"{info}/entry_points.txt").decode())
     assert dict(scripts["console_scripts"]) == {
-        "txmq": "txmq.__main__:main",
+        "txmq": "txmq_command:main",
         "txmq-spark": "txmq_spark.command_line:main",
     }
     metadata = wheel.read(f"{info}/METADATA").decode()

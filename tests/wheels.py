@@ -15,7 +15,7 @@ def build_wheel(directory: Path) -> Path:
     """Build the wheel from a copy in `directory`, because setuptools writes beside its
     sources.
     """
-    for name in ("pyproject.toml", "LICENSE", "README.md"):
+    for name in ("pyproject.toml", "LICENSE", "README.md", "txmq_command.py"):
         if (ROOT / name).exists():
             shutil.copy(ROOT / name, directory)
     for name in ("txmq", "spark"):

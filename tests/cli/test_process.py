@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from txmq.cli.options import operating_system_user
 from txmq.testing.own_broker import OwnBroker
 from txmq.version import __version__
 
+ROOT = Path(__file__).parents[2]
 FULL = Path("/dev/full")
 COMMAND = [sys.executable, "-c", "from txmq.cli.app import main; main()"]
 
@@ -33,6 +35,29 @@ def txmq(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
         timeout=60,
         env=os.environ | environment,
     )
+
+
+def test_a_command_that_is_interrupted_at_its_first_import_says_nothing() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    module, _, function = project["scripts"]["txmq"].partition(":")
+    program = f"""
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+class Interrupt:
+    def find_spec(self, name, *_given):
+        if name == "txmq":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt())
+from {module} import {function}
+{function}()
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60,
+        cwd=ROOT,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (-signal.SIGINT, "")
 
 
 @pytest.mark.parametrize(

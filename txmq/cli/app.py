@@ -187,7 +187,7 @@ def _run(*, as_json: bool) -> int:
     """Run the command; return its exit status. Raises OSError."""
     try:
         parser = _parser()
-        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as `txmq.__main__` sets it
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as `txmq_command` sets it
             signal.signal(signal.SIGINT, signal.default_int_handler)
         # Otherwise typer prints errors in the usage itself, as text.
         status = parser(prog_name="txmq", standalone_mode=not as_json)
