@@ -1,8 +1,8 @@
 """Builds a Debian package of the broker: `make deb`.
 
 It brings a virtual environment in /opt/txmq with the locked versions, for the python3
-of the Debian that it is built on, the unit, a commented /etc/txmq.toml, alert rules and
-dashboards.
+of the Debian that it is built on, the unit, a commented /etc/txmq.toml, alert rules,
+dashboards and the documents.
 """
 
 from __future__ import annotations
@@ -24,6 +24,11 @@ FILES = {  # of the package, by their places in packaging/
     "prometheus": "usr/share/txmq/prometheus",
     "grafana": "usr/share/txmq/grafana",
 }
+DOCUMENTS = "usr/share/doc/txmq"  # of the package, with the places that they have here
+DOCUMENTED = (
+    "README.md", "CHANGES.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs", "spark/README.md",
+    "packaging/txmq.toml", "examples/tested_service",
+)  # fmt: skip
 
 
 def main() -> None:
@@ -39,12 +44,8 @@ def main() -> None:
 def stage(tree: Path, *, version: str, python: str) -> None:
     """Put everything but the virtual environment into the tree of the package."""
     for source, target in FILES.items():
-        place = tree / target
-        place.parent.mkdir(parents=True, exist_ok=True)
-        if (PACKAGING / source).is_dir():
-            shutil.copytree(PACKAGING / source, place)
-        else:
-            shutil.copy(PACKAGING / source, place)
+        _copy(PACKAGING / source, tree / target)
+    stage_documents(tree)
     command = tree / "usr" / "bin" / "txmq"
     command.parent.mkdir(parents=True)
     command.symlink_to("/opt/txmq/bin/txmq")
@@ -60,6 +61,24 @@ def stage(tree: Path, *, version: str, python: str) -> None:
     fields = {"version": version, "architecture": architecture, "python": python}
     following = f"{major}.{int(minor) + 1}"
     (control / "control").write_text(text.format(**fields, next_python=following))
+
+
+def stage_documents(tree: Path) -> None:
+    """Put the documents into the tree, so that hints and links which name one by its
+    place in the project hold there, too.
+    """
+    place = tree / DOCUMENTS
+    for name in DOCUMENTED:
+        _copy(ROOT / name, place / name)
+    _copy(ROOT / "LICENSE", place / "copyright")
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+    else:
+        shutil.copy(source, target)
 
 
 def install(build: Path, place: Path) -> None:

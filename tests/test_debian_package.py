@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from scripts import debian_package
+from tests.test_documents import broken_links
+from tests.test_hints import PATH, paths_in_texts
 from txmq import connect
 from txmq.config.broker import load_broker
 from txmq.testing.own_broker import OwnBroker
@@ -18,7 +20,8 @@ from txmq.testing.ports import free_port
 from txmq.wire.calls.users import VerifierArgs
 from txmq.wire.scram import MIN_ITERATIONS, make_verifier
 
-PACKAGING = Path(__file__).parents[1] / "packaging"
+ROOT = Path(__file__).parents[1]
+PACKAGING = ROOT / "packaging"
 NO_DPKG = shutil.which("dpkg-deb") is None
 
 
@@ -33,6 +36,20 @@ def test_a_package_has_the_unit_the_settings_and_the_command(tmp_path: Path) -> 
     assert " ./usr/bin/txmq -> /opt/txmq/bin/txmq\n" in listed
     fields = _output("dpkg-deb", "--field", str(package), "Version", "Depends")
     assert "python3 (>= 3.11), python3 (<< 3.12)" in fields
+
+
+def test_the_documents_of_the_package_have_all_that_hints_and_links_name(tmp_path: Path) -> None:
+    debian_package.stage_documents(tmp_path)
+    place = tmp_path / debian_package.DOCUMENTS
+    assert (place / "copyright").read_bytes() == (ROOT / "LICENSE").read_bytes()
+    documents = [*place.rglob("*.md")]
+    assert len(documents) > 100
+    assert [link for document in documents for link in broken_links(document)] == []
+    installed = (PACKAGING / "txmq.toml", *(PACKAGING / "prometheus").iterdir())
+    named = {path for file in installed for path in PATH.findall(file.read_text())}
+    named.update(paths_in_texts())
+    assert {"docs/SECURITY.md", "docs/operations/full-disk.md", "packaging/txmq.toml"} <= named
+    assert {path for path in named if not (place / path).is_file()} == set()
 
 
 @pytest.mark.parametrize("name", debian_package.SCRIPTS)
