@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 import txmq
 from tests.client.real import RealBroker
@@ -73,6 +74,28 @@ def test_a_lost_connection_is_survived_with_outstanding_messages(
     consumer.ack(message, wait=True)
     assert floors(client, group) == 10
     assert consumer.stats.rejoined == 1
+
+
+def test_the_log_tells_a_member_that_joins_anew_from_one_that_lost_its_connection(
+    client: Client, dialled: list[Connection]
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    client.call("topic.create", name=topic, partitions=1)
+    client.send(topic, b"0", key="a")
+
+    def logged() -> list[str]:
+        return [entry["event"] for entry in told if entry.get("group") == group]
+
+    with client.consumer(group, [topic], mode="ordered") as consumer, capture_logs() as told:
+        message = consumer.receive(WAIT_S)
+        assert message is not None
+        consumer._members.members[0].give_back([message], rejoin=True)
+        wait_until(lambda: "consumer.joined" in logged(), WAIT_S)
+        dialled[-1].socket.shutdown(socket.SHUT_RDWR)
+        wait_until(lambda: logged().count("consumer.joined") == 2, WAIT_S)
+    assert logged() == [
+        "consumer.rejoining", "consumer.joined", "consumer.disconnected", "consumer.joined",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])

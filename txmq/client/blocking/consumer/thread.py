@@ -53,6 +53,7 @@ class MemberThread:
         self._sleeps_until = 0.0  # zero while it is awake: then no wake-up is needed
         self._abandoned = False
         self.trouble: TxmqError | OSError | None = None
+        self._is_loss_logged = False  # since the member was last in its group
         self._thread = Thread(target=self._run, name=f"txmq-{member.settings.group}", daemon=True)
 
     def start(self) -> None:
@@ -125,15 +126,17 @@ class MemberThread:
 
     def _on_error(self, error: TxmqError | OSError, began: float) -> None:
         """Let another connection try, unless the error is final."""
-        before, self.trouble = self.trouble, error
+        self.trouble = error
         with self._changed:
+            is_asked_for = self._member.needs_reconnect  # the member has logged why
             self._member.disconnected(time.monotonic())
             if not isinstance(error, OSError | ProtocolError) and not error.retriable:
                 self._member.failure = error
             over = self._over
         if over:
             return
-        if before is None:
+        if not (is_asked_for or self._is_loss_logged):
+            self._is_loss_logged = True
             log.warning(
                 "consumer.disconnected", group=self._member.settings.group, error=str(error)
             )
@@ -198,7 +201,7 @@ class MemberThread:
                 else:
                     request.reply(payload, now)
             if self._member.phase is MemberPhase.SERVING:
-                self.trouble = None
+                self.trouble, self._is_loss_logged = None, False
             self._changed.notify_all()
 
 

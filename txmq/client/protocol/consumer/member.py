@@ -223,6 +223,8 @@ class Member:
         more.
         """
         if not self.closing:  # at the end nothing more is delivered
+            if not self._rejoining:
+                log.info("consumer.rejoining", group=self.settings.group)
             self.needs_reconnect = self._rejoining = True
             self.queue.drop_ready()
 
