@@ -502,7 +502,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
     ),
     187: (
         "test_jobs_run_shipped_and_installed_and_send_once_though_stragglers_are_run_twice",
-        "test_attempts_that_are_killed_behind_their_bundles_send_nothing",
+        "test_an_attempt_that_is_killed_behind_its_bundle_sends_nothing",
         "test_jobs_whose_driver_was_killed_in_its_decision_send_once_when_they_run_again",
         "test_two_writes_with_one_key_at_once_send_once",
         "test_a_broker_killed_while_tasks_read_and_write_loses_and_doubles_nothing",

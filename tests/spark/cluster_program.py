@@ -1,6 +1,6 @@
 """A program for `spark-submit`: copies a topic twice, as a batch and as a stream, with
-a straggler in each; then lands it, in another application, to which the packages are
-shipped.
+a straggler in each. Then it copies the topic by attempts that die (`dying_program`), in
+another application, to which the packages are shipped.
 
     spark-submit cluster_program.py URL TOPIC DIRECTORY SHIPPED PACKAGES
 
@@ -16,12 +16,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import dying_program  # type: ignore[import-not-found]  # beside this program
 import pyarrow as pa
-from pyspark import TaskContext
+from pyspark import TaskContext, cloudpickle
 from pyspark.sql import SparkSession
 
 import txmq_spark
-from txmq_spark import command_line
 
 LIMIT_S = 100.0
 COLUMNS = "body binary, key string"
@@ -69,7 +69,6 @@ def session_with(shipped: str, packages: str) -> SparkSession:
         "spark.files": shipped,
         "spark.submit.pyFiles": shipped,
         "spark.executorEnv.PYTHONPATH": packages,
-        "spark.cores.max": "1",
     }
     return SparkSession.builder.config(map=settings).getOrCreate()
 
@@ -89,10 +88,11 @@ def main(url: str, topic: str, directory: str, shipped: str, packages: str) -> N
     query.trigger(availableNow=True).start().awaitTermination()
     tell_origin(spark, directory)
     spark.stop()
-    tell_origin(session_with(shipped, packages), directory)
-    # The command has the session that is there, and stops it.
-    land = ["land", "--url", url, "--topic", topic, "--path", f"{directory}/lake"]
-    sys.exit(command_line.main(land))
+    spark = session_with(shipped, packages)
+    tell_origin(spark, directory)
+    cloudpickle.register_pickle_by_value(dying_program)  # type: ignore[no-untyped-call] # its own
+    dying_program.copy(spark, url, topic, directory)
+    spark.stop()
 
 
 if __name__ == "__main__":

@@ -1,17 +1,13 @@
-"""A program for `spark-submit`: copies a topic as batches and as streams, with
-speculation, while an attempt of a writing task is killed behind its bundle.
-
-    spark-submit dying_program.py URL TOPIC DIRECTORY
+"""Copies of a topic as batches and as streams, with speculation, while an attempt of a
+writing task is killed behind its bundle: a part of `cluster_program`.
 
 The victims are the speculative copy or the first attempt of partition 0, and of them
-the worker of Python or the whole executor. `DIRECTORY/attempts` gets a line for each
-step of such an attempt: case, attempt, what. It is no module of a package: executors
-have it by value.
+the worker of Python or the whole executor. `DIRECTORY/steps` gets a line for each step
+of such an attempt: case, attempt, what. Executors have this module by value.
 """
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -39,13 +35,13 @@ class Script(NamedTuple):
     directory: str
 
     def note(self, attempt: int, what: str) -> None:
-        with Path(self.directory, "attempts").open("a") as journal:
+        with Path(self.directory, "steps").open("a") as journal:
             journal.write(f"{self.case} {attempt} {what}\n")
 
     def wait_for(self, attempt: int, what: str) -> None:
         """Wait until an attempt has noted something that begins so."""
         line, deadline = f"{self.case} {attempt} {what}", time.monotonic() + LIMIT_S
-        while f"\n{line}" not in "\n" + Path(self.directory, "attempts").read_text():
+        while f"\n{line}" not in "\n" + Path(self.directory, "steps").read_text():
             if time.monotonic() > deadline:
                 raise TimeoutError(line)
             time.sleep(0.05)
@@ -127,8 +123,8 @@ class DyingSource(TxmqDataSource):
         return made
 
 
-def main(url: str, topic: str, directory: str) -> None:
-    spark = SparkSession.builder.getOrCreate()
+def copy(spark: SparkSession, url: str, topic: str, directory: str) -> None:
+    """Copy a topic once for each case."""
     spark.dataSource.register(TxmqDataSource)
     spark.dataSource.register(DyingSource)
     source = {"url": url, "topic": topic, "columns": "body,key"}
@@ -145,8 +141,3 @@ def main(url: str, topic: str, directory: str) -> None:
         query = stream.writeStream.format("dying").options(**given)
         query = query.option("checkpointLocation", f"{directory}/{case}")
         query.trigger(availableNow=True).start().awaitTermination()
-    spark.stop()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

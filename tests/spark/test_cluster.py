@@ -7,6 +7,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 from zipfile import ZipFile
 
 import pyarrow.parquet as pq
@@ -25,7 +26,6 @@ from txmq_spark import shipping
 
 pytestmark = pytest.mark.timeout(400)  # many JVMs on a busy machine
 PROGRAM = Path(__file__).with_name("cluster_program.py")
-DYING_PROGRAM = Path(__file__).with_name("dying_program.py")
 SPECULATION = {
     "spark.speculation": "true",
     "spark.speculation.quantile": "0.5",
@@ -33,7 +33,20 @@ SPECULATION = {
     "spark.speculation.interval": "50ms",
     "spark.speculation.minTaskRuntime": "50ms",
 }
+STRAGGLING = ("batch", "stream")
 ROWS, KEYS = 400, 7
+JOBS_S = 1_000.0  # two applications, and executors that start again
+
+
+class Jobs(NamedTuple):
+    """Jobs that have copied a topic to others."""
+
+    topic: str
+    directory: Path
+    installed: Path
+
+    def target(self, what: str) -> str:
+        return f"{self.topic}-{what}"
 
 
 @pytest.fixture(scope="module")
@@ -62,71 +75,66 @@ def test_what_is_shipped_has_nothing_of_the_tests_and_is_always_the_same(
     assert (tmp_path / "again.zip").read_bytes() == shipped.read_bytes()
 
 
-def test_jobs_run_shipped_and_installed_and_send_once_though_stragglers_are_run_twice(
-    cluster: Cluster, broker: str, topic: str, client: txmq.Client, shipped: Path, tmp_path: Path
-) -> None:
-    installed = tmp_path / "installed"
+@pytest.fixture(scope="module")
+def jobs(
+    cluster: Cluster, broker: str, shipped: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Jobs:
+    """The jobs of one program, which have ended."""
+    directory = tmp_path_factory.mktemp("jobs")
+    installed = directory / "installed"
     with ZipFile(shipped) as archive:
         archive.extractall(installed)
-    before = undecided(client)
-    client.call("topic.create", name=topic, partitions=2)
-    client.send_many(topic, texts(*range(ROWS)))
-    targets = [f"{topic}-batch", f"{topic}-stream"]
-    for target in targets:
-        client.call("topic.create", name=target, partitions=3)
-    done = cluster.submit(
-        PROGRAM,
-        *(broker, topic, str(tmp_path), str(shipped), PACKAGES),
-        settings=SPECULATION,
-        path=str(installed),
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout == f"landed: {ROWS} messages, skipped 0\n"
-    origins = (tmp_path / "origins").read_text().splitlines()
-    assert origins[0] == f"{installed}/txmq_spark/source.py"
+    done = Jobs("jobs", directory, installed)
+    keys = [f"k{n % KEYS}" for n in range(ROWS)]
+    with txmq.connect(broker, service="tests") as client:
+        before = undecided(client)
+        client.call("topic.create", name=done.topic, partitions=2)
+        client.send_many(done.topic, texts(*range(ROWS)), keys=keys)
+        for target in (*STRAGGLING, *CASES):
+            client.call("topic.create", name=done.target(target), partitions=3)
+        ended = cluster.submit(
+            PROGRAM,
+            *(broker, done.topic, str(directory), str(shipped), PACKAGES),
+            settings=SPECULATION,
+            path=str(installed),
+            limit_s=JOBS_S,
+        )
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        assert undecided(client) == before
+    return done
+
+
+@pytest.mark.timeout(JOBS_S)  # an executor that was killed has to start again
+def test_jobs_run_shipped_and_installed_and_send_once_though_stragglers_are_run_twice(
+    jobs: Jobs, broker: str
+) -> None:
+    origins = (jobs.directory / "origins").read_text().splitlines()
+    assert origins[0] == f"{jobs.installed}/txmq_spark/source.py"
     assert origins[1].endswith("/txmq.zip/txmq_spark/source.py")
-    lines = (tmp_path / "attempts").read_text().splitlines()
+    lines = (jobs.directory / "attempts").read_text().splitlines()
     attempts = Counter(
         what
         for what, partition, attempt in map(str.split, lines)
         if (partition, int(attempt) > 0) == ("0", True)
     )
-    assert attempts.keys() == {"batch", "stream"}
-    for target in targets:
-        assert bodies(broker, target) == Counter(texts(*range(ROWS)))
-    assert undecided(client) == before
-    files = list((tmp_path / "lake" / f"topic={topic}").glob("date=*/*.parquet"))
-    in_files = [body for file in files for body in pq.read_table(file).column("body").to_pylist()]
-    assert Counter(in_files) == Counter(texts(*range(ROWS)))
+    assert attempts.keys() == set(STRAGGLING)
+    for what in STRAGGLING:
+        assert bodies(broker, jobs.target(what)) == Counter(texts(*range(ROWS)))
 
 
-@pytest.mark.timeout(1_000)  # an executor that was killed has to start again
-def test_attempts_that_are_killed_behind_their_bundles_send_nothing(
-    cluster: Cluster, broker: str, topic: str, client: txmq.Client, shipped: Path, tmp_path: Path
+@pytest.mark.timeout(JOBS_S)
+@pytest.mark.parametrize("case", CASES)
+def test_an_attempt_that_is_killed_behind_its_bundle_sends_nothing(
+    jobs: Jobs, broker: str, case: str
 ) -> None:
-    before = undecided(client)
-    client.call("topic.create", name=topic, partitions=2)
-    keys = [f"k{n % KEYS}" for n in range(ROWS)]
-    client.send_many(topic, texts(*range(ROWS)), keys=keys)
-    for case in CASES:
-        client.call("topic.create", name=f"{topic}-{case}", partitions=3)
-    done = cluster.submit(
-        DYING_PROGRAM,
-        *(broker, topic, str(tmp_path)),
-        settings=SPECULATION | {"spark.submit.pyFiles": str(shipped)},
-        limit_s=len(CASES) * SUBMIT_S,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = (tmp_path / "attempts").read_text().splitlines()
-    for case in CASES:
-        victim = 1 if "-copy-" in case else 0
-        [count] = [line.split()[-1] for line in lines if f"{case} {victim} stored" in line]
-        assert 0 < int(count) < ROWS
-        of_keys = dict[str | None, list[int]]()
-        for _partition, message in sent(broker, f"{topic}-{case}"):
-            of_keys.setdefault(message.key, []).append(int(message.body))
-        assert of_keys == {f"k{n}": [*range(n, ROWS, KEYS)] for n in range(KEYS)}, case
-    assert undecided(client) == before
+    lines = (jobs.directory / "steps").read_text().splitlines()
+    victim = 1 if "-copy-" in case else 0
+    [count] = [line.split()[-1] for line in lines if f"{case} {victim} stored" in line]
+    assert 0 < int(count) < ROWS
+    of_keys = dict[str | None, list[int]]()
+    for _partition, message in sent(broker, jobs.target(case)):
+        of_keys.setdefault(message.key, []).append(int(message.body))
+    assert of_keys == {f"k{n}": [*range(n, ROWS, KEYS)] for n in range(KEYS)}
 
 
 @pytest.fixture(scope="module")
@@ -152,14 +160,19 @@ def test_the_program_of_the_wheel_lands_from_a_broker_with_tls_by_shipped_files(
             *("land", "--url", f"txmqs://{secured.place}", "--user", "spark"),
             *("--password-file", secured.words.name, "--ca", secured.ca.name),
             *("--topic", "orders", "--path", str(lake)),
-            settings={"spark.submit.pyFiles": str(zipped), "spark.files": files},
+            settings={
+                "spark.submit.pyFiles": str(zipped),
+                "spark.files": files,
+                "spark.cores.max": "1",  # one executor
+            },
             cwd=directory,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         assert done.stdout == "landed: 5 messages, skipped 0\n"
         assert PASSWORD not in done.stderr
-    rows = [pq.read_table(file).num_rows for file in lake.glob("topic=orders/date=*/*.parquet")]
-    assert sum(rows) == 5
+    parts = lake.glob("topic=orders/date=*/*.parquet")
+    landed = [body for part in parts for body in pq.read_table(part).column("body").to_pylist()]
+    assert sorted(landed) == texts(*range(5))
 
 
 def test_the_wheel_brings_the_command(installed: Path) -> None:
