@@ -78,19 +78,25 @@ def matches(selection: LetterSelection, name: str, row: FailedMessage) -> bool:
     """Return True if a failed message of the topic `name` has the properties that its
     row tells of.
     """
-    wanted, died_at, text = selection, row.dead_at or row.first_failed_at, selection.text
+    wanted, text = selection, selection.text
     return (
         failed_rows.letter_state(row) in wanted.states
         and wanted.topic in (None, name)
         and wanted.key_hash in (None, row.key_hash)
-        and wanted.died_from <= died_at
-        and (wanted.died_before is None or died_at < wanted.died_before)
+        and ((not wanted.died_from and wanted.died_before is None) or _died_within(row, wanted))
         and wanted.error_type in (None, row.error_type)
         and wanted.fingerprint in (None, row.fingerprint)
         and wanted.min_attempts <= row.attempt
         and (wanted.max_attempts is None or row.attempt <= wanted.max_attempts)
         and (wanted.max_replays is None or row.replays <= wanted.max_replays)
         and (text is None or _has_text(row, text.lower()))
+    )
+
+
+def _died_within(row: FailedMessage, wanted: LetterSelection) -> bool:
+    died_at = row.died_at
+    return wanted.died_from <= died_at and (
+        wanted.died_before is None or died_at < wanted.died_before
     )
 
 

@@ -141,7 +141,7 @@ def _failed(
     history = attempts.get(state, group, ref)
     kept = history.attempts
     if not kept and (row.first_failed_at or row.dead_at):
-        kept = (attempts.attempt_of(row, row.dead_at or row.first_failed_at),)
+        kept = (attempts.attempt_of(row, row.died_at),)
     fields: dict[str, Any] = {
         "state": row_state(row),
         "attempt": row.attempt,

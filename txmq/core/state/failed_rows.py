@@ -76,6 +76,11 @@ class FailedMessage(NamedTuple):
     trial_by: str = ""
     given_by: str = ""
 
+    @property
+    def died_at(self) -> int:
+        """Time of its death; of what has not died, that of its first failure."""
+        return self.dead_at or self.first_failed_at
+
 
 FIELDS = FailedMessage._fields
 PLAN = FIELDS.index("plan")
@@ -164,7 +169,7 @@ def letter_of(ref: MessageRef, row: FailedMessage) -> Letter | None:
         else Letter(
             state,
             *ref,
-            row.dead_at or row.first_failed_at,
+            row.died_at,
             row.number,
             row.key_hash,
             row.error_type,

@@ -126,7 +126,7 @@ def put_back(
         if row is None:
             continue
         error, slot = put_back_queues.add(group, one, row)
-        died_at = row.dead_at or row.first_failed_at
+        died_at = row.died_at
         letter_cells.add_to_cell(cells, (one[0], error, slot), died_at, row.replays)
         waiting[one[:2]] += 1
         exported += row.exported > 0
@@ -177,7 +177,7 @@ def abandon(
         if row is None:
             continue
         error = letter_cells.error_of(row.error_type, row.fingerprint)
-        died_at = row.dead_at or row.first_failed_at
+        died_at = row.died_at
         cell = (one[0], error, letter_cells.slot_at(died_at))
         letter_cells.add_to_cell(cells, cell, died_at, row.replays)
         count += 1

@@ -103,7 +103,7 @@ class _Builder:
 
     def add(self, key: bytes, ref: MessageRef, row: FailedMessage) -> bool:
         """Add a letter; return True if the block is full."""
-        died_at = row.dead_at or row.first_failed_at
+        died_at = row.died_at
         error = letter_cells.error_of(row.error_type, row.fingerprint)
         slot = letter_cells.slot_at(died_at)
         columns = self._runs.get(ref[:2])

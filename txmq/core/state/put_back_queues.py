@@ -40,7 +40,7 @@ def has_more(row: FailedMessage) -> bool:
 def plain_letter(row: FailedMessage) -> PlainLetter:
     """Return what the ack of a letter with this row has to know."""
     error = letter_cells.error_of(row.error_type, row.fingerprint)
-    slot = letter_cells.slot_at(row.dead_at or row.first_failed_at)
+    slot = letter_cells.slot_at(row.died_at)
     return PlainLetter(row.plan, error, slot, row.key_hash)
 
 
