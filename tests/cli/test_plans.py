@@ -12,6 +12,7 @@ from tests.cli.peer import peer
 from tests.cli.support import ScriptedClient, client, reply, run
 from tests.tx.postgres.support import LOG, rows
 from txmq.testing.processes import running
+from txmq.testing.wait import wait_until
 
 __all__ = ["client"]
 
@@ -47,6 +48,7 @@ def test_a_plan_goes_from_its_creation_to_its_end(broker: str) -> None:
     assert refused.exit_code == 1
     assert json.loads(refused.stdout)["refused"][0]["why"] == "in plan p"
     assert "canary" in run("plan", "list", "--broker", broker).stdout
+    wait_until(lambda: reply("plan", "show", "p", broker=broker)["delivered"] == 2)
     reply("plan", "cancel", "p", "--reason", "enough", broker=broker)
     listed = run("plan", "list", "--broker", broker)
     assert "1 finished plans are not shown: use --all" in listed.stderr
