@@ -69,8 +69,10 @@ def floors(client: Client, group: str) -> int:
 
 
 def unprocessed(client: Client, group: str) -> int:
-    """Return how many messages the group has to process, and how many are dead."""
+    """Return how many messages the group has to process, and how many are dead.
+
+    Those that a member holds count among the leased ones, and perhaps in the lag, too.
+    """
     found = shown(client, group)
-    return sum(
-        int(found[name]) for name in ("lag", "retrying", "parked", "at_consumers", "letters")
-    )
+    names = ("lag", "leased", "retrying", "parked", "at_consumers", "letters")
+    return sum(int(found[name]) for name in names)

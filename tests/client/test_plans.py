@@ -12,6 +12,7 @@ from tests.client.reactor_thread import InReactor
 from tests.client.real import RealBroker
 from tests.client.test_letters import Connect, make_letters
 from txmq.errors import Conflict, LocalProtocolError, RequestTimeout, UnknownPlan
+from txmq.testing.wait import wait_until
 
 
 def test_a_service_plans_a_replay(real: RealBroker, connect: Connect) -> None:
@@ -27,7 +28,7 @@ def test_a_service_plans_a_replay(real: RealBroker, connect: Connect) -> None:
     plan.start()
     with pytest.raises(RequestTimeout):
         plan.wait(0.2)  # nobody consumes
-    assert len(list(plan.letters("delivered"))) == 2
+    wait_until(lambda: len(list(plan.letters("delivered"))) == 2)
     plan.cancel(operator="bot", reason="enough")
     assert plan.wait().is_over
     plan.delete()
