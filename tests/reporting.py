@@ -18,6 +18,9 @@ COUNTS = "counts"
 # Spark starts a Java machine in each process that needs one. With one only, its folder
 # would be at work after all others have ended. Other tests stay together file by file.
 PROCESSES = {"spark": 2}
+# The cluster has machines of its own. One of the two processes of Spark would have more
+# than twice the work of the other one, and be at work after all others have ended.
+APART = ("tests/spark/test_cluster.py",)
 # Each test of these folders may run in another process.
 TEST_BY_TEST = ("simulation", "system")
 # The longest folders begin first, so that no process is left with one at the end.
@@ -103,7 +106,7 @@ def _folder_of_file(file: str) -> str:
 def group_of(nodeid: str) -> str:
     """Return the group of a test, whose tests all run in one process."""
     folder, file = folder_of(nodeid), nodeid.partition("::")[0]
-    if folder in PROCESSES:
+    if folder in PROCESSES and file not in APART:
         return f"{folder}-{crc32(PurePosixPath(file).name.encode()) % PROCESSES[folder]}"
     return nodeid if folder in TEST_BY_TEST else file
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from tests import reporting
-from tests.reporting import group_of, start_order
+from tests.reporting import folder_of, group_of, start_order
 
 ROOT = Path(reporting.__file__).parents[1]
 AT_ONCE = ("--numprocesses", "2", "--dist", "loadscope", "--no-loadscope-reorder")
@@ -33,6 +33,13 @@ def test_the_longest_begin_first() -> None:
 def test_the_folder_of_spark_has_two_groups() -> None:
     tests = [f"tests/spark/test_{number}.py::test_it[a@b]" for number in range(20)]
     assert {group_of(test) for test in tests} == {"spark-0", "spark-1"}
+
+
+def test_the_cluster_has_a_group_of_its_own() -> None:
+    tests = [f"{file}::test_{number}" for file in reporting.APART for number in range(2)]
+    assert all((ROOT / file).is_file() for file in reporting.APART)
+    assert [group_of(test) for test in tests] == ["tests/spark/test_cluster.py"] * 2
+    assert folder_of(tests[0]) in reporting.FIRST
 
 
 def test_simulations_run_beside_waiting_tests_and_not_at_the_end() -> None:

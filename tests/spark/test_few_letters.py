@@ -108,7 +108,7 @@ def test_what_is_missing_is_counted_and_listed_alike(spark: SparkSession, count:
     assert few_missing(missing.toArrow()) == summarize_missing(missing)
 
 
-@pytest.mark.parametrize("count", [0, 300])
+@pytest.mark.parametrize("count", [0, 120])
 def test_a_plan_that_the_driver_writes_is_that_of_executors(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:

