@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from tests.cli.support import run
 from txmq.cli.app import command_line
@@ -185,6 +186,16 @@ def test_a_command_and_each_of_its_options_have_a_help_text(name: str) -> None:
     assert ". " not in command.short_help, "a list of commands has room for one sentence"
     assert any("--json" in option.opts for option in command.params)
     assert [option.name for option in command.params if not option.help] == []
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_help_shows_no_types_of_python(name: str) -> None:
+    command = EACH[name]
+    context = typer.Context(command)
+    shown = {each.display_type_rich(context) for each in command.params}
+    alone = {"str", "int", "bool", "float", "Path", "MessagePlace"}
+    assert [text for text in shown if text and ("<" in text or text in alone)] == []
+    assert not any(text.startswith("list[") for text in shown if text)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

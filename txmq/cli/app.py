@@ -18,6 +18,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from txmq.cli.help_types import show_types_in_words
 from txmq.cli.output import FAILED, Output
 from txmq.errors import TxmqError
 from txmq.version import __version__
@@ -82,6 +83,7 @@ MODULES: Final = {name: module for panel in PANELS.values() for name, module in 
 
 def assemble(names: Iterable[str]) -> Any:  # noqa: ANN401  # typer does not export its group
     """Return the parser of these commands and groups."""
+    show_types_in_words()
     app = typer.Typer(
         name="txmq",
         help="Transactional messaging with PostgreSQL: one decision for messages and rows.",
