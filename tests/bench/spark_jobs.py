@@ -1,4 +1,4 @@
-"""Spark over dead letters: reconcile, sending again, memory.
+"""Spark over dead letters: reconcile, replay, sending again, memory.
 
 The rows of the letters are computed (`many_letters`): letters that die one by one take
 four times as long to make. `make bench ONLY=spark.reconcile` and `ONLY=spark.replay`
@@ -96,6 +96,28 @@ def replay(run: Run) -> Iterator[Row]:
         f"{of} held, sent and abandoned",
         "/s",
         took["letters"] / took["whole_s"],
+    )
+
+
+@benchmark("spark.in_place", "letters that a plan of Spark puts back in their places")
+def in_place(run: Run) -> Iterator[Row]:
+    count = run.count(LETTERS)
+    with served(run, count) as (program, _figures):
+        directory = run.directory / "in_place"
+        took = measured(python(CLIENT, "in_place", program.address, directory), WITHIN_S)
+    of = f"{took['letters'] / 1e6:g} M letters"
+    yield row(
+        "spark.in_place_held",
+        f"{of} handed to the broker and held",
+        "/s",
+        took["letters"] / took["held_s"],
+    )
+    yield row(
+        "spark.in_place_put_back",
+        f"replay of {of}: put back in the order of their keys, without consumers",
+        "/s",
+        took["letters"] / took["put_back_s"],
+        goal=at_least(100_000),
     )
 
 

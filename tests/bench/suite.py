@@ -89,5 +89,6 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     spark_jobs.small,
     spark_jobs.reconcile,
     spark_jobs.replay,
+    spark_jobs.in_place,
     spark_jobs.memory,
 )

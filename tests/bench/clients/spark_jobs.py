@@ -2,15 +2,16 @@
 
     python -m tests.bench.clients.spark_jobs reconcile URL DSN DIRECTORY
     python -m tests.bench.clients.spark_jobs resend URL DIRECTORY
+    python -m tests.bench.clients.spark_jobs in_place URL DIRECTORY
     python -m tests.bench.clients.spark_jobs memory URL DSN DIRECTORY
     python -m tests.bench.clients.spark_jobs small URL DSN DIRECTORY
 
 The group is `g`, the table `orders`. Each prints one JSON object.
 `reconcile`: {"whole_s", "extract_s", "copy_s", "joins_s", "parquet_s", "rows"}.
-`resend`: {"letters", "write_s", "sent_s", "whole_s"}. `memory`: {"driver", "workers",
-"jvm"}, the most anonymous bytes of each at a time, and {"driver_files"} and so on, what
-they have mapped of files. `small`: {"first_s"}, the median of three,
-warm.
+`resend`: {"letters", "write_s", "sent_s", "whole_s"}. `in_place`: {"letters", "held_s",
+"put_back_s"}. `memory`: {"driver", "workers", "jvm"}, the most anonymous bytes of each
+at a time, and {"driver_files"} and so on, what they have mapped of files. `small`:
+{"first_s"}, the median of three, warm.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from unittest import mock
 
 from txmq.tx.postgres.session import connect
 from txmq_spark import resend as resending
+from txmq_spark.broker_link import BrokerLink
+from txmq_spark.broker_plans import hand_over, start, wait_for
 from txmq_spark.database_snapshot import open_snapshot
 from txmq_spark.database_tables import business_rows
 from txmq_spark.letter_evidence import EvidenceTables, join_evidence, keys_apart
@@ -50,6 +53,7 @@ PARTS = ("driver", "workers", "jvm")
 FIGURES = (*PARTS, *(f"{part}_files" for part in PARTS))
 ROUNDS, LOOK_S, PAGE = 3, 0.1, os.sysconf("SC_PAGE_SIZE")
 # as a cluster's executors have it, instead of the two partitions of small jobs
+AT_ONCE = {"rate": 0, "ramp_s": 0, "in_flight": 0, "stop_after": 0}  # of a broker's plan
 SETTINGS = {"spark.sql.shuffle.partitions": "16"}
 
 
@@ -191,6 +195,23 @@ def warm_up(plan: StoredPlan, url: str) -> StoredPlan:
     return plan._replace(letters=rest)
 
 
+def in_place(url: str, directory: str) -> dict[str, float]:
+    """Make a plan of all letters, hand it to the broker, and have it put them back."""
+    with local_session("local[2]", SETTINGS) as spark:
+        with reconciled(spark, ReconcileOptions(url, (GROUP,))) as found:
+            found.write(f"{directory}/plan")
+        plan = read_plan(spark, f"{directory}/plan")
+        began = time.perf_counter()
+        [handed] = hand_over(url, plan, None, AT_ONCE)
+        held = time.perf_counter() - began
+        with BrokerLink(url) as link:
+            began = time.perf_counter()
+            start(link, handed.name, {})
+            shown = wait_for(link, handed.name, lambda now: not now["planned"])
+            put_back = time.perf_counter() - began
+    return {"letters": shown["delivered"], "held_s": held, "put_back_s": put_back}
+
+
 def memory(url: str, dsn: str, directory: str) -> dict[str, int]:
     """Reconcile once, and watch the memory of this process and those below it. Spark's
     files are in the directory, too.
@@ -266,6 +287,7 @@ def small(url: str, dsn: str, directory: str) -> dict[str, float]:
 JOBS: dict[str, Callable[..., dict[str, Any]]] = {
     "reconcile": reconcile,
     "resend": resend,
+    "in_place": in_place,
     "memory": memory,
     "small": small,
 }
