@@ -246,7 +246,7 @@ def path_of(group: str, at: Iterable[object]) -> str:
 
 
 PAGES = (
-    Page("letters", "Dead letters", groups, "Letters", "l", live=False),
+    Page("letters", "Dead letters", groups, "Dead letters", "l", live=False),
     Page("letters/*", "Dead letters", letters, live=False),
     Page("letters/*/*/*/*", "Dead letter", letter, live=False),
     Page("letters/*/*/*/*/edit", "Edit a dead letter", edit, live=False),

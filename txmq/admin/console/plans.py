@@ -130,7 +130,7 @@ async def policies(request: PageRequest) -> View:
 
 
 PAGES = (
-    Page("plans", "Replay plans", plans, "Plans", "p"),
+    Page("plans", "Replay plans", plans, "Replay plans", "p"),
     Page("plan/new", "New plan", new, live=False),
     Page("plans/*", "Replay plan", plan),
     Page("plans/*/check", "Dry run", check, live=False),

@@ -136,7 +136,7 @@ def alter(  # noqa: PLR0913  # its options
         int | None,
         typer.Option(
             min=0,
-            help="Maximum number of messages delivered beyond the first unsettled one; 0 = any.",
+            help="Maximum number of messages delivered beyond the first unprocessed one; 0 = any.",
         ),
     ] = None,
     flood_keys: Annotated[

@@ -73,7 +73,7 @@ Limit = Annotated[int | None, typer.Option(min=1, help="Maximum number of result
 @local_command(app, "verify", example="txmq log verify /var/lib/txmq --deep")
 def verify(out: Output, data: Data, *, deep: Deep = False) -> None:
     """Read all records, and compare the index with the log. Exit status 1: there is
-    damage. What a repair gave up is listed as lost, and is none.
+    damage. What a repair has given up is listed as lost, and does not count.
     """
     from txmq.broker.data_directory.offline import check_index, durable_position
     from txmq.broker.data_directory.verify import verify_log

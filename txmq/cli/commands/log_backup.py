@@ -174,8 +174,8 @@ def _verified(target: str, progress: Progress) -> dict[str, Any]:
 
 
 def restore(out: Output, source: Backup, *, data: NewData, until: UntilText = None) -> None:
-    """Restore a backup into an empty directory, as another incarnation of the log.
-    What is behind the point is lost.
+    """Restore a backup into an empty directory. What was stored after its end, or after
+    --until, is lost; clients notice by the log's incarnation, which is another one.
     """
     from txmq.broker.data_directory.restore import restore_log
     from txmq.config.broker import load_broker

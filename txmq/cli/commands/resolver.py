@@ -32,8 +32,8 @@ Every = Annotated[
 
 @broker_command(app, "resolver", example="txmq resolver --config resolver.toml")
 def resolver(session: CommandSession, *, config: Config, every: Every = 2.0) -> None:
-    """Decide undecided transactions by the token rows of their databases, until
-    SIGTERM.
+    """Ask databases for the outcomes of undecided transactions, and tell the broker,
+    until SIGTERM.
     """
     import structlog
 

@@ -27,7 +27,7 @@ Forget = Annotated[
     typer.Option(
         metavar="LOG_ID",
         parser=parse_log_id,
-        help="Remove a broker that is lost for good, so that token rows no longer wait for it.",
+        help="Remove a broker that is lost for good: rows of txmq_token do not wait for it then.",
     ),
 ]
 TakeOver = Annotated[
@@ -81,7 +81,7 @@ def brokers(
     yes: Yes = False,
 ) -> None:
     """List the brokers that use the database, with the data directories that may work
-    on it. Token rows stay until no broker needs them.
+    on it. Rows of txmq_token stay until no broker needs them.
     """
     from txmq.tx.postgres import brokers as registry
 

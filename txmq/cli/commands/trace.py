@@ -33,7 +33,8 @@ def trace(
     key: Annotated[str | None, typer.Option(help="Key of the messages.")] = None,
     message: MessageIdFilter = None,
     dsn: Annotated[
-        str | None, typer.Option(help="Database with the inbox of the consumers.")
+        str | None,
+        typer.Option(metavar="DSN", help="Database with the inbox of the consumers."),
     ] = None,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write one HTML page with a time line.")
