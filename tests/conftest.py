@@ -26,12 +26,18 @@ hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, data
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
+def pytest_collection() -> None:
+    # Modules and tests that are made now stay for good: there is nothing to collect.
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     # Imported modules stay for good, so the collection after each test need not walk
     # them, and automatic collections may be less frequent.
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000)
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
