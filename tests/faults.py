@@ -1160,6 +1160,11 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_file_in_the_directory_that_this_user_may_not_read_fails",
         "test_an_error_of_the_system_says_what_to_do_about_it",
     ),
+    275: ("test_an_invalid_dsn_is_named_and_not_repeated",),
+    276: (
+        "test_a_command_that_is_interrupted_at_its_first_import_says_nothing",
+        "test_an_interrupted_command_ends_without_a_traceback",
+    ),
     271: (
         "test_a_file_of_tls_that_cannot_be_used_is_named",
         "test_a_file_of_tls_that_the_broker_could_not_use_is_named",
