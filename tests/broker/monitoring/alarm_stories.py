@@ -115,7 +115,7 @@ def unverified(desk: AlarmBroker) -> Iterator[str]:
     yield ""
     forced = DecideByHand(token, Decision.ROLLBACK, "ada", "the disk is lost", log_id)
     desk.broker.do(ForceDecision(forced))
-    yield f"1 transactions were decided by hand without their database, as {token.hex()}"
+    yield f"transactions decided by hand without their database: 1, as {token.hex()}"
     desk.broker.do(CompareDecision(token, Decision.ROLLBACK, "resolver shop", ""))
 
 
@@ -175,7 +175,7 @@ def full_fence(desk: AlarmBroker) -> Iterator[str]:
     yield ""
     handler.publish()
     handler.fetch()
-    yield "1 partitions stand still, as t/0 for group billing: 0 messages wait"
+    yield "partitions that stand still: 1, as t/0 for group billing: 0 messages wait"
     handler.abandon()
     handler.fetch()
 
@@ -195,7 +195,7 @@ def paused_plan(desk: AlarmBroker) -> Iterator[str]:
     desk.broker.pass_time(1)
     yield ""
     handler.plan("pause")
-    yield "1 replay plans are paused, as p of group billing for 0:00:00: by an operator"
+    yield "paused replay plans: 1, as p of group billing for 0:00:00: by an operator"
     handler.plan("cancel")
 
 
@@ -205,7 +205,7 @@ def waiting_plan(desk: AlarmBroker) -> Iterator[str]:
     yield ""
     handler.plan("create", group="billing", select={}, settings={"second_approver": True})
     desk.broker.pass_time(1)
-    yield "for an approval, as p of group billing for 0:00:00: 1 letters, made by ada"
+    yield "for an approval: 1, as p of group billing for 0:00:00: 1 letters, made by ada"
     handler.plan("approve", operator="bob")
 
 
@@ -264,7 +264,7 @@ def low(desk: AlarmBroker) -> Iterator[str]:
 def damaged(desk: AlarmBroker) -> Iterator[str]:
     yield ""
     desk.broker.log.quarantine([Damage("/data/log/1.seg", 64, 128, "checksum mismatch")])
-    yield "1 spans of the log cannot be read; /data/log/1.seg, 64: checksum mismatch"
+    yield "spans of the log that cannot be read: 1, as /data/log/1.seg, 64: checksum mismatch"
     desk.broker.log.quarantined = ()
 
 
@@ -346,7 +346,7 @@ def differs(desk: AlarmBroker) -> Iterator[str]:
 def fault(desk: AlarmBroker) -> Iterator[str]:
     yield ""
     desk.broker.engine.faults.record("retention", KeyError("topic 7"))
-    yield "1 internal errors since the start, the last in retention: KeyError: 'topic 7'"
+    yield "internal errors since the start: 1, the last in retention: KeyError: 'topic 7'"
     desk.broker.pass_time(3_601)
 
 

@@ -25,9 +25,9 @@ def test_each_alarm_has_its_story() -> None:
 
 
 SUBJECTS = (
-    ("plan", r"plans .* as (\w+) of group"),
+    ("plan", r"plans.* as (\w+) of group"),
     ("tx", r"transaction.* ([0-9a-f]{32})\b"),
-    ("group", r"group (\w+)|groups are guarded, as (\w+)"),
+    ("group", r"group (\w+)|circuit breaker is open: 1, as (\w+)"),
 )
 
 
@@ -80,7 +80,7 @@ def test_a_plan_that_its_client_leaves_unfinished_is_told() -> None:
     assert "plan.waiting" not in desk.names()
     desk.broker.pass_time(200)
     [alarm] = [alarm for alarm in desk.alarms() if alarm["name"] == "plan.waiting"]
-    assert "wait to be completed, as p of group billing for 1:01:" in alarm["text"]
+    assert "wait to be completed: 1, as p of group billing for 1:01:" in alarm["text"]
 
 
 TOLD = {

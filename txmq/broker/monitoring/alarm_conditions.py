@@ -78,7 +78,7 @@ def broker_fault(seen: Conditions) -> str:
     faults = seen.faults
     if not faults.last_at or seen.older_than(faults.last_at, FAULT_S):
         return ""
-    return f"{faults.counts.total()} internal errors since the start, the last in {faults.last}"
+    return f"internal errors since the start: {faults.counts.total()}, the last in {faults.last}"
 
 
 def broker_silent(seen: Conditions) -> str:
@@ -116,7 +116,7 @@ def log_damaged(seen: Conditions) -> str:
         return ""
     first = seen.quarantined[0]
     return (
-        f"{len(seen.quarantined)} spans of the log cannot be read; "
+        f"spans of the log that cannot be read: {len(seen.quarantined)}, as "
         f"{first.path}, {first.position}: {first.reason}"
     )
 
@@ -143,7 +143,7 @@ def transaction_in_doubt(seen: Conditions) -> str | Raised:
     if not count:
         return ""
     oldest = next(indexes.listed_tokens(seen.state, ListKind.IN_DOUBT)).hex()
-    text = f"{count} transactions are undecided after many check-backs; the oldest is {oldest}"
+    text = f"transactions undecided after many check-backs: {count}, the oldest is {oldest}"
     return Raised(text, f"tx:{oldest}")
 
 
@@ -180,7 +180,7 @@ def transaction_unverified(seen: Conditions) -> str | Raised:
     if not count:
         return ""
     token = next(indexes.listed_tokens(seen.state, ListKind.UNVERIFIED)).hex()
-    text = f"{count} transactions were decided by hand without their database, as {token}"
+    text = f"transactions decided by hand without their database: {count}, as {token}"
     return Raised(text, f"tx:{token}")
 
 
@@ -189,7 +189,7 @@ def heuristic_mixed(seen: Conditions) -> str | Raised:
     if not count:
         return ""
     oldest = next(indexes.listed_tokens(seen.state, ListKind.HEURISTIC)).hex()
-    text = f"{count} transactions were decided by hand or found mixed; the oldest is {oldest}"
+    text = f"transactions decided by hand or found mixed: {count}, the oldest is {oldest}"
     return Raised(text, f"tx:{oldest}")
 
 
@@ -256,8 +256,8 @@ def fence_full(seen: Conditions) -> str | Raised:
     group, (topic_id, partition) = stopped[0]
     topic = seen.state.topics_by_id[topic_id].name
     return Raised(
-        f"{len(stopped)} partitions stand still, as {topic}/{partition} for group {group.name}: "
-        f"{group.settings.max_parked} messages wait behind one failed key",
+        f"partitions that stand still: {len(stopped)}, as {topic}/{partition} for group "
+        f"{group.name}: {group.settings.max_parked} messages wait behind one failed key",
         f"group:{group.name}",
     )
 
@@ -342,7 +342,8 @@ def group_guarded(seen: Conditions) -> str | Raised:
     breaker, name = min(found, key=lambda item: item[0].since)
     error = f"{breaker.error_type or 'no type'}, fingerprint {breaker.fingerprint}"
     return Raised(
-        f"{len(found)} groups are guarded, as {name} for {seen.age(breaker.since)}: "
+        f"groups whose circuit breaker is open: {len(found)}, as {name} "
+        f"for {seen.age(breaker.since)}: "
         f"many keys failed alike ({error}); {breaker.probes} probes failed",
         f"group:{name}",
     )
@@ -354,7 +355,7 @@ def plan_paused(seen: Conditions) -> str | Raised:
         return ""
     plan = min(paused, key=lambda one: one.changed_at)
     return Raised(
-        f"{len(paused)} replay plans are paused, as {plan.name} of group {plan.group} "
+        f"paused replay plans: {len(paused)}, as {plan.name} of group {plan.group} "
         f"for {seen.age(plan.changed_at)}: {plan.why}",
         f"plan:{plan.name}",
     )
@@ -367,7 +368,7 @@ def plan_waiting(seen: Conditions) -> str | Raised:
     plan = min(waiting, key=lambda one: one.changed_at)
     what = "to be completed" if plan.state is PlanState.BUILDING else "for an approval"
     return Raised(
-        f"{len(waiting)} replay plans wait {what}, as {plan.name} of group {plan.group} "
+        f"replay plans that wait {what}: {len(waiting)}, as {plan.name} of group {plan.group} "
         f"for {seen.age(plan.changed_at)}: {plan.letters} letters, made by {plan.by}",
         f"plan:{plan.name}",
     )

@@ -121,7 +121,7 @@ def list_(
     shown = plans if everything else [plan for plan in plans if plan["state"] not in ENDED]
     session.out.show(found | {"plans": shown}, columns=COLUMNS)
     if hidden := len(plans) - len(shown):
-        session.out.print_note(f"{hidden} finished plans are not shown: use --all")
+        session.out.print_note(f"finished plans that are not shown: {hidden} (use --all)")
     ended = [plan for plan in plans if plan["state"] in ENDED]
     if pending := sum(plan.get("cleanup_pending", False) for plan in ended):
         session.out.print_note(f"finished plans with a cleanup pending: {pending}")
