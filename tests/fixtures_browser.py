@@ -2,7 +2,7 @@
 
 The browser and its driver are those of Debian's packages chromium and chromium-driver.
 The browser without windows of chromium-headless-shell takes two thirds of the processor
-time, where PATH has it. Where PATH has none of them, the tests that ask for `browser`
+time where it is installed. Where none of them is, the tests that ask for `browser`
 say so and are skipped.
 """
 
@@ -22,7 +22,13 @@ import pytest
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
 
-BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+# The first is behind a script in PATH, which would be ended in its place.
+BROWSERS = (
+    "/usr/lib/chromium/chromium-headless-shell",
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+)
 DRIVERS = ("chromedriver", "chromium-driver")
 # No name is resolved, so that a page reaches nothing but this machine.
 OPTIONS = """

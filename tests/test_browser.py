@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
-from tests.fixtures_browser import Browser
+import pytest
+
+from tests.fixtures_browser import Browser, found_programs, start_browser
+from txmq.testing.wait import wait_until
 
 BROKEN = """<!doctype html><title>broken</title>
 <img src="https://example.org/pixel.png"><script>missing.call()</script>"""
@@ -25,3 +29,21 @@ def test_errors_and_requests_of_a_page_are_found(browser: Browser, tmp_path: Pat
     assert any("Content Security Policy" in error for error in page.errors)
     page = browser.open(tmp_path / "fine.html")
     assert (page.driver.title, page.errors, page.requests) == ("fine", [], [])
+
+
+def test_no_process_of_a_browser_is_left(tmp_path: Path) -> None:
+    programs = found_programs()
+    if programs is None:
+        pytest.skip("no Chromium and chromedriver on PATH")
+
+    def processes() -> list[str]:
+        """Those that were started with a path in this directory."""
+        found: list[bytes] = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):  # it has ended
+                found.append(path.read_bytes())
+        return [line.decode() for line in found if str(tmp_path).encode() in line]
+
+    with start_browser(*programs, tmp_path / "files"):
+        assert processes()
+    wait_until(lambda: not processes())
