@@ -167,10 +167,17 @@ def test_what_takes_away_for_good_looks_so_where_it_is_offered_and_where_it_is_c
     assert '<button class="danger">Delete the topic</button>' in page
     asked = console.act("topic.delete", sure=False, name="doomed").body
     assert '<button class="main danger">Delete the topic</button>' in asked
-    harmless = console.act("topic.grow", sure=False, name="doomed", partitions=2).body
-    assert '<button class="main">Add partitions</button>' in harmless
-    taken_away = {call for call in ACTIONS if call.endswith((".delete", ".abandon", ".reset"))}
-    assert taken_away | {"tx.decide", "plan.cancel"} <= DANGEROUS
+    console.broker.ask("plan.create", name="p", group="g")
+    harmless = console.act("plan.freeze", sure=False, name="p").body
+    assert '<button class="main">Complete the plan</button>' in harmless
+
+
+def test_what_is_said_to_be_for_good_looks_dangerous_and_is_asked_first() -> None:
+    for_good = ("cannot be", "cannot go on", "lost", "for good", "final", "forgotten", "retention")
+    said = {call for call, row in ACTIONS.items() if any(word in row.ask for word in for_good)}
+    named = {call for call in ACTIONS if call.endswith((".delete", ".forget", ".reset"))}
+    assert said | named == DANGEROUS
+    assert all(ACTIONS[call].ask for call in DANGEROUS)
 
 
 FORMS: dict[str, dict[str, Any]] = {

@@ -98,6 +98,33 @@ def test_the_log_tells_a_member_that_joins_anew_from_one_that_lost_its_connectio
     ]  # fmt: skip
 
 
+def test_the_log_tells_of_a_broker_that_is_away_when_a_member_joins_anew(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, group = fresh("t"), fresh("g")
+    client.call("topic.create", name=topic, partitions=1)
+    client.send(topic, b"0", key="a")
+    dial, away = client._core.open_connection, list[bool]()
+
+    def dial_unless_away(deadline: float) -> Connection:
+        if away.pop() if away else False:
+            raise BrokerUnavailable("it is away")
+        return dial(deadline)
+
+    monkeypatch.setattr(client._core, "open_connection", dial_unless_away)
+
+    def logged() -> list[str]:
+        return [entry["event"] for entry in told if entry.get("group") == group]
+
+    with client.consumer(group, [topic], mode="ordered") as consumer, capture_logs() as told:
+        message = consumer.receive(WAIT_S)
+        assert message is not None
+        away += [True, True]
+        consumer._members.members[0].give_back([message], rejoin=True)
+        wait_until(lambda: "consumer.joined" in logged(), WAIT_S)
+    assert logged() == ["consumer.rejoining", "consumer.disconnected", "consumer.joined"]
+
+
 @pytest.mark.parametrize("end", ["stop", "kill"])
 def test_a_restarted_broker_is_survived(tmp_path: Path, end: str) -> None:
     with (

@@ -266,6 +266,18 @@ def test_a_broker_is_away_where_a_member_cannot_join_anew() -> None:
         assert scripted.member.away is away
 
 
+def test_a_member_without_a_connection_does_not_log_that_it_ends_one() -> None:
+    scripted = ScriptedMember("ordered").joined()
+    with capture_logs() as told:
+        scripted.disconnect()
+        scripted.member.rejoin()
+        assert told == []
+        scripted.joined(generation=2)
+        scripted.member.rejoin()
+        scripted.member.rejoin()
+    assert [one["event"] for one in told] == ["consumer.joined", "consumer.rejoining"]
+
+
 def test_a_postponed_message_is_settled_and_did_not_fail() -> None:
     scripted = ScriptedMember().joined().fetched(chunk("a"))
     [message] = scripted.receive()

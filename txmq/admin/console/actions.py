@@ -21,8 +21,8 @@ Form = Mapping[str, Sequence[str]]
 Parse = Callable[[str], Any]
 MATCHING = "matching"  # a field: all letters of the filter, not only those of the page
 DANGEROUS = frozenset({
-    "topic.delete", "group.reset", "group.delete", "user.delete", "tx.decide", "dlq.abandon",
-    "plan.cancel", "plan.abandon", "plan.delete",
+    "topic.grow", "topic.delete", "group.reset", "group.delete", "user.delete", "tx.decide",
+    "xa.forget", "dlq.abandon", "plan.cancel", "plan.abandon", "plan.delete", "clock.confirm",
 })  # fmt: skip
 # they go on where a reply ends, until there is no `next`
 CONTINUED = {"dlq.replay", "dlq.abandon", "dlq.redrive"}
@@ -39,7 +39,7 @@ class Action(NamedTuple):
 
     `title` is what people read: its first word is a verb. `has_reason` and `must_say`:
     whether the call keeps a reason, and refuses an empty one. `danger`: it takes away
-    what cannot be had again, and its buttons look so.
+    what cannot be had again, or moves keys for good, and its buttons look so.
     """
 
     call: str

@@ -128,7 +128,8 @@ class MemberThread:
         """Let another connection try, unless the error is final."""
         self.trouble = error
         with self._changed:
-            is_asked_for = self._member.needs_reconnect  # the member has logged why
+            # Then the member has logged why. An attempt that fails later is a loss.
+            is_asked_for = self._member.needs_reconnect and self._member.is_connected
             self._member.disconnected(time.monotonic())
             if not isinstance(error, OSError | ProtocolError) and not error.retriable:
                 self._member.failure = error

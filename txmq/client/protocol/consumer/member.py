@@ -223,7 +223,7 @@ class Member:
         more.
         """
         if not self.closing:  # at the end nothing more is delivered
-            if not self._rejoining:
+            if self.is_connected and not self._rejoining:
                 log.info("consumer.rejoining", group=self.settings.group)
             self.needs_reconnect = self._rejoining = True
             self.queue.drop_ready()
@@ -235,6 +235,11 @@ class Member:
         """
         self.close()
         self._leaving = True
+
+    @property
+    def is_connected(self) -> bool:
+        """True while it has a connection."""
+        return self.phase in (MemberPhase.JOINING, MemberPhase.SERVING)
 
     @property
     def away(self) -> bool:
