@@ -14,6 +14,7 @@ from txmq.admin.console.bodies import Decoded, decode_message
 from txmq.admin.console.life import life_of
 from txmq.admin.console.listing import MAX_CALLS, SCANNED
 from txmq.admin.console.page import Page, PageRequest, Refused, View
+from txmq.errors import MessagesDamaged
 from txmq.model.letter_filter import InvalidFilter, LetterFilter, format_filter, parse_filter
 from txmq.model.units import MILLISECOND
 
@@ -217,9 +218,18 @@ def _place(request: PageRequest) -> dict[str, Any]:
 
 
 async def _letter(request: PageRequest, place: dict[str, Any]) -> tuple[dict[str, Any], Any]:
+    """Return a letter, with its body where the viewer may read it. A damaged letter has
+    none: the call is refused when it asks for one.
+    """
     may_read = request.may("dlq.show", **place, bodies=True)
-    bodies = {"bodies": True} if may_read.allowed else {}
-    return await request.ask("dlq.show", **place, **bodies), may_read
+    if may_read.allowed:
+        try:
+            return await request.ask("dlq.show", **place, bodies=True), may_read
+        except Refused as refused:
+            if refused.error != MessagesDamaged.__name__:
+                raise
+        return await request.ask("dlq.show", **place, bodies=False), may_read
+    return await request.ask("dlq.show", **place), may_read
 
 
 async def _decoded(request: PageRequest, shown: dict[str, Any]) -> Decoded | None:
