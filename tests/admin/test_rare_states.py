@@ -10,16 +10,25 @@ from tests.admin.console_support import ConsoleInMemory
 from tests.broker.calls.test_letter_edits import exported
 from tests.broker.calls.test_letter_redrives import GivingOffice
 from tests.broker.support import BrokerInMemory
+from txmq.batch import encode, verify
 from txmq.core.topics import topics
+from txmq.core.topics.sends import StoreBatch
+from txmq.core.transactions.decisions import DecideTransaction
 from txmq.core.transactions.half_storage import StorePart
+from txmq.core.transactions.model import get
 from txmq.model.actions import ReplayAction
 from txmq.model.bundle import BundleReceipt
 from txmq.model.decider import (
+    BrokerBranch,
+    ByForeign,
+    ByHome,
     ByPostgres,
     Decider,
+    PostgresBranch,
 )  # fmt: skip
-from txmq.model.message import Message
+from txmq.model.message import Decision, Message
 from txmq.model.own_topics import AUDIT
+from txmq.model.units import SECOND
 from txmq.store.log.segment import segment_path
 
 WHO = {"operator": "ada", "reason": "a test"}
@@ -118,9 +127,13 @@ def _damage(broker: BrokerInMemory, topic: str, offset: int) -> None:
     state = broker.engine.state
     found = state.topics[topic]
     [(_base, entry)] = topics.entry_at(state, found.topic_id, 0, offset)
+    _flip(broker, entry.position + entry.length - 8)
+
+
+def _flip(broker: BrokerInMemory, position: int) -> None:
     file = broker.fs.open(segment_path("/data", 0), write=True)
-    (byte,) = file.pread(1, entry.position + entry.length - 8)
-    file.pwrite([bytes([byte ^ 16])], entry.position + entry.length - 8)
+    (byte,) = file.pread(1, position)
+    file.pwrite([bytes([byte ^ 16])], position)
 
 
 def test_an_entry_of_the_audit_topic_that_is_damaged_is_named() -> None:
@@ -130,3 +143,52 @@ def test_an_entry_of_the_audit_topic_that_is_damaged_is_named() -> None:
         console.broker.ask("topic.alter", name=name, writable=False, **WHO)
     _damage(console.broker, AUDIT, 0)
     _shown(console, "/audit", "topic:two", "damaged at position")
+
+
+def test_a_transaction_whose_messages_are_damaged_can_be_decided() -> None:
+    broker = BrokerInMemory()
+    token = broker.half(1, Message(b"rotten" * 9))
+    row = get(broker.engine.state, bytes.fromhex(token))
+    assert row is not None
+    _flip(broker, row.batches[0].position + 84)
+    console = ConsoleInMemory(broker)
+    _shown(console, f"/transactions/{token}", "damaged at position", "Roll back by hand")
+
+
+def test_transactions_in_states_that_are_rare() -> None:
+    broker = BrokerInMemory()
+    broker.start()
+    console, log_id = ConsoleInMemory(broker), broker.log.log_id.bytes
+    first = broker.half(1, Message(b"1", "a", "tag"), Message(b"1", "b"))
+    data = encode([Message(b"x", "a")], producer_id=b"p" * 16, epoch=0, sequence=0, born_at=1)
+    broker.do(StoreBatch("t", 0, 0, data, verify(data)))
+    second = broker.half(2, Message(b"2", "b"), Message(b"2", "a"))
+    broker.ask("tx.decide", token=second, outcome="COMMIT", force=True, **WHO)
+    _shown(console, f"/transactions/{first}", "Holds up", "a plain send queued", second, "tag")
+    _shown(console, f"/transactions/{second}", "Waits for", first, "What operators did")
+    _shown(console, "/transactions?state=waiting", second)
+    broker.do(DecideTransaction(bytes.fromhex(second), Decision.ROLLBACK, "producer shop"))
+    _shown(console, f"/transactions/{second}", "Decisions that were refused")
+    _shown(console, "/transactions?state=conflicts", "producer shop")
+    branches = (BrokerBranch(log_id), PostgresBranch(1, 5, "shop", "ada", "gid-7", 7))
+    xa: dict[int, tuple[Decider, str]] = {
+        3: (ByHome(b"l" * 16, broker.token(3)), "Recovery decides it by itself"),
+        4: (ByForeign(7, b"gtrid", b"bqual"), "Another transaction manager decides"),
+    }
+    for number, (decider, advice) in xa.items():
+        token = broker.token(number)
+        _store(broker, token, decider, participants=branches, check_after=6 * SECOND)
+        words = ("postgres 1 5 shop ada gid-7 7", advice, decider.kind)
+        _shown(console, f"/transactions/{token.hex()}", *words)
+        _shown(console, "/transactions/xa", token.hex(), advice)
+    by_hand = broker.token(4).hex()
+    broker.ask("tx.decide", token=by_hand, outcome="ROLLBACK", force=True, **WHO)
+    _shown(console, f"/transactions/{by_hand}", "Heuristic decisions", "Data differ", "Forget them")
+    _shown(console, "/transactions/xa?heuristic=yes", by_hand, "Data differ")
+    unfinished = broker.half(5, Message(b"5"), sealed=False)
+    _shown(console, "/transactions?state=open", unfinished)
+    _shown(console, "/transactions?limit=1", "The oldest 1.")
+    broker.pass_time(7_200)
+    _shown(console, "/transactions?state=in-doubt", first, unfinished)
+    _shown(console, "/transactions/xa", "No answer came", "in doubt")
+    _shown(console, f"/transactions/{first}", "State in doubt", "no resolver is configured")

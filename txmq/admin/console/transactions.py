@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from txmq.admin.console.bodies import decode_message
-from txmq.admin.console.page import Page, PageRequest, View
+from txmq.admin.console.page import Page, PageRequest, Refused, View
+from txmq.errors import MessagesDamaged
 
 STATES = {
     "in-doubt": "in doubt",
@@ -41,15 +42,24 @@ async def transaction(request: PageRequest) -> View:
     after = request.number("after", 0)
     may_read = request.may("tx.show", token=token, detail=True, bodies=True)
     bodies = {"bodies": True} if may_read.allowed else {}
-    shown = await request.ask(
-        "tx.show", token=token, detail=True, after=after, limit=MESSAGES, **bodies
-    )
+    args = {"token": token, "detail": True, "limit": MESSAGES, **bodies}
+    damaged = ""
+    try:
+        shown = await request.ask("tx.show", **args, after=after)
+    except Refused as refused:
+        if refused.error != MessagesDamaged.__name__:
+            raise
+        damaged = refused.message
+        # all but its messages, so that it can be decided
+        total = (await request.ask("tx.show", token=token))["messages"]
+        shown = await request.ask("tx.show", **args, after=total)
     heuristics = await _heuristics(request, shown["token"])
     return View(
         "transaction.html",
         {
             "one": shown,
             "rows": [row | {"shown": decode_message(row)} for row in shown["rows"]],
+            "damaged": damaged,
             "may_read": may_read,
             "is_undecided": not shown["decided_at"],
             "heuristics": heuristics,
