@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from itertools import islice
+from types import SimpleNamespace
 
 import pytest
 
-from tests.cli.support import NOBODY, run
+from tests.cli.support import NOBODY, ScriptedClient, client, run
 from txmq.batch import encode
 from txmq.cli.commands.tail import WAIT_MS, json_fields, read_partitions, text_line
 from txmq.model.message import Message, ReceivedMessage
 from txmq.wire.chunks import Chunk, Chunks
 
+__all__ = ["client"]
 NOON = 1_782_907_200_000_000  # 2026-07-01T12:00:00Z
 PRODUCER = bytes(range(16))
 
@@ -122,6 +125,29 @@ def test_as_json_a_message_has_its_body_as_text_where_it_is_text() -> None:
     fields |= {"message_id": "id-1", "born_at": NOON - 5, "stored_at": NOON}
     assert json_fields(message(b"hello", key="o-1", h="v")) == fields | {"body": "hello"}
     assert json_fields(message(b"\xff", key="o-1", h="v")) == fields | {"body_base64": "/w=="}
+
+
+@pytest.fixture
+def tokyo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine whose local time is nine hours ahead of UTC."""
+    with monkeypatch.context() as changed:
+        changed.setenv("TZ", "JST-9")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("tokyo")
+def test_a_time_without_a_zone_is_local(
+    client: ScriptedClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = SimpleNamespace(close=lambda: None)  # there is nothing to read
+    monkeypatch.setattr("txmq.cli.commands.tail.TopicReader", lambda _url, _topic: reader)
+    client.replies = [{"firsts": [0], "ends": [5]}, {"messages": []}] * 2
+    for start in ("2026-07-01T21:00", "2026-07-01T12:00Z"):
+        assert run("tail", "orders", f"--from={start}", "--no-follow").exit_code == 0
+    query = {"topic": "orders", "partition": 0, "start": NOON, "limit": 1}
+    assert client.calls[1::2] == [("message.find", query)] * 2
 
 
 @pytest.mark.parametrize("start", ["soon", "-1", "2y", "2026-13-01", "1" * 20])

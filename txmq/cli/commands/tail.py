@@ -59,9 +59,9 @@ From = Annotated[
     typer.Option(
         "--from",
         parser=_parse_start,
-        metavar="first|last|OFFSET|TIME|AGO",
-        help="First message to print: at an offset, or stored from a time on, "
-        "as 2026-07-01T12:00Z, or since so long ago, as 2h.",
+        metavar="START",
+        help="Where to begin: first, last (new messages only), an offset, a time of storage "
+        "like 2026-07-01T12:00Z (local time without a zone), or how long ago, as 2h.",
         show_default="last; first with --no-follow",
     ),
 ]
