@@ -6,13 +6,21 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.admin.console_support import ConsoleInMemory
+from tests.broker.access.test_quotas import Limited
 from tests.broker.calls.test_letter_edits import exported
 from tests.broker.calls.test_letter_redrives import GivingOffice
+from tests.broker.calls.test_policy_calls import PolicyDesk
 from tests.broker.support import BrokerInMemory
 from txmq.batch import encode, verify
+from txmq.broker.calls import plan_checks
+from txmq.core.consumers import group_views, plans
+from txmq.core.consumers.circuit_breaker import open_breaker
 from txmq.core.topics import topics
 from txmq.core.topics.sends import StoreBatch
+from txmq.core.topics.topics import CreateTopic
 from txmq.core.transactions.decisions import DecideTransaction
 from txmq.core.transactions.half_storage import StorePart
 from txmq.core.transactions.model import get
@@ -30,6 +38,8 @@ from txmq.model.message import Decision, Message
 from txmq.model.own_topics import AUDIT
 from txmq.model.units import SECOND
 from txmq.store.log.segment import segment_path
+from txmq.wire.calls.encoding import encode_call
+from txmq.wire.data_requests import Opcode
 
 WHO = {"operator": "ada", "reason": "a test"}
 
@@ -192,3 +202,106 @@ def test_transactions_in_states_that_are_rare() -> None:
     _shown(console, "/transactions?state=in-doubt", first, unfinished)
     _shown(console, "/transactions/xa", "No answer came", "in doubt")
     _shown(console, f"/transactions/{first}", "State in doubt", "no resolver is configured")
+
+
+def test_a_group_in_states_that_are_rare(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_views, "MAX_FENCES_LISTED", 1)
+    office = GivingOffice()
+    office.broker.start()
+    console = ConsoleInMemory(office.broker)
+    for number in range(6):
+        office.broker.do(CreateTopic(f"t-{number}", 4))
+    topics = ["t", *(f"t-{number}" for number in range(6))]
+    joined: Any = office.client.call(
+        "consumer.join", group="h", mode="ordered", member="b", instance="b", topics=topics
+    )
+    office.other = joined
+    known = {"group": "h", "member": "b", "generation": joined["generation"]}
+    office.client.call("consumer.heartbeat", **known, paused=["t-3"])
+    retry = {"delays": [1_000], "attempts": 3}
+    office.call("group.alter", group="h", lease_ms=9_000, retry=retry, **WHO)
+    office.call("group.pause", group="h", topic="t-1", **WHO)
+    office.give(0, 1)
+    office.fetch("h", "b")
+    for offset in (0, 1):
+        office.nack_of_other(offset)
+    words = (
+        "Resume t-1",
+        "Pause t-2",
+        "by an operator",
+        "(3 attempts)",
+        "and 5 more",
+        "pauses t-3",
+    )
+    _shown(console, "/groups/h", *words, "Fenced keys", "The first 1 of 2.")
+    _shown(console, "/groups", "and 2 more")
+    office.call("group.pause", group="h", **WHO)
+    _shown(console, "/groups/h", "State paused", "Resume")
+    office.call("group.resume", group="h", **WHO)
+    open_breaker(office.broker.engine.state.groups.by_name["h"], "f", "E", office.broker.now())
+    _shown(console, "/groups/h", "Guarded", "State guarded")
+    _damage(office.broker, "t", 0)
+    _shown(console, "/groups/h", "hash")
+    _shown(console, "/groups/h/reset?topic=t&to=first&reprocess=yes", "What it would do")
+    office.call("topic.delete", name="t", **WHO)
+    for path in ("groups/g", "groups/h", "groups", "letters/g", "topics", "letters/g/t/0/1"):
+        assert console.get(f"/{path}").status in (200, 404), path
+
+
+def test_plans_and_policies_in_states_that_are_rare(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = PolicyDesk()
+    console = ConsoleInMemory(desk.broker)
+    slow = {"rate": 1, "ramp_s": 0, "start": True}
+    desk.plan("run", select={"key": "k1"}, settings=slow)
+    _shown(console, "/plans/run", "Time left", "delivered 1")
+    _shown(console, "/plans/run?outcome=died_again", "No letter has this outcome")
+    desk.ask("plan.pause", name="run", **WHO)
+    _shown(console, "/plans/run", "State paused", "by an operator")
+    _shown(console, "/plans", "paused")
+    desk.plan("two", select={"key": "k2"}, settings={"second_approver": True})
+    _shown(console, "/plans/two", "nobody yet", "Approve")
+    desk.ask("plan.approve", name="two", operator="bob", reason="")
+    _shown(console, "/plans/two", "Approved by bob")
+    desk.plan("built", select=None, settings={})
+    _shown(console, "/plans/built", "State building", "This plan has no letters", "Complete")
+    desk.plan("gone", select={"key": "k3"}, settings={})
+    desk.ask("dlq.abandon", group="g", letters=[["t", 0, 3]], **WHO)
+    _shown(console, "/plans/gone/check", "Would be skipped", "abandoned 1")
+    monkeypatch.setattr("txmq.admin.console.plans.MAX_CHECKS", 1)
+    monkeypatch.setattr(plan_checks, "CHECKED", 1)
+    _shown(console, "/plans/gone/check", "txmq plan check gone judges all")
+    desk.ask("plan.abandon", name="gone", **WHO)
+    desk.broker.pass_time(1)
+    _shown(console, "/plans/gone", "skipped 1", "ended")
+    open_breaker(desk.group(), "f", "E", desk.broker.engine.now())
+    desk.plan("held", select={"key": "k4"})
+    _shown(console, "/plans/held", "whose circuit breaker is open")
+    desk.ask("group.resume", group="g", **WHO)
+    _shown(console, "/plan/new?filter=errr:x", "errr")
+    _shown(console, "/plan/new", "Name a group")
+    monkeypatch.setattr(plans, "MAX_UNFINISHED", 1)
+    desk.policy(after_s=1, on_version=True, select={"error_type": "B"})
+    desk.broker.pass_time(20)
+    _shown(
+        console, "/policies", "a new version joins", "no limit", "waits for", "room for its plan"
+    )
+    monkeypatch.setattr(plans, "MAX_UNFINISHED", 9)
+    desk.broker.pass_time(20)
+    _shown(console, "/policies", "g-auto-", "the end of its last plan")
+    desk.ask("group.delete", group="g", **WHO)
+    for path in ("/plans", "/plans/run", "/plans/two/check", "/policies"):
+        assert console.get(path).status == 200, path
+
+
+def test_users_with_tokens_quotas_and_refusals() -> None:
+    broker = Limited(requests_per_s=1, topics=3)
+    broker.root.call(
+        "token.add", name="shop", token="ci", digest="0" * 64, expire_s=3_600, reason="ci"
+    )
+    for _ in range(40):
+        broker.shop.ask(Opcode.CALL, encode_call("topic.list", {}))
+    console = ConsoleInMemory(broker)
+    words = ("Tokens ci", "Throttled Requests per second:", "the last time")
+    _shown(console, "/users/shop", *words, user="root")
+    _shown(console, "/users", "throttled", user="root")
+    _shown(console, "/me", "none", "✗", user="nobody")
