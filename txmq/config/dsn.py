@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+WRITE_IT_SO: Final = (
+    'use postgresql://role@host/database or "host=… dbname=…"; in a URL, '
+    "write each special character of a password as % and two digits (%40 for @)"
+)
+
 
 def valid_dsn(text: str) -> str:
     """Return a DSN. Raises ValueError, which shows nothing of an invalid one: that may
@@ -17,8 +24,5 @@ def valid_dsn(text: str) -> str:
     try:
         parse_dsn(text)
     except ProgrammingError:
-        raise ValueError(
-            'is not a DSN: use postgresql://role@host/database or "host=… dbname=…"; in a URL, '
-            "write each special character of a password as % and two digits (%40 for @)"
-        ) from None
+        raise ValueError(f"is not a DSN: {WRITE_IT_SO}") from None
     return text

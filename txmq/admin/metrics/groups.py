@@ -42,7 +42,7 @@ GROUP_GAUGES = {
     "store_attempts": "Failed attempts of the messages in local stores of consumers",
     "stores": "Local stores of consumers that have messages",
     "stores_lost": "Local stores of consumers that have messages, and no owner",
-    "floods": "Times that the group was guarded, because many keys failed with one error",
+    "floods": "Times that the group's circuit breaker opened: many keys failed with one error",
     "expired": "Messages that expired before their delivery",
     "members": "Members of the group",
 }

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeAlias
 import psycopg2
 from psycopg2 import extensions
 
+from txmq.config.dsn import WRITE_IT_SO
 from txmq.errors import DatabaseError, TransactionAborted
 from txmq.tx.postgres.errors import translated
 
@@ -62,9 +63,7 @@ def parsed_dsn(dsn: str) -> dict[str, Any]:
     try:
         return dict(extensions.parse_dsn(dsn))
     except psycopg2.ProgrammingError:
-        raise DatabaseError(
-            "the DSN cannot be read", hint="postgresql://role@host/database, or host=… dbname=…"
-        ) from None
+        raise DatabaseError("the DSN cannot be read", hint=WRITE_IT_SO) from None
 
 
 class OwnCursor(extensions.cursor):
