@@ -52,6 +52,7 @@ def test_a_plan_goes_from_its_creation_to_its_end(broker: str) -> None:
     reply("plan", "cancel", "p", "--reason", "enough", broker=broker)
     listed = run("plan", "list", "--broker", broker)
     assert "finished plans that are not shown: 1 (use --all)" in listed.stderr
+    assert "cancelled plans with letters without an outcome: 1\n" in listed.stderr
     assert "canary" not in listed.stdout
     assert reply("plan", "list", "--all", broker=broker)["plans"][0]["state"] == "cancelled"
     exported = run("plan", "export", "p", "--broker", broker).stdout.splitlines()

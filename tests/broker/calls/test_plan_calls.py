@@ -310,6 +310,22 @@ def test_plans_say_whether_rows_of_their_letters_are_to_be_cleaned_up(
     assert not desk.broker.engine.state.plans.by_id
 
 
+def test_a_cleanup_may_follow_while_letters_of_a_cancelled_plan_are_delivered(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So an older version has to wait for both (docs/operations/upgrade.md)."""
+    desk.plan()
+    desk.ask("plan.cancel", name="p", operator="ada")
+    desk.broker.pass_time(5)
+    assert (desk.show()["delivered"], desk.show()["cleanup_pending"]) == (40, False)
+    with monkeypatch.context() as patched:
+        patched.setattr(plan_service.PlanService, "_sweep", lambda _service, _plan: None)
+        desk.work(lambda _offset: False)
+        assert (desk.show()["delivered"], desk.show()["cleanup_pending"]) == (0, True)
+    desk.broker.pass_time(2)
+    assert not desk.show()["cleanup_pending"]
+
+
 def test_a_deleted_plan_is_gone(desk: Desk) -> None:
     desk.plan()
     desk.ask("plan.cancel", name="p", operator="ada")

@@ -125,6 +125,8 @@ def list_(
     ended = [plan for plan in plans if plan["state"] in ENDED]
     if pending := sum(plan.get("cleanup_pending", False) for plan in ended):
         session.out.print_note(f"finished plans with a cleanup pending: {pending}")
+    if delivered := sum(plan.get("delivered", 0) > 0 for plan in ended):
+        session.out.print_note(f"cancelled plans with letters without an outcome: {delivered}")
     if deleting := found.get("deleting", 0):
         session.out.print_note(f"deleted plans that are still being removed: {deleting}")
 
