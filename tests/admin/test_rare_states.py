@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.admin.console_support import ConsoleInMemory
+from tests.admin.console_support import ConsoleInMemory, Reply
+from tests.broker.access.support import BrokerWithUsers
 from tests.broker.access.test_quotas import Limited
 from tests.broker.calls.test_letter_edits import exported
 from tests.broker.calls.test_letter_redrives import GivingOffice
@@ -18,6 +19,7 @@ from txmq.batch import encode, verify
 from txmq.broker.calls import plan_checks
 from txmq.core.consumers import group_views, plans
 from txmq.core.consumers.circuit_breaker import open_breaker
+from txmq.core.consumers.commands import JoinGroup
 from txmq.core.topics import topics
 from txmq.core.topics.sends import StoreBatch
 from txmq.core.topics.topics import CreateTopic
@@ -33,7 +35,7 @@ from txmq.model.decider import (
     ByPostgres,
     Decider,
     PostgresBranch,
-)  # fmt: skip
+)
 from txmq.model.message import Decision, Message
 from txmq.model.own_topics import AUDIT
 from txmq.model.units import SECOND
@@ -92,10 +94,13 @@ def _store(broker: BrokerInMemory, token: bytes, decider: Decider, **options: An
 
 
 def _shown(console: ConsoleInMemory, path: str, *words: str, user: str = "") -> None:
-    page = console.get(path, user)
-    assert page.status == 200, (path, page.text)
+    _shown_of(console.get(path, user), *words)
+
+
+def _shown_of(page: Reply, *words: str) -> None:
+    assert page.status == 200, page.text
     for each in words:
-        assert each in page.text, (path, each, page.text)
+        assert each in page.text, (each, page.text)
 
 
 def test_letters_with_all_that_happens_to_letters() -> None:
@@ -305,3 +310,60 @@ def test_users_with_tokens_quotas_and_refusals() -> None:
     _shown(console, "/users/shop", *words, user="root")
     _shown(console, "/users", "throttled", user="root")
     _shown(console, "/me", "none", "✗", user="nobody")
+
+
+def test_users_see_what_they_may_not_do() -> None:
+    broker = BrokerWithUsers()
+    broker.do(CreateTopic("orders", 1))
+    data = encode([Message(b"secret", "k")], producer_id=b"p" * 16, epoch=0, sequence=0, born_at=1)
+    broker.do(StoreBatch("orders", 0, 0, data, verify(data)))
+    broker.do(JoinGroup("billing", "m", "i", "concurrent", ("orders",)))
+    for verb, resource in (("describe", "topic:orders"), ("describe", "group:billing")):
+        broker.grant("nobody", verb, resource)
+    console = ConsoleInMemory(broker)
+    _shown(console, "/me", "describe topic:orders", "✗", user="nobody")
+    for path, word in (
+        ("topics/orders", "alter topic:orders"),
+        ("topics/orders/messages", "Bodies are hidden"),
+        ("topics/orders/0/0", "The body is hidden"),
+        ("groups/billing", "txmq acl grant nobody"),
+        ("groups/billing/reset", "txmq acl grant nobody"),
+        ("letters/billing", "txmq acl grant nobody"),
+    ):
+        _shown(console, f"/{path}", word, user="nobody")
+        assert "secret" not in console.get(f"/{path}", "nobody").text
+    _shown(console, "/users/nobody", "describe", "topic:orders", "Revoke", "no roles", user="root")
+
+
+def test_lists_and_searches_that_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = ConsoleInMemory()
+    broker = console.broker
+    schema = '{"type": "object", "title": "Order"}'
+    broker.ask("topic.create", name="t", partitions=1)
+    broker.ask("topic.schema", name="t", json_schema=schema, **WHO)
+    broker.ask("topic.alter", name="t", note="of the shop", readable=False, **WHO)
+    _shown(console, "/topics/t", "of the shop", '"title": "Order"', "Readable no")
+    _shown(console, "/topics?own=yes", AUDIT, "Hide the broker's own topics")
+    _shown(console, "/audit?call=dlq.&operator=bob", "No entry matches these fields")
+    _shown(console, "/audit?limit=1", "Next page")
+    broker.do(CreateTopic("x", 1))
+    for member in ("m", "n"):
+        broker.do(JoinGroup("g", member, "i", "ordered", ("x",)))
+    _shown(console, "/groups/g", "x/0", "none")
+    broker.ask("topic.delete", name="x", **WHO)
+    _shown(console, "/groups/g", "x/0", "the topic was deleted")
+    places = [f"t/0/{number}" for number in range(130)]
+    _shown_of(console.act("dlq.abandon", group="g", letters=places), "t/0/9 and 120 more")
+    refused = console.act("dlq.abandon", group="g", letters=places, reason="old")
+    _shown_of(refused, "130 refused, of which the first 100 are shown")
+    open_ = broker.half(1, Message(b"1", "k-open"))
+    _shown(console, "/trace?key=k-open", "Time line", open_)
+    for number in range(2, 5):
+        token = broker.half(number, Message(b"1", "k-many"))
+        broker.do(DecideTransaction(bytes.fromhex(token), Decision.COMMIT, "producer shop"))
+    _shown(console, "/trace?key=k-many&limit=2", "There are more: txmq trace --key 'k-many'")
+    broker.ask("topic.alter", name="t", readable=True, **WHO)
+    monkeypatch.setattr("txmq.admin.console.topics.MAX_SCANS", 1)
+    monkeypatch.setattr("txmq.admin.console.topics.MESSAGES", 1)
+    _shown(console, "/topics/t/messages?tag=none", "The search goes on behind it")
+    _shown(console, "/topics/t/messages", "Next page")
