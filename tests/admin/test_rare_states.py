@@ -248,6 +248,7 @@ def test_a_group_in_states_that_are_rare(monkeypatch: pytest.MonkeyPatch) -> Non
     _damage(office.broker, "t", 0)
     _shown(console, "/groups/h", "hash")
     _shown(console, "/groups/h/reset?topic=t&to=first&reprocess=yes", "What it would do")
+    assert "The group is there already" not in console.get("/groups/h/reset?topic=t&to=first").text
     office.call("topic.delete", name="t", **WHO)
     for path in ("groups/g", "groups/h", "groups", "letters/g", "topics", "letters/g/t/0/1"):
         assert console.get(f"/{path}").status in (200, 404), path
@@ -352,6 +353,8 @@ def test_lists_and_searches_that_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     _shown(console, "/groups/g", "x/0", "none")
     broker.ask("topic.delete", name="x", **WHO)
     _shown(console, "/groups/g", "x/0", "the topic was deleted")
+    broker.do(JoinGroup("h", "m", "i", "concurrent", ("t",)))
+    _shown(console, "/groups/h/reset?topic=t&to=first", "The group is there already")
     places = [f"t/0/{number}" for number in range(130)]
     _shown_of(console.act("dlq.abandon", group="g", letters=places), "t/0/9 and 120 more")
     refused = console.act("dlq.abandon", group="g", letters=places, reason="old")

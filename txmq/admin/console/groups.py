@@ -11,6 +11,8 @@ from txmq.admin.console.page import Page, PageRequest, Refused, View
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from txmq.core.consumers.resets import ResetPartition
+
 POSITIONS = 100  # of one group, on one page
 CHARTS = {"lag": "Lag", "letters": "Dead letters"}
 TIMES = {"lease_us", "session_us", "consume_timeout_us"}
@@ -67,9 +69,15 @@ async def reset(request: PageRequest) -> View:
             "group": shown,
             "fields": None if args is None else _fields(args),
             "preview": preview,
+            "moves": preview is not None and any(map(_moves, preview["positions"])),
             "may_reset": request.may("group.reset", **wanted),
         },
     )
+
+
+def _moves(one: ResetPartition) -> bool:
+    """Return whether a reset moves a partition's position, or any of its messages."""
+    return one.before != one.after or bool(one.again or one.skipped or one.back)
 
 
 def _reset_args(request: PageRequest, name: str) -> dict[str, Any] | None:
