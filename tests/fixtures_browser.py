@@ -99,12 +99,17 @@ class Browser:
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     """The browser of this session."""
+    with start_browser(*needed_programs(), tmp_path_factory.mktemp("browser")) as started:
+        yield started
+
+
+def needed_programs() -> tuple[str, str]:
+    """Return the paths of browser and driver; skip the test where one is missing."""
     program, driver = _found(BROWSERS), _found(DRIVERS)
     if program is None or driver is None:
         missing = "Chromium" if program is None else "chromedriver"
         pytest.skip(f"no {missing} on PATH: install Debian's chromium and chromium-driver")
-    with start_browser(program, driver, tmp_path_factory.mktemp("browser")) as started:
-        yield started
+    return program, driver
 
 
 def found_programs() -> tuple[str, str] | None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-import pytest
-
-from tests.fixtures_browser import Browser, found_programs, start_browser
+from tests.fixtures_browser import Browser, needed_programs, start_browser
 from txmq.testing.wait import wait_until
 
 BROKEN = """<!doctype html><title>broken</title>
@@ -32,9 +30,7 @@ def test_errors_and_requests_of_a_page_are_found(browser: Browser, tmp_path: Pat
 
 
 def test_no_process_of_a_browser_is_left(tmp_path: Path) -> None:
-    programs = found_programs()
-    if programs is None:
-        pytest.skip("no Chromium and chromedriver on PATH")
+    programs = needed_programs()
 
     def processes() -> list[str]:
         """Those that were started with a path in this directory."""

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from tests.bench.brokers import FLUSH_10_MS, command
 from tests.bench.harness import Program, measured, python, sampled, serving
@@ -71,12 +72,15 @@ def reconcile(run: Run) -> Iterator[Row]:
     yield row("spark.reconcile_whole", f"all of it, {of}", "s", took["whole_s"], goal=at_most(180))
 
 
+def replayed(run: Run, job: str) -> dict[str, Any]:
+    """Return what a job of the client has measured, over letters of its own."""
+    with served(run, run.count(LETTERS)) as (program, _figures):
+        return measured(python(CLIENT, job, program.address, run.directory / job), WITHIN_S)
+
+
 @benchmark("spark.replay", "letters sent again as new messages, in the order of their keys")
 def replay(run: Run) -> Iterator[Row]:
-    count = run.count(LETTERS)
-    with served(run, count) as (program, _figures):
-        directory = run.directory / "replay"
-        took = measured(python(CLIENT, "resend", program.address, directory), WITHIN_S)
+    took = replayed(run, "resend")
     of = f"{took['letters'] / 1e6:g} M letters"
     yield row(
         "spark.replay_write",
@@ -101,10 +105,7 @@ def replay(run: Run) -> Iterator[Row]:
 
 @benchmark("spark.in_place", "letters that a plan of Spark puts back in their places")
 def in_place(run: Run) -> Iterator[Row]:
-    count = run.count(LETTERS)
-    with served(run, count) as (program, _figures):
-        directory = run.directory / "in_place"
-        took = measured(python(CLIENT, "in_place", program.address, directory), WITHIN_S)
+    took = replayed(run, "in_place")
     of = f"{took['letters'] / 1e6:g} M letters"
     yield row(
         "spark.in_place_held",

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+from tests.bench.plans import AT_ONCE
 from txmq.tx.postgres.session import connect
 from txmq_spark import resend as resending
 from txmq_spark.broker_link import BrokerLink
@@ -53,7 +54,6 @@ PARTS = ("driver", "workers", "jvm")
 FIGURES = (*PARTS, *(f"{part}_files" for part in PARTS))
 ROUNDS, LOOK_S, PAGE = 3, 0.1, os.sysconf("SC_PAGE_SIZE")
 # as a cluster's executors have it, instead of the two partitions of small jobs
-AT_ONCE = {"rate": 0, "ramp_s": 0, "in_flight": 0, "stop_after": 0}  # of a broker's plan
 SETTINGS = {"spark.sql.shuffle.partitions": "16"}
 
 
@@ -167,9 +167,7 @@ def resend(url: str, directory: str) -> dict[str, float]:
 
     patched = mock.patch.object(resending, "write_letters", timed)
     with patched, local_session("local[2]", SETTINGS) as spark:
-        with reconciled(spark, ReconcileOptions(url, (GROUP,))) as found:
-            found.write(f"{directory}/plan")
-        plan = warm_up(read_plan(spark, f"{directory}/plan"), url)
+        plan = warm_up(plan_of_all(spark, url, directory), url)
         letters = plan.letters.count()
         sent = seconds(lambda: resending.resend(plan, url, "bench-again", wait=False))
         # another run sends nothing, and waits for the end of the first
@@ -180,6 +178,13 @@ def resend(url: str, directory: str) -> dict[str, float]:
         "sent_s": sent,
         "whole_s": whole,
     }
+
+
+def plan_of_all(spark: SparkSession, url: str, directory: str) -> StoredPlan:
+    """Make a plan of all letters."""
+    with reconciled(spark, ReconcileOptions(url, (GROUP,))) as found:
+        found.write(f"{directory}/plan")
+    return read_plan(spark, f"{directory}/plan")
 
 
 def warm_up(plan: StoredPlan, url: str) -> StoredPlan:
@@ -198,11 +203,9 @@ def warm_up(plan: StoredPlan, url: str) -> StoredPlan:
 def in_place(url: str, directory: str) -> dict[str, float]:
     """Make a plan of all letters, hand it to the broker, and have it put them back."""
     with local_session("local[2]", SETTINGS) as spark:
-        with reconciled(spark, ReconcileOptions(url, (GROUP,))) as found:
-            found.write(f"{directory}/plan")
-        plan = read_plan(spark, f"{directory}/plan")
+        plan = plan_of_all(spark, url, directory)
         began = time.perf_counter()
-        [handed] = hand_over(url, plan, None, AT_ONCE)
+        [handed] = hand_over(url, plan, None, AT_ONCE | {"start": False})
         held = time.perf_counter() - began
         with BrokerLink(url) as link:
             began = time.perf_counter()

@@ -7,9 +7,10 @@ from __future__ import annotations
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -76,6 +77,11 @@ def test_a_lost_connection_is_survived_with_outstanding_messages(
     assert consumer.stats.rejoined == 1
 
 
+def logged(told: Sequence[Mapping[str, Any]], group: str) -> list[str]:
+    """Return the events that a consumer has logged."""
+    return [entry["event"] for entry in told if entry.get("group") == group]
+
+
 def test_the_log_tells_a_member_that_joins_anew_from_one_that_lost_its_connection(
     client: Client, dialled: list[Connection]
 ) -> None:
@@ -83,17 +89,14 @@ def test_the_log_tells_a_member_that_joins_anew_from_one_that_lost_its_connectio
     client.call("topic.create", name=topic, partitions=1)
     client.send(topic, b"0", key="a")
 
-    def logged() -> list[str]:
-        return [entry["event"] for entry in told if entry.get("group") == group]
-
     with client.consumer(group, [topic], mode="ordered") as consumer, capture_logs() as told:
         message = consumer.receive(WAIT_S)
         assert message is not None
         consumer._members.members[0].give_back([message], rejoin=True)
-        wait_until(lambda: "consumer.joined" in logged(), WAIT_S)
+        wait_until(lambda: "consumer.joined" in logged(told, group), WAIT_S)
         dialled[-1].socket.shutdown(socket.SHUT_RDWR)
-        wait_until(lambda: logged().count("consumer.joined") == 2, WAIT_S)
-    assert logged() == [
+        wait_until(lambda: logged(told, group).count("consumer.joined") == 2, WAIT_S)
+    assert logged(told, group) == [
         "consumer.rejoining", "consumer.joined", "consumer.disconnected", "consumer.joined",
     ]  # fmt: skip
 
@@ -113,16 +116,13 @@ def test_the_log_tells_of_a_broker_that_is_away_when_a_member_joins_anew(
 
     monkeypatch.setattr(client._core, "open_connection", dial_unless_away)
 
-    def logged() -> list[str]:
-        return [entry["event"] for entry in told if entry.get("group") == group]
-
     with client.consumer(group, [topic], mode="ordered") as consumer, capture_logs() as told:
         message = consumer.receive(WAIT_S)
         assert message is not None
         away += [True, True]
         consumer._members.members[0].give_back([message], rejoin=True)
-        wait_until(lambda: "consumer.joined" in logged(), WAIT_S)
-    assert logged() == ["consumer.rejoining", "consumer.disconnected", "consumer.joined"]
+        wait_until(lambda: "consumer.joined" in logged(told, group), WAIT_S)
+    assert logged(told, group) == ["consumer.rejoining", "consumer.disconnected", "consumer.joined"]
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
