@@ -1,9 +1,9 @@
-"""Replay the letters of a plan that spark/reconcile.py made. A plan is carried out
+"""Replay the letters of a plan that spark/reconcile.py has made. A plan is carried out
 once, however often this program runs.
 
-    spark-submit spark/replay.py --plan plan.jsonl --dry-run
-    spark-submit spark/replay.py --plan plan.jsonl --canary 10
-    spark-submit spark/replay.py --plan plan.jsonl --outcomes outcomes.jsonl
+    spark-submit spark/replay.py --plan plan --dry-run
+    spark-submit spark/replay.py --plan plan --canary 10
+    spark-submit spark/replay.py --plan plan --to-topic repairs
 """
 
 import sys

@@ -18,7 +18,6 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 import txmq
-import txmq_spark
 from txmq_spark.java import java_home
 from txmq_spark.source import TxmqDataSource
 
@@ -91,7 +90,7 @@ def jvm_environment(directory: Path) -> dict[str, str]:
     """Return the environment for a JVM and its Python workers: Java, Python,
     packages.
     """
-    roots = [str(Path(package.__file__ or "").parents[1]) for package in (txmq, txmq_spark)]
+    roots = [str(Path(module).parents[1]) for module in (txmq.__file__, __file__)]
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return {
         "JAVA_HOME": str(java_home(directory)),

@@ -25,6 +25,7 @@ from uuid import UUID
 import pyarrow as pa
 from pyspark.sql import functions as f
 
+from txmq.client.protocol.plans import ENDED
 from txmq.crashpoints import crashpoint
 from txmq.errors import ConfigError, TxmqError
 from txmq_spark.broker_link import BrokerLink
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from txmq.client.blocking.transaction.jobs import JobBundle
 
 SETTINGS: Final = {"rate": 0}  # the plan is never started
-ENDED: Final = ("done", "cancelled")
 
 
 class ResendResult(NamedTuple):
