@@ -1,5 +1,5 @@
 """Requests of the jobs to a broker: the offsets of topics, messages by offset, letters
-by number or by a selection, and storing a bundle.
+by number or by a selection, and control calls.
 
 All of these requests may be repeated. A lost connection is therefore opened again, and
 the request is sent again.
@@ -30,7 +30,6 @@ from txmq.errors import (
     RequestTimeout,
     UnknownTopic,
 )
-from txmq.wire.bundle import BundlePart, pack_part
 from txmq.wire.chunks import Chunk, Chunks, unpack_chunks
 from txmq.wire.data_requests import Opcode, Read, ReadLetters, pack_read, pack_read_letters
 from txmq_spark.arrow_messages import OffsetRange
@@ -48,7 +47,7 @@ REQUEST_TIMEOUT_S: Final = 30.0  # for one reply, including a new connection
 REQUEST_ATTEMPTS: Final = 3
 # bytes of one reply; two replies are in memory at a time
 READ_BYTES: Final = 4 << 20
-PAGE_NAMES: Final = 1_000  # topics or groups of one reply
+PAGE_NAMES: Final = 1_000  # topics of one reply
 PAGE_LETTERS: Final = 1_000  # letters of one reply
 PAGE_LETTERS_WITH_BODIES: Final = 128  # with bodies; fewer where they do not fit in a frame
 T = TypeVar("T")
@@ -58,6 +57,7 @@ class BrokerLink(AbstractContextManager["BrokerLink"]):
     """A connection of one task to a broker, opened at the first request."""
 
     def __init__(self, url: str) -> None:
+        self.url = url  # tasks open links of their own by it
         self._addresses = parse_url(url)
         self._log_identity = LogIdentity()
         self._connection: Connection | None = None
@@ -97,24 +97,6 @@ class BrokerLink(AbstractContextManager["BrokerLink"]):
         return self._with_retries(
             lambda connection: connection.call(name, args, timeout=REQUEST_TIMEOUT_S)
         )
-
-    def store(self, part: BundlePart) -> None:
-        """Store a bundle of one part.
-
-        The broker recognises a repeated part by its token.
-        """
-        payload = pack_part(part)
-        self._with_retries(
-            lambda connection: connection.request(Opcode.GROUP, payload, timeout=REQUEST_TIMEOUT_S)
-        )
-
-    def offset_bounds(self, topic: str) -> tuple[list[int], list[int]]:
-        """Return the first offsets that retention has left, and the published ends.
-
-        Both are lists by partition. Raises UnknownTopic.
-        """
-        reply = self.call("topic.show", name=topic)
-        return [int(first) for first in reply["firsts"]], [int(end) for end in reply["ends"]]
 
     def survey(self, options: ReadOptions, *, missing: bool = False) -> Survey:
         """Return the topics that a read selects. `missing`: named ones may be absent.
@@ -214,14 +196,6 @@ class BrokerLink(AbstractContextManager["BrokerLink"]):
                 return
             pending = self._request_chunks(offsets, offset, topic_id)
             yield from reply.chunks
-
-    def groups(self) -> Iterator[str]:
-        """Yield the names of all consumer groups."""
-        after: str | None = ""
-        while after is not None:
-            reply = self.call("group.list", after=after, limit=PAGE_NAMES)
-            yield from (str(group["name"]) for group in reply["groups"])
-            after = reply.get("next")
 
     def letters(
         self, group: str, *, bodies: bool, after: int = 0, last: int | None = None

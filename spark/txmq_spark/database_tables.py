@@ -27,9 +27,11 @@ from txmq_spark.database_snapshot import (
     table_pages,
     table_queries,
 )
-from txmq_spark.letter_evidence import EvidenceTables, gathered
+from txmq_spark.kept_frames import KeptFrames
+from txmq_spark.letter_evidence import EvidenceTables
 from txmq_spark.mapping import BusinessTable
 from txmq_spark.mapping import Mapping as TableMapping
+from txmq_spark.task_frames import gathered
 
 TOKENS, RECENT = "public.txmq_token", "public.txmq_inbox_recent"
 FOLDED: Final = "public.txmq_inbox"
@@ -105,11 +107,12 @@ def read_tables(
     snapshot: DatabaseSnapshot,
     groups: Sequence[GroupIdentity],
     mapping: TableMapping,
+    kept: KeptFrames | None = None,
     *,
     few: bool = False,
 ) -> EvidenceTables:
-    """Return the tables that exist and those that were requested, extracted once;
-    `few`: each by one task.
+    """Return the tables that exist and those that were requested; `few`: each is read
+    by one task. Each is read once where frames are `kept`.
 
     Raises SchemaMissing, ConfigError, DatabaseError.
     """
@@ -128,8 +131,8 @@ def read_tables(
     found = EvidenceTables(_all(applied, few=few), tokens=tokens, business=_all(business, few=few))
     if mapping.applied:
         found = _with_query(spark, snapshot, found, mapping.applied, groups[0].name)
-    if not few:  # to keep a row costs more than to read it again, in the same snapshot
-        found = found.kept()
+    if kept is not None:
+        found = EvidenceTables(*(table and kept.keep(table) for table in found))
     if any(table.token for table in mapping.tables) and found.business is not None:
         found = found._replace(tokens=_with_writers(found.tokens, found.business))
     return found

@@ -1,9 +1,9 @@
-"""Few letters of a plan and what is missing beside them, in the driver: digests,
-summary and rows from one job each.
+"""Few letters of a plan and what is missing beside them, in the driver: it counts and
+writes them.
 
-`part_digests`, `summarize` and `summarize_missing` have the same results for any number
-of letters, by nine jobs. With a thousand letters, Spark plans these for longer than it
-counts.
+`many_letters` has the same results for any number of letters, by eleven jobs. With a
+thousand letters, Spark plans these for longer than it counts. Here it is a job for the
+letters, and one for what is missing.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
 
+from txmq_spark.hadoop_files import Directory
 from txmq_spark.letter_evidence import LETTER
 from txmq_spark.plan_directory import PlanPart, line_column
 from txmq_spark.plan_summary import (
@@ -36,6 +38,7 @@ from txmq_spark.plan_summary import (
     age_of,
     summary_of,
 )
+from txmq_spark.task_frames import gathered
 
 LINE: Final = "line"
 
@@ -45,22 +48,24 @@ Letter = Mapping[str, Any]  # by the names of a plan's columns
 class FewLetters:
     """The letters of a plan, in its order."""
 
-    def __init__(self, table: pa.Table) -> None:
-        self.rows = table.drop_columns(LINE)
+    def __init__(self, spark: SparkSession, table: pa.Table) -> None:
+        self._spark, self._rows = spark, table.drop_columns(LINE)
         self._letters: Sequence[Letter] = table.to_pylist()
 
     @classmethod
-    def of(cls, letters: DataFrame) -> FewLetters:
+    def of(cls, letters: DataFrame) -> Self:
         """Read the letters of a plan, each part of which is sorted."""
-        return cls(letters.withColumn(LINE, line_column()).toArrow())
+        lines = letters.withColumn(LINE, line_column())
+        return cls(letters.sparkSession, lines.toArrow())
 
-    @property
     def youngest(self) -> int:
-        """The time of the last death in microseconds; 0 = there are no letters."""
+        """Return the time of the last death in microseconds; 0 = there are no
+        letters.
+        """
         return max((letter["dead_at"] for letter in self._letters), default=0)
 
     def part_digests(self) -> tuple[PlanPart, ...]:
-        """Return the digests of all parts, as the function of this name does."""
+        """Return the digests of all parts."""
         # Each part is in one task, and tasks are in no order.
         lines = {
             part: [letter[LINE] for letter in letters]
@@ -72,7 +77,9 @@ class FewLetters:
         )
 
     def summary(self, missing: MissingSummary, now: int) -> PlanSummary:
-        """Return the summary, as `summarize` does."""
+        """Return the summary; `missing` is what is missing beside the letters, and
+        `now` the time of ages.
+        """
         counts = Counter(
             (one["group"], one["class"], one["replay"], age_of(now - one["dead_at"]))
             for one in self._letters
@@ -85,6 +92,15 @@ class FewLetters:
             missing,
             now,
         )
+
+    def write(self, path: str) -> None:
+        """Write the letters as Parquet, with a directory for each part."""
+        parts = self._rows.column("part")
+        for part in sorted(set(parts.to_pylist())):
+            of_part = self._rows.filter(pc.equal(parts, part))
+            _write_table(self._spark, of_part.drop_columns("part"), f"{path}/part={part}")
+        # as Spark does; so the directory exists without letters, too
+        Directory(self._spark, path).write("_SUCCESS", b"")
 
     def _failures(self) -> tuple[tuple[Failure, ...], tuple[int, int]]:
         groups = _grouped(self._letters, ("error_type", "fingerprint"))
@@ -119,15 +135,39 @@ class FewLetters:
         )
 
 
-def few_missing(rows: pa.Table) -> MissingSummary:
-    """Count what is missing, and list the first, as `summarize_missing` does."""
-    kinds = rows.group_by(["what", "state"]).aggregate([([], "count_all")])
-    counts = {(one["what"], one["state"]): one["count_all"] for one in kinds.to_pylist()}
-    named = rows.append_column("named", pc.is_valid(rows.column("table")))  # null comes first
-    order = [("what", "descending")] + [(name, "ascending") for name in ("named", "table", "name")]
-    first = rows.take(pc.sort_indices(named, order)[:LISTED_MISSING])
-    listed = tuple(MissingMessage(**one) for one in first.to_pylist())
-    return dict(sorted(counts.items())), listed
+class FewMissing:
+    """What is missing beside the letters of a plan."""
+
+    def __init__(self, spark: SparkSession, rows: pa.Table) -> None:
+        self._spark, self._rows = spark, rows
+
+    @classmethod
+    def of(cls, missing: DataFrame) -> Self:
+        """Read what is missing, by one task."""
+        return cls(missing.sparkSession, gathered(missing, few=True).toArrow())
+
+    def summary(self) -> MissingSummary:
+        """Return the counts of what is missing, and the first of it."""
+        kinds = self._rows.group_by(["what", "state"]).aggregate([([], "count_all")])
+        counts = {(one["what"], one["state"]): one["count_all"] for one in kinds.to_pylist()}
+        # null comes first
+        named = self._rows.append_column("named", pc.is_valid(self._rows.column("table")))
+        order = [("what", "descending")]
+        order += [(name, "ascending") for name in ("named", "table", "name")]
+        first = self._rows.take(pc.sort_indices(named, order)[:LISTED_MISSING])
+        listed = tuple(MissingMessage(**one) for one in first.to_pylist())
+        return dict(sorted(counts.items())), listed
+
+    def write(self, path: str) -> None:
+        """Write what is missing as Parquet."""
+        _write_table(self._spark, self._rows, path)
+
+
+def _write_table(spark: SparkSession, rows: pa.Table, path: str) -> None:
+    """Write a file as a task of Spark would: for few rows, its job takes longer."""
+    file = pa.BufferOutputStream()
+    pq.write_table(rows, file, compression="snappy", store_schema=False)
+    Directory(spark, path).write("part-00000.snappy.parquet", file.getvalue().to_pybytes())
 
 
 def _grouped(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 
@@ -16,9 +15,6 @@ PLACE: Final = ["topic", "partition", "offset"]
 LETTER: Final = ["group", *PLACE]
 TOKEN_DIGITS: Final = 32  # a message id begins with its token or producer id
 VERSION_DIGIT: Final = 13  # of a UUID: 7 in tokens, 4 in producer ids
-# Frames that several joins read are on executors' disks: their size is no matter of
-# memory.
-KEPT: Final = StorageLevel.DISK_ONLY
 
 
 class EvidenceTables(NamedTuple):
@@ -33,23 +29,6 @@ class EvidenceTables(NamedTuple):
     tokens: DataFrame | None = None  # token, state, at
     # key, version, token, about; version and token may be null
     business: DataFrame | None = None
-
-    def kept(self) -> EvidenceTables:
-        """Return the tables so that each is read once."""
-        return EvidenceTables(*(table and table.persist(KEPT) for table in self))
-
-    def release(self) -> None:
-        """Free what was kept."""
-        for table in self:
-            if table is not None:
-                table.unpersist()
-
-
-def gathered(frame: DataFrame, *, few: bool) -> DataFrame:
-    """Return a frame in one task where it has few rows. Spark joins and counts such
-    frames without exchanges, each of which is a stage to plan and to wait for.
-    """
-    return frame.coalesce(1) if few else frame
 
 
 def join_evidence(
@@ -188,34 +167,4 @@ def _with_versions(found: DataFrame, tables: EvidenceTables) -> DataFrame:
             "current_version": f.greatest(business, applied),
             "applied": f.when(same, f.lit(True)).otherwise(f.col("applied")),
         }
-    )
-
-
-def tokens_without_messages(tokens: DataFrame, log: DataFrame) -> DataFrame:
-    """Return committed transactions of the token table without messages in the log.
-
-    The columns are `token` and `at`.
-    """
-    seen = (
-        log.select(token_column("message_id").alias("token")).where("token IS NOT NULL").distinct()
-    )
-    return (
-        tokens.where("state IN ('C', 'D')").join(seen, "token", "left_anti").select("token", "at")
-    )
-
-
-def keys_apart(business: DataFrame, log: DataFrame) -> DataFrame:
-    """Return the keys that only messages or only business rows have.
-
-    The columns are `about`, `key`, and `told`: 1 = messages have it.
-    """
-    told = log.where("about IS NOT NULL").select("about", "key", f.lit(1).alias("told"))
-    rows = business.select("about", "key", f.lit(0).alias("told"))
-    return (
-        told.union(rows)
-        .where("key IS NOT NULL")
-        .groupBy("about", "key")
-        .agg(f.min("told").alias("least"), f.max("told").alias("told"))
-        .where("least = told")
-        .drop("least")
     )

@@ -17,11 +17,10 @@ import json
 from collections.abc import Iterator
 from hashlib import sha256
 from math import inf
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from py4j.protocol import Py4JJavaError
 from pydantic import Field
 from pyspark.errors import PySparkException
@@ -32,7 +31,7 @@ from txmq.errors import ConfigError, RemoteProtocolError
 from txmq.wire.json import WireModel, parse_as
 from txmq_spark.concurrent_actions import at_once
 from txmq_spark.hadoop_files import Directory
-from txmq_spark.letter_evidence import KEPT, LETTER
+from txmq_spark.letter_evidence import LETTER
 from txmq_spark.plan import LetterClass, PlanRules
 from txmq_spark.query_errors import cause_of
 
@@ -162,13 +161,20 @@ class StoredPlan(NamedTuple):
     letters: DataFrame
 
 
-class PlanRows(NamedTuple):
-    """The rows of a plan: in executors, or in the driver where they are few. Letters
-    have column `part`, and are sorted in each part.
+class Rows(Protocol):
+    """Rows of a plan: in executors (`many_letters`), or in the driver where they are
+    few (`few_letters`).
     """
 
-    letters: DataFrame | pa.Table
-    missing: DataFrame | pa.Table
+    def write(self, path: str) -> None:
+        """Write the rows as Parquet files into a directory."""
+
+
+class PlanRows(NamedTuple):
+    """Letters of a plan, and what is missing beside them."""
+
+    letters: Rows
+    missing: Rows
 
 
 class PlacedLetters(NamedTuple):
@@ -207,9 +213,9 @@ def in_parts(letters: DataFrame, most: float = inf) -> PlacedLetters:
 
 
 def arranged(letters: DataFrame, parts: int) -> DataFrame:
-    """Return the columns of a plan, part by part, each sorted; they are kept."""
+    """Return the columns of a plan, part by part, each sorted."""
     whole = whole_parts(letters.select("part", *COLUMNS), parts)
-    return whole.sortWithinPartitions("part", *LETTER).persist(KEPT)
+    return whole.sortWithinPartitions("part", *LETTER)
 
 
 def whole_parts(letters: DataFrame, parts: int) -> DataFrame:
@@ -283,37 +289,12 @@ def write_plan(
         directory.remove(name)
     at_once(
         spark,
-        lambda: _write_letters(spark, rows.letters, f"{directory.path}/{LETTERS}"),
-        lambda: _write_missing(spark, rows.missing, f"{directory.path}/{MISSING}"),
+        lambda: rows.letters.write(f"{directory.path}/{LETTERS}"),
+        lambda: rows.missing.write(f"{directory.path}/{MISSING}"),
     )
     directory.write(MADE, f"{made.model_dump_json()}\n".encode())
     directory.write(MANIFEST, manifest.text().encode())
     return StoredPlan(directory.path, manifest, _stored(spark, directory.path))
-
-
-def _write_letters(spark: SparkSession, letters: DataFrame | pa.Table, path: str) -> None:
-    if not isinstance(letters, pa.Table):
-        letters.write.partitionBy("part").parquet(path, mode="overwrite")
-        return
-    for part in sorted(set(letters.column("part").to_pylist())):
-        of_part = letters.filter(pc.equal(letters.column("part"), part))
-        _write_table(spark, of_part.drop_columns("part"), f"{path}/part={part}")
-    # as Spark does; so the directory exists without letters, too
-    Directory(spark, path).write("_SUCCESS", b"")
-
-
-def _write_missing(spark: SparkSession, missing: DataFrame | pa.Table, path: str) -> None:
-    if isinstance(missing, pa.Table):
-        _write_table(spark, missing, path)
-    else:
-        missing.write.parquet(path, mode="overwrite")
-
-
-def _write_table(spark: SparkSession, rows: pa.Table, path: str) -> None:
-    """Write a file as a task of Spark would: for few rows, its job takes longer."""
-    file = pa.BufferOutputStream()
-    pq.write_table(rows, file, compression="snappy", store_schema=False)
-    Directory(spark, path).write("part-00000.snappy.parquet", file.getvalue().to_pybytes())
 
 
 def _foreign(spark: SparkSession, directory: Directory) -> list[str]:
@@ -363,8 +344,6 @@ def read_plan(spark: SparkSession, path: str) -> StoredPlan:
     except (PySparkException, Py4JJavaError) as error:  # Spark does not translate all
         reason = cause_of(error)[:1_000]
         raise ConfigError("plan", f"its letters cannot be read: {reason}", hint=HINT) from error
-    finally:
-        letters.unpersist()
     if not same:
         raise ConfigError("plan", "it was changed after it was made", hint=HINT)
     return StoredPlan(directory.path, manifest, stored)

@@ -1,21 +1,16 @@
-"""Summary of a reconciliation for a person, counted where the letters are.
+"""Summary of a reconciliation for a person, which is small for any number of letters.
 
-It is small, however many letters there are.
+`many_letters` and `few_letters` count it where the letters are: in executors, or in the
+driver.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from functools import reduce
 from typing import Any, Final, NamedTuple
 
-from pyspark.sql import Column, DataFrame, Row, Window
-from pyspark.sql import functions as f
-
 from txmq.model.units import DAY, HOUR
-from txmq_spark.concurrent_actions import at_once
-from txmq_spark.letter_evidence import LETTER
 from txmq_spark.plan import LetterClass
 
 AGES: Final = ((HOUR, "under an hour"), (DAY, "under a day"), (7 * DAY, "under a week"))
@@ -113,19 +108,6 @@ class LetterCount(NamedTuple):
     letters: int
 
 
-def summarize(letters: DataFrame, missing: MissingSummary, now: int) -> PlanSummary:
-    """Count the letters of a plan; `missing` is what is missing beside them."""
-    by_class = letters.withColumn("age", _age(now)).groupBy("group", "class", "replay", "age")
-    counts, failures, keys, samples = at_once(
-        letters.sparkSession,
-        by_class.count().collect,
-        lambda: _failures(letters),
-        lambda: _keys(letters),
-        lambda: _samples(letters),
-    )
-    return summary_of([LetterCount(*row) for row in counts], failures, keys, samples, missing, now)
-
-
 def summary_of(
     counts: Iterable[LetterCount],
     failures: tuple[tuple[Failure, ...], tuple[int, int]],
@@ -155,67 +137,3 @@ def summary_of(
 def age_of(micros: int) -> str:
     """Return the words for an age."""
     return next((words for limit, words in AGES if micros < limit), OLDER)
-
-
-def _age(now: int) -> Column:
-    age = f.lit(now) - f.col("dead_at")
-    return reduce(
-        lambda otherwise, one: f.when(age < one[0], one[1]).otherwise(otherwise),
-        reversed(AGES),
-        f.lit(OLDER),
-    )
-
-
-def _failures(letters: DataFrame) -> tuple[tuple[Failure, ...], tuple[int, int]]:
-    found = letters.groupBy("error_type", "fingerprint").agg(
-        f.count("*").alias("letters"), f.min("error").alias("error")
-    )
-    every = Window.partitionBy()
-    order: list[Column | str] = [f.desc("letters"), "error_type", "fingerprint"]
-    rows = (
-        found.withColumns({"kinds": f.count("*").over(every), "all": f.sum("letters").over(every)})
-        .orderBy(*order)
-        .limit(TOP_FAILURES)
-        .collect()
-    )
-    top = tuple(
-        Failure(row["error_type"] or "", row["fingerprint"] or "", row["error"] or "", row.letters)
-        for row in rows
-    )
-    if not rows:
-        return (), (0, 0)
-    return top, (rows[0]["kinds"] - len(top), rows[0]["all"] - sum(one.letters for one in top))
-
-
-def _keys(letters: DataFrame) -> Concentration:
-    keyed = letters.where("key IS NOT NULL").groupBy("group", "topic", "key")
-    counted = keyed.agg(
-        f.count("*").alias("letters"),
-        f.sum(f.col("replay").cast("int")).alias("replayed"),
-        f.min("dead_at").alias("oldest"),
-    ).persist()
-    totals = counted.agg(f.count("*").alias("keys"), f.sum("letters").alias("letters")).first()
-    order: list[Column | str] = [f.desc("letters"), "group", "topic", "key"]
-    top = tuple(KeyCount(*row) for row in counted.orderBy(*order).limit(TOP_KEYS).collect())
-    counted.unpersist()
-    assert totals is not None, "an aggregation has a row"
-    return Concentration(totals["keys"], totals["letters"] or 0, top)
-
-
-def _samples(letters: DataFrame) -> tuple[dict[str, Any], ...]:
-    """Return the first letters of each class."""
-    number = f.row_number().over(Window.partitionBy("class").orderBy(*LETTER))
-    rows: list[Row] = (
-        letters.withColumn("row", number).where(f.col("row") <= LISTED_LETTERS).collect()
-    )
-    ordered = sorted(rows, key=lambda row: (row["class"], row["row"]))
-    return tuple(row.asDict() for row in ordered)
-
-
-def summarize_missing(missing: DataFrame) -> MissingSummary:
-    """Count what is missing, by what it is and its state, and list the first."""
-    counts = missing.groupBy("what", "state").count().collect()
-    order: list[Column | str] = [f.desc("what"), "table", "name"]
-    first = missing.orderBy(*order).limit(LISTED_MISSING).collect()
-    found = {(row["what"], row["state"]): row["count"] for row in counts}
-    return dict(sorted(found.items())), tuple(MissingMessage(*row) for row in first)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from tests.spark.letters import letter, letter_frame
 from txmq_spark.broker_link import BrokerLink
+from txmq_spark.many_letters import ManyLetters, ManyMissing
+from txmq_spark.missing_messages import MISSING
 from txmq_spark.plan import LetterClass, PlanRules, classified
 from txmq_spark.plan_directory import (
     PlanFilters,
@@ -17,10 +19,8 @@ from txmq_spark.plan_directory import (
     StoredPlan,
     arranged,
     in_parts,
-    part_digests,
     write_plan,
 )
-from txmq_spark.reconcile import MISSING
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -32,18 +32,18 @@ def planned(
     """Write a plan of these letters."""
     spark, rules = letters.sparkSession, rules or PlanRules()
     placed = in_parts(letters)
-    kept = arranged(classified(placed.frame, rules), placed.parts)
-    counts = {row["group"]: row["count"] for row in kept.groupBy("group").count().collect()}
+    kept = ManyLetters(arranged(classified(placed.frame, rules), placed.parts).persist())
+    counts = {row["group"]: row["count"] for row in kept.rows.groupBy("group").count().collect()}
     manifest = PlanManifest(
         facts=PlanInputs(groups=tuple(sorted(counts)), log_id=log_id, firsts={}, ends={}),
         filters=PlanFilters.of(rules),
         letters={group: {LetterClass.REPLAY_ALONE: count} for group, count in counts.items()},
         replays=counts,
-        parts=part_digests(kept),
+        parts=kept.part_digests(),
     )
-    missing = spark.createDataFrame([], MISSING)
-    stored = write_plan(spark, str(path), manifest.sealed(), PlanMade(), PlanRows(kept, missing))
-    kept.unpersist()
+    rows = PlanRows(kept, ManyMissing(spark.createDataFrame([], MISSING)))
+    stored = write_plan(spark, str(path), manifest.sealed(), PlanMade(), rows)
+    kept.rows.unpersist()
     return stored
 
 

@@ -10,7 +10,10 @@ import pytest
 from tests.spark.letters import Letter, letter, letter_frame
 from tests.spark.plans import planned
 from txmq.model.units import HOUR
-from txmq_spark.few_letters import FewLetters, few_missing
+from txmq_spark.few_letters import FewLetters, FewMissing
+from txmq_spark.kept_frames import KeptFrames
+from txmq_spark.many_letters import ManyLetters, ManyMissing
+from txmq_spark.missing_messages import MISSING
 from txmq_spark.plan import PlanRules, classified
 from txmq_spark.plan_directory import (
     LETTERS,
@@ -18,22 +21,15 @@ from txmq_spark.plan_directory import (
     PlanRows,
     arranged,
     in_parts,
-    part_digests,
     read_plan,
     write_plan,
 )
-from txmq_spark.plan_summary import (
-    MissingMessage,
-    MissingSummary,
-    summarize,
-    summarize_missing,
-)
-from txmq_spark.reconcile import MISSING
+from txmq_spark.plan_summary import MissingMessage, MissingSummary
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.timeout(300)  # includes the start of a JVM on a loaded machine
 NOW = 100 * 24 * HOUR
@@ -67,28 +63,34 @@ def varied(chance: Random, count: int) -> list[Letter]:
     return [one(offset) for offset in chance.sample(range(10 * count), count)]
 
 
+def plan_frame(letters: DataFrame) -> DataFrame:
+    """Return letters with their classes, in the parts of a plan."""
+    placed = in_parts(letters)
+    return arranged(classified(placed.frame, PlanRules()), placed.parts)
+
+
 @pytest.mark.parametrize("count", [0, 1, 600])
 def test_few_letters_have_the_digests_and_the_summary_of_many(
     spark: SparkSession, count: int
 ) -> None:
-    placed = in_parts(letter_frame(spark, varied(Random(count), count)))
-    plan = arranged(classified(placed.frame, PlanRules()), placed.parts)
-    few = FewLetters.of(plan)
-    assert few.part_digests() == part_digests(plan)
-    assert few.summary(ONE_MISSING, NOW) == summarize(plan, ONE_MISSING, NOW)
-    assert few.youngest == (plan.agg({"dead_at": "max"}).collect()[0][0] or 0)
-    plan.unpersist()
+    letters = varied(Random(count), count)
+    with KeptFrames() as kept:
+        plan = kept.keep(plan_frame(letter_frame(spark, letters)))
+        few, many = FewLetters.of(plan), ManyLetters(plan)
+        assert few.part_digests() == many.part_digests()
+        assert few.summary(ONE_MISSING, NOW) == many.summary(ONE_MISSING, NOW)
+        youngest = max((one["dead_at"] for one in letters), default=0)
+        assert (few.youngest(), many.youngest()) == (youngest, youngest)
 
 
 def test_each_part_of_few_letters_has_its_digest(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("txmq_spark.plan_directory.PART_LETTERS", 40)
-    placed = in_parts(letter_frame(spark, varied(Random(7), 200)))
-    plan = arranged(classified(placed.frame, PlanRules()), placed.parts)
-    assert placed.parts > 2
-    assert FewLetters.of(plan).part_digests() == part_digests(plan)
-    plan.unpersist()
+    plan = plan_frame(letter_frame(spark, varied(Random(7), 200)))
+    digests = FewLetters.of(plan).part_digests()
+    assert len(digests) > 2
+    assert digests == ManyLetters(plan).part_digests()
 
 
 @pytest.mark.parametrize("count", [0, 1, 300])
@@ -105,7 +107,7 @@ def test_what_is_missing_is_counted_and_listed_alike(spark: SparkSession, count:
         for number in range(count)
     ]
     missing = spark.createDataFrame(rows, MISSING)
-    assert few_missing(missing.toArrow()) == summarize_missing(missing)
+    assert FewMissing.of(missing).summary() == ManyMissing(missing).summary()
 
 
 @pytest.mark.parametrize("count", [0, 120])
@@ -115,10 +117,8 @@ def test_a_plan_that_the_driver_writes_is_that_of_executors(
     monkeypatch.setattr("txmq_spark.plan_directory.PART_LETTERS", 40)
     letters = letter_frame(spark, varied(Random(count), count))
     by_executors = planned(tmp_path / "executors", letters)
-    placed = in_parts(letters)
-    plan = arranged(classified(placed.frame, PlanRules()), placed.parts)
     missing = spark.createDataFrame([("row", None, "é", "missing", None)], MISSING)
-    rows = PlanRows(FewLetters.of(plan).rows, missing.toArrow())
+    rows = PlanRows(FewLetters.of(plan_frame(letters)), FewMissing.of(missing))
     path = str(tmp_path / "driver")
     write_plan(spark, path, by_executors.manifest, PlanMade(), rows)
     by_driver = read_plan(spark, path)
@@ -131,4 +131,3 @@ def test_a_plan_that_the_driver_writes_is_that_of_executors(
     assert ours == theirs
     kept = spark.read.parquet(f"{path}/missing")
     assert (kept.schema, kept.collect()) == (missing.schema, missing.collect())
-    plan.unpersist()

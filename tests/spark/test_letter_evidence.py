@@ -11,13 +11,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
 
 from txmq.errors import ConfigError
-from txmq_spark.letter_evidence import (
-    EvidenceTables,
-    join_evidence,
-    keys_apart,
-    token_column,
-    tokens_without_messages,
-)
+from txmq_spark.letter_evidence import EvidenceTables, join_evidence, token_column
 from txmq_spark.mapping import (
     LARGEST_PARSED,
     Mapping,
@@ -25,6 +19,7 @@ from txmq_spark.mapping import (
     read_mapping,
     version_column,
 )
+from txmq_spark.missing_messages import keys_apart, tokens_without_messages
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -28,7 +28,14 @@ from txmq.testing.postgres_server import PostgresServer
 from txmq.tx.postgres.blocking import claim, read_server
 from txmq.tx.postgres.inbox import Position
 from txmq.tx.postgres.session import connect, transaction
-from txmq.wire.bundle import NO_DIGEST, BundleDescription, BundlePart, bundle_digest
+from txmq.wire.bundle import (
+    NO_DIGEST,
+    BundleDescription,
+    BundlePart,
+    bundle_digest,
+    pack_part,
+)
+from txmq.wire.data_requests import Opcode
 from txmq_spark import database_snapshot, plan_commands, reconcile, token_states
 from txmq_spark.broker_link import BrokerLink
 from txmq_spark.command_line import reconcile_main, replay_main
@@ -231,8 +238,8 @@ def store(shop: ReconciledShop, token: UUID, description: BundleDescription) -> 
         description=description,
         batches=(),
     )
-    with BrokerLink(shop.url) as link:
-        link.store(part._replace(digest=bundle_digest([part])))
+    whole = pack_part(part._replace(digest=bundle_digest([part])))
+    shop.client._core.request(Opcode.GROUP, whole)
 
 
 def classes_of(found: Reconciliation) -> dict[str, LetterClass]:
@@ -246,6 +253,7 @@ class Reconciled(NamedTuple):
     deaths: tuple[str, ...]  # one in each run
     errors: str  # of the first run
     out: str  # of the second
+    kept: int  # frames that the session keeps behind both
 
     @property
     def plan(self) -> Path:
@@ -281,7 +289,7 @@ def made(
     asked += [f"--mapping={mapping}", f"--report={directory / 'report.html'}"]
     asked += ["--include=applied", f"--poison-fingerprint={bad}"]
     asked += ["--table=public.plans", "--broker-plan=night", "--operator=ada"]
-    out, errors = io.StringIO(), io.StringIO()
+    out, errors, kept = io.StringIO(), io.StringIO(), frames_kept(spark)
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(errors):
         patch.setattr(plan_commands, "job_session", lambda: nullcontext(spark))
         patch.setattr(reconcile, "in_parts", killing)
@@ -290,13 +298,21 @@ def made(
         assert reconcile_main(asked) == 1
         assert not (directory / "plan").exists()
         assert reconcile_main(asked) == 0
-    return Reconciled(directory, tuple(deaths), errors.getvalue(), out.getvalue())
+    kept = frames_kept(spark) - kept
+    return Reconciled(directory, tuple(deaths), errors.getvalue(), out.getvalue(), kept)
+
+
+def frames_kept(spark: SparkSession) -> int:
+    """Return the number of frames that the session keeps on executors' disks."""
+    kept = spark._jsparkSession.sharedState().cacheManager().numCachedEntries()
+    return int(kept)
 
 
 def test_a_job_whose_broker_or_database_dies_changes_nothing_and_runs_again(
     failed: ReconciledShop, made: Reconciled
 ) -> None:
     assert made.deaths == ("database", "broker")
+    assert made.kept == 0
     assert "reading the database" in made.errors
     assert failed.broker.starts == 2
     assert failed.client.call("dlq.stats", group=GROUP)["letters"] == len(DEAD) + 1
@@ -454,6 +470,7 @@ def test_versions_and_queries_are_evidence_and_rows_without_messages_are_found(
     execute(shop, "INSERT INTO orders VALUES ('untold', 1)")
     execute(shop, "DELETE FROM orders WHERE id = 'gone'")
     lost, waiting = tokens_without_their_messages(shop)
+    kept = frames_kept(spark)
     mapping = Mapping(
         tables=(BusinessTable(name="orders", key="id", version="version", token="writer"),),
         version="header:version",
@@ -473,6 +490,7 @@ def test_versions_and_queries_are_evidence_and_rows_without_messages_are_found(
             ("key", "orders", "untold", "missing"),
             ("row", "orders", "gone", "missing"),
         }
+    assert frames_kept(spark) == kept
     wrong = (
         ({"key": "idd"}, "it has no column idd, only id, version"),
         ({"key": "id", "version": "id"}, "column id is of type text"),

@@ -37,7 +37,7 @@ def sent(broker: str, topic: str) -> list[tuple[int, Message]]:
     """Return all messages of the topic with their partitions, in order."""
     found = []
     with BrokerLink(broker) as link:
-        for partition, end in enumerate(link.offset_bounds(topic)[1]):
+        for partition, end in enumerate(link.call("topic.show", name=topic)["ends"]):
             for chunk in link.chunks(OffsetRange(topic, partition, 0, end)) if end else ():
                 view = BatchView(chunk.batch)
                 rows = zip(view.bodies, view.keys, view.tags, view.headers, strict=True)

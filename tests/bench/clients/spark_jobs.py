@@ -35,9 +35,10 @@ from txmq_spark.broker_link import BrokerLink
 from txmq_spark.broker_plans import hand_over, start, wait_for
 from txmq_spark.database_snapshot import open_snapshot
 from txmq_spark.database_tables import business_rows
-from txmq_spark.letter_evidence import EvidenceTables, join_evidence, keys_apart
+from txmq_spark.letter_evidence import EvidenceTables, join_evidence
 from txmq_spark.local_session import local_session
 from txmq_spark.mapping import BusinessTable, Mapping
+from txmq_spark.missing_messages import keys_apart
 from txmq_spark.plan import PlanRules, classified
 from txmq_spark.plan_directory import StoredPlan, read_plan
 from txmq_spark.reconcile import ReconcileOptions, reconciled
@@ -118,9 +119,11 @@ def joins(spark: SparkSession, url: str, dsn: str, directory: str) -> tuple[floa
 
     frames: dict[str, Any] = {}
 
-    def noted(letters: DataFrame, log: DataFrame | None, tables: EvidenceTables) -> DataFrame:
+    def noted(
+        letters: DataFrame, log: DataFrame | None, tables: EvidenceTables, *, few: bool
+    ) -> DataFrame:
         frames.update(letters=letters, log=log, tables=tables)
-        return join_evidence(letters, log, tables)
+        return join_evidence(letters, log, tables, few=few)
 
     took = []
     with (
