@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 
 from txmq.model.printable import escape_unprintable
 
-ROW, LABEL, WIDTH, COUNT = 24, 230, 640, 70  # pixels
-LONGEST: Final = 34  # characters of a label
+ROW, LABEL, WIDTH, COUNT = 24, 270, 640, 70  # pixels
+LONGEST: Final = 34  # characters of a label, each as wide as the others: 7.2 pixels
 
 
 class Bar(NamedTuple):
@@ -45,8 +45,10 @@ def bar_chart(title: str, rows: Sequence[Bar]) -> str:
 
 def _bar(row: Bar, y: int, largest: int) -> str:
     width = max(row.count * WIDTH // largest, 2) if row.count else 0
-    text = escape_text(row.label, LONGEST)
-    label = f'<text x="{LABEL - 8}" y="{y + 16}" text-anchor="end">{text}</text>'
+    # the end of a label tells more: the name of an error, and its fingerprint
+    line = escape_unprintable(row.label[-LONGEST - 1 :])
+    text = escape(line if len(line) <= LONGEST else f"…{line[1 - LONGEST :]}")
+    label = f'<text class="label" x="{LABEL - 8}" y="{y + 16}" text-anchor="end">{text}</text>'
     size = f'width="{width}" height="{ROW - 8}"'
     bar = f'<rect x="{LABEL}" y="{y + 4}" {size} rx="2" class="{escape_text(row.kind)}"/>'
     count = f'<text x="{LABEL + width + 6}" y="{y + 16}">{row.count}</text>'

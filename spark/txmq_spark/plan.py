@@ -4,7 +4,7 @@
     applied           the effect is in the database: the handler failed after it,
                       or its ack was lost
     no_business_row   the row that the message is about was never committed, or is gone
-    superseded        a newer version of the key has been applied
+    superseded        a newer version of the key is in the tables, or has been applied
     poison            the message would fail again
     replay_chain      safe, only in the order of the key's messages before and behind
     replay_alone      safe

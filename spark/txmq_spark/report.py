@@ -29,7 +29,7 @@ MEANINGS: Final = {
     LetterClass.PENDING: "an undecided transaction acks or replays it: reconcile again later",
     LetterClass.APPLIED: "its effect is committed: a replay would only lift the fence of its key",
     LetterClass.NO_BUSINESS_ROW: "the row that it is about was never committed, or is gone",
-    LetterClass.SUPERSEDED: "a newer version of its key has been applied",
+    LetterClass.SUPERSEDED: "a newer version of its key is in the tables, or has been applied",
     LetterClass.POISON: "it would fail again: fix the consumer or the message first",
     LetterClass.REPLAY_CHAIN: "safe to replay, in the order of its key",
     LetterClass.REPLAY_ALONE: "safe to replay",
@@ -162,9 +162,10 @@ def _next_steps(manifest: PlanManifest, summary: PlanSummary, path: str) -> Iter
             f" or edit their messages: {_code('txmq dlq edit')}.{why}"
         )
     if replays := sum(manifest.replays.values()):
+        some = min(replays // 10 + 1, 100)
         yield (
             f"Try some, then replay all {replays:,}:"
-            f" {_code(f'txmq-spark replay --plan {path} --canary 100 --hold')}, then"
+            f" {_code(f'txmq-spark replay --plan {path} --canary {some} --hold')}, then"
             f" {_code(f'txmq-spark replay --plan {path}')}."
         )
     settled = counts[LetterClass.SUPERSEDED] + counts[LetterClass.NO_BUSINESS_ROW]
@@ -172,6 +173,11 @@ def _next_steps(manifest: PlanManifest, summary: PlanSummary, path: str) -> Iter
         yield (
             f"Look at {settled:,} letters that are superseded or about no row, and abandon them:"
             f" {_code('txmq dlq abandon')}."
+        )
+    if counts[LetterClass.SUPERSEDED]:
+        yield (
+            "Where each message has an effect of its own, newer ones supersede none: reconcile"
+            f" with a mapping without {_code('version')}."
         )
     if count := counts[LetterClass.APPLIED]:
         yield (
@@ -287,12 +293,21 @@ def _letter(row: Mapping[str, Any]) -> str:
     cells = (
         f"{row['topic']}/{row['partition']}/{row['offset']}",
         row["key"] or "",
-        f"{kind}: {error}" if error else kind,
+        _failure(kind, error),
         format_time(row["dead_at"]),
         row["reason"],
         "replays" if row["replay"] else "leaves",
     )
     return _row("td", *cells)
+
+
+def _failure(kind: str, error: str) -> str:
+    """Return the type of an error and its text, which may begin with the type, or with
+    the name of its class.
+    """
+    for name in dict.fromkeys((kind, kind.rpartition(".")[2])):
+        error = error.removeprefix(f"{name}: ") if name else error
+    return ": ".join(filter(None, (kind, error)))
 
 
 def _table(head: str, rows: str) -> str:

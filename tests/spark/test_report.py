@@ -227,11 +227,42 @@ def test_a_page_says_what_to_do_and_which_keys_have_most_letters() -> None:
     letters[0]["class"], letters[1]["class"] = "poison", "pending"
     lost = [MissingMessage("transaction", None, "ab", "missing", NOW)]
     html = html_page(*found(letters, lost), path="s3a://plans/<today>")
-    assert "txmq-spark replay --plan s3a://plans/&lt;today&gt; --canary 100 --hold" in html
+    assert "txmq-spark replay --plan s3a://plans/&lt;today&gt; --canary 1 --hold" in html
     assert "10 letters have 3 keys; the key with most of them has 80%" in html
     steps = re.findall(r"<li>([A-Z]\w+ \w+)", html)
     assert steps == ["Send again", "Remove the", "Try some", "Reconcile again"]
     assert "Nothing: there are no letters." in html_page(*found([]))
+
+
+def test_a_failure_does_not_repeat_the_type_of_its_error() -> None:
+    errors = {
+        "shop.errors.BadOrder": "BadOrder: no customer",
+        "ValueError": "ValueError: ValueError: twice",
+        "KeyError": "'KeyError: a'",
+    }
+    letters = [
+        letter(n, error_type=kind, error=text, dead_at=NOW)
+        for n, (kind, text) in enumerate(errors.items())
+    ]
+    html = html_page(*found(letters))
+    assert "<td>shop.errors.BadOrder: no customer</td>" in html
+    assert "<td>ValueError: ValueError: twice</td>" in html
+    assert "<td>KeyError: &#x27;KeyError: a&#x27;</td>" in html
+
+
+def test_a_page_says_when_newer_versions_do_not_supersede() -> None:
+    advice = "without <code>version</code>"
+    of_class = {
+        cls: html_page(*found([letter(1, dead_at=NOW) | {"class": cls}])) for cls in LetterClass
+    }
+    assert [cls for cls, html in of_class.items() if advice in html] == [LetterClass.SUPERSEDED]
+
+
+def test_a_label_keeps_its_end() -> None:
+    kind = "shop.billing.workers.errors.BadOrder"
+    svg = bar_chart("t", [Bar(f"{kind} 436b19f1e77898fb", 1, "x")])
+    assert ">….errors.BadOrder 436b19f1e77898fb<" in svg
+    assert f"<title>{kind} 436b19f1e77898fb: 1</title>" in svg
 
 
 def test_bars_are_in_proportion_and_never_empty_for_a_count() -> None:

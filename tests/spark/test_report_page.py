@@ -49,3 +49,18 @@ def test_the_report_opens_without_errors_and_requests_and_shows_hostile_texts(
     charts = page.driver.find_elements(By.TAG_NAME, "svg")
     assert charts
     assert all(chart.rect["width"] > 0 for chart in charts)
+
+
+def test_labels_of_charts_are_shown_whole(browser: Browser, tmp_path: Path) -> None:
+    kinds = ("__main__.BadOrder", "W" * 17, "shop.billing.errors.BadOrder")
+    letters = [
+        letter(n, error_type=kind, fingerprint="436b19f1e77898fb", dead_at=NOW)
+        for n, kind in enumerate(kinds)
+    ]
+    path = tmp_path / "report.html"
+    path.write_text(html_page(*found(letters)), "utf-8")
+    starts = browser.open(path).driver.execute_script(
+        "return [...document.querySelectorAll('svg .label')].map(label => label.getBBox().x)"
+    )
+    assert len(starts) > len(kinds)
+    assert min(starts) >= 0
