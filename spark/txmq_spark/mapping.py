@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections import Counter
+from collections.abc import Collection
 from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -75,6 +76,20 @@ class Mapping(WireModel):
             named,
             other,
         )
+
+    def of_topics(self, read: Collection[str]) -> Mapping:
+        """Return the mapping with the tables that rows of these topics are about."""
+        tables = tuple(
+            table for table in self.tables if not table.topics or set(table.topics) & set(read)
+        )
+        return self.model_copy(update={"tables": tables})
+
+    def partly_read(self, read: Collection[str]) -> list[int]:
+        """Return the numbers of the tables that have topics besides these. That one of
+        their keys has no message in these topics tells nothing.
+        """
+        tables = enumerate(self.tables)
+        return [number for number, table in tables if not set(read).issuperset(table.topics)]
 
     def check(self, snapshot: DatabaseSnapshot) -> None:
         """Compare the columns with the database.

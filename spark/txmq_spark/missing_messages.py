@@ -4,6 +4,7 @@ without rows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce
 from typing import Final
 
@@ -51,7 +52,7 @@ def missing_rows(
         found = found.union(_lost_transactions(silent, inputs.link, inputs.snapshot))
     if tables.business is not None:
         removed = any(first > 0 for firsts in inputs.firsts.values() for first in firsts)
-        apart = keys_apart(tables.business, log)
+        apart = keys_apart(tables.business, log, mapping.partly_read(inputs.ends))
         found = found.union(_lost_keys(apart, mapping, "removed?" if removed else "missing"))
     return found
 
@@ -69,14 +70,15 @@ def tokens_without_messages(tokens: DataFrame, log: DataFrame) -> DataFrame:
     )
 
 
-def keys_apart(business: DataFrame, log: DataFrame) -> DataFrame:
+def keys_apart(business: DataFrame, log: DataFrame, partly: Sequence[int] = ()) -> DataFrame:
     """Return the keys that only messages or only business rows have.
 
-    The columns are `about`, `key`, and `told`: 1 = messages have it.
+    Of the tables `partly`, the log has some of the messages, so that rows without one
+    tell nothing. The columns are `about`, `key`, and `told`: 1 = messages have it.
     """
     told = log.where("about IS NOT NULL").select("about", "key", f.lit(1).alias("told"))
     rows = business.select("about", "key", f.lit(0).alias("told"))
-    return (
+    apart = (
         told.union(rows)
         .where("key IS NOT NULL")
         .groupBy("about", "key")
@@ -84,6 +86,9 @@ def keys_apart(business: DataFrame, log: DataFrame) -> DataFrame:
         .where("least = told")
         .drop("least")
     )
+    if not partly:
+        return apart
+    return apart.where((f.col("told") == 1) | ~f.col("about").isin(*partly))
 
 
 def _lost_transactions(

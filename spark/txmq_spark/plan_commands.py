@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ from txmq_spark.broker_plans import hand_over
 from txmq_spark.database_snapshot import table_name
 from txmq_spark.mapping import BusinessTable, Mapping, checked_mapping, read_mapping
 from txmq_spark.plan import SAFE, LetterClass, PlanRules
-from txmq_spark.plan_directory import StoredPlan, read_plan
+from txmq_spark.plan_directory import StoredPlan, plan_place, read_plan
 from txmq_spark.plan_table import write_table
 from txmq_spark.query_errors import job_errors
 from txmq_spark.reconcile import ReconcileOptions, Reconciliation, reconciled
@@ -36,9 +37,12 @@ def run_reconcile(options: Namespace) -> int:
     """Write the plan, and what else is asked for."""
     asked = reconcile_options(options)
     _check_outputs(options)
-    with job_session() as spark, reconciled(spark, asked) as found:
-        stored = found.write(options.plan)
-        told = _written(options, asked, found, stored)
+    with job_session() as spark:
+        with job_errors():
+            plan_place(spark, options.plan)  # before the work, and again when it is written
+        with reconciled(spark, asked) as found:
+            stored = found.write(options.plan)
+            told = _written(options, asked, found, stored)
     if options.json:
         print(json.dumps(_summary_of(found) | told))
         return 0
@@ -159,7 +163,7 @@ def run_replay(options: Namespace) -> int:
         wanted = ReplayOptions(
             options.url, options.name, settings, options.operator, wait=not options.no_wait
         )
-        done = replay(plan, wanted, None if options.json else _tell_progress)
+        done = replay(plan, wanted, None if options.json else _tell_progress())
     _tell_result(options, done)
     return 0 if done.is_over or options.no_wait else UNFINISHED
 
@@ -170,8 +174,20 @@ def _tell(options: Namespace, counts: dict[str, int]) -> int:
     return 0
 
 
-def _tell_progress(plan: dict[str, Any]) -> None:
-    print(f"{plan['name']}: {plan['state']}, {plan['progress']:.0%}", flush=True)
+def _tell_progress() -> Callable[[dict[str, Any]], None]:
+    """Return a function that prints how far a plan is, and what it waits for, where
+    that has changed.
+    """
+    told: dict[str, str] = {}
+
+    def tell(plan: dict[str, Any]) -> None:
+        why = f" ({escape_unprintable(plan['why'])})" if plan["why"] else ""
+        line = f"{plan['name']}: {plan['state']}, {plan['progress']:.0%}{why}"
+        if told.get(plan["name"]) != line:
+            told[plan["name"]] = line
+            print(line, flush=True)
+
+    return tell
 
 
 def _tell_result(options: Namespace, done: ReplayResult) -> None:

@@ -279,12 +279,7 @@ def write_plan(
 
     Raises ConfigError where the directory has anything else.
     """
-    directory = Directory(spark, path)
-    foreign = _foreign(spark, directory)
-    if foreign:
-        raise ConfigError(
-            "plan", f"{path} has {foreign[0]}, which is of no plan", hint="name a new directory"
-        )
+    directory = plan_place(spark, path)
     for name in sorted(OURS, reverse=True):  # the manifest before what it stands for
         directory.remove(name)
     at_once(
@@ -295,6 +290,20 @@ def write_plan(
     directory.write(MADE, f"{made.model_dump_json()}\n".encode())
     directory.write(MANIFEST, manifest.text().encode())
     return StoredPlan(directory.path, manifest, _stored(spark, directory.path))
+
+
+def plan_place(spark: SparkSession, path: str) -> Directory:
+    """Return a directory that a plan may be written to.
+
+    Raises ConfigError where it has anything else, or no file system takes the path.
+    """
+    directory = Directory(spark, path)
+    foreign = _foreign(spark, directory)
+    if foreign:
+        raise ConfigError(
+            "plan", f"{path} has {foreign[0]}, which is of no plan", hint="name a new directory"
+        )
+    return directory
 
 
 def _foreign(spark: SparkSession, directory: Directory) -> list[str]:

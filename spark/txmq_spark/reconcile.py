@@ -50,7 +50,12 @@ from txmq_spark.plan_directory import (
 )
 from txmq_spark.plan_summary import MissingSummary, PlanSummary
 from txmq_spark.query_errors import job_errors
-from txmq_spark.reconcile_inputs import Inputs, fix_inputs, require_same_topics
+from txmq_spark.reconcile_inputs import (
+    Inputs,
+    fix_inputs,
+    mapping_of_read,
+    require_same_topics,
+)
 from txmq_spark.spark_session import planned_once
 from txmq_spark.token_states import with_state_words
 
@@ -135,6 +140,8 @@ def reconciled(spark: SparkSession, options: ReconcileOptions) -> Iterator[Recon
             options.mapping.check(snapshot)
         link = stack.enter_context(BrokerLink(options.url))
         inputs = fix_inputs(link, snapshot, options.groups, options.topics)
+        mapping = mapping_of_read(link, options.mapping, inputs.ends)
+        options = options._replace(mapping=mapping)
         kept, few = stack.enter_context(KeptFrames()), _is_few(inputs, options)
         with planned_once(spark) if few else nullcontext():
             tables, log = EvidenceTables(), None

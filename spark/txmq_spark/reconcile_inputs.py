@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from txmq.errors import ConfigError, LogChanged, UnknownTopic
+from txmq.errors import AccessDenied, BadRequest, ConfigError, LogChanged, UnknownTopic
 from txmq_spark.broker_link import BrokerLink
 from txmq_spark.database_snapshot import DatabaseSnapshot
 from txmq_spark.database_tables import GroupIdentity, GroupPartition
+from txmq_spark.mapping import Mapping
 
 
 class Inputs(NamedTuple):
@@ -72,6 +73,27 @@ def _there(link: BrokerLink, topics: Iterable[str]) -> dict[str, dict[str, Any]]
         with suppress(UnknownTopic):
             found[topic] = link.call("topic.show", name=topic)
     return found
+
+
+def mapping_of_read(link: BrokerLink, mapping: Mapping, read: Collection[str]) -> Mapping:
+    """Return the mapping without the tables none of whose topics is read: no row of
+    them has a message there.
+
+    Raises ConfigError for a topic that the broker does not have.
+    """
+    named = {topic for table in mapping.tables for topic in table.topics}
+    for topic in sorted(named.difference(read)):
+        try:
+            link.call("topic.show", name=topic)
+        except AccessDenied:  # of another group's topic, which this user may not know
+            continue
+        except (UnknownTopic, BadRequest):  # BadRequest: no topic may have that name
+            raise ConfigError(
+                "mapping",
+                f"the broker has no topic {topic}",
+                hint="name topics that there are: txmq topic list",
+            ) from None
+    return mapping.of_topics(read)
 
 
 def require_same_topics(inputs: Inputs) -> None:

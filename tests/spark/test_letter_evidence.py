@@ -230,12 +230,15 @@ def test_rows_whose_messages_are_not_in_the_log_are_found(spark: SparkSession) -
     assert [tuple(row) for row in tokens_without_messages(known, seen).collect()] == [(OTHER, 6)]
     rows = [("a", 1, None, 0), ("c", 1, None, 0), ("b", 1, None, 1), (None, 1, None, 0)]
     business = spark.createDataFrame(rows, BUSINESS)
-    apart = keys_apart(business, seen.withColumn("about", f.lit(0))).collect()
-    assert sorted((row["about"], row["key"], row["told"]) for row in apart) == [
-        (0, "b", 1),
-        (0, "c", 0),
-        (1, "b", 0),
-    ]
+    log = seen.withColumn("about", f.lit(0))
+
+    def apart(*partly: int) -> list[tuple[int, str, int]]:
+        found = keys_apart(business, log, partly).collect()
+        return sorted((row["about"], row["key"], row["told"]) for row in found)
+
+    assert apart() == [(0, "b", 1), (0, "c", 0), (1, "b", 0)]
+    assert apart(0) == [(0, "b", 1), (1, "b", 0)]
+    assert apart(0, 1) == [(0, "b", 1)]
 
 
 def test_damaged_and_huge_letters_have_a_reason_of_their_own(spark: SparkSession) -> None:
@@ -262,6 +265,21 @@ def test_each_topic_is_about_the_table_that_names_it(spark: SparkSession) -> Non
     assert {row["topic"]: row["about"] for row in found} == {"o": 0, "o2": 0, "x": 1, "r": 2}
     [none] = topics.limit(1).select(Mapping().about().alias("about")).collect()
     assert none["about"] is None
+
+
+def test_tables_of_topics_that_are_not_read_are_left_out() -> None:
+    tables = {"orders": ["o", "o2"], "rest": [], "refunds": ["r"]}
+    mapping = Mapping.model_validate(
+        {"table": [{"name": name, "key": "id", "topics": of} for name, of in tables.items()]}
+    )
+    for read, left, partly in (
+        (("o", "o2", "r"), ["orders", "rest", "refunds"], []),
+        (("o", "x"), ["orders", "rest"], [0]),
+        (("r",), ["rest", "refunds"], []),
+    ):
+        there = mapping.of_topics(read)
+        assert [table.name for table in there.tables] == left
+        assert there.partly_read(read) == partly
 
 
 @pytest.mark.parametrize("where", ["v", "header:", "body:v", "json"])

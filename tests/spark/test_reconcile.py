@@ -48,7 +48,7 @@ from txmq_spark.reconcile import (
     Reconciliation,
     reconciled,
 )
-from txmq_spark.reconcile_inputs import fix_inputs, require_same_topics
+from txmq_spark.reconcile_inputs import fix_inputs, mapping_of_read, require_same_topics
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -432,6 +432,40 @@ def test_what_could_not_be_written_in_the_end_is_refused_at_the_beginning(
     assert "leave it out" in capsys.readouterr().err
 
 
+def test_a_directory_that_is_no_plan_is_refused_before_the_work(
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def worked(*_asked: object) -> None:
+        pytest.fail("it has begun")
+
+    monkeypatch.setattr(plan_commands, "job_session", lambda: nullcontext(spark))
+    monkeypatch.setattr(plan_commands, "reconciled", worked)
+    (tmp_path / "photo.jpg").touch()
+    for place, says in (
+        (str(tmp_path), "photo.jpg, which is of no plan"),
+        ("s3a://bucket/plan", "S3AFileSystem not found"),
+    ):
+        assert reconcile_main(["--group=g", f"--plan={place}"]) == 1
+        assert says in capsys.readouterr().err
+
+
+def test_a_mapping_of_an_unknown_topic_is_refused(
+    broker: str, topic: str, client: txmq.Client
+) -> None:
+    client.send(topic, b"x")
+    tables = tuple(
+        BusinessTable(name=name, key="id", topics=(name,)) for name in (topic, "typing error")
+    )
+    with BrokerLink(broker) as link:
+        assert mapping_of_read(link, Mapping(tables=tables[:1]), {topic}).tables == tables[:1]
+        assert mapping_of_read(link, Mapping(tables=tables[:1]), ["elsewhere"]).tables == ()
+        with pytest.raises(ConfigError, match="the broker has no topic typing error"):
+            mapping_of_read(link, Mapping(tables=tables), {topic})
+
+
 def test_a_topic_that_is_made_again_meanwhile_ends_the_job(
     broker: str, topic: str, client: txmq.Client
 ) -> None:
@@ -472,7 +506,10 @@ def test_versions_and_queries_are_evidence_and_rows_without_messages_are_found(
     lost, waiting = tokens_without_their_messages(shop)
     kept = frames_kept(spark)
     mapping = Mapping(
-        tables=(BusinessTable(name="orders", key="id", version="version", token="writer"),),
+        tables=(
+            BusinessTable(name="orders", key="id", version="version", token="writer"),
+            BusinessTable(name="billed", key="id", topics=("other",)),  # which nobody reads
+        ),
         version="header:version",
         applied="SELECT id AS key, version FROM billed",
     )
@@ -494,6 +531,7 @@ def test_versions_and_queries_are_evidence_and_rows_without_messages_are_found(
     wrong = (
         ({"key": "idd"}, "it has no column idd, only id, version"),
         ({"key": "id", "version": "id"}, "column id is of type text"),
+        ({"key": "id", "topics": ["ordres"]}, "the broker has no topic ordres"),
     )
     for columns, says in wrong:
         bad = Mapping.model_validate({"table": [{"name": "orders", **columns}]})
