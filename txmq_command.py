@@ -1,18 +1,37 @@
-"""Entry point of the command `txmq`.
+"""Entry points of the commands `txmq` and `txmq-spark`.
 
-It stands beside the package, because to import anything of `txmq` takes tens of
-milliseconds, in which Ctrl-C would print a traceback of imports.
+They stand beside the packages, because to import anything of them takes tens of
+milliseconds, and a second with Spark, in which Ctrl-C would print a traceback.
 """
 
 from __future__ import annotations
 
 import signal
+import sys
 
 
 def main() -> None:
-    """Run the command; until it begins its work, Ctrl-C ends it without a word."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    """Run `txmq`; until it begins its work, Ctrl-C ends it without a word."""
+    _die_of_interrupts()
     from txmq.__main__ import main as run  # noqa: PLC0415  # not before
 
     run()
+
+
+def spark() -> None:
+    """Run `txmq-spark`, or say in one line what it lacks."""
+    _die_of_interrupts()
+    from txmq.errors.base import TxmqError  # noqa: PLC0415  # not before
+
+    try:
+        from txmq_spark.command_line import main as run  # noqa: PLC0415  # PySpark may be missing
+    except TxmqError as error:
+        sys.exit(f"txmq: {error}")
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.exit(run())
+
+
+def _die_of_interrupts() -> None:
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1165,6 +1165,19 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_command_that_is_interrupted_at_its_first_import_says_nothing",
         "test_an_interrupted_command_ends_without_a_traceback",
     ),
+    277: (
+        "test_a_signal_ends_a_job_with_its_status",
+        "test_a_job_handles_interrupts_itself_also_while_spark_starts",
+        "test_a_jvm_that_ends_is_not_asked_to_collect_objects",
+        "test_a_jvm_that_does_not_start_is_an_error_of_one_line",
+        "test_an_older_pyspark_is_refused_in_one_line",
+        "test_a_home_of_another_spark_is_refused",
+    ),
+    278: (
+        "test_a_mapping_of_an_unknown_topic_is_refused",
+        "test_tables_of_topics_that_are_not_read_are_left_out",
+        "test_rows_whose_messages_are_not_in_the_log_are_found",
+    ),
     271: (
         "test_a_file_of_tls_that_cannot_be_used_is_named",
         "test_a_file_of_tls_that_the_broker_could_not_use_is_named",

@@ -106,10 +106,16 @@ def test_a_part_needs_its_extra_and_no_other(part: str, extra: str) -> None:
         assert asked == f"{named} run: pip install 'txmq[{named}]'"
 
 
-def test_the_command_without_its_packages_says_how_to_get_them() -> None:
-    program = "import sys; sys.modules['typer'] = None; from txmq.__main__ import main; main()"
+@pytest.mark.parametrize(
+    ("command", "package", "extra"), [("main", "typer", "cli"), ("spark", "pyspark", "spark")]
+)
+def test_a_command_without_its_packages_says_how_to_get_them(
+    command: str, package: str, extra: str
+) -> None:
+    program = f"import sys, txmq_command as t; sys.modules['{package}'] = None; t.{command}()"
     ran = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, check=False, text=True, timeout=60
     )
     assert ran.returncode == 1
-    assert ran.stderr == "txmq: typer cannot be imported (run: pip install 'txmq[cli]')\n"
+    says = f"txmq: {package} cannot be imported (run: pip install 'txmq[{extra}]')\n"
+    assert ran.stderr == says

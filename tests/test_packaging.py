@@ -38,7 +38,7 @@ def test_wheel_brings_the_command_and_the_licence(wheel: zipfile.ZipFile) -> Non
     scripts.read_string(wheel.read(f"{info}/entry_points.txt").decode())
     assert dict(scripts["console_scripts"]) == {
         "txmq": "txmq_command:main",
-        "txmq-spark": "txmq_spark.command_line:main",
+        "txmq-spark": "txmq_command:spark",
     }
     metadata = wheel.read(f"{info}/METADATA").decode()
     assert "License-Expression: Apache-2.0" in metadata

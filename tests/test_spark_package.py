@@ -61,7 +61,7 @@ def test_the_spark_package_imports_clients_and_formats_only() -> None:
 
 def test_the_wheel_has_the_command() -> None:
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["scripts"]
-    assert scripts["txmq-spark"] == "txmq_spark.command_line:main"
+    assert scripts["txmq-spark"] == "txmq_command:spark"
 
 
 def test_the_packages_work_from_a_zip_as_py_files_ships_them(tmp_path: Path) -> None:

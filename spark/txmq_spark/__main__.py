@@ -9,6 +9,11 @@ from pathlib import Path
 # would be found under their bare names.
 sys.path[:] = [place for place in sys.path if Path(place) != Path(__file__).parent]
 
-from txmq_spark.command_line import main  # noqa: E402
+from txmq.errors.base import TxmqError  # noqa: E402
+
+try:
+    from txmq_spark.command_line import main
+except TxmqError as error:  # PySpark is missing, or too old
+    sys.exit(f"txmq: {error}")
 
 sys.exit(main())

@@ -1,7 +1,8 @@
 """The command `txmq-spark` and its jobs.
 
 The exit status is 0 for success, 1 for an error of txmq, and 2 for wrong usage. It is 3
-where a plan waits for somebody: it is paused, cancelled, or not approved.
+where a plan waits for somebody: it is paused, cancelled, or not approved. A job that is
+ended by Ctrl-C has 130, and one that SIGTERM has ended before its work was done, 143.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from txmq_spark.stream_commands import (
 )
 
 URL: Final = "txmq://127.0.0.1:7650"
+INTERRUPTED: Final = 128 + signal.SIGINT  # exit status, as of a shell
 
 
 class Job(NamedTuple):
@@ -50,7 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.url = job_url(options.url, options.user, options.password_file, options.ca)
         return JOBS[options.job].run(options)
 
-    with _ended_by_sigterm():
+    # a job without an end of its own ends well by SIGTERM
+    goes_on = getattr(options, "every", None) is not None
+    with _ended_by_signals(0 if goes_on else 128 + signal.SIGTERM):
         return _exit_status(run)
 
 
@@ -80,13 +84,23 @@ def _main_of(job: str, arguments: Sequence[str] | None) -> int:
 
 
 @contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM end the block in order, with its queries and the JVM."""
-    before = signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))
+def _ended_by_signals(status: int) -> Iterator[None]:
+    """Let SIGTERM and Ctrl-C end the block in order, with its queries and the JVM.
+
+    Not by KeyboardInterrupt: py4j prints the stack of each call that it interrupts.
+    """
+    statuses = {signal.SIGTERM: status}
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as in the background of a shell
+        statuses[signal.SIGINT] = INTERRUPTED
+    before = {
+        number: signal.signal(number, lambda *_caught, status=ends: sys.exit(status))
+        for number, ends in statuses.items()
+    }
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _exit_status(run: Callable[[], int]) -> int:
@@ -97,6 +111,10 @@ def _exit_status(run: Callable[[], int]) -> int:
         lines = map(escape_unprintable, str(error).split("\n"))
         print("txmq: " + "\n    ".join(lines), file=sys.stderr)
         return 1
+    except SystemExit as ended:
+        if ended.code == INTERRUPTED:
+            print("txmq: interrupted; the same command does the rest", file=sys.stderr)
+        raise
 
 
 def _add_broker_options(parser: ArgumentParser) -> None:

@@ -7,18 +7,23 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pyspark
+from py4j.clientserver import SHUTDOWN_FINALIZER_WORKER, ClientServer, FinalizerWorker
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 import txmq
+from txmq.errors import ConfigError
 from txmq_spark.java import java_home
+from txmq_spark.pyspark_version import require_same_spark
 from txmq_spark.source import TxmqDataSource
 
 # Tries of a task: a Python worker that dies does not end the job.
@@ -48,9 +53,13 @@ SETTINGS: Final = {
 }
 
 
+COLLECTION_S: Final = 10.0  # one call of a JVM that is idle
+
 SPARK_PARTS: Final = ("bin", "jars", "sbin")
 
-# Without a configuration Spark logs warnings, and a note that it does.
+# Without a configuration Spark logs warnings, and a note that it does; the note also
+# comes unless the server for Python has a level of its own. The last loggers print the
+# stacks of errors that also reach the driver: jobs tell them in one line.
 LOGGING: Final = """\
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
@@ -59,6 +68,16 @@ appender.stderr.name = stderr
 appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n
+logger.python.name = org.apache.spark.api.python.PythonGatewayServer
+logger.python.level = error
+logger.query.name = org.apache.spark.sql.execution.streaming
+logger.query.level = off
+logger.write.name = org.apache.spark.sql.execution.datasources
+logger.write.level = off
+logger.attempt.name = org.apache.spark.executor.Executor
+logger.attempt.level = off
+logger.task.name = org.apache.spark.scheduler.TaskSetManager
+logger.task.level = off
 """
 
 
@@ -69,8 +88,10 @@ def local_session(
     """Yield a session with the data source `txmq`, which ends with the block, with its
     JVM.
 
-    Raises ConfigError where the machine has no Java.
+    Raises ConfigError where the machine has no Java, or Spark does not start.
     """
+    if home := os.environ.get("SPARK_HOME"):
+        require_same_spark(home)
     with (
         tempfile.TemporaryDirectory(prefix="txmq-spark-") as name,
         _environment(jvm_environment(Path(name))),
@@ -78,8 +99,20 @@ def local_session(
         builder = SparkSession.builder.master(master).appName("txmq")
         for key, value in (_settings(Path(name)) | dict(settings or {})).items():
             builder = builder.config(key, value)
-        session = builder.getOrCreate()
+        try:
+            session = builder.getOrCreate()
+        except PySparkRuntimeError as error:
+            raise ConfigError(
+                "Spark",
+                f"its JVM has not started: {error}",
+                hint="the lines above say why; see JAVA_HOME, JAVA_TOOL_OPTIONS and"
+                " PYSPARK_SUBMIT_ARGS",
+            ) from error
         session.dataSource.register(TxmqDataSource)
+        # A signal to all processes also ends the JVM, and cuts the connection of the
+        # thread for accumulators, which would print the stack of that.
+        server: Any = session.sparkContext._accumulatorServer  # noqa: SLF001
+        server.handle_error = lambda *_cut: None
         try:
             yield session
         finally:
@@ -149,9 +182,23 @@ def _stop_jvm(session: SparkSession) -> None:
     gateway = SparkContext._gateway  # noqa: SLF001
     if gateway is not None:
         SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001
+        end_collection(gateway)
         # The JVM ends with its input. A connection that still waits for its calls
         # (`foreachBatch` has one) could not be closed before.
         gateway.proc.stdin.close()
         gateway.proc.wait(timeout=30)
         gateway.close()
         gateway.shutdown()
+
+
+def end_collection(gateway: ClientServer) -> None:
+    """End the thread that tells the JVM which of its objects are not used any more.
+
+    While the JVM ends, its calls fail, and py4j would print each with its stack.
+    """
+    waiting = gateway._gateway_client.finalizer_deque  # noqa: SLF001  # py4j has no other way
+    waiting.clear()
+    waiting.append(SHUTDOWN_FINALIZER_WORKER)  # the thread takes from this end
+    for thread in threading.enumerate():
+        if isinstance(thread, FinalizerWorker) and thread.deque is waiting:
+            thread.join(COLLECTION_S)

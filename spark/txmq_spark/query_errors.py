@@ -15,6 +15,9 @@ from txmq.errors import TxmqError
 
 # The last line of a Python traceback that ends with an error of ours.
 OURS: Final = re.compile(r"^txmq[\w.]*\.(\w+: .+)$", re.MULTILINE)
+# The end of any other Python traceback, behind its lines of code.
+PYTHON: Final = re.compile(r"Traceback \(most recent call last\):\n(?: .*\n)+(\w.*)$", re.MULTILINE)
+
 
 # What Spark says where another run has written to the log of the checkpoint, or of the
 # landed directory, what this run was about to write (4.3.0, 2026-11-28).
@@ -67,6 +70,8 @@ def cause_of(error: Exception) -> str:
     # Of itself an error of Java tells only which call has failed.
     told = error.java_exception.toString() if isinstance(error, Py4JJavaError) else error
     text, root = str(told).partition("\n")[0], _root_cause(error)
+    if python := PYTHON.findall(str(error)):  # Spark's first line only tells that there is one
+        return f"{text.removesuffix(': Traceback (most recent call last):')}: {python[-1]}"
     message = root.partition(": ")[2] or root  # without the class of the error
     return text if message in text else f"{text}, caused by {root}"
 

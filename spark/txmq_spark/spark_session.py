@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from types import SimpleNamespace
+from typing import Any, Final
 
+import pyspark.core.context
 from pyspark import SparkFiles
 from pyspark.sql import SparkSession
 
@@ -39,15 +42,32 @@ def job_session() -> Iterator[SparkSession]:
     Under spark-submit it is the submitted one, else a local one on all cores.
     """
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
-        with local_session(f"local[*,{TASK_ATTEMPTS}]") as own:
+        with _own_interrupts(), local_session(f"local[*,{TASK_ATTEMPTS}]") as own:
             yield own
         return
-    spark = SparkSession.builder.appName("txmq").getOrCreate()
+    with _own_interrupts():
+        spark = SparkSession.builder.appName("txmq").getOrCreate()
     register(spark)
     try:
         yield spark
     finally:
         spark.stop()
+
+
+@contextmanager
+def _own_interrupts() -> Iterator[None]:
+    """Keep PySpark from handling Ctrl-C in the block.
+
+    Its handler calls the JVM, within the call that it interrupts: both fail, with their
+    stacks on the terminal (4.3.0, 2026-11-29).
+    """
+    module: Any = pyspark.core.context
+    before = module.signal
+    module.signal = SimpleNamespace(SIGINT=signal.SIGINT, signal=lambda *_: None)
+    try:
+        yield
+    finally:
+        module.signal = before
 
 
 @contextmanager

@@ -61,6 +61,7 @@ def run_watch(options: Namespace) -> int:
     )
     with job_session() as spark:
         watch(spark, watched)
+    print(f"watched {', '.join(watched.groups)}; the alerts: txmq tail {watched.topic} --no-follow")
     return 0
 
 

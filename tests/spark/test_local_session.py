@@ -5,20 +5,22 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from types import FrameType, SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
+from py4j.clientserver import FinalizerWorker
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
 
 from tests.spark.conftest import end_jobs
 from txmq.testing.wait import wait_until
-from txmq_spark.local_session import _stop_jvm
+from txmq_spark.local_session import _stop_jvm, end_collection
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,6 +37,38 @@ def test_a_session_whose_jvm_is_gone_ends_without_an_error(
         raise Py4JError("SparkSession.clearDefaultSession does not exist in the JVM")
 
     _stop_jvm(SimpleNamespace(stop=stop))  # type: ignore[arg-type] # has what is called
+
+
+class _Jvm:
+    """A JVM that tells when it is asked to collect an object, and answers in time."""
+
+    def __init__(self) -> None:
+        self.asked, self.answers, self.collected = Event(), Event(), list[str]()
+
+    def garbage_collect_object(self, name: str, _enqueue: bool) -> None:  # noqa: FBT001 # as py4j
+        self.asked.set()
+        assert self.answers.wait(PATIENCE_S)
+        self.collected.append(name)
+
+
+def test_a_jvm_that_ends_is_not_asked_to_collect_objects() -> None:
+    """py4j would print the stack of each such call that fails."""
+    jvm, waiting = _Jvm(), deque[object]()
+    waiting.appendleft((jvm, "o1"))
+    worker = FinalizerWorker(waiting)
+    worker.daemon = True
+    worker.start()
+    assert jvm.asked.wait(PATIENCE_S)
+    waiting.extendleft((jvm, f"o{number}") for number in range(2, 100))
+    client = SimpleNamespace(finalizer_deque=waiting)
+    ending = Thread(target=end_collection, args=[SimpleNamespace(_gateway_client=client)])
+    ending.start()
+    wait_until(lambda: len(waiting) == 1, PATIENCE_S, what="the objects are forgotten")
+    assert ending.is_alive()  # a call is under way
+    jvm.answers.set()
+    ending.join(PATIENCE_S)
+    assert not worker.is_alive()
+    assert jvm.collected == ["o1"]
 
 
 @pytest.mark.timeout(300)  # includes the start of a JVM on a loaded machine

@@ -13,7 +13,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.errors.exceptions.captured import convert_exception
 
 from txmq_spark import query_run
-from txmq_spark.query_errors import CheckpointShared, JobFailed, QueryFailed, job_errors
+from txmq_spark.query_errors import CheckpointShared, JobFailed, QueryFailed, cause_of, job_errors
 from txmq_spark.query_run import STARTS, WORKER_LATE, run_query
 
 if TYPE_CHECKING:
@@ -100,6 +100,19 @@ def test_waits_are_short_however_far_apart_batches_are(
     told = list[float]()
     run_query(writer, every_s, lambda _query: told.append(now))
     assert told == calls
+
+
+def test_an_error_of_python_is_told_by_the_last_line_of_its_traceback() -> None:
+    text = (
+        "[FAILED] The query has failed: Traceback (most recent call last):\n"
+        '  File "a.py", line 2, in main\n    read()\n    ^^^^^^\n'
+        "{}\n\tat org.apache.spark.Spark.run(Spark.scala:1)\n"
+    )
+    for end, told in (
+        ("TypeError: no number", "The query has failed: TypeError: no number"),
+        ("txmq.errors.UnknownTopic: no topic x", "UnknownTopic: no topic x"),
+    ):
+        assert cause_of(StreamingQueryException(message=text.format(end))).endswith(told)
 
 
 def test_a_failed_job_names_the_cause_that_spark_hides(spark: SparkSession) -> None:

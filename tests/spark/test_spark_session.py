@@ -1,13 +1,17 @@
-"""Settings of a session that a job changes for a while."""
+"""Settings that a job changes for a while, and the signals of its session."""
 
 from __future__ import annotations
 
-from contextlib import suppress
-from typing import TYPE_CHECKING
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
 
+import pyspark.core.context
 import pytest
 
-from txmq_spark.spark_session import ADAPTIVE, planned_once
+from txmq_spark import spark_session
+from txmq_spark.spark_session import ADAPTIVE, job_session, planned_once
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,3 +36,30 @@ def test_queries_are_planned_once_in_a_block_and_as_the_user_chose_behind_it(
     assert spark.conf.get(ADAPTIVE) == chosen
     assert has_adaptive_plans(spark) is (chosen == "true")
     spark.conf.set(ADAPTIVE, str(default))
+
+
+def test_a_job_handles_interrupts_itself_also_while_spark_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def pyspark_starts() -> None:
+        """Set its handler as the constructor of a context does."""
+        context: Any = pyspark.core.context
+        context.signal.signal(
+            context.signal.SIGINT, lambda *_caught: pytest.fail("PySpark calls the JVM")
+        )
+
+    @contextmanager
+    def started(_master: str) -> Iterator[None]:
+        pyspark_starts()
+        yield
+
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    monkeypatch.setattr(spark_session, "local_session", started)
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with job_session():
+            assert signal.getsignal(signal.SIGINT) is before
+        pyspark_starts()
+        assert signal.getsignal(signal.SIGINT) is not before
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 from argparse import Namespace
 
 import pytest
@@ -28,3 +31,47 @@ def test_no_error_and_no_reason_of_a_plan_has_control_characters_for_a_terminal(
     assert not any(line.startswith("plan forged") for line in (out + err).splitlines())
     assert "gnp" in out
     assert "gnp" in err
+
+
+def test_the_progress_of_a_plan_says_what_it_waits_for_and_nothing_twice(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tell = plan_commands._tell_progress()
+    plan = {"name": "p", "state": "canary", "progress": 0.0, "why": f"no members {HOSTILE}"}
+    other = plan | {"name": "q", "progress": 0.5, "why": None}
+    for one in (plan, plan, other, plan, plan | {"progress": 1.0}):
+        tell(one)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("p: canary, 0% (no members \\x1b")
+    assert lines[1] == "q: canary, 50%"
+    assert lines[2].startswith("p: canary, 100% (")
+    assert len(lines) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "number", "status"),
+    [
+        (["replay", "--plan=p"], signal.SIGTERM, 143),  # its work is not done
+        (["land", "--topic=t", "--path=p"], signal.SIGTERM, 143),
+        (["land", "--topic=t", "--path=p", "--every=60"], signal.SIGTERM, 0),  # it had no end
+        (["land", "--topic=t", "--path=p", "--every=60"], signal.SIGINT, 130),
+    ],
+)
+def test_a_signal_ends_a_job_with_its_status(
+    arguments: list[str],
+    number: signal.Signals,
+    status: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def run(_options: Namespace) -> int:
+        os.kill(os.getpid(), number)
+        return 1  # the signal is handled before
+
+    job = command_line.JOBS[arguments[0]]
+    monkeypatch.setitem(command_line.JOBS, arguments[0], job._replace(run=run))
+    with pytest.raises(SystemExit) as ended:
+        sys.exit(command_line.main(arguments))
+    assert ended.value.code == status
+    told = capsys.readouterr().err
+    assert told == ("txmq: interrupted; the same command does the rest\n" if status == 130 else "")
