@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from txmq.errors import ConfigError
 from txmq.model import limits
 from txmq_spark.broker_link import BrokerLink
 from txmq_spark.plan_directory import StoredPlan
+from txmq_spark.task_frames import task_frame
 
 PAGE: Final = 1_000  # letters of a call
 ADDING_TASKS: Final = 4  # at once: the broker adds with one core
@@ -190,20 +191,16 @@ def wait_for(link: BrokerLink, name: str, over: Callable[[dict[str, Any]], bool]
     return shown
 
 
-def outcomes(letters: DataFrame, url: str, names: Mapping[str, str]) -> DataFrame:
+def outcomes(spark: SparkSession, url: str, names: Mapping[str, str]) -> DataFrame:
     """Return the outcome of each letter of the broker's plans, read by a task for each
     plan.
     """
 
-    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def read(named: tuple[str, str]) -> Iterator[pa.RecordBatch]:
         with BrokerLink(url) as link:
-            for batch in batches:
-                for row in batch.to_pylist():
-                    yield from _outcomes(link, row["group"], row["name"])
+            yield from _outcomes(link, *named)
 
-    spark = letters.sparkSession
-    rows = spark.createDataFrame(list(names.items()), "`group` string, name string")
-    return rows.repartition(max(len(names), 1), "name").mapInArrow(read, OUTCOMES)
+    return task_frame(spark, list(names.items()), read, OUTCOMES)
 
 
 def _outcomes(link: BrokerLink, group: str, name: str) -> Iterator[pa.RecordBatch]:

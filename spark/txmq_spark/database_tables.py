@@ -192,7 +192,7 @@ def inbox_ranges(
     """
     schema = "topic string, partition bigint, lower bigint, upper bigint"
     if not group.partitions:
-        return spark.createDataFrame([], schema)
+        return query_frame(spark, snapshot, [], schema, few=few)
     places = SQL("(VALUES {}) AS place (of_topic, number, its_epoch, low, high)").format(
         SQL(", ").join(
             SQL("({}, {}, {}, {}::int8, {}::int8)").format(*map(Literal, place[1:]))

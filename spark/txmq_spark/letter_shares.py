@@ -20,6 +20,16 @@ from pyspark.sql import functions as f
 WAITS: Final = "waits"  # a column of places: messages of the letter's key wait behind it
 SOURCE: Final = ["group", "topic", "partition"]
 PLACES: Final = ["source", "offset", WAITS]
+SOURCES: Final = pa.schema(
+    {
+        "group": pa.string(),
+        "topic": pa.string(),
+        "partition": pa.int32(),
+        "share": pa.int32(),
+        "task": pa.int32(),
+        "source": pa.int32(),
+    }
+)
 KEY: Final = ["group", "topic", "key"]
 MOST_CHAINS: Final = 1 << 20  # of an interval; their homes are in memory
 TASKS_PER_CORE: Final = 4
@@ -107,11 +117,8 @@ def in_key_order(letters: DataFrame, shares: LetterShares) -> DataFrame:
     """Return the places of letters so that each key is in one task, in the order of
     publication. Column `source` is the index of their partition in `shares`.
     """
-    spark = letters.sparkSession
-    sources = [(*one, number) for number, one in enumerate(shares.sources)]
-    known = spark.createDataFrame(
-        sources, "`group` string, topic string, partition int, share int, task int, source int"
-    )
+    sources = [{**one._asdict(), "source": number} for number, one in enumerate(shares.sources)]
+    known = letters.sparkSession.createDataFrame(pa.Table.from_pylist(sources, SOURCES))
     chosen = letters.where("replay").join(f.broadcast(known), SOURCE)
     if shares.waits:
         waiting = letters.where("parked > 0").select(*KEY).distinct().withColumn(WAITS, f.lit(True))

@@ -14,10 +14,10 @@ which has a digest of each part; no time is in it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from math import inf
-from typing import Annotated, Any, Final, NamedTuple, Protocol
+from typing import Annotated, Final, NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -198,18 +198,25 @@ def in_parts(letters: DataFrame, most: float = inf) -> PlacedLetters:
         return PlacedLetters(letters.withColumn("part", f.lit(0)), 1)
     width = max(1, sum(row["high"] - row["low"] + 1 for row in ranges) // BUCKETS)
     bucket = f.floor(f.col("offset") / width).alias("bucket")
-    counted = letters.groupBy(*by, bucket).count().orderBy(*by, "bucket").collect()
-    rows: list[tuple[Any, ...]] = []
+    counted = letters.groupBy(*by, bucket).count().orderBy(*by, "bucket").toArrow()
+    parts = _parts_of(counted.column("count").to_pylist())
+    known = counted.drop_columns("count").append_column("part", pa.array(parts, pa.int32()))
+    # Arrow, because Spark would start Python workers for a list of rows.
+    buckets = letters.sparkSession.createDataFrame(known)
+    placed = letters.withColumn("bucket", bucket).join(f.broadcast(buckets), [*by, "bucket"])
+    return PlacedLetters(placed.drop("bucket"), parts[-1] + 1)
+
+
+def _parts_of(counts: Sequence[int]) -> list[int]:
+    """Return the part of each bucket, given the letters in each."""
+    parts: list[int] = []
     part = filled = 0
-    for row in counted:
-        if filled and filled + row["count"] > PART_LETTERS:
+    for letters in counts:
+        if filled and filled + letters > PART_LETTERS:
             part, filled = part + 1, 0
-        filled += row["count"]
-        rows.append((*row[:4], part))
-    schema = "`group` string, topic string, partition int, bucket bigint, part int"
-    known = letters.sparkSession.createDataFrame(rows, schema)
-    placed = letters.withColumn("bucket", bucket).join(f.broadcast(known), [*by, "bucket"])
-    return PlacedLetters(placed.drop("bucket"), part + 1)
+        filled += letters
+        parts.append(part)
+    return parts
 
 
 def arranged(letters: DataFrame, parts: int) -> DataFrame:

@@ -77,7 +77,7 @@ def replay(
 def write_outcomes(plan: StoredPlan, url: str, names: Mapping[str, str]) -> dict[str, int]:
     """Write the outcomes of the letters beside the plan; return their numbers."""
     path = f"{plan.path}/{OUTCOMES}"
-    outcomes(plan.letters, url, names).write.parquet(path, mode="overwrite")
+    outcomes(plan.letters.sparkSession, url, names).write.parquet(path, mode="overwrite")
     written = plan.letters.sparkSession.read.parquet(path)
     counts = written.groupBy("outcome").count().orderBy("outcome").collect()
     return {row["outcome"]: row["count"] for row in counts}
