@@ -35,7 +35,8 @@ EDGES = len(LAYERS) - 1
 # The first layer that may use a package. Other packages belong to the edges, the
 # standard library anywhere.
 FIRST_LAYER = {
-    **dict.fromkeys(("psycopg2", "pydantic", "typing_extensions"), 0),  # psycopg2: in PLACES
+    # psycopg2: in PLACES; pydantic_core: the parser of JSON, a part of pydantic
+    **dict.fromkeys(("psycopg2", "pydantic", "pydantic_core", "typing_extensions"), 0),
     **dict.fromkeys(("jsonschema", "referencing"), 1),
     **dict.fromkeys(("google_crc32c", "lz4", "msgpack", "xxhash", "zstandard"), 1),
     **dict.fromkeys(("sortedcontainers",), 2),

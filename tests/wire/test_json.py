@@ -3,20 +3,114 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import Field
 
 from tests import strategies as our
 from txmq.errors import LocalProtocolError, RemoteProtocolError
+from txmq.wire import json as wire_json
 from txmq.wire.json import WireModel, dump, parse, parse_as
+
+PIECES = (
+    b"",
+    b'"',
+    b'":',
+    b'" ',
+    b"\\",
+    b"\\u",
+    b"{",
+    b"}",
+    b"[",
+    b",",
+    b"-",
+    b"0",
+    b"9" * 19,
+    b"e9",
+)
 
 
 @given(our.json_values)
 def test_values_are_read_back(value: object) -> None:
     assert parse(dump(value)) == value
+
+
+def _outcome(read: Callable[[bytes], object], text: bytes) -> str:
+    """Return what a parser makes of a text; -0.0 and 0 are different."""
+    try:
+        return repr(read(text))
+    except RemoteProtocolError as error:
+        return str(error)
+
+
+@given(our.json_values, st.sampled_from([{}, {"indent": 1}, {"ensure_ascii": False}]), st.data())
+def test_the_fast_way_reads_what_the_strict_one_reads(
+    value: object, written: dict[str, Any], data: st.DataObject
+) -> None:
+    text = bytearray(json.dumps(value, **written).encode())
+    for _ in range(data.draw(st.integers(0, 3))):
+        at = data.draw(st.integers(0, len(text) - 1))
+        text[at : at + data.draw(st.integers(0, 2))] = data.draw(st.sampled_from(PIECES))
+        text = text or bytearray(b"1")
+    assert _outcome(parse, bytes(text)) == _outcome(wire_json._parse_strictly, bytes(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"a":1,"a":2}',
+        b'{"a":1,"a" :2}',
+        b'{"a":1,"\\u0061":2}',
+        b'{"a":1,"a":"\\":"}',
+        b'[{"a":1,"a":"\\":"},{"b":"\\":"}]',
+        b'{"a\\"":1,"a\\"":2}',
+        b'{"a\\\\":1}',
+        b'{"a":"\\":"}',
+        b"-0",
+        b"-0.0",
+        b"1e400",
+        b"-1e-400",
+        b"123456789012345678901234567890e-20",
+        b"18446744073709551616",
+        b"[NaN]",
+    ],
+)
+def test_doubtful_texts_are_read_strictly(text: bytes) -> None:
+    assert _outcome(parse, text) == _outcome(wire_json._parse_strictly, text)
+
+
+class Place(NamedTuple):
+    """A tuple of a type of its own."""
+
+    topic: str
+    offset: int
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ({"a": (1, [None, True]), "é": "\x00\u2028"}, '{"a":[1,[null,true]],"é":"\\u0000\u2028"}'),
+        (Place("t", 3), '["t",3]'),
+        (HTTPStatus.OK, "200"),
+        ({1: "x"}, '{"1":"x"}'),
+        ("NaN", '"NaN"'),
+        (1 << 70, str(1 << 70)),
+    ],
+)
+def test_values_are_written_compactly(value: object, text: str) -> None:
+    assert dump(value) == text.encode()
+
+
+def test_a_value_that_contains_itself_is_refused() -> None:
+    ring: list[object] = []
+    ring.append(ring)
+    with pytest.raises(LocalProtocolError, match="JSON"):
+        dump(ring)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,9 @@
 """Strict JSON for values from peers.
 
-The standard parser accepts texts that parsers read differently; these are refused.
+The standard parser accepts texts that parsers read differently; these are refused. Its
+hooks for objects and numbers are most of the time. So pydantic's parser and writer are
+tried first, and a look at the value tells whether the strict ones would say the same.
+Where they might not, these decide, and word the error.
 """
 
 from __future__ import annotations
@@ -9,16 +12,20 @@ import json
 from codecs import BOM_UTF8
 from collections.abc import Iterable
 from math import isfinite
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+from pydantic_core import from_json, to_json
 
 from txmq.errors import LocalProtocolError, RemoteProtocolError
 from txmq.errors.validation import first_mistake
 from txmq.model import limits
 
-INTEGERS = range(-(1 << 63), 1 << 64)
+LOWEST: Final = -(1 << 63)
+HIGHEST: Final = (1 << 64) - 1
 LONGEST_INTEGER = 20  # digits and sign
+NAMES: Final = frozenset((str,))
+SCALARS: Final = frozenset((str, int, float, bool, type(None)))
 
 
 class WireModel(BaseModel):
@@ -41,6 +48,46 @@ def parse(payload: bytes) -> JsonValue:
     out of range, NaN and infinity, lone surrogates, and nesting deeper than
     `limits.JSON_DEPTH`.
     """
+    # A name is followed by a colon at once, or the strict parser counts it.
+    if not any(spaced in payload for spaced in _SPACED):
+        try:
+            value: JsonValue = from_json(payload, allow_inf_nan=False, cache_strings="keys")
+        except ValueError:
+            return _parse_strictly(payload)
+        # Of a name that occurs twice in one object, the value has one.
+        if _names_in(value) == payload.count(b'":'):
+            return value
+    return _parse_strictly(payload)
+
+
+def _names_in(value: JsonValue) -> int | None:
+    """Return the number of names in the objects of a value; None where a number may be
+    out of range, or the value nests deeper than `limits.JSON_DEPTH`.
+    """
+    names = 0
+    level: list[Iterable[Any]] = [(value,)]
+    for _ in range(limits.JSON_DEPTH + 1):
+        inner: list[Iterable[Any]] = []
+        for values in level:
+            for one in values:
+                kind = type(one)
+                if kind is str:
+                    continue
+                if kind is int or kind is float:
+                    if not LOWEST <= one <= HIGHEST:
+                        return None
+                elif kind is dict:
+                    names += len(one)
+                    inner.append(one.values())
+                elif kind is list:
+                    inner.append(one)
+        if not inner:
+            return names
+        level = inner
+    return None
+
+
+def _parse_strictly(payload: bytes) -> JsonValue:
     try:
         value: JsonValue = _DECODER.decode(_text(payload))
         if b"\\u" in payload:
@@ -79,6 +126,41 @@ def parse_as(model: type[M], payload: bytes) -> M:
 
 def dump(value: object) -> bytes:
     """Return the JSON text of a value. Raises LocalProtocolError where it has none."""
+    if _is_plain(value):
+        try:
+            text = to_json(value)
+        except ValueError:
+            return _dump_strictly(value)
+        if not (b"NaN" in text or b"Infinity" in text):
+            return text
+    return _dump_strictly(value)
+
+
+def _is_plain(value: object) -> bool:
+    """Return True if a value is made of the types of JSON and tuples, and of no subtype
+    of these. What nests deeper than `limits.JSON_DEPTH` may contain itself.
+    """
+    level: list[Iterable[Any]] = [(value,)]
+    for _ in range(limits.JSON_DEPTH + 1):
+        inner: list[Iterable[Any]] = []
+        for values in level:
+            for one in values:
+                kind = type(one)
+                if kind in SCALARS:
+                    continue
+                if kind is dict and {*map(type, one)} <= NAMES:
+                    inner.append(one.values())
+                elif kind is list or kind is tuple:
+                    inner.append(one)
+                else:
+                    return False
+        if not inner:
+            return True
+        level = inner
+    return False
+
+
+def _dump_strictly(value: object) -> bytes:
     try:
         return _ENCODER.encode(value).encode()
     except UnicodeEncodeError as error:
@@ -104,7 +186,7 @@ def _distinct(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
 
 
 def _integer(digits: str) -> int:
-    if len(digits) <= LONGEST_INTEGER and (number := int(digits)) in INTEGERS:
+    if len(digits) <= LONGEST_INTEGER and LOWEST <= (number := int(digits)) <= HIGHEST:
         return number
     raise ValueError(f"an integer of {len(digits)} digits is out of range")
 
@@ -120,6 +202,7 @@ def _refuse(name: str) -> None:
     raise ValueError(f"{name} is not a number of JSON")
 
 
+_SPACED: Final = (b'" ', b'"\t', b'"\n', b'"\r')
 # Created once: creation takes longer than most texts of the wire.
 _DECODER = json.JSONDecoder(
     object_pairs_hook=_distinct, parse_int=_integer, parse_float=_finite, parse_constant=_refuse

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from txmq.store.log.log import Log
 
 PAGE_BYTES = 1 << 20  # of a list with users' texts, roughly; one entry may be larger
-ENTRY_BYTES = 256  # of an entry's names and numbers
+ENTRY_BYTES = 512  # of an entry's names and numbers
+NESTED = frozenset((dict, list, tuple))
 
 
 def fit_entries(entries: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -33,7 +34,10 @@ def fit_entries(entries: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 def weight_of(entry: dict[str, Any]) -> int:
     """Return the bytes of an entry in a reply, roughly."""
-    return ENTRY_BYTES + sum(len(str(value)) for value in entry.values())
+    values = entry.values()
+    texts = sum([len(value) for value in values if type(value) is str])
+    nested = sum([len(str(value)) for value in values if type(value) in NESTED])
+    return ENTRY_BYTES + texts + nested
 
 
 def read_view(store: Log, position: int, length: int) -> BatchView:
