@@ -23,7 +23,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from txmq.errors import UnknownGroup
+from txmq.errors import ConfigError, UnknownGroup
 from txmq_spark.arrow_messages import OffsetRange
 from txmq_spark.broker_link import BrokerLink
 from txmq_spark.letter_ranges import LetterRange, number_ranges
@@ -133,7 +133,9 @@ class BrokerStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ended, lost = self._follow(planned, survey)
         report_losses([*losses, *lost], fail=self._options.fail_on_data_loss)
         self._unsaid = _unsaid(losses, start, planned)
-        tasks = self._tasks(ended.ranges_from(begun), survey)
+        ranges = ended.ranges_from(begun)
+        _require_selected(ranges, survey)
+        tasks = self._tasks(ranges, survey)
         return [InputPartition(task) for task in tasks]
 
     def stop(self) -> None:
@@ -212,6 +214,19 @@ class LetterStream(BrokerStream):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         yield from read_letters(self._options, partition.value, self._names)
+
+
+def _require_selected(ranges: Sequence[OffsetRange], survey: Survey) -> None:
+    """Raise ConfigError where a planned batch reads what the query does not select any
+    more: without it, messages would be skipped in silence.
+    """
+    for one in ranges:
+        if one.topic not in survey.topics:
+            raise ConfigError(
+                "checkpointLocation",
+                f"the batch that Spark has planned also reads {one.topic}",
+                hint="select that until the batch is done, or use a new checkpoint",
+            )
 
 
 def _unsaid(losses: Sequence[Loss], start: dict[str, Any], planned: Progress) -> list[Loss]:

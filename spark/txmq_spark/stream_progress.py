@@ -141,13 +141,17 @@ def follow(
     `restored` has the ends of topics, by id, at restores of the log since the progress:
     a stream that was behind them has lost nothing. None = the log is not the same one.
     New topics and partitions are read from their beginning. Topics that the stream does
-    not select any more are left out.
+    not select any more keep their progress, for when it selects them again: another
+    run would read them twice. In a log that was restored, or another one, their offsets
+    have no meaning, and are left out.
     """
     topics: dict[str, TopicProgress] = {}
     losses: list[Loss] = []
     for name, topic in progress.topics.items():
         bounds = survey.topics.get(name)
         if not selects(name):
+            if progress.log == survey.log:
+                topics[name] = topic
             continue
         if bounds is None:
             losses.append(Loss(name, "it was deleted"))
@@ -222,12 +226,13 @@ def newest_progress(
     progress: Progress, survey: Survey, until: Mapping[TopicPartition, int] | None
 ) -> Progress:
     """Return the progress at the published ends, or at those of `until` if given."""
-    topics = {}
-    for name, topic in progress.topics.items():
+    topics = dict(progress.topics)  # also those that are not selected
+    for name, bounds in survey.topics.items():
         ends = [
             end if until is None else min(end, until.get((name, number), 0))
-            for number, end in enumerate(survey.topics[name].ends)
+            for number, end in enumerate(bounds.ends)
         ]
+        topic = topics[name]
         topics[name] = topic._replace(offsets=tuple(map(max, topic.offsets, ends)))
     return progress._replace(topics=topics)
 

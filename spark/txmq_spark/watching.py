@@ -24,6 +24,8 @@ from txmq.errors import BrokerUnavailable, ConfigError, DatabaseUnavailable, Unk
 from txmq.model.units import SECOND
 from txmq_spark.alert_sinks import AlertSinks, AlertTable
 from txmq_spark.broker_link import BrokerLink
+from txmq_spark.hadoop_files import Directory
+from txmq_spark.landing import LANDING_ID, LARGEST_ID
 from txmq_spark.query_errors import job_errors
 from txmq_spark.query_run import clear_unplanned, run_query
 from txmq_spark.watch_rules import Alert, DeadLetter, GroupMemory, WatchRules, old_letters
@@ -77,11 +79,24 @@ def watch(spark: SparkSession, options: WatchOptions) -> None:
     if sinks.table is not None:
         sinks.table.prepare()
     with job_errors():
+        _require_no_landing(spark, options.checkpoint)
         clear_unplanned(spark, options.checkpoint)
     writer = alerts(spark, options).writeStream.foreachBatch(batch_sink(sinks))
     writer = writer.option("checkpointLocation", options.checkpoint)
     ages = AgeWatch(options, sinks)
     run_query(writer, options.every_s, ages.tell)
+
+
+def _require_no_landing(spark: SparkSession, checkpoint: str) -> None:
+    """Raise ConfigError for the checkpoint of a landing: a batch that is planned there
+    is not one that the landing could do.
+    """
+    if Directory(spark, checkpoint).read(LANDING_ID, LARGEST_ID) is not None:
+        raise ConfigError(
+            "--checkpoint",
+            f"{checkpoint} is that of a landed directory",
+            hint="name a directory for the progress of this watch alone",
+        )
 
 
 def alerts(spark: SparkSession, options: WatchOptions) -> DataFrame:

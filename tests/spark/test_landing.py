@@ -12,7 +12,7 @@ from tests.spark.stream_driver import texts
 from txmq.errors import ConfigError
 from txmq_spark import command_line, landing, stream_commands
 from txmq_spark.hadoop_files import Directory
-from txmq_spark.landing import LandOptions, require_same_batches
+from txmq_spark.landing import LandOptions, land, require_same_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,6 +53,20 @@ def test_each_message_lands_once_though_a_batch_is_run_again(
     assert "it was deleted (find out what was lost" in capsys.readouterr().err
     [date] = (path / f"topic={topic}").glob("date=20??-??-??")
     assert list(date.glob("*.parquet"))
+
+
+def test_a_topic_that_a_run_leaves_out_lands_once(
+    spark: SparkSession, broker: str, topic: str, client: txmq.Client, tmp_path: Path
+) -> None:
+    other = f"{topic}-other"
+    for name in (topic, other):
+        client.send(name, name.encode())
+    options = LandOptions(broker, str(tmp_path / "lake"), str(tmp_path / "lake" / "_checkpoint"))
+    landed = [
+        land(spark, options._replace(topics=topics)).messages
+        for topics in ((topic,), (other,), (topic, other))
+    ]
+    assert landed == [1, 1, 0]
 
 
 def test_a_directory_of_another_checkpoint_is_refused(

@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from txmq.errors import ConfigError
 from txmq_spark.arrow_messages import OffsetRange
+from txmq_spark.message_stream import MessageStream
 from txmq_spark.offset_ranges import DataLoss, LogName, Survey, TopicBounds, report_losses
+from txmq_spark.source_options import parse_read_options
 from txmq_spark.stream_progress import (
     Progress,
     TopicProgress,
@@ -82,9 +85,34 @@ def test_new_partitions_and_topics_are_read_from_their_beginning() -> None:
     ]
 
 
-def test_a_topic_that_is_not_selected_any_more_is_left_out() -> None:
-    now, losses = follow(progress(4), Survey(LOG, {}), lambda _name: False, {})
+def test_a_topic_that_is_not_selected_for_a_while_is_read_on_where_it_was() -> None:
+    others = Survey(LOG, {"new": TopicBounds(9, [0], [5])})
+    now, losses = follow(progress(4), others, "new".__eq__, {})
+    end = newest_progress(now, others, None)
+    assert not losses
+    assert limit_progress(now, end, 2).ranges_from(now) == [OffsetRange("new", 0, 0, 2)]
+    both = Survey(LOG, {**others.topics, "orders": bounds([7])})
+    again, losses = follow(parse_progress(end.to_json()), both, every, {})
+    assert not losses
+    assert newest_progress(again, both, None).ranges_from(end) == [OffsetRange("orders", 0, 4, 7)]
+
+
+def test_offsets_of_another_log_are_not_kept_for_topics_that_are_not_selected() -> None:
+    now, losses = follow(progress(4), Survey(A, {}), lambda _name: False, {ID: [4]})
     assert (now.topics, losses) == ({}, [])
+
+
+def test_a_planned_batch_of_a_topic_that_is_not_selected_any_more_is_not_skipped() -> None:
+    class Refunds(MessageStream):
+        def _survey(self, *, missing: bool = True) -> Survey:
+            return Survey(LOG, {"refunds": TopicBounds(9, [0], [5])})
+
+    options = parse_read_options({"url": "txmq://nowhere:1", "topic": "refunds"})
+    stream = Refunds(options, ("body",))
+    begun, planned = progress(4).to_json(), progress(7).to_json()
+    with pytest.raises(ConfigError, match="has planned also reads orders"):
+        stream.partitions(begun, planned)
+    assert len(stream.partitions(planned, stream.latestOffset(planned, ReadAllAvailable()))) == 1
 
 
 A = LogName("log", "A")

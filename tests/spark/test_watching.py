@@ -18,10 +18,12 @@ from tests.spark.consuming import let_die
 from tests.spark.stream_driver import texts
 from tests.spark.test_writing import sent
 from tests.tx.postgres.support import rows
+from txmq.errors import ConfigError
 from txmq.testing.wait import wait_until
 from txmq_spark import command_line, stream_commands
+from txmq_spark.landing import LANDING_ID
 from txmq_spark.watch_rules import MAX_SEEN, Alert, DeadLetter, GroupMemory, WatchRules
-from txmq_spark.watching import counter
+from txmq_spark.watching import WatchOptions, counter, watch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -202,3 +204,13 @@ def test_a_watch_that_cannot_begin_says_why(
     arguments = ["watch", "--url", broker, "--group", "nobody", "--alerts", "a"]
     assert command_line.main([*arguments, "--checkpoint", "c", *more]) == 1
     assert says in capsys.readouterr().err
+
+
+def test_a_watch_does_not_take_the_checkpoint_of_a_landing(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    (tmp_path / LANDING_ID).write_text("7f4e")
+    options = WatchOptions("txmq://nowhere:1", ("g",), "alerts", str(tmp_path))
+    with pytest.raises(ConfigError, match="is that of a landed directory"):
+        watch(spark, options)
+    assert [one.name for one in tmp_path.iterdir()] == [LANDING_ID]
