@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.support import TOKEN, ScriptedClient, client, run
+from tests.cli.support import NOBODY, TOKEN, ScriptedClient, client, run
 from txmq.errors import BadRequest, BrokerUnavailable, UnknownGroup
 
 __all__ = ["client"]
@@ -340,3 +340,22 @@ def test_the_histogram_of_flushes_is_for_programs(client: ScriptedClient) -> Non
     assert "count=3" in output
     assert "buckets" not in output
     assert json.loads(run("stats", "--json").stdout)["flush"]["buckets"] == [[50, 3]]
+
+
+@pytest.mark.parametrize("moment", ["1969-12-31T23:59:59Z", "0001-01-01", "9999-12-31T23:59-12:00"])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ("tail", "orders", "--from="),
+        ("send", "orders", "body", "--deliver-at="),
+        ("group", "reset", "billing", "orders", "--to="),
+    ],
+)
+def test_a_time_that_no_message_can_have_is_out_of_range(
+    asked: tuple[str, ...], moment: str
+) -> None:
+    *words, option = asked
+    refused = run(*words, option + moment, "--broker", NOBODY)
+    assert refused.exit_code == 2
+    told = " ".join(refused.stderr.replace("│", " ").split())
+    assert f"time '{moment}' is out of range: use 1970 to 9999" in told

@@ -48,6 +48,10 @@ class NameValue(NamedTuple):
     value: str
 
 
+class TimeOutOfRange(typer.BadParameter):
+    """A time that no message can have."""
+
+
 def parse_place(text: str) -> MessagePlace:
     """Parse the place of a message, TOPIC/PARTITION/OFFSET."""
     topic, *numbers = text.split("/")
@@ -110,11 +114,15 @@ def parse_time(text: str) -> int:
     A time without a zone is local time.
     """
     try:
-        return to_micros(datetime.fromisoformat(text).astimezone())
-    except (ValueError, OverflowError, LocalProtocolError):
+        when = datetime.fromisoformat(text)
+    except ValueError:
         raise typer.BadParameter(
             f"invalid time {text!r}: use a time like 2026-07-01T12:00:00Z"
         ) from None
+    try:
+        return to_micros(when.astimezone())
+    except (ValueError, OverflowError, LocalProtocolError):
+        raise TimeOutOfRange(f"time {text!r} is out of range: use 1970 to 9999") from None
 
 
 def parse_span(text: str) -> float:

@@ -15,7 +15,7 @@ import typer
 from txmq.cli.command import CommandSession, broker_command
 from txmq.cli.options import Topic
 from txmq.cli.output import format_time
-from txmq.cli.parsers import is_number, parse_moment
+from txmq.cli.parsers import TimeOutOfRange, is_number, parse_moment
 from txmq.cli.rows import body_fields
 from txmq.model.printable import escape_unprintable
 
@@ -47,7 +47,10 @@ def _parse_start(text: str) -> Start:
         return Start(int(text))
     try:
         return Start(time=parse_moment(text))
-    except typer.BadParameter:
+    except typer.BadParameter as error:
+        # Digits alone are meant as an offset, though they may be a date.
+        if isinstance(error, TimeOutOfRange) and not text.isdigit():
+            raise
         raise typer.BadParameter(
             f"invalid start {text!r}: use first, last, an offset, a time like "
             "2026-07-01T12:00:00Z, or how long ago, as 2h"
