@@ -11,10 +11,17 @@ import sys
 
 
 def main() -> None:
-    """Run `txmq`; until it begins its work, Ctrl-C ends it without a word."""
-    _die_of_interrupts()
-    from txmq.__main__ import main as run  # noqa: PLC0415  # not before
+    """Run `txmq`, or say in one line which extra brings its packages.
 
+    Until it begins its work, Ctrl-C ends it without a word.
+    """
+    _die_of_interrupts()
+    from txmq.errors.extras import MissingExtra  # noqa: PLC0415  # not before
+
+    try:
+        from txmq.cli.app import main as run  # noqa: PLC0415  # the extra may be missing
+    except MissingExtra as missing:
+        sys.exit(f"txmq: {missing}")
     run()
 
 

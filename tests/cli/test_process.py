@@ -71,7 +71,7 @@ def test_an_interrupted_command_ends_without_a_traceback(place: str, status: int
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` has it ignored
 import {module} as patched
-import txmq.__main__ as command
+import txmq_command as command
 
 def interrupted(*_given):
     os.kill(os.getpid(), signal.SIGINT)
