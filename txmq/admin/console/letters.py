@@ -226,7 +226,7 @@ async def _letter(request: PageRequest, place: dict[str, Any]) -> tuple[dict[str
         try:
             return await request.ask("dlq.show", **place, bodies=True), may_read
         except Refused as refused:
-            if refused.error != MessagesDamaged.__name__:
+            if refused.kind is not MessagesDamaged:
                 raise
         return await request.ask("dlq.show", **place, bodies=False), may_read
     return await request.ask("dlq.show", **place), may_read

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from txmq import errors
 from txmq.admin.console.page import PageRequest, Refused
 from txmq.client.protocol.call_steps import CallRun
 from txmq.client.protocol.life_events import events_of
 from txmq.client.protocol.lives import Trace, delivery_steps, life_steps, trace_steps
-from txmq.errors import TxmqError
 from txmq.model.units import MILLISECOND
 
 if TYPE_CHECKING:
@@ -119,12 +117,11 @@ async def _run(request: PageRequest, steps: CallSteps[Any]) -> Any:  # noqa: ANN
         try:
             reply = await request.ask(name, **args)
         except Refused as refused:
-            kind: Any = getattr(errors, refused.error, None)
-            if not (isinstance(kind, type) and issubclass(kind, TxmqError)):
+            if refused.kind is None:
                 raise
             try:
-                run.fail(kind(refused.message))
-            except kind:
+                run.fail(refused.kind(refused.message))
+            except refused.kind:
                 raise refused from None
         else:
             run.reply(reply)

@@ -34,6 +34,7 @@ from urllib.parse import urlencode
 from twisted.internet.defer import Deferred
 from twisted.internet.defer import TimeoutError as TimedOut
 
+from txmq import errors
 from txmq.admin.addresses import is_whole_number
 from txmq.admin.console.actions import ACTIONS
 from txmq.core.events.outcome import Rejected
@@ -75,6 +76,12 @@ class Refused(TxmqError):
     def __init__(self, error: str, message: str, hint: str = "", status: int = 404) -> None:
         super().__init__(message, hint=hint)
         self.error, self.status = error, status
+
+    @property
+    def kind(self) -> type[TxmqError] | None:
+        """The class of the broker's error; None = the console has named its own."""
+        found = getattr(errors, self.error, None)
+        return found if isinstance(found, type) and issubclass(found, TxmqError) else None
 
 
 class PageRequest:

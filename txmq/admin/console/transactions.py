@@ -47,7 +47,7 @@ async def transaction(request: PageRequest) -> View:
     try:
         shown = await request.ask("tx.show", **args, after=after)
     except Refused as refused:
-        if refused.error != MessagesDamaged.__name__:
+        if refused.kind is not MessagesDamaged:
             raise
         damaged = refused.message
         # all but its messages, so that it can be decided
