@@ -25,8 +25,7 @@ from txmq.errors import DatabaseUnavailable
 from txmq.model.units import SECOND
 from txmq.tx.postgres.errors import translated
 from txmq.tx.postgres.session import connect, transaction
-from txmq_spark.database_snapshot import table_name
-from txmq_spark.plan_table import make
+from txmq_spark.sql_tables import create, table_name
 from txmq_spark.watch_rules import Alert
 from txmq_spark.writing import find_job, publish, store_rows, task_client
 
@@ -84,10 +83,10 @@ class AlertTable(NamedTuple):
             text = name.as_string(connection)
             cursor.execute("SELECT to_regclass(%s)", (text,))
             if cursor.fetchone() == (None,):
-                make(cursor, TABLE.format(table=name))
+                create(cursor, TABLE.format(table=name))
             cursor.execute(KNOWN, (text,))
             if not cursor.rowcount:
-                make(cursor, COLUMNS.format(table=name))
+                create(cursor, COLUMNS.format(table=name))
 
     def add(self, alerts: Sequence[Alert], job: str) -> list[Alert]:
         """Add alerts that the table does not have; wait for a server that restarts.

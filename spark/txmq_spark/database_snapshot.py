@@ -25,14 +25,13 @@ from txmq.tx.postgres.blocking import read_server
 from txmq.tx.postgres.errors import translated
 from txmq.tx.postgres.identity import ServerIdentity
 from txmq.tx.postgres.session import Connection, Cursor, connect, parsed_dsn
+from txmq_spark.sql_tables import table_name
 from txmq_spark.task_frames import task_frame
 
 TASK_PAGES: Final = 8_192  # pages that one task reads: 64 MiB
 FILE_BUFFER: Final = 1 << 20  # bytes; a result goes to a file, so that a task of any size fits
 BLOCK: Final = 1 << 20  # bytes of a result that are parsed together
 LARGEST_BLOCK: Final = 2**31 - 1  # of pyarrow
-NAME_PARTS: Final = 2  # schema and table
-NO_NAME: Final = "\0%"  # psycopg2 takes a per cent sign in a statement for a place of a value
 APPLICATION_NAME: Final = "txmq reconcile"
 
 _BEGIN: Final = (
@@ -154,21 +153,6 @@ def _begin_locked(cursor: Cursor, tables: Iterable[str | Identifier]) -> None:
     for table in locked:
         with translated(f"locking the table {'.'.join(table.strings)} against changes"):
             cursor.execute(_LOCK.format(table))
-
-
-def table_name(name: str) -> Identifier:
-    """Return the name of a table, with or without its schema, as SQL.
-
-    Raises ConfigError for what can be no name.
-    """
-    parts = name.split(".")
-    if len(parts) > NAME_PARTS or not all(parts) or any(sign in name for sign in NO_NAME):
-        raise ConfigError(
-            f"table {name!r}"[:200],
-            "the name is none of a table, with or without a schema",
-            hint="public.orders, or orders",
-        )
-    return Identifier(*parts)
 
 
 def table_exists(snapshot: DatabaseSnapshot, table: str) -> bool:

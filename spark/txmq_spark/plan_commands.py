@@ -17,7 +17,6 @@ from txmq.errors import ConfigError
 from txmq.model.printable import escape_unprintable
 from txmq_spark.argument_types import positive
 from txmq_spark.broker_plans import hand_over
-from txmq_spark.database_snapshot import table_name
 from txmq_spark.mapping import BusinessTable, Mapping, checked_mapping, read_mapping
 from txmq_spark.plan import SAFE, LetterClass, PlanRules
 from txmq_spark.plan_directory import StoredPlan, plan_place, read_plan
@@ -28,6 +27,7 @@ from txmq_spark.replay import ReplayOptions, ReplayResult, expected, replay
 from txmq_spark.report import html_page, terminal_summary
 from txmq_spark.resend import resend
 from txmq_spark.spark_session import job_session
+from txmq_spark.sql_tables import table_name
 
 RATE: Final = 100.0  # letters per second, as `txmq plan create` has it
 UNFINISHED: Final = 3  # exit status: the plan waits for somebody

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.csv
-from psycopg2.errors import DuplicateColumn, DuplicateTable, UniqueViolation
 from psycopg2.sql import SQL, Composed, Identifier
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
@@ -22,8 +21,8 @@ from pyspark.sql import functions as f
 from txmq.errors import ConfigError
 from txmq.tx.postgres.errors import translated
 from txmq.tx.postgres.session import Connection, Cursor, connect
-from txmq_spark.database_snapshot import table_name
 from txmq_spark.plan_directory import COLUMNS, StoredPlan, whole_parts
+from txmq_spark.sql_tables import create, table_name
 
 APPLICATION_NAME: Final = "txmq reconcile"
 TYPES: Final = {"string": "text", "bigint": "int8", "int": "int4", "boolean": "boolean"}
@@ -65,7 +64,7 @@ def _make(connection: Connection, table: str) -> None:
         SQL("{} {}").format(Identifier(name), SQL(TYPES[kind])) for name, kind in COLUMNS.items()
     )
     with translated("making the table of plans"), connection.cursor() as cursor:
-        make(
+        create(
             cursor,
             SQL(
                 "CREATE TABLE IF NOT EXISTS {} (plan text NOT NULL, part int4 NOT NULL, {},"
@@ -80,15 +79,6 @@ def _make(connection: Connection, table: str) -> None:
             f"it has no column {', '.join(sorted(missing))}",
             hint="name another table, which is made then",
         )
-
-
-def make(cursor: Cursor, statement: Composed) -> None:
-    """Make a table or columns, unless another job makes them at the same time.
-
-    IF NOT EXISTS does not see what is not committed yet: it fails when that is.
-    """
-    with suppress(UniqueViolation, DuplicateTable, DuplicateColumn):
-        cursor.execute(statement)
 
 
 def _write(
