@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import pytest
+from py4j.java_gateway import JavaClass
 from pyspark.sql import functions as f
 
 from txmq_spark.java_classes import KNOWN, java_class, keep_classes
@@ -32,5 +33,6 @@ def test_all_classes_that_are_kept_exist(spark: SparkSession) -> None:
     """Java is asked for the names as PySpark gives them; it may change them."""
     for name, methods in KNOWN.items():
         found = java_class(spark, name)
+        assert isinstance(found, JavaClass), f"{name} is a package, or nothing"
         for method in methods:
             assert callable(getattr(found, method)), f"{name}.{method}"
