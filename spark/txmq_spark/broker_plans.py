@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from txmq.errors import ConfigError
 from txmq.model import limits
@@ -26,9 +27,16 @@ ADDING_TASKS: Final = 4  # at once: the broker adds with one core
 FIRST_LOOK_S: Final = 0.02  # after which a plan is looked at again
 LOOK_S: Final = 0.5  # at most
 RUNNING: Final = ("canary", "ramping")
-OUTCOMES: Final = (
-    "`group` string, topic string, partition int, offset bigint, outcome string, why string,"
-    " died_as bigint"
+OUTCOMES: Final = pa.schema(
+    {
+        "group": pa.string(),
+        "topic": pa.string(),
+        "partition": pa.int32(),
+        "offset": pa.int64(),
+        "outcome": pa.string(),
+        "why": pa.string(),
+        "died_as": pa.int64(),  # the number of a letter that has died again
+    }
 )
 
 
@@ -200,7 +208,7 @@ def outcomes(spark: SparkSession, url: str, names: Mapping[str, str]) -> DataFra
         with BrokerLink(url) as link:
             yield from _outcomes(link, *named)
 
-    return task_frame(spark, list(names.items()), read, OUTCOMES)
+    return task_frame(spark, list(names.items()), read, from_arrow_schema(OUTCOMES))
 
 
 def _outcomes(link: BrokerLink, group: str, name: str) -> Iterator[pa.RecordBatch]:
@@ -208,20 +216,7 @@ def _outcomes(link: BrokerLink, group: str, name: str) -> Iterator[pa.RecordBatc
     while True:
         reply = link.call("plan.letters", name=name, cursor=cursor, limit=PAGE)
         rows = [{"group": group, **letter} for letter in reply["letters"]]
-        yield pa.RecordBatch.from_pylist(rows, schema=OUTCOME_SCHEMA)
+        yield pa.RecordBatch.from_pylist(rows, schema=OUTCOMES)
         cursor = reply["next"]
         if cursor is None:
             return
-
-
-OUTCOME_SCHEMA: Final = pa.schema(
-    [
-        ("group", pa.string()),
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("outcome", pa.string()),
-        ("why", pa.string()),
-        ("died_as", pa.int64()),
-    ]
-)

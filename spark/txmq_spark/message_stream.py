@@ -73,8 +73,8 @@ class BrokerStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._until: dict[TopicPartition, int] | None = None
         self._last: _Taken | None = None
         self._rest = REST
-        # Skipped messages of a batch that was planned already, for the next progress.
-        self._unsaid: list[Loss] = []
+        # Losses of a batch whose end was planned before: the next progress counts them.
+        self._uncounted: list[Loss] = []
 
     @abstractmethod
     def _survey(self, *, missing: bool = True) -> Survey:
@@ -114,8 +114,8 @@ class BrokerStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         before, survey = parse_progress(start), self._recent()
         now, losses = self._follow(before, survey)
         report_losses(losses, fail=self._options.fail_on_data_loss)
-        now = now.skipping([*losses, *self._unsaid])
-        self._unsaid.clear()
+        now = now.skipping([*losses, *self._uncounted])
+        self._uncounted.clear()
         end = newest_progress(now, survey, self._until)
         if isinstance(limit, ReadMaxRows):
             end = limit_progress(now, end, limit.max_rows)
@@ -132,7 +132,7 @@ class BrokerStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begun, losses = self._follow(parse_progress(start), survey)
         ended, lost = self._follow(planned, survey)
         report_losses([*losses, *lost], fail=self._options.fail_on_data_loss)
-        self._unsaid = _unsaid(losses, start, planned)
+        self._uncounted = _uncounted(losses, start, planned)
         ranges = ended.ranges_from(begun)
         _require_selected(ranges, survey)
         tasks = self._tasks(ranges, survey)
@@ -229,7 +229,7 @@ def _require_selected(ranges: Sequence[OffsetRange], survey: Survey) -> None:
             )
 
 
-def _unsaid(losses: Sequence[Loss], start: dict[str, Any], planned: Progress) -> list[Loss]:
+def _uncounted(losses: Sequence[Loss], start: dict[str, Any], planned: Progress) -> list[Loss]:
     """Return the losses in a batch that its end does not count as skipped yet."""
     counted = Counter(planned.skipped)
     counted.subtract(start["skipped"])

@@ -138,7 +138,7 @@ def _mapping(options: Namespace) -> Mapping:
 
 
 def run_replay(options: Namespace) -> int:
-    """Replay a plan, or say what a replay would do."""
+    """Replay a plan, or print what a replay would do."""
     if options.to_topic and options.name:
         raise ConfigError(
             "--name",

@@ -71,12 +71,10 @@ class TxmqDataSource(DataSource):
         options = parse_read_options(self.options)
         require_batch(options)
         names = _chosen(schema, _types(options))
+        filtering = _takes_filters(options)
         if options.letters:
-            letters = FilteringLetterReader if _takes_filters(options) else LetterReader
-            return letters(options, names)
-        return (FilteringMessageReader if _takes_filters(options) else MessageReader)(
-            options, names
-        )
+            return (FilteringLetterReader if filtering else LetterReader)(options, names)
+        return (FilteringMessageReader if filtering else MessageReader)(options, names)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
         options = parse_read_options(self.options)

@@ -105,7 +105,7 @@ def alerts(spark: SparkSession, options: WatchOptions) -> DataFrame:
     if options.rules.share:
         news = news.unionByName(_messages(spark, options))
     return news.groupBy("group").applyInPandasWithState(
-        judge(options.rules), ALERTS, MEMORY, "append", "NoTimeout"
+        group_judge(options.rules), ALERTS, MEMORY, "append", "NoTimeout"
     )
 
 
@@ -142,7 +142,7 @@ def _messages(spark: SparkSession, options: WatchOptions) -> DataFrame:
         "failOnDataLoss": "false",  # a count may go on without what retention has removed
     }
     messages = spark.readStream.format("txmq").options(**source).load()
-    return messages.mapInArrow(counter(groups, options.rules), NEWS)
+    return messages.mapInArrow(message_counter(groups, options.rules), NEWS)
 
 
 def groups_of_topics(url: str, groups: Iterable[str]) -> dict[str, list[str]]:
@@ -155,13 +155,15 @@ def groups_of_topics(url: str, groups: Iterable[str]) -> dict[str, list[str]]:
     return found
 
 
-Counter = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+Batches = Iterator[pa.RecordBatch]
 
 
-def counter(groups: Mapping[str, list[str]], rules: WatchRules) -> Counter:
+def message_counter(
+    groups: Mapping[str, list[str]], rules: WatchRules
+) -> Callable[[Batches], Batches]:
     """Return the function by which tasks count the messages of a log."""
 
-    def count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def count(batches: Batches) -> Batches:
         for batch in batches:
             times = pc.cast(batch.column("stored_at"), pa.int64())
             windows = pc.multiply(pc.divide(times, rules.window), rules.window)
@@ -181,7 +183,7 @@ _ARROW_NEWS: Final = to_arrow_schema(NEWS)
 Judge = Callable[[Any, "Iterable[pd.DataFrame]", "GroupState"], "Iterator[pd.DataFrame]"]
 
 
-def judge(rules: WatchRules) -> Judge:
+def group_judge(rules: WatchRules) -> Judge:
     """Return the function by which Spark judges the letters of a group in a batch."""
 
     def judge_group(

@@ -23,7 +23,7 @@ from txmq.testing.wait import wait_until
 from txmq_spark import command_line, stream_commands
 from txmq_spark.landing import LANDING_ID
 from txmq_spark.watch_rules import MAX_SEEN, Alert, DeadLetter, GroupMemory, WatchRules
-from txmq_spark.watching import WatchOptions, counter, watch
+from txmq_spark.watching import WatchOptions, message_counter, watch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -134,7 +134,7 @@ def test_a_batch_in_another_order_gives_the_same_alerts_and_memory(
 def test_tasks_count_the_log_by_group_and_window() -> None:
     times = pa.array([0, 5, 12, 19, 7], pa.timestamp("us", tz="UTC"))
     batch = pa.record_batch({"topic": ["a", "a", "a", "b", "c"], "stored_at": times})
-    [counted] = counter({"a": ["g", "h"], "b": ["g"]}, RULES)(iter([batch]))
+    [counted] = message_counter({"a": ["g", "h"], "b": ["g"]}, RULES)(iter([batch]))
     rows = [(row["group"], row["dead_at"], row["messages"]) for row in counted.to_pylist()]
     assert sorted(rows) == [("g", 0, 2), ("g", 10, 1), ("g", 10, 1), ("h", 0, 2), ("h", 10, 1)]
 
