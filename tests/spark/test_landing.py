@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,34 +23,50 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(300)  # includes the start of a JVM on a loaded machine
 
 
+@pytest.fixture
+def run_land(
+    spark: SparkSession, broker: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., int]:
+    """The command `txmq-spark land` of the topic, in the session of the tests."""
+    monkeypatch.setattr(stream_commands, "job_session", lambda: nullcontext(spark))
+
+    def run(*options: str | Path) -> int:
+        words = ["land", "--url", broker, "--topic", topic, *map(str, options)]
+        return command_line.main(words)
+
+    return run
+
+
+def landed(spark: SparkSession, path: Path) -> list[int]:
+    """Return the numbers that landed messages have as bodies, in order."""
+    rows = spark.read.parquet(str(path)).select("body").collect()
+    return sorted(int(row.body) for row in rows)
+
+
 def test_each_message_lands_once_though_a_batch_is_run_again(
     spark: SparkSession,
-    broker: str,
+    run_land: Callable[..., int],
     topic: str,
     client: txmq.Client,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(stream_commands, "job_session", lambda: nullcontext(spark))
     client.send_many(topic, texts(*range(30)))
     path = tmp_path / "lake"
-    arguments = ["land", "--url", broker, "--topic", topic, "--path", str(path)]
     # The disk was full while the first batch was planned.
     unfinished = path / "_checkpoint" / "offsets" / ".0.a.tmp"
     unfinished.parent.mkdir(parents=True)
     unfinished.touch()
-    assert command_line.main(arguments) == 0
+    assert run_land("--path", path) == 0
     assert capsys.readouterr().out == "landed: 30 messages, skipped 0\n"
     client.send_many(topic, texts(*range(30, 40)))
     # The first run died after it had written its files and before it had said so.
     for commit in (path / "_checkpoint" / "commits").glob("*0*"):
         commit.unlink()
-    assert command_line.main(arguments) == 0
-    rows = spark.read.parquet(str(path))
-    assert sorted(int(row.body) for row in rows.select("body").collect()) == list(range(40))
+    assert run_land("--path", path) == 0
+    assert landed(spark, path) == list(range(40))
     client.call("topic.delete", name=topic)
-    assert command_line.main(arguments) == 1
+    assert run_land("--path", path) == 1
     assert "it was deleted (find out what was lost" in capsys.readouterr().err
     [date] = (path / f"topic={topic}").glob("date=20??-??-??")
     assert list(date.glob("*.parquet"))
@@ -71,54 +88,46 @@ def test_a_topic_that_a_run_leaves_out_lands_once(
 
 def test_a_directory_of_another_checkpoint_is_refused(
     spark: SparkSession,
-    broker: str,
+    run_land: Callable[..., int],
     topic: str,
     client: txmq.Client,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(stream_commands, "job_session", lambda: nullcontext(spark))
     client.send_many(topic, texts(*range(5)))
     path, other = tmp_path / "lake", tmp_path / "other"
-    arguments = ["land", "--url", broker, "--topic", topic, "--path", str(path)]
-    assert command_line.main(arguments) == 0
+    assert run_land("--path", path) == 0
     client.send_many(topic, texts(*range(5, 9)))
-    assert command_line.main([*arguments, "--checkpoint", str(other)]) == 1
+    assert run_land("--path", path, "--checkpoint", other) == 1
     assert "was not landed with the checkpoint" in capsys.readouterr().err
     (path / "_checkpoint").rename(other)  # without it Spark would begin at batch 0 again
-    assert command_line.main(arguments) == 1
-    assert command_line.main([*arguments, "--checkpoint", str(other)]) == 0
-    rows = spark.read.parquet(str(path))
-    assert sorted(int(row.body) for row in rows.select("body").collect()) == list(range(9))
+    assert run_land("--path", path) == 1
+    assert run_land("--path", path, "--checkpoint", other) == 0
+    assert landed(spark, path) == list(range(9))
 
 
 def test_a_checkpoint_with_as_many_batches_is_another_one(
     spark: SparkSession,
-    broker: str,
+    run_land: Callable[..., int],
     topic: str,
     client: txmq.Client,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(stream_commands, "job_session", lambda: nullcontext(spark))
     client.send_many(topic, texts(*range(5)))
     path, other = tmp_path / "lake", tmp_path / "other"
-    arguments = ["land", "--url", broker, "--topic", topic]
-    assert command_line.main([*arguments, "--path", str(path)]) == 0
-    assert command_line.main([*arguments, "--path", str(other)]) == 0
+    assert run_land("--path", path) == 0
+    assert run_land("--path", other) == 0
     client.send_many(topic, texts(*range(5, 9)))
-    exchanged = [*arguments, "--path", str(path), "--checkpoint", str(other / "_checkpoint")]
-    assert command_line.main(exchanged) == 1
+    exchanged = ("--path", path, "--checkpoint", other / "_checkpoint")
+    assert run_land(*exchanged) == 1
     assert "was not landed with the checkpoint" in capsys.readouterr().err
     # As an earlier version has left it.
     for place in (path, path / "_checkpoint"):
         (place / "_txmq_landing").unlink()
-    assert command_line.main([*arguments, "--path", str(path)]) == 0
-    assert command_line.main(exchanged) == 1
-    rows = spark.read.parquet(str(path))
-    assert sorted(int(row.body) for row in rows.select("body").collect()) == list(range(9))
+    assert run_land("--path", path) == 0
+    assert run_land(*exchanged) == 1
+    assert landed(spark, path) == list(range(9))
 
 
 def test_two_first_runs_at_the_same_time_leave_one_id(
