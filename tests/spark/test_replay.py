@@ -209,7 +209,6 @@ def test_letters_are_sent_again_once_in_the_order_of_their_keys(
     topic: str,
     client: txmq.Client,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The driver dies behind the decision; another plan has one of the letters.
 
@@ -226,14 +225,7 @@ def test_letters_are_sent_again_once_in_the_order_of_their_keys(
     client.call("plan.create", name=f"{topic}-other", group=topic)
     client.call("plan.add", name=f"{topic}-other", letters=[place])
 
-    def killed(point: str) -> None:
-        assert point == "spark.letters_sent"
-        raise Killed("before it abandons")
-
-    monkeypatch.setattr(resend, "crashpoint", killed)
-    with pytest.raises(Killed):
-        resend.resend(plan, broker, f"{topic}-again")
-    monkeypatch.undo()
+    die_resending(plan, broker, f"{topic}-again", "crashpoint")  # before it abandons
     client.call("topic.create", name=f"{topic}-else", partitions=1)
     elsewhere = resend.resend(plan, broker, f"{topic}-else")
     assert (elsewhere.abandoned, sent(broker, f"{topic}-else")) == (0, [])
@@ -248,6 +240,18 @@ def test_letters_are_sent_again_once_in_the_order_of_their_keys(
     assert states["letters"] == 1, json.dumps(states)
     with pytest.raises(RequestRejected):
         client.call("plan.start", name=resend.holding_name(plan, f"{topic}-again"))
+
+
+def die_resending(plan: StoredPlan, url: str, topic: str, step: str) -> None:
+    """Send letters again by a driver that dies where it calls `step`."""
+
+    def killed(*_arguments: object) -> None:
+        raise Killed(step)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(resend, step, killed)
+        with pytest.raises(Killed, match=step):
+            resend.resend(plan, url, topic)
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -381,7 +385,7 @@ def test_letters_with_messages_behind_them_are_not_sent_again(
 
 
 def test_a_letter_that_is_damaged_after_it_was_sent_is_abandoned_like_the_others(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, tmp_path: Path
 ) -> None:
     """The driver dies behind the decision, and a body cannot be read any more. The next
     run leaves no letter open that it has sent.
@@ -389,13 +393,7 @@ def test_a_letter_that_is_damaged_after_it_was_sent_is_abandoned_like_the_others
     with OwnBroker(tmp_path / "broker") as own, txmq.connect(own.url, timeout=60.0) as client:
         plan = loose_letters(spark, own.url, client, tmp_path, BODIES)
 
-        def killed(_point: str) -> None:
-            raise Killed("before it abandons")
-
-        monkeypatch.setattr(resend, "crashpoint", killed)
-        with pytest.raises(Killed):
-            resend.resend(plan, own.url, "again")
-        monkeypatch.undo()
+        die_resending(plan, own.url, "again", "crashpoint")  # before it abandons
         damage(own.data, BODIES[1])
         done = resend.resend(plan, own.url, "again")
         assert (done.abandoned, done.kept) == (len(BODIES), 0)
@@ -404,19 +402,13 @@ def test_a_letter_that_is_damaged_after_it_was_sent_is_abandoned_like_the_others
 
 
 def test_a_letter_that_is_damaged_before_it_was_sent_stays_open(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, tmp_path: Path
 ) -> None:
     """The driver dies before the decision, and a body cannot be read any more."""
     with OwnBroker(tmp_path / "broker") as own, txmq.connect(own.url, timeout=60.0) as client:
         plan = loose_letters(spark, own.url, client, tmp_path, BODIES)
 
-        def killed(*_arguments: object) -> None:
-            raise Killed("before it writes")
-
-        monkeypatch.setattr(resend, "write_letters", killed)
-        with pytest.raises(Killed):
-            resend.resend(plan, own.url, "again")
-        monkeypatch.undo()
+        die_resending(plan, own.url, "again", "write_letters")
         damage(own.data, BODIES[1])
         done = resend.resend(plan, own.url, "again")
         assert (done.abandoned, done.kept) == (len(BODIES) - 1, 1)
@@ -451,20 +443,13 @@ def test_letters_that_somebody_replays_are_not_sent_again(
     dead: str,
     client: txmq.Client,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Somebody starts the plan that holds the letters: no run sends them besides."""
     plan = plan_of(spark, tmp_path / "plan", broker, dead)
     target = f"{dead}-again"
     client.call("topic.create", name=target, partitions=1)
 
-    def killed(*_arguments: object) -> None:
-        raise Killed("before it writes")
-
-    monkeypatch.setattr(resend, "write_letters", killed)
-    with pytest.raises(Killed):
-        resend.resend(plan, broker, target)
-    monkeypatch.undo()
+    die_resending(plan, broker, target, "write_letters")
     client.call("plan.start", name=resend.holding_name(plan, target))
     with pytest.raises(ConfigError, match="was started: the broker replays the letters"):
         resend.resend(plan, broker, target)
