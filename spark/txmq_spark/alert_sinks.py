@@ -46,14 +46,15 @@ CREATE TABLE IF NOT EXISTS {table} (
 )""")
 # of tables that were made before these were known
 COLUMNS: Final = SQL("ALTER TABLE {table} ADD job text, ADD told_at timestamptz")
-KNOWN: Final = "SELECT FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attname = 'told_at'"
+HAS_COLUMNS: Final = """
+SELECT FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attname = 'told_at'"""
 INSERT: Final = SQL("""
 INSERT INTO {table} (id, kind, consumer_group, dead_at, alert, job) VALUES %s
 ON CONFLICT (id) DO NOTHING""")
 ROW: Final = "(%s, %s, %s, to_timestamp(%s), %s::jsonb, %s)"
 OF_JOB: Final = SQL("SELECT kind, alert FROM {table} WHERE job = %s ORDER BY id")
-TOLD: Final = SQL("UPDATE {table} SET told_at = now() WHERE job = %s AND told_at IS NULL")
-UNTOLD: Final = SQL("""
+MARK_SENT: Final = SQL("UPDATE {table} SET told_at = now() WHERE job = %s AND told_at IS NULL")
+UNSENT_JOBS: Final = SQL("""
 SELECT DISTINCT job FROM {table}
 WHERE told_at IS NULL AND split_part(job, ' ', 2) = %s ORDER BY job""")
 log = structlog.get_logger()
@@ -84,7 +85,7 @@ class AlertTable(NamedTuple):
             cursor.execute("SELECT to_regclass(%s)", (text,))
             if cursor.fetchone() == (None,):
                 create(cursor, TABLE.format(table=name))
-            cursor.execute(KNOWN, (text,))
+            cursor.execute(HAS_COLUMNS, (text,))
             if not cursor.rowcount:
                 create(cursor, COLUMNS.format(table=name))
 
@@ -96,16 +97,16 @@ class AlertTable(NamedTuple):
         """
         return patiently(lambda: self._add(alerts, job))
 
-    def told(self, job: str) -> None:
+    def mark_sent(self, job: str) -> None:
         """Note that the topic has the alerts of a job. Raises DatabaseError."""
-        patiently(lambda: self._execute(TOLD, job))
+        patiently(lambda: self._execute(MARK_SENT, job))
 
-    def untold(self, query: str) -> list[str]:
+    def unsent_jobs(self, query: str) -> list[str]:
         """Return the jobs of a query whose alerts the topic may lack.
 
         Raises DatabaseError.
         """
-        return [str(job) for (job,) in patiently(lambda: self._execute(UNTOLD, query))]
+        return [str(job) for (job,) in patiently(lambda: self._execute(UNSENT_JOBS, query))]
 
     def _execute(self, statement: SQL, value: str) -> list[tuple[Any, ...]]:
         with (
@@ -168,7 +169,7 @@ class AlertSinks(NamedTuple):
         """
         if self.table is not None:
             with _sending:
-                for name in self.table.untold(query):
+                for name in self.table.unsent_jobs(query):
                     self._send(name, [])
 
     def _send(self, name: str, alerts: Sequence[Alert]) -> None:
@@ -181,7 +182,7 @@ class AlertSinks(NamedTuple):
                 token, _messages = store_rows(client, job.token, [_rows(alerts)], self.topic)
                 publish(client, job.token, [UUID(token)] if token else [])
         if self.table is not None:
-            self.table.told(name)
+            self.table.mark_sent(name)
 
 
 def patiently(step: Callable[[], T]) -> T:

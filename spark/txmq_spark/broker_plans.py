@@ -41,8 +41,8 @@ OUTCOMES: Final = pa.schema(
 
 
 class BrokerPlan(NamedTuple):
-    """A plan of the broker and its letters: `skipped` are open no more or died again,
-    `refused` are no failed messages any more.
+    """A plan of the broker and its letters: `skipped` ones are not open any more, or
+    have died again; `refused` ones are no failed messages any more.
     """
 
     name: str

@@ -42,7 +42,7 @@ class Span(NamedTuple):
     start: int = 0
     end: int = END
 
-    def meet(self, other: Span) -> Span:
+    def intersect(self, other: Span) -> Span:
         """Return the numbers that are in both."""
         return Span(max(self.start, other.start), min(self.end, other.end))
 
@@ -95,7 +95,7 @@ class PushedLetters(NamedTuple):
 
     def has(self, letter: Mapping[str, Any]) -> bool:
         """Return True if a letter, as the broker lists it, has these values."""
-        return all(_among(letter[name], values) for name, values in self.rows)
+        return all(_is_among(letter[name], values) for name, values in self.rows)
 
 
 def push_message_filters(filters: Iterable[Filter]) -> tuple[PushedMessages, list[Filter]]:
@@ -108,16 +108,16 @@ def push_message_filters(filters: Iterable[Filter]) -> tuple[PushedMessages, lis
         names, span = _values(one, str), _span(one)
         numbers = _values(one, int)
         if column == "topic" and names is not None:
-            pushed = pushed._replace(topics=_meet(pushed.topics, names))
+            pushed = pushed._replace(topics=_intersect(pushed.topics, names))
         elif column == "partition" and numbers is not None:
-            pushed = pushed._replace(partitions=_meet(pushed.partitions, numbers))
+            pushed = pushed._replace(partitions=_intersect(pushed.partitions, numbers))
         elif column == "partition" and span is not None:
-            pushed = pushed._replace(partition_span=pushed.partition_span.meet(span))
+            pushed = pushed._replace(partition_span=pushed.partition_span.intersect(span))
         elif column == "offset" and span is not None:
-            pushed = pushed._replace(offsets=pushed.offsets.meet(span))
+            pushed = pushed._replace(offsets=pushed.offsets.intersect(span))
         else:
             if column == "stored_at" and (time := _span(one, datetime)) is not None:
-                pushed = pushed._replace(stored=pushed.stored.meet(time))
+                pushed = pushed._replace(stored=pushed.stored.intersect(time))
             rest.append(one)
     return pushed, rest
 
@@ -157,12 +157,12 @@ def push_letter_filters(
         if text is not None and argument not in select and _fits(text, argument, longest):
             select[argument] = text
         elif states is not None:
-            pushed = pushed._replace(states=_meet(pushed.states, states))
+            pushed = pushed._replace(states=_intersect(pushed.states, states))
         elif column in JUDGED and (values := _judged(one)) is not None:
             pushed = pushed._replace(rows=(*pushed.rows, (JUDGED[column], values)))
         else:
             if column == "dead_at" and (time := _span(one, datetime)) is not None:
-                died = died.meet(time)
+                died = died.intersect(time)
             rest.append(one)
     if died != ALL and not select.keys() & {"died_from", "died_before"}:
         select |= {"died_from": min(died.start, limits.TIME)}
@@ -219,7 +219,7 @@ def _judged(one: Filter) -> Values | None:
     return _values(one, str) or _values(one, int) or _span(one)
 
 
-def _among(value: Any, values: Values) -> bool:  # noqa: ANN401  # of any column
+def _is_among(value: Any, values: Values) -> bool:  # noqa: ANN401  # of any column
     """Return True if the value is one of these. Null is none and has no order."""
     if isinstance(values, Span):
         return value is not None and values.start <= value < values.end
@@ -236,5 +236,5 @@ def _micros(at: datetime) -> int:
     return (at - EPOCH) // MICROSECOND
 
 
-def _meet(before: frozenset[Any] | None, values: frozenset[Any]) -> frozenset[Any]:
+def _intersect(before: frozenset[Any] | None, values: frozenset[Any]) -> frozenset[Any]:
     return values if before is None else before & values

@@ -166,7 +166,7 @@ def reconcile(spark: SparkSession, options: ReconcileOptions, path: str) -> Reco
 
 def _reconcile(read: _Evidence) -> Reconciliation:
     # While the driver plans one, executors work on the other.
-    plan, missing = at_once(read.spark, lambda: _judged(read), lambda: _told_missing(read))
+    plan, missing = at_once(read.spark, lambda: _judge(read), lambda: _find_missing(read))
     options, inputs, snapshot = read.options, read.inputs, read.inputs.snapshot
     now = snapshot.at if snapshot else plan.letters.youngest()
     summary = plan.letters.summary(missing.summary, now)
@@ -202,7 +202,7 @@ def _reconcile(read: _Evidence) -> Reconciliation:
     return Reconciliation(manifest.sealed(), made, summary, plan.frame, rows)
 
 
-def _judged(read: _Evidence) -> _JudgedLetters:
+def _judge(read: _Evidence) -> _JudgedLetters:
     """Return the letters with their classes, and the digests of their parts."""
     options, inputs = read.options, read.inputs
     # listed once, because several joins must see the same letters
@@ -217,7 +217,7 @@ def _judged(read: _Evidence) -> _JudgedLetters:
     return _JudgedLetters(frame, letters, letters.part_digests())
 
 
-def _told_missing(read: _Evidence) -> _FoundMissing:
+def _find_missing(read: _Evidence) -> _FoundMissing:
     """Return what is missing, and its counts."""
     found = missing_rows(
         read.spark, read.inputs, read.options.mapping, read.tables, read.log, read.kept

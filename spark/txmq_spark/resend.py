@@ -42,10 +42,12 @@ SETTINGS: Final = {"rate": 0}  # the plan is never started
 
 
 class ResendResult(NamedTuple):
-    """Numbers of letters: `abandoned` once they were sent, if an earlier run has not
-    seen the end of that; `kept` are all others of the plan. These were abandoned
-    before, or were not sent: they are open no more, another plan has them, messages of
-    their keys wait behind them, or their messages are damaged.
+    """Numbers of letters: those that were sent and then `abandoned`, unless an earlier
+    run has seen their end, and those that were `kept`.
+
+    Kept are all others of the plan: an earlier run has seen them abandoned, or they
+    were not sent. These are not open any more, another plan has them, messages of their
+    keys wait behind them, or their messages are damaged.
     """
 
     topic: str

@@ -45,8 +45,8 @@ class WatchRules(NamedTuple):
     replays: int = PlanRules().replays
     deaths: int = PlanRules().deaths
 
-    def begin(self, at: int) -> int:
-        """Return the beginning of the window of a time."""
+    def window_start(self, at: int) -> int:
+        """Return the start of the window that a time is in."""
         return at - at % self.window
 
 
@@ -157,7 +157,7 @@ class GroupMemory:
         if last is None or letter.dead_at - last > rules.memory:
             yield alert_of(NEW_ERROR, self._group, letter, cls)
         self._seen[letter.fingerprint] = max(last or 0, letter.dead_at)
-        begun = rules.begin(letter.dead_at)
+        begun = rules.window_start(letter.dead_at)
         window = self._window(begun)
         window.classes[cls] += 1
         if window.is_flood(rules):

@@ -85,7 +85,7 @@ def test_an_alert_is_there_once_though_its_sender_died_at_any_step(
         send(broker, topic, database, point)
     assert in_table(database) == in_topic(broker, topic) == sorted(POINTS)
     assert client.call("tx.list")["transactions"] == []
-    assert AlertTable(database, "public.told").untold(topic) == []
+    assert AlertTable(database, "public.told").unsent_jobs(topic) == []
 
 
 def test_a_batch_with_fewer_alerts_in_its_second_run_sends_those_of_the_first(
@@ -105,7 +105,7 @@ def test_a_batch_with_fewer_alerts_in_its_second_run_sends_those_of_the_first(
     AlertSinks(broker, topic, table).send("stream q 1", [alert("b"), alert("c")])
     assert in_topic(broker, topic) == ["a", "b", "c"]
     assert in_table(database) == ["a", "b", "before", "c"]
-    assert table.untold("q") == []
+    assert table.unsent_jobs("q") == []
 
 
 @pytest.mark.parametrize("made", [(), ("job", "told_at")])
@@ -163,7 +163,7 @@ def test_a_watch_waits_for_a_server_that_is_away_as_it_begins(
 
     def begin() -> None:
         table.prepare()
-        left.extend(table.untold("q"))
+        left.extend(table.unsent_jobs("q"))
         left.append("begun")
 
     crashable_postgres.kill_server()
