@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from txmq_spark.hadoop_files import Directory
 from txmq_spark.letter_evidence import LETTER
-from txmq_spark.plan_directory import PlanPart, line_column
+from txmq_spark.plan_parts import PlanPart, line_column
 from txmq_spark.plan_summary import (
     LISTED_LETTERS,
     LISTED_MISSING,

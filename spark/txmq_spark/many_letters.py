@@ -12,7 +12,7 @@ from pyspark.sql import functions as f
 
 from txmq_spark.concurrent_actions import at_once
 from txmq_spark.letter_evidence import LETTER
-from txmq_spark.plan_directory import PlanPart, part_digests
+from txmq_spark.plan_parts import PlanPart, part_digests
 from txmq_spark.plan_summary import (
     AGES,
     LISTED_LETTERS,

@@ -21,7 +21,8 @@ from pyspark.sql import functions as f
 from txmq.errors import ConfigError
 from txmq.tx.postgres.errors import translated
 from txmq.tx.postgres.session import Connection, Cursor, connect
-from txmq_spark.plan_directory import COLUMNS, StoredPlan, whole_parts
+from txmq_spark.plan_directory import StoredPlan
+from txmq_spark.plan_parts import COLUMNS, whole_parts
 from txmq_spark.sql_tables import create, table_name
 
 APPLICATION_NAME: Final = "txmq reconcile"

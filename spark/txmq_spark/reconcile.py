@@ -41,13 +41,11 @@ from txmq_spark.plan_directory import (
     PlanInputs,
     PlanMade,
     PlanManifest,
-    PlanPart,
     PlanRows,
     StoredPlan,
-    arranged,
-    in_parts,
     write_plan,
 )
+from txmq_spark.plan_parts import PlanPart, arranged, in_parts
 from txmq_spark.plan_summary import MissingSummary, PlanSummary
 from txmq_spark.query_errors import job_errors
 from txmq_spark.reconcile_inputs import (

@@ -17,10 +17,9 @@ from txmq_spark.plan_directory import (
     PlanManifest,
     PlanRows,
     StoredPlan,
-    arranged,
-    in_parts,
     write_plan,
 )
+from txmq_spark.plan_parts import arranged, in_parts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

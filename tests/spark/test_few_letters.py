@@ -19,11 +19,10 @@ from txmq_spark.plan_directory import (
     LETTERS,
     PlanMade,
     PlanRows,
-    arranged,
-    in_parts,
     read_plan,
     write_plan,
 )
+from txmq_spark.plan_parts import arranged, in_parts
 from txmq_spark.plan_summary import MissingMessage, MissingSummary
 
 if TYPE_CHECKING:
@@ -86,7 +85,7 @@ def test_few_letters_have_the_digests_and_the_summary_of_many(
 def test_each_part_of_few_letters_has_its_digest(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("txmq_spark.plan_directory.PART_LETTERS", 40)
+    monkeypatch.setattr("txmq_spark.plan_parts.PART_LETTERS", 40)
     plan = plan_frame(letter_frame(spark, varied(Random(7), 200)))
     digests = FewLetters.of(plan).part_digests()
     assert len(digests) > 2
@@ -114,7 +113,7 @@ def test_what_is_missing_is_counted_and_listed_alike(spark: SparkSession, count:
 def test_a_plan_that_the_driver_writes_is_that_of_executors(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    monkeypatch.setattr("txmq_spark.plan_directory.PART_LETTERS", 40)
+    monkeypatch.setattr("txmq_spark.plan_parts.PART_LETTERS", 40)
     letters = letter_frame(spark, varied(Random(count), count))
     by_executors = planned(tmp_path / "executors", letters)
     missing = spark.createDataFrame([("row", None, "é", "missing", None)], MISSING)

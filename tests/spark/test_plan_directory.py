@@ -14,7 +14,7 @@ from tests.spark.letters import Letter, letter, letter_frame
 from tests.spark.plans import planned
 from txmq.errors import ConfigError
 from txmq.wire.json import parse_as
-from txmq_spark import plan_directory
+from txmq_spark import plan_directory, plan_parts
 from txmq_spark.hadoop_files import Directory
 from txmq_spark.plan import PlanRules
 from txmq_spark.plan_directory import (
@@ -60,8 +60,8 @@ def files(path: Path) -> dict[str, bytes]:
 def test_the_same_letters_are_the_same_bytes_in_any_order_and_partitions(
     spark: SparkSession, tmp_path: Path, letters: list[Letter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan_directory, "PART_LETTERS", 10)
-    monkeypatch.setattr(plan_directory, "BUCKETS", 40)
+    monkeypatch.setattr(plan_parts, "PART_LETTERS", 10)
+    monkeypatch.setattr(plan_parts, "BUCKETS", 40)
     one = planned(tmp_path / "one", letter_frame(spark, letters).coalesce(1))
     shuffled = Random(2).sample(letters, len(letters))
     planned(tmp_path / "other", letter_frame(spark, shuffled).repartition(3))

@@ -41,7 +41,8 @@ from txmq_spark.broker_link import BrokerLink
 from txmq_spark.command_line import reconcile_main, replay_main
 from txmq_spark.mapping import BusinessTable, Mapping
 from txmq_spark.plan import SAFE, LetterClass, PlanRules
-from txmq_spark.plan_directory import MADE, PlacedLetters, in_parts, read_plan
+from txmq_spark.plan_directory import MADE, read_plan
+from txmq_spark.plan_parts import PlacedLetters, in_parts
 from txmq_spark.plan_summary import MissingMessage
 from txmq_spark.reconcile import (
     ReconcileOptions,
