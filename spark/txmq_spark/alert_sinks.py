@@ -25,9 +25,9 @@ from txmq.errors import DatabaseUnavailable
 from txmq.model.units import SECOND
 from txmq.tx.postgres.errors import translated
 from txmq.tx.postgres.session import connect, transaction
+from txmq_spark.job_bundles import find_job, publish, store_rows, task_client
 from txmq_spark.sql_tables import create, table_name
 from txmq_spark.watch_rules import Alert
-from txmq_spark.writing import find_job, publish, store_rows, task_client
 
 T = TypeVar("T")
 APPLICATION_NAME: Final = "txmq-spark watch"

@@ -4,7 +4,7 @@ One job writes them: it is named by the plan's digest and the topic, so they are
 once, however often it runs. A task has whole keys, and stores their letters as one
 bundle, in the order of publication. It gets their places only: it reads the messages
 itself, and Java has none of them. The driver's decision publishes one bundle of each
-task (`writing`).
+task (`job_bundles`).
 
 A plan of the broker holds the letters meanwhile: nobody else replays or edits them.
 What it holds and is not sent leaves it before the job is committed. Then it is ordered
@@ -31,9 +31,10 @@ from txmq.errors import ConfigError, TxmqError
 from txmq_spark.broker_link import BrokerLink
 from txmq_spark.broker_plans import hand_over, wait_for
 from txmq_spark.held_letters import OPERATOR, HeldSource, held_letters
+from txmq_spark.job_bundles import find_job, publish, store_bundle, task_client
 from txmq_spark.letter_shares import in_key_order, share_out
 from txmq_spark.plan_directory import StoredPlan
-from txmq_spark.writing import find_job, job_name, publish, store_bundle, task_client
+from txmq_spark.writing import job_name
 
 if TYPE_CHECKING:
     from txmq.client.blocking.transaction.jobs import JobBundle

@@ -16,20 +16,17 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from pyspark.sql.types import StructType
 
 from txmq.errors import ConfigError
-from txmq_spark.source_options import WriteOptions
-from txmq_spark.writing import (
-    QueryBatch,
+from txmq_spark.job_bundles import (
     StoredBundle,
     abort_bundles,
-    batch_job_name,
-    check_columns,
     commit_bundles,
     find_job,
-    query_batch,
-    require_append,
     store_in_job,
     task_client,
 )
+from txmq_spark.message_columns import check_columns
+from txmq_spark.source_options import WriteOptions
+from txmq_spark.writing import QueryBatch, batch_job_name, query_batch, require_append
 
 
 class EpochWriter(DataSourceStreamArrowWriter):

@@ -22,9 +22,9 @@ from txmq.testing.own_broker import OwnBroker
 from txmq_spark import broker_plans, resend
 from txmq_spark.broker_link import BrokerLink
 from txmq_spark.held_letters import held_letters
+from txmq_spark.job_bundles import store_bundle
 from txmq_spark.plan_directory import OUTCOMES, StoredPlan
 from txmq_spark.replay import ReplayOptions, expected, replay
-from txmq_spark.writing import store_bundle
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
