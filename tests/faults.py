@@ -1168,6 +1168,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
     277: (
         "test_a_signal_ends_a_job_with_its_status",
         "test_a_job_handles_interrupts_itself_also_while_spark_starts",
+        "test_a_submitted_job_whose_jvm_is_gone_ends_by_its_signal",
         "test_a_jvm_that_ends_is_not_asked_to_collect_objects",
         "test_a_jvm_that_does_not_start_is_an_error_of_one_line",
         "test_an_older_pyspark_is_refused_in_one_line",

@@ -52,7 +52,9 @@ SETTINGS: Final = {
     "spark.sql.sources.bucketing.autoBucketedScan.enabled": "false",
 }
 
-
+# Errors of a call after a signal to all processes, as service managers send it: it has
+# ended the JVM, too. KeyError: py4j reads an answer of the call that was interrupted.
+JVM_GONE: Final = (Py4JError, OSError, KeyError)
 COLLECTION_S: Final = 10.0  # one call of a JVM that is idle
 
 SPARK_PARTS: Final = ("bin", "jars", "sbin")
@@ -175,9 +177,7 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 
 def _stop_jvm(session: SparkSession) -> None:
-    # A signal to all processes, as service managers send it, has ended the JVM, too.
-    # py4j then may also read an answer of the call that the signal has interrupted.
-    with suppress(Py4JError, OSError, KeyError):
+    with suppress(*JVM_GONE):
         session.stop()
     gateway = SparkContext._gateway  # noqa: SLF001
     if gateway is not None:

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -15,7 +15,7 @@ import pyspark.core.context
 from pyspark import SparkFiles
 from pyspark.sql import SparkSession
 
-from txmq_spark.local_session import TASK_ATTEMPTS, local_session
+from txmq_spark.local_session import JVM_GONE, TASK_ATTEMPTS, local_session
 from txmq_spark.source import TxmqDataSource
 
 # Where the process that plans a stream's batches looks for shipped files, below the
@@ -51,7 +51,8 @@ def job_session() -> Iterator[SparkSession]:
     try:
         yield spark
     finally:
-        spark.stop()
+        with suppress(*JVM_GONE):
+            spark.stop()
 
 
 @contextmanager

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pyspark.core.context
 import pytest
+from py4j.protocol import Py4JNetworkError
 
 from txmq_spark import spark_session
 from txmq_spark.spark_session import ADAPTIVE, job_session, planned_once
@@ -63,3 +66,25 @@ def test_a_job_handles_interrupts_itself_also_while_spark_starts(
         assert signal.getsignal(signal.SIGINT) is not before
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_a_submitted_job_whose_jvm_is_gone_ends_by_its_signal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Gone:
+        def stop(self) -> None:
+            raise Py4JNetworkError("connection refused")
+
+    class Builder:
+        def appName(self, _name: str) -> Builder:  # noqa: N802  # Spark's name
+            return self
+
+        def getOrCreate(self) -> Gone:  # noqa: N802  # Spark's name
+            return Gone()
+
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    monkeypatch.setattr(spark_session, "SparkSession", SimpleNamespace(builder=Builder()))
+    monkeypatch.setattr(spark_session, "register", lambda _spark: None)
+    with pytest.raises(SystemExit) as ended, job_session():
+        sys.exit(143)
+    assert ended.value.code == 143
