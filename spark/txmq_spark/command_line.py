@@ -15,9 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
+import structlog
+
 from txmq.client.protocol.address import PASSWORD_FILE, USER
 from txmq.errors import TxmqError
 from txmq.model.printable import escape_unprintable
+from txmq.version import __version__
 from txmq_spark.broker_urls import job_url
 from txmq_spark.plan_commands import (
     add_reconcile_options,
@@ -47,6 +50,8 @@ class Job(NamedTuple):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `txmq-spark JOB`."""
     options = command_parser().parse_args(arguments)
+    # Results are on standard output; structlog's default would put the log there, too.
+    structlog.configure(logger_factory=lambda *_names: structlog.PrintLogger(sys.stderr))
 
     def run() -> int:
         options.url = job_url(options.url, options.user, options.password_file, options.ca)
@@ -61,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def command_parser() -> ArgumentParser:
     """Return the parser of `txmq-spark`, with all jobs and their options."""
     parser = ArgumentParser("txmq-spark", description="Jobs of txmq in Spark.")
+    parser.add_argument("--version", action="version", version=f"txmq {__version__}")
     jobs = parser.add_subparsers(metavar="JOB", required=True, dest="job")
     for name, job in JOBS.items():
         below = jobs.add_parser(name, help=job.help, description=job.help)

@@ -30,6 +30,7 @@ from txmq_spark.spark_session import job_session
 from txmq_spark.sql_tables import table_name
 
 RATE: Final = 100.0  # letters per second, as `txmq plan create` has it
+RAMP_S: Final = 60.0
 UNFINISHED: Final = 3  # exit status: the plan waits for somebody
 
 
@@ -139,12 +140,8 @@ def _mapping(options: Namespace) -> Mapping:
 
 def run_replay(options: Namespace) -> int:
     """Replay a plan, or print what a replay would do."""
-    if options.to_topic and options.name:
-        raise ConfigError(
-            "--name",
-            "what is sent to a topic is named by the plan and the topic, so that it is sent once",
-            hint="leave it out",
-        )
+    if options.to_topic:
+        _refuse_options_in_place(options)
     with job_session() as spark, job_errors():
         plan = read_plan(spark, options.plan)
         if options.dry_run:
@@ -155,10 +152,10 @@ def run_replay(options: Namespace) -> int:
             told = {f"sent to {sent.topic} and abandoned": sent.abandoned, "left": sent.kept}
             return _tell(options, told)
         settings = {
-            "rate": options.rate,
-            "ramp_s": options.ramp,
-            "canary": options.canary,
-            "hold": options.hold,
+            "rate": RATE if options.rate is None else options.rate,
+            "ramp_s": RAMP_S if options.ramp is None else options.ramp,
+            "canary": options.canary or 0,
+            "hold": bool(options.hold),
         }
         wanted = ReplayOptions(
             options.url, options.name, settings, options.operator, wait=not options.no_wait
@@ -166,6 +163,23 @@ def run_replay(options: Namespace) -> int:
         done = replay(plan, wanted, None if options.json else _tell_progress())
     _tell_result(options, done)
     return 0 if done.is_over or options.no_wait else UNFINISHED
+
+
+def _refuse_options_in_place(options: Namespace) -> None:
+    """Raise ConfigError for an option that only a replay in place has."""
+    if options.name:
+        raise ConfigError(
+            "--name",
+            "what is sent to a topic is named by the plan and the topic, so that it is sent once",
+            hint="leave it out",
+        )
+    for name in ("rate", "ramp", "canary", "hold"):
+        if getattr(options, name) is not None:
+            raise ConfigError(
+                f"--{name}",
+                "letters are sent to a topic at once, in one transaction",
+                hint="leave it out, or replay in place: without --to-topic",
+            )
 
 
 def _tell(options: Namespace, counts: dict[str, int]) -> int:
@@ -317,18 +331,26 @@ def add_replay_options(parser: ArgumentParser) -> None:
     add(
         "--rate",
         type=float,
-        default=RATE,
-        help="letters a second, 0 = as fast as the broker can (default: %(default)s)",
+        help=f"letters a second, 0 = as fast as the broker can (default: {RATE:g})",
     )
-    add("--ramp", type=float, default=60.0, metavar="SECONDS", help="the rate grows so long")
+    add(
+        "--ramp",
+        type=float,
+        metavar="SECONDS",
+        help=f"the rate grows so long (default: {RAMP_S:g})",
+    )
     add(
         "--canary",
         type=positive,
-        default=0,
         metavar="N",
         help="the first N letters are replayed and watched before the others",
     )
-    add("--hold", action="store_true", help="wait behind the canary for txmq plan resume")
+    add(
+        "--hold",
+        action="store_true",
+        default=None,
+        help="wait behind the canary for txmq plan resume",
+    )
     add("--no-wait", action="store_true", help="start the plan, and end; the broker goes on")
     add(
         "--to-topic",

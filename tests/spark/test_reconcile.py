@@ -429,8 +429,11 @@ def test_what_could_not_be_written_in_the_end_is_refused_at_the_beginning(
         dsn = ["--dsn=host=nowhere"] if "." in option else ["--dsn="]
         assert reconcile_main([*asked, *dsn, option]) == 1
         assert says in capsys.readouterr().err
-    assert replay_main(["--plan=p", "--to-topic=t", "--name=n"]) == 1
-    assert "leave it out" in capsys.readouterr().err
+    for option in ("--name=n", "--rate=5", "--ramp=0", "--canary=3", "--hold"):
+        assert replay_main(["--plan=p", "--to-topic=t", option]) == 1
+        told = capsys.readouterr().err
+        assert told.startswith(f"txmq: {option.partition('=')[0]}: ")
+        assert "leave it out" in told
 
 
 def test_a_directory_that_is_no_plan_is_refused_before_the_work(

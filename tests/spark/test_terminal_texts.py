@@ -8,7 +8,9 @@ import sys
 from argparse import Namespace
 
 import pytest
+import structlog
 
+import txmq
 from txmq.errors import ConfigError
 from txmq_spark import command_line, plan_commands
 from txmq_spark.replay import ReplayResult
@@ -46,6 +48,30 @@ def test_the_progress_of_a_plan_says_what_it_waits_for_and_nothing_twice(
     assert lines[1] == "q: canary, 50%"
     assert lines[2].startswith("p: canary, 100% (")
     assert len(lines) == 3
+
+
+def test_the_log_of_a_job_is_not_among_its_results(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def land(_options: Namespace) -> int:
+        structlog.get_logger().warning("spark.skipped", topic=HOSTILE)
+        sys.stdout.write("the result\n")
+        return 0
+
+    job = command_line.JOBS["land"]._replace(run=land)
+    monkeypatch.setitem(command_line.JOBS, "land", job)
+    assert command_line.main(["land", "--topic=t", "--path=p"]) == 0
+    told = capsys.readouterr()
+    assert told.out == "the result\n"
+    assert "spark.skipped" in told.err
+    assert all(char.isprintable() or char == "\n" for char in told.err.replace("\x1b[", ""))
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command_line.main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"txmq {txmq.__version__}\n"
 
 
 @pytest.mark.parametrize(
