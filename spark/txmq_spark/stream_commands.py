@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from argparse import ArgumentParser, Namespace
 
@@ -32,7 +33,8 @@ def run_land(options: Namespace) -> int:
                 fail_on_data_loss=not options.skip_lost,
             ),
         )
-    print(f"landed: {progress.messages} messages, skipped {progress.skipped}")
+    text = f"landed: {progress.messages} messages, skipped {progress.skipped}"
+    print(json.dumps(progress._asdict()) if options.json else text)
     return 0
 
 
@@ -61,7 +63,9 @@ def run_watch(options: Namespace) -> int:
     )
     with job_session() as spark:
         watch(spark, watched)
-    print(f"watched {', '.join(watched.groups)}; the alerts: txmq tail {watched.topic} --no-follow")
+    text = f"watched {', '.join(watched.groups)}; the alerts: txmq tail {watched.topic} --no-follow"
+    told = {"groups": watched.groups, "alerts": watched.topic}
+    print(json.dumps(told) if options.json else text)
     return 0
 
 
@@ -90,6 +94,7 @@ def add_land_options(parser: ArgumentParser) -> None:
         action="store_true",
         help="go on where retention has removed messages, and count them",
     )
+    add("--json", action="store_true", help="print the result as JSON")
 
 
 def add_watch_options(parser: ArgumentParser) -> None:
@@ -146,3 +151,4 @@ def add_watch_options(parser: ArgumentParser) -> None:
         metavar="DAYS",
         help="an error is new again after so long (default: %(default)s)",
     )
+    add("--json", action="store_true", help="print the result as JSON")

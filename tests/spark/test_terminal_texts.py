@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 from argparse import Namespace
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import structlog
 
 import txmq
 from txmq.errors import ConfigError
-from txmq_spark import command_line, plan_commands
+from txmq_spark import command_line, plan_commands, stream_commands
+from txmq_spark.landing import Landed
 from txmq_spark.replay import ReplayResult
 
 HOSTILE = "\x1b]0;owned\x07\x9b31m\u202egnp\u2028\r"
@@ -65,6 +69,29 @@ def test_the_log_of_a_job_is_not_among_its_results(
     assert told.out == "the result\n"
     assert "spark.skipped" in told.err
     assert all(char.isprintable() or char == "\n" for char in told.err.replace("\x1b[", ""))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "result"),
+    [
+        (["land", "--topic=t", "--path=p"], {"messages": 3, "skipped": 1}),
+        (
+            ["watch", "--group=g", "--group=h", "--alerts=a", "--checkpoint=c"],
+            {"groups": ["g", "h"], "alerts": "a"},
+        ),
+    ],
+)
+def test_results_of_streams_are_json_where_asked(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    result: dict[str, Any],
+) -> None:
+    monkeypatch.setattr(stream_commands, "job_session", nullcontext)
+    monkeypatch.setattr(stream_commands, "land", lambda *_given: Landed(3, 1))
+    monkeypatch.setattr(stream_commands, "watch", lambda *_given: None)
+    assert command_line.main([*arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == result
 
 
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
