@@ -207,10 +207,11 @@ class BrokerLink(AbstractContextManager["BrokerLink"]):
         """
         page = PAGE_LETTERS_WITH_BODIES if bodies else PAGE_LETTERS
         following: int | None = after
-        while following is not None:
+        while following is not None and (last is None or following < last):
+            limit = page if last is None else min(page, last - following)
             try:
                 reply = self.call(
-                    "dlq.list", group=group, after=following, limit=page, bodies=bodies
+                    "dlq.list", group=group, after=following, limit=limit, bodies=bodies
                 )
             except (BadRequest, BrokerFailed, ProtocolError, ConnectionLost):
                 # A page of large bodies may not fit in a frame, and the sizes are

@@ -89,22 +89,39 @@ def test_letters_that_were_closed_are_left_out(
     assert second["offset"] == 4
 
 
-def test_pages_shrink_until_large_bodies_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def let_pages_be_asked(monkeypatch: pytest.MonkeyPatch, letters: int, most: int) -> list[int]:
+    """Let links see so many letters, of which a page may have `most`. Return a list of
+    the limits that are asked for.
+    """
     asked = []
 
     def call(
         _link: BrokerLink, _name: str, /, *, limit: int, after: int, **_: Any
     ) -> dict[str, Any]:
         asked.append(limit)
-        if limit > 2:
+        if limit > most:
             raise BadRequest("a frame of 44783472 bytes")
-        page = [{"number": n, "state": "dead"} for n in range(after + 1, min(after + limit, 5) + 1)]
-        return {"letters": page, "next": page[-1]["number"] if len(page) == limit else None}
+        numbers = range(after + 1, min(after + limit, letters) + 1)
+        page = [{"number": number, "state": "dead"} for number in numbers]
+        return {"letters": page, "next": numbers[-1] if len(page) == limit else None}
 
     monkeypatch.setattr(BrokerLink, "call", call)
+    return asked
+
+
+def test_pages_shrink_until_large_bodies_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = let_pages_be_asked(monkeypatch, 5, most=2)
     with BrokerLink("txmq://127.0.0.1:1") as link:
         assert [letter["number"] for letter in link.letters("g", bodies=True)] == [1, 2, 3, 4, 5]
     assert asked == [128, 16, 2, 2, 2]
+
+
+def test_a_task_asks_for_no_letters_behind_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = let_pages_be_asked(monkeypatch, 9_000, most=1_000)
+    with BrokerLink("txmq://127.0.0.1:1") as link:
+        found = [one["number"] for one in link.letters("g", bodies=False, after=1_000, last=3_500)]
+    assert found == list(range(1_001, 3_501))
+    assert asked == [1_000, 1_000, 500]
 
 
 @given(st.integers(0, 50), st.integers(1, 50), st.integers(0, 40_000), st.integers(1, 60))
