@@ -30,8 +30,10 @@ from txmq.errors import (
     RequestTimeout,
     UnknownTopic,
 )
+from txmq.wire.calls.encoding import encode_call
 from txmq.wire.chunks import Chunk, Chunks, unpack_chunks
 from txmq.wire.data_requests import Opcode, Read, ReadLetters, pack_read, pack_read_letters
+from txmq.wire.json import parse_result
 from txmq_spark.arrow_messages import OffsetRange
 from txmq_spark.offset_ranges import (
     LogName,
@@ -205,30 +207,56 @@ class BrokerLink(AbstractContextManager["BrokerLink"]):
         The numbers are greater than `after`, and at most `last`. A letter whose message
         is damaged has no body.
         """
-        page = PAGE_LETTERS_WITH_BODIES if bodies else PAGE_LETTERS
-        following: int | None = after
-        while following is not None and (last is None or following < last):
-            limit = page if last is None else min(page, last - following)
-            try:
-                reply = self.call(
-                    "dlq.list", group=group, after=following, limit=limit, bodies=bodies
-                )
-            except (BadRequest, BrokerFailed, ProtocolError, ConnectionLost):
-                # A page of large bodies may not fit in a frame, and the sizes are
-                # unknown before.
-                if page == 1 or not bodies:
-                    raise
-                page = max(1, page // 8)
-                continue
-            except MessagesDamaged:  # that of the next letter, which has to be a body's
-                reply = self.call("dlq.list", group=group, after=following, limit=1, bodies=False)
-                if not (bodies and any("damaged" in letter for letter in reply["letters"])):
-                    raise
-            for letter in reply["letters"]:
+        if last is not None and last <= after:
+            return
+        pages = self._pages_with_bodies if bodies else self._pages
+        for page in pages(group, after, last):
+            for letter in page:
                 if last is not None and letter["number"] > last:
                     return
                 if letter["state"] == "dead":
                     yield letter
+
+    def _pages(self, group: str, after: int, last: int | None) -> Iterator[list[dict[str, Any]]]:
+        """Yield pages of letters without bodies. The next page is on its way while the
+        caller works on one.
+        """
+        following: int | None = after
+        payload = _page_payload(group, after, last)
+        pending = self._write(Opcode.CALL, payload)
+        while True:
+            reply = parse_result(self._reply_of(Opcode.CALL, payload, pending))
+            following = reply["next"]
+            if following is None or (last is not None and following >= last):
+                yield reply["letters"]
+                return
+            payload = _page_payload(group, following, last)
+            pending = self._write(Opcode.CALL, payload)
+            yield reply["letters"]
+
+    def _pages_with_bodies(
+        self, group: str, after: int, last: int | None
+    ) -> Iterator[list[dict[str, Any]]]:
+        """Yield pages of letters with bodies, as many in one as fit in a frame."""
+        limit = PAGE_LETTERS_WITH_BODIES
+        following: int | None = after
+        while following is not None and (last is None or following < last):
+            limit = limit if last is None else min(limit, last - following)
+            args = {"group": group, "after": following}
+            try:
+                reply = self.call("dlq.list", **args, limit=limit, bodies=True)
+            except (BadRequest, BrokerFailed, ProtocolError, ConnectionLost):
+                # A page of large bodies may not fit in a frame, and the sizes are
+                # unknown before.
+                if limit == 1:
+                    raise
+                limit = max(1, limit // 8)
+                continue
+            except MessagesDamaged:  # that of the next letter, which has to be a body's
+                reply = self.call("dlq.list", **args, limit=1, bodies=False)
+                if not any("damaged" in letter for letter in reply["letters"]):
+                    raise
+            yield reply["letters"]
             following = reply["next"]
 
     def selected_letters(
@@ -325,6 +353,12 @@ class BrokerLink(AbstractContextManager["BrokerLink"]):
     def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
+
+
+def _page_payload(group: str, after: int, last: int | None) -> bytes:
+    limit = PAGE_LETTERS if last is None else min(PAGE_LETTERS, last - after)
+    args = {"group": group, "after": after, "limit": limit, "bodies": False}
+    return encode_call("dlq.list", args)
 
 
 def _read_payload(offsets: OffsetRange, offset: int, topic_id: int) -> bytes:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.spark.consuming import let_die
 from txmq.errors import BadRequest
+from txmq_spark import broker_link
 from txmq_spark.arrow_letters import letter_batches
 from txmq_spark.broker_link import PAGE_LETTERS_WITH_BODIES, BrokerLink
 from txmq_spark.letter_ranges import number_ranges
@@ -119,9 +120,38 @@ def test_pages_shrink_until_large_bodies_fit(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_task_asks_for_no_letters_behind_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = let_pages_be_asked(monkeypatch, 9_000, most=1_000)
     with BrokerLink("txmq://127.0.0.1:1") as link:
-        found = [one["number"] for one in link.letters("g", bodies=False, after=1_000, last=3_500)]
-    assert found == list(range(1_001, 3_501))
-    assert asked == [1_000, 1_000, 500]
+        found = [one["number"] for one in link.letters("g", bodies=True, after=1_000, last=1_300)]
+    assert found == list(range(1_001, 1_301))
+    assert asked == [128, 128, 44]
+
+
+def test_pages_without_bodies_come_one_ahead_and_end_with_the_range(
+    monkeypatch: pytest.MonkeyPatch, broker: str, topic: str, client: txmq.Client
+) -> None:
+    client.call("topic.create", name=topic, partitions=1)
+    bodies = [b"%d" % n for n in range(7)]
+    for body in bodies:
+        client.send(topic, body)
+    let_die(client, topic, topic, bodies, "concurrent")
+    monkeypatch.setattr(broker_link, "PAGE_LETTERS", 2)
+    asked: list[int] = []
+    page_payload = broker_link._page_payload
+
+    def noted(group: str, after: int, last: int | None) -> bytes:
+        asked.append(after)
+        return page_payload(group, after, last)
+
+    monkeypatch.setattr(broker_link, "_page_payload", noted)
+    with BrokerLink(broker) as link:
+        listed = link.letters(topic, bodies=False, after=1, last=6)
+        assert next(listed)["number"] == 2
+        assert asked == [1, 3]
+        assert link.call("topic.show", name=topic)["partitions"] == 1  # meanwhile
+        link._disconnect()  # the page that is on its way is asked for again
+        assert [letter["number"] for letter in listed] == [3, 4, 5, 6]
+        assert asked == [1, 3, 5]
+        assert [one["number"] for one in link.letters(topic, bodies=False)] == list(range(1, 8))
+        assert list(link.letters(topic, bodies=False, after=7, last=7)) == []
 
 
 @given(st.integers(0, 50), st.integers(1, 50), st.integers(0, 40_000), st.integers(1, 60))
