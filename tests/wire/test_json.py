@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable
 from http import HTTPStatus
@@ -82,6 +83,25 @@ def test_the_fast_way_reads_what_the_strict_one_reads(
 )
 def test_doubtful_texts_are_read_strictly(text: bytes) -> None:
     assert _outcome(parse, text) == _outcome(wire_json._parse_strictly, text)
+
+
+@pytest.mark.parametrize("look", [wire_json._names_in, wire_json._is_plain])
+def test_a_look_at_many_objects_does_not_have_python_collect_garbage(
+    look: Callable[[Any], object],
+) -> None:
+    """It took three times as long for 16 MiB of empty objects."""
+    value: list[dict[str, int]] = [{} for _ in range(100_000)]
+    collected: list[str] = []
+
+    def count(phase: str, _info: dict[str, int]) -> None:
+        collected.append(phase)
+
+    gc.callbacks.append(count)
+    try:
+        assert look(value) is not None
+    finally:
+        gc.callbacks.remove(count)
+    assert collected == []
 
 
 class Place(NamedTuple):

@@ -57,6 +57,7 @@ def parse(payload: bytes) -> JsonValue:
         # Of a name that occurs twice in one object, the value has one.
         if _names_in(value) == payload.count(b'":'):
             return value
+        del value  # before the strict parser makes another one
     return _parse_strictly(payload)
 
 
@@ -65,11 +66,13 @@ def _names_in(value: JsonValue) -> int | None:
     out of range, or the value nests deeper than `limits.JSON_DEPTH`.
     """
     names = 0
-    level: list[Iterable[Any]] = [(value,)]
+    level: list[Any] = [(value,)]
     for _ in range(limits.JSON_DEPTH + 1):
-        inner: list[Iterable[Any]] = []
-        for values in level:
-            for one in values:
+        # Of what there is already: a new object for each dictionary, as of its values,
+        # lets Python look through all others again and again, to collect some.
+        inner: list[Any] = []
+        for outer in level:
+            for one in outer.values() if type(outer) is dict else outer:
                 kind = type(one)
                 if kind is str:
                     continue
@@ -78,7 +81,7 @@ def _names_in(value: JsonValue) -> int | None:
                         return None
                 elif kind is dict:
                     names += len(one)
-                    inner.append(one.values())
+                    inner.append(one)
                 elif kind is list:
                     inner.append(one)
         if not inner:
@@ -140,17 +143,15 @@ def _is_plain(value: object) -> bool:
     """Return True if a value is made of the types of JSON and tuples, and of no subtype
     of these. What nests deeper than `limits.JSON_DEPTH` may contain itself.
     """
-    level: list[Iterable[Any]] = [(value,)]
+    level: list[Any] = [(value,)]
     for _ in range(limits.JSON_DEPTH + 1):
-        inner: list[Iterable[Any]] = []
-        for values in level:
-            for one in values:
+        inner: list[Any] = []  # as in `_names_in`
+        for outer in level:
+            for one in outer.values() if type(outer) is dict else outer:
                 kind = type(one)
                 if kind in SCALARS:
                     continue
-                if kind is dict and {*map(type, one)} <= NAMES:
-                    inner.append(one.values())
-                elif kind is list or kind is tuple:
+                if (kind is dict and {*map(type, one)} <= NAMES) or kind is list or kind is tuple:
                     inner.append(one)
                 else:
                     return False
