@@ -11,6 +11,7 @@ from pyspark.sql import Column, DataFrame, Row, Window
 from pyspark.sql import functions as f
 
 from txmq_spark.concurrent_actions import at_once
+from txmq_spark.kept_frames import KeptFrames
 from txmq_spark.letter_evidence import LETTER
 from txmq_spark.plan_parts import PlanPart, part_digests
 from txmq_spark.plan_summary import (
@@ -86,11 +87,13 @@ class ManyLetters(NamedTuple):
             f.count("*").alias("letters"),
             f.sum(f.col("replay").cast("int")).alias("replayed"),
             f.min("dead_at").alias("oldest"),
-        ).persist()
-        totals = counted.agg(f.count("*").alias("keys"), f.sum("letters").alias("letters")).first()
+        )
+        counts = [f.count("*").alias("keys"), f.sum("letters").alias("letters")]
         order: list[Column | str] = [f.desc("letters"), "group", "topic", "key"]
-        top = tuple(KeyCount(*row) for row in counted.orderBy(*order).limit(TOP_KEYS).collect())
-        counted.unpersist()
+        with KeptFrames() as kept:
+            kept.keep(counted)
+            totals = counted.agg(*counts).first()
+            top = tuple(KeyCount(*row) for row in counted.orderBy(*order).limit(TOP_KEYS).collect())
         assert totals is not None, "an aggregation has a row"
         return Concentration(totals["keys"], totals["letters"] or 0, top)
 

@@ -6,6 +6,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.errors import PySparkException
 
 from tests.spark.letters import Letter, letter, letter_frame
 from tests.spark.plans import planned
@@ -80,6 +81,16 @@ def test_few_letters_have_the_digests_and_the_summary_of_many(
         assert few.summary(ONE_MISSING, NOW) == many.summary(ONE_MISSING, NOW)
         youngest = max((one["dead_at"] for one in letters), default=0)
         assert (few.youngest(), many.youngest()) == (youngest, youngest)
+
+
+def test_counts_that_fail_leave_no_frame_behind(spark: SparkSession) -> None:
+    cached: Any = spark._jsparkSession.sharedState().cacheManager().numCachedEntries
+    before = cached()
+    columns = ("'g' AS `group`", "'t' AS topic", "'k' AS key", "id = 0 AS replay")
+    rows = spark.range(1).selectExpr(*columns, "bigint(raise_error('lost')) AS dead_at")
+    with pytest.raises(PySparkException, match="lost"):
+        ManyLetters(rows)._keys()
+    assert cached() == before
 
 
 def test_each_part_of_few_letters_has_its_digest(
