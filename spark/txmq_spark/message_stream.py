@@ -131,11 +131,11 @@ class BrokerStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         survey, planned = self._survey(), parse_progress(end)
         begun, losses = self._follow(parse_progress(start), survey)
         ended, lost = self._follow(planned, survey)
-        report_losses([*losses, *lost], fail=self._options.fail_on_data_loss)
-        self._uncounted = _uncounted(losses, start, planned)
         ranges = ended.ranges_from(begun)
-        _require_selected(ranges, survey)
-        tasks = self._tasks(ranges, survey)
+        left = _left_out(ranges, survey, fail=self._options.fail_on_data_loss)
+        report_losses([*losses, *lost, *left], fail=self._options.fail_on_data_loss)
+        self._uncounted = _uncounted([*losses, *left], start, planned)
+        tasks = self._tasks([one for one in ranges if one.topic in survey.topics], survey)
         return [InputPartition(task) for task in tasks]
 
     def stop(self) -> None:
@@ -216,17 +216,21 @@ class LetterStream(BrokerStream):
         yield from read_letters(self._options, partition.value, self._names)
 
 
-def _require_selected(ranges: Sequence[OffsetRange], survey: Survey) -> None:
-    """Raise ConfigError where a planned batch reads what the query does not select any
-    more: without it, messages would be skipped in silence.
+def _left_out(ranges: Sequence[OffsetRange], survey: Survey, *, fail: bool) -> list[Loss]:
+    """Return what a planned batch reads of topics that the query does not select any
+    more.
+
+    Raises ConfigError to `fail`: otherwise messages would be skipped in silence.
     """
-    for one in ranges:
-        if one.topic not in survey.topics:
-            raise ConfigError(
-                "checkpointLocation",
-                f"the batch that Spark has planned also reads {one.topic}",
-                hint="select that until the batch is done, or use a new checkpoint",
-            )
+    left = [one for one in ranges if one.topic not in survey.topics]
+    if left and fail:
+        raise ConfigError(
+            "checkpointLocation",
+            f"the batch that Spark has planned also reads {left[0].topic}",
+            hint="select that until the batch is done, or use a new checkpoint",
+        )
+    why = "a batch was planned with it, and the query does not select it any more"
+    return [Loss(f"{one.topic}/{one.partition}", why, one.end - one.start) for one in left]
 
 
 def _uncounted(losses: Sequence[Loss], start: dict[str, Any], planned: Progress) -> list[Loss]:

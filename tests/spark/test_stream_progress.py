@@ -107,12 +107,18 @@ def test_a_planned_batch_of_a_topic_that_is_not_selected_any_more_is_not_skipped
         def _survey(self, *, missing: bool = True) -> Survey:
             return Survey(LOG, {"refunds": TopicBounds(9, [0], [5])})
 
-    options = parse_read_options({"url": "txmq://nowhere:1", "topic": "refunds"})
-    stream = Refunds(options, ("body",))
+    asked = {"url": "txmq://nowhere:1", "topic": "refunds"}
+    stream = Refunds(parse_read_options(asked), ("body",))
     begun, planned = progress(4).to_json(), progress(7).to_json()
     with pytest.raises(ConfigError, match="has planned also reads orders"):
         stream.partitions(begun, planned)
     assert len(stream.partitions(planned, stream.latestOffset(planned, ReadAllAvailable()))) == 1
+    # A watch selects the topics of its groups: nobody can have it select another one.
+    stream = Refunds(parse_read_options(asked | {"failOnDataLoss": "false"}), ("body",))
+    assert stream.partitions(begun, planned) == []
+    end = stream.latestOffset(planned, ReadAllAvailable())
+    assert end["skipped"] == {"orders/0": 3}
+    assert len(stream.partitions(planned, end)) == 1
 
 
 A = LogName("log", "A")
