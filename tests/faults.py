@@ -1179,6 +1179,12 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_tables_of_topics_that_are_not_read_are_left_out",
         "test_rows_whose_messages_are_not_in_the_log_are_found",
     ),
+    279: (
+        "test_a_call_that_the_end_of_the_process_cuts_is_not_waited_for",
+        "test_an_error_on_the_way_out_does_not_hide_the_signal",
+        "test_a_jvm_that_ends_by_itself_is_an_error_of_one_line",
+    ),
+    280: ("test_a_planned_batch_of_a_topic_that_is_not_selected_any_more_is_not_skipped",),
     271: (
         "test_a_file_of_tls_that_cannot_be_used_is_named",
         "test_a_file_of_tls_that_the_broker_could_not_use_is_named",

@@ -53,14 +53,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Results are on standard output; structlog's default would put the log there, too.
     structlog.configure(logger_factory=lambda *_names: structlog.PrintLogger(sys.stderr))
 
-    def run() -> int:
-        options.url = job_url(options.url, options.user, options.password_file, options.ca)
-        return JOBS[options.job].run(options)
-
     # a job without an end of its own ends well by SIGTERM
     goes_on = getattr(options, "every", None) is not None
-    with _ended_by_signals(0 if goes_on else 128 + signal.SIGTERM):
-        return _exit_status(run)
+
+    def run() -> int:
+        with _ended_by_signals(0 if goes_on else 128 + signal.SIGTERM):
+            options.url = job_url(options.url, options.user, options.password_file, options.ca)
+            return JOBS[options.job].run(options)
+
+    return _exit_status(run)
 
 
 def command_parser() -> ArgumentParser:
@@ -94,16 +95,27 @@ def _ended_by_signals(status: int) -> Iterator[None]:
     """Let SIGTERM and Ctrl-C end the block in order, with its queries and the JVM.
 
     Not by KeyboardInterrupt: py4j prints the stack of each call that it interrupts.
+    Errors on the way out come of the signal, which may have ended the JVM, too.
     """
+    caught: list[int] = []
+
+    def end(status: int) -> None:
+        caught.append(status)
+        sys.exit(status)
+
     statuses = {signal.SIGTERM: status}
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as in the background of a shell
         statuses[signal.SIGINT] = INTERRUPTED
     before = {
-        number: signal.signal(number, lambda *_caught, status=ends: sys.exit(status))
+        number: signal.signal(number, lambda *_caught, status=ends: end(status))
         for number, ends in statuses.items()
     }
     try:
         yield
+    except Exception:
+        if not caught:
+            raise
+        sys.exit(caught[0])
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

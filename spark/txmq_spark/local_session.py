@@ -90,12 +90,13 @@ def local_session(
     """Yield a session with the data source `txmq`, which ends with the block, with its
     JVM.
 
-    Raises ConfigError where the machine has no Java, or Spark does not start.
+    Raises ConfigError where the machine has no Java, no directory for temporary files,
+    or Spark does not start.
     """
     if home := os.environ.get("SPARK_HOME"):
         require_same_spark(home)
     with (
-        tempfile.TemporaryDirectory(prefix="txmq-spark-") as name,
+        _own_directory() as name,
         _environment(jvm_environment(Path(name))),
     ):
         builder = SparkSession.builder.master(master).appName("txmq")
@@ -119,6 +120,17 @@ def local_session(
             yield session
         finally:
             _stop_jvm(session)
+
+
+def _own_directory() -> tempfile.TemporaryDirectory[str]:
+    try:
+        return tempfile.TemporaryDirectory(prefix="txmq-spark-")
+    except OSError as error:
+        raise ConfigError(
+            "TMPDIR",
+            f"no directory for Spark's files can be made: {error.strerror}",
+            hint="name a directory that you may write to, and that has some GB free",
+        ) from error
 
 
 def jvm_environment(directory: Path) -> dict[str, str]:

@@ -9,13 +9,13 @@ import importlib
 from collections.abc import Iterator
 
 import pytest
-from py4j.clientserver import ClientServerConnection
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 import txmq
 from txmq.testing.own_broker import OwnBroker
 from txmq_spark.local_session import TASK_ATTEMPTS, local_session
+from txmq_spark.spark_session import interruptible_calls
 
 SETTINGS = {
     "spark.log.level": "OFF",
@@ -70,24 +70,8 @@ def end_jobs() -> None:
 
 @pytest.fixture(scope="session")
 def interruptible() -> Iterator[None]:
-    """Calls to Java whose connection ends when a test runs out of its time in them.
-
-    py4j expects errors of the connection only (0.10.9.9, 2026-11-28). Otherwise the
-    next call, on the way out, would wait for the end of the interrupted one, and each
-    later call would get the answer to the one before.
-    """
-    send = ClientServerConnection.send_command
-
-    def send_command(self: ClientServerConnection, command: str) -> str:
-        try:
-            return str(send(self, command))
-        except BaseException as error:
-            if not isinstance(error, Exception):
-                self.close()
-            raise
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ClientServerConnection, "send_command", send_command)
+    """Calls to Java whose connection ends when a test runs out of its time in them."""
+    with interruptible_calls():
         yield
 
 

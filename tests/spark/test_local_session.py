@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -19,8 +20,9 @@ from py4j.protocol import Py4JError
 from pyspark import SparkContext
 
 from tests.spark.conftest import end_jobs
+from txmq.errors import ConfigError
 from txmq.testing.wait import wait_until
-from txmq_spark.local_session import _stop_jvm, end_collection
+from txmq_spark.local_session import _stop_jvm, end_collection, local_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,6 +39,14 @@ def test_a_session_whose_jvm_is_gone_ends_without_an_error(
         raise Py4JError("SparkSession.clearDefaultSession does not exist in the JVM")
 
     _stop_jvm(SimpleNamespace(stop=stop))  # type: ignore[arg-type] # has what is called
+
+
+def test_a_machine_without_room_for_temporary_files_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    with pytest.raises(ConfigError, match="TMPDIR: no directory for Spark"), local_session():
+        pytest.fail("it has started")
 
 
 class _Jvm:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pyspark.core.context
 import pytest
+from py4j.clientserver import ClientServerConnection
 from py4j.protocol import Py4JNetworkError
 
 from txmq_spark import spark_session
+from txmq_spark.query_errors import JobFailed
 from txmq_spark.spark_session import ADAPTIVE, job_session, planned_once
 
 if TYPE_CHECKING:
@@ -75,6 +77,13 @@ def test_a_submitted_job_whose_jvm_is_gone_ends_by_its_signal(
         def stop(self) -> None:
             raise Py4JNetworkError("connection refused")
 
+        def cancelAllJobs(self) -> None:  # noqa: N802  # Spark's name
+            self.stop()
+
+        @property
+        def sparkContext(self) -> Gone:  # noqa: N802  # Spark's name
+            return self
+
     class Builder:
         def appName(self, _name: str) -> Builder:  # noqa: N802  # Spark's name
             return self
@@ -88,3 +97,53 @@ def test_a_submitted_job_whose_jvm_is_gone_ends_by_its_signal(
     with pytest.raises(SystemExit) as ended, job_session():
         sys.exit(143)
     assert ended.value.code == 143
+
+
+class Busy:
+    """A session, its context and the tracker of its jobs, which end when they have been
+    cancelled often enough.
+    """
+
+    cancelled = 0
+
+    @property
+    def sparkContext(self) -> Busy:  # noqa: N802  # Spark's name
+        return self
+
+    def cancelAllJobs(self) -> None:  # noqa: N802  # Spark's name
+        Busy.cancelled += 1
+
+    def statusTracker(self) -> Busy:  # noqa: N802  # Spark's name
+        return self
+
+    def getActiveJobsIds(self) -> list[int]:  # noqa: N802  # Spark's name
+        return [7] if self.cancelled < 3 else []
+
+
+def test_a_call_that_the_end_of_the_process_cuts_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def cut(_connection: ClientServerConnection, _command: str) -> None:
+        sys.exit(143)
+
+    closed: list[str] = []
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    monkeypatch.setattr(spark_session, "local_session", lambda _master: nullcontext(Busy()))
+    monkeypatch.setattr(spark_session, "CANCEL_EVERY_S", 0)
+    monkeypatch.setattr(ClientServerConnection, "send_command", cut)
+    monkeypatch.setattr(ClientServerConnection, "close", lambda _self: closed.append("closed"))
+    connection = ClientServerConnection.__new__(ClientServerConnection)
+    with pytest.raises(SystemExit), job_session():
+        connection.send_command("collect")
+    assert closed == ["closed"]
+    assert Busy.cancelled == 3
+    assert ClientServerConnection.send_command is cut
+
+
+def test_a_jvm_that_ends_by_itself_is_an_error_of_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    monkeypatch.setattr(spark_session, "local_session", nullcontext)
+    for error in (Py4JNetworkError("Answer from Java side is empty"), ConnectionRefusedError()):
+        with pytest.raises(JobFailed, match="the JVM of Spark has ended") as failed, job_session():
+            raise error
+        assert "\n" not in str(failed.value)

@@ -7,7 +7,8 @@ import os
 import signal
 import sys
 from argparse import Namespace
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ import txmq
 from txmq.errors import ConfigError
 from txmq_spark import command_line, plan_commands, stream_commands
 from txmq_spark.landing import Landed
+from txmq_spark.query_errors import QueryFailed
 from txmq_spark.replay import ReplayResult
 
 HOSTILE = "\x1b]0;owned\x07\x9b31m\u202egnp\u2028\r"
@@ -128,3 +130,27 @@ def test_a_signal_ends_a_job_with_its_status(
     assert ended.value.code == status
     told = capsys.readouterr().err
     assert told == ("txmq: interrupted; the same command does the rest\n" if status == 130 else "")
+
+
+@pytest.mark.parametrize("error", [ConnectionRefusedError("the JVM"), QueryFailed("a cut call")])
+def test_an_error_on_the_way_out_does_not_hide_the_signal(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @contextmanager
+    def frames_of_executors() -> Iterator[None]:
+        try:
+            yield
+        finally:
+            raise error  # the signal has ended the JVM, too
+
+    @frames_of_executors()
+    def run(_options: Namespace) -> int:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return 1  # the signal is handled before
+
+    job = command_line.JOBS["replay"]
+    monkeypatch.setitem(command_line.JOBS, "replay", job._replace(run=run))
+    with pytest.raises(SystemExit) as ended:
+        command_line.main(["replay", "--plan=p"])
+    assert ended.value.code == 143
+    assert capsys.readouterr().err == ""
