@@ -31,7 +31,7 @@ def spark() -> None:
     from txmq.errors.base import TxmqError  # noqa: PLC0415  # not before
 
     try:
-        from txmq_spark.command_line import main as run  # noqa: PLC0415  # PySpark may be missing
+        from txmq_spark.commands.command_line import main as run  # noqa: PLC0415  # PySpark may be missing
     except TxmqError as error:
         sys.exit(f"txmq: {error}")
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:

@@ -7,7 +7,7 @@ a plan to replay them.
 
 import sys
 
-from txmq_spark.command_line import reconcile_main
+from txmq_spark.commands.command_line import reconcile_main
 
 if __name__ == "__main__":
     sys.exit(reconcile_main())

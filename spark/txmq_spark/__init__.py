@@ -6,11 +6,11 @@ from txmq.errors.extras import require
 
 require("spark", "pyspark", "pyarrow")
 
-from txmq_spark.pyspark_version import require_pyspark
+from txmq_spark.session.pyspark_version import require_pyspark
 
 require_pyspark()
 
-from txmq_spark.source import TxmqDataSource
-from txmq_spark.spark_session import register
+from txmq_spark.session.spark_session import register
+from txmq_spark.source.data_source import TxmqDataSource
 
 __all__ = ["TxmqDataSource", "register"]

@@ -12,7 +12,7 @@ sys.path[:] = [place for place in sys.path if Path(place) != Path(__file__).pare
 from txmq.errors.base import TxmqError  # noqa: E402
 
 try:
-    from txmq_spark.command_line import main
+    from txmq_spark.commands.command_line import main
 except TxmqError as error:  # PySpark is missing, or too old
     sys.exit(f"txmq: {error}")
 

@@ -16,10 +16,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from txmq.errors import ConfigError
-from txmq_spark.hadoop_files import Directory
-from txmq_spark.query_errors import job_errors
-from txmq_spark.query_run import clear_unplanned, last_batch, run_query
-from txmq_spark.stream_progress import parse_progress
+from txmq_spark.session.hadoop_files import Directory
+from txmq_spark.session.query_errors import job_errors
+from txmq_spark.session.query_run import clear_unplanned, last_batch, run_query
+from txmq_spark.source.stream_progress import parse_progress
 
 DATE_COLUMNS: Final = ("stored_at", "born_at")
 KEPT_PROGRESS: Final = "spark.sql.streaming.numRecentProgressUpdates"

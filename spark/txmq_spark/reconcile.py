@@ -18,25 +18,20 @@ from psycopg2.sql import Identifier
 from pyspark.sql import DataFrame, SparkSession
 
 from txmq.errors import ConfigError
-from txmq_spark.broker_frames import letter_frame, log_frame
-from txmq_spark.broker_link import BrokerLink
-from txmq_spark.concurrent_actions import at_once
-from txmq_spark.database_snapshot import open_snapshot
-from txmq_spark.database_tables import (
+from txmq_spark.database.mapping import Mapping
+from txmq_spark.database.snapshot import open_snapshot
+from txmq_spark.evidence.broker_frames import letter_frame, log_frame
+from txmq_spark.evidence.database_tables import (
     evidence_names,
     evidence_pages,
     query_tables,
     read_tables,
 )
-from txmq_spark.few_letters import FewLetters, FewMissing
-from txmq_spark.java_classes import keep_classes
-from txmq_spark.kept_frames import KeptFrames, computed
-from txmq_spark.letter_evidence import EvidenceTables, join_evidence
-from txmq_spark.many_letters import ManyLetters, ManyMissing
-from txmq_spark.mapping import Mapping
-from txmq_spark.missing_messages import missing_rows
-from txmq_spark.plan import LetterClass, PlanRules, classified
-from txmq_spark.plan_directory import (
+from txmq_spark.evidence.inputs import Inputs, fix_inputs, mapping_of_read, require_same_topics
+from txmq_spark.evidence.letter_evidence import EvidenceTables, join_evidence
+from txmq_spark.evidence.missing_messages import missing_rows
+from txmq_spark.evidence.token_states import with_state_words
+from txmq_spark.plan.directory import (
     PlanFilters,
     PlanInputs,
     PlanMade,
@@ -45,17 +40,17 @@ from txmq_spark.plan_directory import (
     StoredPlan,
     write_plan,
 )
-from txmq_spark.plan_parts import PlanPart, arranged, in_parts
-from txmq_spark.plan_summary import MissingSummary, PlanSummary
-from txmq_spark.query_errors import job_errors
-from txmq_spark.reconcile_inputs import (
-    Inputs,
-    fix_inputs,
-    mapping_of_read,
-    require_same_topics,
-)
-from txmq_spark.spark_session import planned_once
-from txmq_spark.token_states import with_state_words
+from txmq_spark.plan.few_letters import FewLetters, FewMissing
+from txmq_spark.plan.many_letters import ManyLetters, ManyMissing
+from txmq_spark.plan.parts import PlanPart, arranged, in_parts
+from txmq_spark.plan.rules import LetterClass, PlanRules, classified
+from txmq_spark.plan.summary import MissingSummary, PlanSummary
+from txmq_spark.session.concurrent_actions import at_once
+from txmq_spark.session.java_classes import keep_classes
+from txmq_spark.session.kept_frames import KeptFrames, computed
+from txmq_spark.session.query_errors import job_errors
+from txmq_spark.session.spark_session import planned_once
+from txmq_spark.source.broker_link import BrokerLink
 
 # what one task reads in a second or two
 FEW_LETTERS, FEW_MESSAGES, FEW_PAGES = 5_000, 100_000, 2_048

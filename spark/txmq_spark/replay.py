@@ -13,17 +13,10 @@ from typing import Any, NamedTuple
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from txmq_spark.broker_link import BrokerLink
-from txmq_spark.broker_plans import (
-    follow,
-    hand_over,
-    outcomes,
-    plan_names,
-    require_log,
-    start,
-)
-from txmq_spark.letter_evidence import LETTER
-from txmq_spark.plan_directory import OUTCOMES, StoredPlan
+from txmq_spark.evidence.letter_evidence import LETTER
+from txmq_spark.plan.broker_plans import follow, hand_over, outcomes, plan_names, require_log, start
+from txmq_spark.plan.directory import OUTCOMES, StoredPlan
+from txmq_spark.source.broker_link import BrokerLink
 
 
 class ReplayOptions(NamedTuple):

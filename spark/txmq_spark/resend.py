@@ -28,13 +28,13 @@ from pyspark.sql import functions as f
 from txmq.client.protocol.plans import ENDED
 from txmq.crashpoints import crashpoint
 from txmq.errors import ConfigError, TxmqError
-from txmq_spark.broker_link import BrokerLink
-from txmq_spark.broker_plans import hand_over, wait_for
-from txmq_spark.held_letters import OPERATOR, HeldSource, held_letters
-from txmq_spark.job_bundles import find_job, publish, store_bundle, task_client
-from txmq_spark.letter_shares import in_key_order, share_out
-from txmq_spark.plan_directory import StoredPlan
-from txmq_spark.writing import job_name
+from txmq_spark.plan.broker_plans import hand_over, wait_for
+from txmq_spark.plan.directory import StoredPlan
+from txmq_spark.plan.held_letters import OPERATOR, HeldSource, held_letters
+from txmq_spark.plan.letter_shares import in_key_order, share_out
+from txmq_spark.source.broker_link import BrokerLink
+from txmq_spark.source.job_bundles import find_job, publish, store_bundle, task_client
+from txmq_spark.source.writing import job_name
 
 if TYPE_CHECKING:
     from txmq.client.blocking.transaction.jobs import JobBundle

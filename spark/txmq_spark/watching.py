@@ -22,14 +22,14 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 
 from txmq.errors import BrokerUnavailable, ConfigError, DatabaseUnavailable, UnknownGroup
 from txmq.model.units import SECOND
-from txmq_spark.alert_sinks import AlertSinks, AlertTable
-from txmq_spark.broker_link import BrokerLink
-from txmq_spark.hadoop_files import Directory
+from txmq_spark.alerts.sinks import AlertSinks, AlertTable
+from txmq_spark.alerts.watch_rules import Alert, DeadLetter, GroupMemory, WatchRules, old_letters
 from txmq_spark.landing import LANDING_ID, LARGEST_ID
-from txmq_spark.query_errors import job_errors
-from txmq_spark.query_run import clear_unplanned, run_query
-from txmq_spark.watch_rules import Alert, DeadLetter, GroupMemory, WatchRules, old_letters
-from txmq_spark.writing import QUERY_PROPERTY, QueryBatch, batch_job_name
+from txmq_spark.session.hadoop_files import Directory
+from txmq_spark.session.query_errors import job_errors
+from txmq_spark.session.query_run import clear_unplanned, run_query
+from txmq_spark.source.broker_link import BrokerLink
+from txmq_spark.source.writing import QUERY_PROPERTY, QueryBatch, batch_job_name
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -21,8 +21,8 @@ from typing import Final
 from txmq.testing.ports import free_port
 from txmq.testing.processes import ENVIRONMENT, Running
 from txmq.testing.wait import wait_until
-from txmq_spark.java import java_home
-from txmq_spark.local_session import spark_home
+from txmq_spark.session.java import java_home
+from txmq_spark.session.local_session import spark_home
 
 HOSTS: Final = ("127.0.0.1", "127.0.0.2")
 PACKAGES: Final = sysconfig.get_paths()["purelib"]

@@ -53,10 +53,10 @@ def tell_origin(spark: SparkSession, directory: str) -> None:
     """Write down where executors import the package from."""
 
     def tell(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import txmq_spark.source  # in the executor
+        from txmq_spark.source import data_source  # in the executor
 
         for batch in batches:
-            yield pa.record_batch({"file": [txmq_spark.source.__file__] * batch.num_rows})
+            yield pa.record_batch({"file": [data_source.__file__] * batch.num_rows})
 
     [one] = spark.range(1).mapInArrow(tell, "file string").collect()
     with Path(directory, "origins").open("a") as journal:

@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 
 import txmq
 from txmq.testing.own_broker import OwnBroker
-from txmq_spark.local_session import TASK_ATTEMPTS, local_session
-from txmq_spark.spark_session import interruptible_calls
+from txmq_spark.session.local_session import TASK_ATTEMPTS, local_session
+from txmq_spark.session.spark_session import interruptible_calls
 
 SETTINGS = {
     "spark.log.level": "OFF",

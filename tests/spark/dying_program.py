@@ -20,9 +20,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from txmq_spark import TxmqDataSource
-from txmq_spark.job_bundles import StoredBundle
-from txmq_spark.stream_writing import EpochWriter
-from txmq_spark.writing import JobWriter
+from txmq_spark.source.job_bundles import StoredBundle
+from txmq_spark.source.stream_writing import EpochWriter
+from txmq_spark.source.writing import JobWriter
 
 LIMIT_S = 100.0
 # kind of query, victim, and what of it is killed

@@ -18,10 +18,10 @@ from pyspark.sql.types import StructType
 from tests.spark.conftest import SETTINGS
 from txmq import crashpoints
 from txmq_spark import TxmqDataSource
-from txmq_spark.local_session import local_session
-from txmq_spark.source_options import WriteOptions
-from txmq_spark.stream_writing import EpochWriter
-from txmq_spark.writing import JobWriter
+from txmq_spark.session.local_session import local_session
+from txmq_spark.source.options import WriteOptions
+from txmq_spark.source.stream_writing import EpochWriter
+from txmq_spark.source.writing import JobWriter
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -6,11 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.spark.letters import letter, letter_frame
-from txmq_spark.broker_link import BrokerLink
-from txmq_spark.many_letters import ManyLetters, ManyMissing
-from txmq_spark.missing_messages import MISSING
-from txmq_spark.plan import LetterClass, PlanRules, classified
-from txmq_spark.plan_directory import (
+from txmq_spark.evidence.missing_messages import MISSING
+from txmq_spark.plan.directory import (
     PlanFilters,
     PlanInputs,
     PlanMade,
@@ -19,7 +16,10 @@ from txmq_spark.plan_directory import (
     StoredPlan,
     write_plan,
 )
-from txmq_spark.plan_parts import arranged, in_parts
+from txmq_spark.plan.many_letters import ManyLetters, ManyMissing
+from txmq_spark.plan.parts import arranged, in_parts
+from txmq_spark.plan.rules import LetterClass, PlanRules, classified
+from txmq_spark.source.broker_link import BrokerLink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

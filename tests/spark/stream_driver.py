@@ -9,7 +9,7 @@ from typing import Self
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from txmq_spark import TxmqDataSource
-from txmq_spark.message_stream import BrokerStream
+from txmq_spark.source.message_stream import BrokerStream
 
 
 class StreamDriver:

@@ -17,8 +17,8 @@ from txmq.testing.postgres_server import OwnServer
 from txmq.testing.processes import run_script
 from txmq.testing.wait import wait_until
 from txmq.tx.postgres.session import connect
-from txmq_spark.alert_sinks import AlertSinks, AlertTable
-from txmq_spark.watch_rules import Alert
+from txmq_spark.alerts.sinks import AlertSinks, AlertTable
+from txmq_spark.alerts.watch_rules import Alert
 
 if TYPE_CHECKING:
     import txmq

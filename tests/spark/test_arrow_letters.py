@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from tests.spark.consuming import let_die
 from txmq.errors import BadRequest
-from txmq_spark import broker_link
-from txmq_spark.arrow_letters import letter_batches
-from txmq_spark.broker_link import PAGE_LETTERS_WITH_BODIES, BrokerLink
-from txmq_spark.letter_ranges import number_ranges
+from txmq_spark.source import broker_link
+from txmq_spark.source.arrow_letters import letter_batches
+from txmq_spark.source.broker_link import PAGE_LETTERS_WITH_BODIES, BrokerLink
+from txmq_spark.source.letter_ranges import number_ranges
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -20,10 +20,10 @@ from txmq.batch import BatchView, Codec
 from txmq.errors import RemoteProtocolError
 from txmq.model.message import Message
 from txmq.wire.chunks import Chunk
-from txmq_spark import arrow_messages
-from txmq_spark.arrow_letters import LETTERS
-from txmq_spark.arrow_messages import MESSAGES, OffsetRange, record_batches, wrap
-from txmq_spark.source import LETTER_TYPES, MESSAGE_TYPES
+from txmq_spark.source import arrow_messages
+from txmq_spark.source.arrow_letters import LETTERS
+from txmq_spark.source.arrow_messages import MESSAGES, OffsetRange, record_batches, wrap
+from txmq_spark.source.data_source import LETTER_TYPES, MESSAGE_TYPES
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 MESSAGE = st.builds(

@@ -13,9 +13,9 @@ from txmq.batch.cells import header_cell
 from txmq.client.protocol.sender.rows import MessageRows
 from txmq.errors import MessageTooLarge
 from txmq.model.message import Message
-from txmq_spark.arrow_messages import SMALL_BATCH_ROWS
-from txmq_spark.arrow_rows import SCHEMA, ArrowRows, batch_columns
-from txmq_spark.held_letters import LetterColumns
+from txmq_spark.plan.held_letters import LetterColumns
+from txmq_spark.source.arrow_messages import SMALL_BATCH_ROWS
+from txmq_spark.source.arrow_rows import SCHEMA, ArrowRows, batch_columns
 
 PRODUCER, BORN = b"p" * 16, 7
 

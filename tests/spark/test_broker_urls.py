@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from txmq.errors import ConfigError
-from txmq_spark.broker_urls import full_url, job_url
-from txmq_spark.source_options import parse_read_options, parse_write_options
+from txmq_spark.source.broker_urls import full_url, job_url
+from txmq_spark.source.options import parse_read_options, parse_write_options
 
 VARIABLES = ("TXMQ_USER", "TXMQ_PASSWORD_FILE", "TXMQ_PASSWORD", "TXMQ_CA")
 

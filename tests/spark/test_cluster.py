@@ -67,9 +67,11 @@ def test_what_is_shipped_has_nothing_of_the_tests_and_is_always_the_same(
 ) -> None:
     with ZipFile(shipped) as archive:
         names = archive.namelist()
-    assert {"txmq/__init__.py", "txmq_spark/report.html", "txmq/tx/postgres/schema_4.sql"} <= set(
-        names
-    )
+    assert {
+        "txmq/__init__.py",
+        "txmq_spark/plan/report.html",
+        "txmq/tx/postgres/schema_4.sql",
+    } <= set(names)
     assert [name for name in names if name.startswith(("txmq/testing", "txmq/broker"))] == []
     shipping.write_zip(tmp_path / "again.zip")
     assert (tmp_path / "again.zip").read_bytes() == shipped.read_bytes()
@@ -109,8 +111,8 @@ def test_jobs_run_shipped_and_installed_and_send_once_though_stragglers_are_run_
     jobs: Jobs, broker: str
 ) -> None:
     origins = (jobs.directory / "origins").read_text().splitlines()
-    assert origins[0] == f"{jobs.installed}/txmq_spark/source.py"
-    assert origins[1].endswith("/txmq.zip/txmq_spark/source.py")
+    assert origins[0] == f"{jobs.installed}/txmq_spark/source/data_source.py"
+    assert origins[1].endswith("/txmq.zip/txmq_spark/source/data_source.py")
     lines = (jobs.directory / "attempts").read_text().splitlines()
     attempts = Counter(
         what

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from txmq_spark.concurrent_actions import at_once
+from txmq_spark.session.concurrent_actions import at_once
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

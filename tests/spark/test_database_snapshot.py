@@ -23,8 +23,9 @@ from txmq.testing.wait import wait_until
 from txmq.tx.postgres.blocking import claim, compact
 from txmq.tx.postgres.inbox import Position
 from txmq.tx.postgres.session import Connection, Cursor, connect, transaction
-from txmq_spark import database_snapshot
-from txmq_spark.database_snapshot import (
+from txmq_spark.database import snapshot as database_snapshot
+from txmq_spark.database.mapping import BusinessTable, Mapping
+from txmq_spark.database.snapshot import (
     DatabaseSnapshot,
     copy_batches,
     open_snapshot,
@@ -32,7 +33,7 @@ from txmq_spark.database_snapshot import (
     table_exists,
     table_frame,
 )
-from txmq_spark.database_tables import (
+from txmq_spark.evidence.database_tables import (
     GroupIdentity,
     GroupPartition,
     decided_tokens,
@@ -42,8 +43,7 @@ from txmq_spark.database_tables import (
     query_tables,
     read_tables,
 )
-from txmq_spark.mapping import BusinessTable, Mapping
-from txmq_spark.query_errors import JobFailed, job_errors
+from txmq_spark.session.query_errors import JobFailed, job_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from txmq_spark.command_line import JOBS, command_parser
+from txmq_spark.commands.command_line import JOBS, command_parser
 
 SPARK = Path(__file__).parents[2] / "spark"
 DOCUMENT = SPARK / "README.md"

@@ -11,20 +11,14 @@ from pyspark.errors import PySparkException
 from tests.spark.letters import Letter, letter, letter_frame
 from tests.spark.plans import planned
 from txmq.model.units import HOUR
-from txmq_spark.few_letters import FewLetters, FewMissing
-from txmq_spark.kept_frames import KeptFrames
-from txmq_spark.many_letters import ManyLetters, ManyMissing
-from txmq_spark.missing_messages import MISSING
-from txmq_spark.plan import PlanRules, classified
-from txmq_spark.plan_directory import (
-    LETTERS,
-    PlanMade,
-    PlanRows,
-    read_plan,
-    write_plan,
-)
-from txmq_spark.plan_parts import arranged, in_parts
-from txmq_spark.plan_summary import MissingMessage, MissingSummary
+from txmq_spark.evidence.missing_messages import MISSING
+from txmq_spark.plan.directory import LETTERS, PlanMade, PlanRows, read_plan, write_plan
+from txmq_spark.plan.few_letters import FewLetters, FewMissing
+from txmq_spark.plan.many_letters import ManyLetters, ManyMissing
+from txmq_spark.plan.parts import arranged, in_parts
+from txmq_spark.plan.rules import PlanRules, classified
+from txmq_spark.plan.summary import MissingMessage, MissingSummary
+from txmq_spark.session.kept_frames import KeptFrames
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -96,7 +90,7 @@ def test_counts_that_fail_leave_no_frame_behind(spark: SparkSession) -> None:
 def test_each_part_of_few_letters_has_its_digest(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("txmq_spark.plan_parts.PART_LETTERS", 40)
+    monkeypatch.setattr("txmq_spark.plan.parts.PART_LETTERS", 40)
     plan = plan_frame(letter_frame(spark, varied(Random(7), 200)))
     digests = FewLetters.of(plan).part_digests()
     assert len(digests) > 2
@@ -124,7 +118,7 @@ def test_what_is_missing_is_counted_and_listed_alike(spark: SparkSession, count:
 def test_a_plan_that_the_driver_writes_is_that_of_executors(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    monkeypatch.setattr("txmq_spark.plan_parts.PART_LETTERS", 40)
+    monkeypatch.setattr("txmq_spark.plan.parts.PART_LETTERS", 40)
     letters = letter_frame(spark, varied(Random(count), count))
     by_executors = planned(tmp_path / "executors", letters)
     missing = spark.createDataFrame([("row", None, "é", "missing", None)], MISSING)

@@ -9,7 +9,7 @@ import pytest
 from py4j.java_gateway import JavaClass
 from pyspark.sql import functions as f
 
-from txmq_spark.java_classes import KNOWN, java_class, keep_classes
+from txmq_spark.session.java_classes import KNOWN, java_class, keep_classes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

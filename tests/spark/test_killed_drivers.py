@@ -27,12 +27,12 @@ from tests.spark.test_writing import bodies, driver, sent, undecided
 from txmq.testing.own_broker import OwnBroker
 from txmq.testing.processes import ENVIRONMENT, Running
 from txmq.testing.wait import wait_until
-from txmq_spark.arrow_messages import OffsetRange, record_batches
-from txmq_spark.broker_link import READ_BYTES, BrokerLink
-from txmq_spark.java import java_home
-from txmq_spark.message_reading import read_task
-from txmq_spark.offset_ranges import TaskRange
-from txmq_spark.source_options import ReadOptions
+from txmq_spark.session.java import java_home
+from txmq_spark.source.arrow_messages import OffsetRange, record_batches
+from txmq_spark.source.broker_link import READ_BYTES, BrokerLink
+from txmq_spark.source.message_reading import read_task
+from txmq_spark.source.offset_ranges import TaskRange
+from txmq_spark.source.options import ReadOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

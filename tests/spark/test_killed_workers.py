@@ -22,8 +22,8 @@ from txmq.client.protocol.address import parse_url
 from txmq.testing.wait import wait_until
 from txmq.tx.postgres.session import connect
 from txmq.wire.data_requests import Opcode
-from txmq_spark import command_line, stream_commands
-from txmq_spark.mapping import BusinessTable, Mapping
+from txmq_spark.commands import command_line, stream_commands
+from txmq_spark.database.mapping import BusinessTable, Mapping
 from txmq_spark.reconcile import ReconcileOptions, reconcile
 
 if TYPE_CHECKING:

@@ -11,9 +11,10 @@ import pytest
 
 from tests.spark.stream_driver import texts
 from txmq.errors import ConfigError
-from txmq_spark import command_line, landing, stream_commands
-from txmq_spark.hadoop_files import Directory
+from txmq_spark import landing
+from txmq_spark.commands import command_line, stream_commands
 from txmq_spark.landing import LandOptions, land, require_same_batches
+from txmq_spark.session.hadoop_files import Directory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

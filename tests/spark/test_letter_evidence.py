@@ -11,15 +11,15 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
 
 from txmq.errors import ConfigError
-from txmq_spark.letter_evidence import EvidenceTables, join_evidence, token_column
-from txmq_spark.mapping import (
+from txmq_spark.database.mapping import (
     LARGEST_PARSED,
     Mapping,
     mistake_column,
     read_mapping,
     version_column,
 )
-from txmq_spark.missing_messages import keys_apart, tokens_without_messages
+from txmq_spark.evidence.letter_evidence import EvidenceTables, join_evidence, token_column
+from txmq_spark.evidence.missing_messages import keys_apart, tokens_without_messages
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

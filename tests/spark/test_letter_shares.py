@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from txmq.model.keys import partition_of
-from txmq_spark import letter_shares
-from txmq_spark.held_letters import place_runs
-from txmq_spark.letter_shares import (
+from txmq_spark.plan import letter_shares
+from txmq_spark.plan.held_letters import place_runs
+from txmq_spark.plan.letter_shares import (
     PLACES,
     SourceLetters,
     in_key_order,
@@ -146,7 +146,7 @@ def test_places_of_one_partition_are_one_run_over_batches(
         (0, [3, 4], [False, True]),
         (0, [2], [False]),
     ]
-    monkeypatch.setattr("txmq_spark.held_letters.RUN_PLACES", 2)
+    monkeypatch.setattr("txmq_spark.plan.held_letters.RUN_PLACES", 2)
     many = [places([(0, n)]) for n in range(5)]
     assert [run.offsets.tolist() for run in place_runs(many)] == [[0, 1], [2, 3], [4]]
 

@@ -22,7 +22,7 @@ from pyspark import SparkContext
 from tests.spark.conftest import end_jobs
 from txmq.errors import ConfigError
 from txmq.testing.wait import wait_until
-from txmq_spark.local_session import _stop_jvm, end_collection, local_session
+from txmq_spark.session.local_session import _stop_jvm, end_collection, local_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txmq.errors import ConfigError
-from txmq_spark.arrow_messages import OffsetRange
-from txmq_spark.offset_ranges import (
+from txmq_spark.source.arrow_messages import OffsetRange
+from txmq_spark.source.offset_ranges import (
     DataLoss,
     LogName,
     Survey,
@@ -19,7 +19,7 @@ from txmq_spark.offset_ranges import (
     batch_ranges,
     cut_ranges,
 )
-from txmq_spark.source_options import ReadOptions, parse_read_options
+from txmq_spark.source.options import ReadOptions, parse_read_options
 
 LOG = LogName("log", "")
 TOPIC = {"url": "txmq://127.0.0.1:7650", "topic": "orders"}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.spark.letters import Letter, letter, letter_frame
-from txmq_spark.plan import BLOCKING, SAFE, LetterClass, PlanRules, classified
+from txmq_spark.plan.rules import BLOCKING, SAFE, LetterClass, PlanRules, classified
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,10 +14,9 @@ from tests.spark.letters import Letter, letter, letter_frame
 from tests.spark.plans import planned
 from txmq.errors import ConfigError
 from txmq.wire.json import parse_as
-from txmq_spark import plan_directory, plan_parts
-from txmq_spark.hadoop_files import Directory
-from txmq_spark.plan import PlanRules
-from txmq_spark.plan_directory import (
+from txmq_spark.plan import directory as plan_directory
+from txmq_spark.plan import parts as plan_parts
+from txmq_spark.plan.directory import (
     LETTERS,
     MANIFEST,
     PlanFilters,
@@ -25,7 +24,9 @@ from txmq_spark.plan_directory import (
     PlanManifest,
     read_plan,
 )
-from txmq_spark.query_errors import JobFailed
+from txmq_spark.plan.rules import PlanRules
+from txmq_spark.session.hadoop_files import Directory
+from txmq_spark.session.query_errors import JobFailed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -29,11 +29,11 @@ from pyspark.sql.datasource import (
 
 import txmq
 from tests.spark.consuming import drain
-from txmq_spark.letter_reading import FilteringLetterReader, LetterReader
-from txmq_spark.message_reading import FilteringMessageReader, MessageReader
-from txmq_spark.pushed_filters import EPOCH
-from txmq_spark.source import LETTER_TYPES, MESSAGE_TYPES
-from txmq_spark.source_options import parse_read_options
+from txmq_spark.source.data_source import LETTER_TYPES, MESSAGE_TYPES
+from txmq_spark.source.letter_reading import FilteringLetterReader, LetterReader
+from txmq_spark.source.message_reading import FilteringMessageReader, MessageReader
+from txmq_spark.source.options import parse_read_options
+from txmq_spark.source.pushed_filters import EPOCH
 
 pytestmark = pytest.mark.timeout(600)  # where the machine is busy
 Row = dict[str, Any]

@@ -23,18 +23,18 @@ from pyspark.sql.datasource import (
 )
 
 from tests.spark.consuming import let_die
-from txmq_spark.arrow_messages import OffsetRange
-from txmq_spark.letter_reading import FilteringLetterReader, LetterReader
-from txmq_spark.message_reading import FilteringMessageReader
-from txmq_spark.pushed_filters import (
+from txmq_spark.source.arrow_messages import OffsetRange
+from txmq_spark.source.data_source import LETTER_TYPES, MESSAGE_TYPES
+from txmq_spark.source.letter_reading import FilteringLetterReader, LetterReader
+from txmq_spark.source.message_reading import FilteringMessageReader
+from txmq_spark.source.options import parse_read_options
+from txmq_spark.source.pushed_filters import (
     EPOCH,
     PushedLetters,
     Span,
     push_letter_filters,
     push_message_filters,
 )
-from txmq_spark.source import LETTER_TYPES, MESSAGE_TYPES
-from txmq_spark.source_options import parse_read_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -11,8 +11,8 @@ import pytest
 
 from tests.test_extras import EXTRAS
 from txmq.errors import ConfigError
-from txmq_spark.local_session import local_session
-from txmq_spark.pyspark_version import OLDEST, require_pyspark, require_same_spark
+from txmq_spark.session.local_session import local_session
+from txmq_spark.session.pyspark_version import OLDEST, require_pyspark, require_same_spark
 
 
 def test_an_older_pyspark_is_refused_in_one_line() -> None:

@@ -12,9 +12,15 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import StreamingQueryException
 from pyspark.errors.exceptions.captured import convert_exception
 
-from txmq_spark import query_run
-from txmq_spark.query_errors import CheckpointShared, JobFailed, QueryFailed, cause_of, job_errors
-from txmq_spark.query_run import STARTS, WORKER_LATE, run_query
+from txmq_spark.session import query_run
+from txmq_spark.session.query_errors import (
+    CheckpointShared,
+    JobFailed,
+    QueryFailed,
+    cause_of,
+    job_errors,
+)
+from txmq_spark.session.query_run import STARTS, WORKER_LATE, run_query
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -36,20 +36,19 @@ from txmq.wire.bundle import (
     pack_part,
 )
 from txmq.wire.data_requests import Opcode
-from txmq_spark import database_snapshot, plan_commands, reconcile, token_states
-from txmq_spark.broker_link import BrokerLink
-from txmq_spark.command_line import reconcile_main, replay_main
-from txmq_spark.mapping import BusinessTable, Mapping
-from txmq_spark.plan import SAFE, LetterClass, PlanRules
-from txmq_spark.plan_directory import MADE, read_plan
-from txmq_spark.plan_parts import PlacedLetters, in_parts
-from txmq_spark.plan_summary import MissingMessage
-from txmq_spark.reconcile import (
-    ReconcileOptions,
-    Reconciliation,
-    reconciled,
-)
-from txmq_spark.reconcile_inputs import fix_inputs, mapping_of_read, require_same_topics
+from txmq_spark import reconcile
+from txmq_spark.commands import plan_commands
+from txmq_spark.commands.command_line import reconcile_main, replay_main
+from txmq_spark.database import snapshot as database_snapshot
+from txmq_spark.database.mapping import BusinessTable, Mapping
+from txmq_spark.evidence import token_states
+from txmq_spark.evidence.inputs import fix_inputs, mapping_of_read, require_same_topics
+from txmq_spark.plan.directory import MADE, read_plan
+from txmq_spark.plan.parts import PlacedLetters, in_parts
+from txmq_spark.plan.rules import SAFE, LetterClass, PlanRules
+from txmq_spark.plan.summary import MissingMessage
+from txmq_spark.reconcile import ReconcileOptions, Reconciliation, reconciled
+from txmq_spark.source.broker_link import BrokerLink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -19,12 +19,13 @@ from tests.spark.test_writing import sent, undecided
 from txmq.client.protocol.transaction.parts import PART_BYTES
 from txmq.errors import ConfigError, RequestRejected
 from txmq.testing.own_broker import OwnBroker
-from txmq_spark import broker_plans, resend
-from txmq_spark.broker_link import BrokerLink
-from txmq_spark.held_letters import held_letters
-from txmq_spark.job_bundles import store_bundle
-from txmq_spark.plan_directory import OUTCOMES, StoredPlan
+from txmq_spark import resend
+from txmq_spark.plan import broker_plans
+from txmq_spark.plan.directory import OUTCOMES, StoredPlan
+from txmq_spark.plan.held_letters import held_letters
 from txmq_spark.replay import ReplayOptions, expected, replay
+from txmq_spark.source.broker_link import BrokerLink
+from txmq_spark.source.job_bundles import store_bundle
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

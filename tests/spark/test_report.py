@@ -13,10 +13,11 @@ import pytest
 from rich.console import Console
 
 from tests.spark.letters import Letter, letter
-from txmq_spark.charts import Bar, bar_chart, escape_text
-from txmq_spark.plan import SAFE, LetterClass, PlanRules
-from txmq_spark.plan_directory import PlanFilters, PlanInputs, PlanMade, PlanManifest
-from txmq_spark.plan_summary import (
+from txmq_spark.plan.charts import Bar, bar_chart, escape_text
+from txmq_spark.plan.directory import PlanFilters, PlanInputs, PlanMade, PlanManifest
+from txmq_spark.plan.report import html_page, terminal_summary
+from txmq_spark.plan.rules import SAFE, LetterClass, PlanRules
+from txmq_spark.plan.summary import (
     AGES,
     LISTED_LETTERS,
     OLDER,
@@ -27,7 +28,6 @@ from txmq_spark.plan_summary import (
     MissingMessage,
     PlanSummary,
 )
-from txmq_spark.report import html_page, terminal_summary
 
 HOUR = 3_600_000_000
 NOW = 1_700_000_000_000_000

@@ -9,8 +9,8 @@ from selenium.webdriver.common.by import By
 from tests.fixtures_browser import Browser
 from tests.spark.letters import letter
 from tests.spark.test_report import HOSTILE, NOW, found
-from txmq_spark.plan_summary import MissingMessage
-from txmq_spark.report import html_page
+from txmq_spark.plan.report import html_page
+from txmq_spark.plan.summary import MissingMessage
 
 # A name that would be run as a script wherever it is not escaped sets the title.
 TITLE = "document.title='owned'"

@@ -16,8 +16,8 @@ import txmq
 from tests.spark.killed_driver import start_stream
 from tests.spark.secured import PASSWORD, Secured, secured_broker
 from tests.spark.test_broker_urls import VARIABLES
-from txmq_spark import plan_commands
-from txmq_spark.command_line import main
+from txmq_spark.commands import plan_commands
+from txmq_spark.commands.command_line import main
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,7 +9,7 @@ import pytest
 
 from txmq.errors import ConfigError, LocalProtocolError
 from txmq_spark import TxmqDataSource
-from txmq_spark.source_options import (
+from txmq_spark.source.options import (
     ReadOptions,
     parse_read_options,
     parse_write_options,

@@ -14,9 +14,9 @@ import pytest
 from py4j.clientserver import ClientServerConnection
 from py4j.protocol import Py4JNetworkError
 
-from txmq_spark import spark_session
-from txmq_spark.query_errors import JobFailed
-from txmq_spark.spark_session import ADAPTIVE, job_session, planned_once
+from txmq_spark.session import spark_session
+from txmq_spark.session.query_errors import JobFailed
+from txmq_spark.session.spark_session import ADAPTIVE, job_session, planned_once
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

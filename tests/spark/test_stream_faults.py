@@ -18,8 +18,8 @@ from txmq.client.protocol import conversation
 from txmq.errors import LogChanged, TopicReplaced
 from txmq.testing.own_broker import OwnBroker
 from txmq.testing.wait import wait_until
-from txmq_spark.broker_link import BrokerLink
-from txmq_spark.offset_ranges import DataLoss
+from txmq_spark.source.broker_link import BrokerLink
+from txmq_spark.source.offset_ranges import DataLoss
 
 pytestmark = pytest.mark.timeout(300)  # where the machine is busy
 PATIENCE_S = 60.0

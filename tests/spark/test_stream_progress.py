@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from txmq.errors import ConfigError
-from txmq_spark.arrow_messages import OffsetRange
-from txmq_spark.message_stream import MessageStream
-from txmq_spark.offset_ranges import DataLoss, LogName, Survey, TopicBounds, report_losses
-from txmq_spark.source_options import parse_read_options
-from txmq_spark.stream_progress import (
+from txmq_spark.source.arrow_messages import OffsetRange
+from txmq_spark.source.message_stream import MessageStream
+from txmq_spark.source.offset_ranges import DataLoss, LogName, Survey, TopicBounds, report_losses
+from txmq_spark.source.options import parse_read_options
+from txmq_spark.source.stream_progress import (
     Progress,
     TopicProgress,
     follow,

@@ -17,11 +17,11 @@ from tests.spark.stream_driver import texts
 from tests.spark.test_writing import ROWS, bodies, undecided
 from txmq.errors import ConfigError, TransactionAborted
 from txmq_spark import TxmqDataSource
-from txmq_spark.job_bundles import StoredBundle
-from txmq_spark.source_options import WriteOptions
-from txmq_spark.stream_progress import parse_progress
-from txmq_spark.stream_writing import EpochWriter
-from txmq_spark.writing import QueryBatch
+from txmq_spark.source.job_bundles import StoredBundle
+from txmq_spark.source.options import WriteOptions
+from txmq_spark.source.stream_progress import parse_progress
+from txmq_spark.source.stream_writing import EpochWriter
+from txmq_spark.source.writing import QueryBatch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -14,8 +14,8 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from tests.spark.consuming import let_die
 from tests.spark.stream_driver import StreamDriver, texts
 from txmq.errors import UnknownGroup
-from txmq_spark.offset_ranges import DataLoss
-from txmq_spark.pushed_filters import EPOCH
+from txmq_spark.source.offset_ranges import DataLoss
+from txmq_spark.source.pushed_filters import EPOCH
 
 if TYPE_CHECKING:
     import txmq

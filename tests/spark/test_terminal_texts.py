@@ -16,10 +16,10 @@ import structlog
 
 import txmq
 from txmq.errors import ConfigError
-from txmq_spark import command_line, plan_commands, stream_commands
+from txmq_spark.commands import command_line, plan_commands, stream_commands
 from txmq_spark.landing import Landed
-from txmq_spark.query_errors import QueryFailed
 from txmq_spark.replay import ReplayResult
+from txmq_spark.session.query_errors import QueryFailed
 
 HOSTILE = "\x1b]0;owned\x07\x9b31m\u202egnp\u2028\r"
 

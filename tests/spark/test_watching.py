@@ -20,9 +20,9 @@ from tests.spark.test_writing import sent
 from tests.tx.postgres.support import rows
 from txmq.errors import ConfigError
 from txmq.testing.wait import wait_until
-from txmq_spark import command_line, stream_commands
+from txmq_spark.alerts.watch_rules import MAX_SEEN, Alert, DeadLetter, GroupMemory, WatchRules
+from txmq_spark.commands import command_line, stream_commands
 from txmq_spark.landing import LANDING_ID
-from txmq_spark.watch_rules import MAX_SEEN, Alert, DeadLetter, GroupMemory, WatchRules
 from txmq_spark.watching import WatchOptions, message_counter, watch
 
 if TYPE_CHECKING:

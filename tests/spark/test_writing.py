@@ -18,13 +18,13 @@ from txmq.errors import ConfigError, Conflict, LocalProtocolError, TransactionAb
 from txmq.model.keys import partition_of
 from txmq.model.message import Message
 from txmq_spark import TxmqDataSource
-from txmq_spark.arrow_messages import OffsetRange
-from txmq_spark.broker_link import BrokerLink
-from txmq_spark.job_bundles import StoredBundle
-from txmq_spark.message_columns import check_columns
-from txmq_spark.source import MESSAGE_TYPES
-from txmq_spark.source_options import WriteOptions
-from txmq_spark.writing import JobWriter
+from txmq_spark.source.arrow_messages import OffsetRange
+from txmq_spark.source.broker_link import BrokerLink
+from txmq_spark.source.data_source import MESSAGE_TYPES
+from txmq_spark.source.job_bundles import StoredBundle
+from txmq_spark.source.message_columns import check_columns
+from txmq_spark.source.options import WriteOptions
+from txmq_spark.source.writing import JobWriter
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import txmq
 from tests.bench.harness import in_turn
 from tests.bench.raw.latency import percentile
-from txmq_spark.local_session import local_session
+from txmq_spark.session.local_session import local_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -31,17 +31,17 @@ from unittest import mock
 from tests.bench.plans import AT_ONCE
 from txmq.tx.postgres.session import connect
 from txmq_spark import resend as resending
-from txmq_spark.broker_link import BrokerLink
-from txmq_spark.broker_plans import hand_over, start, wait_for
-from txmq_spark.database_snapshot import open_snapshot
-from txmq_spark.database_tables import business_rows
-from txmq_spark.letter_evidence import EvidenceTables, join_evidence
-from txmq_spark.local_session import local_session
-from txmq_spark.mapping import BusinessTable, Mapping
-from txmq_spark.missing_messages import keys_apart
-from txmq_spark.plan import PlanRules, classified
-from txmq_spark.plan_directory import StoredPlan, read_plan
+from txmq_spark.database.mapping import BusinessTable, Mapping
+from txmq_spark.database.snapshot import open_snapshot
+from txmq_spark.evidence.database_tables import business_rows
+from txmq_spark.evidence.letter_evidence import EvidenceTables, join_evidence
+from txmq_spark.evidence.missing_messages import keys_apart
+from txmq_spark.plan.broker_plans import hand_over, start, wait_for
+from txmq_spark.plan.directory import StoredPlan, read_plan
+from txmq_spark.plan.rules import PlanRules, classified
 from txmq_spark.reconcile import ReconcileOptions, reconciled
+from txmq_spark.session.local_session import local_session
+from txmq_spark.source.broker_link import BrokerLink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

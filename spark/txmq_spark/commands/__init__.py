@@ -1,0 +1,1 @@
+"""The command `txmq-spark`: the arguments of each job, and what it prints."""

@@ -1,0 +1,3 @@
+"""Tables of a business database: read as of one moment, named by users, and mapped to
+messages.
+"""
