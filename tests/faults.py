@@ -1181,6 +1181,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
     ),
     279: (
         "test_a_call_that_the_end_of_the_process_cuts_is_not_waited_for",
+        "test_a_signal_while_spark_starts_waits_for_its_jvm",
         "test_an_error_on_the_way_out_does_not_hide_the_signal",
         "test_a_jvm_that_ends_by_itself_is_an_error_of_one_line",
     ),

@@ -147,3 +147,26 @@ def test_a_jvm_that_ends_by_itself_is_an_error_of_one_line(monkeypatch: pytest.M
         with pytest.raises(JobFailed, match="the JVM of Spark has ended") as failed, job_session():
             raise error
         assert "\n" not in str(failed.value)
+
+
+def test_a_signal_while_spark_starts_waits_for_its_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+
+    @contextmanager
+    def starting(_master: str) -> Iterator[Busy]:
+        signal.raise_signal(signal.SIGTERM)
+        steps.append("started")
+        try:
+            yield Busy()
+        finally:
+            steps.append("ended")
+
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    monkeypatch.setattr(spark_session, "local_session", starting)
+    before = signal.signal(signal.SIGTERM, lambda *_caught: sys.exit(143))
+    try:
+        with pytest.raises(SystemExit), job_session():
+            pytest.fail("it goes on")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert steps == ["started", "ended"]

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -49,14 +49,11 @@ def job_session() -> Iterator[SparkSession]:
     JobFailed where its JVM ends by itself.
     """
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
-        with (
-            _gone_jvm_told(),
-            interruptible_calls(),
-            _own_interrupts(),
-            local_session(f"local[*,{TASK_ATTEMPTS}]") as own,
-            _jobs_cancelled(own),
-        ):
-            yield own
+        with _gone_jvm_told(), interruptible_calls(), _own_interrupts(), ExitStack() as stack:
+            with _signals_held():
+                own = stack.enter_context(local_session(f"local[*,{TASK_ATTEMPTS}]"))
+            with _jobs_cancelled(own):
+                yield own
         return
     with _gone_jvm_told(), interruptible_calls():
         with _own_interrupts():
@@ -68,6 +65,26 @@ def job_session() -> Iterator[SparkSession]:
         finally:
             with suppress(*JVM_GONE):
                 spark.stop()
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """Have Ctrl-C and SIGTERM wait for the end of the block, in which a JVM starts.
+
+    One that nobody waits for any more fails, and stays for ever (4.3.0, 2026-11-29).
+    """
+    held: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _frame: held.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if held:
+            signal.raise_signal(held[0])
 
 
 @contextmanager
