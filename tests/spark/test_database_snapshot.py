@@ -11,6 +11,7 @@ from unittest.mock import Mock
 
 import psycopg2
 import pyarrow as pa
+import pyarrow.csv
 import pytest
 from psycopg2.extensions import make_dsn, parse_dsn
 from psycopg2.sql import SQL, Identifier
@@ -98,6 +99,33 @@ def test_rows_may_be_wider_than_the_blocks_in_which_they_are_parsed(
         assert table.column("number").to_pylist() == list(range(first, 1_001))
         found = [name for name in table.column("name").to_pylist() if name]
         assert found == ["a\n" * (40 * n) for n in range(7, 1_001, 400) if n >= first]
+
+
+def test_a_reader_that_has_failed_and_reads_on_takes_no_rows_from_the_next_one(
+    taken: DatabaseSnapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+
+    class Failing:
+        """A reader whose rows do not fit in a block."""
+
+        def __iter__(self) -> Iterator[pa.RecordBatch]:
+            raise pa.ArrowInvalid("straddling object: try to increase block size")
+
+    def opened(source: Any, **options: Any) -> object:
+        given.append(source)
+        if len(given) == 1:
+            return Failing()
+        given[0].read(1 << 16)  # as its thread does, at any time
+        return open_csv(source, **options)
+
+    open_csv = pyarrow.csv.open_csv
+    monkeypatch.setattr(pyarrow.csv, "open_csv", opened)
+    query = "SELECT n FROM generate_series(1, 50000) n"
+    batches = copy_batches(taken.dsn, taken.exported, query, "number bigint")
+    numbers = pa.Table.from_batches(batches).column("number").to_pylist()
+    assert numbers == list(range(1, 50_001))
+    assert len(given) == 2
 
 
 def test_a_table_is_read_in_page_ranges_of_one_snapshot(

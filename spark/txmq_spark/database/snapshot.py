@@ -7,6 +7,8 @@ is written, and no JDBC driver is needed.
 
 from __future__ import annotations
 
+import io
+import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -299,11 +301,11 @@ def _parsed_rows(file: IO[bytes], fields: Mapping[str, str]) -> Iterator[pa.Reco
     place (pyarrow 26.0, 2026-11-28).
     """
     block, rows = BLOCK, 0
+    file.flush()
     while True:
-        file.seek(0)
         end = 0
         try:
-            for batch in _csv_reader(file, fields, block):
+            for batch in _csv_reader(_FromStart(file), fields, block):
                 end += batch.num_rows
                 if end > rows:
                     first, rows = batch.num_rows - (end - rows), end
@@ -316,8 +318,27 @@ def _parsed_rows(file: IO[bytes], fields: Mapping[str, str]) -> Iterator[pa.Reco
             return
 
 
+class _FromStart(io.RawIOBase):
+    """A file from its beginning, with a position of its own.
+
+    A reader of pyarrow reads ahead in a thread, also when it has failed: the next one
+    would begin where that thread leaves a common position (pyarrow 26.0, 2026-11-29).
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._at = file, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        found = os.pread(self._file.fileno(), size, self._at)
+        self._at += len(found)
+        return found
+
+
 def _csv_reader(
-    file: IO[bytes], fields: Mapping[str, str], block: int
+    file: io.RawIOBase, fields: Mapping[str, str], block: int
 ) -> pyarrow.csv.CSVStreamingReader:
     return pyarrow.csv.open_csv(
         file,
