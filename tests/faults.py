@@ -1186,6 +1186,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_jvm_that_ends_by_itself_is_an_error_of_one_line",
     ),
     280: ("test_a_planned_batch_of_a_topic_that_is_not_selected_any_more_is_not_skipped",),
+    281: ("test_a_reader_that_has_failed_and_reads_on_takes_no_rows_from_the_next_one",),
     271: (
         "test_a_file_of_tls_that_cannot_be_used_is_named",
         "test_a_file_of_tls_that_the_broker_could_not_use_is_named",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from pyspark import SparkContext
@@ -63,9 +64,14 @@ def end_jobs() -> None:
     """End all jobs and queries of the session, if there is one."""
     context = SparkContext._active_spark_context
     if context is not None:
-        for query in SparkSession(context).streams.active:
+        session = SparkSession(context)
+        for query in session.streams.active:
             query.stop()
         context.cancelAllJobs()
+        # A call that was cut leaves the next ones to a new thread of the JVM. By the
+        # session that is active there, writes find data sources (4.3.0, 2026-11-29).
+        jvm: Any = session._jvm
+        jvm.SparkSession.setActiveSession(session._jsparkSession)
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ import pytest
 from py4j.clientserver import FinalizerWorker
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
+from pyspark.errors import PySparkException
 
 from tests.spark.conftest import end_jobs
 from txmq.errors import ConfigError
@@ -112,3 +113,5 @@ def test_a_test_that_runs_out_of_its_time_leaves_the_session_to_others(
         signal.signal(signal.SIGUSR1, before)
     end_jobs()
     assert spark.range(3).count() == 3
+    with pytest.raises(PySparkException, match="the option is missing"):  # it is found
+        spark.range(1).write.format("txmq").mode("append").save()
