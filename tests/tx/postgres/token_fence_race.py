@@ -58,6 +58,7 @@ class Race:
     counts: Counter[str] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)
     stop: threading.Event = field(default_factory=threading.Event)
+    stored: threading.Event = field(default_factory=threading.Event)  # no bundle comes any more
     drained_by: float = 0.0
 
     def run(
@@ -84,7 +85,10 @@ class Race:
             self.stop.wait(0.1)
         self.drained_by = time.monotonic() + DRAIN_S
         self.stop.set()
-        for thread in (*writers, *readers):
+        for thread in writers:
+            thread.join()
+        self.stored.set()
+        for thread in readers:
             thread.join()
 
     def phantoms(self) -> set[UUID]:
@@ -188,7 +192,7 @@ class Race:
 
     def _resolve(self, seed: int) -> None:
         chance, resolver = random.Random(seed), self.resolver(self.dsn)
-        while not self.stop.is_set() or (self.undecided() and time.monotonic() < self.drained_by):
+        while not self.stored.is_set() or (self.undecided() and time.monotonic() < self.drained_by):
             waiting = self.undecided()
             asked = chance.sample(waiting, min(len(waiting), ASKED_AT_ONCE))
             self._note(asked, resolver.resolve(asked) if asked else [])
