@@ -221,7 +221,6 @@ class BrokerLink(AbstractContextManager["BrokerLink"]):
         """Yield pages of letters without bodies. The next page is on its way while the
         caller works on one.
         """
-        following: int | None = after
         payload = _page_payload(group, after, last)
         pending = self._write(Opcode.CALL, payload)
         while True:
