@@ -1,8 +1,10 @@
 # Every target sets itself up first: .venv from the hash-pinned lock, once, and again when the lock changes.
+# `make demo` and `make test` need a part of the lock only.
 #
 #   make demo    the order flow, end to end             SCALE=0.01 sizes it, KEEP=1 leaves it running at the end
-#   make test    all tests but the soak                 T="tests/test_layers.py -k name" narrows
-#   make soak    the tests that run for minutes         T= narrows
+#   make test    the tests of every change: minutes     T="tests/test_layers.py -k name" runs what it names instead
+#   make deep    all others but the soak                T= narrows
+#   make soak    the tests that run for long            T= narrows
 #   make bench   all benchmarks: a table, bench.json    ONLY=tx. narrows, SCALE=0.1 shortens
 #   make check   ruff, mypy strict, the layer test, several at once
 #   make shots   pictures of the console for README and docs, by a headless Chromium
@@ -20,87 +22,94 @@ export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/pycache
 venv := .venv
 python := $(venv)/bin/python
 ready := $(venv)/.ready
-pip := $(python) -m pip --disable-pip-version-check --no-input
+complete := $(venv)/.complete
+install := $(python) -m uv pip install --quiet --python $(python) --no-deps --no-build-isolation
 sources := $(wildcard txmq txmq_command.py spark adapters examples tests scripts)
 compiled := .cache/compiled
 classes := .cache/java/classes.jsa
-# for tests of Spark, and for all tests
-archive := $(if $(T),$(if $(findstring spark,$(T)),$(classes)),$(classes))
 
-.PHONY: help demo prepared test soak bench check types style layers shots house deb lock clean
+.PHONY: help demo prepared test deep soak bench check types style layers shots house deb lock clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
 
-$(ready): requirements/build.txt requirements/lock.txt pyproject.toml
-	@echo "setting up $(venv) (the first time takes some minutes) ..." >&2
+$(ready): requirements/build.txt requirements/test.txt pyproject.toml
+	@echo "setting up $(venv) (the first time takes a minute) ..." >&2
 	@$(python) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 		{ found=$$(scripts/find-python) && "$$found" -m venv --clear $(venv); }
+	@$(python) -m pip --disable-pip-version-check --no-input install --quiet \
+		--require-hashes --only-binary :all: -r requirements/build.txt
 	@# PySpark comes as source: its build uses the pinned setuptools, not whatever is newest.
-	@$(pip) install --quiet --require-hashes --only-binary :all: -r requirements/build.txt
-	@$(pip) install --quiet --require-hashes --no-deps --no-build-isolation --use-pep517 -r requirements/lock.txt
-	@$(pip) install --quiet --no-deps --no-build-isolation -e .
+	@$(install) --require-hashes -r requirements/test.txt
+	@$(install) -e .
+	@touch $@
+
+$(complete): $(ready) requirements/lock.txt
+	@echo "adding to $(venv) what the other targets need ..." >&2
+	@$(install) --require-hashes -r requirements/lock.txt
 	@touch $@
 
 # The tests' modules, by one process, once: else each of those that run tests at once compiles all of them.
 $(compiled): $(ready)
 	@mkdir -p $(@D)
-	@$(python) -m pytest --collect-only -qq >/dev/null 2>&1 || true
+	@$(python) -m pytest --collect-only -qq -m "$(quick)" >/dev/null 2>&1 || true
 	@touch $@
 
 # Spark's classes, once: else each Java machine of the tests reads and links them anew. Without it they take longer.
 $(classes): $(ready)
 	@$(python) -m tests.java_archive >/dev/null 2>&1 || true
 
-# Each of the two keeps one core busy.
-prepared: $(ready)
-	@$(MAKE) --no-print-directory --jobs 2 $(compiled) $(archive)
-
 demo: $(ready)
 	@$(python) -m examples.order_flow $(if $(SCALE),--scale $(SCALE)) $(if $(KEEP),--keep)
 
 # Some tests at once; how many, which of them stay together, and in which order: tests/reporting.py.
-test soak: at_once := --numprocesses auto --maxprocesses 8 --dist loadscope --no-loadscope-reorder
+at_once := --numprocesses auto --maxprocesses 8 --dist loadscope --no-loadscope-reorder
+quick := not soak and not deep
 
-test: prepared
-	@$(python) -m pytest $(at_once) $(T)
+test: $(if $(T),$(complete),$(compiled))
+	@$(python) -m pytest $(at_once) $(if $(T),$(T),-m "$(quick)")
 
-soak: prepared
+deep: $(complete) $(classes)
+	@$(python) -m pytest $(at_once) -m "deep and not soak" $(T)
+
+soak: $(complete) $(classes)
 	@$(python) -m pytest $(at_once) -m soak --timeout 3600 $(T)
 
-bench: $(ready)
+bench: $(complete)
 	@$(python) -m tests.bench $(if $(ONLY),--only $(ONLY)) $(if $(SCALE),--scale $(SCALE))
 
 # mypy keeps one core busy for about a minute: the others do the rest.
-check: $(ready)
+check: $(complete)
 	@$(MAKE) --no-print-directory --jobs 2 types style layers
 
-types: $(ready)
+types: $(complete)
 	@$(python) -m mypy $(sources)
 
-style: $(ready)
+style: $(complete)
 	@$(python) -m ruff check .
 	@$(python) -m ruff format --check .
 
-layers: $(ready) $(compiled)
+layers: $(ready)
 	@$(python) -m pytest --quiet tests/test_layers.py
 
-shots: $(ready)
+shots: $(complete)
 	@$(python) -m tests.admin.shots docs
 
-house: $(ready)
+house: $(complete)
 	@$(python) scripts/house.py $(if $(NAMES),--names)
 	@echo
 	@$(python) scripts/walks.py $(if $(NAMES),--hot 10)
 
-deb: $(ready)
+deb: $(complete)
 	@$(python) scripts/debian_package.py
 
 lock: compile := $(python) -m uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" $(if $(UPGRADE),--upgrade)
+lock: pinned := --constraint requirements/lock.txt --no-annotate
 lock: $(ready)
-	@$(compile) --all-extras --group dev pyproject.toml --output-file requirements/lock.txt
-	@echo setuptools | $(compile) --constraint requirements/lock.txt --no-annotate - --output-file requirements/build.txt
+	@$(compile) --all-extras --group test --group dev pyproject.toml --output-file requirements/lock.txt
+	@$(compile) $(pinned) --extra demo --group test pyproject.toml --output-file requirements/test.txt
+	@printf 'setuptools\nuv\n' | $(compile) $(pinned) - --output-file requirements/build.txt
 	@touch $(ready)
 
 clean:

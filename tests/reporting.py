@@ -1,5 +1,5 @@
-"""Counts that tests report, and the order and grouping of tests in several
-processes.
+"""Counts that tests report, tests that are left out, and the order and grouping of
+tests in several processes.
 """
 
 from __future__ import annotations
@@ -7,12 +7,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TypeAlias
 from zlib import crc32
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
+
+from tests.kinds import is_deep, is_needed
 
 COUNTS = "counts"
 # Spark starts a Java machine in each process that needs one. With one only, its folder
@@ -68,6 +70,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScope
     scheduler = LoadScopeScheduling(config, log)
     scheduler._split_scope = group_of
     return scheduler
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark the tests that `make test` leaves to `make deep`."""
+    if is_deep(item.nodeid):
+        item.add_marker(pytest.mark.deep)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no file for `make test` that it does not need, nor the packages of it."""
+    inside = collection_path.suffix == ".py" and collection_path.is_relative_to(config.rootpath)
+    if not inside or "not deep" not in config.option.markexpr:
+        return None
+    return None if is_needed(collection_path.relative_to(config.rootpath).as_posix()) else True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

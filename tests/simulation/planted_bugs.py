@@ -678,7 +678,7 @@ BUGS = (
         around=_in_every_seed(
             store_consumers, _patching(store_consumers.ModelStore, "put", _put_without_sync)
         ),
-        first=11,
+        first=22,
     ),
     Bug(
         "a stored message is acked before its effect",

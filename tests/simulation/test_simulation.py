@@ -17,7 +17,8 @@ from tests.simulation.planted_bugs import BUGS, Bug
 from tests.simulation.simulation import Simulation
 
 pytestmark = pytest.mark.timeout(900)  # seeds need processor time only, which a busy machine lacks
-SEEDS = 200  # 0.2 to 0.6 s of CPU each; make soak has 10,000 others (docs/decisions/0159)
+SEEDS = 200  # 0.2 to 0.6 s of CPU each; make soak has 10,000 others
+FIRST_SEEDS = 50  # those of every change
 SOAK_FIRST, SOAK_SEEDS = 100_000, 10_000
 SEEDS_PER_TEST = 100  # several tests, so that processes share them
 BUG_SEEDS = 60
@@ -72,10 +73,8 @@ def _quiet() -> Iterator[None]:
     structlog.configure(**before)
 
 
-def _ranges(first: int, last: int) -> list[tuple[int, int]]:
-    return [
-        (start, min(start + SEEDS_PER_TEST, last)) for start in range(first, last, SEEDS_PER_TEST)
-    ]
+def _ranges(first: int, last: int, size: int = SEEDS_PER_TEST) -> list[tuple[int, int]]:
+    return [(start, min(start + size, last)) for start in range(first, last, size)]
 
 
 def _chosen_seeds() -> list[tuple[int, int]]:
@@ -105,6 +104,11 @@ def _run_seeds(first: int, last: int) -> Counter[str]:
     return counts
 
 
+@pytest.mark.parametrize(("first", "last"), _ranges(0, FIRST_SEEDS, FIRST_SEEDS // 2))
+def test_every_invariant_holds_for_the_first_seeds(first: int, last: int) -> None:
+    _run_seeds(first, last)
+
+
 @pytest.mark.parametrize(("first", "last"), _chosen_seeds())
 def test_every_invariant_holds_for_every_seed(first: int, last: int, report: Report) -> None:
     report({"seeds": last - first, **_run_seeds(first, last)})
@@ -115,6 +119,12 @@ def test_every_invariant_holds_for_every_seed(first: int, last: int, report: Rep
 @pytest.mark.parametrize(("first", "last"), _ranges(SOAK_FIRST, SOAK_FIRST + SOAK_SEEDS))
 def test_ten_thousand_more_seeds(first: int, last: int, report: Report) -> None:
     report({"seeds": last - first, **_run_seeds(first, last)})
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_a_planted_bug_is_found_by_its_own_seed(bug: Bug) -> None:
+    with bug.around():
+        assert _fails(bug.first, bug), "make deep T=tests/simulation finds its next seed"
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)

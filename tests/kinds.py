@@ -1,0 +1,108 @@
+"""Which tests `make test` runs, and which it leaves to `make deep`.
+
+`make test` has to end within eight minutes on two cores. It needs no program of the
+machine, and no package that only a framework needs. A test is deep if DEEP has its
+folder, its file, its function or itself, unless STORIES have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+from typing import Final
+
+# For each kind of thing that users have: one story of it, from end to end.
+STORIES: Final = {
+    "a producer killed at a crash point": (
+        "tests/system/test_transaction_kills.py::test_services_killed_at_every_crash_point"
+    ),
+    "a broker killed under load": (
+        "tests/system/test_broker_kill.py"
+        "::test_a_broker_killed_under_load_keeps_all_acknowledged_messages"
+    ),
+    "consumers with an inbox killed in their handlers": (
+        "tests/system/test_inbox_end_to_end.py::test_consumers_killed_in_their_handlers[concurrent]"
+    ),
+    "letters reconciled and replayed by Spark": (
+        "tests/spark/test_reconcile.py::test_a_plan_is_replayed_once_by_the_command"
+    ),
+}
+DEEP: Final = {
+    "Spark, in a Java machine": (
+        "tests/spark",
+        "tests/test_java.py",
+        "tests/test_java_archive.py",
+    ),
+    "frameworks, by their packages": (
+        "tests/frameworks",
+        "tests/broker/monitoring/test_spans.py",
+        "tests/client/aio/test_sqlalchemy.py",
+        "tests/client/blocking/test_conformance.py",
+        "tests/client/blocking/test_django.py",
+        "tests/client/blocking/test_frameworks.py",
+        "tests/client/blocking/test_sqlalchemy.py",
+        "tests/client/test_phantom.py",
+        "tests/client/test_telemetry.py",
+        "tests/test_public_names.py",
+    ),
+    "programs of the machine": (
+        "tests/admin/test_console.py",
+        "tests/admin/test_monitoring_files.py",
+        "tests/client/blocking/test_pgbouncer.py",
+        "tests/tx/postgres/test_pgbouncer.py",
+        "tests/test_browser.py",
+    ),
+    "packages, benchmarks and other tools": (
+        "tests/test_bench_harness.py",
+        "tests/test_bench_letters.py",
+        "tests/test_bench_yardsticks.py",
+        "tests/test_debian_package.py",
+        "tests/test_extras.py",
+        "tests/test_packaging.py",
+        "tests/testing/test_plugin.py",
+    ),
+    "processes killed in series, and long lives": (
+        "tests/demo",
+        "tests/system",
+        "tests/client/aio/test_kills.py",
+        "tests/client/blocking/test_inbox_identity.py",
+        "tests/client/blocking/test_inbox_resets.py",
+        "tests/client/blocking/test_local_store_kills.py",
+        "tests/client/blocking/test_process_end.py",
+        "tests/client/blocking/test_restored_log.py",
+        "tests/client/blocking/test_spool_kills.py",
+        "tests/recover/test_killed_recoverers.py",
+        "tests/recover/test_several_recoverers.py",
+        "tests/relay/test_relay.py",
+    ),
+    "every place, and many seeds": (
+        "tests/broker/data_directory/test_index_crash.py",
+        "tests/core/consumers/test_simulation.py",
+        "tests/recover/local_store/test_crash.py",
+        "tests/recover/spool/test_spool_simulation.py",
+        "tests/simulation/test_simulation.py::test_a_planted_bug_is_found",
+        "tests/simulation/test_simulation.py::test_every_invariant_holds_for_every_seed",
+        "tests/store/index/test_environment.py",
+        "tests/store/index/test_lmdb_tables.py::TestBeside::runTest",
+    ),
+}
+_DEEP: Final = frozenset(place for places in DEEP.values() for place in places)
+_QUICK: Final = frozenset(STORIES.values())
+_WITH_STORIES: Final = frozenset(story.partition("::")[0] for story in _QUICK)
+
+
+def is_deep(test: str) -> bool:
+    """Return whether a test, or all tests of a file, are left to `make deep`."""
+    return _QUICK.isdisjoint(places := set(_places(test))) and not _DEEP.isdisjoint(places)
+
+
+def is_needed(file: str) -> bool:
+    """Return whether `make test` needs the file of tests."""
+    return file in _WITH_STORIES or not is_deep(file)
+
+
+def _places(test: str) -> Iterator[str]:
+    """Yield the folders, the file and the function of a test, and the test."""
+    file = test.partition("::")[0]
+    yield from (str(folder) for folder in PurePosixPath(file).parents)
+    yield from (file, test.partition("[")[0], test)
