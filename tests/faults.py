@@ -560,13 +560,7 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_of_two_clones_of_a_data_directory_the_first_works",
         "test_a_report_of_unknown_outcome_locks_nobody_out",
     ),
-    89: (
-        "test_messages_of_a_topic_that_is_made_again_take_effect",
-        "test_an_inbox_stored_by_name_is_taken_over_and_doubles_nothing",
-        "test_an_inbox_stored_by_name_is_not_that_of_a_topic_that_was_made_later",
-        "test_an_inbox_that_may_be_anothers_is_refused_until_an_operator_decides",
-        "test_an_older_txmq_fails_at_the_new_tables",
-    ),
+    89: ("test_messages_of_a_topic_that_is_made_again_take_effect",),
     90: ("test_messages_of_a_broker_with_another_log_take_effect",),
     149: (
         "test_an_inbox_of_a_restored_log_that_has_outgrown_it_is_refused",

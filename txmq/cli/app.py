@@ -68,7 +68,6 @@ PANELS: Final = {
         "resolver": "resolver",
         "relay": "relay",
         "outbox": "outbox",
-        "inbox": "inboxes",
     },
     "Operation": {
         "alarms": "alarms",

@@ -18,7 +18,6 @@ from tests.client.real import RealBroker
 from tests.client.scripted_member import fresh
 from txmq.client.blocking.client import Client
 from txmq.client.protocol import conversation
-from txmq.client.protocol.awaited import inbox_opening
 from txmq.errors import InboxMismatch
 from txmq.model.message import Message, ReceivedMessage
 from txmq.model.retry import RetryPolicy
@@ -28,14 +27,6 @@ from txmq.tx.postgres.session import Connection
 WAIT_S = 20.0
 IDLE_S = 2.0  # much longer than a busy machine stands still
 Connect = Callable[[], Connection]
-BY_NAME = """
-INSERT INTO txmq_inbox_by_name (grp, topic, partition, epoch, applied)
-SELECT grp, '{topic}', partition, epoch, range_agg(r) FROM (
-    SELECT grp, partition, epoch, unnest(applied) AS r FROM txmq_inbox UNION ALL
-    SELECT grp, partition, epoch, int8range("offset", "offset" + 1) FROM txmq_inbox_recent) stored
-GROUP BY 1, 2, 3, 4;
-TRUNCATE txmq_inbox, txmq_inbox_recent;
-"""
 RESTORED = "DELETE FROM effects; TRUNCATE txmq_inbox, txmq_inbox_recent;"
 
 
@@ -130,48 +121,6 @@ def test_a_consumer_that_comes_back_with_two_brokers_doubles_nothing(
         consumer.run(take_effect, inbox=connect, idle_exit=IDLE_S)
         assert consumer.stats.duplicates == 1
     assert effects(connect) == ["a0", "a1", "b0", "b1"]
-
-
-def test_an_inbox_stored_by_name_is_taken_over_and_doubles_nothing(
-    client: Client, connect: Connect
-) -> None:
-    topic, group = fresh("t"), fresh("g")
-    make(client, topic)
-    send(client, topic, "a", "b")
-    forget_acks(client, group, topic, connect, 2)
-    execute(connect, BY_NAME.format(topic=topic))
-    run(client, connect, group, topic)
-    assert effects(connect) == ["a", "b"]
-
-
-def test_an_inbox_stored_by_name_is_not_that_of_a_topic_that_was_made_later(
-    client: Client, connect: Connect
-) -> None:
-    topic, group = fresh("t"), fresh("g")
-    make(client, topic)
-    send(client, topic, "a", "b")
-    run(client, connect, group, topic)
-    execute(connect, BY_NAME.format(topic=topic))
-    client.call("topic.delete", name=topic)
-    make(client, topic)
-    send(client, topic, "c", "d")
-    run(client, connect, group, topic)
-    assert effects(connect) == ["a", "b", "c", "d"]
-
-
-def test_an_inbox_that_may_be_anothers_is_refused_until_an_operator_decides(
-    client: Client, connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(inbox_opening, "ADOPTION_S", 0.0)
-    topic, group = fresh("t"), fresh("g")
-    make(client, topic)
-    send(client, topic, "a", "b")
-    run(client, connect, group, topic)
-    execute(connect, BY_NAME.format(topic=topic))
-    client.call("group.reset", group=group, topic=topic, to="first")
-    with pytest.raises(InboxMismatch, match="txmq inbox adopt"):
-        run(client, connect, group, topic)
-    assert effects(connect) == ["a", "b"]
 
 
 @pytest.mark.parametrize("mode", ["concurrent", "ordered"])

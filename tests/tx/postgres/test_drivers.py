@@ -39,7 +39,6 @@ from txmq.tx.postgres.enlist import EnlistedBlock
 from txmq.tx.postgres.identity import server_of
 from txmq.tx.postgres.inbox import Position, applied, claim, note_run, noted_run
 from txmq.tx.postgres.inbox_compaction import compact
-from txmq.tx.postgres.inbox_names import Adoption, adopt
 from txmq.tx.postgres.outbox import NewOutboxRow, enqueue, read_key_status, read_status
 from txmq.tx.postgres.prepared import Ending, commit_prepared, look, prepare, roll_back_prepared
 from txmq.tx.postgres.statement_watch import Sends
@@ -447,7 +446,6 @@ def test_a_chain_of_inbox_transactions(perform: Callable[[Scene], None], databas
         await set_autocommit(one)
         await note_run(driver, HERE, run_id)
         assert await noted_run(driver, HERE) == run_id
-        assert await adopt(driver, HERE, "t") is Adoption.NONE
         assert await claim(driver, {HERE: [5, 6]}, first=caller.BEGIN) == {(HERE, 5), (HERE, 6)}
         await one.execute(INSERT)
         wanted = {HERE: [6, 7], HERE._replace(partition=4): [1]}
@@ -595,11 +593,11 @@ def test_each_statement_has_one_text_that_binds_on_the_server_too() -> None:
     """A parameter without a type in SQL would get one from its value in psycopg2, and
     none in asyncpg.
     """
-    from txmq.tx.postgres import inbox, inbox_compaction, inbox_names, outbox, tokens
+    from txmq.tx.postgres import inbox, inbox_compaction, outbox, tokens
 
     texts = [
         text
-        for module in (inbox, inbox_compaction, inbox_names, outbox, tokens)
+        for module in (inbox, inbox_compaction, outbox, tokens)
         for name, text in vars(module).items()
         if name.isupper() and isinstance(text, str)
     ]

@@ -8,7 +8,6 @@ from txmq.tx.postgres import (
     identity,
     inbox,
     inbox_compaction,
-    inbox_names,
     outbox,
     prepared,
     tokens,
@@ -35,7 +34,4 @@ claim = blocking(inbox.claim)
 applied = blocking(inbox.applied)
 noted_run = blocking(inbox.noted_run)
 note_run = blocking(inbox.note_run)
-adopt = blocking(inbox_names.adopt)
-stored_by_name = blocking(inbox_names.stored_by_name)
-discard = blocking(inbox_names.discard)
 compact = blocking(inbox_compaction.compact)

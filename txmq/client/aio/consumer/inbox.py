@@ -104,7 +104,7 @@ class Inbox:
     def __init__(self, member: LoopMember, connect: Connect) -> None:
         self._member, self._database = member, Database(connect)
         self._lock = asyncio.Lock()
-        self._openings = InboxOpenings(member, self._call, asyncio.sleep)
+        self._openings = InboxOpenings(member, self._call)
         self._folded_acks = 0  # the count of acks at the last fold
         self._task: asyncio.Task[None] | None = None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -30,10 +29,7 @@ class InboxOpenings(inbox_opening.InboxOpenings):
         async def call(name: str, args: dict[str, Any]) -> dict[str, Any]:
             return member.core.call(name, args, repeat=True)
 
-        async def sleep(seconds: float) -> None:
-            time.sleep(seconds)  # noqa: ASYNC251  # in a thread, as all that `run` runs
-
-        super().__init__(member, call, sleep)
+        super().__init__(member, call)
         self._lock = Lock()
 
     def open(self, connection: BlockingConnection, position: Position, topic: str) -> int:

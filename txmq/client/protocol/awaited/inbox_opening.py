@@ -15,7 +15,6 @@ acked without a trace in the inbox.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -25,7 +24,6 @@ from txmq.errors import InboxMismatch, StaleGeneration
 from txmq.tx.postgres.driver import Driver
 from txmq.tx.postgres.identity import Server, read_server
 from txmq.tx.postgres.inbox import Position, applied, note_run, noted_run
-from txmq.tx.postgres.inbox_names import Adoption, Evidence, adopt
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
 
 RANGES_AT_ONCE = 10_000
 FAR = 1 << 63
-ADOPTION_S, ADOPTION_PAUSE_S = 10.0, 0.2
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0
 OffsetRange = tuple[int, int]
 log = get_logger()
@@ -63,7 +60,6 @@ class InboxMember(Protocol):
 
 
 Call = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
-Sleep = Callable[[float], Awaitable[object]]
 
 
 class OpeningPauses:
@@ -92,9 +88,9 @@ class InboxOpenings:
     a time: whoever shares this between threads or tasks has a lock.
     """
 
-    def __init__(self, member: InboxMember, call: Call, sleep: Sleep) -> None:
+    def __init__(self, member: InboxMember, call: Call) -> None:
         """`call` makes a control call, which may be repeated."""
-        self._member, self._call_broker, self._sleep = member, call, sleep
+        self._member, self._call_broker = member, call
         self._open: set[Position] = set()
         self._server: Server | None = None  # that of the last look
         self._restored: dict[Position, int] = {}  # messages, until the member joins anew
@@ -179,7 +175,12 @@ class InboxOpenings:
         return restored
 
     async def _compare(self, driver: Driver, position: Position, topic: str) -> int:
-        shown = await self._adopt(driver, position, topic)
+        shown = await self._call("inbox.show", position, topic)
+        if position.epoch not in shown["older"]:
+            raise StaleGeneration(
+                f"epoch {position.epoch} of topic {topic!r} is over",
+                hint="fetch again: the group was reset, or made again",
+            )
         settings, present = self._member.settings, shown["epoch"] == position.epoch
         if present:
             await self._note_run(driver, position, topic, shown)
@@ -197,34 +198,6 @@ class InboxOpenings:
             await self._call("inbox.open", position, topic, applied=ranges[-RANGES_AT_ONCE:])
             return 0
         return await self._restore(position, topic, lacking(shown, ranges))
-
-    async def _adopt(self, driver: Driver, position: Position, topic: str) -> dict[str, Any]:
-        """Take over what was stored by name. Return what the broker knows.
-
-        With several brokers, another one may prove meanwhile that it is its own.
-        """
-        deadline = time.monotonic() + ADOPTION_S
-        while True:
-            shown = await self._call("inbox.show", position, topic)
-            if position.epoch not in shown["older"]:
-                raise StaleGeneration(
-                    f"epoch {position.epoch} of topic {topic!r} is over",
-                    hint="fetch again: the group was reset, or made again",
-                )
-            evidence = Evidence(shown["made_at"] or None, shown["floor"], shown["cursor"])
-            found = await adopt(driver, position, topic, evidence)
-            if found is not Adoption.UNCLEAR:
-                if found is Adoption.ADOPTED:
-                    log.info("inbox.adopted", group=position.group, topic=topic)
-                return shown
-            if time.monotonic() > deadline:
-                raise InboxMismatch(
-                    f"the inbox of group {position.group!r} for {topic}/{position.partition} was"
-                    " stored by an older txmq, and may be that of another topic or broker of"
-                    " this name",
-                    hint="decide with: txmq inbox adopt, or txmq inbox discard",
-                )
-            await self._sleep(ADOPTION_PAUSE_S)
 
     async def _note_run(
         self, driver: Driver, position: Position, topic: str, shown: dict[str, Any]
