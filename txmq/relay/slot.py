@@ -94,7 +94,7 @@ class SlotStatus(NamedTuple):
     lag_s: float | None
     plugin: str
     unfit: str  # the reason why a relay of this database cannot read it, "" = it can
-    origin: SlotOrigin | None = None  # unknown for slots of older versions
+    origin: SlotOrigin | None = None  # unknown for slots that others made
 
     @property
     def retained(self) -> int:
@@ -200,7 +200,7 @@ def _read_origin(comment: str | None) -> SlotOrigin | None:
             int(fields["made_at"]),
             tuple(map(str, fields["replaces"])),
             bool(fields["accepted"]),
-            int(fields.get("timeline", 0)),  # earlier versions did not note it
+            int(fields["timeline"]),
         )
     except (ValueError, TypeError, KeyError):
         return None

@@ -290,7 +290,6 @@ class DatabaseResolver:
         self._skipped_ticks = max(0, self._skipped_ticks - 1)
         if (
             self._publish is not None
-            and self._resolver.has_outbox
             and not self._twins()
             and not (self._publishing or self._skipped_ticks)
         ):

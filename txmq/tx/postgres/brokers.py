@@ -92,8 +92,7 @@ class Broker(NamedTuple):
 
     `oldest_undecided` is a token, None where everything is decided. `waiting` is the
     number of its rows in the outbox. The data directory `directory` holds the lease
-    since `boot_epoch`; None = of a broker of an older version. `lease_reason` is that
-    of an operator who gave it the lease.
+    since `boot_epoch`; None = since an operator gave it the lease, for `lease_reason`.
     """
 
     log_id: UUID

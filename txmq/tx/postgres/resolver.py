@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Final, NamedTuple, Protocol
 from uuid import UUID
 
-from txmq.errors import DatabaseError, DatabaseUnavailable, LeaseRefused, SchemaMissing
+from txmq.errors import DatabaseError, DatabaseUnavailable, LeaseRefused
 from txmq.model.decider import DatabaseId
 from txmq.model.message import Decision
 from txmq.model.units import SECOND
@@ -129,7 +129,6 @@ class TokenResolver:
         self._clock = clock
         self._connection: Connection | None = None
         self._failures = 0
-        self.has_outbox = True  # until `maintain` sees tables of an older version, which have none
         self._pause_ends = clock()
         self._time_read = 0, clock() - 2 * TIME_READ_S  # by the database's clock, and by ours
         self.trouble = ""  # why the last attempt failed
@@ -178,7 +177,6 @@ class TokenResolver:
             if not self._report(connection, self._last_report, self.identity):
                 self.trouble = self.refusal
                 return None
-            self.has_outbox = True
             return maintain(connection, caller=caller)
         return None
 
@@ -209,19 +207,15 @@ class TokenResolver:
     def fetch(self, log_id: UUID, done: Sequence[PublishedRow]) -> list[OutboxRow] | None:
         """Delete rows of the outbox that are done, and return the next ones.
 
-        None where the database cannot be asked now: pass `done` again. Tables of an
-        older version have no outbox; `maintain` notices an upgrade.
+        None where the database cannot be asked now: pass `done` again.
         """
-        if not self.has_outbox or self._clock() < self._pause_ends:
+        if self._clock() < self._pause_ends:
             return None
         rows = None
         with self._noting("outbox"):
-            try:
-                connection = self._open()
-                if self._keep_lease(connection):
-                    rows = fetch(connection, log_id, done)
-            except SchemaMissing as error:
-                self.has_outbox, self.trouble = False, str(error)
+            connection = self._open()
+            if self._keep_lease(connection):
+                rows = fetch(connection, log_id, done)
         return rows
 
     @contextmanager
