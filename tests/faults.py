@@ -1181,6 +1181,11 @@ FAULTS: dict[int, tuple[str, ...]] = {
     ),
     280: ("test_a_planned_batch_of_a_topic_that_is_not_selected_any_more_is_not_skipped",),
     281: ("test_a_reader_that_has_failed_and_reads_on_takes_no_rows_from_the_next_one",),
+    282: (
+        "test_a_role_without_rights_runs_no_code_as_the_owner",
+        "test_each_function_names_all_with_its_schema_and_is_called_only_by_right",
+        "test_functions_use_nothing_that_others_have_put_in_the_way",
+    ),
     271: (
         "test_a_file_of_tls_that_cannot_be_used_is_named",
         "test_a_file_of_tls_that_the_broker_could_not_use_is_named",

@@ -56,7 +56,6 @@ DELETE FROM public.txmq_outbox;
 DELETE FROM public.txmq_outbox_floor;
 DELETE FROM public.txmq_inbox_recent;
 DELETE FROM public.txmq_inbox;
-DELETE FROM public.txmq_inbox_by_name;
 """
 FINGERPRINT = """
 SELECT (SELECT array_agg(concat_ws(' ', oid, relname, relacl) ORDER BY oid)

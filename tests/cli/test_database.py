@@ -33,9 +33,9 @@ def test_the_tables_are_made_and_looked_over(empty_database: str) -> None:
     missing = run("schema", "check", empty_database, "--json")
     assert (missing.exit_code, json.loads(missing.stderr)["error"]) == (1, "SchemaMissing")
     for _ in range(2):
-        assert run("schema", "install", empty_database).stdout.split() == ["version", "4"]
+        assert run("schema", "install", empty_database).stdout.split() == ["version", "1"]
     assert json.loads(run("schema", "check", empty_database, "--json").stdout) == {
-        "version": 4,
+        "version": 1,
         "remarks": [],
     }
 

@@ -70,7 +70,7 @@ def test_what_is_shipped_has_nothing_of_the_tests_and_is_always_the_same(
     assert {
         "txmq/__init__.py",
         "txmq_spark/plan/report.html",
-        "txmq/tx/postgres/schema_4.sql",
+        "txmq/tx/postgres/schema.sql",
     } <= set(names)
     assert [name for name in names if name.startswith(("txmq/testing", "txmq/broker"))] == []
     shipping.write_zip(tmp_path / "again.zip")

@@ -8,7 +8,7 @@
         Order.objects.create(id=1)
         txmq.django.send("orders", body, key="c-7")
 
-`migrate` makes and upgrades txmq's tables. The outermost `atomic()` takes the messages
+`migrate` makes txmq's tables. The outermost `atomic()` takes the messages
 along with its COMMIT; inner ones are savepoints, also for messages.
 """
 

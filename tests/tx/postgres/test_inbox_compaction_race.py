@@ -153,7 +153,7 @@ def test_every_effect_exactly_once_beside_folds(database: str, isolation: str) -
 
 
 def test_a_fold_without_locks_is_found(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    schema = resources.files("txmq.tx.postgres").joinpath("schema_4.sql").read_text("utf-8")
+    schema = resources.files("txmq.tx.postgres").joinpath("schema.sql").read_text("utf-8")
     claim = schema[schema.index("CREATE FUNCTION public.txmq_claim") :]
     function = claim[: claim.index("END $$;")] + "END $$;"
     function = function.replace("pg_advisory_xact_lock_shared", "abs").replace(

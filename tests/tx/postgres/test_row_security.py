@@ -24,7 +24,8 @@ TABLES = ("txmq_token", "txmq_outbox")
 def broker_role(database: str) -> Iterator[str]:
     """A role that may do everything with the tables, and owns none of them."""
     with poor_role(database) as (role, dsn):
-        rows(database, f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}")
+        for objects in ("TABLES", "FUNCTIONS"):
+            rows(database, f"GRANT ALL ON ALL {objects} IN SCHEMA public TO {role}")
         yield dsn
 
 

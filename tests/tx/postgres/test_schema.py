@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import re
+import secrets
 import threading
 from contextlib import closing
-from importlib import resources
 from pathlib import Path
 
 import pytest
 
 from tests.tx.postgres.support import LOG, new_token, poor_role, rows
 from txmq.errors import DatabaseError, SchemaMissing, UnsupportedServer
+from txmq.testing.postgres_server import PostgresServer
+from txmq.tx.postgres import schema
 from txmq.tx.postgres.identity import Server, ServerIdentity, require_supported
 from txmq.tx.postgres.schema import check, install
 from txmq.tx.postgres.session import connect
 
 SECURITY = Path(__file__).parents[3] / "docs" / "SECURITY.md"
+BROKER_ROW = f"INSERT INTO txmq_broker (log_id, name, reported_at) VALUES ('{LOG}', 'main', now())"
 INBOX_ROW = (
     'INSERT INTO txmq_inbox_recent (grp, log_id, topic_id, partition, epoch, "offset")'
     " VALUES ('g', gen_random_uuid(), 1, 0, 0, 1)"
@@ -50,24 +53,45 @@ def test_installing_twice_changes_nothing(empty_database: str) -> None:
     assert run_check(empty_database) == []
 
 
-def test_tables_of_an_older_version_are_brought_up_to_date_with_their_rows(
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_later_version_begins_with_this_one(
     empty_database: str,
+    monkeypatch: pytest.MonkeyPatch,
+    installed: bool,  # noqa: FBT001
 ) -> None:
-    first = resources.files("txmq.tx.postgres").joinpath("schema_1.sql").read_text("utf-8")
-    rows(empty_database, first.replace("%", "%%"))
-    rows(empty_database, "INSERT INTO txmq_schema (version) VALUES (1)")
-    token = new_token()
-    rows(
-        empty_database, "INSERT INTO txmq_token (tok, log_id) VALUES (%s, %s)", str(token), str(LOG)
-    )
+    token = str(new_token())
+    if installed:
+        run_install(empty_database)
+        rows(
+            empty_database, "INSERT INTO txmq_token (tok, log_id) VALUES (%s, %s)", token, str(LOG)
+        )
+    steps = {1: schema.step(1), 2: "ALTER TABLE public.txmq_schema ADD COLUMN note text"}
+    monkeypatch.setattr(schema, "VERSION", 2)
+    monkeypatch.setattr(schema, "step", steps.__getitem__)
+    before = ", but of 1" if installed else ""
     with pytest.raises(
-        SchemaMissing, match=r"no txmq tables of version 4, but of 1 .*txmq schema install"
+        SchemaMissing, match=rf"no txmq tables of version 2{before} .*txmq schema install"
     ):
         run_check(empty_database)
-    run_install(empty_database)
-    assert run_check(empty_database) == []
-    assert rows(empty_database, "SELECT tok::text FROM txmq_token") == [(str(token),)]
-    assert rows(empty_database, "SELECT count(*) FROM txmq_broker") == [(0,)]
+    for _ in range(2):
+        run_install(empty_database)
+        assert run_check(empty_database) == []
+    assert rows(empty_database, "SELECT version, note FROM txmq_schema") == [(2, None)]
+    assert rows(empty_database, "SELECT tok::text FROM txmq_token") == [(token,)] * installed
+
+
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN2", "EUC_JP", "UTF8"])
+def test_a_database_of_any_encoding_has_the_tables(postgres: PostgresServer, encoding: str) -> None:
+    name = f"txmq_{encoding.lower()}_{secrets.token_hex(4)}"
+    postgres.execute(
+        f"CREATE DATABASE {name} TEMPLATE template0 ENCODING '{encoding}'"
+        " LC_COLLATE 'C' LC_CTYPE 'C'"
+    )
+    try:
+        run_install(postgres.dsn(name))
+        assert run_check(postgres.dsn(name)) == []
+    finally:
+        postgres.drop_database(name)
 
 
 @pytest.mark.parametrize("isolation", ["read committed", "serializable"])
@@ -120,13 +144,15 @@ def test_missing_rights_and_weak_defaults_are_pointed_out(database: str) -> None
             database,
             f"GRANT SELECT ON txmq_schema, txmq_token, txmq_token_default, txmq_inbox TO {role}",
         )
-        rows(database, "REVOKE EXECUTE ON FUNCTION txmq_claim FROM public")
         remarks = run_check(dsn)
     assert (
         "the role may not INSERT on txmq_token: GRANT INSERT ON public.txmq_token TO the role"
         in remarks
     )
-    assert any("may not EXECUTE txmq_claim" in remark for remark in remarks)
+    assert (
+        "the role may not EXECUTE txmq_claim:"
+        " GRANT EXECUTE ON FUNCTION public.txmq_claim TO the role" in remarks
+    )
     assert any("DELETE on txmq_inbox_recent" in remark for remark in remarks)
     assert any("without a partition" in remark for remark in remarks)
     assert any("synchronous_commit is off" in remark for remark in remarks)
@@ -177,7 +203,16 @@ def test_grants_as_documented_are_what_brokers_and_services_need(empty_database:
         assert {remark.partition(":")[0] for remark in run_check(services_dsn)} == {
             "the role may not INSERT on txmq_broker",  # only brokers do
             "the role may not UPDATE on txmq_broker",
+            "the role may not EXECUTE txmq_outbox_settle",
+            "the role may not EXECUTE txmq_timeline_history",
         }
+        rows(empty_database, BROKER_ROW)
+        rows(services_dsn, "SELECT txmq_token_insert(gen_random_uuid(), %s)", str(LOG))
+        rows(services_dsn, "SELECT txmq_outbox_waits(%s, NULL)", str(LOG))
+        rows(services_dsn, "SELECT txmq.send('orders', 'k', 'body'::text)")
+        assert rows(services_dsn, "SELECT txmq_claim('g', %s, 7, 0, 1, 3, '{5}')", str(LOG)) == [
+            (5,)
+        ]
 
 
 @pytest.mark.parametrize(("version", "in_recovery"), [(130012, False), (160001, True)])

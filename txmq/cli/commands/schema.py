@@ -53,7 +53,7 @@ Reason = Annotated[
 
 @local_command(app, "install", example="txmq schema install postgresql://db/shop")
 def install(out: Output, dsn: Dsn) -> None:
-    """Create the tables, or upgrade them."""
+    """Create the tables, or bring them up to date."""
     out.show({"version": install_into(dsn)})
 
 
@@ -119,7 +119,7 @@ def _broker_fields(broker: Broker) -> dict[str, object]:
 
 
 def install_into(dsn: str) -> int:
-    """Create or upgrade the tables; return their version."""
+    """Create the tables, or bring them up to date; return their version."""
     from txmq.tx.postgres import schema
 
     with open_database(dsn, "schema") as connection:

@@ -49,8 +49,8 @@ POOLED: Final = (
 )
 HINTS: Final = {
     "25006": "this server is a standby, or the transaction is READ ONLY: write on the primary",
-    "42501": "the role lacks a right on txmq's tables (GRANT it), or row-level security is on"
-    " there: txmq schema check DSN tells which",
+    "42501": "the role lacks a right on txmq's tables or functions (GRANT it), or row-level "
+    "security is on: txmq schema check DSN tells which",
     "57014": "statement_timeout ended it, or somebody: the role or the DSN can have a longer one",
     "28000": "check the role and pg_hba.conf",
     "28P01": "check the password",

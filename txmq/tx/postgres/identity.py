@@ -163,7 +163,10 @@ async def read_history(driver: Driver, timeline: int) -> TimelineHistory:
     except DatabaseUnavailable:
         raise
     except DatabaseError as error:
-        hint = "as a superuser: ALTER FUNCTION txmq_timeline_history(int) OWNER TO postgres"
+        hint = (
+            "as a superuser: ALTER FUNCTION txmq_timeline_history OWNER TO postgres, and GRANT "
+            "EXECUTE ON FUNCTION txmq_timeline_history TO the broker's role"
+        )
         return TimelineHistory(timeline, {}, f"{error}; {hint}")
     return TimelineHistory(timeline, dict(timeline_ends(text)))
 

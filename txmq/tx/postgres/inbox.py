@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 from txmq.tx.postgres.driver import Driver
 from txmq.tx.postgres.errors import translated
 
-# The claim itself is in schema_4.sql.
+# The claim itself is in schema.sql.
 HERE: Final = (
     "grp = %(group)s::text AND log_id = %(log_id)s::uuid AND topic_id = %(topic_id)s::int8"
     " AND partition = %(partition)s::int AND epoch = %(epoch)s::int8"

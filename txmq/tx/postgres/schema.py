@@ -1,4 +1,4 @@
-"""The tables of txmq in a business database: install, upgrade, check."""
+"""The tables and functions of txmq in a business database: install, check."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from txmq.tx.postgres.identity import require_supported
 from txmq.tx.postgres.partitions import CallerTime, maintain
 from txmq.tx.postgres.session import Connection, Cursor, transaction
 
-VERSION: Final = 4  # version n is made from n - 1 by schema_n.sql
+VERSION: Final = 1
 _LOCK: Final = 0x74786D71  # "txmq": two installations at once take turns
 
 INSUFFICIENT_PRIVILEGE: Final = "42501"
@@ -30,31 +30,32 @@ _RIGHTS: Final = {
     "txmq_outbox": "SELECT, INSERT, DELETE",
     "txmq_inbox_recent": "SELECT, INSERT, DELETE",
     "txmq_inbox": "SELECT, INSERT, UPDATE",
-    "txmq_inbox_by_name": "SELECT, DELETE",
 }
 # Those whose policies apply to the role; none is meant to have any.
 _FILTERED: Final = "SELECT t FROM unnest(%s::text[]) t WHERE row_security_active('public.' || t)"
-_HISTORY: Final = "public.txmq_timeline_history(int)"
+_HISTORY: Final = "public.txmq_timeline_history"
 # The function acts with the rights of its owner.
 _BLIND_OWNER: Final = """
-SELECT pg_get_userbyid(proowner) FROM pg_proc WHERE oid = to_regprocedure(%s)
+SELECT pg_get_userbyid(proowner) FROM pg_proc WHERE oid = to_regproc(%s)
  AND NOT has_function_privilege(proowner, 'pg_catalog.pg_read_file(text)', 'EXECUTE')
 """
-_CLAIM: Final = "public.txmq_claim(text, uuid, int8, int, int8, int8, int8[])"
 _FUNCTIONS: Final = (
-    _CLAIM,
-    "public.txmq_inbox_adopt(text, text, int, uuid, int8, int8, timestamptz, int8, int8, int8)",
-    "public.txmq_outbox_stamp(uuid)",
-    "public.txmq_outbox_waits(uuid, int8[])",
-    "public.txmq_outbox_settle(uuid)",
-    "public.txmq_system_id()",
-    "public.txmq_token_insert(uuid, uuid)",
-    "public.txmq_send(text, text, bytea, jsonb, uuid)",
+    "txmq_claim",
+    "txmq_outbox_stamp",
+    "txmq_outbox_waits",
+    "txmq_outbox_settle",
+    "txmq_system_id",
+    "txmq_timeline_history",
+    "txmq_token_insert",
+    "txmq_send",
 )
+# Plain names are those of PostgreSQL, whatever other roles have made.
+_OWN_PATH: Final = "SET LOCAL search_path = pg_catalog, pg_temp"
 
 
 def install(connection: Connection) -> None:
-    """Make the tables, or upgrade them; does nothing where they are current.
+    """Make the tables, or bring those of an earlier version up to date; does nothing
+    where they are current.
 
     `connection` is one of txmq's own. Raises UnsupportedServer, SchemaMissing where a
     newer txmq made the tables, DatabaseError where a right is missing.
@@ -65,13 +66,12 @@ def install(connection: Connection) -> None:
         translated("installing the schema"),
         transaction(connection) as cursor,
     ):
+        cursor.execute(_OWN_PATH)
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
         found = _version(cursor)
         _refuse_newer(found)
         for version in range(found + 1, VERSION + 1):
-            cursor.execute(
-                resources.files(__package__).joinpath(f"schema_{version}.sql").read_text("utf-8")
-            )
+            cursor.execute(step(version))
         cursor.execute(
             "INSERT INTO public.txmq_schema (version) VALUES (%s)"
             " ON CONFLICT (one) DO UPDATE SET version = EXCLUDED.version"
@@ -80,6 +80,14 @@ def install(connection: Connection) -> None:
         )
     now_ms = time.time_ns() // 1_000_000
     maintain(connection, caller=CallerTime(now_ms, now_ms))
+
+
+def step(version: int) -> str:
+    """Return the SQL that makes a version of the tables: the first one from nothing,
+    each later one from the one before. It is ASCII, which each database can store.
+    """
+    name = "schema.sql" if version == 1 else f"schema_{version}.sql"
+    return resources.files(__package__).joinpath(name).read_text("ascii")
 
 
 @contextmanager
@@ -149,12 +157,11 @@ def _missing_rights(cursor: Cursor) -> list[str]:
                 grant = f"GRANT {right} ON public.{table} TO the role"
                 remarks.append(f"the role may not {right} on {table}: {grant}")
     for function in _FUNCTIONS:
-        cursor.execute("SELECT has_function_privilege(to_regprocedure(%s), 'EXECUTE')", (function,))
+        named = f"public.{function}"
+        cursor.execute("SELECT has_function_privilege(to_regproc(%s), 'EXECUTE')", (named,))
         if cursor.fetchone() == (False,):
-            name = function.removeprefix("public.").partition("(")[0]
-            remarks.append(
-                f"the role may not EXECUTE {name}: GRANT EXECUTE ON FUNCTION {function} TO the role"
-            )
+            grant = f"GRANT EXECUTE ON FUNCTION {named} TO the role"
+            remarks.append(f"the role may not EXECUTE {function}: {grant}")
     return remarks
 
 
@@ -178,7 +185,8 @@ def _remarks(cursor: Cursor) -> list[str]:
         remarks.append(
             f"{owner[0]} owns txmq_timeline_history and may not read files of the server, so "
             f"nothing is decided from before a failover: as a superuser, ALTER FUNCTION "
-            f"{_HISTORY} OWNER TO the superuser"
+            f"{_HISTORY} OWNER TO the superuser, and GRANT EXECUTE ON FUNCTION {_HISTORY} TO the "
+            "broker's role"
         )
     cursor.execute("SELECT current_setting('synchronous_commit')")
     row = cursor.fetchone()

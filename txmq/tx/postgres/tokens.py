@@ -20,7 +20,7 @@ from txmq.tx.postgres.identity import NamedServer, parse_lsn
 
 # under these, COMMIT returns before the row is on disk here, or at the standby
 WEAK: Final = ("off", "local")
-# Row and circumstances by a function, in schema_4.sql: its plans are kept.
+# Row and circumstances by a function, in schema.sql: its plans are kept.
 _INSERT: Final = "SELECT public.txmq_token_insert(%s::uuid, %s::uuid)"
 # `remote_write` trusts the standby's kernel; `remote_apply` is stronger than `on`.
 _STRENGTHEN: Final = "SELECT set_config('synchronous_commit', 'on', true)"
@@ -90,7 +90,7 @@ async def insert_token(
             hint="SET synchronous_commit = on, or allow it and accept the risk",
         )
     return InsertedToken(
-        setting or "on",
+        setting,
         NamedServer(int(system_id), int(timeline, 16), parse_lsn(position)),
         {log_id: _number(epoch) for log_id, (_, _, epoch, *_) in found.items()},
         {log_id: _number(stamp) for log_id, (_, _, _, stamp, *_) in found.items()},

@@ -1,4 +1,4 @@
-"""txmq's tables of version 4, or the upgrade to them."""
+"""txmq's tables of version 1."""
 
 from __future__ import annotations
 
