@@ -12,6 +12,7 @@ import pytest
 import typer
 
 from tests.cli.support import run
+from tests.patient_clients import default_timeout
 from txmq.cli.app import command_line
 from txmq.cli.command import CommandClient
 from txmq.errors import BrokerUnavailable
@@ -160,13 +161,15 @@ EACH = dict(commands(command_line()))
 
 
 @pytest.fixture(autouse=True)
-def nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def nobody(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let no broker answer at any address."""
 
     def connect(url: str) -> CommandClient:
         raise BrokerUnavailable(f"no broker answered at {url}", hint="is it running?")
 
     monkeypatch.setattr("txmq.cli.command.connect", connect)
+    with default_timeout(0.1):
+        yield
 
 
 def test_no_command_is_left_out() -> None:

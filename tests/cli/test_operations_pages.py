@@ -172,7 +172,7 @@ class Page:
             Path(values["FILE"]).write_text(exported.stdout)
         if "retry --dir" in line or "drop --dir" in line:
             values["DIR"] = f"spool-{next(NUMBERS)}"
-            with txmq.connect(NOBODY, service="shop", spool=values["DIR"]) as client:
+            with txmq.connect(NOBODY, service="shop", spool=values["DIR"], timeout=0.1) as client:
                 assert client.send("orders", b"{}", key="k", partition=0).spooled
         return values
 

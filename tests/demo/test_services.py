@@ -21,7 +21,7 @@ from examples.order_flow.services.orders import place_order
 from examples.order_flow.services.payment import GROUP, charge
 from txmq.testing.broker_thread import BrokerThread
 from txmq.testing.crash_kit import INBOX, CrashKit
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 
 NO_RETRY = txmq.RetryPolicy.table(60, dead=["examples.order_flow.services.payment.PaymentRefused"])
 STEPS = {"tx.after_token": 0, "tx.after_commit": 1}  # and whether the order is there
@@ -55,7 +55,7 @@ def place(url: str, dsn: str, customer_id: int = 1) -> None:
     line = OrderLine(line=1, part_id=7, quantity=1, price_cents=5)
     order = Order(known + 1, customer_id, 5, date(1996, 1, 2), "LOW", "MAIL", [line])
     with (
-        txmq.connect(url, service="orders") as client,
+        txmq.connect(url, service="orders", timeout=PATIENCE_S) as client,
         closing(psycopg2.connect(dsn)) as connection,
     ):
         place_order(client, connection, order)
@@ -63,7 +63,7 @@ def place(url: str, dsn: str, customer_id: int = 1) -> None:
 
 def charge_waiting(url: str, dsn: str) -> None:
     """Charge for all orders that wait, and return."""
-    with txmq.connect(url, service="payment") as client:
+    with txmq.connect(url, service="payment", timeout=PATIENCE_S) as client:
         consumer = client.consumer(GROUP, [ORDER_PLACED], mode="concurrent", retry=NO_RETRY)
 
         def refuse(message: txmq.ReceivedMessage, error: Exception) -> None:
@@ -77,10 +77,14 @@ def charge_waiting(url: str, dsn: str) -> None:
         )
 
 
+def patient_kit(broker: BrokerThread) -> CrashKit:
+    return CrashKit(broker, patience_s=PATIENCE_S)
+
+
 def test_an_order_is_taken_in_if_and_only_if_the_others_hear_of_it(
-    txmq_crash: CrashKit, txmq_broker: BrokerThread, txmq_client: txmq.Client, shop: str
+    txmq_broker: BrokerThread, txmq_client: txmq.Client, shop: str
 ) -> None:
-    for kill in txmq_crash.kills(place, txmq_broker.url, shop, points=tuple(STEPS)):
+    for kill in patient_kit(txmq_broker).kills(place, txmq_broker.url, shop, points=tuple(STEPS)):
         rows = query(shop, "SELECT order_id, version FROM orders ORDER BY order_id")
         messages = [OrderPlaced.decode(found.body) for found in txmq_client.find(ORDER_PLACED)]
         assert sorted((found.order_id, found.version) for found in messages) == rows, kill
@@ -90,7 +94,6 @@ def test_an_order_is_taken_in_if_and_only_if_the_others_hear_of_it(
 
 
 def test_a_killed_payment_charges_each_order_once(
-    txmq_crash: CrashKit,
     txmq_broker: BrokerThread,
     txmq_letters: Callable[..., list[txmq.DeadLetter]],
     shop: str,
@@ -98,7 +101,9 @@ def test_a_killed_payment_charges_each_order_once(
     """The order of the blocked customer becomes a dead letter."""
     for customer_id in (1, 2, 1):
         place(txmq_broker.url, shop, customer_id)
-    for _kill in txmq_crash.kills(charge_waiting, txmq_broker.url, shop, points=INBOX):
+    for _kill in patient_kit(txmq_broker).kills(
+        charge_waiting, txmq_broker.url, shop, points=INBOX
+    ):
         charge_waiting(txmq_broker.url, shop)
 
     def charged() -> bool:  # a run ends early where no message comes in time

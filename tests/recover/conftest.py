@@ -9,11 +9,13 @@ import pytest
 
 from tests.client.real import RealBroker
 from tests.fixtures_postgres import Databases
+from tests.patient_clients import patient_clients  # noqa: F401  # a fixture
 from tests.recover.world import RecoveryWorld
 from tests.tx.postgres.prepared_branches import roll_back_all_prepared
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.connect import connect
 from txmq.testing.postgres_server import PostgresServer
+from txmq.testing.wait import PATIENCE_S
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +33,10 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sequence[RealB
 @pytest.fixture(scope="session")
 def clients(brokers: Sequence[RealBroker]) -> Iterator[Sequence[Client]]:
     with ExitStack() as stack:
-        yield [stack.enter_context(connect(broker.url, service="orders")) for broker in brokers]
+        yield [
+            stack.enter_context(connect(broker.url, service="orders", timeout=PATIENCE_S))
+            for broker in brokers
+        ]
 
 
 @pytest.fixture

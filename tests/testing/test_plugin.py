@@ -19,6 +19,7 @@ from txmq.errors import LocalProtocolError
 from txmq.testing.broker_thread import BrokerThread
 from txmq.testing.crash_kit import POINTS, CrashKit
 from txmq.testing.postgres_server import PostgresServer
+from txmq.testing.wait import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,7 +32,10 @@ def broker(tmp_path: Path, database: str) -> Iterator[BrokerThread]:
 
 def buy(url: str, dsn: str) -> None:
     """A service with a bug: it stores its row before the transaction."""
-    with txmq.connect(url, service="shop") as client, closing(psycopg2.connect(dsn)) as database:
+    with (
+        txmq.connect(url, service="shop", timeout=PATIENCE_S) as client,
+        closing(psycopg2.connect(dsn)) as database,
+    ):
         with closing(psycopg2.connect(dsn)) as other, other, other.cursor() as cursor:
             cursor.execute("INSERT INTO bought VALUES (1)")
         with client.transaction(database) as tx:
@@ -39,7 +43,7 @@ def buy(url: str, dsn: str) -> None:
 
 
 def send_plainly(url: str) -> None:
-    with txmq.connect(url) as client:
+    with txmq.connect(url, timeout=PATIENCE_S) as client:
         client.send("bought", b"1")
 
 
@@ -52,7 +56,7 @@ def test_the_example_of_a_tested_service_passes(postgres: PostgresServer) -> Non
         [sys.executable, "-m", "pytest", "-q", "-p", "no:txmq", "-p", "txmq.testing.plugin",
          "-p", "no:cacheprovider", "examples/tested_service"],
         cwd=ROOT, env=os.environ | {"TXMQ_TEST_DSN": postgres.dsn()},
-        capture_output=True, check=False, text=True, timeout=200,
+        capture_output=True, check=False, text=True, timeout=2 * PATIENCE_S,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert re.search(r"\b4 passed", ran.stdout)
@@ -68,7 +72,9 @@ def test_a_row_without_its_message_is_seen_after_a_kill(
         with txmq.connect(broker.url) as client:
             client.call("topic.create", name="bought", partitions=1)
             points = ("tx.before_commit", "tx.after_commit")
-            for kill in CrashKit(broker).kills(buy, broker.url, database, points=points):
+            for kill in CrashKit(broker, patience_s=PATIENCE_S).kills(
+                buy, broker.url, database, points=points
+            ):
                 cursor.execute("SELECT count(*) FROM bought")
                 row = cursor.fetchone()
                 assert row is not None
@@ -77,7 +83,7 @@ def test_a_row_without_its_message_is_seen_after_a_kill(
 
 
 def test_work_that_cannot_be_killed_is_refused(broker: BrokerThread) -> None:
-    kit = CrashKit(broker)
+    kit = CrashKit(broker, patience_s=PATIENCE_S)
     with pytest.raises(LocalProtocolError, match="reached none of the crash points"):
         list(kit.kills(send_plainly, broker.url, points=("tx.after_commit",)))
     assert kit.missed == ["tx.after_commit"]
@@ -103,7 +109,7 @@ def test_what_is_due_comes_when_the_clock_is_moved(broker: BrokerThread) -> None
         client.send("later", b"x", delay=3_600)
         assert consumer.receive(0.05) is None
         broker.clock.advance(3_600)
-        message = consumer.receive(20)
+        message = consumer.receive(PATIENCE_S)
         assert message is not None
         consumer.ack(message)
         with pytest.raises(LocalProtocolError, match="cannot go back"):
