@@ -57,7 +57,7 @@ def next_of(stream: SlotStream) -> CommittedTransaction:
         found.extend([committed] if committed is not None and committed.contents else [])
         return bool(found)
 
-    wait_until(look, 30, what="a transaction")
+    wait_until(look, what="a transaction")
     return found[0]
 
 
@@ -108,6 +108,6 @@ def test_a_piece_from_before_what_was_confirmed_is_the_last_until_all_is_stored(
         assert stream.read(all_stored=False) is None
         return stream.blocked
 
-    wait_until(look, 30, what="the early transaction begins")
+    wait_until(look, what="the early transaction begins")
     assert stream.read(all_stored=False) is None
     assert body_of(next_of(stream)) == b"early"
