@@ -29,6 +29,7 @@ from txmq.errors import (
     TxmqError,
 )
 from txmq.postgres import EnlistConnection
+from txmq.testing.wait import PATIENCE_S
 from txmq.tx.postgres import caller
 from txmq.tx.postgres.caller_block import CallerBlock
 from txmq.tx.postgres.commit import commit_and, guarded_commit
@@ -551,8 +552,7 @@ def test_a_task_that_is_cancelled_in_commit_knows_its_outcome_or_is_in_doubt(
         " CREATE CONSTRAINT TRIGGER hold AFTER INSERT ON business DEFERRABLE INITIALLY DEFERRED"
         " FOR EACH ROW EXECUTE FUNCTION hold()",
     )
-    if not answered:
-        monkeypatch.setattr(uninterrupted, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(uninterrupted, "PATIENCE_S", PATIENCE_S if answered else 0.0)
 
     async def committing(one: Peer) -> None:
         block = await begun(one)

@@ -316,7 +316,7 @@ def test_a_connection_that_died_is_replaced(database: str, resolver: TokenResolv
     rows(
         database,
         "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
-        " WHERE application_name = 'txmq resolver'",
+        " WHERE application_name = 'txmq resolver' AND datname = current_database()",
     )
     assert verdict(resolver, check) is Decision.UNKNOWN
     wait_until(lambda: verdict(resolver, check) is Decision.ROLLBACK)

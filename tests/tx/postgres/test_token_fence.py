@@ -10,13 +10,13 @@ import pytest
 from tests.tx.postgres.token_fence_race import Race, Resolver
 from txmq.errors import DatabaseError
 from txmq.model.message import Decision
+from txmq.testing.wait import PATIENCE_S
 from txmq.tx.postgres.evidence import PROVE, Limits, write
 from txmq.tx.postgres.resolver import Answer, Check, ResolverPolicy, TokenResolver
 from txmq.tx.postgres.session import Connection, connect
 
 RUN_S = 4.0
 ENOUGH = {"COMMIT": 100, "ROLLBACK": 50, "UNKNOWN": 20, "TokenFenced": 5, "killed": 10}
-BUDGET_S = 60.0  # limit for finding a planted bug, which takes a second or two
 EAGER = ResolverPolicy(first_pause_s=0.01, longest_pause_s=0.05)
 
 
@@ -88,5 +88,5 @@ def test_a_planted_resolver_bug_is_found(
     database: str, rule: Callable[[Connection, Check], Decision]
 ) -> None:
     race = Race(database, lambda dsn: Mistaken(dsn, rule), hints=1.0)
-    race.run(BUDGET_S)
+    race.run(PATIENCE_S)  # a second or two
     assert race.lost() or race.flipped

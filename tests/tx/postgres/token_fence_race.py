@@ -22,13 +22,13 @@ import psycopg2
 from tests.tx.postgres.support import LOG, OTHER_LOG, identity_of, new_token, producer, rows
 from txmq.errors import DatabaseError, InDoubt, TransactionError
 from txmq.model.message import Decision
+from txmq.testing.wait import PATIENCE_S
 from txmq.tx.postgres.blocking import guarded_commit, insert_token
 from txmq.tx.postgres.partitions import create, partitions
 from txmq.tx.postgres.resolver import Answer, Check
 from txmq.tx.postgres.session import Connection, connect
 
 ASKED_AT_ONCE = 20
-DRAIN_S = 60.0  # for the last decisions, which take a moment
 PAUSES_S = (0, 0, 0.003, 0.02)  # between the steps of a producer, for resolvers
 
 
@@ -62,7 +62,11 @@ class Race:
     drained_by: float = 0.0
 
     def run(
-        self, seconds: float, *, at_least: Mapping[str, int] | None = None, limit: float = 120.0
+        self,
+        seconds: float,
+        *,
+        at_least: Mapping[str, int] | None = None,
+        limit: float = PATIENCE_S,
     ) -> None:
         """Run producers for `seconds`, and until the counts are `at_least` so many.
 
@@ -83,7 +87,7 @@ class Race:
             ):
                 break
             self.stop.wait(0.1)
-        self.drained_by = time.monotonic() + DRAIN_S
+        self.drained_by = time.monotonic() + PATIENCE_S
         self.stop.set()
         for thread in writers:
             thread.join()
