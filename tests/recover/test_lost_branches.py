@@ -83,14 +83,15 @@ class Failover(NamedTuple):
         return next(one for one in found if one.database == self.name)
 
     def use_again(self, xid: int) -> None:
-        """Commit transactions until the id of the lost one is given again."""
+        """Commit transactions until the id of the lost one is given again, to one of
+        them or of the server's own.
+        """
         given = 0
         with closing(connect(self.world.dsns["a"], application_name="test")) as connection:
             while given < xid:
                 with connection.cursor() as cursor:
                     cursor.execute("SELECT pg_current_xact_id()::text::int8")
                     [(given,)] = cursor.fetchall()
-        assert given == xid
 
     def config(self, directory: Path) -> str:
         lines = ["[xa]", "safety_s = 1"]

@@ -32,7 +32,7 @@ def test_nothing_is_concluded_from_a_log_that_was_replaced(
         broker.kill()
         shutil.rmtree(tmp_path / "home" / "data")
         broker.start()
-        both = world.recoverer(patience_s=2.0)
+        both = world.recoverer()
         with capture_logs() as logs:
             for _ in range(3):
                 world.clock.now += SAFETY_S

@@ -26,7 +26,7 @@ from txmq.errors import BrokerUnavailable, Conflict, TxmqError
 from txmq.model.message import COMMIT, ROLLBACK
 from txmq.recover.recoverer import XaRecoverer
 from txmq.testing.processes import running
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 
 ROUNDS = 20
 
@@ -49,7 +49,7 @@ def test_two_recoverers_at_once_agree_in_every_round(world: RecoveryWorld) -> No
     start = Barrier(len(recoverers))
 
     def one_pass(recoverer: XaRecoverer) -> None:
-        start.wait(30)
+        start.wait(PATIENCE_S)
         recoverer.run_pass()
 
     with ThreadPoolExecutor(len(recoverers)) as threads, capture_logs() as logs:
@@ -84,11 +84,10 @@ def test_two_recovering_processes_agree_in_every_round(
             some(world, random)
             wait_until(
                 lambda: not world.standing("a") + world.standing("b"),
-                120,
                 what="nothing stands prepared",
             )
         own = {token.hex for token in world.tokens}
-        wait_until(lambda: not own & listed(world.clients), 120, what="no group is undecided")
+        wait_until(lambda: not own & listed(world.clients), what="no group is undecided")
         assert [process.terminate() for process in processes] == [0, 0]
     events = [event for process in processes for event in process.events()]
     assert "xa.finished" in {event["event"] for event in events}
@@ -115,14 +114,18 @@ def test_coordinators_at_work_and_recoverers_without_patience_agree(
 
     def recover(number: int) -> None:
         while not stop.is_set():
-            world.clock.now += 1.0
             recoverers[number].run_pass()
             passes[number] += 1
 
+    def wait_for_passes() -> None:
+        enough = passes[0] + 2  # the first may have been under way
+        wait_until(lambda: passes[0] >= enough, what="two more passes")
+
     async def slow(*args: Any) -> HomeDecision:
         if random.random() < 0.3:
-            enough = passes[0] + 3  # the first may have been under way
-            wait_until(lambda: passes[0] >= enough, 60, what="three more passes")
+            wait_for_passes()
+            world.clock.now += 1.0  # whoever is slow beside it is rolled back, too
+            wait_for_passes()
         return await request_decision(*args)
 
     monkeypatch.setattr(xa, "request_decision", slow)

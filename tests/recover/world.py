@@ -28,6 +28,7 @@ from txmq.errors import RequestRejected
 from txmq.model.decider import BrokerBranch, ByHome, Decider, Participant, PostgresBranch
 from txmq.model.message import Decision, Message
 from txmq.recover.recoverer import XaRecoverer
+from txmq.testing.wait import PATIENCE_S
 from txmq.tx.xid import XaBranch
 from txmq.wire.bundle import BundleDescription, PartBatch
 
@@ -75,7 +76,7 @@ class RecoveryWorld:
         self,
         *names: str,
         dsns: dict[str, str] | None = None,
-        patience_s: float = 10.0,
+        patience_s: float = PATIENCE_S,
         **settings: Any,
     ) -> XaRecoverer:
         """Return a recoverer of these databases, by default all, and of all brokers."""
@@ -112,7 +113,7 @@ class RecoveryWorld:
             decider or ByHome(home.bytes, token.bytes), "orders", participants=participants
         )
         parts = split_into_parts(token, described, [PartBatch(self.topic, 0, 0, batch)])
-        storing = BundleUpload(client._core, parts, time.monotonic() + 10)
+        storing = BundleUpload(client._core, parts, time.monotonic() + PATIENCE_S)
         storing.send()
         storing.await_receipt()
 

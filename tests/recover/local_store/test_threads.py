@@ -17,20 +17,21 @@ from tests.recover.local_store.stores import Clock, acked, offsets, open_store, 
 from txmq.errors import StoreClosed
 from txmq.recover.local_store import Change, LocalStore, State
 from txmq.store.filesystem import RealFile
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 
 
 class Gate:
-    """Syncs, of which the first one waits until the gate is open."""
+    """Syncs of the stores below `directory`, which wait until the gate is open."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
         self.opened, self.entered, self.count = threading.Event(), threading.Event(), 0
         sync = RealFile.fdatasync
 
         def gated(file: RealFile) -> None:
-            self.count += 1
-            self.entered.set()
-            assert self.opened.wait(60)
+            if file.path.startswith(str(directory)):
+                self.count += 1
+                self.entered.set()
+                assert self.opened.wait(PATIENCE_S)
             sync(file)
 
         monkeypatch.setattr(RealFile, "fdatasync", gated)
@@ -41,16 +42,16 @@ def test_puts_that_come_during_a_sync_share_the_next(
 ) -> None:
     store, _ = open_store(tmp_path)
     store.put([stored(0)])
-    gate = Gate(monkeypatch)
+    gate = Gate(monkeypatch, tmp_path)
     with ThreadPoolExecutor(9) as pool:
         first = pool.submit(store.put, [stored(1)])
-        assert gate.entered.wait(60)
+        assert gate.entered.wait(PATIENCE_S)
         others = [pool.submit(store.put, [stored(offset)]) for offset in range(2, 10)]
         wait_until(lambda: store.stats().messages == 10)
         assert not any(one.done() for one in (first, *others))
         gate.opened.set()
         for one in (first, *others):
-            one.result(60)
+            one.result(PATIENCE_S)
     assert gate.count == 2
     store.close()
 
@@ -59,17 +60,17 @@ def test_nothing_is_handed_out_or_told_before_it_is_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, _ = open_store(tmp_path)
-    gate = Gate(monkeypatch)
+    gate = Gate(monkeypatch, tmp_path)
     with ThreadPoolExecutor(3) as pool:
         put = pool.submit(store.put, [stored(1)])
-        assert gate.entered.wait(60)
+        assert gate.entered.wait(PATIENCE_S)
         due, untold = pool.submit(store.due, FOREVER, 9), pool.submit(store.untold, 9)
         assert not due.done()
         assert not untold.done()
         gate.opened.set()
-        assert offsets(due.result(60)) == [1]
-        assert len(untold.result(60)) == 1
-        put.result(60)
+        assert offsets(due.result(PATIENCE_S)) == [1]
+        assert len(untold.result(PATIENCE_S)) == 1
+        put.result(PATIENCE_S)
     store.close()
 
 
@@ -112,7 +113,7 @@ def run(bodies: Iterable[Callable[[], None]]) -> None:
     bodies = list(bodies)
     with ThreadPoolExecutor(len(bodies)) as pool:
         for one in [pool.submit(body) for body in bodies]:
-            one.result(120)
+            one.result(PATIENCE_S)
 
 
 def test_whoever_waits_learns_that_the_store_was_closed(
@@ -120,14 +121,14 @@ def test_whoever_waits_learns_that_the_store_was_closed(
 ) -> None:
     store, _ = open_store(tmp_path)
     store.put([stored(1)])
-    gate = Gate(monkeypatch)
+    gate = Gate(monkeypatch, tmp_path)
     with ThreadPoolExecutor(2) as pool:
         put = pool.submit(store.put, [stored(2)])
-        assert gate.entered.wait(60)
+        assert gate.entered.wait(PATIENCE_S)
         closed = pool.submit(store.close)
         gate.opened.set()
-        closed.result(60)
-        put.result(60)  # it was on disk before
+        closed.result(PATIENCE_S)
+        put.result(PATIENCE_S)  # it was on disk before
     for call in (store.next_due, lambda: store.record(acked(1)), lambda: store.forget([])):
         with pytest.raises(StoreClosed, match="is closed"):
             call()
