@@ -17,6 +17,7 @@ from txmq.client.protocol.conversation import Conversation, LogIdentity
 from txmq.client.protocol.transaction.tokens import new_token
 from txmq.model.decider import Decider
 from txmq.model.message import Message
+from txmq.testing.wait import PATIENCE_S
 from txmq.wire.bundle import (
     NO_DIGEST,
     BundleDescription,
@@ -28,7 +29,7 @@ from txmq.wire.bundle import (
 from txmq.wire.chunks import Chunk, unpack_chunks
 from txmq.wire.data_requests import Ack, AckedRange, Fetch, Opcode, pack_ack, pack_fetch
 
-PATIENCE_S = 30.0
+LONGEST_WAIT_MS = 60_000  # that a broker lets a fetch wait
 NO_ORDER = {"type": "ValueError", "text": "no such order", "fingerprint": "f-1"}
 
 
@@ -102,7 +103,13 @@ class Peer:
         return sorted(places)
 
     def fetch(
-        self, group: str, member: str, generation: int, *, wait_ms: int = 5_000, most: int = 100
+        self,
+        group: str,
+        member: str,
+        generation: int,
+        *,
+        wait_ms: int = LONGEST_WAIT_MS,
+        most: int = 100,
     ) -> tuple[Chunk, ...]:
         """Return what a member gets, at most so many messages."""
         request = pack_fetch(Fetch(generation, wait_ms, 1 << 20, most, group, member))

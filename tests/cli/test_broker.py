@@ -20,13 +20,15 @@ from structlog.testing import capture_logs
 
 from tests.cli.peer import peer
 from tests.cli.support import reply, run
+from tests.patient_clients import default_timeout
 from txmq.broker.service import refuse_exposed
 from txmq.config.broker import TlsSettings, load_broker
 from txmq.errors import ConfigError
 from txmq.model.decider import ByChecker
 from txmq.testing.forked import txmq_command
+from txmq.testing.own_broker import OwnBroker
 from txmq.testing.processes import TXMQ, Running, running
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -71,12 +73,12 @@ def test_a_broker_goes_on_whose_log_nobody_reads(tmp_path: Path) -> None:
         process.stderr.close()
         host, _, port = url.removeprefix("txmq://").partition(":")
         for _ in range(3):  # each is worth a line of the log
-            with socket.create_connection((host, int(port)), 20) as stranger:
+            with socket.create_connection((host, int(port)), PATIENCE_S) as stranger:
                 stranger.sendall(bytes(64))
                 assert stranger.recv(4_096), "the refusal comes after the line of the log"
         reply("send", "orders", "hello", broker=url)
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE_S) == 0
     finally:
         process.kill()
         process.wait()
@@ -215,10 +217,14 @@ def test_tail_follows_until_it_is_interrupted(broker: str, tmp_path: Path) -> No
     }
 
 
-def test_where_nothing_is_there_lists_are_empty_and_names_are_unknown(broker: str) -> None:
-    assert reply("group", "list", broker=broker) == {"groups": []}
-    assert reply("tx", "list", broker=broker) == {"transactions": []}
-    assert run("tx", "list", "--broker", broker).stdout == "no transactions\n"
+def test_where_nothing_is_there_lists_are_empty(tmp_path: Path) -> None:
+    with OwnBroker(tmp_path) as empty:
+        assert reply("group", "list", broker=empty.url) == {"groups": []}
+        assert reply("tx", "list", broker=empty.url) == {"transactions": []}
+        assert run("tx", "list", "--broker", empty.url).stdout == "no transactions\n"
+
+
+def test_what_is_not_there_is_unknown_by_name(broker: str) -> None:
     for arguments, error in (
         (("group", "show", "nobody"), "UnknownGroup"),
         (("group", "pause", "nobody"), "UnknownGroup"),
@@ -365,7 +371,8 @@ def test_letters_with_large_bodies_come_in_pages_that_fit(broker: str) -> None:
 def test_without_a_broker_the_error_says_how_to_start_one() -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         port = listener.getsockname()[1]
-    ran = run("topic", "list", "--broker", f"txmq://127.0.0.1:{port}")
+    with default_timeout(0.1):
+        ran = run("topic", "list", "--broker", f"txmq://127.0.0.1:{port}")
     assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (1, "", 1)
     assert "txmq broker" in ran.stderr
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -71,7 +72,8 @@ def test_a_preview_and_a_confirmed_reset_ask_nothing(
 def test_a_group_can_go_back_by_a_duration(
     client: ScriptedClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("txmq.cli.parsers.time.time_ns", lambda: 10_000_000_000_000)
+    clock = SimpleNamespace(time_ns=lambda: 10_000_000_000_000)
+    monkeypatch.setattr("txmq.cli.parsers.time", clock)
     client.replies = [{"positions": []}]
     assert run("group", "reset", "billing", "orders", "--to", "2h", "--yes").exit_code == 0
     assert client.calls[0][1]["to"] == 10_000_000_000 - 7_200_000_000

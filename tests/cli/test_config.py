@@ -17,11 +17,11 @@ from txmq.cli import cluster_config
 from txmq.cli.cluster_config import ClusterConfig, changes
 from txmq.client.blocking.client import Client
 from txmq.errors import ConfigError
+from txmq.testing.own_broker import OwnBroker
 from txmq.testing.wait import wait_until
 from txmq.wire.calls.letters import SelectionArgs
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}}
-HERE, COPY = 0, 1
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_users_come_along_with_roles_grants_and_quotas(
 def test_the_first_user_is_not_made_by_a_file(brokers: list[str], tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text('{"txmq": 1, "users": {"ada": {"roles": ["admin"]}}, "groups": {"no": {}}}')
-    result = run("config", "import", str(file), "--broker", brokers[HERE], "--json")
+    result = run("config", "import", str(file), "--broker", brokers[0], "--json")
     rows = json.loads(result.stdout)["changes"]
     assert (result.exit_code, [(row["what"], row["done"]) for row in rows]) == (
         1,
@@ -207,7 +207,7 @@ def test_a_terminal_is_shown_no_control_character_of_a_file(
 ) -> None:
     file = tmp_path / "config.json"
     file.write_text('{"topics": {"\\u001b[2J": {"partitions": 1}}}')
-    result = run("config", "import", str(file), "--broker", brokers[HERE])
+    result = run("config", "import", str(file), "--broker", brokers[0])
     assert result.exit_code == 1
     assert "invalid name" in result.stderr
     assert "\x1b" not in result.stderr
@@ -222,20 +222,18 @@ def test_a_file_has_no_control_character_for_a_terminal_and_says_the_same() -> N
     assert cluster_config.parse(shown) == document
 
 
-def test_what_a_schema_breaks_has_no_control_character_for_a_terminal(
-    brokers: list[str], tmp_path: Path
-) -> None:
+def test_what_a_schema_breaks_has_no_control_character_for_a_terminal(tmp_path: Path) -> None:
     name = "a\x1b[2J\u202e"
     schema = {"type": "object", "properties": {name: {"type": "string"}}}
-    with txmq.connect(brokers[COPY], service="tests") as client:
+    file = tmp_path / "schema.json"
+    with OwnBroker(tmp_path) as broker, txmq.connect(broker.url, service="tests") as client:
         client.call("topic.create", name="hostile", partitions=1)
         client.call("topic.schema", name="hostile", json_schema=json.dumps(schema))
-    schema["properties"] = {name: {"type": "integer"}}
-    file = tmp_path / "schema.json"
-    file.write_text(json.dumps(schema))
-    shown = run(
-        "topic", "schema", "check", "hostile", "--file", str(file), "--broker", brokers[COPY]
-    )
+        schema["properties"] = {name: {"type": "integer"}}
+        file.write_text(json.dumps(schema))
+        shown = run(
+            "topic", "schema", "check", "hostile", "--file", str(file), "--broker", broker.url
+        )
     assert shown.exit_code == 1
     assert "a\\x1b[2J\\u202e: integer" in shown.stdout
     assert "\x1b" not in shown.stdout

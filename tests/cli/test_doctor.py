@@ -157,8 +157,8 @@ def test_a_disk_that_answers_before_it_has_written_is_found_and_one_that_is_slow
     def sync(_file: int) -> None:
         now[0] += sync_s
 
-    monkeypatch.setattr("os.fdatasync", sync)
-    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    monkeypatch.setattr(machine, "os", SimpleNamespace(**vars(os) | {"fdatasync": sync}))
+    monkeypatch.setattr(machine, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     [found] = [one for one in machine.check_disk(tmp_path, DiskSettings()) if one.check == "sync"]
     assert found.health == health
     assert f"{sync_s * 1e6:.0f} µs" in found.found

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from txmq.cli.app import MODULES, assemble, command_line
+from txmq.testing.wait import PATIENCE_S
 
 HEAVY = ("twisted", "psycopg2", "pyspark", "pyarrow", "pandas", "lmdb", "structlog")
 PROGRAM = """
@@ -31,7 +32,7 @@ def test_help_and_usage_errors_import_nothing_heavy(arguments: str, status: int)
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert ran.returncode == status
     assert "Usage:" in ran.stdout + ran.stderr
@@ -47,7 +48,7 @@ def test_a_command_that_is_named_is_built_alone() -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     modules = ran.stderr.splitlines()[-1].split()
     assert "txmq.cli.commands.transactions" in modules
@@ -66,7 +67,11 @@ def test_a_part_that_is_built_alone_has_all_of_its_commands(name: str) -> None:
 
 def test_the_module_is_the_command() -> None:
     ran = subprocess.run(
-        [sys.executable, "-m", "txmq", "-h"], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-m", "txmq", "-h"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE_S,
     )
     assert "Usage: txmq " in ran.stdout
     for name in (

@@ -18,6 +18,7 @@ from structlog import WriteLogger
 from structlog.testing import capture_logs
 
 from txmq.cli.logs import REDACTED, LossyStream, escape_event, observe_twisted, redact_event
+from txmq.testing.wait import PATIENCE_S
 
 
 def cleaned(**event: object) -> Mapping[str, Any]:
@@ -164,7 +165,11 @@ Logger(namespace="t").warn("from Twisted")
 
 def test_a_process_logs_one_json_object_a_line_to_standard_error() -> None:
     ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", PROGRAM],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE_S,
     )
     events = [json.loads(line) for line in ran.stderr.splitlines()]
     assert ran.stdout == ""

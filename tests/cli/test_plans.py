@@ -63,7 +63,7 @@ def test_a_plan_goes_from_its_creation_to_its_end(broker: str) -> None:
     assert run("plan", "show", "p", "--broker", broker).exit_code == 1
     all_of_it = reply("dlq", "replay", "billing", "--all", broker=broker)
     assert len(all_of_it["done"]) == 3
-    assert reply("plan", "show", all_of_it["plan"], broker=broker)["delivered"] == 3
+    wait_until(lambda: reply("plan", "show", all_of_it["plan"], broker=broker)["delivered"] == 3)
 
 
 def test_the_list_says_what_an_older_version_must_not_find(client: ScriptedClient) -> None:

@@ -19,6 +19,7 @@ from txmq import connect
 from txmq.cli.app import main
 from txmq.cli.options import operating_system_user
 from txmq.testing.own_broker import OwnBroker
+from txmq.testing.wait import PATIENCE_S
 from txmq.version import __version__
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +33,7 @@ def txmq(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE_S,
         env=os.environ | environment,
     )
 
@@ -54,8 +55,8 @@ from {module} import {function}
 {function}()
 """
     ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60,
-        cwd=ROOT,
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT,
+        timeout=PATIENCE_S,
     )  # fmt: skip
     assert (ended.returncode, ended.stderr) == (-signal.SIGINT, "")
 
@@ -82,7 +83,11 @@ sys.argv[1:] = ["topic", "list"]
 command.main()
 """
     ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
     )
     assert (ended.returncode, ended.stderr) == (status, "")
 
@@ -165,7 +170,7 @@ def test_a_result_that_cannot_be_written_is_an_error_of_one_line(
             stderr=subprocess.PIPE,
             text=True,
             check=False,
-            timeout=60,
+            timeout=PATIENCE_S,
         )
     assert ended.returncode == 1
     assert len(ended.stderr.splitlines()) == 1
@@ -188,7 +193,7 @@ def test_closed_streams_end_no_command(closed: str) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
@@ -203,7 +208,7 @@ def test_a_command_whose_result_cannot_be_written_does_not_say_that_it_did_nothi
             stderr=subprocess.PIPE,
             text=True,
             check=False,
-            timeout=60,
+            timeout=PATIENCE_S,
         )
     assert json.loads(ended.stderr)["outcome"] == "unknown"
 

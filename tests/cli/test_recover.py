@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import txmq
-from tests.cli.peer import Peer, peer
+from tests.cli.peer import LONGEST_WAIT_MS, Peer, peer
 from tests.cli.support import NOBODY, reply, run
 from txmq.cli.commands import recover
 from txmq.cli.parsers import MessagePlace
@@ -115,7 +115,7 @@ class Shop:
         claim = {"group": self.group, "member": "m-2", "generation": joined["generation"]}
         got = {
             offset: chunk.attempt
-            for wait_ms in (5_000, 500)  # the second time nothing is left
+            for wait_ms in (LONGEST_WAIT_MS, 500)  # the second time nothing is left
             for chunk in self._peer.fetch(**claim, wait_ms=wait_ms)
             for offset in range(chunk.base_offset, chunk.base_offset + chunk.rows)
         }
@@ -224,7 +224,7 @@ def test_a_spool_without_an_owner_is_shown_and_sent(
     served: tuple[Running, str], tmp_path: Path
 ) -> None:
     spool = tmp_path / "spool"
-    with txmq.connect("txmq://127.0.0.1:1", service="shop", spool=str(spool)) as client:
+    with txmq.connect(NOBODY, service="shop", spool=str(spool), timeout=0.1) as client:
         assert client.send("spooled", BODY, key="k", partition=0).spooled
     [found] = reply("recover", "list", "--dir", str(spool), broker=NOBODY)["spools"]
     assert (found["messages"], found["owned"]) == (1, False)

@@ -16,7 +16,7 @@ from txmq import emit
 from txmq.client.blocking.connect import connect
 from txmq.testing.own_broker import OwnBroker
 from txmq.testing.processes import TXMQ, running
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 
 
 def command_json(*arguments: str, status: int = 0) -> Any:
@@ -102,10 +102,10 @@ def test_a_relay_sends_committed_messages_until_sigterm(
     with running(tmp_path / "relay", "relay", "run", *arguments, "--json") as relay:
         assert json.loads(relay.first_line()) == {"ready": "txmq_relay"}
         with (
-            connect(broker, timeout=30.0) as client,
+            connect(broker) as client,
             client.consumer("g", ["orders"], start="first") as consumer,
         ):
-            message = consumer.receive(30)
+            message = consumer.receive(PATIENCE_S)
             assert message is not None
             assert message.body == b"one"
         assert command_json("status", dsn)["active"]

@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -29,6 +29,7 @@ from txmq.testing.wait import wait_until
 __all__ = ["client"]
 
 TOKEN = "0198c5b8d6f27d6d8a1f000000000001"
+SAFETY_S = 3.0  # longer than a busy machine stands still
 
 
 def test_branches_are_listed_with_the_given_filters(client: ScriptedClient) -> None:
@@ -82,6 +83,15 @@ def test_without_databases_there_is_nothing_to_recover(tmp_path: Path) -> None:
 
 class XaCommands(RecoveryWorld):
     """A world with one broker, and a file of settings."""
+
+    def begin_committed(self) -> UUID:
+        """Begin a transaction and commit it beside a recoverer, which rolls back what
+        stands undecided for SAFETY_S.
+        """
+        token = self.begin(stored=1, prepared=())
+        self.decide(token, COMMIT)
+        self.prepare("shop", token)
+        return token
 
     def configure(self, directory: Path, **settings: object) -> str:
         """The path of a file with its databases and its broker."""
@@ -146,15 +156,11 @@ def test_prepared_branches_are_recovered_in_two_passes(shop: XaCommands, tmp_pat
 
 
 def test_a_watching_recoverer_ends_new_branches(shop: XaCommands, tmp_path: Path) -> None:
-    # The committed one is decided within `safety_s`, or the recoverer rolls it back.
-    config = shop.configure(tmp_path, safety_s=3.0, every_s=0.1)
+    config = shop.configure(tmp_path, safety_s=SAFETY_S, every_s=0.1)
     with running(tmp_path / "1", "xa", "recover", "--watch", "--config", config) as recoverer:
         assert recoverer.first_line() == "ready shop"
-        committed, undecided = (
-            shop.begin(stored=1, prepared=("shop",)),
-            shop.begin(stored=1, prepared=("shop",)),
-        )
-        shop.decide(committed, COMMIT)
+        shop.begin_committed()
+        undecided = shop.begin(stored=1, prepared=("shop",))
         wait_until(lambda: not shop.standing("shop"), what="nothing stands prepared")
         wait_until(
             lambda: shop.state(undecided) == "ROLLED_BACK", what="the undecided one is rolled back"
@@ -169,12 +175,11 @@ def test_a_broker_recovers_by_itself_where_databases_are_configured(
 ) -> None:
     name = databases.borrow()
     dsn = postgres.dsn(name)
-    times = "[xa]\nsafety_s = 0.3\nevery_s = 0.1\n"
+    times = f"[xa]\nsafety_s = {SAFETY_S}\nevery_s = 0.1\n"
     section = f"{times}[[xa.database]]\nname = 'shop'\ndsn = {json.dumps(dsn)}\n"
     with OwnBroker(tmp_path, section) as broker, closing(connect(broker.url)) as client:
-        world = RecoveryWorld([broker], [client], {"shop": dsn})  # type: ignore[list-item]  # nothing is read from it
-        token = world.begin(stored=1, prepared=("shop",))
-        world.decide(token, COMMIT)
+        world = XaCommands([broker], [client], {"shop": dsn})  # type: ignore[list-item]  # nothing is read from it
+        token = world.begin_committed()
         lost = world.begin(stored=0, prepared=("shop",))
         wait_until(lambda: not world.standing("shop"), what="nothing stands prepared")
         assert world.effects("shop") == {token.hex}
