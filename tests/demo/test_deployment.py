@@ -14,7 +14,7 @@ import pytest
 
 from examples.order_flow.deployment import Deployment
 from examples.order_flow.flow import LEFT_RUNNING
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
 
 
 def fetch(url: str) -> bytes:
-    with urlopen(url, timeout=10) as response:
+    with urlopen(url, timeout=PATIENCE_S) as response:
         body: bytes = response.read()
         return body
 
