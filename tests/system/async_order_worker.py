@@ -19,13 +19,13 @@ import txmq.aio
 from tests.system.order_worker import (
     CHECK_AFTER_S,
     NEVER,
-    PATIENCE_S,
     Abandoned,
     Journal,
     application_name,
 )
 from tests.system.orders import PlacedOrder, Token
 from tests.system.supervisor import SupervisorConfig, WorkerSpec
+from txmq.testing.wait import PATIENCE_S
 
 KINDS = ("commits", "commits", "commits", "is abandoned", "swallows an error", "has a savepoint")
 RAISE_VERSION = """

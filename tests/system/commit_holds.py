@@ -29,7 +29,6 @@ HELD: Final = """
 SELECT split_part(application_name, ' ', 2), pid FROM pg_stat_activity
 WHERE application_name LIKE %s AND query LIKE 'COMMIT%%' AND wait_event = %s
 """
-PATIENCE_S: Final = 60.0
 
 
 class CommitHold(ABC):
@@ -55,12 +54,12 @@ class CommitHold(ABC):
     def release(self) -> None:
         """Stop, and wait until all held commits have passed."""
         self.stop()
-        wait_until(lambda: not self.held(), PATIENCE_S, what="no commit is held")
+        wait_until(lambda: not self.held(), what="no commit is held")
 
     def hold_commits(self, number: int) -> dict[int, int]:
         """Start, and wait for so many held commits; return them as `held` does."""
         self.start()
-        wait_until(lambda: len(self.held()) >= number, PATIENCE_S, what=f"{number} held commits")
+        wait_until(lambda: len(self.held()) >= number, what=f"{number} held commits")
         return self.held()
 
     def held(self) -> dict[int, int]:

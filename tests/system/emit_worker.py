@@ -21,7 +21,7 @@ from txmq import connect, emit
 from txmq.client.protocol.transaction.tokens import new_token
 from txmq.errors import TxmqError
 from txmq.relay.relay import Relay, RelayPolicy
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 from txmq.tx.postgres.driver import BlockingConnection as Connection
 
 RELAY = "relay"  # argument of a worker that runs a relay instead of placing orders
@@ -36,7 +36,7 @@ def run_worker(
     """Run a relay, or place orders for the keys that the worker has as arguments."""
     if worker.arguments == (RELAY,):
         with running_relay(config.url, config.dsn):
-            wait_until(lambda: not keep_running(), 600.0, what="the end")
+            wait_until(lambda: not keep_running(), 15 * PATIENCE_S, what="the end")
         return
     journal, random, keys = Journal(Path(config.directory)), Random(), cycle(worker.arguments)
     while keep_running():
@@ -65,7 +65,7 @@ def running_relay(url: str, dsn: str, policy: RelayPolicy = POLICY) -> Iterator[
         finally:
             ended.set()
 
-    with connect(url, timeout=10.0) as client:
+    with connect(url, timeout=PATIENCE_S) as client:
         relay = Relay(client._core, dsn, SLOT, policy)
         thread = Thread(target=run)
         thread.start()

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+from threading import Event, Thread
 from typing import Any
 
 import psycopg2
 
 from txmq import connect
+from txmq.client.blocking.consumer.consumer import Consumer
 from txmq.errors import TxmqError
+from txmq.testing.wait import PATIENCE_S, wait_until
 
 SESSION_S = 3.0  # longer than a busy machine stands still
-PATIENCE_S = 60.0
 TABLE = "CREATE TABLE effects (place text NOT NULL, pid int NOT NULL)"
 
 
@@ -46,6 +48,7 @@ def apply_once(url: str, group: str, topic: str, dsn: str) -> None:
     """Apply one message in the transaction of the inbox, and stop until SIGCONT before
     it ends.
     """
+    over = Event()
 
     def handle(message: Any, connection: Any) -> None:
         with connection.cursor() as cursor:
@@ -56,6 +59,18 @@ def apply_once(url: str, group: str, topic: str, dsn: str) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
 
     with connect(url, timeout=PATIENCE_S) as client:
-        consumer = client.consumer(group, [topic], session_s=SESSION_S, start="first")
-        consumer.run(handle, inbox=lambda: psycopg2.connect(dsn), idle_exit=2 * SESSION_S)
+        with client.consumer(group, [topic], session_s=SESSION_S, start="first") as consumer:
+            Thread(target=stop_when_settled, args=(consumer, over), daemon=True).start()
+            consumer.run(handle, inbox=lambda: psycopg2.connect(dsn), stop=over)
         print_line("duplicates", consumer.stats.duplicates)
+
+
+def stop_when_settled(consumer: Consumer, over: Event) -> None:
+    """Set `over` when the consumer has had its one message, in whatever way."""
+
+    def settled() -> bool:
+        stats = consumer.stats
+        return bool(stats.acked or stats.refused or stats.duplicates)
+
+    wait_until(settled)
+    over.set()

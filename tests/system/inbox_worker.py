@@ -15,13 +15,13 @@ from tests.system.orders import PlacedOrder
 from tests.system.supervisor import SupervisorConfig, WorkerSpec
 from txmq import ReceivedMessage, connect
 from txmq.crashpoints import crashpoint
+from txmq.testing.wait import PATIENCE_S
 
 GROUP = "billing"
 TABLE = """
 CREATE TABLE charge (
     seq bigserial PRIMARY KEY, token uuid NOT NULL, key text NOT NULL, version int NOT NULL)
 """
-PATIENCE_S = 20.0
 CHECK_EVERY_S = 0.05
 
 

@@ -20,10 +20,11 @@ from txmq import Message, Receipt, connect
 from txmq.client.blocking.client import Client
 from txmq.client.protocol.settings import Options
 from txmq.errors import TxmqError
+from txmq.testing.wait import PATIENCE_S
 
-LONG_S, SHORT_S = 90.0, 0.3
+SHORT_S = 0.3
 AT_ONCE = 8  # messages of a batch, of a bundle, and of one asynchronous burst
-PATIENT = Options(timeout=LONG_S, retries=100, delivery_timeout=LONG_S)
+PATIENT = Options(timeout=PATIENCE_S, retries=100, delivery_timeout=PATIENCE_S)
 HASTY = Options(timeout=SHORT_S, retries=0, delivery_timeout=SHORT_S)
 
 

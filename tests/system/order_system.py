@@ -25,7 +25,6 @@ from txmq.testing.processes import Running, running
 from txmq.testing.wait import wait_until
 
 TOPIC = "orders"
-PATIENCE_S = 60.0
 SETTINGS = """
 [broker]
 partitions = 4
@@ -135,7 +134,7 @@ class OrderSystem(NamedTuple):
     def wait_until_decided(self) -> None:
         """Wait until the broker has decided every transaction."""
         for state in ("undecided", "waiting"):
-            wait_until(lambda: not self.transactions(state), PATIENCE_S, what=f"nothing is {state}")  # noqa: B023
+            wait_until(lambda: not self.transactions(state), what=f"nothing is {state}")  # noqa: B023
 
     def decided(self, tokens: Iterable[Token]) -> bool:
         """Return whether the broker has decided these transactions, all of which it

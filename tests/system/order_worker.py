@@ -19,7 +19,7 @@ from txmq import connect
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.transaction.transaction import Transaction
 from txmq.errors import TxmqError
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 from txmq.tx.postgres.driver import BlockingConnection as Connection
 
 TABLES = """
@@ -33,8 +33,6 @@ ON CONFLICT (key) DO UPDATE SET version = account.version + 1 RETURNING version
 # longer than most transactions take; a slower one may be fenced
 CHECK_AFTER_S = 0.3
 DRIVERS = ("psycopg2", "psycopg", "asyncio psycopg", "asyncio asyncpg")
-RESTART_S = 60.0
-PATIENCE_S = 20.0  # for the upload of a bundle, over a restart of the broker
 NEVER = 0  # the version in messages that must not be published
 
 
@@ -152,7 +150,7 @@ def connect_to_database(dsn: str) -> Connection:
             )
         return bool(found)
 
-    wait_until(try_once, RESTART_S, what="a connection to the database")
+    wait_until(try_once, what="a connection to the database")
     return found[0]
 
 

@@ -12,13 +12,13 @@ from threading import Event, Thread
 
 from tests.system.supervisor import SupervisorConfig, WorkerSpec
 from txmq import ReceivedMessage, RetryPolicy, connect
+from txmq.testing.wait import PATIENCE_S
 
 GROUP = "followers"
 THREADS = 4
 CHECK_EVERY_S = 0.1
 FAILS = 40  # one message in so many fails at its first delivery
 WORK_S = 0.002  # of a handler, so that messages are always outstanding
-RESTART_S = 60.0  # limit for the restart of a broker
 
 
 class HandlerFailed(Exception):
@@ -49,7 +49,7 @@ def run_worker(
     Thread(target=watch, daemon=True).start()
     retry = RetryPolicy.table(0.05, attempts=10_000)
     with (
-        connect(config.url, timeout=RESTART_S) as client,
+        connect(config.url, timeout=PATIENCE_S) as client,
         client.consumer(
             GROUP, topics=[config.topic], mode="ordered", retry=retry, prefetch_messages=256
         ) as consumer,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 import zipfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,6 +19,7 @@ import txmq
 from tests.cli.peer import Peer, peer
 from txmq.model.decider import ByChecker
 from txmq.testing.processes import running
+from txmq.testing.wait import wait_until
 from txmq.wire.calls.users import VerifierArgs
 from txmq.wire.data_requests import AckedRange
 from txmq.wire.scram import make_verifier
@@ -100,8 +100,7 @@ def _groups(client: txmq.Client, connection: Peer) -> None:
     client.call("dlq.save", name="mine", select={"text": "order"}, operator="ada")
     client.call("dlq.replay", **args, letters=[third])
     client.call("plan.create", name="p", select={}, settings={"canary": 2}, **args)
-    while client.call("plan.show", name="p")["state"] == "searching":
-        time.sleep(0.02)
+    wait_until(lambda: client.call("plan.show", name="p")["state"] != "searching")
     client.call("policy.set", group="billing", after_s=8_640_000.0, select={}, operator="ada")
     joined = connection.call(
         "consumer.join", group="shipping", member="m", instance="i", topics=["orders"],

@@ -21,6 +21,7 @@ from txmq.model.decider import ByChecker, Decider
 from txmq.model.message import Message
 from txmq.testing.own_broker import OwnBroker
 from txmq.testing.ports import free_port
+from txmq.testing.wait import PATIENCE_S
 from txmq.wire.bundle import BundleDescription, BundlePart, PartBatch, bundle_digest, pack_part
 from txmq.wire.calls.encoding import encode_call
 from txmq.wire.calls.users import VerifierArgs
@@ -31,7 +32,6 @@ from txmq.wire.json import parse
 from txmq.wire.scram import make_verifier
 from txmq.wire.status import to_error
 
-WITHIN_S = 20.0
 LARGEST = 1 << 26
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close sends RST
 MAX_RSS = 250e6
@@ -51,7 +51,7 @@ class Stranger:
     """One connection. `answers` are those that have come, in their order."""
 
     def __init__(self, address: tuple[str, int]) -> None:
-        self.socket = socket.create_connection(address, WITHIN_S)
+        self.socket = socket.create_connection(address, PATIENCE_S)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._decoder = FrameDecoder(LARGEST)
         self.answers: list[Frame] = []
@@ -125,7 +125,7 @@ class AttackedBroker:
         self.pid = self.broker.process.process.pid
         host, port = listen_address(self.broker.url.removeprefix("txmq://"))[:2]
         self.address = (str(host), int(port))
-        self.witness = txmq.connect(self.broker.url, service="witness", timeout=WITHIN_S)
+        self.witness = txmq.connect(self.broker.url, service="witness", timeout=PATIENCE_S)
         for name in ("witness", "t"):
             self.witness.call("topic.create", name=name, partitions=1)
         self.epoch = self.witness.call("broker.show")["boot_epoch"]
@@ -138,7 +138,7 @@ class AttackedBroker:
         self.witness.call("user.set", name=user, roles=["admin"], new=True, password=verifier)
         self.witness.close()
         url = self.broker.url.replace("//", f"//{user}:{password}@")
-        self.witness = txmq.connect(url, service="witness", timeout=WITHIN_S)
+        self.witness = txmq.connect(url, service="witness", timeout=PATIENCE_S)
 
     def connect(self) -> Stranger:
         """Return a connection, which stays until `witness_is_served` has been."""
@@ -151,7 +151,7 @@ class AttackedBroker:
 
     def get(self, data: bytes) -> bytes:
         """Return what comes by HTTP to `data` until the end of the connection."""
-        with closing(socket.create_connection(self.http, WITHIN_S)) as one:
+        with closing(socket.create_connection(self.http, PATIENCE_S)) as one:
             try:
                 one.sendall(data)
                 return b"".join(iter(lambda: one.recv(1 << 16), b""))
@@ -175,7 +175,7 @@ class AttackedBroker:
     def witness_is_served(self) -> None:
         """Let the witness send, call, and ask by HTTP: all have their answers."""
         sends = [self.witness.send_async("witness", b"%d" % n) for n in range(10)]
-        offsets = [one.result(WITHIN_S).offset for one in sends]
+        offsets = [one.result(PATIENCE_S).offset for one in sends]
         assert offsets == list(range(self.served, self.served + 10))
         self.served += 10
         assert self.witness.call("broker.show")["boot_epoch"] == self.epoch

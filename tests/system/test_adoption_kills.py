@@ -99,7 +99,7 @@ def test_a_broker_killed_in_an_adoption_goes_on_with_it(
             assert (found["state"], found["messages"]) == ("no owner", MESSAGES)
             with peer(url) as connection:
                 connection.call("recover.adopt", **OF_STORE)
-        wait_until(lambda: not stores(url), 60, what="the end of the adoption")
+        wait_until(lambda: not stores(url), what="the end of the adoption")
         with peer(url) as connection:
             got = received(connection, "n")
     assert got == Counter({(offset, 2): 1 for offset in range(MESSAGES)})

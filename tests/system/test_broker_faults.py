@@ -20,15 +20,14 @@ from txmq import connect
 from txmq.broker.reactor.process_limits import RESERVED_FILES
 from txmq.client.blocking.client import Client
 from txmq.testing.own_broker import OwnBroker
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 
-PATIENCE_S = 60.0
 SESSION_S = 3.0  # longer than a busy machine stands still
 
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[OwnBroker]:
-    with OwnBroker(tmp_path, "[consumers]\nlost_connection_grace_s = 30\n") as broker:
+    with OwnBroker(tmp_path, "[consumers]\nlost_connection_grace_s = 600\n") as broker:
         yield broker
 
 
@@ -48,17 +47,14 @@ def test_fault_40_a_broker_that_stood_still_keeps_its_members(
         assert message is not None
         before = client.call("group.show", group=group)
         os.kill(pid, signal.SIGSTOP)
-        until = time.monotonic() + 2 * SESSION_S
         try:
-            wait_until(
-                lambda: time.monotonic() > until, PATIENCE_S, what="its session would be over"
-            )
+            time.sleep(2 * SESSION_S)  # by which its session would be over
         finally:
             os.kill(pid, signal.SIGCONT)
         consumer.ack(message, wait=True)
         after = client.call("group.show", group=group)
     assert (after["generation"], after["members"]) == (before["generation"], 1)
-    assert "broker.stood_still" in broker.log
+    wait_until(lambda: "broker.stood_still" in broker.log, what="a line in the log")
     assert "member.lost" not in broker.log
 
 
@@ -73,9 +69,7 @@ def test_fault_41_without_free_file_handles_open_connections_go_on(
     with ExitStack() as opened:
         for _ in range(20):
             opened.enter_context(socket.create_connection((host, int(port)), PATIENCE_S))
-        wait_until(
-            lambda: "connection.refused" in broker.log, PATIENCE_S, what="a connection is refused"
-        )
+        wait_until(lambda: "connection.refused" in broker.log, what="a connection is refused")
         client.send(topic, b"meanwhile")
     resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
     with connect(broker.url, timeout=PATIENCE_S) as other:

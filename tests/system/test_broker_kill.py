@@ -44,7 +44,7 @@ def broker(tmp_path: Path) -> Iterator[OwnBroker]:
 def wait_for_receipts(history: SendHistory, more: int) -> None:
     """Wait until so many more messages are acknowledged."""
     wanted = len(history.acknowledged) + more
-    wait_until(lambda: len(history.acknowledged) >= wanted, 60, what=f"{more} receipts")
+    wait_until(lambda: len(history.acknowledged) >= wanted, what=f"{more} receipts")
 
 
 def check(broker: OwnBroker, history: SendHistory) -> None:
@@ -83,7 +83,7 @@ def test_a_broker_killed_in_its_recovery_recovers(broker: OwnBroker, report: Rep
         for _ in range(RECOVERIES_CUT):
             begun = recovery_begun(broker)
             broker.launch()
-            wait_until(begun, 60, what="a recovery has begun")
+            wait_until(begun, what="a recovery has begun")
             broker.kill()
             cut += "ready" not in broker.process.out.read_text()
         broker.start()

@@ -32,7 +32,6 @@ def test_keys_and_ids_are_found_in_what_another_process_made(tmp_path: Path) -> 
                 )
             wait_until(
                 lambda: client.call("broker.stats")["log"]["uncatalogued"] < 50_000,
-                60,
                 what="catalogues",
             )
             before = {number: find(client, number) for number in (0, 777, SENT - 1)}

@@ -118,13 +118,13 @@ def test_a_broker_that_starts_days_ahead_loses_and_refuses_nothing(machine: Cloc
         machine.pass_retention()
     machine.set_clock(0)
     with machine.serving():
-        assert machine.alarms() >= {"clock.jumped", "clock.doubted"}
+        wait_until(lambda: machine.alarms() >= {"clock.jumped", "clock.doubted"}, what="the alarms")
         machine.commit("3")
         machine.pass_retention()
         assert run("clock", "--broker", machine.url).exit_code == 1
         shown = reply("clock", "--confirm", "--reason", "looked at it", broker=machine.url)
         assert shown["believed"]
-        assert abs(shown["broker_at"] - shown["machine_at"]) < 1_000_000
+        assert abs(shown["broker_at"] - shown["machine_at"]) < DAY
         machine.commit("4")
         wait_until(lambda: not machine.alarms(), what="an end of the alarms")
         assert machine.bodies() == ["1", "2", "3", "4"]

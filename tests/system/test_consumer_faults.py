@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 from uuid import uuid4
 
@@ -20,11 +20,10 @@ from txmq.client.blocking.client import Client
 from txmq.errors import OffsetOutOfRange
 from txmq.testing.own_broker import OwnBroker
 from txmq.testing.processes import Running
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 from txmq.wire.data_requests import Ack, AckedRange, Opcode, pack_ack, unpack_refused
 
 pytestmark = pytest.mark.timeout(300)  # where the machine is busy
-PATIENCE_S = 60.0
 SETTINGS = "[consumers]\nlost_connection_grace_s = 0.1\n[retention]\nevery_s = 0.1\n"
 Start = Callable[..., Running]
 
@@ -77,11 +76,7 @@ def first_line_of_stopped(running: Running) -> str:
     """Wait until the process has stopped itself, and return its first line."""
     line = running.first_line()
     stat = Path(f"/proc/{running.process.pid}/stat")
-    wait_until(
-        lambda: stat.read_text().rpartition(")")[2].split()[0] == "T",
-        PATIENCE_S,
-        what="it is stopped",
-    )
+    wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", what="it is stopped")
     return line
 
 
@@ -133,7 +128,6 @@ def test_fault_74_a_frozen_handler_and_the_one_that_takes_over_have_one_effect(
         )
         wait_until(
             lambda: count(cursor, waits),
-            PATIENCE_S,
             what="the second handler waits for the transaction of the first",
         )
         assert count(cursor, "SELECT count(*) FROM effects") == 0
@@ -177,9 +171,11 @@ def test_fault_76_in_a_storm_of_joins_and_leaves_each_key_comes_once_and_in_orde
         client.send_batch(topic, [Message(b"%d" % number, f"k{key}") for key in range(KEYS)])
     for thread in members:
         thread.join(PATIENCE_S)
-    wait_until(lambda: sum(map(len, done.values())) >= KEYS * EACH, PATIENCE_S, what="all messages")
+        assert not thread.is_alive()
+    wait_until(lambda: sum(map(len, done.values())) >= KEYS * EACH, what="all messages")
     steady.close()
     staying.join(PATIENCE_S)
+    assert not staying.is_alive()
     assert done == {key: list(range(EACH)) for key in done}
     assert group_view(client, group)["generation"] > 2 * JOINS, "each member has joined and left"
     assert group_view(client, group)["lag"] == 0
@@ -250,7 +246,6 @@ def test_fault_82_a_group_behind_retention_gets_an_alarm_with_what_it_missed(
     client.call("topic.alter", name=topic, retention_ms=1)
     wait_until(
         lambda: client.call("topic.show", name=topic)["firsts"] == [10],
-        PATIENCE_S,
         what="all messages are too old",
     )
     client.call("topic.alter", name=topic, retention_ms=0)
@@ -279,25 +274,28 @@ def test_a_database_restored_to_before_the_retained_messages_raises_an_alarm(
     topic, group = topic_and_group(client)
     applied: list[int] = []
 
-    def run() -> None:
+    def run(until: int) -> None:
+        """Apply messages until so many were applied in all."""
+        enough = Event()
+
+        def apply(message: ReceivedMessage, _connection: object) -> None:
+            applied.append(message.offset)
+            if len(applied) >= until:
+                enough.set()
+
         with client.consumer(group, [topic]) as consumer:
-            consumer.run(
-                lambda message, _connection: applied.append(message.offset),
-                inbox=lambda: psycopg2.connect(database),
-                idle_exit=3.0,
-            )
+            consumer.run(apply, inbox=lambda: psycopg2.connect(database), stop=enough)
 
     client.send_batch(topic, [Message(b"old") for _ in range(10)])
-    run()
+    run(10)
     client.call("topic.alter", name=topic, retention_ms=1)
     wait_until(
         lambda: client.call("topic.show", name=topic)["firsts"] == [10],
-        PATIENCE_S,
         what="all messages are too old",
     )
     client.call("topic.alter", name=topic, retention_ms=0)
     client.send_batch(topic, [Message(b"new") for _ in range(3)])
-    run()
+    run(13)
     with (
         closing(psycopg2.connect(database)) as connection,
         connection,
@@ -307,7 +305,8 @@ def test_a_database_restored_to_before_the_retained_messages_raises_an_alarm(
             "UPDATE public.txmq_inbox SET applied = applied * '{[0,4)}' WHERE grp = %s", (group,)
         )
         cursor.execute("DELETE FROM public.txmq_inbox_recent WHERE grp = %s", (group,))
-    run()
+    run(16)
     assert applied == [*range(10), *range(10, 13), *range(10, 13)]
+    assert group_view(client, group)["lag"] == 0
     [alarm] = [one for one in client.call("broker.alarms")["alarms"] if one["name"] == "inbox.lost"]
     assert f"messages 4 to 10 of {topic}/0" in alarm["text"]

@@ -15,6 +15,7 @@ from tests.bench.clients.attack import ATTACKS
 from tests.bench.harness import measured, python, rss_anon, sampled, serving
 from txmq.testing.own_broker import OwnBroker
 from txmq.testing.ports import free_port
+from txmq.testing.wait import PATIENCE_S
 
 WITNESS_S = 1.5
 MAX_RSS = 250e6
@@ -35,7 +36,7 @@ class Attacked:
 
     def health(self) -> bytes:
         """Return the reply of the health check."""
-        with closing(socket.create_connection(("127.0.0.1", self.port), 30.0)) as connection:
+        with closing(socket.create_connection(("127.0.0.1", self.port), PATIENCE_S)) as connection:
             connection.sendall(b"GET /healthz HTTP/1.0\r\nHost: localhost\r\n\r\n")
             return b"".join(iter(lambda: connection.recv(4_096), b""))
 
@@ -52,7 +53,7 @@ def test_a_witness_is_served_and_memory_is_bounded(attacked: Attacked, scene: st
     url, pid = attacked.broker.url, attacked.broker.process.process.pid
     clients = "tests.bench.clients"
     attack = python(f"{clients}.attack", scene, url, attacked.port, "witness")
-    with sampled(lambda: float(rss_anon(pid))) as memory, serving(attack, 120.0):
+    with sampled(lambda: float(rss_anon(pid))) as memory, serving(attack, PATIENCE_S):
         found = measured(python(f"{clients}.witness", url, "witness", WITNESS_S))
         assert attacked.health().endswith(b"ok\n")
     assert found["sent"] > 0

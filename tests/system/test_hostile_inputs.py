@@ -19,7 +19,6 @@ from tests.cli.peer import peer
 from tests.system.stranger import (
     HELLO,
     PING,
-    WITHIN_S,
     AttackedBroker,
     Stranger,
     batch,
@@ -32,6 +31,7 @@ from txmq.client.protocol.transaction.tokens import new_token
 from txmq.model import limits
 from txmq.model.decider import ByPostgres
 from txmq.model.message import COMMIT, ROLLBACK
+from txmq.testing.wait import PATIENCE_S
 from txmq.wire.calls.encoding import encode_call
 from txmq.wire.data_requests import (
     Ack,
@@ -224,7 +224,7 @@ def test_hostile_19_very_many_connections_without_a_login(
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
         for _ in range(number):
-            attacked.open.append(socket.create_connection(attacked.address, WITHIN_S))
+            attacked.open.append(socket.create_connection(attacked.address, PATIENCE_S))
         attacked.witness_is_served()
     finally:
         for one in attacked.open:
@@ -236,7 +236,7 @@ def test_hostile_19_very_many_connections_without_a_login(
 @pytest.mark.parametrize("number", [1_000, pytest.param(10_000, marks=pytest.mark.soak)])
 def test_hostile_20_connections_opened_and_closed(attacked: AttackedBroker, number: int) -> None:
     for _ in range(number):
-        socket.create_connection(attacked.address, WITHIN_S).close()
+        socket.create_connection(attacked.address, PATIENCE_S).close()
 
 
 def test_hostile_21_a_reset_after_each_request(attacked: AttackedBroker) -> None:
@@ -590,7 +590,7 @@ def test_hostile_71_72_74_76_by_http(attacked: AttackedBroker, what: str) -> Non
 
 def test_hostile_72_slow_headers_on_many_connections(attacked: AttackedBroker) -> None:
     for _ in range(40):
-        one = socket.create_connection(attacked.http, WITHIN_S)
+        one = socket.create_connection(attacked.http, PATIENCE_S)
         one.sendall(b"GET / HTTP/1.1\r\nX: ")
         attacked.open.append(one)
 

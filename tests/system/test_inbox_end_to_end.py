@@ -22,7 +22,6 @@ POINTS = ("handler.before_effect", "handler.after_effect", "inbox.after_commit")
 SURVIVOR = "survivor"
 KEYS = 12
 AHEAD = 3 * KEYS  # messages that may wait for their effects while more are sent
-PATIENCE_S = 60.0
 
 
 @pytest.fixture
@@ -41,8 +40,8 @@ def test_consumers_killed_in_their_handlers(system: OrderSystem, mode: str, repo
     ) as running_workers:
         while running_workers.deaths() != dict.fromkeys(POINTS, HITS) | {SURVIVOR: 0}:
             send(system, sent)
-            wait_until(lambda: effects(system) > len(sent) - AHEAD, PATIENCE_S, what="effects")
-        wait_until(lambda: effects(system) >= len(sent), PATIENCE_S, what="the last effects")
+            wait_until(lambda: effects(system) > len(sent) - AHEAD, what="effects")
+        wait_until(lambda: effects(system) >= len(sent), what="the last effects")
     assert wrong_effects(sent, charges(system), in_order=mode == "ordered") == []
     assert system.client.call("dlq.list", group=GROUP)["letters"] == []
     report(running_workers.deaths() | {"effects": len(sent)})

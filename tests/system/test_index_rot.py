@@ -10,9 +10,8 @@ import pytest
 import txmq
 from txmq import Message, connect
 from txmq.testing.own_broker import OwnBroker
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 
-PATIENCE_S = 60.0
 MESSAGES = 400
 
 
@@ -43,7 +42,7 @@ def test_a_broker_makes_a_damaged_index_anew_and_has_everything(tmp_path: Path) 
             with connect(broker.url, service="tests", timeout=PATIENCE_S) as client:
                 assert client.call("group.show", group="g")["lag"] == settled
                 with client.reader("r", ["t"], txmq.FileOffsets(tmp_path / str(seed))) as reader:
-                    messages = iter(lambda: reader.receive(1.0), None)
+                    messages = [reader.receive(PATIENCE_S) for _ in bodies]
                     read = [message.body for message in messages if message is not None]
                 assert sorted(read) == sorted(bodies)
         wait_until(lambda: "recover.index_rebuilt" in broker.log, what="an index made anew")

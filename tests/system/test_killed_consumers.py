@@ -21,12 +21,11 @@ from tests.system.supervisor import SupervisorConfig, WorkerSpec
 from txmq import connect
 from txmq.client.blocking.client import Client
 from txmq.testing.own_broker import OwnBroker
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 
 TOPIC, PARTITIONS, GROWN, KEYS, WORKERS = "versions", 8, 12, 48, 8
 AT_ONCE = 480  # messages sent together
 SETTINGS = "[consumers]\nlost_connection_grace_s = 0.1\n"
-PATIENCE_S = 120.0
 KILLS, SOAK_KILLS, SOAK_EVERY_S = 16, 60, 1.0
 
 
@@ -56,20 +55,14 @@ class VersionedMessages:
 
     def wait_for_effects(self, least: int) -> None:
         """Wait for so many effects in all."""
-        wait_until(lambda: len(self.effects()) >= least, PATIENCE_S, what=f"{least} effects")
+        wait_until(lambda: len(self.effects()) >= least, what=f"{least} effects")
 
     def check(self) -> dict[str, int]:
         """Check that all versions had an effect, none before the version before it;
         return counts.
         """
-        wait_until(
-            lambda: set(self.effects()) >= self._all(),
-            PATIENCE_S,
-            what="every version of every key",
-        )
-        wait_until(
-            lambda: self._unfinished() == 0, PATIENCE_S, what="the group has settled everything"
-        )
+        wait_until(lambda: set(self.effects()) >= self._all(), what="every version of every key")
+        wait_until(lambda: self._unfinished() == 0, what="the group has settled everything")
         reached: Counter[str] = Counter()
         for key, version in self.effects():
             assert version <= reached[key] + 1, (
@@ -113,14 +106,11 @@ def kill_a_worker(running_workers: SupervisedWorkers, random: Random) -> None:
     """Kill a worker, and wait until its death is recorded."""
     wait_until(
         lambda: running_workers.process.alive and running_pids(running_workers.config),
-        PATIENCE_S,
         what="workers",
     )
     worker, pid = random.choice(sorted(running_pids(running_workers.config).items()))
     os.kill(pid, signal.SIGKILL)
-    wait_until(
-        lambda: pid in running_workers.dead_pids()[worker], PATIENCE_S, what=f"{pid} is dead"
-    )
+    wait_until(lambda: pid in running_workers.dead_pids()[worker], what=f"{pid} is dead")
 
 
 def test_each_key_keeps_its_order_while_consumers_are_killed(

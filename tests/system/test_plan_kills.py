@@ -65,7 +65,8 @@ def test_a_plan_outlives_kills_of_the_broker_at_each_step(tmp_path: Path, report
                         "plan.create", name="p", group="g", select={}, settings=SETTINGS
                     )
                 elif order == "consume":
-                    consume(connection, got)
+                    while True:  # until the broker dies
+                        consume(connection, got)
                 elif order:
                     connection.call(f"plan.{order}", name="p")
             assert process.status() == -SIGKILL, point

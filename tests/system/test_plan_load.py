@@ -14,12 +14,12 @@ import pytest
 import txmq
 from tests.reporting import Report
 from tests.system.test_adoption_kills import broker
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 
 PARTITIONS, OF_KEY = 4, 20  # messages of a key; every fifth of them is poison
 POISON = 5
 FRESH = 10  # one fresh message for so many letters
-PATIENCE_S = 1_800.0
+LONG_S = 15 * PATIENCE_S  # for 100,000 letters
 DEADLY = txmq.RetryPolicy(dead=("ValueError",))
 # Failures are told at once, and acks together: of thousands under way, many failures
 # may come in a row, at which a rule would stop.
@@ -42,7 +42,7 @@ def consuming(
     with ExitStack() as opened:
         threads = []
         for _ in range(consumers):
-            client = opened.enter_context(txmq.connect(url, timeout=60.0))
+            client = opened.enter_context(txmq.connect(url, timeout=PATIENCE_S))
             consumer = opened.enter_context(
                 client.consumer(
                     "g", ["t"], mode="ordered", on_exhausted="skip", retry=DEADLY, flood_keys=0
@@ -58,6 +58,7 @@ def consuming(
             stop.set()
             for thread in threads:
                 thread.join(PATIENCE_S)
+                assert not thread.is_alive()
 
 
 def open_letters(client: txmq.Client) -> set[tuple[int, int]]:
@@ -76,7 +77,7 @@ def test_a_plan_with_poison_puts_each_letter_in_one_place_in_order(
     count: int, tmp_path: Path, report: Report
 ) -> None:
     keys = [f"k{number}" for number in range(count // OF_KEY)]
-    with broker(tmp_path) as (url, _process), txmq.connect(url, timeout=60.0) as client:
+    with broker(tmp_path) as (url, _process), txmq.connect(url, timeout=PATIENCE_S) as client:
         client.call("topic.create", name="t", partitions=PARTITIONS)
         for version in range(OF_KEY):
             client.send_many("t", [b"%d" % version] * len(keys), keys=keys)
@@ -88,7 +89,7 @@ def test_a_plan_with_poison_puts_each_letter_in_one_place_in_order(
             return int(client.call("dlq.stats", group="g")["letters"])
 
         with consuming(url, 1, die):
-            wait_until(lambda: letters() == count, PATIENCE_S, what="all have died")
+            wait_until(lambda: letters() == count, LONG_S, what="all have died")
 
         seen: dict[str, list[int]] = defaultdict(list)  # versions of a key, in order
         died = Counter[tuple[int, int]]()
@@ -111,11 +112,11 @@ def test_a_plan_with_poison_puts_each_letter_in_one_place_in_order(
                 assert plan["state"] != "paused", plan["why"]
                 return plan
 
-            wait_until(lambda: shown()["state"] == "done", PATIENCE_S, what="the plan is through")
+            wait_until(lambda: shown()["state"] == "done", LONG_S, what="the plan is through")
             everything = count - count // POISON + len(fresh) * len(keys)
             wait_until(
                 lambda: sum(map(len, seen.values())) >= everything,
-                PATIENCE_S,
+                LONG_S,
                 what="the fresh messages are processed",
             )
         poison = count // POISON

@@ -14,7 +14,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import socket
 import ssl
 import struct
@@ -36,7 +35,7 @@ from tests.cli.support import run
 from tests.client.reactor_thread import make_in_reactor, running_reactor
 from txmq.errors import AccessDenied, ConfigError, LoginFailed, TxmqError
 from txmq.testing.processes import ENVIRONMENT, Running
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 from txmq.wire import scram
 from txmq.wire.data_requests import Opcode
 from txmq.wire.frames import FrameDecoder, encode_frame
@@ -45,7 +44,6 @@ from txmq.wire.status import to_error
 
 ROOT = Path(__file__).parents[2]
 PASSWORD = "a-password-of-a-test"
-WITHIN_S = 20.0
 
 
 class Secured(NamedTuple):
@@ -67,7 +65,7 @@ class Secured(NamedTuple):
 
     def plain(self) -> socket.socket:
         host, _, port = self.place.partition(":")
-        return socket.create_connection((host, int(port)), WITHIN_S)
+        return socket.create_connection((host, int(port)), PATIENCE_S)
 
     def tls(self) -> ssl.SSLSocket:
         context = ssl.create_default_context(cafile=str(self.authority.ca))
@@ -81,7 +79,7 @@ def cli(*arguments: str, **environment: str) -> Any:
         env={**os.environ, **ENVIRONMENT, **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert PASSWORD not in ran.stdout + ran.stderr
@@ -115,8 +113,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
             root.call("user.set", name="till-1", roles=["producer"], new=True)
         yield broker
     finally:
-        running.process.send_signal(signal.SIGTERM)
-        running.process.wait(WITHIN_S)
+        running.terminate()
     assert PASSWORD not in broker.log
     assert "Traceback" not in broker.log
 
@@ -132,7 +129,7 @@ def test_every_face_of_the_client_logs_in_over_tls(secured: Secured) -> None:
     with txmq.connect(url, service="shop") as client:
         bodies = [bytes([n]) * 100_000 for n in range(30)]  # more than one read and write
         client.send_many("orders", bodies)
-        client.send_async("orders", b"async").result(WITHIN_S)
+        client.send_async("orders", b"async").result(PATIENCE_S)
         with client.transaction() as tx:
             tx.send("orders", b"in a transaction")
 
@@ -248,7 +245,7 @@ HOSTILE = {
 @pytest.mark.parametrize("what", HOSTILE)
 def test_a_login_that_is_not_right_ends_the_connection(secured: Secured, what: str) -> None:
     with (
-        txmq.connect(secured.url("root"), timeout=WITHIN_S) as witness,
+        txmq.connect(secured.url("root"), timeout=PATIENCE_S) as witness,
         closing(secured.tls()) as hostile,
     ):
         witness.call("user.me")
@@ -291,7 +288,7 @@ def test_hostile_29_a_flood_of_key_updates_disturbs_nobody(secured: Secured) -> 
     context = ctypes.c_void_p(library.SSL_CTX_new(ctypes.c_void_p(library.TLS_client_method())))
     connection = ctypes.c_void_p(library.SSL_new(context))
     with (
-        txmq.connect(secured.url("root"), timeout=WITHIN_S) as witness,
+        txmq.connect(secured.url("root"), timeout=PATIENCE_S) as witness,
         closing(secured.plain()) as plain,
     ):
         plain.setblocking(True)
@@ -330,12 +327,12 @@ def test_a_renewed_certificate_serves_new_connections_and_ends_no_old_one(
         old.call("user.me")
         epoch = old.call("broker.show")["boot_epoch"]
         secured.authority.sign("broker")
-        wait_until(lambda: serial() != before, WITHIN_S)
+        wait_until(lambda: serial() != before)
         assert old.call("broker.show")["boot_epoch"] == epoch
         files = secured.directory / "broker.key"
         good = files.read_bytes()
         files.write_text("not a key")
-        wait_until(lambda: "tls.not_reloaded" in secured.log or not serial(), WITHIN_S)
+        wait_until(lambda: "tls.not_reloaded" in secured.log or not serial())
         assert serial()
         files.write_bytes(good)
 
@@ -347,7 +344,7 @@ def ask(secured: Secured, path: str, user: str | None = None, **headers: str) ->
     if user is not None:
         word = base64.b64encode(f"{user}:{PASSWORD}".encode()).decode()
         headers["Authorization"] = f"Basic {word}"
-    with closing(http.client.HTTPSConnection(place, context=context, timeout=WITHIN_S)) as one:
+    with closing(http.client.HTTPSConnection(place, context=context, timeout=PATIENCE_S)) as one:
         one.request("GET", path, headers=headers)
         reply = one.getresponse()
         body = reply.read()
@@ -400,7 +397,7 @@ def test_the_commands_of_the_page_lead_from_nothing_to_a_user_over_tls(
             if words[0] == "openssl" and shutil.which("openssl") is None:
                 Authority(tmp_path).sign("broker")
             elif words[0] == "openssl":
-                subprocess.run([*words, last], check=True, capture_output=True, timeout=60)
+                subprocess.run([*words, last], check=True, capture_output=True, timeout=PATIENCE_S)
             elif words[0] == "echo":
                 Path(last).write_text(words[1] + "\n")
             elif last == "&":
@@ -416,5 +413,4 @@ def test_the_commands_of_the_page_lead_from_nothing_to_a_user_over_tls(
                 assert ran.exit_code == 0, (line, ran.stderr)
     finally:
         if running is not None:
-            running.process.send_signal(signal.SIGTERM)
-            running.process.wait(WITHIN_S)
+            running.terminate()

@@ -85,7 +85,7 @@ def test_two_thousand_xa_transactions_under_fifty_crashes(
             _kill(system, running_workers, XA_BEGUN, crashable_postgres, other)
             _wait_for_transactions(system, running_workers, XA_BEGUN + len(workers))
             running_workers.config.stop.touch()
-            wait_until(lambda: not systems.prepared(), 60, what="no branch is prepared")
+            wait_until(lambda: not systems.prepared(), what="no branch is prepared")
         deaths = {
             point: number
             for point, number in running_workers.deaths().items()
@@ -133,4 +133,4 @@ def _wait_for_transactions(
         running_workers.dead_pids()  # raises where a service failed by itself
         return len(reported_outcomes(system.journals)) >= wanted
 
-    wait_until(enough, 120, what=f"{wanted} transactions")
+    wait_until(enough, what=f"{wanted} transactions")

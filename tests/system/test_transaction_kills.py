@@ -30,12 +30,11 @@ from tests.system.order_worker import (
 from tests.system.orders import ReportedOutcome, Token
 from tests.system.supervisor import WorkerSpec
 from txmq.testing.postgres_server import OwnServer
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.timeout(300)  # where the machine is busy
 HITS = 20  # confirmed, in each window
 AT_ONCE = 10  # transactions in a window
-PATIENCE_S = 60.0
 BROKER_KILLS = 10
 Kill = Callable[[OwnServer, Mapping[int, int]], None]
 # processes with crash points; `commit_holds` serves for those of PostgreSQL
@@ -101,7 +100,7 @@ def test_services_killed_at_every_crash_point(system: OrderSystem, report: Repor
     ) as running_workers:
         wait_until(
             lambda: running_workers.deaths() == dict.fromkeys(CRASHPOINTS, HITS),
-            200,
+            2 * PATIENCE_S,
             what="all deaths",
         )
     dead = running_workers.dead_pids()
@@ -130,7 +129,7 @@ def kill_a_backend(server: OwnServer, held: Mapping[int, int]) -> None:
     """Kill one backend. The postmaster ends all others as well, and recovers."""
     server.kill_backend(next(iter(held.values())))
     wait_until(lambda: not any(map(is_alive, held.values())), what="the backends are gone")
-    wait_until(server.accepts_connections, 60, what="the server is back")
+    wait_until(server.accepts_connections, what="the server is back")
 
 
 def kill_the_server(server: OwnServer, held: Mapping[int, int]) -> None:
@@ -156,7 +155,7 @@ def kill_held(
     tokens = [open_transaction(system.journals, worker) for worker in held]
     kill(server, held)
     hold.release()
-    wait_until(lambda: system.decided(tokens), PATIENCE_S, what="the broker has decided")
+    wait_until(lambda: system.decided(tokens), what="the broker has decided")
     return dict.fromkeys(tokens, hold.committed or kill is kill_clients)
 
 
@@ -199,7 +198,7 @@ def wait_for_commits(system: OrderSystem, more: int) -> None:
         )
 
     wanted = committed() + more
-    wait_until(lambda: committed() >= wanted, 60, what=f"{more} commits")
+    wait_until(lambda: committed() >= wanted, what=f"{more} commits")
 
 
 @contextmanager
@@ -210,11 +209,7 @@ def frozen_services(system: OrderSystem, point: str) -> Iterator[dict[int, Token
     with system.run_workers(
         *(worker._replace(point=f"{point}:2:STOP") for worker in endless_workers(AT_ONCE))
     ):
-        wait_until(
-            lambda: len(stopped_pids(system)) == AT_ONCE,
-            PATIENCE_S,
-            what="all services are stopped",
-        )
+        wait_until(lambda: len(stopped_pids(system)) == AT_ONCE, what="all services are stopped")
         pids = stopped_pids(system)
         try:
             yield {pid: open_transaction(system.journals, pid) for pid in pids}
@@ -236,9 +231,7 @@ def test_a_service_frozen_before_its_token_is_rolled_back(
     system: OrderSystem, report: Report
 ) -> None:
     with frozen_services(system, "tx.after_group") as services:
-        wait_until(
-            lambda: system.decided(services.values()), PATIENCE_S, what="the broker has decided"
-        )
+        wait_until(lambda: system.decided(services.values()), what="the broker has decided")
     report({"frozen": len(services)} | system.check(dict.fromkeys(services.values(), False)))
     assert {reported_outcomes(system.journals)[token] for token in services.values()} == {
         ReportedOutcome.ABORTED
@@ -251,7 +244,6 @@ def test_a_service_frozen_before_its_commit_is_waited_for(
     with frozen_services(system, "tx.before_commit") as services:
         wait_until(
             lambda: all(checked_three_times(system, token) for token in services.values()),
-            PATIENCE_S,
             what="three check-backs",
         )
         assert {row["token"] for row in system.transactions("undecided")} == {*services.values()}
@@ -271,9 +263,7 @@ def test_a_service_frozen_before_its_commit_loses_its_backend(
                 " WHERE application_name = %s",
                 application_name(pid),
             )
-        wait_until(
-            lambda: system.decided(services.values()), PATIENCE_S, what="the broker has decided"
-        )
+        wait_until(lambda: system.decided(services.values()), what="the broker has decided")
     report({"frozen": len(services)} | system.check(dict.fromkeys(services.values(), False)))
     assert ReportedOutcome.COMMITTED not in {
         reported_outcomes(system.journals)[token] for token in services.values()

@@ -10,8 +10,7 @@ from txmq import connect
 from txmq.errors import BrokerUnavailable, ConnectionLost, RequestTimeout
 from txmq.testing.own_broker import OwnBroker
 from txmq.testing.processes import running
-
-PATIENCE_S = 60.0
+from txmq.testing.wait import PATIENCE_S
 
 
 def test_without_the_lock_file_a_second_broker_is_refused_and_the_first_goes_on(

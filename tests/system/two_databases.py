@@ -14,7 +14,6 @@ from txmq.recover.recoverer import XaRecoverer
 from txmq.testing.wait import wait_until
 
 EVERY_S = 0.5
-PATIENCE_S = 120.0
 PREPARED = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
 
 
@@ -59,7 +58,7 @@ class TwoDatabaseSystem:
 
         A COMMIT may have come too late.
         """
-        wait_until(lambda: not self.prepared(), PATIENCE_S, what="nothing is prepared")
+        wait_until(lambda: not self.prepared(), what="nothing is prepared")
         counts = self.system.check(may_time_out=True)
         first, second = self.system.rows(), self.second.rows()
         assert sorted(first) == sorted(second)

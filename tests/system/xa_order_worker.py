@@ -12,7 +12,6 @@ import psycopg
 import psycopg2
 
 from tests.system.order_worker import (
-    PATIENCE_S,
     Abandoned,
     Journal,
     connect_to_database,
@@ -22,6 +21,7 @@ from tests.system.orders import PlacedOrder
 from tests.system.supervisor import SupervisorConfig, WorkerSpec
 from txmq import connect
 from txmq.client.blocking.client import Client
+from txmq.testing.wait import PATIENCE_S
 from txmq.tx.postgres.driver import BlockingConnection as Connection
 
 CHECK_AFTER_S = 5.0
