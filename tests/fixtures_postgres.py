@@ -29,7 +29,7 @@ from txmq.testing.postgres_server import (
     any_server,
     temporary_server,
 )
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 from txmq.tx.postgres.schema import install
 from txmq.tx.postgres.session import connect
 
@@ -210,7 +210,7 @@ def copied(original: OwnServer, *options: str) -> Iterator[OwnServer]:
     program = find_binaries(directory).directory / "pg_basebackup"
     place: list[str | Path] = [program, "-D", directory / "data", "-d", original.dsn()]
     backup = [*place, "-X", "stream", "-c", "fast", "--no-sync", *options]
-    subprocess.run(backup, check=True, cwd=directory, timeout=100, **server_identity())
+    subprocess.run(backup, check=True, cwd=directory, timeout=PATIENCE_S, **server_identity())
     with server.start():
         yield server
 
@@ -227,7 +227,7 @@ def wait_for_replay(primary: OwnServer, standby: OwnServer) -> None:
                 cursor.execute("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", end)
                 return bool(cursor.fetchall()[0][0])
 
-        wait_until(replayed, 60, what="the standby has caught up")
+        wait_until(replayed, what="the standby has caught up")
 
 
 def cut_off(primary: OwnServer, standby: OwnServer) -> None:

@@ -16,7 +16,7 @@ from psycopg2.extensions import make_dsn, parse_dsn
 
 from txmq.testing.ports import free_port
 from txmq.testing.reaper import reaped, reaper_pipe
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 
 PROGRAM = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 needs_pgbouncer = pytest.mark.skipif(PROGRAM is None, reason="no pgbouncer (Debian's package)")
@@ -85,8 +85,8 @@ def pgbouncer(dsn: str, size: int = 2) -> Iterator[PgBouncer]:
             return True
 
         try:
-            wait_until(answers, 20, what="pgbouncer answers")
+            wait_until(answers, what="pgbouncer answers")
             yield pooler
         finally:
             process.terminate()
-            process.wait()
+            process.wait(PATIENCE_S)

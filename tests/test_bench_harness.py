@@ -31,7 +31,7 @@ from tests.bench.harness import (
 from tests.bench.raw.latency import latency_us, percentile
 from tests.bench.rows import ROWS, Benchmark, Row, Run, at_least, at_most, benchmark, row
 from tests.bench.suite import BENCHMARKS
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 
 
 def fields(changed: dict[str, object]) -> dict[str, object]:
@@ -131,8 +131,7 @@ def test_a_server_is_up_within_the_block_and_gone_after_it() -> None:
         socket.create_connection((host, int(port))).close()
         assert program.rss_anon() > 0
         assert program.ready_after_s > 0
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection((host, int(port)))
+    assert program.process.poll() is not None
 
 
 def test_a_killed_server_stays_killed() -> None:
@@ -144,8 +143,8 @@ def test_a_killed_server_stays_killed() -> None:
 @pytest.mark.parametrize(
     ("text", "within_s", "error"),
     [
-        ("raise SystemExit('no disk left')", 60.0, "no disk left"),
-        ("print('hello', flush=True)", 60.0, "ready ADDRESS"),
+        ("raise SystemExit('no disk left')", PATIENCE_S, "no disk left"),
+        ("print('hello', flush=True)", PATIENCE_S, "ready ADDRESS"),
         ("import signal; signal.pause()", 1.0, "was not ready in time"),
     ],
 )
@@ -166,7 +165,7 @@ def test_what_a_program_prints_last_is_its_result() -> None:
 @pytest.mark.parametrize(
     ("text", "within_s", "error"),
     [
-        ("raise SystemExit('lost the broker')", 60.0, "lost the broker"),
+        ("raise SystemExit('lost the broker')", PATIENCE_S, "lost the broker"),
         ("while 1: pass", 0.2, "more than 0.2 s"),
     ],
 )

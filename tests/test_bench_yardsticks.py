@@ -23,6 +23,7 @@ from tests.bench.harness import (
 )
 from tests.bench.rows import Run
 from tests.bench.yardsticks import Clients, EchoClient, EchoServer
+from txmq.testing.wait import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +66,7 @@ def test_the_bare_server_answers_hello_and_send_of_txmq(server: EchoServer) -> N
 
 def connected(address: str) -> socket.socket:
     host, port = address.split(":")
-    return socket.create_connection((host, int(port)), timeout=10)
+    return socket.create_connection((host, int(port)), timeout=PATIENCE_S)
 
 
 def reply(connection: socket.socket) -> bytes:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from tests import conftest
+from txmq.testing.wait import PATIENCE_S
 
 ROOT = Path(conftest.__file__).parents[1]
 FORGOTTEN = """
@@ -76,7 +77,7 @@ def run_pytest(directory: Path, test: str, **environ: str) -> str:
         capture_output=True,
         check=False,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     ).stdout
 
 

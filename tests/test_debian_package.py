@@ -17,6 +17,7 @@ from txmq import connect
 from txmq.config.broker import load_broker
 from txmq.testing.own_broker import OwnBroker
 from txmq.testing.ports import free_port
+from txmq.testing.wait import PATIENCE_S
 from txmq.wire.calls.users import VerifierArgs
 from txmq.wire.scram import MIN_ITERATIONS, make_verifier
 
@@ -89,7 +90,7 @@ def test_the_health_check_of_the_container_works_when_there_are_users(tmp_path: 
     port = free_port()
     program = check[1].replace("127.0.0.1:7651", f"127.0.0.1:{port}")
     with OwnBroker(tmp_path, f'[broker]\nhttp = "127.0.0.1:{port}"\n') as broker:
-        with connect(broker.url) as client:
+        with connect(broker.url, timeout=PATIENCE_S) as client:
             password = VerifierArgs.of(make_verifier("a long password", iterations=MIN_ITERATIONS))
             client.call("user.set", name="root", roles=["admin"], new=True, password=password)
         subprocess.run([sys.executable, "-c", program], check=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from txmq.testing.wait import PATIENCE_S
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
@@ -74,7 +75,7 @@ def imported(part: str, *, without: set[str]) -> str:
     base = {module_of(requirement) for requirement in PROJECT["dependencies"]}
     ran = subprocess.run(
         [sys.executable, "-c", PROGRAM, part, *sorted(without - base)],
-        capture_output=True, check=False, text=True, timeout=60,
+        capture_output=True, check=False, text=True, timeout=PATIENCE_S,
     )  # fmt: skip
     return ran.stdout.strip() or ran.stderr
 
@@ -114,7 +115,7 @@ def test_a_command_without_its_packages_says_how_to_get_them(
 ) -> None:
     program = f"import sys, txmq_command as t; sys.modules['{package}'] = None; t.{command}()"
     ran = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, check=False, text=True, timeout=60
+        [sys.executable, "-c", program], capture_output=True, check=False, text=True, timeout=PATIENCE_S
     )
     assert ran.returncode == 1
     says = f"txmq: {package} cannot be imported (run: pip install 'txmq[{extra}]')\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from txmq.testing.forked import Forked, run_source, txmq_command
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 
 
 def echo(*words: str) -> None:
@@ -36,7 +36,7 @@ def start(directory: Path, main: object, *arguments: str) -> Forked:
 
 def test_arguments_environment_output_and_status_are_its_own(tmp_path: Path) -> None:
     first, second = start(tmp_path, echo, "to", "you"), start(tmp_path, echo)
-    assert (first.wait(60), second.wait(60)) == (2, 0)
+    assert (first.wait(PATIENCE_S), second.wait(PATIENCE_S)) == (2, 0)
     assert first.pid != second.pid != os.getpid()
     assert sorted((tmp_path / "out").read_text().splitlines()) == sorted(
         (f"to you {first.pid}", str(second.pid))
@@ -52,16 +52,16 @@ def test_it_runs_until_a_signal_ends_it(tmp_path: Path, number: signal.Signals) 
         process.wait(0.01)
     assert process.poll() is process.returncode is None
     process.send_signal(number)
-    assert process.wait(60) == process.poll() == process.returncode == -number
+    assert process.wait(PATIENCE_S) == process.poll() == process.returncode == -number
     process.kill()  # kills no other process with that id
 
 
 def test_a_command_is_run_as_from_a_shell(tmp_path: Path) -> None:
-    assert start(tmp_path, txmq_command, "topic", "create").wait(60) == 2
+    assert start(tmp_path, txmq_command, "topic", "create").wait(PATIENCE_S) == 2
     assert "Usage: txmq topic create" in (tmp_path / "err").read_text()
 
 
 def test_a_source_is_run_as_from_a_shell(tmp_path: Path) -> None:
     text = "import sys; print(__name__, sys.argv); sys.exit(3)"
-    assert start(tmp_path, run_source, text, "a", "b").wait(60) == 3
+    assert start(tmp_path, run_source, text, "a", "b").wait(PATIENCE_S) == 3
     assert (tmp_path / "out").read_text() == "__main__ ['-c', 'a', 'b']\n"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tests import reporting
 from tests.reporting import folder_of, group_of, start_order
+from txmq.testing.wait import PATIENCE_S
 
 ROOT = Path(reporting.__file__).parents[1]
 AT_ONCE = ("--numprocesses", "2", "--dist", "loadscope", "--no-loadscope-reorder")
@@ -68,7 +69,7 @@ def test_the_tests_of_a_file_run_in_one_process(tmp_path: Path) -> None:
         capture_output=True,
         check=False,
         text=True,
-        timeout=200,
+        timeout=PATIENCE_S,
     ).stdout
     ran = re.findall(r"\[(gw\d)\].* PASSED tests/(\w+/test_\w)\.py", output)
     assert len(ran) == 4 * 4, output

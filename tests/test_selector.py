@@ -5,7 +5,6 @@ and no text that costs much.
 from __future__ import annotations
 
 import sqlite3
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -200,9 +199,6 @@ def test_selectors_have_limits(text: str) -> None:
 
 
 def test_no_pattern_takes_long() -> None:
+    """One that backtracks would take longer than the age of the world."""
     selector = parse("a LIKE '" + "%a" * 500 + "b'")
-    began = time.process_time()
     assert not selector.matches({"a": "a" * 10_000}, key=None, tag=None, topic="t")
-    assert time.process_time() - began < 30, (
-        "a pattern that backtracks would take longer than the age of the world"
-    )

@@ -30,7 +30,7 @@ from txmq.client.protocol import conversation
 from txmq.client.protocol.transaction.tokens import new_token
 from txmq.model.decider import ByChecker, ByHome
 from txmq.model.units import DAY, SECOND
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 
 PASSWORD = "correct horse battery"
 # what would run as a script, or hide, wherever a page does not escape it
@@ -167,8 +167,16 @@ class Console(NamedTuple):
         found: str = self.browser.driver.execute_script(PLAN_STATE)
         return found
 
+    def part(self, name: str) -> str:
+        """Return the text of the element with this id, "" where there is none, read at
+        once: it may be replaced at any time.
+        """
+        script = "return document.getElementById(arguments[0])?.innerText.trim() ?? ''"
+        found: str = self.browser.driver.execute_script(script, name)
+        return found
+
     def state(self) -> str:
-        return self.browser.driver.find_element(By.ID, "live-state").text
+        return self.part("live-state")
 
     def press(self, keys: str) -> None:
         self.browser.driver.switch_to.active_element.send_keys(keys)
@@ -178,7 +186,7 @@ class Console(NamedTuple):
 def console(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator[Console]:
     directory = tmp_path_factory.mktemp("console")
     for _process, url, http in start(directory):
-        with txmq.connect(url, service="shop") as client, peer(url) as shop:
+        with txmq.connect(url, service="shop", timeout=PATIENCE_S) as client, peer(url) as shop:
             client.call("topic.create", name="orders", partitions=2)
             for text in HOSTILE:
                 client.send("orders", text.encode(), key=text, tag=text[:60], headers={"h": text})
@@ -211,7 +219,7 @@ def member_with_odd_names(url: str) -> Iterator[None]:
     """A member of a group for the block, whose program has a hostile name."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(conversation, "CLIENT_NAME", mark("client"))
-        with txmq.connect(url, service="shop") as client:
+        with txmq.connect(url, service="shop", timeout=PATIENCE_S) as client:
             client.call("consumer.join", group="strangers", member="m", instance=HOSTILE[1][:64],
                         topics=["odd"], version=mark("version"), session_ms=3_600_000)  # fmt: skip
             patched.undo()
@@ -314,7 +322,7 @@ def test_messages_are_found_by_key_tag_place_and_time(console: Console) -> None:
     console.open("topics/orders/messages")
     driver.find_element(By.NAME, "key").send_keys(HOSTILE[0] + Keys.ENTER)
     wait_until(lambda: "key=" in driver.current_url, what="the search")
-    assert len(driver.find_elements(By.CSS_SELECTOR, "tbody tr")) == 1
+    wait_until(lambda: len(driver.find_elements(By.CSS_SELECTOR, "tbody tr")) == 1, what="a row")
     assert "No message" in console.open("topics/orders/messages?tag=nothing")
     page = "topics/orders/messages?"
     places = [rows_of(console, page + f"partition={number}") for number in range(2)]
@@ -337,7 +345,7 @@ def test_a_live_part_follows_and_stands_still_for_its_reader(console: Console) -
     driver = console.browser.driver
     console.open("topics")
     wait_until(lambda: console.state() == "live", what="a live page")
-    with txmq.connect(console.broker, service="shop") as client:
+    with txmq.connect(console.broker, service="shop", timeout=PATIENCE_S) as client:
         client.call("topic.create", name="arrivals", partitions=1)
     wait_until(lambda: "arrivals" in console.text(), what="the new topic")
     driver.execute_script("getSelection().selectAllChildren(document.querySelector('#live td'))")
@@ -414,7 +422,7 @@ def test_groups_topics_and_users_are_changed_by_forms(console: Console) -> None:
 
 
 def test_the_other_actions_do_what_their_buttons_say(console: Console) -> None:
-    with txmq.connect(console.broker) as client:
+    with txmq.connect(console.broker, timeout=PATIENCE_S) as client:
         client.call("user.set", name="temp", roles=[], new=True)
         client.call("plan.create", name="open", group="odd")
     chosen, *_, last = [path for path in ODD if path.startswith("letters/odd/")]
@@ -433,8 +441,9 @@ def test_the_other_actions_do_what_their_buttons_say(console: Console) -> None:
     wait_until(lambda: "Delete" in console.open("plans/whole"), what="the end of the plan")
     done.append(console.act("plans/whole", "Delete"))
     assert [text for text in done if "done" not in text] == []
-    with txmq.connect(console.broker) as client:
-        client.call("consumer.join", group="odd", member="m-2", instance="i-2", topics=["odd"])
+    with txmq.connect(console.broker, timeout=PATIENCE_S) as client:
+        client.call("consumer.join", group="odd", member="m-2", instance="i-2", topics=["odd"],
+                    session_ms=3_600_000)  # fmt: skip
         path = chosen.removesuffix("/0") + "/1"
         assert "done" in console.act(path, "Try once", member="m-2")
 
@@ -462,7 +471,7 @@ def confirm_clock(console: Console, put_ahead: Callable[[], None]) -> None:
     wait_until(lambda: "clock.jumped" in console.open(""), what="the alarm")
     assert "done" in console.act("", "Confirm the clock")
     wait_until(lambda: "clock.jumped" not in console.open(""), what="no alarm")
-    with txmq.connect(console.broker) as client:
+    with txmq.connect(console.broker, timeout=PATIENCE_S) as client:
         assert client.call("clock.show")["believed"]
 
 
@@ -484,7 +493,7 @@ def test_lists_go_on_page_by_page(console: Console) -> None:
     console.open("users?limit=1")
     driver.find_element(By.CSS_SELECTOR, "[rel=next]").click()
     wait_until(lambda: "after=ann" in driver.current_url, what="the next page")
-    assert "auditor" in console.text()
+    wait_until(lambda: "auditor" in console.text(), what="the next user")
 
 
 class SubPath(BaseHTTPRequestHandler):
@@ -499,7 +508,7 @@ class SubPath(BaseHTTPRequestHandler):
             self.send_error(404)
             return
         length = int(self.headers.get("Content-Length") or 0)
-        with closing(HTTPConnection(self.target, timeout=60)) as upstream:
+        with closing(HTTPConnection(self.target, timeout=PATIENCE_S)) as upstream:
             upstream.request(self.command, "/" + path, self.rfile.read(length), dict(self.headers))
             reply = upstream.getresponse()
             self.send_response_only(reply.status)
@@ -558,16 +567,15 @@ def test_the_command_line_shows_the_settings(console: Console) -> None:
 
 def test_without_a_login_there_is_no_console(console: Console) -> None:
     for path in ("/", "/live/topics", "/static/live.js", "/topics"):
-        with closing(HTTPConnection(urlsplit(console.url).netloc, timeout=10)) as connection:
+        with closing(HTTPConnection(urlsplit(console.url).netloc, timeout=PATIENCE_S)) as connection:
             connection.request("GET", path)
             assert connection.getresponse().status == 401
 
 
-def acted(console: Console) -> str:
-    """Return the text of the dialog in which an action asks, or says what it did."""
-    driver = console.browser.driver
-    wait_until(lambda: driver.find_elements(By.ID, "acting") != [], what="a dialog")
-    return driver.find_element(By.ID, "acting").text
+def acted(console: Console, words: str = "done") -> str:
+    """Wait until the dialog of an action has these words; return its text."""
+    wait_until(lambda: words in console.part("acting"), what=f"a dialog with {words!r}")
+    return console.part("acting")
 
 
 def press_button(console: Console, label: str, within: str = "main") -> None:
@@ -595,9 +603,7 @@ def say_why(console: Console, label: str) -> str:
         lambda: driver.find_elements(By.CSS_SELECTOR, "#acting .outcome, #acting .problem") != [],
         what="an outcome",
     )
-    said = acted(console)
-    assert "done" in said
-    return said
+    return acted(console)
 
 
 FREE = "//tbody/tr[td/input[@name='letters'] and not(.//a[contains(@href, 'plans/')])]"
@@ -624,7 +630,7 @@ def test_letters_are_found_edited_and_delivered_again(console: Console) -> None:
     body.clear()
     body.send_keys("mended")
     press_button(console, "Compare and edit")
-    assert "+mended" in acted(console)
+    acted(console, "+mended")
     assert before is not None
     say_why(console, "Edit the letter")
     leave(console)
@@ -632,7 +638,7 @@ def test_letters_are_found_edited_and_delivered_again(console: Console) -> None:
     assert "mended" in console.text()
     assert HOSTILE[0] in console.text()
     press_button(console, "Replay")
-    assert "done" in acted(console)
+    acted(console)
     leave(console)
     console.open("letters/billing")
     assert len(driver.find_elements(By.NAME, "letters")) == rows - 1
@@ -649,19 +655,19 @@ def test_a_plan_runs_before_the_eyes_of_its_operator(console: Console) -> None:
     driver.find_element(By.NAME, "rate").clear()
     driver.find_element(By.NAME, "rate").send_keys("0.01")
     press_button(console, "Make the plan")
-    assert "done" in acted(console)
+    acted(console)
     console.open("plans/bees")
     press_button(console, "Start")
-    wait_until(lambda: "done" in acted(console), what="the start")
+    acted(console)
     leave(console)
     wait_until(lambda: "ramping" in console.plan_state(), what="progress")
     for label, state in (("Pause", "paused"), ("Resume", "ramping"), ("Pause", "paused")):
         press_button(console, label)
-        wait_until(lambda: "done" in acted(console), what="the change")
+        acted(console)
         leave(console)
         wait_until(lambda: state in console.plan_state(), what=state)  # noqa: B023
     press_button(console, "Cancel")
-    assert "cannot go on" in acted(console)
+    acted(console, "cannot go on")
     say_why(console, "Cancel the plan")
     leave(console)
     wait_until(lambda: "cancelled" in console.plan_state(), what="the end")
@@ -672,10 +678,7 @@ def test_all_letters_that_match_are_taken_and_those_refused_are_named(console: C
     console.open("letters/billing?filter=age%3C1h")
     driver.find_element(By.NAME, "matching").click()
     press_button(console, "Replay")
-    wait_until(lambda: "done" in acted(console), what="the outcome")
-    said = acted(console)
-    assert "1 refused" in said
-    assert "again" in said, "the plan that has a letter"
+    assert "again" in acted(console, "1 refused"), "the plan that has a letter"
     leave(console)
     assert len(driver.find_elements(By.NAME, "letters")) == 1
 
@@ -684,10 +687,10 @@ def test_a_transaction_is_decided_with_a_reason(console: Console) -> None:
     [token] = NAMES["transactions"]
     console.open("transactions/" + token)
     press_button(console, "Check back now")
-    assert "done" in acted(console)
+    acted(console)
     leave(console)
     press_button(console, "Roll back by hand")
-    assert "final" in acted(console)
+    acted(console, "final")
     say_why(console, "Decide by hand")
     leave(console)
     wait_until(lambda: "Decision" in console.text(), what="the decision")
@@ -724,10 +727,11 @@ def test_hostile_71_a_form_of_another_origin_does_nothing(console: Console) -> N
 def test_each_action_was_done_by_a_form(console: Console, request: pytest.FixtureRequest) -> None:
     """The audit has what the tests before this one did."""
     tests = {name for name in globals() if name.startswith("test_")}
-    chosen = {one.name.partition("[")[0] for one in request.session.items}
-    if request.session.testsfailed or not tests <= chosen:
+    own = request.session.items.index(request.node)
+    before = {one.name.partition("[")[0] for one in request.session.items[: own + 1]}
+    if request.session.testsfailed or not tests <= before:
         pytest.skip("some of these tests have not run, or failed")
-    with txmq.connect(console.broker) as client:
+    with txmq.connect(console.broker, timeout=PATIENCE_S) as client:
         entries = client.call("audit.list", newest=True, limit=1_000)["entries"]
     done = {entry["call"] for entry in entries if entry.get("via") == "console"}
     assert ACTIONS.keys() - done == NOT_AUDITED

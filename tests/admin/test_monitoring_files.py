@@ -12,6 +12,7 @@ from types import ModuleType
 
 import pytest
 
+from txmq.testing.wait import PATIENCE_S
 ROOT = Path(__file__).parents[2]
 PROMETHEUS, GRAFANA = ROOT / "packaging" / "prometheus", ROOT / "packaging" / "grafana"
 NAME = re.compile(r"\btxmq_\w+")
@@ -72,6 +73,6 @@ def test_rules_ask_for_metrics_that_exist(documented: set[str]) -> None:
 def test_promtool_accepts(command: str) -> None:
     ran = subprocess.run(
         ["promtool", *command.split()],
-        cwd=PROMETHEUS, capture_output=True, check=False, text=True, timeout=60,
+        cwd=PROMETHEUS, capture_output=True, check=False, text=True, timeout=PATIENCE_S,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stdout + ran.stderr

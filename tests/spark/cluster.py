@@ -20,14 +20,13 @@ from typing import Final
 
 from txmq.testing.ports import free_port
 from txmq.testing.processes import ENVIRONMENT, Running
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 from txmq_spark.session.java import java_home
 from txmq_spark.session.local_session import spark_home
 
 HOSTS: Final = ("127.0.0.1", "127.0.0.2")
 PACKAGES: Final = sysconfig.get_paths()["purelib"]
-START_S: Final = 120.0
-SUBMIT_S: Final = 200.0
+SUBMIT_S: Final = 2 * PATIENCE_S
 SMALL: Final = (
     "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xss4m"
     # Verifying Spark's classes takes each machine half a second.
@@ -126,15 +125,13 @@ def running_cluster(directory: Path) -> Iterator[Cluster]:
             return process
 
         master = start("master", "master.Master", "--port", address.partition(":")[2])
-        wait_until(lambda: said(master, "ALIVE"), START_S, what="the master is there")
+        wait_until(lambda: said(master, "ALIVE"), what="the master is there")
         for number, host in enumerate(HOSTS):
             place = str(directory / f"work-{number}")
             worker = ("-c", "1", "-m", "640m", "-d", place, f"spark://{address}")
             start(f"worker-{number}", "worker.Worker", *worker, host=host)
         registered = len(HOSTS)
-        wait_until(
-            lambda: said(master, "Registering worker") == registered, START_S, what="two workers"
-        )
+        wait_until(lambda: said(master, "Registering worker") == registered, what="two workers")
         yield Cluster(directory, f"spark://{address}", environment)
 
 

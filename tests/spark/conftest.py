@@ -6,7 +6,8 @@ Each test has topics and consumer groups of its own.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +16,11 @@ from pyspark.sql import SparkSession
 
 import txmq
 from txmq.testing.own_broker import OwnBroker
+from txmq.testing.wait import PATIENCE_S
 from txmq_spark.session.local_session import TASK_ATTEMPTS, local_session
 from txmq_spark.session.spark_session import interruptible_calls
 
+HERE = Path(__file__).parent
 SETTINGS = {
     "spark.log.level": "OFF",
     # Interpreting a few rows is faster than compiling code for them.
@@ -52,6 +55,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory, interruptible: None) -> Iter
     master = f"local[2,{TASK_ATTEMPTS}]"
     with local_session(master, SETTINGS | events_kept) as session:
         yield session
+
+
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    """Give each test of this folder the time in which a JVM starts on a busy machine."""
+    for item in items:
+        if item.path.parent == HERE and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(5 * PATIENCE_S))
 
 
 def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> None:
@@ -90,7 +100,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def client(broker: str) -> Iterator[txmq.Client]:
-    with txmq.connect(broker, service="tests") as client:
+    with txmq.connect(broker, service="tests", timeout=PATIENCE_S) as client:
         yield client
 
 

@@ -8,8 +8,8 @@ from typing import Literal
 
 import txmq
 from txmq.model.message import ReceivedMessage
+from txmq.testing.wait import PATIENCE_S
 
-LIMIT_S = 60.0
 LOOK_S = 0.05  # between two polls of the remaining messages
 
 
@@ -28,7 +28,7 @@ def drain(
     Messages that are `good` are acked, the others become dead letters at once.
     """
     seen = []
-    deadline = time.monotonic() + LIMIT_S
+    deadline = time.monotonic() + PATIENCE_S
     with client.consumer(group, [topic], mode=mode, start="first") as consumer:
         while left(client, group):
             assert time.monotonic() < deadline, f"{left(client, group)} messages are left"

@@ -14,6 +14,7 @@ from tests.spark.consuming import drain
 from tests.spark.stream_driver import texts
 from tests.system.test_security import keys
 from txmq.testing.processes import Running
+from txmq.testing.wait import PATIENCE_S
 
 PASSWORD = "a-password-of-a-test"
 # what spark/README.md names
@@ -66,7 +67,7 @@ def secured_broker(directory: Path) -> Iterator[Secured]:
 
 
 def prepare(broker: Secured) -> None:
-    with txmq.connect(broker.url("root"), service="tests") as root:
+    with txmq.connect(broker.url("root"), service="tests", timeout=PATIENCE_S) as root:
         for topic in ("orders", "copies", "secrets", "doomed"):
             root.call("topic.create", name=topic, partitions=1)
         root.call("user.set", name="spark", roles=[], new=True, password=keys(PASSWORD))

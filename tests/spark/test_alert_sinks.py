@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from threading import Thread
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,18 +12,21 @@ from structlog.testing import capture_logs
 
 from tests.spark.test_writing import sent
 from tests.tx.postgres.support import rows
-from txmq.errors import DatabaseError
 from txmq.testing.postgres_server import OwnServer
 from txmq.testing.processes import run_script
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 from txmq.tx.postgres.session import connect
+from txmq_spark.alerts import sinks as subject
 from txmq_spark.alerts.sinks import AlertSinks, AlertTable
 from txmq_spark.alerts.watch_rules import Alert
 
 if TYPE_CHECKING:
     import txmq
 
-PATIENCE_S = 60.0
+WAITING = (
+    "SELECT FROM pg_stat_activity"
+    " WHERE wait_event_type = 'Lock' AND query ~ 'told' AND datname = current_database()"
+)
 # True: the row is there when the sender dies at that place, and the message.
 POINTS = {
     "spark.alerts_inserted": (False, False),
@@ -112,9 +115,11 @@ def test_a_batch_with_fewer_alerts_in_its_second_run_sends_those_of_the_first(
 def test_two_watches_make_a_table_at_the_same_time(database: str, made: tuple[str, ...]) -> None:
     """`made`: the columns that an older table lacks."""
     AlertTable(database, "other").prepare()
-    table, waiting = AlertTable(database, "told"), "SELECT FROM pg_locks WHERE NOT granted"
-    like, failed = "CREATE TABLE told (LIKE other INCLUDING ALL)", list[Exception]()
-    with closing(connect(database, application_name="tests")) as connection:
+    table, like = AlertTable(database, "told"), "CREATE TABLE told (LIKE other INCLUDING ALL)"
+    with (
+        ThreadPoolExecutor(1) as pool,
+        closing(connect(database, application_name="tests")) as connection,
+    ):
         with connection.cursor() as cursor:
             if made:
                 drops = ", ".join(f"DROP {name}" for name in made)
@@ -123,55 +128,47 @@ def test_two_watches_make_a_table_at_the_same_time(database: str, made: tuple[st
                 cursor.execute(f"BEGIN; ALTER TABLE told {adds}")
             else:
                 cursor.execute(f"BEGIN; {like}")
-
-            def prepare() -> None:
-                try:
-                    table.prepare()
-                except DatabaseError as error:
-                    failed.append(error)
-
-            preparing = Thread(target=prepare)
-            preparing.start()
-            wait_until(lambda: rows(database, waiting), what="the second one waits")
+            preparing = pool.submit(table.prepare)
+            wait_until(lambda: rows(database, WAITING), what="the second one waits")
             cursor.execute("COMMIT")
-        preparing.join(PATIENCE_S)
-    assert failed == []
+        preparing.result(PATIENCE_S)
     assert table.add([alert("a")], "stream q 1") == [alert("a")]
 
 
 def test_a_crash_of_postgresql_while_alerts_are_added_is_survived(
-    crashable_postgres: OwnServer, crashable_database: str
+    crashable_postgres: OwnServer, crashable_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(subject, "DATABASE_PATIENCE_S", PATIENCE_S)
     table = AlertTable(crashable_database, "told")
     table.prepare()
-    waiting = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query ~ 'told'"
-    with closing(connect(crashable_database, application_name="tests")) as connection:
+    alerts = [alert("a"), alert("b"), alert("c")]
+    with (
+        ThreadPoolExecutor(1) as pool,
+        closing(connect(crashable_database, application_name="tests")) as connection,
+    ):
         with connection.cursor() as cursor:
             cursor.execute("BEGIN; INSERT INTO told VALUES ('b', 'k', 'g', now(), '{}')")
-        adding = Thread(target=table.add, args=([alert("a"), alert("b"), alert("c")], "j"))
-        adding.start()
-        wait_until(lambda: len(rows(crashable_database, waiting)) == 1, what="the lock is met")
+        adding = pool.submit(table.add, alerts, "j")
+        wait_until(lambda: rows(crashable_database, WAITING), what="the lock is met")
         crashable_postgres.restart("immediate")
-    adding.join(PATIENCE_S)
+        assert adding.result(PATIENCE_S) == alerts
     assert in_table(crashable_database) == ["a", "b", "c"]
 
 
 def test_a_watch_waits_for_a_server_that_is_away_as_it_begins(
-    crashable_postgres: OwnServer, crashable_database: str
+    crashable_postgres: OwnServer, crashable_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table, left = AlertTable(crashable_database, "told"), list[str]()
+    monkeypatch.setattr(subject, "DATABASE_PATIENCE_S", PATIENCE_S)
+    table = AlertTable(crashable_database, "told")
 
-    def begin() -> None:
+    def begin() -> list[str]:
         table.prepare()
-        left.extend(table.unsent_jobs("q"))
-        left.append("begun")
+        return table.unsent_jobs("q")
 
     crashable_postgres.kill_server()
-    with capture_logs() as logs:
-        beginning = Thread(target=begin)
-        beginning.start()
+    with capture_logs() as logs, ThreadPoolExecutor(1) as pool:
+        beginning = pool.submit(begin)
         wait_until(lambda: logs, what="the server was missed")
         crashable_postgres.start()
-        beginning.join(PATIENCE_S)
-    assert left == ["begun"]
+        assert beginning.result(PATIENCE_S) == []
     assert {entry["event"] for entry in logs} == {"spark.database_away"}

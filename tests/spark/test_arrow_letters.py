@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     import txmq
 
-pytestmark = pytest.mark.timeout(300)  # includes the start of a JVM on a loaded machine
 
 
 def test_a_letter_has_its_place_and_its_error(

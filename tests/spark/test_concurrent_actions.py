@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from txmq.testing.wait import PATIENCE_S, wait_until
 from txmq_spark.session.concurrent_actions import at_once
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.timeout(120)  # includes the start of a JVM on a loaded machine
 FOR_EVER = 1 << 60  # rows
 
 
@@ -25,18 +25,17 @@ def test_a_failure_is_raised_at_once_and_the_jobs_of_other_actions_are_cancelled
         spark.range(0, FOR_EVER, 1, 1).selectExpr("sum(id % 7)").collect()
 
     def begins_later() -> None:
-        failed.wait()
+        assert failed.wait(PATIENCE_S)
         endless()
 
     def fails_beside_a_job() -> None:
-        while not tracker.getActiveJobsIds():
-            pass
+        wait_until(tracker.getActiveJobsIds, what="the job beside it")
         failed.set()
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         at_once(spark, endless, begins_later, fails_beside_a_job)
-    assert not tracker.getActiveJobsIds()
+    wait_until(lambda: not tracker.getActiveJobsIds(), what="Spark tells the ends of the jobs")
 
 
 def test_actions_have_the_properties_of_the_caller_and_none_of_one_another(
@@ -46,7 +45,7 @@ def test_actions_have_the_properties_of_the_caller_and_none_of_one_another(
 
     def told(name: str) -> tuple[str | None, str | None]:
         context.setLocalProperty("txmq.own", name)
-        both.wait()
+        both.wait(PATIENCE_S)
         return context.getLocalProperty("txmq.caller"), context.getLocalProperty("txmq.own")
 
     context.setLocalProperty("txmq.caller", "c")

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.timeout(300)  # includes the start of a JVM on a loaded machine
 NOW = 100 * 24 * HOUR
 ONE_MISSING: MissingSummary = (
     {("row", "missing"): 1},

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-import pytest
 from py4j.java_gateway import JavaClass
 from pyspark.sql import functions as f
 
@@ -14,7 +13,6 @@ from txmq_spark.session.java_classes import KNOWN, java_class, keep_classes
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.timeout(300)  # includes the start of a JVM on a loaded machine
 
 
 def test_a_column_is_one_request_of_java(spark: SparkSession) -> None:

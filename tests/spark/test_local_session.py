@@ -22,13 +22,12 @@ from pyspark.errors import PySparkException
 
 from tests.spark.conftest import end_jobs
 from txmq.errors import ConfigError
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
+from txmq_spark.session import local_session as subject
 from txmq_spark.session.local_session import _stop_jvm, end_collection, local_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-PATIENCE_S = 60.0
 
 
 def test_a_session_whose_jvm_is_gone_ends_without_an_error(
@@ -62,8 +61,11 @@ class _Jvm:
         self.collected.append(name)
 
 
-def test_a_jvm_that_ends_is_not_asked_to_collect_objects() -> None:
+def test_a_jvm_that_ends_is_not_asked_to_collect_objects(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """py4j would print the stack of each such call that fails."""
+    monkeypatch.setattr(subject, "COLLECTION_S", PATIENCE_S)
     jvm, waiting = _Jvm(), deque[object]()
     waiting.appendleft((jvm, "o1"))
     worker = FinalizerWorker(waiting)
@@ -74,15 +76,15 @@ def test_a_jvm_that_ends_is_not_asked_to_collect_objects() -> None:
     client = SimpleNamespace(finalizer_deque=waiting)
     ending = Thread(target=end_collection, args=[SimpleNamespace(_gateway_client=client)])
     ending.start()
-    wait_until(lambda: len(waiting) == 1, PATIENCE_S, what="the objects are forgotten")
+    wait_until(lambda: len(waiting) == 1, what="the objects are forgotten")
     assert ending.is_alive()  # a call is under way
     jvm.answers.set()
     ending.join(PATIENCE_S)
+    assert not ending.is_alive()
     assert not worker.is_alive()
     assert jvm.collected == ["o1"]
 
 
-@pytest.mark.timeout(300)  # includes the start of a JVM on a loaded machine
 def test_a_test_that_runs_out_of_its_time_leaves_the_session_to_others(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -99,7 +101,7 @@ def test_a_test_that_runs_out_of_its_time_leaves_the_session_to_others(
         pytest.fail("out of time")
 
     def interrupt() -> None:
-        wait_until(begun.exists, PATIENCE_S, what="the job has begun")
+        wait_until(begun.exists, what="the job has begun")
         os.kill(os.getpid(), signal.SIGUSR1)
 
     before = signal.signal(signal.SIGUSR1, fail)
@@ -109,7 +111,7 @@ def test_a_test_that_runs_out_of_its_time_leaves_the_session_to_others(
         with pytest.raises(pytest.fail.Exception, match="out of time"):
             spark.range(2, numPartitions=2).mapInArrow(stuck, "id bigint").collect()
     finally:
-        interrupting.join(PATIENCE_S)
+        interrupting.join()  # it ends by itself
         signal.signal(signal.SIGUSR1, before)
     end_jobs()
     assert spark.range(3).count() == 3

@@ -8,7 +8,6 @@ from itertools import groupby
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-import pytest
 
 from tests.spark.letters import Letter, letter, letter_frame
 from txmq_spark.plan.rules import BLOCKING, SAFE, LetterClass, PlanRules, classified
@@ -16,7 +15,6 @@ from txmq_spark.plan.rules import BLOCKING, SAFE, LetterClass, PlanRules, classi
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.timeout(300)  # includes the start of a JVM on a loaded machine
 ALL = frozenset(LetterClass)
 
 

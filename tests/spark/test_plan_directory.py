@@ -31,7 +31,6 @@ from txmq_spark.session.query_errors import JobFailed
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.timeout(300)  # includes the start of a JVM on a loaded machine
 
 
 @pytest.fixture

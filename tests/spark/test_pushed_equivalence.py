@@ -29,13 +29,13 @@ from pyspark.sql.datasource import (
 
 import txmq
 from tests.spark.consuming import drain
+from txmq.testing.wait import PATIENCE_S
 from txmq_spark.source.data_source import LETTER_TYPES, MESSAGE_TYPES
 from txmq_spark.source.letter_reading import FilteringLetterReader, LetterReader
 from txmq_spark.source.message_reading import FilteringMessageReader, MessageReader
 from txmq_spark.source.options import parse_read_options
 from txmq_spark.source.pushed_filters import EPOCH
 
-pytestmark = pytest.mark.timeout(600)  # where the machine is busy
 Row = dict[str, Any]
 TOPIC: Final = "t-pushed-equivalence"
 KEYS: Final = ("k0", "K0", "k0 ", "", None, "k\0", "\N{GREEK SMALL LETTER ALPHA}", "o'k\\%_")
@@ -62,7 +62,7 @@ OF_MESSAGES: Final = frozenset({"topic", "key", "tag", "partition", "offset", "s
 @pytest.fixture(scope="module")
 def made(broker: str) -> str:
     """The URL of the broker, which has a topic and as many letters of a group."""
-    with txmq.connect(broker, service="tests") as client:
+    with txmq.connect(broker, service="tests", timeout=PATIENCE_S) as client:
         client.call("topic.create", name=TOPIC, partitions=3)
         for n in range(MESSAGES):
             client.send(TOPIC, b"%d" % n, key=KEYS[n % len(KEYS)], tag=TAGS[n % len(TAGS)])

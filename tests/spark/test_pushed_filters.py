@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
     import txmq
 
-pytestmark = pytest.mark.timeout(300)  # includes the start of a JVM on a loaded machine
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 NOON = EPOCH + timedelta(hours=12)
 RANGES = [OffsetRange(topic, n, 0, 100) for topic in ("orders", "refunds") for n in range(3)]

@@ -11,6 +11,7 @@ import pytest
 
 from tests.test_extras import EXTRAS
 from txmq.errors import ConfigError
+from txmq.testing.wait import PATIENCE_S
 from txmq_spark.session.local_session import local_session
 from txmq_spark.session.pyspark_version import OLDEST, require_pyspark, require_same_spark
 
@@ -45,12 +46,11 @@ def test_a_home_of_another_spark_is_refused(
         pytest.fail("it has started")
 
 
-@pytest.mark.timeout(300)  # includes the start of a JVM on a loaded machine
 def test_a_jvm_that_does_not_start_is_an_error_of_one_line(tmp_path: Path) -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "txmq_spark", "land", "--topic=t", f"--path={tmp_path}"],
         env=os.environ | {"PYSPARK_SUBMIT_ARGS": "--nonsense=1 pyspark-shell"},
-        capture_output=True, check=False, text=True, timeout=240,
+        capture_output=True, check=False, text=True, timeout=PATIENCE_S,
     )  # fmt: skip
     assert ran.returncode == 1
     assert "Traceback" not in ran.stderr

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     import txmq
 
 
-pytestmark = pytest.mark.timeout(300)  # includes the start of a JVM on a loaded machine
 
 
 def source(spark: SparkSession, broker: str, topic: str) -> DataFrameReader:

@@ -25,6 +25,7 @@ from txmq.model.decider import ByJob, ByPostgres
 from txmq.model.message import ReceivedMessage
 from txmq.testing.own_broker import OwnBroker
 from txmq.testing.postgres_server import PostgresServer
+from txmq.testing.wait import PATIENCE_S
 from txmq.tx.postgres.blocking import claim, read_server
 from txmq.tx.postgres.inbox import Position
 from txmq.tx.postgres.session import connect, transaction
@@ -53,7 +54,6 @@ from txmq_spark.source.broker_link import BrokerLink
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.timeout(300)  # includes the start of a JVM on a loaded machine
 ORDERS, REFUNDS, GROUP = "orders", "refunds", "billing"
 OLD = UUID("01890000-0000-7000-8000-000000000001")  # of 2023
 SETTINGS = """
@@ -93,7 +93,7 @@ def open_shop(directory: Path, database: str) -> Iterator[ReconciledShop]:
         ):
             cursor.execute("CREATE TABLE orders (id text PRIMARY KEY, version int8 NOT NULL)")
             cursor.execute("CREATE TABLE effects (body text)")
-        with txmq.connect(broker.url, service="shop") as client:
+        with txmq.connect(broker.url, service="shop", timeout=PATIENCE_S) as client:
             yield ReconciledShop(broker, database, client)
 
 
@@ -110,7 +110,7 @@ def order(shop: ReconciledShop, key: str, version: int = 1) -> None:
                 (key, version),
             )
         tx.send(ORDERS, f"{key} {version}".encode(), key=key, headers={"version": str(version)})
-    tx.wait_published(30)
+    tx.wait_published(PATIENCE_S)
 
 
 def execute(shop: ReconciledShop, statement: str, *values: object) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -19,6 +20,7 @@ from tests.spark.test_writing import sent, undecided
 from txmq.client.protocol.transaction.parts import PART_BYTES
 from txmq.errors import ConfigError, RequestRejected
 from txmq.testing.own_broker import OwnBroker
+from txmq.testing.wait import PATIENCE_S, wait_until
 from txmq_spark import resend
 from txmq_spark.plan import broker_plans
 from txmq_spark.plan.directory import OUTCOMES, StoredPlan
@@ -30,7 +32,6 @@ from txmq_spark.source.job_bundles import store_bundle
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.timeout(300)  # includes the start of a JVM on a loaded machine
 KEYS = 4
 AT_ONCE = {"rate": 0, "ramp_s": 0, "stop_after": 0}
 REST = {b"%d" % key: [b"1", b"2", b"3", b"4"] for key in range(KEYS)}
@@ -171,37 +172,33 @@ def test_a_broker_that_is_killed_while_letters_are_added_goes_on(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     with OwnBroker(tmp_path / "broker") as own:
-        with txmq.connect(own.url, timeout=60.0) as client:
+        with txmq.connect(own.url, timeout=PATIENCE_S) as client:
             fill(client, "t")
         plan = plan_of(spark, tmp_path / "plan", own.url, "t")
         pid = own.process.process.pid
         killing = plan._replace(letters=kill_once(spark, plan.letters, tmp_path, pid))
-        again = restarted(own, tmp_path / "killed")
-        begun = replay(killing, at_once(own.url))
-        again()
+        with restarted(own, tmp_path / "killed"):
+            begun = replay(killing, at_once(own.url))
         assert own.starts == 2, "the broker was killed"
         assert (begun.plans[0]["letters"], begun.plans[0]["skipped"]) == (KEYS, 0)
         own.restart()
-        with txmq.connect(own.url, timeout=60.0) as client:
+        with txmq.connect(own.url, timeout=PATIENCE_S) as client:
             assert in_order(drain(client, "t", "t")) == REST
         assert replay(plan, at_once(own.url, wait=True)).counts == {"processed": KEYS}
 
 
-def restarted(own: OwnBroker, marker: Path) -> Callable[[], None]:
-    """Start the broker again, in a thread, once it is killed; return what waits for
-    that.
-    """
-    import threading
-
-    from txmq.testing.wait import wait_until
+@contextmanager
+def restarted(own: OwnBroker, marker: Path) -> Iterator[None]:
+    """Start the broker again in the block, once it is killed."""
 
     def restart() -> None:
-        wait_until(lambda: marker.exists() and not own.process.alive, 120.0)
+        wait_until(lambda: marker.exists() and not own.process.alive, what="its end")
         own.start()
 
-    thread = threading.Thread(target=restart)
-    thread.start()
-    return thread.join
+    with ThreadPoolExecutor(1) as pool:
+        restarting = pool.submit(restart)
+        yield
+        restarting.result(PATIENCE_S)
 
 
 def test_letters_are_sent_again_once_in_the_order_of_their_keys(
@@ -285,7 +282,7 @@ def test_letters_are_sent_once_though_their_task_is_killed(
     assert (done.abandoned, done.kept) == (len(bodies), 0)
     assert [message.body for _, message in sent(broker, f"{topic}-again")] == bodies
     if late:  # one that is not complete is rolled back later, by the broker's clock
-        assert undecided(client) == before
+        assert undecided(client) <= before
 
 
 def test_letters_are_sent_once_though_each_task_runs_twice_at_once(
@@ -311,7 +308,7 @@ def test_letters_are_sent_once_though_each_task_runs_twice_at_once(
             attempts = [
                 attempt.result() for attempt in [pool.submit(store_once, *given) for _ in range(2)]
             ]
-        stored.append(undecided(client) - before)
+        stored.append(len(undecided(client) - before))
         return attempts[1]
 
     monkeypatch.setattr(resend, "store_letters", store_twice)
@@ -320,7 +317,7 @@ def test_letters_are_sent_once_though_each_task_runs_twice_at_once(
     seen = [message.body for _, message in sent(broker, f"{topic}-again")]
     assert in_order(seen) == in_order(bodies)
     assert len(seen) == len(bodies)
-    assert undecided(client) == before
+    assert undecided(client) <= before
 
 
 def killing_once(marker: str, after: int) -> Callable[[Iterable[Any]], Iterator[Any]]:
@@ -392,7 +389,7 @@ def test_a_letter_that_is_damaged_after_it_was_sent_is_abandoned_like_the_others
     """The driver dies behind the decision, and a body cannot be read any more. The next
     run leaves no letter open that it has sent.
     """
-    with OwnBroker(tmp_path / "broker") as own, txmq.connect(own.url, timeout=60.0) as client:
+    with OwnBroker(tmp_path / "broker") as own, txmq.connect(own.url, timeout=PATIENCE_S) as client:
         plan = loose_letters(spark, own.url, client, tmp_path, BODIES)
 
         die_resending(plan, own.url, "again", "crashpoint")  # before it abandons
@@ -407,7 +404,7 @@ def test_a_letter_that_is_damaged_before_it_was_sent_stays_open(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     """The driver dies before the decision, and a body cannot be read any more."""
-    with OwnBroker(tmp_path / "broker") as own, txmq.connect(own.url, timeout=60.0) as client:
+    with OwnBroker(tmp_path / "broker") as own, txmq.connect(own.url, timeout=PATIENCE_S) as client:
         plan = loose_letters(spark, own.url, client, tmp_path, BODIES)
 
         die_resending(plan, own.url, "again", "write_letters")

@@ -13,16 +13,17 @@ import pytest
 from pyspark.errors import PySparkException
 
 import txmq
+from tests.spark.consuming import let_die
 from tests.spark.killed_driver import start_stream
 from tests.spark.secured import PASSWORD, Secured, secured_broker
 from tests.spark.test_broker_urls import VARIABLES
+from txmq.testing.wait import PATIENCE_S, wait_until
 from txmq_spark.commands import plan_commands
 from txmq_spark.commands.command_line import main
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.timeout(300)  # includes the start of a JVM on a loaded machine
 LAST = 20  # queries on the pages of Spark's UI
 
 
@@ -44,7 +45,7 @@ def test_a_user_gets_in_by_options_and_no_further_than_its_grants(
     frame = spark.read.format("txmq").options(**options, topic="orders").load()
     writer = frame.select("body", "key").write.format("txmq").mode("append")
     writer.options(**options, topic="copies", idempotency_key="once").save()
-    with txmq.connect(secured.url("root")) as root:
+    with txmq.connect(secured.url("root"), timeout=PATIENCE_S) as root:
         assert root.call("topic.show", name="copies")["ends"] == [5]
     letters = spark.read.format("txmq").options(**options, letters="billing").load()
     assert [bytes(row["body"]) for row in letters.select("body").collect()] == [b"3"]
@@ -73,27 +74,37 @@ def test_no_password_is_in_plans_progress_errors_events_or_the_pages_of_sparks_u
     query.awaitTermination()
     jvm: Any = query
     shown += [jvm._jsq.explainInternal(True), query.recentProgress[-1].json]
-    with txmq.connect(url) as root:
+    with txmq.connect(url, timeout=PATIENCE_S) as root:
         root.call("topic.delete", name="doomed")
     with pytest.raises(PySparkException, match="it was deleted") as failed:
         start_stream(stream.select("body"), url, "secrets", str(tmp_path)).awaitTermination()
     shown.append(str(failed.value))
-    store: Any = spark._jsparkSession.sharedState().statusStore()
-    executions = store.executionsList(max(0, store.executionsCount() - LAST), LAST)
-    for number in range(executions.size()):
-        one = executions.apply(number)
-        texts = (one.physicalPlanDescription(), one.description(), one.details())
-        shown += [text or "" for text in texts]  # null until it is planned
+    # Spark tells its pages and its log in order, a while later.
+    spark.sparkContext.setJobDescription(str(tmp_path))
+    spark.range(1).collect()
+    spark.sparkContext.setLocalProperty("spark.job.description", None)  # type: ignore[arg-type]
+    wait_until(lambda: str(tmp_path) in "".join(ui_texts(spark)), what="the pages")
+    shown += ui_texts(spark)
     assert any("doomed" in text or "AppendData" in text for text in shown)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert files
     shown += [path.read_text("utf-8", "replace") for path in files]
     [log] = Path(str(spark.conf.get("spark.eventLog.dir")).removeprefix("file:")).iterdir()
+    wait_until(lambda: str(tmp_path) in log.read_text("utf-8", "replace"), what="the log")
     events = log.read_text("utf-8", "replace")
     assert "SparkListenerEnvironmentUpdate" in events
     assert "SparkListenerSQLExecutionStart" in events
     shown.append(events)
     assert [text for text in shown if PASSWORD in text] == []
+
+
+def ui_texts(spark: SparkSession) -> list[str]:
+    """Return what the pages of Spark's UI say of the last queries."""
+    store: Any = spark._jsparkSession.sharedState().statusStore()
+    executions = store.executionsList(max(0, store.executionsCount() - LAST), LAST)
+    found = [executions.apply(number) for number in range(executions.size())]
+    texts = [(one.physicalPlanDescription(), one.description(), one.details()) for one in found]
+    return [text or "" for three in texts for text in three]  # null until it is planned
 
 
 def test_the_command_gets_in_by_options_and_environment(
@@ -116,3 +127,5 @@ def test_the_command_gets_in_by_options_and_environment(
     assert "1 " in told.out
     texts = [path.read_text("utf-8", "replace") for path in tmp_path.rglob("*") if path.is_file()]
     assert [text for text in (told.out, told.err, *texts) if PASSWORD in text] == []
+    with txmq.connect(secured.url("root"), timeout=PATIENCE_S) as root:
+        let_die(root, "billing", "orders", [b"3"])  # again: other tests look for the letter

@@ -17,12 +17,9 @@ from tests.spark.stream_driver import StreamDriver, texts
 from txmq.client.protocol import conversation
 from txmq.errors import LogChanged, TopicReplaced
 from txmq.testing.own_broker import OwnBroker
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 from txmq_spark.source.broker_link import BrokerLink
 from txmq_spark.source.offset_ranges import DataLoss
-
-pytestmark = pytest.mark.timeout(300)  # where the machine is busy
-PATIENCE_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +44,6 @@ def pass_retention(own: OwnBroker, topic: str, first: int) -> None:
         client.call("topic.alter", name=topic, retention_ms=1)
         wait_until(
             lambda: client.call("topic.show", name=topic)["firsts"] == [first],
-            PATIENCE_S,
             what="all messages are too old",
         )
         client.call("topic.alter", name=topic, retention_ms=0)

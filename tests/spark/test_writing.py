@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     import txmq
 
-pytestmark = pytest.mark.timeout(300)  # includes the start of a JVM on a loaded machine
 ROWS = StructType([field for field in MESSAGE_TYPES if field.name in ("body", "key")])
 
 
@@ -54,8 +53,9 @@ def bodies(broker: str, topic: str) -> Counter[bytes]:
     return Counter(message.body for _partition, message in sent(broker, topic))
 
 
-def undecided(client: txmq.Client) -> int:
-    return len(client.call("tx.list")["transactions"])
+def undecided(client: txmq.Client) -> set[str]:
+    """Return the tokens: the broker may meanwhile end those that other tests have left."""
+    return {one["token"] for one in client.call("tx.list")["transactions"]}
 
 
 # Driver and tasks of a job without Spark, in any order.
@@ -93,10 +93,10 @@ def test_attempts_that_the_driver_does_not_name_are_dropped(
     writer = driver(broker, made, None)
     before = undecided(client)
     died, winner, copy = task(writer, "a"), task(writer, "a"), task(writer, "a")
-    assert undecided(client) == before + 3
+    assert len(undecided(client) - before) == 3
     writer.commit([winner])
     assert bodies(broker, made) == Counter([b"a"])
-    assert undecided(client) == before
+    assert undecided(client) <= before
     assert len({died.token, winner.token, copy.token}) == 3
 
 
@@ -126,7 +126,7 @@ def test_a_job_whose_driver_died_is_run_again_and_sends_once(
     again = driver(broker, made, "died")
     again.commit([task(again, "a")])
     assert bodies(broker, made) == Counter([b"a"])
-    assert undecided(client) == before
+    assert undecided(client) <= before
 
 
 def test_a_driver_that_died_after_its_decision_changes_nothing(broker: str, made: str) -> None:
@@ -147,7 +147,7 @@ def test_a_job_that_was_rolled_back_can_be_run_again(
         failed = driver(broker, made, "failing")
         failed.abort([task(failed, "a"), None])
     assert bodies(broker, made) == Counter()
-    assert undecided(client) == before
+    assert undecided(client) <= before
     again = driver(broker, made, "failing")
     again.commit([task(again, "a")])
     assert bodies(broker, made) == Counter([b"a"])
@@ -358,11 +358,12 @@ def test_a_failed_write_sends_nothing_and_repeated_tasks_and_writes_send_once(
         to(rows(spark, 100), broker, made, "flaky").option("broken", "1").option(
             "idempotency_key", "k"
         ).save()
-    assert (bodies(broker, made), undecided(client)) == (Counter(), before)
+    assert bodies(broker, made) == Counter()
+    assert undecided(client) <= before
     for source in ("flaky", "txmq"):  # in the first one, tasks are repeated
         to(rows(spark, 100), broker, made, source).option("idempotency_key", "k").save()
     assert bodies(broker, made) == Counter(b"%d" % n for n in range(100))
-    assert undecided(client) == before
+    assert undecided(client) <= before
 
 
 def test_a_row_that_is_no_message_fails_the_write_and_sends_nothing(

@@ -30,11 +30,12 @@ def run(dsn: str, *statements: str) -> None:
             cursor.execute(statement)
 
 
-def client(dsn: str, start: float, seconds: float) -> list[float]:
+def client(dsn: str, seconds: float) -> list[float]:
     """Return the times of the commits that began within `seconds` of the start."""
     with closing(psycopg2.connect(dsn)) as connection, connection.cursor() as cursor:
-        time.sleep(start - time.monotonic())  # ValueError where the common start has passed
-        took, began = [], time.monotonic()
+        ready.wait()
+        took, start = [], time.monotonic()
+        began = start
         while began < start + seconds:
             cursor.execute(INSERT)
             connection.commit()
@@ -46,8 +47,7 @@ def client(dsn: str, start: float, seconds: float) -> list[float]:
 def main(dsn: str, clients: int, seconds: float, executor: Executor) -> None:
     run(dsn, DROP, CREATE)
     with executor:
-        start = time.monotonic() + 1 + clients / 8
-        futures = [executor.submit(client, dsn, start, seconds) for _ in range(clients)]
+        futures = [executor.submit(client, dsn, seconds) for _ in range(clients)]
         took = [one for future in futures for one in future.result()]
     run(dsn, DROP)
     print(json.dumps({"per_s": len(took) / seconds, **latency_us(took)}))
@@ -55,6 +55,6 @@ def main(dsn: str, clients: int, seconds: float, executor: Executor) -> None:
 
 if __name__ == "__main__":
     count, fork = int(sys.argv[2]), multiprocessing.get_context("fork")
-    threads = sys.argv[4] == "threads"
+    ready, threads = fork.Barrier(count), sys.argv[4] == "threads"
     pool = ThreadPoolExecutor(count) if threads else ProcessPoolExecutor(count, fork)
     main(sys.argv[1], count, float(sys.argv[3]), pool)

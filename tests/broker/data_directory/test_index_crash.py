@@ -39,6 +39,7 @@ from txmq.store.index.digest import DATA, EMPTY, Digests, digest_of
 from txmq.store.index.lmdb_tables import DumpRow, FrozenOverlays, LmdbTables
 from txmq.store.tables import DUE, NAMES
 from txmq.testing.processes import running
+from txmq.testing.wait import PATIENCE_S
 
 FOUND = 3  # an exit status
 
@@ -209,4 +210,4 @@ def unsynced(data: str) -> None:
 
 def test_the_check_finds_tables_that_are_named_whole_before_they_are_synced(tmp_path: Path) -> None:
     with running(tmp_path, str(tmp_path / "data"), command=unsynced) as process:
-        assert process.status() in {FOUND, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT}
+        assert process.status(PATIENCE_S) in {FOUND, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT}

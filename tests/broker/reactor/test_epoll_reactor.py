@@ -9,6 +9,7 @@ from typing import Any
 from twisted.internet.protocol import Factory, Protocol
 
 from txmq.broker.reactor.epoll_reactor import ACCEPTS, TurnReactor
+from txmq.testing.wait import PATIENCE_S
 
 
 def test_a_port_accepts_few_connections_a_turn_however_many_wait() -> None:
@@ -20,7 +21,7 @@ def test_a_port_accepts_few_connections_a_turn_however_many_wait() -> None:
     with ExitStack() as clients:
         clients.callback(port.socket.close)
         for _ in range(5 * ACCEPTS):
-            clients.enter_context(socket.create_connection(port.socket.getsockname(), 20))
+            clients.enter_context(socket.create_connection(port.socket.getsockname(), PATIENCE_S))
         turns: list[int] = []
         while len(accepted) < 5 * ACCEPTS and len(turns) < 10:
             before = len(accepted)

@@ -6,6 +6,7 @@ from threading import Event
 from typing import Any
 
 from txmq.broker.reactor.threads import WorkerThreads
+from txmq.testing.wait import PATIENCE_S
 
 
 class Reactor:
@@ -22,7 +23,7 @@ def test_a_pool_ends_with_the_work_under_way() -> None:
     reactor, began = Reactor(), Event()
     threads = WorkerThreads(reactor, "t")
     threads(began.set)
-    assert threads.stop(60)
+    assert threads.stop(PATIENCE_S)
     assert began.is_set()
     assert len(reactor.results) == 1
 
@@ -36,6 +37,6 @@ def test_a_call_that_hangs_is_waited_for_only_so_long() -> None:
         goes_on.wait()
 
     threads(hang)
-    assert hangs.wait(60)
+    assert hangs.wait(PATIENCE_S)
     assert not threads.stop(0.01)
     goes_on.set()

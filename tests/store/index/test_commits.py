@@ -23,6 +23,7 @@ from txmq.errors import DiskFull, StoreError
 from txmq.store.index import lmdb_tables
 from txmq.store.index.lmdb_tables import LmdbTables
 from txmq.store.tables import DUE, ENTRIES, META
+from txmq.testing.wait import PATIENCE_S
 
 __all__ = ["path", "tables"]
 
@@ -106,17 +107,17 @@ def test_a_reader_sees_the_same_rows_all_through_a_commit(
 
     def between_slices(seconds: float) -> None:
         writing.release()
-        assert read.acquire(timeout=30)
+        assert read.acquire(timeout=PATIENCE_S)
 
     monkeypatch.setattr(lmdb_tables, "sleep", between_slices)
     with ThreadPoolExecutor(1) as pool:
         commit = pool.submit(tables.commit, frozen, durable=2)
         for _ in range(0, len(numbers), lmdb_tables.WRITTEN_AT_ONCE):
-            assert writing.acquire(timeout=30)
+            assert writing.acquire(timeout=PATIENCE_S)
             assert list(tables[ENTRIES].range(b"")) == expected
             assert tables[ENTRIES].get(numbers[2]) is None
             read.release()
-        commit.result(timeout=30)
+        commit.result(timeout=PATIENCE_S)
     assert list(tables[ENTRIES].range(b"")) == expected
     tables.release(frozen)
     assert list(tables[ENTRIES].range(b"", reverse=True)) == expected[::-1]
@@ -131,7 +132,7 @@ def test_a_dump_stands_for_one_position_despite_commits(tables: LmdbTables) -> N
         tables[DUE].put(b"b", (2,))
         frozen = tables.freeze(2)
         assert frozen is not None
-        pool.submit(tables.commit, frozen, durable=2).result(timeout=30)
+        pool.submit(tables.commit, frozen, durable=2).result(timeout=PATIENCE_S)
         tables.release(frozen)
         assert position == 1
         assert [first, *dumped] == [(DUE, b"a", b"\x91\x01"), (META, b"own", b"\x91\xa3row")]

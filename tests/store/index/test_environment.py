@@ -86,6 +86,7 @@ import os, signal
 from pathlib import Path
 from uuid import UUID
 from txmq.store.index import lmdb_tables
+from txmq.testing.wait import PATIENCE_S
 
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -130,7 +131,7 @@ def test_a_killed_process_leaves_the_last_commit(
     names = {"path": str(path), "log": str(LOG)}
     script = CHILD.format(**names, end=DEATHS[death].format(**names))
     child = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, timeout=60, check=False
+        [sys.executable, "-c", script], capture_output=True, timeout=PATIENCE_S, check=False
     )
     assert (child.returncode, child.stderr) == (-signal.SIGKILL, b"")
     assert reopened(path) == left

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 
@@ -27,6 +27,7 @@ from txmq.store.filesystem import RealFileSystem
 from txmq.store.log.log import Appended, Log, lock_directory
 from txmq.store.log.segment import HEADER_SIZE, segment_path
 from txmq.testing.simfs import SimFS
+from txmq.testing.wait import PATIENCE_S
 
 
 def put(
@@ -289,28 +290,24 @@ def test_a_closed_log_refuses() -> None:
 def test_writes_and_reads_run_in_threads_beside_appends(tmp_path: Path) -> None:
     log, _ = open_log(RealFileSystem(), str(tmp_path))
     history, rng = History(), Random(2)
-    failures: list[object] = []
 
     def read_along() -> None:
         for _ in range(200):
             served = log.durable
             found = [entry(record) for record in log.scan(0) if record.end <= served]
-            if found != [kept for kept in list(history.entries) if kept.end <= served]:
-                failures.append(found)
+            assert found == [kept for kept in list(history.entries) if kept.end <= served]
 
-    reading = threading.Thread(target=read_along)
-    reading.start()
-    for _ in range(150):
-        append(log, history, rng)
-        pending = log.cut()
-        assert pending is not None
-        writing = threading.Thread(target=log.write, args=(pending,))
-        writing.start()
-        append(log, history, rng)
-        writing.join()
-        log.complete(pending)
-    reading.join()
-    assert failures == []
+    with ThreadPoolExecutor(2) as pool:
+        reading = pool.submit(read_along)
+        for _ in range(150):
+            append(log, history, rng)
+            pending = log.cut()
+            assert pending is not None
+            writing = pool.submit(log.write, pending)
+            append(log, history, rng)
+            writing.result(PATIENCE_S)
+            log.complete(pending)
+        reading.result(PATIENCE_S)
     flush(log)
     assert [entry(record) for record in log.scan(0)] == history.entries
     log.close()
