@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -97,9 +98,9 @@ class Browser:
 
 
 @pytest.fixture(scope="session")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+def browser() -> Iterator[Browser]:
     """The browser of this session."""
-    with start_browser(*needed_programs(), tmp_path_factory.mktemp("browser")) as started:
+    with start_browser(*needed_programs()) as started:
         yield started
 
 
@@ -119,24 +120,26 @@ def found_programs() -> tuple[str, str] | None:
 
 
 @contextmanager
-def start_browser(program: str, driver: str, directory: Path) -> Iterator[Browser]:
-    """A browser for the block, with its files in a directory."""
+def start_browser(program: str, driver: str) -> Iterator[Browser]:
+    """A browser for the block."""
     from selenium.webdriver import Chrome, ChromeOptions
     from selenium.webdriver.chrome.service import Service
 
-    directory.mkdir(exist_ok=True)
     options = ChromeOptions()
     options.binary_location = program
     for option in OPTIONS.split():
         options.add_argument(option.replace("|", " "))
     options.set_capability("goog:loggingPrefs", LOGS)
     # The driver makes the profile there; it finds no page of a browser without windows
-    # whose profile it was told (156, 2026-11-28).
-    service = Service(driver, env={**os.environ, "TMPDIR": str(directory)})
-    with closing(Browser(Chrome(options, service))) as started:
-        started.driver.set_page_load_timeout(LIMIT_S)
-        started.driver.set_script_timeout(LIMIT_S)
-        yield started
+    # whose profile it was told (156, 2026-11-28). The browser makes a socket below it,
+    # whose path may have 107 bytes: those of tests are too long.
+    place = TemporaryDirectory(prefix="txmq-browser-", dir="/tmp", ignore_cleanup_errors=True)
+    with place as directory:
+        service = Service(driver, env={**os.environ, "TMPDIR": directory})
+        with closing(Browser(Chrome(options, service))) as started:
+            started.driver.set_page_load_timeout(LIMIT_S)
+            started.driver.set_script_timeout(LIMIT_S)
+            yield started
 
 
 def _found(names: tuple[str, ...]) -> str | None:

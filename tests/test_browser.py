@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from tests.fixtures_browser import Browser, needed_programs, start_browser
+import pytest
+
+from tests.fixtures_browser import BROWSERS, Browser, needed_programs, start_browser
 from txmq.testing.wait import wait_until
 
 BROKEN = """<!doctype html><title>broken</title>
@@ -29,17 +32,21 @@ def test_errors_and_requests_of_a_page_are_found(browser: Browser, tmp_path: Pat
     assert (page.driver.title, page.errors, page.requests) == ("fine", [], [])
 
 
-def test_no_process_of_a_browser_is_left(tmp_path: Path) -> None:
-    programs = needed_programs()
+@pytest.mark.parametrize("name", BROWSERS)
+def test_no_process_of_a_browser_is_left(name: str) -> None:
+    _, driver = needed_programs()
+    if (program := shutil.which(name)) is None:
+        pytest.skip(f"no {name}")
 
-    def processes() -> list[str]:
-        """Those that were started with a path in this directory."""
+    def processes(profile: str) -> list[str]:
+        """Those that were started with this path."""
         found: list[bytes] = []
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with suppress(OSError):  # it has ended
                 found.append(path.read_bytes())
-        return [line.decode() for line in found if str(tmp_path).encode() in line]
+        return [line.decode() for line in found if profile.encode() in line]
 
-    with start_browser(*programs, tmp_path / "files"):
-        assert processes()
-    wait_until(lambda: not processes())
+    with start_browser(program, driver) as browser:
+        profile = browser.driver.capabilities["chrome"]["userDataDir"]
+        assert processes(profile)
+    wait_until(lambda: not processes(profile))

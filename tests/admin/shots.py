@@ -42,7 +42,7 @@ def main() -> None:
         sys.exit("no chromium or chromedriver on PATH: install Debian's packages")
     with (
         tempfile.TemporaryDirectory() as scratch,
-        start_browser(*programs, Path(scratch) / "profile") as browser,
+        start_browser(*programs) as browser,
     ):
         for _process, url, http in start(Path(scratch)):
             with shop(url):
