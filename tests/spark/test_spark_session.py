@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyspark.core.context
 import pytest
-from py4j.clientserver import ClientServerConnection
+from py4j.clientserver import ClientServerConnection, JavaParameters, PythonParameters
 from py4j.protocol import Py4JNetworkError
 
 from txmq_spark.session import spark_session
@@ -21,7 +21,6 @@ from txmq_spark.session.spark_session import ADAPTIVE, job_session, planned_once
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.timeout(300)  # includes the start of a JVM on a loaded machine
 
 
 def has_adaptive_plans(spark: SparkSession) -> bool:
@@ -111,7 +110,7 @@ class Busy:
         return self
 
     def cancelAllJobs(self) -> None:  # noqa: N802  # Spark's name
-        Busy.cancelled += 1
+        self.cancelled += 1
 
     def statusTracker(self) -> Busy:  # noqa: N802  # Spark's name
         return self
@@ -120,24 +119,37 @@ class Busy:
         return [7] if self.cancelled < 3 else []
 
 
+class CutSocket:
+    """A socket in whose calls the process ends."""
+
+    closed = False
+
+    def sendall(self, _command: bytes) -> None:
+        sys.exit(143)
+
+    def shutdown(self, _how: int) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed = True
+
+
 def test_a_call_that_the_end_of_the_process_cuts_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def cut(_connection: ClientServerConnection, _command: str) -> None:
-        sys.exit(143)
-
-    closed: list[str] = []
+    busy, cut = Busy(), CutSocket()
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
-    monkeypatch.setattr(spark_session, "local_session", lambda _master: nullcontext(Busy()))
+    monkeypatch.setattr(spark_session, "local_session", lambda _master: nullcontext(busy))
     monkeypatch.setattr(spark_session, "CANCEL_EVERY_S", 0)
-    monkeypatch.setattr(ClientServerConnection, "send_command", cut)
-    monkeypatch.setattr(ClientServerConnection, "close", lambda _self: closed.append("closed"))
-    connection = ClientServerConnection.__new__(ClientServerConnection)
+    gateway: Any = SimpleNamespace(pool={})
+    connection: Any = ClientServerConnection(JavaParameters(), PythonParameters(), gateway, None)
+    connection.socket = cut
+    before = ClientServerConnection.send_command
     with pytest.raises(SystemExit), job_session():
         connection.send_command("collect")
-    assert closed == ["closed"]
-    assert Busy.cancelled == 3
-    assert ClientServerConnection.send_command is cut
+    assert cut.closed
+    assert busy.cancelled == 3
+    assert ClientServerConnection.send_command is before
 
 
 def test_a_jvm_that_ends_by_itself_is_an_error_of_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
