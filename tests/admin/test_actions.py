@@ -24,7 +24,7 @@ PAUSE = "/act/group.pause"
 BODY = b"csrf=TOKEN&group=billing"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def console() -> ConsoleInMemory:
     found = ConsoleInMemory()
     found.broker.ask("topic.create", name="orders", partitions=1)

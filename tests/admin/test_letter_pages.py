@@ -23,7 +23,7 @@ from txmq.model.message import Message
 from txmq.model.units import SECOND
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def console() -> ConsoleInMemory:
     office = Office(40)
     office.broker.start()

@@ -13,6 +13,7 @@ from types import ModuleType
 import pytest
 
 from txmq.testing.wait import PATIENCE_S
+
 ROOT = Path(__file__).parents[2]
 PROMETHEUS, GRAFANA = ROOT / "packaging" / "prometheus", ROOT / "packaging" / "grafana"
 NAME = re.compile(r"\btxmq_\w+")
