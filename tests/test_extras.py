@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from txmq.testing.wait import PATIENCE_S
+
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
@@ -115,7 +116,11 @@ def test_a_command_without_its_packages_says_how_to_get_them(
 ) -> None:
     program = f"import sys, txmq_command as t; sys.modules['{package}'] = None; t.{command}()"
     ran = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, check=False, text=True, timeout=PATIENCE_S
+        [sys.executable, "-c", program],
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=PATIENCE_S,
     )
     assert ran.returncode == 1
     says = f"txmq: {package} cannot be imported (run: pip install 'txmq[{extra}]')\n"

@@ -58,7 +58,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory, interruptible: None) -> Iter
 
 
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """Give each test of this folder the time in which a JVM starts on a busy machine."""
+    """Give each test here the time in which a JVM starts on a busy machine."""
     for item in items:
         if item.path.parent == HERE and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(5 * PATIENCE_S))

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import txmq
 
 
-
 def test_a_letter_has_its_place_and_its_error(
     spark: SparkSession, broker: str, topic: str, client: txmq.Client
 ) -> None:

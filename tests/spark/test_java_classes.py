@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-
 def test_a_column_is_one_request_of_java(spark: SparkSession) -> None:
     keep_classes(spark)
     f.col("id")  # the first one asks the session for settings

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import txmq
 
 
-
 @pytest.fixture
 def run_land(
     spark: SparkSession, broker: str, topic: str, monkeypatch: pytest.MonkeyPatch

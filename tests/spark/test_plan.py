@@ -8,7 +8,6 @@ from itertools import groupby
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-
 from tests.spark.letters import Letter, letter, letter_frame
 from txmq_spark.plan.rules import BLOCKING, SAFE, LetterClass, PlanRules, classified
 

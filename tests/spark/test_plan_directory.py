@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-
 @pytest.fixture
 def letters() -> list[Letter]:
     """Letters of several parts, some with keys that are hard to write."""

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     import txmq
 
 
-
-
 def source(spark: SparkSession, broker: str, topic: str) -> DataFrameReader:
     return spark.read.format("txmq").option("url", broker).option("topic", topic)
 

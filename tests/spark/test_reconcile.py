@@ -187,13 +187,13 @@ CLASSES = {
 }
 
 
-@pytest.fixture(scope="module")
-def failed(
-    tmp_path_factory: pytest.TempPathFactory, postgres: PostgresServer, databases: Databases
+@contextmanager
+def failed_shop(
+    directory: Path, postgres: PostgresServer, databases: Databases
 ) -> Iterator[ReconciledShop]:
-    """A shop whose consumer has failed in each way."""
+    """Yield a shop whose consumer has failed in each way."""
     name = databases.borrow()
-    with open_shop(tmp_path_factory.mktemp("failed"), postgres.dsn(name)) as shop:
+    with open_shop(directory, postgres.dsn(name)) as shop:
         for key in (*filter(None, CLASSES), "well"):
             order(shop, key)
         order(shop, "chain", 2)
@@ -207,6 +207,15 @@ def failed(
         reserve(shop, "busy")
         yield shop
     databases.give_back(name)
+
+
+@pytest.fixture(scope="module")
+def failed(
+    tmp_path_factory: pytest.TempPathFactory, postgres: PostgresServer, databases: Databases
+) -> Iterator[ReconciledShop]:
+    """Such a shop, of which no test changes what is reconciled."""
+    with failed_shop(tmp_path_factory.mktemp("failed"), postgres, databases) as shop:
+        yield shop
 
 
 def letter(shop: ReconciledShop, key: str) -> dict[str, object]:
@@ -281,14 +290,7 @@ def made(
             deaths.append("database")
         return in_parts(letters, most)
 
-    mapping = directory / "shop.toml"
-    mapping.write_text('[[table]]\nname = "orders"\nkey = "id"\n')
-    bad = str(letter(failed, "bad")["fingerprint"])
-    assert bad != str(letter(failed, "fine")["fingerprint"]), "the failures look different"
-    asked = [f"--url={failed.url}", f"--plan={directory / 'plan'}", f"--group={GROUP}"]
-    asked += [f"--mapping={mapping}", f"--report={directory / 'report.html'}"]
-    asked += ["--include=applied", f"--poison-fingerprint={bad}"]
-    asked += ["--table=public.plans", "--broker-plan=night", "--operator=ada"]
+    asked = arguments(failed, directory)
     out, errors, kept = io.StringIO(), io.StringIO(), frames_kept(spark)
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(errors):
         patch.setattr(plan_commands, "job_session", lambda: nullcontext(spark))
@@ -300,6 +302,18 @@ def made(
         assert reconcile_main(asked) == 0
     kept = frames_kept(spark) - kept
     return Reconciled(directory, tuple(deaths), errors.getvalue(), out.getvalue(), kept)
+
+
+def arguments(shop: ReconciledShop, directory: Path) -> list[str]:
+    """Return those of the command, for a plan in a directory and one of the broker."""
+    mapping = directory / "shop.toml"
+    mapping.write_text('[[table]]\nname = "orders"\nkey = "id"\n')
+    bad = str(letter(shop, "bad")["fingerprint"])
+    assert bad != str(letter(shop, "fine")["fingerprint"]), "the failures look different"
+    asked = [f"--url={shop.url}", f"--plan={directory / 'plan'}", f"--group={GROUP}"]
+    asked += [f"--mapping={mapping}", f"--report={directory / 'report.html'}"]
+    asked += ["--include=applied", f"--poison-fingerprint={bad}"]
+    return [*asked, "--table=public.plans", "--broker-plan=night", "--operator=ada"]
 
 
 def frames_kept(spark: SparkSession) -> int:
@@ -388,25 +402,29 @@ def test_without_a_database_letters_are_the_only_evidence(
 
 def test_a_plan_is_replayed_once_by_the_command(
     spark: SparkSession,
-    failed: ReconciledShop,
-    made: Reconciled,
+    postgres: PostgresServer,
+    databases: Databases,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The last test of the shop that has failed."""
     monkeypatch.setattr(plan_commands, "job_session", lambda: nullcontext(spark))
-    asked = [f"--url={failed.url}", f"--plan={made.plan}", "--operator=ada"]
-    assert replay_main([*asked, "--dry-run"]) == 0
-    assert capsys.readouterr().out == "4 planned\n"
-    failed.client.call("plan.cancel", name="night")
     at_once = ["--rate=0", "--ramp=0"]
-    assert replay_main([*asked, *at_once, "--no-wait"]) == 0
-    assert "plan spark-" in capsys.readouterr().out
-    consume(failed, frozenset())
-    assert effects(failed) == ["applied 1", "chain 1", "chain 2", "fine 1", "old 2", "well 1"]
-    assert replay_main([*asked, *at_once]) == 0
-    assert "4 processed" in capsys.readouterr().out
-    assert replay_main([*asked, "--plan=/etc", "--dry-run"]) == 1
+    with failed_shop(tmp_path / "shop", postgres, databases) as shop:
+        monkeypatch.setenv("TXMQ_DSN", shop.dsn)
+        assert reconcile_main(arguments(shop, tmp_path)) == 0
+        capsys.readouterr()
+        asked = [f"--url={shop.url}", f"--plan={tmp_path / 'plan'}", "--operator=ada"]
+        assert replay_main([*asked, "--dry-run"]) == 0
+        assert capsys.readouterr().out == "4 planned\n"
+        shop.client.call("plan.cancel", name="night")
+        assert replay_main([*asked, *at_once, "--no-wait"]) == 0
+        assert "plan spark-" in capsys.readouterr().out
+        consume(shop, frozenset())
+        assert effects(shop) == ["applied 1", "chain 1", "chain 2", "fine 1", "old 2", "well 1"]
+        assert replay_main([*asked, *at_once]) == 0
+        assert "4 processed" in capsys.readouterr().out
+        assert replay_main([*asked, "--plan=/etc", "--dry-run"]) == 1
     assert (
         "/etc has no plan.json (name a directory that reconcile wrote)" in capsys.readouterr().err
     )

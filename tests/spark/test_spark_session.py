@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-
 def has_adaptive_plans(spark: SparkSession) -> bool:
     counted = spark.range(3).groupBy("id").count()
     return "AdaptiveSparkPlan" in str(counted._jdf.queryExecution().executedPlan())

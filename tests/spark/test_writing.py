@@ -54,7 +54,7 @@ def bodies(broker: str, topic: str) -> Counter[bytes]:
 
 
 def undecided(client: txmq.Client) -> set[str]:
-    """Return the tokens: the broker may meanwhile end those that other tests have left."""
+    """Return the tokens; the broker may end those that other tests have left."""
     return {one["token"] for one in client.call("tx.list")["transactions"]}
 
 

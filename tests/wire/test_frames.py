@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections import Counter
 from threading import get_ident
-from typing import Self
+from typing import ClassVar, Self
 
 import google_crc32c
 import pytest
@@ -122,7 +122,7 @@ class Counting(bytearray):
     of this process may have connections.
     """
 
-    added = Counter[int]()
+    added: ClassVar[Counter[int]] = Counter()
 
     def __iadd__(self, data: bytes) -> Self:  # type: ignore[misc, override]  # nothing else is added here
         Counting.added[get_ident()] += len(data)

@@ -210,4 +210,9 @@ def unsynced(data: str) -> None:
 
 def test_the_check_finds_tables_that_are_named_whole_before_they_are_synced(tmp_path: Path) -> None:
     with running(tmp_path, str(tmp_path / "data"), command=unsynced) as process:
-        assert process.status(PATIENCE_S) in {FOUND, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT}
+        assert process.status(PATIENCE_S) in {
+            FOUND,
+            -signal.SIGSEGV,
+            -signal.SIGBUS,
+            -signal.SIGABRT,
+        }

@@ -35,6 +35,7 @@ from txmq.store.index import environment
 from txmq.store.index.digest import DATA
 from txmq.store.index.lmdb_tables import DumpRow, LmdbTables
 from txmq.store.tables import ATTEMPTS, DUE, NAMES, IndexDamaged
+from txmq.testing.wait import PATIENCE_S
 
 __all__ = ["path", "tables"]
 
@@ -86,7 +87,6 @@ import os, signal
 from pathlib import Path
 from uuid import UUID
 from txmq.store.index import lmdb_tables
-from txmq.testing.wait import PATIENCE_S
 
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
