@@ -1,9 +1,7 @@
 """A headless Chromium for pages that people read: `page = browser.open(url)`.
 
 The browser and its driver are those of Debian's packages chromium and chromium-driver.
-The browser without windows of chromium-headless-shell takes two thirds of the processor
-time where it is installed. Where none of them is, the tests that ask for `browser`
-say so and are skipped.
+Where these are not installed, the tests that ask for `browser` say so and are skipped.
 """
 
 from __future__ import annotations
@@ -20,16 +18,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from txmq.testing.wait import PATIENCE_S
+
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
 
-# The first is behind a script in PATH, which would be ended in its place.
-BROWSERS = (
-    "/usr/lib/chromium/chromium-headless-shell",
-    "chromium",
-    "chromium-browser",
-    "google-chrome",
-)
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 DRIVERS = ("chromedriver", "chromium-driver")
 # No name is resolved, so that a page reaches nothing but this machine.
 OPTIONS = """
@@ -40,7 +34,6 @@ OPTIONS = """
 """
 INSIDE = ("chrome", "data")
 LOGS = {"browser": "ALL", "performance": "ALL"}
-LIMIT_S = 60  # to load a page or to run a script, on a busy machine
 
 
 class Page(NamedTuple):
@@ -106,11 +99,7 @@ def browser() -> Iterator[Browser]:
 
 def needed_programs() -> tuple[str, str]:
     """Return the paths of browser and driver; skip the test where one is missing."""
-    program, driver = _found(BROWSERS), _found(DRIVERS)
-    if program is None or driver is None:
-        missing = "Chromium" if program is None else "chromedriver"
-        pytest.skip(f"no {missing} on PATH: install Debian's chromium and chromium-driver")
-    return program, driver
+    return found_programs() or pytest.skip("no chromium or no chromium-driver on PATH")
 
 
 def found_programs() -> tuple[str, str] | None:
@@ -130,15 +119,14 @@ def start_browser(program: str, driver: str) -> Iterator[Browser]:
     for option in OPTIONS.split():
         options.add_argument(option.replace("|", " "))
     options.set_capability("goog:loggingPrefs", LOGS)
-    # The driver makes the profile there; it finds no page of a browser without windows
-    # whose profile it was told (156, 2026-11-28). The browser makes a socket below it,
-    # whose path may have 107 bytes: those of tests are too long.
+    # The driver makes the profile there, and the browser a socket in it, whose path may
+    # have 107 bytes: the directories of tests have too long names.
     place = TemporaryDirectory(prefix="txmq-browser-", dir="/tmp", ignore_cleanup_errors=True)
     with place as directory:
         service = Service(driver, env={**os.environ, "TMPDIR": directory})
         with closing(Browser(Chrome(options, service))) as started:
-            started.driver.set_page_load_timeout(LIMIT_S)
-            started.driver.set_script_timeout(LIMIT_S)
+            started.driver.set_page_load_timeout(PATIENCE_S)
+            started.driver.set_script_timeout(PATIENCE_S)
             yield started
 
 

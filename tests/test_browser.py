@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 from contextlib import suppress
 from pathlib import Path
 
-import pytest
-
-from tests.fixtures_browser import BROWSERS, Browser, needed_programs, start_browser
+from tests.fixtures_browser import Browser, needed_programs, start_browser
 from txmq.testing.wait import wait_until
 
 BROKEN = """<!doctype html><title>broken</title>
@@ -32,12 +29,7 @@ def test_errors_and_requests_of_a_page_are_found(browser: Browser, tmp_path: Pat
     assert (page.driver.title, page.errors, page.requests) == ("fine", [], [])
 
 
-@pytest.mark.parametrize("name", BROWSERS)
-def test_no_process_of_a_browser_is_left(name: str) -> None:
-    _, driver = needed_programs()
-    if (program := shutil.which(name)) is None:
-        pytest.skip(f"no {name}")
-
+def test_no_process_of_a_browser_is_left() -> None:
     def processes(profile: str) -> list[str]:
         """Those that were started with this path."""
         found: list[bytes] = []
@@ -46,7 +38,7 @@ def test_no_process_of_a_browser_is_left(name: str) -> None:
                 found.append(path.read_bytes())
         return [line.decode() for line in found if profile.encode() in line]
 
-    with start_browser(program, driver) as browser:
+    with start_browser(*needed_programs()) as browser:
         profile = browser.driver.capabilities["chrome"]["userDataDir"]
         assert processes(profile)
     wait_until(lambda: not processes(profile))
