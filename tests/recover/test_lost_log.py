@@ -26,7 +26,7 @@ def test_nothing_is_concluded_from_a_log_that_was_replaced(
                 world.begin(stored=1, prepared=("a",)),
                 world.begin(stored=1, prepared=("b",)),
             )
-            recoverer = world.recoverer("b", patience_s=2.0)
+            recoverer = world.recoverer("b")
             recoverer.run_pass()
             world.decide(committed, COMMIT)
         broker.kill()

@@ -226,7 +226,7 @@ def test_the_same_token_under_two_logs_is_two_transactions(world: RecoveryWorld)
 def test_without_its_home_broker_a_branch_waits_however_old_it_is(world: RecoveryWorld) -> None:
     token = world.begin()
     world.decide(token, COMMIT)
-    recoverer = world.recoverer(patience_s=1.0)
+    recoverer = world.recoverer(away=world.brokers[0].url)
     world.brokers[0].kill()
     try:
         recoverer.run_pass()
@@ -237,7 +237,7 @@ def test_without_its_home_broker_a_branch_waits_however_old_it_is(world: Recover
         assert len(world.standing("a")) == 1
     finally:
         world.brokers[0].start()
-    recoverer.run_pass()
+    world.recoverer().run_pass()
     assert world.effects("a") == {token.hex}
     world.audit()
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import count
 from typing import Any
 from uuid import UUID
@@ -76,16 +75,22 @@ class RecoveryWorld:
         self,
         *names: str,
         dsns: dict[str, str] | None = None,
-        patience_s: float = PATIENCE_S,
+        away: str = "",
         **settings: Any,
     ) -> XaRecoverer:
-        """Return a recoverer of these databases, by default all, and of all brokers."""
+        """Return a recoverer of these databases, by default all, and of all brokers.
+
+        It hardly waits for the broker that is `away`.
+        """
         known = dsns or {name: self.dsns[name] for name in names or self.dsns}
         databases = tuple(XaDatabaseSettings(name=name, dsn=dsn) for name, dsn in known.items())
         xa = XaSettings(database=databases, **{"safety_s": SAFETY_S, **settings})
         urls = [broker.url for broker in self.brokers]
-        patient = partial(connect, timeout=patience_s)
-        made = XaRecoverer(xa, urls, clock=self.clock, connect=patient, since=self.since)
+
+        def connected(url: str) -> Client:
+            return connect(url, timeout=0.1 if url == away else PATIENCE_S)
+
+        made = XaRecoverer(xa, urls, clock=self.clock, connect=connected, since=self.since)
         self._closing.append(made.close)
         return made
 

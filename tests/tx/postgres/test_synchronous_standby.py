@@ -79,11 +79,15 @@ def test_rows_of_the_outbox_that_no_standby_has_confirmed_wait(
             TokenResolver(crashable_database, policy=ResolverPolicy(first_pause_s=0.01))
         ) as resolver,
     ):
-        assert resolver.fetch(LOG, []) == []
+        wait_until(lambda: resolver.fetch(LOG, []) == [], what="an answer")
         enqueue(connection, [NewOutboxRow(LOG, token, None, "shop", 1, [1], b"x")])
         cancelled(crashable_postgres, connection, connection.commit)
-        assert resolver.fetch(LOG, []) is None
-        assert "no synchronous standby has confirmed" in resolver.trouble
+
+        def refused() -> bool:
+            assert resolver.fetch(LOG, []) is None
+            return "no synchronous standby has confirmed" in resolver.trouble
+
+        wait_until(refused, what="the reason")
         assert rows(crashable_database, "SELECT tok::text FROM txmq_outbox") == [(str(token),)]
         set_standby(crashable_postgres, "TO DEFAULT")
         found = list[OutboxRow]()
