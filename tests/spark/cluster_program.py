@@ -22,6 +22,7 @@ from pyspark import TaskContext, cloudpickle
 from pyspark.sql import SparkSession
 
 import txmq_spark
+from txmq_spark.session.query_run import run_query
 
 COLUMNS = "body binary, key string"
 
@@ -83,7 +84,7 @@ def main(url: str, topic: str, directory: str, shipped: str, packages: str) -> N
     rows = stream.mapInArrow(straggling("stream", directory), COLUMNS)
     query = rows.writeStream.format("txmq").option("url", url).option("topic", f"{topic}-stream")
     query = query.option("checkpointLocation", f"{directory}/checkpoint")
-    query.trigger(availableNow=True).start().awaitTermination()
+    run_query(query, None)
     tell_origin(spark, directory)
     spark.stop()
     spark = session_with(shipped, packages)

@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 import txmq
 from txmq.testing.own_broker import OwnBroker
 from txmq.testing.wait import PATIENCE_S
+from txmq_spark.session import local_session as local
 from txmq_spark.session.local_session import TASK_ATTEMPTS, local_session
 from txmq_spark.session.spark_session import interruptible_calls
 
@@ -53,8 +54,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory, interruptible: None) -> Iter
     events = tmp_path_factory.mktemp("events").as_uri()
     events_kept = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": events}
     master = f"local[2,{TASK_ATTEMPTS}]"
-    with local_session(master, SETTINGS | events_kept) as session:
-        yield session
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local, "JVM_ENDS_S", PATIENCE_S)
+        with local_session(master, SETTINGS | events_kept) as session:
+            yield session
 
 
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:

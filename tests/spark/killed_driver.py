@@ -10,15 +10,18 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
+from pyspark.errors import StreamingQueryException
 from pyspark.sql.types import StructType
 
 from tests.spark.conftest import SETTINGS
 from txmq import crashpoints
 from txmq_spark import TxmqDataSource
 from txmq_spark.session.local_session import local_session
+from txmq_spark.session.query_run import STARTS, WORKER_LATE
 from txmq_spark.source.options import WriteOptions
 from txmq_spark.source.stream_writing import EpochWriter
 from txmq_spark.source.writing import JobWriter
@@ -26,6 +29,7 @@ from txmq_spark.source.writing import JobWriter
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 
 class StoppingSource(TxmqDataSource):
@@ -94,13 +98,30 @@ def copy_batch(frame: DataFrame, url: str, target: str, form: str = "txmq", **mo
     writer.options(**more).mode("append").save()
 
 
-def start_stream(
+def run_stream(
     frame: DataFrame, url: str, target: str, place: str, form: str = "txmq", **more: str
 ) -> StreamingQuery:
-    """Start to copy what a stream has now."""
+    """Copy what a stream has now, in any thread."""
+    spark: Any = frame.sparkSession
+    spark._jvm.SparkSession.setActiveSession(spark._jsparkSession)
     writer = frame.writeStream.format(form).options(url=url, topic=target, **more)
-    writer = writer.option("checkpointLocation", f"{place}/{target}")
-    return writer.trigger(availableNow=True).start()
+    return run_to_end(writer.option("checkpointLocation", f"{place}/{target}"))
+
+
+def run_to_end(writer: DataStreamWriter) -> StreamingQuery:
+    """Run a query with what there is now. Start it again where Spark has not waited for
+    the process that plans its batches.
+    """
+    for left in reversed(range(STARTS)):
+        query = writer.trigger(availableNow=True).start()
+        try:
+            query.awaitTermination()
+        except StreamingQueryException as error:
+            if not (left and WORKER_LATE in str(error)):
+                raise
+        else:
+            break
+    return query
 
 
 def rows(spark: SparkSession, url: str, topic: str, *, stream: bool) -> DataFrame:
@@ -117,11 +138,13 @@ def main(url: str, topic: str, place: str, *points: str) -> None:
         batch, stream = (rows(spark, url, topic, stream=stream) for stream in (False, True))
         for kind, point in map(str.split, points):
             more = {"form": "stopping", "point": point}
-            if kind == "stream":
-                start_stream(stream, url, f"{topic}-stream-{point}", place, **more)
-                continue
-            given = (batch, url, f"{topic}-batch-{point}")
-            Thread(target=copy_batch, args=given, kwargs=more, daemon=True).start()
+            given = (url, f"{topic}-{kind}-{point}")
+            copying = (
+                partial(run_stream, stream, *given, place, **more)
+                if kind == "stream"
+                else partial(copy_batch, batch, *given, **more)
+            )
+            Thread(target=copying, daemon=True).start()
         while True:
             time.sleep(1)
 

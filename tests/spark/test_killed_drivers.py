@@ -19,7 +19,7 @@ import pyarrow as pa
 
 import txmq
 from tests.spark.consuming import let_die
-from tests.spark.killed_driver import copy_batch, rows, start_stream
+from tests.spark.killed_driver import copy_batch, rows, run_stream
 from tests.spark.stream_driver import texts
 from tests.spark.test_writing import bodies, driver, sent, undecided
 from txmq.testing.own_broker import OwnBroker
@@ -104,7 +104,7 @@ def test_jobs_whose_driver_was_killed_in_its_decision_send_once_when_they_run_ag
         else:
             again = stream.mapInArrow(reverse, stream.schema)
             place = str(tmp_path / "checkpoints")
-            start_stream(again, broker, target, place).awaitTermination()
+            run_stream(again, broker, target, place)
     assert [bodies(broker, target) for target in targets] == [everything] * len(targets)
     assert undecided(client) <= before
 

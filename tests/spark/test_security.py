@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException
 
 import txmq
 from tests.spark.consuming import let_die
-from tests.spark.killed_driver import start_stream
+from tests.spark.killed_driver import run_stream
 from tests.spark.secured import PASSWORD, Secured, secured_broker
 from tests.spark.test_broker_urls import VARIABLES
 from txmq.testing.wait import PATIENCE_S, wait_until
@@ -70,14 +70,13 @@ def test_no_password_is_in_plans_progress_errors_events_or_the_pages_of_sparks_u
     ).save()
     shown = [frame._jdf.queryExecution().toString()]
     stream = spark.readStream.format("txmq").options(url=url, topic="doomed").load()
-    query = start_stream(stream.select("body"), url, "secrets", str(tmp_path))
-    query.awaitTermination()
+    query = run_stream(stream.select("body"), url, "secrets", str(tmp_path))
     jvm: Any = query
     shown += [jvm._jsq.explainInternal(True), query.recentProgress[-1].json]
     with txmq.connect(url, timeout=PATIENCE_S) as root:
         root.call("topic.delete", name="doomed")
     with pytest.raises(PySparkException, match="it was deleted") as failed:
-        start_stream(stream.select("body"), url, "secrets", str(tmp_path)).awaitTermination()
+        run_stream(stream.select("body"), url, "secrets", str(tmp_path))
     shown.append(str(failed.value))
     # Spark tells its pages and its log in order, a while later.
     spark.sparkContext.setJobDescription(str(tmp_path))

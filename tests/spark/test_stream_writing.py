@@ -13,6 +13,7 @@ import pytest
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
 
+from tests.spark.killed_driver import run_to_end
 from tests.spark.stream_driver import texts
 from tests.spark.test_writing import ROWS, bodies, undecided
 from txmq.errors import ConfigError, TransactionAborted
@@ -203,9 +204,7 @@ def test_spark_copies_a_topic_once_over_failed_tasks_a_dead_driver_and_growth(
         rows = spark.readStream.format("txmq").options(**source).load().select("body", "key")
         writer = rows.writeStream.format("flaky-stream").options(url=broker, topic=target)
         writer = writer.options(checkpointLocation=str(tmp_path), **options)
-        query = writer.trigger(availableNow=True).start()
-        query.awaitTermination()
-        return [json.loads(progress.json) for progress in query.recentProgress]
+        return [json.loads(progress.json) for progress in run_to_end(writer).recentProgress]
 
     with pytest.raises(PySparkException, match="died after its decision"):
         run(dies="1")
@@ -234,9 +233,8 @@ def test_foreach_batch_writes_each_batch_once_under_one_name_and_not_without_one
 
         read = {"url": broker, "topic": f"{made}-from", "maxOffsetsPerTrigger": "2"}
         stream = spark.readStream.format("txmq").options(**read).load()
-        query = stream.writeStream.foreachBatch(copy).trigger(availableNow=True)
-        query.option("checkpointLocation", str(tmp_path / checkpoint))
-        query.start().awaitTermination()
+        writer = stream.writeStream.foreachBatch(copy)
+        run_to_end(writer.option("checkpointLocation", str(tmp_path / checkpoint)))
 
     with pytest.raises(PySparkException, match="foreachBatch may write a batch twice"):
         run("one", named=False)

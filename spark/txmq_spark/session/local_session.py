@@ -56,6 +56,7 @@ SETTINGS: Final = {
 # ended the JVM, too. KeyError: py4j reads an answer of the call that was interrupted.
 JVM_GONE: Final = (Py4JError, OSError, KeyError)
 COLLECTION_S: Final = 10.0  # one call of a JVM that is idle
+JVM_ENDS_S: Final = 30.0
 
 SPARK_PARTS: Final = ("bin", "jars", "sbin")
 
@@ -198,7 +199,7 @@ def _stop_jvm(session: SparkSession) -> None:
         # The JVM ends with its input. A connection that still waits for its calls
         # (`foreachBatch` has one) could not be closed before.
         gateway.proc.stdin.close()
-        gateway.proc.wait(timeout=30)
+        gateway.proc.wait(JVM_ENDS_S)
         gateway.close()
         gateway.shutdown()
 
