@@ -129,7 +129,9 @@ def test_every_test_that_shows_a_fault_is_there() -> None:
     there = {
         name
         for file in Path(__file__).parent.rglob("test_*.py")
-        for name in re.findall(r"^def (test_\w+)\(", file.read_text("utf-8"), re.MULTILINE)
+        for name in re.findall(
+            r"^(?:async )?def (test_\w+)\(", file.read_text("utf-8"), re.MULTILINE
+        )
     }
     missing = {fault: {*names} - there for fault, names in FAULTS.items()}
     assert {fault: names for fault, names in missing.items() if names} == {}

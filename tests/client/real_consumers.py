@@ -69,10 +69,14 @@ def floors(client: Client, group: str) -> int:
 
 
 def unprocessed(client: Client, group: str) -> int:
-    """Return how many messages the group has to process, and how many are dead.
+    """Return how many messages the group has to process, and how many are dead."""
+    return unprocessed_of(shown(client, group))
+
+
+def unprocessed_of(group: dict[str, Any]) -> int:
+    """Return the same of a group that was shown.
 
     Those that a member holds count among the leased ones, and perhaps in the lag, too.
     """
-    found = shown(client, group)
     names = ("lag", "leased", "retrying", "parked", "at_consumers", "letters")
-    return sum(int(found[name]) for name in names)
+    return sum(int(group[name]) for name in names)

@@ -38,62 +38,6 @@ async def clustered(
         yield cluster, topic
 
 
-async def drained(consumers: Consumers, count: int) -> list[ReceivedMessage]:
-    found: list[ReceivedMessage] = []
-    while len(found) < count:
-        message = await consumers.receive(WAIT_S)
-        assert message is not None, f"{len(found)} of {count} came"
-        await consumers.ack(message, wait=True)
-        found.append(message)
-    return found
-
-
-def test_messages_go_to_the_brokers_of_their_keys_and_come_from_all(
-    deciding: RealBroker, also_deciding: RealBroker, tmp_path: Path
-) -> None:
-    async def story() -> None:
-        async with clustered(deciding, also_deciding) as (cluster, topic):
-            await cluster.send(topic, b"one", key="k1")
-            await (await cluster.send_async(topic, b"later", key="k1"))
-            batch = await cluster.send_batch(topic, [Message(b"b", key=key) for key in KEYS])
-            assert len(batch) == len(KEYS)
-            await cluster.send_many(topic, [b"c"] * len(KEYS), KEYS)
-            cluster.send_one_way(topic, b"one way", key="k2")
-            every = 3 + 2 * len(KEYS)
-            async with await cluster.consumer(fresh("g"), [topic]) as consumers:
-                found = await drained(consumers, every)
-            homes = {key: (await cluster._route(topic, key, None)).broker for key in KEYS}
-            assert set(homes.values()) == {0, 1}
-            assert next(message.body for message in found if message.key == "k1") == b"one"
-            async with await cluster.reader("r", [topic], FileOffsets(tmp_path)) as readers:
-                read = [await readers.receive(WAIT_S) for _ in range(every)]
-                assert None not in read
-                with pytest.raises(LocalProtocolError):
-                    readers.assign(None)
-            async with cluster.transaction() as tx:
-                tx.send(topic, b"decided by one", key="k1")
-            by_key = {home: key for key, home in homes.items()}
-            with pytest.raises(LocalProtocolError):  # noqa: PT012
-                async with cluster.transaction() as tx:
-                    for key in by_key.values():
-                        tx.send(topic, b"of two", key=key)
-
-    run(story())
-
-
-def test_without_one_broker_messages_without_a_key_go_to_the_other(
-    deciding: RealBroker,
-) -> None:
-    async def story() -> None:
-        urls = [f"txmq://127.0.0.1:{free_port()}", deciding.url]
-        async with txmq.aio.connect(urls, timeout=4.0) as cluster:
-            topic = fresh("t")
-            receipts = await asyncio.gather(*(cluster.send(topic, b"x") for _ in range(4)))
-            assert len({receipt.message_id for receipt in receipts}) == 4
-
-    run(story())
-
-
 @pytest.mark.parametrize("database", DATABASES.values(), ids=list(DATABASES))
 def test_one_commit_decides_for_all_brokers(
     database: Database, shared_database: str, deciding: RealBroker, also_deciding: RealBroker

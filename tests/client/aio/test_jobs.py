@@ -18,32 +18,6 @@ from txmq.errors import ClientClosed, UnknownTransaction
 from txmq.model.message import COMMIT, ROLLBACK, Message
 
 
-def test_a_job_publishes_the_bundles_of_its_winners_and_no_others(real: RealBroker) -> None:
-    topic = fresh("job")
-
-    async def work() -> None:
-        async with connected(real) as client:
-            job = client.job()
-            first = await job.store(topic, [Message(b"1", key="k"), Message(b"2", key="k")])
-            await job.store(topic, [Message(b"a lost attempt", key="k")])
-            second = await job.store(topic, [Message(b"3", key="k")])
-            with pytest.raises(UnknownTransaction):
-                await job.decide([first, new_token()])
-            assert await job.outcome() is None
-            assert not await job.wait_published([first], 0.0)
-            assert await job.decide([first, second]) == (COMMIT, False)
-            assert await client.job(job.token.hex).decide([second]) == (COMMIT, True)
-            assert await client.job(job.token.bytes).abort() == (COMMIT, True)
-            assert await job.outcome() is COMMIT
-            assert await job.wait_published([first, second], WAIT_S)
-            other = client.job()
-            await other.store(topic, [Message(b"x")])
-            assert await other.abort() == (ROLLBACK, False)
-
-    run(work())
-    assert [message.body for message in real.read(topic)] == [b"1", b"2", b"3"]
-
-
 def test_a_bundle_may_be_larger_than_a_frame_and_its_topic_may_grow(
     real: RealBroker, connect: Any
 ) -> None:

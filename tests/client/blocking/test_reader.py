@@ -65,107 +65,6 @@ def bodies(reader: Reader, count: int) -> list[str]:
     return found
 
 
-ALL = [f"{partition}/{offset}" for partition in range(2) for offset in range(4)]
-
-
-def test_every_message_comes_once_and_in_the_order_of_its_partition(
-    client: Client, topic: str, tmp_path: Path
-) -> None:
-    with open_reader(client, topic, tmp_path) as reader:
-        found = bodies(reader, 8)
-        assert sorted(found) == ALL
-        assert all(
-            [body for body in found if body.startswith(f"{p}/")] == ALL[4 * p : 4 * p + 4]
-            for p in range(2)
-        )
-        assert reader.receive(0.05) is None
-        client.send(topic, b"1/4", partition=1)
-        assert bodies(reader, 1) == ["1/4"]
-
-
-def test_a_reader_goes_on_after_the_last_processed_message(
-    client: Client, topic: str, tmp_path: Path
-) -> None:
-    with open_reader(client, topic, tmp_path) as reader:
-        first = bodies(reader, 3)
-    with open_reader(client, topic, tmp_path) as reader:
-        again = bodies(reader, 6)
-        reader.commit()
-        assert sorted(first[:2] + again) == ALL, (
-            "the third was handed out, but nobody said that it was processed"
-        )
-        assert reader.positions == {(topic, 0): 4, (topic, 1): 4}
-    with open_reader(client, topic, tmp_path) as reader:
-        assert reader.receive(0.05) is None
-
-
-def test_positions_are_saved_every_few_seconds(
-    client: Client, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "SAVE_S", 0.0)
-    store = FileOffsets(tmp_path)
-    with client.reader("r", [topic], store) as reader:
-        bodies(reader, 8)
-        reader.receive(0.0)
-        assert store.load("r", client.log_id) == {(topic, 0): 4, (topic, 1): 4}
-
-
-@pytest.mark.parametrize(("start", "count"), [("first", 8), ("last", 0), ("between", 6)])
-def test_a_reader_begins_where_its_start_says(
-    client: Client, topic: str, tmp_path: Path, start: str, count: int
-) -> None:
-    options: dict[str, Any] = {"start": start}
-    if start == "between":
-        with open_reader(client, topic, tmp_path / "look") as look:
-            third = next(
-                message for message in look if (message.partition, message.offset) == (0, 2)
-            )
-        options["start"] = datetime.fromtimestamp(third.stored_at / 1_000_000, UTC)
-    with open_reader(client, topic, tmp_path, **options) as reader:
-        assert len(bodies(reader, count)) == count
-        assert reader.receive(0.05) is None
-
-
-def test_a_reader_saves_its_positions_before_it_reads_other_partitions(
-    client: Client, topic: str, tmp_path: Path
-) -> None:
-    store = FileOffsets(tmp_path)
-    with client.reader("r", [topic], store) as reader:
-        reader.assign({(topic, 1)})
-        assert bodies(reader, 4) == ALL[4:]
-        reader.assign({(topic, 0)})
-        assert store.load("r", client.log_id) == {(topic, 0): 0, (topic, 1): 4}
-        assert bodies(reader, 4) == ALL[:4]
-        reader.assign(None)
-        client.send(topic, b"1/4", partition=1)
-        assert bodies(reader, 1) == ["1/4"]
-
-
-def test_partitions_that_a_topic_has_grown_are_read_from_their_beginning(
-    client: Client, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with open_reader(client, topic, tmp_path, start="last") as reader:
-        client.call("topic.grow", name=topic, partitions=3)
-        client.send(topic, b"2/0", partition=2)
-        monkeypatch.setattr(module, "REFRESH_S", 0.0)
-        assert bodies(reader, 1) == ["2/0"]
-
-
-def test_a_reader_survives_a_lost_connection_and_a_broker_that_is_away(
-    own_broker: RealBroker, connect: Callable[..., Client], tmp_path: Path
-) -> None:
-    client = connect(own_broker.url, timeout=WAIT_S)
-    client.call("topic.create", name="t", partitions=1)
-    client.send("t", b"before")
-    with open_reader(client, "t", tmp_path) as reader:
-        assert bodies(reader, 1) == ["before"]
-        own_broker.kill()
-        assert reader.receive(0.3) is None
-        own_broker.start()
-        client.send("t", b"after")
-        assert bodies(reader, 1) == ["after"]
-
-
 def test_messages_dropped_by_retention_are_counted_and_skipped(
     client: Client, topic: str, tmp_path: Path
 ) -> None:
@@ -180,13 +79,6 @@ def test_messages_dropped_by_retention_are_counted_and_skipped(
             reader._state.skip_to_retained(
                 (topic, 0), OffsetOutOfRange("beyond", detail={"first": 0, "end": 4})
             )
-
-
-def test_invalid_arguments_are_refused(client: Client, topic: str, tmp_path: Path) -> None:
-    with pytest.raises(LocalProtocolError):
-        client.reader("r", topic, FileOffsets(tmp_path))
-    with open_reader(client, topic, tmp_path), pytest.raises(ConfigError):
-        open_reader(client, topic, tmp_path)
 
 
 def test_a_reader_at_the_end_is_woken_by_a_transaction_of_several_parts(
@@ -209,48 +101,6 @@ def test_a_reader_at_the_end_is_woken_by_a_transaction_of_several_parts(
             with client.transaction() as tx:
                 tx.send_many(topic, [b"x"] * count, [f"k{n % 7}" for n in range(count)])
             assert received.result(WAIT_S) == ["x"] * count
-
-
-def remake(client: Client, topic: str, partitions: int) -> None:
-    client.call("topic.delete", name=topic)
-    client.call("topic.create", name=topic, partitions=partitions)
-
-
-@pytest.mark.parametrize("messages", [0, 3, 6])
-def test_a_running_reader_refuses_a_topic_that_is_made_again(
-    client: Client, topic: str, tmp_path: Path, messages: int
-) -> None:
-    with open_reader(client, topic, tmp_path) as reader:
-        assert len(bodies(reader, 8)) == 8
-        remake(client, topic, 2)
-        for _ in range(messages):
-            client.send(topic, b"new", partition=0)
-        # a read that waited was answered before the topic was there again
-        with pytest.raises((TopicReplaced, UnknownTopic)):
-            bodies(reader, 1)
-
-
-def test_a_waiting_reader_is_told_that_its_topic_is_deleted(
-    client: Client, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(protocol_reader, "POLL_S", 10 * WAIT_S)
-    with open_reader(client, topic, tmp_path) as reader, ThreadPoolExecutor(1) as pool:
-        assert len(bodies(reader, 8)) == 8
-        received = pool.submit(reader.receive)
-        client.call("topic.delete", name=topic)
-        with pytest.raises(UnknownTopic):
-            received.result(WAIT_S)
-
-
-def test_stored_positions_are_refused_by_a_topic_that_is_made_again(
-    client: Client, topic: str, tmp_path: Path
-) -> None:
-    with open_reader(client, topic, tmp_path) as reader:
-        assert len(bodies(reader, 8)) == 8
-        reader.commit()
-    remake(client, topic, 2)
-    with pytest.raises(TopicReplaced, match="begin anew"):
-        open_reader(client, topic, tmp_path)
 
 
 @pytest.mark.parametrize("more", [0, 3, 6])

@@ -54,39 +54,6 @@ def bodies(broker: RealBroker, topic: str, key: str | None = None) -> list[str]:
     return [found.body.decode() for found in broker.read(topic) if key in (None, found.key)]
 
 
-def test_sends_of_all_kinds_wait_on_disk_and_come_in_order(
-    own_broker: RealBroker, connect: Connect, spools: Path
-) -> None:
-    topic = topic_of(own_broker, connect, "kinds")
-    client = connect(own_broker.url, spool=spools)
-    assert not client.send(topic, b"00", key="k").spooled
-    own_broker.kill()
-    one = client.send(topic, b"01", key="k")
-    futures = [client.send_async(topic, b"%02d" % n, key="k") for n in range(2, 50)]
-    batch = client.send_batch(topic, [txmq.Message(b"%02d" % n, "k") for n in range(50, 60)])
-    [many] = client.send_many(topic, [b"%02d" % n for n in range(60, 70)], ["k"] * 10)
-    client.send_one_way(topic, b"70", key="k")
-    client.flush()
-    receipts = [one, *(future.result() for future in futures), *batch]
-    assert all(receipt.spooled and receipt.offset is None for receipt in receipts)
-    assert (many.count, many.offset) == (10, None)
-    assert client.spool.waiting == 70
-    assert client.spool.bytes > 0
-    assert client.spool.oldest_at > 0
-    own_broker.start()
-    client.spool.wait(DEADLINE_S)
-    last = client.send(topic, b"71", key="k")
-    assert not last.spooled
-    assert bodies(own_broker, topic) == [f"{n:02d}" for n in range(72)]
-    places = [client.spool.place(receipt, DEADLINE_S) for receipt in receipts]
-    assert [place.offset for place in places] == list(range(1, 60))
-    assert [place.message_id for place in places] == [one.message_id for one in receipts]
-    assert client.spool.place(last) == last
-    assert (client.spool.waiting, client.spool.bytes, client.spool.oldest_at) == (0, 0, 0)
-    client.close()
-    assert spools_below(str(spools)) == []
-
-
 def test_batches_in_flight_when_the_broker_dies_are_stored_once(
     own_broker: RealBroker, connect: Connect, spools: Path
 ) -> None:
@@ -505,20 +472,6 @@ def test_a_drain_says_what_it_leaves_alone(
     assert bodies(own_broker, topic) == ["sent"]
 
 
-def test_transactions_do_not_use_the_spool(
-    own_broker: RealBroker, connect: Connect, spools: Path
-) -> None:
-    topic = topic_of(own_broker, connect, "transactions", 1)
-    client = connect(own_broker.url, spool=spools)
-    client.send(topic, b"first")
-    own_broker.kill()
-    for _ in range(2):  # the first may go by a connection that is lost with the broker
-        with pytest.raises(TxmqError) as raised, client.transaction(timeout=0.5) as tx:
-            tx.send(topic, b"second")
-    assert 'on_unavailable="outbox"' in str(raised.value)
-    assert client.spool.waiting == 0
-
-
 def test_waiting_for_places_is_bounded(
     own_broker: RealBroker, connect: Connect, spools: Path
 ) -> None:
@@ -531,21 +484,6 @@ def test_waiting_for_places_is_bounded(
         client.spool.wait(0.1)
     with pytest.raises(RequestTimeout, match="stays on disk"):
         client.spool.place(receipt, 0.1)
-
-
-def test_bad_directories_and_options_are_typed_errors(tmp_path: Path, connect: Connect) -> None:
-    url = "txmq://127.0.0.1:1"
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError):
-        connect(url, spool=tmp_path / "file")
-    for options in ({"spool": ""}, {"spool_bytes": 3}, {"spool_full": "drop"}, {"spool": 3}):
-        with pytest.raises(ConfigError, match="spool"):
-            connect(url, **options)
-    with pytest.raises(ConfigError, match="cluster"):
-        txmq.connect([url, url], spool=tmp_path)
-    with pytest.raises(ConfigError, match="spool="):
-        _ = connect(url).spool
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_client_without_a_spool_fails_as_before(own_broker: RealBroker, connect: Connect) -> None:

@@ -296,39 +296,6 @@ def test_a_message_and_what_comes_of_it_are_one_decision(
         assert consumer.receive(0.3) is None
 
 
-def test_a_job_publishes_the_bundles_of_its_winners_and_no_others(
-    real: RealBroker, connect: Connect
-) -> None:
-    client = connect(real.url)
-    job = client.job()
-    first = job.store("job", [txmq.Message(b"1", key="k"), txmq.Message(b"2", key="k")])
-    job.store("job", [txmq.Message(b"a lost attempt", key="k")])
-    second = job.store("job", [txmq.Message(b"3", key="k")])
-    assert (job.outcome(), bodies(real, "job")) == (None, [])
-    assert job.decide([first, second]) == (txmq.COMMIT, False)
-    assert client.job(job.token.hex).decide([second]) == (txmq.COMMIT, True)
-    assert client.job(job.token.bytes).abort() == (txmq.COMMIT, True)
-    assert job.outcome() is txmq.COMMIT
-    job.store("job", [txmq.Message(b"too late", key="k")])
-    assert bodies(real, "job") == [b"1", b"2", b"3"]
-
-
-def test_an_aborted_job_sends_nothing(real: RealBroker, connect: Connect) -> None:
-    job = connect(real.url).job()
-    job.store("aborted", [txmq.Message(b"x")])
-    assert job.abort() == (txmq.ROLLBACK, False)
-    assert bodies(real, "aborted") == []
-
-
-def test_a_job_cannot_win_with_a_bundle_that_is_not_stored(
-    real: RealBroker, connect: Connect
-) -> None:
-    job = connect(real.url).job()
-    with pytest.raises(UnknownTransaction):
-        job.decide([new_token()])
-    assert job.outcome() is None
-
-
 def test_a_bundle_of_a_job_may_be_larger_than_a_frame(real: RealBroker, connect: Connect) -> None:
     client = connect(real.url, timeout=30)
     job, body = client.job(), b"x" * (1 << 20)

@@ -181,30 +181,6 @@ def test_messages_of_a_list_that_the_handler_nacks_take_no_effect(
     assert effects(connect) == BODIES
 
 
-def test_messages_of_several_brokers_are_told_apart(
-    reactor: Any,
-    in_reactor: InReactor,
-    shared_broker: RealBroker,
-    deciding: RealBroker,
-    connect: Callable[[], Connection],
-) -> None:
-    async def story() -> None:
-        cluster = txmq.twisted.connect(
-            reactor, [shared_broker.url, deciding.url], service="tests", timeout=WAIT_S
-        )
-        topic = fresh("t")
-        for each in cluster.clients:
-            await each.call("topic.create", name=topic, partitions=1)
-            await each.send_batch(topic, [Message(body.encode()) for body in BODIES])
-        consumers = await cluster.consumer(fresh("g"), [topic])
-        await consumers.run(take_effect, inbox=connect, workers=2, idle_exit=IDLE_S)
-        assert (consumers.stats.acked, consumers.stats.duplicates) == (24, 0)
-        await cluster.close()
-
-    in_reactor(story)
-    assert effects(connect) == sorted(BODIES * 2)
-
-
 def test_closing_waits_for_the_handler_and_ends_the_run(
     client: Client, connect: Callable[[], Connection], reactor: Any, in_reactor: InReactor
 ) -> None:

@@ -1,0 +1,1 @@
+"""Stories that hold for every face of the client."""
