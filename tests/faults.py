@@ -669,7 +669,6 @@ FAULTS: dict[int, tuple[str, ...]] = {
         "test_a_running_reader_refuses_a_topic_that_is_made_again",
         "test_a_waiting_reader_is_told_that_its_topic_is_deleted",
         "test_stored_positions_are_refused_by_a_topic_that_is_made_again",
-        "test_a_reader_on_a_reactor_refuses_a_topic_that_is_made_again",
         "test_a_topic_that_is_made_again_has_a_later_epoch_and_another_id",
     ),
     93: (

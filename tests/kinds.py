@@ -23,6 +23,17 @@ STORIES: Final = {
     "consumers with an inbox killed in their handlers": (
         "tests/system/test_inbox_end_to_end.py::test_consumers_killed_in_their_handlers[concurrent]"
     ),
+    "an XA transaction cut in two": (
+        "tests/client/blocking/test_xa_crashes.py::test_a_coordinator_that_dies_anywhere"
+        "_leaves_rows_and_messages_that_recovery_makes_agree[None]"
+    ),
+    "a local store over a restart": (
+        "tests/client/faces/test_local_store.py"
+        "::test_the_next_process_goes_on_with_what_is_stored[blocking]"
+    ),
+    "a page of the console": (
+        "tests/admin/test_letter_pages.py::test_a_letter_shows_its_life_and_pages_go_on"
+    ),
     "letters reconciled and replayed by Spark": (
         "tests/spark/test_reconcile.py::test_a_plan_is_replayed_once_by_the_command"
     ),
