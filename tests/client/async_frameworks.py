@@ -25,6 +25,7 @@ import txmq.sqlalchemy
 from tests.client.frameworks import Framework, Work
 from tests.client.world import World
 from tests.tx.postgres.peers import arguments
+from txmq.testing.wait import PATIENCE_S
 
 
 class Loop:
@@ -37,7 +38,7 @@ class Loop:
 
     def do(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Return the result of a coroutine."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_S)
 
     @contextmanager
     def within(self, context: Any) -> Iterator[Any]:
@@ -91,7 +92,7 @@ class _Async(Framework):
         super().__init__(world, stack)
         self.loop = Loop()
         stack.callback(self.loop.close)
-        client = txmq.aio.connect(world.broker.url, timeout=5)
+        client = txmq.aio.connect(world.broker.url, timeout=PATIENCE_S)
         self.client = stack.enter_context(self.loop.within(client))
 
     def connect(self, isolation: str = "") -> Any:

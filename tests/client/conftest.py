@@ -22,6 +22,7 @@ from txmq.client.blocking.client import Client
 from txmq.client.blocking.connections.connection import Connection
 from txmq.client.blocking.consumer.consumer import Consumer
 from txmq.testing.postgres_server import OwnServer, PostgresServer
+from txmq.testing.wait import PATIENCE_S
 
 
 @pytest.fixture
@@ -32,11 +33,12 @@ def fake() -> Iterator[FakeBroker]:
 
 @pytest.fixture
 def connect() -> Iterator[Callable[..., Client]]:
-    """`txmq.connect` for the length of the test."""
+    """`txmq.connect` for the length of the test, and patient."""
     with ExitStack() as stack:
+        settings = {"service": "orders", "timeout": PATIENCE_S, "delivery_timeout": PATIENCE_S}
 
         def connected(url: str, **options: Any) -> Client:
-            return stack.enter_context(txmq.connect(url, **{"service": "orders", **options}))
+            return stack.enter_context(txmq.connect(url, **{**settings, **options}))
 
         yield connected
 

@@ -15,11 +15,11 @@ from tests.client.scripted_broker import FakeBroker
 from txmq.batch import BatchView
 from txmq.client.blocking.client import Client
 from txmq.errors import RequestRejected, SequenceGap
+from txmq.testing.wait import PATIENCE_S
 from txmq.wire.data_requests import unpack_send
 from txmq.wire.frames import Frame
 
 Connect = Callable[..., Client]
-DEADLINE_S = 20
 
 
 class Gate:
@@ -31,7 +31,7 @@ class Gate:
 
     def __call__(self, _frame: object) -> None:
         self.arrived.set()
-        assert self._open.wait(DEADLINE_S)
+        assert self._open.wait(PATIENCE_S)
 
     def open(self) -> None:
         self._open.set()
@@ -47,7 +47,7 @@ def gate(fake: FakeBroker) -> Iterator[Gate]:
 
 
 def results(futures: list[Future[txmq.Receipt]]) -> list[txmq.Receipt]:
-    return [future.result(DEADLINE_S) for future in futures]
+    return [future.result(PATIENCE_S) for future in futures]
 
 
 def refuse_from_here(fake: FakeBroker, refusal: RequestRejected) -> None:
@@ -78,6 +78,6 @@ def eight_in_flight(client: Client, gate: Gate) -> Iterator[list[Future[txmq.Rec
     client._core.topics.get("orders")
     with paused(client):
         futures = [client.send_async("orders", b"first") for _ in range(8)]
-    assert gate.arrived.wait(DEADLINE_S)
+    assert gate.arrived.wait(PATIENCE_S)
     yield futures
     gate.open()

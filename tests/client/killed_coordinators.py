@@ -17,8 +17,8 @@ for point in plan["points"]:
     if not pid:
         os.environ[VARIABLE] = point
         connections = [psycopg2.connect(dsn) for dsn in plan["dsns"]]
-        client, *others = [txmq.connect(url, service="orders", timeout=20) for url in plan["urls"]]
-        with client.xa(*connections, timeout=20, check_after=60) as tx:
+        client, *others = [txmq.connect(url, service="orders", timeout=120) for url in plan["urls"]]
+        with client.xa(*connections, timeout=120, check_after=60) as tx:
             print(point, tx.token.hex, flush=True)
             row = tx.token.hex if plan["label"] is None else plan["label"] + point
             for connection in connections:
@@ -43,8 +43,8 @@ async def connect(dsn):
     return await asyncpg.connect(database=known.pop("dbname"), **known)
 async def coordinate(point):
     connections = [await connect(dsn) for dsn in plan["dsns"]]
-    async with txmq.aio.connect(plan["urls"][0], service="orders", timeout=20) as client:
-        async with client.xa(*connections, timeout=20, check_after=60) as tx:
+    async with txmq.aio.connect(plan["urls"][0], service="orders", timeout=120) as client:
+        async with client.xa(*connections, timeout=120, check_after=60) as tx:
             print(point, tx.token.hex, flush=True)
             row = tx.token.hex if plan["label"] is None else plan["label"] + point
             for connection in connections:

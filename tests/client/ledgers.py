@@ -24,7 +24,6 @@ DROP TABLE IF EXISTS lines, orders;
 CREATE TABLE orders (id text PRIMARY KEY);
 CREATE TABLE lines (of text REFERENCES orders DEFERRABLE INITIALLY DEFERRED);
 """
-DEADLINE_S = 20
 _topics = count(1)
 
 
@@ -112,9 +111,7 @@ class Ledgers:
         return str(self.client.call("xa.outcome", **asked)["state"])
 
     def await_published(self, *orders: str) -> None:
-        wait_until(
-            lambda: self.messages() == set(orders), DEADLINE_S, what=f"{orders} are published"
-        )
+        wait_until(lambda: self.messages() == set(orders), what=f"{orders} are published")
 
     def cut(self, number: int) -> None:
         """Terminate the backend of a connection."""

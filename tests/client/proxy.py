@@ -44,10 +44,10 @@ class Proxy:
 
     def __exit__(self, *_: object) -> None:
         self.cut()
-        self._threads[0].join(5)
+        self._threads[0].join()
         self.cut()  # a connection that came meanwhile
         for thread in self._threads:
-            thread.join(5)
+            thread.join()
 
     def _accept(self) -> None:
         with suppress(OSError):  # the listener is closed, or the broker is away

@@ -11,7 +11,8 @@ from twisted.internet.defer import Deferred
 from twisted.internet.selectreactor import SelectReactor
 from twisted.internet.threads import blockingCallFromThread
 
-WAIT_S = 20.0
+from txmq.testing.wait import PATIENCE_S
+
 Work = Callable[[], Coroutine[Deferred[Any], Any, Any]]
 InReactor = Callable[[Work], Any]
 
@@ -26,11 +27,11 @@ def running_reactor() -> Iterator[Any]:
         yield reactor
     finally:
         reactor.callFromThread(reactor.stop)
-        thread.join(WAIT_S)
+        thread.join()
 
 
 def make_in_reactor(reactor: Any) -> InReactor:
     """Return a function that runs a coroutine in the reactor and waits for its end."""
     return lambda work: blockingCallFromThread(
-        reactor, lambda: Deferred.fromCoroutine(work()).addTimeout(3 * WAIT_S, reactor)
+        reactor, lambda: Deferred.fromCoroutine(work()).addTimeout(PATIENCE_S, reactor)
     )

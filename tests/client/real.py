@@ -18,11 +18,11 @@ from txmq.client.protocol.conversation import Conversation, LogIdentity
 from txmq.crashpoints import VARIABLE
 from txmq.errors import UnknownTopic
 from txmq.testing.processes import ENVIRONMENT, Running
+from txmq.testing.wait import PATIENCE_S
 from txmq.wire.chunks import unpack_chunks
 from txmq.wire.data_requests import Opcode, Read, pack_read
 
 ROOT = Path(__file__).parents[2]
-STOPS_WITHIN_S = 20.0
 SETTINGS = """
 [broker]
 data = "{data}"
@@ -112,7 +112,7 @@ class RealBroker:
         process = running.process
         process.send_signal(number)
         try:
-            process.wait(STOPS_WITHIN_S)
+            process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -125,7 +125,7 @@ class RealBroker:
         """
         connection = self.connection()
         try:
-            ends = connection.call("topic.show", {"name": topic}, timeout=10)["ends"]
+            ends = connection.call("topic.show", {"name": topic}, timeout=PATIENCE_S)["ends"]
             return [
                 found
                 for partition, end in enumerate(ends)
@@ -140,7 +140,7 @@ class RealBroker:
         """A bare connection."""
         pin = LogIdentity()
         return open_connection(
-            parse_url(self.url), lambda: Conversation(None, pin), time.monotonic() + 10
+            parse_url(self.url), lambda: Conversation(None, pin), time.monotonic() + PATIENCE_S
         )
 
 
@@ -153,7 +153,9 @@ def _read(connection: Connection, topic: str, partition: int, end: int) -> list[
     found: list[Found] = []
     while len(found) < end:
         request = pack_read(Read(partition, len(found), 0, 1 << 20, topic))
-        for chunk in unpack_chunks(connection.request(Opcode.READ, request, timeout=10)).chunks:
+        for chunk in unpack_chunks(
+            connection.request(Opcode.READ, request, timeout=PATIENCE_S)
+        ).chunks:
             view = BatchView(chunk.batch)
             rows = zip(view.message_ids, view.keys, view.bodies, strict=True)
             found += [

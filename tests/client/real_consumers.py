@@ -14,8 +14,11 @@ from txmq.client.blocking.client import Client
 from txmq.client.blocking.consumer.consumer import Consumer
 from txmq.errors import TxmqError
 from txmq.model.message import ReceivedMessage
+from txmq.testing.wait import PATIENCE_S
 
-WAIT_S = 20.0
+# Idle for so long is a consumer that nothing comes to any more. A machine that is busy,
+# or stopped for a moment, stands still for less.
+IDLE_S = 4.0
 
 
 @contextmanager
@@ -33,7 +36,7 @@ def busy_log(url: str) -> Iterator[None]:
     over = threading.Event()
 
     def send() -> None:
-        with txmq.connect(url, timeout=WAIT_S) as client:
+        with txmq.connect(url, timeout=PATIENCE_S) as client:
             while not over.is_set():
                 with suppress(TxmqError):  # the test may keep the broker away for long
                     client.send("noise", bytes(1_000))
@@ -53,7 +56,7 @@ def receive(consumer: Consumer, count: int) -> list[ReceivedMessage]:
     """Receive and ack so many messages."""
     received: list[ReceivedMessage] = []
     for _ in range(count):
-        message = consumer.receive(WAIT_S)
+        message = consumer.receive(PATIENCE_S)
         assert message is not None, f"{len(received)} of {count} messages came"
         consumer.ack(message)
         received.append(message)

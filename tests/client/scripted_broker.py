@@ -97,7 +97,7 @@ class FakeBroker:
         self._listener.close()
         self.hang_up()
         for thread in self._threads:
-            thread.join(5)
+            thread.join()
 
     def __enter__(self) -> Self:
         return self

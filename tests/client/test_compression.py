@@ -12,7 +12,7 @@ import pytest
 import txmq
 import txmq.twisted
 from tests.cli.support import run
-from tests.client.reactor_thread import WAIT_S, InReactor
+from tests.client.reactor_thread import InReactor
 from tests.client.real import RealBroker
 from tests.client.scripted_broker import FakeBroker
 from tests.client.scripted_member import fresh
@@ -20,6 +20,7 @@ from txmq.batch import Codec, codec_library, read_header
 from txmq.client.blocking.client import Client
 from txmq.errors import ConfigError
 from txmq.model.message import Message
+from txmq.testing.wait import PATIENCE_S
 from txmq.wire.chunks import unpack_chunks
 from txmq.wire.data_requests import Opcode, Read, pack_read
 
@@ -34,7 +35,7 @@ def send_in_every_way(client: Client, topic: str) -> list[bytes]:
     """Returns the bodies in the order in which they were sent."""
     client.send(topic, BODY + b"one", key="k", tag="few", headers={"h": "v"})
     client.send(topic, SMALL, key="k")
-    client.send_async(topic, BODY + b"two", key="k", tag="many").result(WAIT_S)
+    client.send_async(topic, BODY + b"two", key="k", tag="many").result(PATIENCE_S)
     client.send_batch(topic, [Message(BODY + b"three", "k"), Message(b"short", "k", "few")])
     client.send_many(topic, [BODY + b"four", BODY + b"five"], keys=["k", "k"])
     with client.transaction() as tx:
@@ -52,7 +53,7 @@ def stored(broker: RealBroker, topic: str) -> dict[int, int]:
     try:
         while chunks := unpack_chunks(
             connection.request(
-                Opcode.READ, pack_read(Read(0, offset, 0, 1 << 20, topic)), timeout=WAIT_S
+                Opcode.READ, pack_read(Read(0, offset, 0, 1 << 20, topic)), timeout=PATIENCE_S
             )
         ).chunks:
             for chunk in chunks:
@@ -67,7 +68,7 @@ def stored(broker: RealBroker, topic: str) -> dict[int, int]:
 def test_all_sends_are_compressed_and_consumers_get_the_bodies(
     name: str, real: RealBroker, connect: Connect
 ) -> None:
-    topic, client = fresh("packed"), connect(real.url, compression=name, timeout=WAIT_S)
+    topic, client = fresh("packed"), connect(real.url, compression=name, timeout=PATIENCE_S)
     client.call("topic.create", name=topic, partitions=1)
     bodies = send_in_every_way(client, topic)
     codecs = stored(real, topic)
@@ -75,13 +76,13 @@ def test_all_sends_are_compressed_and_consumers_get_the_bodies(
     assert set(codecs.values()) == {CODECS[name]}
     plain = connect(real.url)
     with plain.consumer(fresh("all"), [topic], start="first") as consumer:
-        got = [message for _ in bodies if (message := consumer.receive(WAIT_S)) is not None]
+        got = [message for _ in bodies if (message := consumer.receive(PATIENCE_S)) is not None]
     assert [message.body for message in got] == bodies
     assert (got[0].key, got[0].tag, dict(got[0].headers)) == ("k", "few", {"h": "v"})
     with plain.consumer(
         fresh("some"), [topic], start="first", tags=["few"], selector="h = 'v'"
     ) as consumer:
-        assert getattr(consumer.receive(WAIT_S), "body", None) == bodies[0]
+        assert getattr(consumer.receive(PATIENCE_S), "body", None) == bodies[0]
     assert [found.body for found in plain.find(topic, key="k")] == bodies
     tailed = run("tail", topic, "--no-follow", "--json", "--broker", real.url).stdout
     assert [json.loads(line)["body"].encode() for line in tailed.splitlines()] == bodies
@@ -92,7 +93,7 @@ def test_the_twisted_client_compresses_too(
 ) -> None:
     topic = fresh("packed")
     client = txmq.twisted.connect(
-        reactor, real.url, compression="zstd", compress_over=0, timeout=WAIT_S
+        reactor, real.url, compression="zstd", compress_over=0, timeout=PATIENCE_S
     )
 
     async def story() -> None:

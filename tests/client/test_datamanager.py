@@ -25,7 +25,7 @@ from txmq.errors.xa import XaRefused, XaUnavailable
 from txmq.model.actions import AckAction
 from txmq.testing.forked import run_source
 from txmq.testing.processes import running
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 from txmq.wire.data_requests import Opcode
 
 Connect = Callable[..., Client]
@@ -43,7 +43,7 @@ class Last:  # of all managers, asked for its vote when the messages are prepare
         print(messages.token.hex, flush=True)
         signal.pause()
 
-client = txmq.connect(sys.argv[1], service="orders", timeout=20)
+client = txmq.connect(sys.argv[1], service="orders", timeout=120)
 transaction.begin()
 messages = join(client, transaction.manager)
 messages.send("t", b"voted")
@@ -162,7 +162,7 @@ def test_messages_are_published_with_the_transaction(
     other = Other(manager, "a")
     manager.get().join(other)
     manager.commit()
-    messages.wait_published()
+    messages.wait_published(PATIENCE_S)
     assert bodies(real, topic) == [b"1", b"2", b"3"]
     assert [receipt.offset for receipt in messages.receipts()] == [0, 1, 2]
     assert other.calls == ["tpc_begin", "commit", "tpc_vote", "tpc_finish"]
@@ -205,7 +205,7 @@ def test_messages_that_were_committed_are_not_rolled_back_by_a_failed_end(
     with pytest.raises(Refused):
         manager.commit()
     manager.abort()
-    messages.wait_published()
+    messages.wait_published(PATIENCE_S)
     assert bodies(real, topic) == [b"1"]
 
 
@@ -261,7 +261,7 @@ def test_a_lost_vote_is_a_no_for_good(
 ) -> None:
     manager = transaction.TransactionManager(explicit=True)
     with Proxy(real.url) as proxy:
-        through = connect(proxy.url, service=client.service, retries=0, timeout=5)
+        through = connect(proxy.url, service=client.service, retries=0)
         manager.begin()
         join(through, manager).send(topic, b"1")
         proxy.lose[Opcode.GROUP] = 1
@@ -337,7 +337,7 @@ def test_messages_need_a_transaction_and_an_owner(
 def test_a_process_that_dies_after_the_votes_leaves_it_to_an_operator(
     own_broker: RealBroker, connect: Connect, tmp_path: Path
 ) -> None:
-    client = connect(own_broker.url, timeout=20)
+    client = connect(own_broker.url)
     client.call("topic.create", name="t", partitions=1)
     with running(tmp_path, VOTED, own_broker.url, command=run_source) as process:
         token = process.first_line()

@@ -16,7 +16,7 @@ from tests.client.real import RealBroker
 from txmq.client.blocking.client import Client
 from txmq.errors import LocalProtocolError, RecallTooLate
 from txmq.model.message import Message
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 
 Connect = Callable[..., Client]
 HOUR = timedelta(hours=1)
@@ -46,7 +46,7 @@ def test_every_way_to_send_takes_times(real: RealBroker, connect: Connect) -> No
     tomorrow = datetime.now(UTC) + timedelta(days=1)
     receipts = [
         client.send(topic, b"a", deliver_at=tomorrow),
-        client.send_async(topic, b"b", delay=HOUR).result(60),
+        client.send_async(topic, b"b", delay=HOUR).result(PATIENCE_S),
     ]
     receipts += client.send_batch(
         topic, [Message(b"c", delay=txmq.delay_level(18)), Message(b"d", deliver_at=tomorrow)]
@@ -68,7 +68,7 @@ def test_many_delayed_messages_go_out_in_several_batches(
     receipts = client.send_batch(topic, [Message(b"x", "k", delay=HOUR)] * 2_500)
     futures = [client.send_async(topic, b"x", key="k", delay=HOUR) for _ in range(2_500)]
     ids = {receipt.message_id for receipt in receipts} | {
-        future.result(30).message_id for future in futures
+        future.result(PATIENCE_S).message_id for future in futures
     }
     assert len(ids) == 5_000
     assert len(client.call("message.delayed", topic=topic, limit=10_000)["messages"]) == 5_000

@@ -19,7 +19,7 @@ from txmq.client.blocking.client import Client
 from txmq.client.protocol.conversation import Conversation, LogIdentity
 from txmq.client.protocol.identity import ProducerInstance
 from txmq.errors import BadRequest, BrokerUnavailable, ConfigError, ProducerFenced
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 from txmq.wire.data_requests import Opcode
 from txmq.wire.frames import FrameDecoder, encode_frame
 from txmq.wire.status import error_reply
@@ -56,7 +56,7 @@ def test_an_older_incarnation_is_fenced_and_decides_what_it_stored(
             older.send(topic, b"late")
         assert not fenced.value.retriable
         with pytest.raises(ProducerFenced):
-            older.send_async(topic, b"late").result(10)
+            older.send_async(topic, b"late").result(PATIENCE_S)
         with pytest.raises(ProducerFenced), older.transaction() as late:
             late.send(topic, b"late")
     wait_until(lambda: sorted(bodies(real, topic)) == [b"before", b"half", b"newer"])
@@ -74,13 +74,13 @@ def test_a_client_registers_once_however_many_connections_it_has(
         thread.start()
     for thread in threads:
         thread.join()
-    client.send_async(topic, b"8").result(10)
+    client.send_async(topic, b"8").result(PATIENCE_S)
     assert sorted(bodies(real, topic)) == [b"%d" % number for number in range(9)]
     assert registrations(connect(real.url), name) == 1
 
 
 def test_an_incarnation_outlives_the_broker(own_broker: RealBroker, connect: Connect) -> None:
-    older, newer = (connect(own_broker.url, instance="orders-1", timeout=30) for _ in range(2))
+    older, newer = (connect(own_broker.url, instance="orders-1") for _ in range(2))
     for client in (older, newer):
         client.send("t", b"x")
     own_broker.kill()
@@ -97,7 +97,9 @@ def test_the_twisted_face_registers_once_for_all_its_connections(
     name, topic = fresh("orders"), fresh("t")
 
     def made() -> txmq.twisted.Client:
-        return txmq.twisted.connect(reactor, real.url, service="orders", instance=name, timeout=10)
+        return txmq.twisted.connect(
+            reactor, real.url, service="orders", instance=name, timeout=PATIENCE_S
+        )
 
     async def story() -> None:
         older, newer = made(), made()

@@ -28,6 +28,7 @@ from txmq.errors import (
     UnknownMember,
     UnknownTopic,
 )
+from txmq.testing.wait import PATIENCE_S
 
 Connect = Callable[..., Client]
 
@@ -242,7 +243,7 @@ def test_a_trial_is_awaited_in_each_face(
                 await twisted.close()
 
         assert in_reactor(use) == ("no answer yet", 1, ["dlq.try"], 1)
-        message = consumer.receive(10)
+        message = consumer.receive(PATIENCE_S)
         assert message is not None
         consumer.ack(message, wait=True)
         found = client.call("dlq.tried", **tried(letter))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import txmq.client
+from txmq.testing.wait import PATIENCE_S
 
 SAY = """
 from txmq.client.log import get_logger
@@ -27,7 +28,11 @@ STRUCTLOG = (
 
 def said(program: str) -> tuple[str, str]:
     ran = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE_S,
     )
     return ran.stdout, ran.stderr
 

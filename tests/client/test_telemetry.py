@@ -25,14 +25,15 @@ from twisted.internet.task import deferLater
 import txmq
 import txmq.aio
 import txmq.twisted
-from tests.client.reactor_thread import WAIT_S, InReactor
+from tests.client.reactor_thread import InReactor
 from tests.client.real import RealBroker
+from tests.client.real_consumers import IDLE_S
 from tests.client.scripted_member import fresh
 from tests.client.world import World
 from txmq.client.blocking.client import Client
 from txmq.errors import ConfigError, LocalProtocolError, TransactionAborted
 from txmq.model.message import Message
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 
 PRODUCER, CONSUMER, CLIENT = (
     trace.SpanKind.PRODUCER,
@@ -118,7 +119,7 @@ def seen() -> Seen:
 @pytest.fixture
 def client(shared_broker: RealBroker, seen: Seen) -> Iterator[Client]:
     with txmq.connect(
-        shared_broker.url, service=fresh("s"), timeout=WAIT_S, telemetry=seen.telemetry
+        shared_broker.url, service=fresh("s"), timeout=PATIENCE_S, telemetry=seen.telemetry
     ) as client:
         yield client
 
@@ -166,7 +167,7 @@ def test_a_message_carries_the_context_of_its_send_to_its_handler(
         headers.append(dict(message.headers))
 
     with client.consumer(fresh("g"), [topic]) as consumer:
-        consumer.run(handle, idle_exit=2.0)
+        consumer.run(handle, idle_exit=IDLE_S)
     worked, acked = seen.one(f"process {topic}"), seen.one(f"ack {topic}")
     assert headers[0]["h"] == "v"
     assert inner == [worked.context]
@@ -186,7 +187,7 @@ def test_batches_link_to_each_message(client: Client, seen: Seen, topic: str) ->
     assert linked(sent) == [ids(created), foreign]
     assert (sent.attributes or {})["messaging.batch.message_count"] == 2
     with client.consumer(fresh("g"), [topic]) as consumer:
-        messages = consumer.receive_many(2, WAIT_S)
+        messages = consumer.receive_many(2, PATIENCE_S)
         assert messages[1].headers == FOREIGN, "a context that is there is kept"
         consumer.ack_many(messages)
         assert consumer.receive(0.01) is None
@@ -203,13 +204,13 @@ def test_a_message_that_is_sent_again_keeps_its_context_and_is_linked(
     client.send(topic, b"x")
     first = seen.one(f"send {topic}")
     with client.consumer(group, [topic]) as consumer:
-        message = consumer.receive(WAIT_S)
+        message = consumer.receive(PATIENCE_S)
         assert message is not None
         consumer.dead_letter(message, "no use")
         assert linked(seen.one(f"dead_letter {topic}")) == [ids(first)]
         wait_until(lambda: list(client.letters(group)), what="the letter")
         client.call("dlq.replay", group=group, letters=[[topic, 0, 0]])
-        again = consumer.receive(WAIT_S)
+        again = consumer.receive(PATIENCE_S)
         assert again is not None
         assert again.headers == message.headers
         consumer.ack(again, wait=True)
@@ -229,7 +230,7 @@ def test_a_copy_is_linked_to_its_producer_and_to_its_redrive(
     client.call("topic.create", name=copies, partitions=1)
     client.send(topic, b"x")
     with client.consumer(group, [topic]) as consumer:
-        message = consumer.receive(WAIT_S)
+        message = consumer.receive(PATIENCE_S)
         assert message is not None
         consumer.dead_letter(message, "no use")
         wait_until(lambda: list(client.letters(group)), what="the letter")
@@ -238,7 +239,7 @@ def test_a_copy_is_linked_to_its_producer_and_to_its_redrive(
         )
     produced, replayed = seen.one(f"send {topic}"), seen.one(f"replay {topic}")
     with client.consumer(fresh("g"), [copies]) as consumer:
-        consumer.run(lambda _message: None, idle_exit=2.0)
+        consumer.run(lambda _message: None, idle_exit=IDLE_S)
     assert linked(seen.one(f"process {copies}")) == [ids(produced), ids(replayed)]
     assert linked(seen.one(f"ack {copies}")) == [ids(produced), ids(replayed)]
 
@@ -265,10 +266,10 @@ def test_transactions_and_half_messages_have_operations_of_their_own(
         tx.set_rollback_only()
     stored = seen.one(f"send_half {topic}")
     wait_until(lambda: seen.spans("rollback"), what="the rollback")
-    half = client.half_async(topic, b"d", checker="c").result(WAIT_S)
-    assert half.commit().result(WAIT_S) is True
+    half = client.half_async(topic, b"d", checker="c").result(PATIENCE_S)
+    assert half.commit().result(PATIENCE_S) is True
     # Only its token is kept: nobody here works on it any more.
-    left = client.half_async(topic, b"e", checker="c").result(WAIT_S).token
+    left = client.half_async(topic, b"e", checker="c").result(PATIENCE_S).token
     client.call("tx.check", token=left.hex)
     wait_until(lambda: asked, what="the check-back")
     seen.one("check")
@@ -286,7 +287,7 @@ def test_what_does_not_fit_its_model_is_a_dead_letter_with_an_error(
     client.send(topic, b"{}")
     orders.send(Order(id=1))
     with client.consumer(fresh("g"), [orders]) as consumer:
-        message = consumer.receive(WAIT_S)
+        message = consumer.receive(PATIENCE_S)
         assert message is not None
         assert message.value == Order(id=1)
     refused: Any = seen.one(f"dead_letter {topic}").attributes
@@ -304,8 +305,8 @@ def test_errors_and_the_four_metrics(client: Client, seen: Seen, topic: str) -> 
         raise ZeroDivisionError("no")
 
     with client.consumer(fresh("g"), [topic]) as consumer:
-        assert len(consumer.receive_many(1, WAIT_S)) == 1
-        consumer.run(fail, idle_exit=2.0)
+        assert len(consumer.receive_many(1, PATIENCE_S)) == 1
+        consumer.run(fail, idle_exit=IDLE_S)
     failed = seen.spans(f"process {topic}")[0]
     assert failed.status.status_code is trace.StatusCode.ERROR
     assert (failed.attributes or {})["error.type"] == "ZeroDivisionError"
@@ -340,7 +341,11 @@ def test_the_twisted_face_has_the_same_spans(
 
     async def story() -> None:
         client = txmq.twisted.connect(
-            reactor, shared_broker.url, service="tests", timeout=WAIT_S, telemetry=seen.telemetry
+            reactor,
+            shared_broker.url,
+            service="tests",
+            timeout=PATIENCE_S,
+            telemetry=seen.telemetry,
         )
         async with client:
             await client.call("topic.create", name=topic, partitions=1)
@@ -357,10 +362,10 @@ def test_the_twisted_face_has_the_same_spans(
 
             consumer = await client.consumer(fresh("g"), [topic])
             async with consumer:
-                first = await consumer.receive(WAIT_S)
+                first = await consumer.receive(PATIENCE_S)
                 assert first is not None
                 consumer.nack(first)
-                await consumer.run(handle, idle_exit=2.0)
+                await consumer.run(handle, idle_exit=IDLE_S)
 
     inner: list[Any] = []
     in_reactor(story)
@@ -372,7 +377,7 @@ def test_the_asyncio_face_has_the_same_spans(shared_broker: RealBroker, seen: Se
 
     async def story() -> None:
         async with txmq.aio.connect(
-            shared_broker.url, service="tests", timeout=WAIT_S, telemetry=seen.telemetry
+            shared_broker.url, service="tests", timeout=PATIENCE_S, telemetry=seen.telemetry
         ) as client:
             await client.call("topic.create", name=topic, partitions=1)
             await (await client.send_async(topic, b"a"))
@@ -387,10 +392,10 @@ def test_the_asyncio_face_has_the_same_spans(shared_broker: RealBroker, seen: Se
                 inner.append(trace.get_current_span().get_span_context())
 
             async with await client.consumer(fresh("g"), [topic]) as consumer:
-                first = await consumer.receive(WAIT_S)
+                first = await consumer.receive(PATIENCE_S)
                 assert first is not None
                 consumer.nack(first)
-                await consumer.run(handle, idle_exit=2.0)
+                await consumer.run(handle, idle_exit=IDLE_S)
 
     asyncio.run(story())
     check_face(seen, topic, inner)
@@ -413,9 +418,9 @@ def check_face(seen: Seen, topic: str, inner: list[Any]) -> None:
 
 def test_a_cluster_has_one_span_for_each_send(shared_broker: RealBroker, seen: Seen) -> None:
     topic = fresh("t")
-    with txmq.connect([shared_broker.url], telemetry=seen.telemetry, timeout=WAIT_S) as cluster:
+    with txmq.connect([shared_broker.url], telemetry=seen.telemetry, timeout=PATIENCE_S) as cluster:
         cluster.send(topic, b"a")
-        cluster.send_async(topic, b"b").result(WAIT_S)
+        cluster.send_async(topic, b"b").result(PATIENCE_S)
         cluster.send_batch(topic, [Message(b"c")])
         cluster.send_one_way(topic, b"d")
         cluster.flush()
@@ -437,7 +442,9 @@ def test_without_the_option_nothing_is_imported_or_replaced(shared_broker: RealB
 
 def test_a_transaction_with_a_database_is_stored_and_then_decided(world: World, seen: Seen) -> None:
     url = world.broker.url
-    with txmq.connect(url, service="orders", telemetry=seen.telemetry, timeout=WAIT_S) as client:
+    with txmq.connect(
+        url, service="orders", telemetry=seen.telemetry, timeout=PATIENCE_S
+    ) as client:
         with (
             seen.tracer.start_as_current_span("request") as request,
             client.transaction(world.connection) as tx,
@@ -461,7 +468,7 @@ def test_a_transaction_on_asyncio_with_a_database_has_the_same(world: World, see
         async with (
             await psycopg.AsyncConnection.connect(world.dsn) as connection,
             txmq.aio.connect(
-                world.broker.url, service="orders", telemetry=seen.telemetry, timeout=WAIT_S
+                world.broker.url, service="orders", telemetry=seen.telemetry, timeout=PATIENCE_S
             ) as client,
         ):
             async with client.transaction(connection) as tx:

@@ -18,15 +18,16 @@ from pydantic import BaseModel, Field
 import txmq
 import txmq.aio
 import txmq.twisted
-from tests.client.reactor_thread import WAIT_S, InReactor
+from tests.client.reactor_thread import InReactor
 from tests.client.real import RealBroker
+from tests.client.real_consumers import IDLE_S
 from tests.client.scripted_member import fresh
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.typed import TypedTopic
 from txmq.client.protocol.typed.bodies import TypedBodies
 from txmq.errors import BodyMismatch, ConfigError, IncompatibleSchema, LocalProtocolError
 from txmq.model.message import Message, ReceivedMessage
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 
 NAME = "txmq.errors.base.BodyMismatch"
 
@@ -63,7 +64,7 @@ GOOD, BAD = Order(id=1, at=datetime(2026, 1, 1, tzinfo=UTC)), b'{"id": "one"}'
 
 @pytest.fixture
 def client(shared_broker: RealBroker) -> Iterator[Client]:
-    with txmq.connect(shared_broker.url, service="tests", timeout=WAIT_S) as client:
+    with txmq.connect(shared_broker.url, service="tests", timeout=PATIENCE_S) as client:
         yield client
 
 
@@ -138,17 +139,17 @@ def test_values_go_by_every_send_and_reach_handlers(
     client: Client, orders: TypedTopic[Order], tmp_path: Path
 ) -> None:
     assert orders.send(Order(id=0), key="k").offset == 0
-    assert orders.send_async(Order(id=1)).result(WAIT_S).offset == 1
+    assert orders.send_async(Order(id=1)).result(PATIENCE_S).offset == 1
     orders.send_batch([Order(id=2), orders.message(Order(id=3), key="k")])
     orders.send_many([Order(id=4)], keys=["k"])
     with client.transaction() as tx:
         orders.within(tx).send(Order(id=5), key="k")
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     with pytest.raises(BodyMismatch), client.transaction() as tx:
         orders.within(tx).send(Order.model_construct(id="x"))
     values = []
     with client.consumer(fresh("g"), [orders], mode="ordered") as consumer:
-        consumer.run(lambda message: values.append(message.value.id), idle_exit=2.0)
+        consumer.run(lambda message: values.append(message.value.id), idle_exit=IDLE_S)
     assert sorted(values) == [0, 1, 2, 3, 4, 5]
     with client.reader("r", [orders], txmq.FileOffsets(tmp_path)) as reader:
         read = [orders.value(next(iter(reader))).id for _ in range(6)]
@@ -163,7 +164,7 @@ def test_what_does_not_fit_is_dead_lettered_before_any_handler(
     client.send_batch(orders.name, [Message(good), bad, Message(good, "k"), Message(good, "other")])
     with client.consumer(group, [orders], mode="ordered") as consumer:
         consumer.run(
-            lambda messages: seen.extend(m.offset for m in messages), batch=9, idle_exit=2.0
+            lambda messages: seen.extend(m.offset for m in messages), batch=9, idle_exit=IDLE_S
         )
         assert seen == [0, 3], "the next message of the key is parked behind the letter"
         told = "BodyMismatch: the body is no Order: id: Input should be a valid integer"
@@ -188,7 +189,7 @@ def test_a_flood_of_what_does_not_fit_passes(client: Client, orders: TypedTopic[
     client.send_many(orders.name, [BAD] * 200)
     last = orders.send(GOOD)
     with client.consumer(group, [orders]) as consumer:
-        message = consumer.receive(WAIT_S)
+        message = consumer.receive(PATIENCE_S)
         assert message is not None
         assert (message.offset, message.value) == (last.offset, GOOD)
         assert orders.value(message) is message.value
@@ -202,7 +203,7 @@ def test_batches_of_columns_have_values_and_leave_out_what_does_not_fit(
     bodies = [orders.encode(Order(id=number)) for number in range(4)]
     client.send_many(orders.name, [bodies[0], BAD, bodies[2], bodies[3]])
     with client.consumer(fresh("g"), [orders]) as consumer:
-        batch = consumer.receive_batch(WAIT_S)
+        batch = consumer.receive_batch(PATIENCE_S)
         assert batch is not None
         assert list(batch.offsets) == [0, 2, 3]
         assert [value.id for value in batch.values] == [0, 2, 3]
@@ -218,7 +219,7 @@ def test_other_topics_of_the_consumer_are_not_looked_at(
     plain = fresh("t")
     client.send(plain, BAD)
     with client.consumer(fresh("g"), [orders, plain]) as consumer:
-        message = consumer.receive(WAIT_S)
+        message = consumer.receive(PATIENCE_S)
         assert message is not None
         assert (message.body, message.value) == (BAD, None)
         with pytest.raises(LocalProtocolError, match="use the model of the message's topic"):
@@ -242,7 +243,7 @@ def test_the_twisted_face_has_the_same(
     group = fresh("g")
 
     async def story() -> None:
-        own = txmq.twisted.connect(reactor, shared_broker.url, service="tests", timeout=WAIT_S)
+        own = txmq.twisted.connect(reactor, shared_broker.url, service="tests", timeout=PATIENCE_S)
         async with own:
             topic = fresh("t")
             await own.call("topic.create", name=topic, partitions=1)
@@ -255,7 +256,7 @@ def test_the_twisted_face_has_the_same(
                 orders.within(tx).send(Order(id=4))
             await orders.set_schema()
             async with await own.consumer(group, [orders]) as consumer:
-                found = [await consumer.receive(WAIT_S) for _ in range(4)]
+                found = [await consumer.receive(PATIENCE_S) for _ in range(4)]
                 assert [one and one.value.id for one in found] == [0, 2, 3, 4]
             with pytest.raises(BodyMismatch):
                 await orders.send(Order.model_construct(id="x"))
@@ -278,7 +279,7 @@ def test_the_asyncio_face_has_the_same(shared_broker: RealBroker, client: Client
     client.call("topic.create", name=topic, partitions=1)
 
     async def story() -> list[int]:
-        async with txmq.aio.connect(shared_broker.url, service="tests", timeout=WAIT_S) as own:
+        async with txmq.aio.connect(shared_broker.url, service="tests", timeout=PATIENCE_S) as own:
             orders = own.topic(topic, Order)
             assert (await orders.send(Order(id=0))).offset == 0
             await own.send(topic, BAD)
@@ -288,7 +289,7 @@ def test_the_asyncio_face_has_the_same(shared_broker: RealBroker, client: Client
                 orders.within(tx).send(Order(id=4))
             await orders.set_schema()
             async with await own.consumer(group, [orders]) as consumer:
-                found = [await consumer.receive(WAIT_S) for _ in range(4)]
+                found = [await consumer.receive(PATIENCE_S) for _ in range(4)]
                 with pytest.raises(BodyMismatch):
                     await orders.send(Order.model_construct(id="x"))
                 return [one.value.id for one in found if one is not None]

@@ -6,18 +6,18 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-WAIT_S = 20.0
+from txmq.testing.wait import PATIENCE_S
 
 
 def run(story: Callable[[], Awaitable[Any]]) -> Any:
     async def bounded() -> Any:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             return await story()
 
     return asyncio.run(bounded())
 
 
 async def until(holds: Callable[[], object]) -> None:
-    async with asyncio.timeout(WAIT_S):
+    async with asyncio.timeout(PATIENCE_S):
         while not holds():  # noqa: ASYNC110  # whatever it is about
             await asyncio.sleep(0.02)

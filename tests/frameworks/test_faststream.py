@@ -15,10 +15,11 @@ from pydantic import BaseModel, NonNegativeInt, ValidationError
 import txmq
 from tests.client.real import RealBroker
 from tests.client.scripted_member import fresh
-from tests.frameworks.stories import WAIT_S, run, until
+from tests.frameworks.stories import run, until
 from txmq.client.blocking.client import Client
 from txmq.errors import LocalProtocolError
 from txmq.model.retry import RetryPolicy
+from txmq.testing.wait import PATIENCE_S
 from txmq_faststream import (
     TestTxmqBroker,
     TxmqBroker,
@@ -48,7 +49,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealBroker]:
 
 @pytest.fixture(scope="module")
 def client(real: RealBroker) -> Iterator[Client]:
-    with txmq.connect(real.url, service="tests", timeout=WAIT_S) as client:
+    with txmq.connect(real.url, service="tests", timeout=PATIENCE_S) as client:
         yield client
 
 
@@ -58,7 +59,7 @@ def broker(real: RealBroker) -> TxmqBroker:
 
 
 def make(real: RealBroker, **options: Any) -> TxmqBroker:
-    settings: Any = {"timeout": WAIT_S}
+    settings: Any = {"timeout": PATIENCE_S}
     return TxmqBroker(real.url, group=fresh("g"), client=settings, logger=None, **options)
 
 
@@ -185,7 +186,7 @@ def test_messages_come_with_headers_key_and_context(
     async def story() -> None:
         async with broker:
             await broker.start()
-            assert await broker.ping(WAIT_S)
+            assert await broker.ping(PATIENCE_S)
             receipt = await broker.publish(
                 Order(name="o-1"), topic, key="k", headers={"shop": "eu"}, correlation_id="c-1"
             )
@@ -212,7 +213,7 @@ def test_the_test_broker_watches_a_real_one_as_well(broker: TxmqBroker) -> None:
     async def story() -> None:
         async with TestTxmqBroker(broker, with_real=True) as tested:
             await tested.publish("a", topic)
-            await handle.wait_call(timeout=WAIT_S)
+            await handle.wait_call(timeout=PATIENCE_S)
             handle.mock.assert_called_once_with("a")
 
     run(story)
@@ -387,7 +388,7 @@ def test_a_handler_that_is_cut_off_leaves_its_message_to_others(
         after = TxmqBroker(real.url, group=cut.config.group, logger=None)
         subscriber = after.subscriber(topic)
         async with after:
-            message = await subscriber.get_one(timeout=WAIT_S)
+            message = await subscriber.get_one(timeout=PATIENCE_S)
             assert message is not None
             assert (await message.decode(), message.raw_message.attempt) == ("a", 1)
             await message.ack()
@@ -488,7 +489,7 @@ def test_a_worker_outlives_what_its_handlers_and_middlewares_raise(
                 await broker.publish(text, topic)
             await until(lambda: len(letters(client, broker.config.group)) == 2)
             await until(lambda: "last" in seen)
-            assert await broker.ping(WAIT_S)
+            assert await broker.ping(PATIENCE_S)
 
     run(story)
     errors = {one.body: one for one in letters(client, broker.config.group)}

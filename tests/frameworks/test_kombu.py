@@ -23,7 +23,7 @@ from tests.frameworks.celery_app import add, app
 from txmq.errors import MessageTooLarge
 from txmq.kombu import CONTROL, address_of, due_at, topic_of
 from txmq.testing.broker_thread import BrokerThread
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 
 WORKER = (sys.executable, "-m", "celery", "-A", "tests.frameworks.celery_app", "worker")
 
@@ -70,7 +70,7 @@ def worker_process(broker: BrokerThread, folder: Path) -> Iterator[subprocess.Po
 
 def test_tasks_are_done_and_their_results_come(working: BrokerThread) -> None:
     results = [add.delay(number, 1) for number in range(20)]
-    assert [result.get(timeout=20) for result in results] == list(range(1, 21))
+    assert [result.get(timeout=PATIENCE_S) for result in results] == list(range(1, 21))
 
 
 def test_a_countdown_waits_at_the_broker(working: BrokerThread) -> None:
@@ -78,21 +78,21 @@ def test_a_countdown_waits_at_the_broker(working: BrokerThread) -> None:
     with txmq.connect(working.url) as client:
         [delayed] = client.call("message.delayed")["messages"]
         assert delayed["topic"] == topic_of("celery")
-    assert result.get(timeout=20) == 2
+    assert result.get(timeout=PATIENCE_S) == 2
 
 
 def test_workers_hear_remote_control(working: BrokerThread) -> None:
-    [answer] = app.control.ping(timeout=20, limit=1)
+    [answer] = app.control.ping(timeout=PATIENCE_S, limit=1)
     assert list(answer.values()) == [{"ok": "pong"}]
 
 
 def test_what_was_not_acked_is_given_back(broker: BrokerThread) -> None:
     with Connection(broker.url) as first, first.SimpleQueue("work") as queue:
         queue.put({"number": 1})
-        assert queue.get(timeout=20).payload == {"number": 1}
+        assert queue.get(timeout=PATIENCE_S).payload == {"number": 1}
         assert queue.qsize() == 1
     with Connection(broker.url) as second, second.SimpleQueue("work") as queue:
-        again = queue.get(timeout=20)
+        again = queue.get(timeout=PATIENCE_S)
         again.ack()
         assert again.payload == {"number": 1}
         with pytest.raises(queue.Empty):
@@ -105,7 +105,7 @@ def test_what_was_held_too_long_is_left_to_others(broker: BrokerThread) -> None:
         queue = connection.SimpleQueue("work")
         for number in range(4):
             queue.put(number)
-        messages = [queue.get(timeout=20) for _ in range(4)]
+        messages = [queue.get(timeout=PATIENCE_S) for _ in range(4)]
         held = list(queue.channel._held.values())
         wait_until(lambda: not any(one.in_hand for _, one in held), what="their time is over")
         for message, settle in zip(messages, ("ack", "reject", "requeue"), strict=False):
@@ -113,7 +113,7 @@ def test_what_was_held_too_long_is_left_to_others(broker: BrokerThread) -> None:
         window = queue.channel.qos
         assert len(window._delivered.keys() - window._dirty) == 1
         queue.put("next")
-        again = queue.get(timeout=20)
+        again = queue.get(timeout=PATIENCE_S)
         again.ack()
         assert again.payload == "next"
         queue.close()
@@ -138,7 +138,7 @@ def test_what_is_no_message_of_kombu_is_a_dead_letter(broker: BrokerThread) -> N
             for body in bodies:
                 client.send(CONTROL, body)
             queue.put("x")
-            message = queue.get(timeout=20)
+            message = queue.get(timeout=PATIENCE_S)
             message.ack()
             assert message.payload == "x"
         wait_until(
@@ -156,12 +156,12 @@ def test_the_url_s_user_and_the_options_of_tls_go_to_the_client() -> None:
 def test_a_rejected_message_is_a_dead_letter(broker: BrokerThread) -> None:
     with Connection(broker.url) as connection, connection.SimpleQueue("work") as queue:
         queue.put("x")
-        queue.get(timeout=20).reject()
+        queue.get(timeout=PATIENCE_S).reject()
         queue.put("y")
-        first = queue.get(timeout=20)
+        first = queue.get(timeout=PATIENCE_S)
         assert not first.delivery_info["redelivered"]
         first.requeue()
-        second = queue.get(timeout=20)
+        second = queue.get(timeout=PATIENCE_S)
         assert second.payload == "y"
         assert second.delivery_info["redelivered"]
         queue.channel.basic_ack(first.delivery_tag)  # late: it is another delivery's by now
@@ -212,7 +212,7 @@ def test_a_purge_leaves_an_empty_queue(broker: BrokerThread) -> None:
             queue.put(number)
         assert (queue.clear(), queue.qsize()) == (3, 0)
         queue.put("later")
-        assert queue.get(timeout=20).payload == "later"
+        assert queue.get(timeout=PATIENCE_S).payload == "later"
 
 
 def test_a_fanout_reaches_everybody_who_listens(broker: BrokerThread) -> None:
@@ -229,7 +229,7 @@ def test_a_fanout_reaches_everybody_who_listens(broker: BrokerThread) -> None:
             client.send(CONTROL, b"{", headers={"exchange": "news", "routing-key": ""})
         one.Producer().publish("hello", exchange=news, declare=[news])
         for connection in (one, two):
-            connection.drain_events(timeout=20)
+            connection.drain_events(timeout=PATIENCE_S)
         with pytest.raises(socket.timeout):
             one.drain_events(timeout=0.05)
     assert heard == {"a": ["hello"], "b": ["hello"]}

@@ -27,13 +27,13 @@ from taskiq.receiver import Receiver
 import txmq
 from tests.client.real import RealBroker
 from tests.client.scripted_member import fresh
-from tests.frameworks.stories import WAIT_S, run, until
+from tests.frameworks.stories import run, until
 from txmq.client.blocking.client import Client
 from txmq.errors import LocalProtocolError
 from txmq.model.message import Message
 from txmq.model.retry import RetryPolicy
 from txmq.taskiq import TxmqBroker
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealBroker]:
 
 @pytest.fixture
 def client(real: RealBroker) -> Iterator[Client]:
-    with txmq.connect(real.url, service="tests", timeout=WAIT_S) as client:
+    with txmq.connect(real.url, service="tests", timeout=PATIENCE_S) as client:
         yield client
 
 
@@ -57,7 +57,7 @@ def broker(real: RealBroker) -> TxmqBroker:
 
 def make(real: RealBroker, **options: Any) -> TxmqBroker:
     name = fresh("queue")
-    made = TxmqBroker(real.url, topic=name, group=name, timeout=WAIT_S, **options)
+    made = TxmqBroker(real.url, topic=name, group=name, timeout=PATIENCE_S, **options)
     return made.with_result_backend(InMemoryBroker().result_backend)
 
 
@@ -89,7 +89,7 @@ def test_tasks_run_and_their_results_come_back(broker: TxmqBroker, client: Clien
     async def story() -> list[Any]:
         async with working(broker):
             kicked: list[Any] = [await add.kiq(1), await add.kiq(2, other=3), await plain.kiq("x")]
-            return [(await task.wait_result(timeout=WAIT_S)).return_value for task in kicked]
+            return [(await task.wait_result(timeout=PATIENCE_S)).return_value for task in kicked]
 
     assert run(story) == [2, 5, "X"]
     [group] = [one for one in client.call("group.list")["groups"] if one["group"] == broker.group]
@@ -158,7 +158,7 @@ def test_a_task_that_fails_is_taskiq_s_own_matter(broker: TxmqBroker, client: Cl
 
     async def story() -> Any:
         async with working(broker):
-            return await (await fail.kiq()).wait_result(timeout=WAIT_S)
+            return await (await fail.kiq()).wait_result(timeout=PATIENCE_S)
 
     assert run(story).is_err
     assert len(runs) == 3
@@ -209,7 +209,7 @@ def test_what_no_task_can_run_is_a_dead_letter(broker: TxmqBroker, client: Clien
         async with working(broker):
             await unknown.kicker().with_broker(broker).kiq()
             client.send_batch(broker.topic, [Message(b"no task")])
-            assert not (await (await known.kiq()).wait_result(timeout=WAIT_S)).is_err
+            assert not (await (await known.kiq()).wait_result(timeout=PATIENCE_S)).is_err
             await until(lambda: len(list(client.letters(broker.group))) == 2)
 
     other.global_task_registry.pop("unknown", None)
@@ -301,7 +301,7 @@ def test_the_task_of_a_killed_worker_is_run_by_another(
         for worker in workers:
             if worker.poll() is None:
                 os.killpg(worker.pid, signal.SIGTERM)
-            worker.wait(WAIT_S)
+            worker.wait(PATIENCE_S)
     names = [line.split() for line in out.read_text().splitlines()]
     assert [name for name, _pid in names] == ["one", "one"]
     assert len({pid for _name, pid in names}) == 2

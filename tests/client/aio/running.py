@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 
 import uvloop
 
+from txmq.testing.wait import PATIENCE_S
+
 T = TypeVar("T")
-WAIT_S = 20.0
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop,
     "uvloop": uvloop.new_event_loop,
@@ -32,7 +33,7 @@ def run(work: Coroutine[Any, Any, T], loop: str = "asyncio") -> T:
         asyncio.get_running_loop().set_exception_handler(
             lambda _loop, context: complaints.append(f"{context}")
         )
-        async with asyncio.timeout(3 * WAIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             result = await work
         await asyncio.sleep(0)  # for callbacks of tasks that have just ended
         left.extend(

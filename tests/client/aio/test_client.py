@@ -17,7 +17,7 @@ from uuid import UUID
 import pytest
 
 import txmq.aio
-from tests.client.aio.running import LOOPS, WAIT_S, run
+from tests.client.aio.running import LOOPS, run
 from tests.client.real import RealBroker
 from tests.client.scripted_member import fresh
 from txmq.aio import Client, Consumer, outcome_of
@@ -32,12 +32,13 @@ from txmq.errors import (
     Throttled,
 )
 from txmq.model.message import COMMIT, ROLLBACK, Decision, Message, ReceivedMessage
+from txmq.testing.wait import PATIENCE_S
 
 DECIDED = ("COMMITTED", "PUBLISHED", "ROLLED_BACK")
 
 
 def connected(real: RealBroker, **options: Any) -> Client:
-    return txmq.aio.connect(real.url, **{"service": "tests", "timeout": WAIT_S, **options})
+    return txmq.aio.connect(real.url, **{"service": "tests", "timeout": PATIENCE_S, **options})
 
 
 async def bodies(client: Client, topic: str, partition: int = 0) -> list[bytes]:
@@ -430,7 +431,7 @@ def test_a_cancelled_run_gives_its_messages_back(real: RealBroker) -> None:
 
         async def handle(message: ReceivedMessage) -> None:
             began.set()
-            await asyncio.sleep(WAIT_S)
+            await asyncio.sleep(PATIENCE_S)
 
         async with filled(real, 3) as (_client, consumer):
             work = asyncio.create_task(consumer.run(handle, workers=2))
@@ -438,7 +439,7 @@ def test_a_cancelled_run_gives_its_messages_back(real: RealBroker) -> None:
             work.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await work
-            again = [await consumer.receive(WAIT_S) for _ in range(3)]
+            again = [await consumer.receive(PATIENCE_S) for _ in range(3)]
             assert {message.body for message in again if message} == {b"0", b"1", b"2"}
             assert {message.attempt for message in again if message} == {1}
             for message in again:
@@ -474,7 +475,7 @@ def test_an_ack_can_be_waited_for(real: RealBroker) -> None:
             with pytest.raises(NotLeased):
                 await consumer.ack(message, wait=True)
             await consumer.ack(message)
-            assert (await consumer.receive_many(5, WAIT_S))[0].body != message.body
+            assert (await consumer.receive_many(5, PATIENCE_S))[0].body != message.body
 
     run(story())
 
@@ -488,7 +489,7 @@ def test_a_consumer_that_its_user_has_dropped_leaves_with_the_client(real: RealB
                 assert message.body == b"x"
                 break  # and it was not acked
         async with connected(real) as client, await client.consumer(group, [topic]) as consumer:
-            assert await consumer.receive(WAIT_S) is not None  # the group is free at once
+            assert await consumer.receive(PATIENCE_S) is not None  # the group is free at once
 
     run(story())
 
@@ -519,7 +520,7 @@ def test_positions_are_kept(real: RealBroker, tmp_path: Path) -> None:
         async with connected(real) as client:
             await client.send_batch(topic, [Message(b"%d" % n) for n in range(10)], partition=0)
             async with await client.reader("r", [topic], FileOffsets(tmp_path)) as reader:
-                first = [(await reader.receive(WAIT_S)) for _ in range(4)]
+                first = [(await reader.receive(PATIENCE_S)) for _ in range(4)]
             async with await client.reader("r", [topic], FileOffsets(tmp_path)) as reader:
                 rest = [message.body async for message in _until(reader, 7)]
                 assert await reader.receive(0.01) is None
@@ -527,7 +528,7 @@ def test_positions_are_kept(real: RealBroker, tmp_path: Path) -> None:
             assert rest == [b"%d" % n for n in range(3, 10)]  # the last one was not done
 
     async def _until(reader: txmq.aio.Reader, most: int) -> AsyncIterator[ReceivedMessage]:
-        while most and (message := await reader.receive(WAIT_S)) is not None:
+        while most and (message := await reader.receive(PATIENCE_S)) is not None:
             most -= 1
             yield message
 
@@ -574,7 +575,7 @@ def test_a_coroutine_can_be_a_checker(
             half = await client.half(topic, b"half", checker=name, partition=0, check_after=0.05)
             token = half.token
             del half  # its owner is gone: the checker decides
-            await asyncio.wait_for(asked.wait(), WAIT_S)
+            await asyncio.wait_for(asked.wait(), PATIENCE_S)
             await decided(client, token)
             assert await bodies(client, topic) == published
 

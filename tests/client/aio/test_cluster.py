@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 
 import pytest
 
 import txmq.aio
 from tests.client.aio.databases import DATABASES, Database
-from tests.client.aio.running import WAIT_S, run
+from tests.client.aio.running import run
 from tests.client.kept_sessions import asked
 from tests.client.real import RealBroker, bodies
 from tests.client.scripted_member import fresh
 from tests.client.world import ApplicationError, make_tables
-from txmq.aio import Cluster, Consumers
-from txmq.client.protocol.offsets import FileOffsets
-from txmq.errors import LocalProtocolError
-from txmq.model.message import Message, ReceivedMessage
-from txmq.testing.ports import free_port
+from txmq.aio import Cluster
+from txmq.testing.wait import PATIENCE_S
 
 KEYS = [f"k{number}" for number in range(12)]
 
@@ -31,7 +26,7 @@ async def clustered(
 ) -> AsyncIterator[tuple[Cluster, str]]:
     """A cluster of the brokers, and a topic that each of them has."""
     urls = [broker.url for broker in brokers]
-    async with txmq.aio.connect(urls, service="tests", timeout=WAIT_S) as cluster:
+    async with txmq.aio.connect(urls, service="tests", timeout=PATIENCE_S) as cluster:
         topic = fresh("t")
         for client in cluster.clients:
             await client.call("topic.create", name=topic, partitions=partitions)
@@ -59,7 +54,7 @@ def test_one_commit_decides_for_all_brokers(
                             if fails:
                                 raise ApplicationError
                     if not fails:
-                        await tx.wait_published()
+                        await tx.wait_published(PATIENCE_S)
                         assert len(await tx.receipts()) == len(KEYS)
             finally:
                 await database.close(connection)

@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 
-from tests.client.aio.running import WAIT_S, run
+from tests.client.aio.running import run
 from tests.client.aio.test_client import connected
 from tests.client.blocking.test_grown_topics import grow, make_topics
 from tests.client.real import RealBroker
 from tests.client.scripted_member import fresh
 from tests.client.test_letters import make_letters
-from txmq.client.protocol.transaction.tokens import new_token
-from txmq.errors import ClientClosed, UnknownTransaction
-from txmq.model.message import COMMIT, ROLLBACK, Message
+from txmq.errors import ClientClosed
+from txmq.testing.wait import PATIENCE_S
 
 
 def test_a_bundle_may_be_larger_than_a_frame_and_its_topic_may_grow(
@@ -37,7 +36,7 @@ def test_a_bundle_may_be_larger_than_a_frame_and_its_topic_may_grow(
             with pytest.raises(ClientClosed):
                 await group.send(topic, b"late")
             await job.decide([token])
-            assert await job.wait_published([token], WAIT_S)
+            assert await job.wait_published([token], PATIENCE_S)
 
     run(work())
     found = [one for one in blocking.find(topic) if one.body != b"before"]

@@ -19,13 +19,12 @@ from txmq import Decision, Half
 from txmq.client.blocking.client import Client
 from txmq.client.protocol.transaction.open_work import end_work
 from txmq.testing.processes import run_script
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 
 Connect = Callable[..., Client]
 
 CLIENT = Path(txmq.__file__ or "").parent / "client"
 ON_A_LOOP = (CLIENT / "aio", CLIENT / "protocol" / "awaited")
-WAIT_S = 20.0
 CRASHES = {  # whether the transaction is committed there
     "tx.before_group": False,
     "tx.between_groups": False,
@@ -52,7 +51,7 @@ async def connect(driver):
     kind = txmq.asyncpg.EnlistConnection
     return await asyncpg.connect(database=known.pop("dbname"), connection_class=kind, **known)
 def client(url):
-    return txmq.aio.connect(url, service="shop", timeout=20)
+    return txmq.aio.connect(url, service="shop", timeout=120)
 async def block(row, driver):
     connection = await connect(driver)
     async with client(plan["url"]) as one, client(plan["other"]) as other:
@@ -91,7 +90,7 @@ async def inbox(row, driver):
         async with await one.consumer(
             plan["topic"] + "-" + driver, [plan["topic"]], session_s=1
         ) as consumer:
-            await consumer.run(apply, inbox=lambda: connect(driver), idle_exit=2.0)
+            await consumer.run(apply, inbox=lambda: connect(driver), idle_exit=4.0)
 started = []
 for way, driver, point in plan["kills"]:
     pid = os.fork()
@@ -131,11 +130,11 @@ def test_a_producer_that_dies_anywhere_leaves_rows_and_messages_that_agree(
     ways = (("block", "psycopg"), ("enlisted", "asyncpg"))
     kills = [(way, driver, point) for way, driver in ways for point in CRASHES]
     killed(world, kills, other=also_deciding.url)
-    wait_until(world.settled, WAIT_S)
+    wait_until(world.settled)
     committed = {"-".join(kill) for kill in kills if CRASHES[kill[2]]}
     assert world.orders() == world.messages() == committed
     published = partial(also_deciding.read, world.topic)
-    wait_until(lambda: {found.body.decode() for found in published()} == committed, WAIT_S)
+    wait_until(lambda: {found.body.decode() for found in published()} == committed)
 
 
 def test_a_checker_finds_out_what_a_dead_process_has_done(
@@ -146,7 +145,7 @@ def test_a_checker_finds_out_what_a_dead_process_has_done(
     kills = [("half", "none", point) for point in HALVES]
     kills.append(("local", "none", "local.after_group"))
     killed(world, kills, directory=str(tmp_path))
-    wait_until(world.settled, WAIT_S)
+    wait_until(world.settled)
     assert world.messages() == {"-".join(kill) for kill in kills if HALVES.get(kill[2], True)}
 
 
@@ -156,11 +155,11 @@ def test_a_checker_that_dies_is_asked_again_elsewhere(world: World, connect: Con
     for point in CHECKERS:
         half = client.half_async(
             world.topic, point.encode(), checker="work", check_after=0.1
-        ).result(WAIT_S)
+        ).result(PATIENCE_S)
         end_work(half.token)  # as if its process had died
     killed(world, [("checking", "none", point) for point in CHECKERS])
     client.register_checker("work", lambda _half: Decision.COMMIT)
-    wait_until(world.settled, WAIT_S)
+    wait_until(world.settled)
     assert world.messages() == set(CHECKERS)
 
 
@@ -184,7 +183,7 @@ def test_a_consumer_that_dies_behind_its_commit_leaves_one_effect(world: World) 
         killed(world, [("inbox", driver, "never") for driver in drivers], status=0)
         return not any(lag(world, driver) for driver in drivers)
 
-    wait_until(processed, WAIT_S)
+    wait_until(processed)
     assert world.orders() == effects
     assert not [*chain(*(world.client.letters(f"{world.topic}-{driver}") for driver in drivers))]
 

@@ -9,21 +9,15 @@ import pytest
 
 import txmq.aio
 from tests.client.aio.interrupting import Interrupter
-from tests.client.aio.running import WAIT_S, run
+from tests.client.aio.running import run
 from tests.client.real import RealBroker
 from txmq.aio import outcome_of
 from txmq.errors import (
-    BrokerUnavailable,
-    ClientClosed,
-    ConfigError,
-    RequestTimeout,
-    SpoolFull,
-    StoreError,
     Throttled,
 )
-from txmq.model.message import Message
 from txmq.recover.spool import SpoolDirectory, spools_below
 from txmq.recover.spool.directory import KnownTopic
+from txmq.testing.wait import PATIENCE_S
 
 
 def bodies(broker: RealBroker, topic: str) -> list[str]:
@@ -54,7 +48,7 @@ def test_to_cancel_a_send_or_the_close_takes_nothing_back(
 
     async def back() -> None:
         async with txmq.aio.connect(url, spool=spools) as client:
-            await client.spool.wait(WAIT_S)
+            await client.spool.wait(PATIENCE_S)
 
     run(outage())
     assert [summary.messages for summary in spools_below(str(spools))] == [20]

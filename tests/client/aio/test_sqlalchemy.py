@@ -15,13 +15,13 @@ from sqlalchemy.ext.asyncio import async_sessionmaker as SessionMaker  # noqa: N
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import txmq.aio
-from tests.client.aio.running import LOOPS, WAIT_S, run
+from tests.client.aio.running import LOOPS, run
 from tests.client.world import ApplicationError, World, fail
 from tests.tx.postgres.peers import arguments
 from txmq.aio import outcome_of
 from txmq.errors import LocalProtocolError
 from txmq.sqlalchemy import enlist, install
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 
 DRIVERS = ("psycopg", "asyncpg")
 
@@ -46,7 +46,7 @@ def engine_of(world: World, driver: str) -> AsyncEngine:
 async def sessions(world: World, driver: str) -> AsyncIterator[SessionMaker[AsyncSession]]:
     engine = engine_of(world, driver)
     install(engine)
-    async with txmq.aio.connect(world.broker.url, timeout=WAIT_S) as client:
+    async with txmq.aio.connect(world.broker.url, timeout=PATIENCE_S) as client:
         yield SessionMaker(engine, info={"txmq": client})
     await engine.dispose()
 
@@ -80,7 +80,7 @@ def tell(
             await story(made)
 
     run(with_sessions(), loop)
-    wait_until(world.settled, WAIT_S)
+    wait_until(world.settled)
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -225,7 +225,7 @@ def test_a_cancelled_commit_names_what_became_of_it(world: World, driver: str) -
 def test_what_could_not_work_is_refused(world: World, driver: str) -> None:
     async def story() -> None:
         engine = engine_of(world, driver)
-        async with txmq.aio.connect(world.broker.url, timeout=WAIT_S) as client:
+        async with txmq.aio.connect(world.broker.url, timeout=PATIENCE_S) as client:
             async with AsyncSession(engine) as session:
                 with pytest.raises(LocalProtocolError, match="take no messages along"):
                     await enlist(session, client)
@@ -244,5 +244,5 @@ def test_what_could_not_work_is_refused(world: World, driver: str) -> None:
             await engine.dispose()
 
     run(story())
-    wait_until(world.settled, WAIT_S)
+    wait_until(world.settled)
     assert world.messages() == {"o-1"}

@@ -12,8 +12,9 @@ import pytest
 import txmq.aio
 from tests.client.aio.databases import DATABASES, Database
 from tests.client.aio.interrupting import Interrupter
-from tests.client.aio.running import WAIT_S, run
+from tests.client.aio.running import run
 from tests.client.ledgers import Ledgers
+from tests.client.real_consumers import IDLE_S
 from tests.client.scripted_member import fresh
 from tests.client.world import ApplicationError, World
 from txmq.aio import Client, EnlistedTransaction, outcome_of
@@ -23,7 +24,7 @@ from txmq.errors import (
     TransactionAborted,
     TransactionEnded,
 )
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 from txmq.tx.postgres.driver import Status
 from txmq.tx.postgres.drivers import driver_of
 
@@ -55,7 +56,7 @@ class Scene:
         """Return the orders, once all is decided, with a message each and no other."""
 
         def settled() -> set[str]:
-            wait_until(self.world.settled, WAIT_S)
+            wait_until(self.world.settled)
             orders = self.world.orders()
             found = [message.body.decode() for message in self.world.stored()]
             assert sorted(found) == sorted(orders), "rows and messages differ"
@@ -93,7 +94,7 @@ def test_rows_and_messages_exist_together(scenes: Scenes) -> None:
         async with scenes() as scene:
             connection = await scene.connect()
             tx = await scene.order(connection, "o-1")
-            await tx.wait_published()
+            await tx.wait_published(PATIENCE_S)
             assert await scene.agrees() == {"o-1"}
             [receipt] = await tx.receipts()
             assert receipt.offset is not None
@@ -212,7 +213,7 @@ def test_messages_wait_in_the_outbox_while_the_broker_is_away(scenes: Scenes) ->
             def fetched() -> bool:
                 return {found.body for found in scene.world.stored()} == {b"o-1", b"o-2"}
 
-            await asyncio.to_thread(wait_until, fetched, WAIT_S)
+            await asyncio.to_thread(wait_until, fetched, PATIENCE_S)
 
     run(story())
 
@@ -255,7 +256,7 @@ def test_an_inbox_applies_each_message_once(scenes: Scenes) -> None:
                 group, [topic], retry=retry, mode="ordered"
             ) as consumer:
                 work = asyncio.create_task(consumer.run(handle, inbox=connect, workers=3))
-                await asyncio.to_thread(wait_until, lambda: len(world.orders()) == 12, WAIT_S)
+                await asyncio.to_thread(wait_until, lambda: len(world.orders()) == 12, PATIENCE_S)
                 work.cancel()
                 with suppress(asyncio.CancelledError):
                     await work
@@ -266,7 +267,9 @@ def test_an_inbox_applies_each_message_once(scenes: Scenes) -> None:
             calls.clear()
             async with await scene.client.consumer(group, [topic], mode="ordered") as consumer:
                 work = asyncio.create_task(consumer.run(handle, inbox=connect, batch=4))
-                await asyncio.to_thread(wait_until, lambda: consumer.stats.duplicates == 12, WAIT_S)
+                await asyncio.to_thread(
+                    wait_until, lambda: consumer.stats.duplicates == 12, PATIENCE_S
+                )
                 await consumer.close()
                 await work
             assert not calls
@@ -301,7 +304,7 @@ def test_a_list_that_fails_is_applied_one_by_one_without_later_ones_of_a_nacked_
                     if len(found) > 1:
                         raise ApplicationError
 
-                await consumer.run(handle, inbox=connect, batch=6, batch_wait=5, idle_exit=2.0)
+                await consumer.run(handle, inbox=connect, batch=6, batch_wait=5, idle_exit=IDLE_S)
             # both are of key k2
             assert world.orders() == {"o-0", "o-1", "o-3", "o-4"}
             assert (await scene.client.call("group.show", group=group))["parked"] == 1
@@ -329,7 +332,7 @@ def test_a_cancelled_inbox_loses_and_doubles_nothing(scenes: Scenes) -> None:
                     with suppress(asyncio.CancelledError):
                         await work
                 work = asyncio.create_task(consumer.run(handle, inbox=connect, workers=2))
-                await asyncio.to_thread(wait_until, lambda: len(world.orders()) == 40, WAIT_S)
+                await asyncio.to_thread(wait_until, lambda: len(world.orders()) == 40, PATIENCE_S)
                 await consumer.close()
                 await work
             assert world.orders() == {f"o-{n}" for n in range(40)}
@@ -407,7 +410,7 @@ def test_a_half_message_in_a_block(world: World) -> None:
                 tx.send(world.topic, b"o-1", key="o-1")
                 await tx.prepare()
                 assert not world.stored()
-            await tx.wait_published()
+            await tx.wait_published(PATIENCE_S)
             with suppress(ValueError):
                 async with client.transaction(checker="c") as tx:
                     tx.send(world.topic, b"o-2", key="o-1")
@@ -437,7 +440,7 @@ def test_a_cancellation_at_any_await_leaves_no_doubt_unnamed(scenes: Scenes) -> 
                     assert outcome is not None, f"the outcome at await {step} is not named"
                 outcomes[outcome] = outcomes.get(outcome, 0) + 1
                 if outcome == "not done":
-                    await asyncio.to_thread(wait_until, scene.world.settled, WAIT_S)
+                    await asyncio.to_thread(wait_until, scene.world.settled, PATIENCE_S)
                     assert order not in scene.world.orders()
                     assert order not in scene.world.messages()
             orders = await scene.agrees()
@@ -476,7 +479,7 @@ def test_a_cancellation_at_any_await_of_an_enlisted_transaction_is_named(scenes:
                         with suppress(scene.database.error):
                             await connection.commit()
                     if outcomes[-1] == "not done":
-                        await asyncio.to_thread(wait_until, scene.world.settled, WAIT_S)
+                        await asyncio.to_thread(wait_until, scene.world.settled, PATIENCE_S)
                         assert name not in scene.world.orders() | scene.world.messages()
                 finally:
                     await scene.database.close(connection)

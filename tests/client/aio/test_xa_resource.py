@@ -8,18 +8,19 @@ import pytest
 
 import txmq.aio
 from tests.client.aio.interrupting import Interrupter
-from tests.client.aio.running import WAIT_S, run
+from tests.client.aio.running import run
 from tests.client.real import RealBroker, bodies
 from tests.client.scripted_member import fresh
 from tests.client.xa_manager import new_xid
 from txmq.aio import Client, XaResource, outcome_of
 from txmq.errors import ConfigError
 from txmq.errors.xa import XaError, XaProtocol, XaRolledBack, XaUnavailable, XaUnknown
+from txmq.testing.wait import PATIENCE_S
 from txmq.tx.xid import Xid
 
 
 def connected(url: str, service: str | None = "tests") -> Client:
-    return txmq.aio.connect(url, service=service, timeout=WAIT_S)
+    return txmq.aio.connect(url, service=service, timeout=PATIENCE_S)
 
 
 def ended(resource: XaResource, topic: str, body: bytes) -> Xid:

@@ -18,20 +18,19 @@ from txmq.client.blocking.sender import sender
 from txmq.client.protocol.sender.accumulator import Accumulator
 from txmq.client.protocol.sender.in_flight import InFlightRequests
 from txmq.errors import NotPermitted, RemoteProtocolError
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 from txmq.wire.frames import Frame
 
 Connect = Callable[..., Client]
 Sent = Future[txmq.Receipt]
 HeldSend = Callable[..., tuple[Sent, "HeldReply"]]
-DEADLINE_S = 20
 
 
 @pytest.fixture
 def client(fake: FakeBroker, connect: Connect) -> Client:
     """A client whose sender has its connection."""
-    client = connect(fake.url, timeout=20)
-    client.send_async("orders", b"first").result(DEADLINE_S)
+    client = connect(fake.url)
+    client.send_async("orders", b"first").result(PATIENCE_S)
     return client
 
 
@@ -42,7 +41,7 @@ class HeldReply:
         self._answer, self.release = answer, threading.Event()
 
     def __call__(self, _frame: object) -> Reaction | None:
-        assert self.release.wait(DEADLINE_S)
+        assert self.release.wait(PATIENCE_S)
         return self._answer
 
     def soon(self) -> None:
@@ -55,7 +54,7 @@ def held_send(client: Client, fake: FakeBroker, monkeypatch: pytest.MonkeyPatch)
     """Send a message, and return once the sender's thread leaves the reply to
     callers.
     """
-    monkeypatch.setattr(sender, "SLEEP_S", DEADLINE_S)
+    monkeypatch.setattr(sender, "SLEEP_S", PATIENCE_S)
 
     def send(answer: Reaction | None = None) -> tuple[Sent, HeldReply]:
         held = HeldReply(answer)
@@ -88,9 +87,9 @@ def test_a_caller_that_waits_alone_reads_its_own_reply(
     client: Client, receivers: list[int]
 ) -> None:
     futures = [client.send_async("orders", b"x") for _ in range(2_000)]
-    assert [future.result(DEADLINE_S).offset for future in futures] == list(range(1, 2_001))
+    assert [future.result(PATIENCE_S).offset for future in futures] == list(range(1, 2_001))
     while get_ident() not in receivers:  # the thread may have been faster
-        client.send_async("orders", b"x").result(DEADLINE_S)
+        client.send_async("orders", b"x").result(PATIENCE_S)
 
 
 def test_callbacks_run_on_the_senders_thread_whichever_thread_reads(
@@ -98,14 +97,14 @@ def test_callbacks_run_on_the_senders_thread_whichever_thread_reads(
 ) -> None:
     called = list[str]()
     future, held = held_send()
-    waiter = threading.Thread(target=future.result, args=(DEADLINE_S,))
+    waiter = threading.Thread(target=future.result, args=(PATIENCE_S,))
     waiter.start()
     wait_until(client._core.sender._caller_io._waiting_caller.locked)
     behind = client.send_async("orders", b"third")
     behind.add_done_callback(lambda _: called.append(threading.current_thread().name))
     held.release.set()
     wait_until(lambda: called)
-    waiter.join(DEADLINE_S)
+    waiter.join()
     assert called == ["txmq-pipeline"]
 
 
@@ -121,14 +120,14 @@ def test_a_second_waiting_caller_gets_its_reply_after_the_first_has_left(
 
     threads = [
         threading.Thread(target=impatient),
-        threading.Thread(target=lambda: answers.append(future.result(DEADLINE_S))),
+        threading.Thread(target=lambda: answers.append(future.result(PATIENCE_S))),
     ]
     threads[0].start()
     wait_until(caller_io._waiting_caller.locked)
     threads[1].start()
-    threads[0].join(DEADLINE_S)
+    threads[0].join(PATIENCE_S)
     held.release.set()
-    threads[1].join(DEADLINE_S)
+    threads[1].join(PATIENCE_S)
     assert [answer.offset for answer in answers] == [1]
 
 
@@ -137,15 +136,15 @@ def test_a_waiting_caller_chooses_its_time_out(held_send: HeldSend) -> None:
     with pytest.raises(NotInTime):
         future.result(0.01)
     held.release.set()
-    assert future.result(DEADLINE_S).offset == 1
+    assert future.result(PATIENCE_S).offset == 1
 
 
 def test_a_waiting_caller_gets_a_refusal(client: Client, held_send: HeldSend) -> None:
     future, held = held_send(NotPermitted("not you"))
     held.soon()
     with pytest.raises(NotPermitted):
-        future.result(DEADLINE_S)
-    assert client.send_async("orders", b"next").result(DEADLINE_S).offset == 1
+        future.result(PATIENCE_S)
+    assert client.send_async("orders", b"next").result(PATIENCE_S).offset == 1
 
 
 def test_a_waiting_caller_does_not_notice_a_lost_connection(
@@ -153,7 +152,7 @@ def test_a_waiting_caller_does_not_notice_a_lost_connection(
 ) -> None:
     future, held = held_send(HangUp)
     held.soon()
-    assert future.result(DEADLINE_S).offset == 1
+    assert future.result(PATIENCE_S).offset == 1
     assert client.stats.connections == 2
 
 
@@ -163,19 +162,19 @@ def test_a_waiting_caller_gets_the_error_of_an_invalid_reply(
     future, held = held_send(b"no receipt")
     held.soon()
     with pytest.raises(RemoteProtocolError) as caught:
-        future.result(DEADLINE_S)
+        future.result(PATIENCE_S)
     assert caught.value.outcome == "unknown"
-    assert client.send_async("orders", b"next").result(DEADLINE_S).message_id
+    assert client.send_async("orders", b"next").result(PATIENCE_S).message_id
 
 
 def test_a_waiting_caller_gives_up_a_silent_connection_in_time(
     fake: FakeBroker, connect: Connect
 ) -> None:
     client = connect(fake.url, timeout=0.3)
-    client.send_async("orders", b"first").result(DEADLINE_S)
+    client.send_async("orders", b"first").result(PATIENCE_S)
     connections = client.stats.connections
     fake.script += [Silent] + [receipt(7)] * 20
-    assert client.send_async("orders", b"second").result(DEADLINE_S).offset == 7
+    assert client.send_async("orders", b"second").result(PATIENCE_S).offset == 7
     assert client.stats.connections > connections
 
 
@@ -208,9 +207,9 @@ def test_an_interrupt_of_a_reading_caller_loses_and_doubles_nothing(
     monkeypatch.setattr(owner, name, interrupted)
     held.soon()
     with pytest.raises(KeyboardInterrupt):
-        future.result(DEADLINE_S)
-    assert future.result(DEADLINE_S).message_id.endswith("-1")
-    client.flush(DEADLINE_S)
+        future.result(PATIENCE_S)
+    assert future.result(PATIENCE_S).message_id.endswith("-1")
+    client.flush(PATIENCE_S)
     assert len(set(fake.origins())) == 2  # if it went out again, then as what it was
     assert (
         client._core.sender._accumulator._messages,

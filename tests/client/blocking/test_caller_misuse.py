@@ -25,12 +25,11 @@ from txmq.errors import (
     TransactionEnded,
     TxmqError,
 )
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 from txmq.tx.postgres.blocking import guarded_commit
 from txmq.tx.postgres.caller_block import CallerBlock, block_of
 from txmq.tx.postgres.statement_watch import StatementWatch
 
-DEADLINE_S = 20
 REFUSALS = (psycopg2.ProgrammingError, LocalProtocolError)
 
 
@@ -208,11 +207,11 @@ def agree_or_told(
     world: World, tx: Transaction, before: set[str], raised: BaseException | None
 ) -> None:
     if raised is None:
-        tx.wait_published()
+        tx.wait_published(PATIENCE_S)
         # A row of a block inside, whose refused end was swallowed, has no message.
         assert world.orders() - before - {"inner"} == world.messages() >= {"o-1"}
         return
-    wait_until(world.settled, DEADLINE_S)
+    wait_until(world.settled)
     assert world.messages() == set()
     if not isinstance(raised, TransactionEnded):
         assert world.orders() == set()
@@ -237,7 +236,7 @@ def use_again(world: World, connection: Any) -> None:
         tx = last_transaction(world, connection)
     except DatabaseConflict:  # the outbox came into use meanwhile
         tx = last_transaction(world, connection)
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     assert (world.orders() - known, world.messages() - stored) == ({"last"}, {"last"})
 
 
@@ -368,7 +367,7 @@ def test_raw_savepoints_withdraw_messages_with_their_rows(world: World, beginnin
             put(world, tx, "gone-5")
         run(connection, 'ROLLBACK TO "A b"')
         put(world, tx, "kept-3")
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     assert world.orders() - before == world.messages() == {"kept-1", "kept-3"}
 
 
@@ -407,7 +406,7 @@ def test_the_caller_s_own_class_of_cursors_is_kept(world: World) -> None:
             with cursors.cursor(cursor_factory=extras.RealDictCursor) as plain:
                 plain.execute("SELECT 7 AS n")
                 assert plain.fetchone()["n"] == 7
-        tx.wait_published()
+        tx.wait_published(PATIENCE_S)
         cursor.execute("ROLLBACK")  # it is the caller's again
     assert world.orders() == world.messages() == {"o-1"}
 
@@ -415,7 +414,7 @@ def test_the_caller_s_own_class_of_cursors_is_kept(world: World) -> None:
 def test_a_block_inside_with_connection_is_left_alone(world: World) -> None:
     with world.connection, world.client.transaction(world.connection) as tx:
         put(world, tx, "o-1")
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     assert world.orders() == world.messages() == {"o-1"}
 
 
@@ -461,11 +460,11 @@ def test_the_caller_s_cursors_may_return_any_rows(world: World, kind: str, begin
                 tx.send(world.topic, f"o-{policy}".encode(), key="k")
         with world.client.transaction(connection):
             prepared_select(connection)
-        tx.wait_published()
+        tx.wait_published(PATIENCE_S)
         with world.client.xa(connection) as xa:
             world.insert("o-xa", connection)
             xa.send(world.topic, b"o-xa", key="k")
-        xa.wait_published()
+        xa.wait_published(PATIENCE_S)
     assert world.orders() == world.messages() == {"o-None", "o-outbox", "o-xa"}
 
 
@@ -490,7 +489,7 @@ def test_an_interrupt_in_the_commit_gives_the_connection_back_as_it_was(
         with raising(error), world.client.transaction(world.connection) as tx:
             put(world, tx, "o-1")
     assert settings_of(world.connection) == settings
-    wait_until(world.settled, DEADLINE_S)
+    wait_until(world.settled)
     assert world.orders() == world.messages() == ({"o-1"} if sent else set())
     use_again(world, world.connection)
 
@@ -506,7 +505,7 @@ def test_the_child_of_a_fork_does_nothing_to_its_parent_s_block(
             leave_in_the_child(tx, SystemExit() if raises else None)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == (0 if raises else 1)
         put(world, tx, "o-2")
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     assert world.orders() == world.messages() == {"o-1", "o-2"}
 
 

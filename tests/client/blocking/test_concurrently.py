@@ -10,15 +10,14 @@ from functools import partial
 import pytest
 
 from txmq.client.blocking.concurrently import run_concurrently
-
-WAIT_S = 60
+from txmq.testing.wait import PATIENCE_S
 
 
 def test_calls_run_at_the_same_time_and_return_in_their_order() -> None:
     barrier = threading.Barrier(4)
 
     def meet(number: int) -> tuple[int, bool]:
-        barrier.wait(WAIT_S)
+        barrier.wait(PATIENCE_S)
         return number, threading.current_thread() is threading.main_thread()
 
     assert run_concurrently([partial(meet, number) for number in range(4)]) == [
@@ -38,7 +37,7 @@ def test_an_error_is_raised_when_all_calls_are_over(failing: int) -> None:
         if number == failing:
             failed.set()
             raise LookupError
-        assert failed.wait(WAIT_S)
+        assert failed.wait(PATIENCE_S)
         over.append(number)
 
     with pytest.raises(LookupError):
@@ -55,7 +54,7 @@ def test_calls_that_wait_for_others_never_lack_a_thread() -> None:
         thread.start()
     run_concurrently([door.is_set, door.set])
     for thread in waiting:
-        thread.join(WAIT_S)
+        thread.join()
     assert not any(thread.is_alive() for thread in waiting)
 
 
@@ -71,4 +70,4 @@ assert works()
 
 
 def test_a_fork_has_threads_of_its_own() -> None:
-    subprocess.run([sys.executable, "-W", "ignore", "-c", FORK], check=True, timeout=60)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", FORK], check=True, timeout=PATIENCE_S)

@@ -24,7 +24,6 @@ from tests.client.world import ApplicationError, World, fail
 from txmq.testing.wait import wait_until
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "TRANSACTIONS.md"
-DEADLINE_S = 20.0
 DIVISION_BY_ZERO, SERIALIZATION_FAILURE, DEADLOCK = "22012", "40001", "40P01"
 TERMINATES = """
 CREATE SEQUENCE IF NOT EXISTS deaths;  -- no rollback takes it back
@@ -129,7 +128,7 @@ def closed(framework: Framework) -> None:
         both(framework, work)
         pid = work.connection.info.backend_pid
         work.connection.close()
-        wait_until(lambda: not lives(framework, pid), DEADLINE_S)
+        wait_until(lambda: not lives(framework, pid))
         framework.hits.append("closed")
 
 
@@ -195,7 +194,7 @@ def deadlock(framework: Framework) -> None:
             cursor.execute("SET LOCAL deadlock_timeout = '30s'; " + second)
             executor.submit(cursor.execute, "UPDATE lines SET of = NULL WHERE id = 1")
             pid = other.info.backend_pid
-            wait_until(lambda: waits(framework, pid), DEADLINE_S)
+            wait_until(lambda: waits(framework, pid))
             work.execute("SET LOCAL deadlock_timeout = '10ms'")
             with refused_with(framework, DEADLOCK):
                 work.execute(second)
@@ -250,7 +249,7 @@ def outcome(scene: Scene, framework: Framework) -> str:
         scene(framework)
     except Exception as error:  # noqa: BLE001  # its name is the result
         raised = f", `{type(error).__name__}`"
-    wait_until(world.settled, DEADLINE_S)
+    wait_until(world.settled)
     rows, messages = world.orders(), world.messages()
     if rows == messages:
         kind = {0: "neither", 1: "both", 2: "the rest"}[len(rows)]

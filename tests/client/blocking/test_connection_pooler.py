@@ -15,8 +15,9 @@ import pytest
 from psycopg2.extensions import parse_dsn
 
 from tests.client.kept_sessions import asked
-from tests.client.ledgers import DEADLINE_S, TABLES, Ledgers
+from tests.client.ledgers import TABLES, Ledgers
 from tests.client.real import RealBroker
+from tests.client.real_consumers import IDLE_S
 from tests.client.scripted_member import fresh
 from tests.client.world import ApplicationError, World, make_tables
 from tests.fixtures_postgres import Databases, cut_off, wait_for_replay
@@ -71,9 +72,7 @@ def test_transactions_with_messages(
                     tx.set_rollback_only("it is the fourth")
         except TransactionAborted:
             assert number % 4 == 3
-    wait_until(
-        lambda: world.settled() and len(world.messages()) == 6, DEADLINE_S, what="all is decided"
-    )
+    wait_until(lambda: world.settled() and len(world.messages()) == 6, what="all is decided")
     assert (
         world.messages()
         == world.orders()
@@ -115,7 +114,6 @@ def test_after_a_switch_over_a_transaction_names_the_server_that_runs_it(
         assert world.orders() == {"before", "after"}
         wait_until(
             lambda: world.messages() == world.orders() and world.settled(),
-            DEADLINE_S,
             what="all is decided",
         )
         world.connection.close()
@@ -138,7 +136,6 @@ def test_transactions_over_two_databases(
         ledgers.begin("never").__exit__(ApplicationError, ApplicationError(), None)
         wait_until(
             lambda: ledgers.agree(*(f"o-{number}" for number in range(6))),
-            DEADLINE_S,
             what="all agree",
         )
         assert all(len(set(pooler.served)) == 3 for pooler in pools)
@@ -177,6 +174,6 @@ def test_handlers_with_an_inbox(real: RealBroker, connect: Connect, pool: Pooler
             cursor.execute("INSERT INTO effects VALUES (%s)", (message.body.decode(),))
 
     with client.consumer(fresh("g"), [topic]) as consumer:
-        consumer.run(handle, inbox=lambda: psycopg2.connect(pool.dsn), threads=2, idle_exit=2.0)
+        consumer.run(handle, inbox=lambda: psycopg2.connect(pool.dsn), threads=2, idle_exit=IDLE_S)
         assert (consumer.stats.acked, consumer.stats.nacked, consumer.stats.retried) == (30, 0, 0)
     assert asked(pool.dsn, "SELECT count(*) FROM effects") == [(30,)]

@@ -29,6 +29,7 @@ from txmq.errors import (
     RequestTimeout,
     UnknownTopic,
 )
+from txmq.testing.wait import PATIENCE_S
 from txmq.wire.data_requests import Opcode
 from txmq.wire.frames import FrameDecoder, encode_frame
 from txmq.wire.hello import BrokerLimits, Hello, Welcome
@@ -124,13 +125,13 @@ def test_the_next_address_is_tried_where_one_does_not_answer(
     with FakeBroker() as mute:
         mute.greeting = b""
         url = f"txmq://127.0.0.1:{_closed_port()},127.0.0.1:{mute.port},127.0.0.1:{fake.port}"
-        assert connect(url, timeout=1).send("orders", b"x").offset == 0
+        assert connect(url, timeout=9).send("orders", b"x").offset == 0
 
 
 def test_a_broker_that_starts_a_little_later_is_found(connect: Connect) -> None:
     port = _closed_port()
     got: list[txmq.Receipt] = []
-    client = connect(f"txmq://127.0.0.1:{port}", timeout=10)
+    client = connect(f"txmq://127.0.0.1:{port}", timeout=PATIENCE_S)
     caller = threading.Thread(target=lambda: got.append(client.send("orders", b"x")))
     caller.start()
     with FakeBroker(port=port):
@@ -152,10 +153,9 @@ def test_another_protocol_on_the_port_is_reported_at_once(
     fake: FakeBroker, connect: Connect, greeting: bytes, words: str
 ) -> None:
     fake.greeting = greeting
-    began = time.monotonic()
     with pytest.raises(RemoteProtocolError, match=words):
-        connect(fake.url, timeout=60).send("orders", b"x")
-    assert time.monotonic() - began < 30
+        connect(fake.url).send("orders", b"x")
+    assert fake.accepted == 1, "it was not tried again"
 
 
 def test_a_protocol_version_that_was_not_offered_is_refused(
@@ -222,7 +222,7 @@ def test_a_reply_that_drips_in_ends_with_the_time_out(fake: FakeBroker, connect:
     began = time.monotonic()
     with pytest.raises(RequestTimeout):
         connect(fake.url, timeout=0.3).send("orders", b"x")
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < PATIENCE_S
 
 
 def test_a_closed_client_refuses_every_call(fake: FakeBroker, connect: Connect) -> None:
@@ -269,11 +269,11 @@ def test_a_call_is_not_repeated_when_its_answer_is_lost(fake: FakeBroker, connec
 
 def test_a_reply_of_many_pieces_is_put_together(fake: FakeBroker, connect: Connect) -> None:
     fake.others = lambda _frame: b"x" * (3 << 20)
-    assert connect(fake.url, timeout=20)._core.request(Opcode.READ) == b"x" * (3 << 20)
+    assert connect(fake.url)._core.request(Opcode.READ) == b"x" * (3 << 20)
 
 
 def test_a_large_request_goes_out_whole(fake: FakeBroker, connect: Connect) -> None:
-    connect(fake.url, timeout=20)._core.request(Opcode.READ, [b"x" * (4 << 20), b"y" * (4 << 20)])
+    connect(fake.url)._core.request(Opcode.READ, [b"x" * (4 << 20), b"y" * (4 << 20)])
     assert fake.frames[-1].payload == b"x" * (4 << 20) + b"y" * (4 << 20)
 
 
@@ -287,7 +287,7 @@ def test_a_child_after_a_fork_has_connections_of_its_own(
     if not child:  # nothing of pytest may run here
         try:
             client.send("orders", b"child")
-            client.send_async("orders", b"child too").result(60)
+            client.send_async("orders", b"child too").result(PATIENCE_S)
             os._exit(0)
         finally:
             os._exit(1)

@@ -11,19 +11,19 @@ import pytest
 
 import txmq
 from tests.client.real import RealBroker
-from tests.client.real_consumers import WAIT_S, floors, receive, shown
+from tests.client.real_consumers import IDLE_S, floors, receive, shown
 from tests.client.scripted_member import fresh
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.consumer.consumer import Consumer
 from txmq.errors import GroupMismatch, LocalProtocolError, NotLeased
 from txmq.model.message import Message, ReceivedMessage
 from txmq.model.retry import RetryPolicy
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 
 
 @pytest.fixture
 def client(shared_broker: RealBroker) -> Iterator[Client]:
-    with txmq.connect(shared_broker.url, service="tests", timeout=WAIT_S) as client:
+    with txmq.connect(shared_broker.url, service="tests", timeout=PATIENCE_S) as client:
         yield client
 
 
@@ -61,7 +61,7 @@ def test_receive_waits_for_messages_and_no_longer_than_its_timeout(
     thread = threading.Thread(target=lambda: received.extend(receive(consumer, 1)))
     thread.start()
     client.send(topic, b"x")
-    thread.join(WAIT_S)
+    thread.join()
     assert [message.body for message in received] == [b"x"]
 
 
@@ -85,7 +85,7 @@ def test_the_rest_of_a_batch_is_acked_soon(client: Client, joined: Callable[...,
     topic, group = fresh("t"), fresh("g")
     client.send_many(topic, [b"%d" % number for number in range(5)])
     consumer = joined(group, topic, retry=RetryPolicy.table(1_000), session_s=60)
-    batch = consumer.receive_batch(WAIT_S)
+    batch = consumer.receive_batch(PATIENCE_S)
     assert batch is not None
     consumer.nack(batch.messages()[2], error="no")
     consumer.ack_batch(batch)
@@ -100,7 +100,7 @@ def test_an_outstanding_message_outlives_its_lease_while_its_consumer_is_alive(
     topic, group = fresh("t"), fresh("g")
     client.send(topic, b"x")
     slow = joined(group, topic, lease_s=3.0)
-    message = slow.receive(WAIT_S)
+    message = slow.receive(PATIENCE_S)
     assert message is not None
     other = joined(group, topic, lease_s=3.0)
     assert other.receive(5.0) is None
@@ -151,7 +151,7 @@ def test_a_failed_message_comes_again_with_a_higher_attempt(
     topic = fresh("t")
     client.send(topic, b"x")
     consumer = joined(fresh("g"), topic)
-    first = consumer.receive(WAIT_S)
+    first = consumer.receive(PATIENCE_S)
     assert first is not None
     consumer.nack(first, delay=0.0, error=ValueError("not yet"))
     [second] = receive(consumer, 1)
@@ -164,8 +164,8 @@ def test_a_message_held_for_too_long_has_failed(
     topic = fresh("t")
     client.send(topic, b"x")
     consumer = joined(fresh("g"), topic, consume_timeout_s=1.0, retry=AT_ONCE)
-    held = consumer.receive(WAIT_S)
-    again = consumer.receive(WAIT_S)
+    held = consumer.receive(PATIENCE_S)
+    again = consumer.receive(PATIENCE_S)
     assert held is not None
     assert again is not None
     assert (again.offset, again.attempt) == (held.offset, 2)
@@ -177,7 +177,7 @@ def test_a_dead_letter_keeps_its_reason(client: Client, joined: Callable[..., Co
     topic, group = fresh("t"), fresh("g")
     client.send(topic, b"x", key="k")
     consumer = joined(group, topic)
-    message = consumer.receive(WAIT_S)
+    message = consumer.receive(PATIENCE_S)
     assert message is not None
     consumer.dead_letter(message, "no such customer")
     wait_until(lambda: client.call("dlq.list", group=group)["letters"], what="the letter")
@@ -195,7 +195,7 @@ def test_waiting_for_an_ack_ends_when_the_broker_has_it(
     topic, group = fresh("t"), fresh("g")
     client.send(topic, b"x")
     consumer = joined(group, topic)
-    message = consumer.receive(WAIT_S)
+    message = consumer.receive(PATIENCE_S)
     assert message is not None
     consumer.ack(message, wait=True)
     assert floors(client, group) == 1
@@ -226,7 +226,6 @@ def test_members_share_a_topic_and_get_the_partitions_of_one_that_leaves(
     wait_until(
         lambda: len(first.assignment) == len(second.assignment) == 2,
         what="a fair share",
-        timeout_s=WAIT_S,
     )
     assert not first.assignment & second.assignment
     first.close()
@@ -285,8 +284,8 @@ def test_an_outage_makes_no_dead_letters_and_all_is_processed_when_it_is_over(
     work.start()
     wait_until(lambda: shown(client, group)["state"] == "guarded", what="the guard")
     back.set()
-    wait_until(lambda: shown(client, group)["state"] == "active", WAIT_S, what="the probe")
-    wait_until(lambda: len(seen) == messages, WAIT_S, what="everything")
+    wait_until(lambda: shown(client, group)["state"] == "active", what="the probe")
+    wait_until(lambda: len(seen) == messages, what="everything")
     stop.set()
     work.join()
     assert (shown(client, group)["letters"], shown(client, group)["floods"]) == (0, 1)
@@ -297,7 +296,7 @@ def test_handlers_get_lists_with_batch(client: Client, joined: Callable[..., Con
     client.send_many(topic, [b"%d" % number for number in range(30)])
     sizes: list[int] = []
     consumer = joined(group, topic)
-    consumer.run(lambda messages: sizes.append(len(messages)), batch=8, idle_exit=2.0)
+    consumer.run(lambda messages: sizes.append(len(messages)), batch=8, idle_exit=IDLE_S)
     assert (sum(sizes), max(sizes)) == (30, 8)
     wait_until(lambda: floors(client, group) == 30, what="the acks")
 
@@ -315,7 +314,7 @@ def test_an_ack_in_a_transaction_takes_effect_with_it(
     topic, other, group = fresh("t"), fresh("t"), fresh("g")
     client.send_batch(topic, [Message(b"%d" % number, "k") for number in range(2)])
     consumer = joined(group, topic)
-    first, second = consumer.receive(WAIT_S), consumer.receive(WAIT_S)
+    first, second = consumer.receive(PATIENCE_S), consumer.receive(PATIENCE_S)
     assert first is not None
     assert second is not None
     with client.transaction() as tx:
@@ -364,7 +363,7 @@ def test_a_message_whose_handler_returns_work_to_be_done_is_no_success(
     topic, group = fresh("t"), fresh("g")
     client.send_many(topic, [b"1", b"2"])
     consumer = joined(group, topic, retry=RetryPolicy.table(0, attempts=0))
-    consumer.run(_returning(handler), batch=batch, idle_exit=2.0)
+    consumer.run(_returning(handler), batch=batch, idle_exit=IDLE_S)
     letters = client.call("dlq.list", group=group)["letters"]
     assert {letter["error_type"] for letter in letters} == {"txmq.errors.base.LocalProtocolError"}
     assert (len(letters), consumer.stats.acked) == (2, 0)

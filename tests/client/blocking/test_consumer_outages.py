@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 
 import txmq
 from tests.client.real import RealBroker
-from tests.client.real_consumers import WAIT_S, busy_log, closing_broker, floors, receive, shown
+from tests.client.real_consumers import busy_log, closing_broker, floors, receive, shown
 from tests.client.scripted_member import fresh
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.connections.connection import Connection
@@ -26,14 +26,14 @@ from txmq.errors import BrokerUnavailable, LocalProtocolError
 from txmq.model.message import Message
 from txmq.testing.forked import run_source
 from txmq.testing.processes import running
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 
 AT_ONCE = txmq.RetryPolicy((0,))
 
 
 @pytest.fixture
 def client(shared_broker: RealBroker) -> Iterator[Client]:
-    with txmq.connect(shared_broker.url, service="tests", timeout=WAIT_S) as client:
+    with txmq.connect(shared_broker.url, service="tests", timeout=PATIENCE_S) as client:
         yield client
 
 
@@ -53,8 +53,8 @@ def test_a_failure_of_the_thread_is_raised_to_waiting_callers(
     consumer = joined(fresh("g"), fresh("t"))
     monkeypatch.setattr(consumer._members.members[0].member, "wake_at", None)
     with pytest.raises(LocalProtocolError, match="TypeError"):
-        consumer.receive(WAIT_S)
-    wait_until(lambda: seen == [TypeError], WAIT_S)
+        consumer.receive(PATIENCE_S)
+    wait_until(lambda: seen == [TypeError])
 
 
 def test_a_lost_connection_is_survived_with_outstanding_messages(
@@ -63,7 +63,7 @@ def test_a_lost_connection_is_survived_with_outstanding_messages(
     topic, group = fresh("t"), fresh("g")
     client.send_many(topic, [b"%d" % number for number in range(10)])
     consumer = joined(group, topic)
-    message = consumer.receive(WAIT_S)
+    message = consumer.receive(PATIENCE_S)
     assert message is not None
     wait_until(lambda: shown(client, group)["leased"] == 10, what="everything is fetched")
     dialled[-1].socket.shutdown(socket.SHUT_RDWR)
@@ -90,12 +90,12 @@ def test_the_log_tells_a_member_that_joins_anew_from_one_that_lost_its_connectio
     client.send(topic, b"0", key="a")
 
     with client.consumer(group, [topic], mode="ordered") as consumer, capture_logs() as told:
-        message = consumer.receive(WAIT_S)
+        message = consumer.receive(PATIENCE_S)
         assert message is not None
         consumer._members.members[0].give_back([message], rejoin=True)
-        wait_until(lambda: "consumer.joined" in logged(told, group), WAIT_S)
+        wait_until(lambda: "consumer.joined" in logged(told, group))
         dialled[-1].socket.shutdown(socket.SHUT_RDWR)
-        wait_until(lambda: logged(told, group).count("consumer.joined") == 2, WAIT_S)
+        wait_until(lambda: logged(told, group).count("consumer.joined") == 2)
     assert logged(told, group) == [
         "consumer.rejoining", "consumer.joined", "consumer.disconnected", "consumer.joined",
     ]  # fmt: skip
@@ -117,11 +117,11 @@ def test_the_log_tells_of_a_broker_that_is_away_when_a_member_joins_anew(
     monkeypatch.setattr(client._core, "open_connection", dial_unless_away)
 
     with client.consumer(group, [topic], mode="ordered") as consumer, capture_logs() as told:
-        message = consumer.receive(WAIT_S)
+        message = consumer.receive(PATIENCE_S)
         assert message is not None
         away += [True, True]
         consumer._members.members[0].give_back([message], rejoin=True)
-        wait_until(lambda: "consumer.joined" in logged(told, group), WAIT_S)
+        wait_until(lambda: "consumer.joined" in logged(told, group))
     assert logged(told, group) == ["consumer.rejoining", "consumer.disconnected", "consumer.joined"]
 
 
@@ -129,12 +129,12 @@ def test_the_log_tells_of_a_broker_that_is_away_when_a_member_joins_anew(
 def test_a_restarted_broker_is_survived(tmp_path: Path, end: str) -> None:
     with (
         closing_broker(tmp_path) as broker,
-        txmq.connect(broker.url, timeout=WAIT_S) as client,
+        txmq.connect(broker.url, timeout=PATIENCE_S) as client,
         client.consumer("g", ["t"]) as consumer,
     ):
         client.send_batch("t", [Message(b"%d" % number, "k") for number in range(6)])
         before = receive(consumer, 2)
-        in_hand = consumer.receive(WAIT_S)
+        in_hand = consumer.receive(PATIENCE_S)
         assert in_hand is not None
         wait_until(lambda: floors(client, "g") == 2, what="the acks")
         getattr(broker, end)()
@@ -151,26 +151,26 @@ def test_a_restarted_broker_is_survived(tmp_path: Path, end: str) -> None:
 def test_a_key_keeps_its_order_when_a_nack_follows_a_restart(tmp_path: Path) -> None:
     with (
         closing_broker(tmp_path) as broker,
-        txmq.connect(broker.url, timeout=WAIT_S) as client,
+        txmq.connect(broker.url, timeout=PATIENCE_S) as client,
         client.consumer("g", ["t"], mode="ordered", retry=AT_ONCE) as consumer,
         busy_log(broker.url),
     ):
         for _ in range(5):
             client.send_batch("t", [Message(b"%d" % number, "k") for number in range(3)])
-            in_hand = consumer.receive(WAIT_S)
+            in_hand = consumer.receive(PATIENCE_S)
             assert in_hand is not None
             broker.kill()
             consumer.nack(in_hand, error="failed")
             broker.start()
             assert [message.body for message in receive(consumer, 3)] == [b"0", b"1", b"2"]
-            wait_until(lambda: shown(client, "g")["leased"] == 0, WAIT_S, what="all is settled")
+            wait_until(lambda: shown(client, "g")["leased"] == 0, what="all is settled")
 
 
 def test_a_key_keeps_its_order_when_acks_are_lost_with_the_broker(tmp_path: Path) -> None:
     received = [-1]
     with (
         closing_broker(tmp_path) as broker,
-        txmq.connect(broker.url, timeout=WAIT_S) as client,
+        txmq.connect(broker.url, timeout=PATIENCE_S) as client,
         client.consumer("g", ["t"], mode="ordered", retry=AT_ONCE) as consumer,
         busy_log(broker.url),
     ):
@@ -178,7 +178,7 @@ def test_a_key_keeps_its_order_when_acks_are_lost_with_the_broker(tmp_path: Path
             client.send_batch("t", [Message(b"%d" % n, "k") for n in range(last - 3, last + 1)])
             while received[-1] < last - 1:
                 received += [int(message.body) for message in receive(consumer, 1)]
-            in_hand = consumer.receive(WAIT_S)
+            in_hand = consumer.receive(PATIENCE_S)
             broker.kill()  # it may have none of the acks
             if in_hand is not None:
                 consumer.nack(in_hand, error="failed")
@@ -199,7 +199,7 @@ def test_a_consumer_goes_on_with_a_topic_that_is_made_again(
     before = [Message(b"old-%d" % n, f"k{n}") for n in range(20)]
     client.send_batch(topic, before)
     consumer = joined(fresh("g"), topic, mode=mode, member="m", start="first")
-    in_hand = consumer.receive(WAIT_S)
+    in_hand = consumer.receive(PATIENCE_S)
     assert in_hand is not None
     client.call("topic.delete", name=topic)
     client.call("topic.create", name=topic, partitions=partitions)
@@ -207,13 +207,13 @@ def test_a_consumer_goes_on_with_a_topic_that_is_made_again(
         client.send(topic, b"new-%d" % n, key=f"k{n}")
     received: set[bytes] = set()
     while len(received) < 20:
-        message = consumer.receive(WAIT_S)
+        message = consumer.receive(PATIENCE_S)
         assert message is not None, f"{len(received)} messages came"
         if message.body.startswith(b"new"):
             received.add(message.body)
         consumer.ack(message)
     consumer.ack(in_hand)  # it concerns the old topic
-    wait_until(lambda: floors_of(client, consumer.group, topic) == 20, WAIT_S, what="the acks")
+    wait_until(lambda: floors_of(client, consumer.group, topic) == 20, what="the acks")
 
 
 def floors_of(client: Client, group: str, topic: str) -> int:
@@ -224,10 +224,10 @@ def floors_of(client: Client, group: str, topic: str) -> int:
 
 
 def test_closing_a_closed_consumer_does_not_wait(tmp_path: Path) -> None:
-    with closing_broker(tmp_path) as broker, txmq.connect(broker.url, timeout=WAIT_S) as client:
+    with closing_broker(tmp_path) as broker, txmq.connect(broker.url, timeout=PATIENCE_S) as client:
         consumer = client.consumer("g", ["t"])
         client.send("t", b"in hand")
-        assert consumer.receive(WAIT_S) is not None
+        assert consumer.receive(PATIENCE_S) is not None
         broker.kill()
         consumer.close(0.5)
         broker.start()
@@ -237,8 +237,8 @@ def test_closing_a_closed_consumer_does_not_wait(tmp_path: Path) -> None:
 CHILD = """
 import signal, sys, txmq
 url, group, topic = sys.argv[1:]
-consumer = txmq.connect(url, timeout=20).consumer(group, [topic], session_s=1.0)
-print("offset", consumer.receive(20).offset, flush=True)
+consumer = txmq.connect(url, timeout=120).consumer(group, [topic], session_s=1.0)
+print("offset", consumer.receive(120).offset, flush=True)
 signal.pause()
 """
 

@@ -17,15 +17,14 @@ from txmq.client.blocking.client import Client
 from txmq.client.blocking.consumer.consumer import Consumer, Consumers
 from txmq.errors import LocalProtocolError
 from txmq.model.message import ReceivedMessage
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 
-WAIT_S = 20.0
 A_MOMENT_S = 0.3
 
 
 @pytest.fixture
 def client(shared_broker: RealBroker) -> Iterator[Client]:
-    with txmq.connect(shared_broker.url, service="tests", timeout=WAIT_S) as client:
+    with txmq.connect(shared_broker.url, service="tests", timeout=PATIENCE_S) as client:
         yield client
 
 
@@ -41,7 +40,7 @@ def topics(client: Client) -> list[str]:
 
 def received(consumer: Consumer | Consumers, topic: str) -> ReceivedMessage:
     """The next message, which is of that topic."""
-    message = consumer.receive(WAIT_S)
+    message = consumer.receive(PATIENCE_S)
     assert message is not None
     assert message.topic == topic
     return message
@@ -64,7 +63,7 @@ def test_only_the_other_topic_comes_until_the_resume_and_no_attempt_is_counted(
 ) -> None:
     one, other = topics
     with client.consumer(fresh("g"), topics) as consumer:
-        message = consumer.receive(WAIT_S)
+        message = consumer.receive(PATIENCE_S)
         assert message is not None
         paused = message.topic  # whichever comes first
         consumer.pause(paused)
@@ -76,12 +75,11 @@ def test_only_the_other_topic_comes_until_the_resume_and_no_attempt_is_counted(
         assert consumer.receive(A_MOMENT_S) is None
         wait_until(
             lambda: reasons(client, consumer.group, paused) == {"member-paused"},
-            WAIT_S,
             what="the broker is told of the pause",
         )
         consumer.resume(paused)
         assert consumer.paused == frozenset()
-        came = [consumer.receive(WAIT_S) for _ in range(10)]
+        came = [consumer.receive(PATIENCE_S) for _ in range(10)]
     assert [(message.topic, message.attempt) for message in came if message] == [(paused, 1)] * 10
 
 
@@ -118,12 +116,12 @@ def test_handlers_get_nothing_of_a_paused_topic_and_each_resume_undoes_its_own_p
         thread.start()
         consumer.resume()
         assert consumer.paused == {one}
-        wait_until(lambda: settled(client, consumer.group, other) == 10, WAIT_S)
+        wait_until(lambda: settled(client, consumer.group, other) == 10)
         assert seen == [other] * 10
         consumer.resume(one)
-        wait_until(lambda: settled(client, consumer.group, one) == 10, WAIT_S)
+        wait_until(lambda: settled(client, consumer.group, one) == 10)
         stop.set()
-        thread.join(WAIT_S)
+        thread.join()
     assert seen == [other] * 10 + [one] * 10
 
 
@@ -145,12 +143,14 @@ def test_pauses_work_on_twisted(
     one, other = topics
 
     async def story() -> None:
-        client = txmq.twisted.connect(reactor, shared_broker.url, service="tests", timeout=WAIT_S)
+        client = txmq.twisted.connect(
+            reactor, shared_broker.url, service="tests", timeout=PATIENCE_S
+        )
         consumer = await client.consumer(fresh("g"), topics)
         consumer.pause(one)
         assert consumer.paused == {one}
         for _ in range(10):
-            message = await consumer.receive(WAIT_S)
+            message = await consumer.receive(PATIENCE_S)
             assert message is not None
             assert message.topic == other
             consumer.ack(message)
@@ -171,7 +171,7 @@ def test_pauses_work_at_all_of_several_brokers(
 ) -> None:
     one, other = topics
     with txmq.connect(
-        [shared_broker.url, deciding.url], service="tests", timeout=WAIT_S
+        [shared_broker.url, deciding.url], service="tests", timeout=PATIENCE_S
     ) as cluster:
         second = cluster.clients[1]
         for name in topics:

@@ -14,7 +14,6 @@ from psycopg2.extensions import parse_dsn
 
 from tests.cli.peer import peer
 from tests.client.kept_sessions import asked
-from tests.client.ledgers import DEADLINE_S
 from tests.client.real import RealBroker
 from tests.client.world import World, make_tables
 from tests.fixtures_postgres import copied
@@ -25,7 +24,7 @@ from txmq.errors import LogChanged, NoResolver
 from txmq.model.decider import ByPostgres, DatabaseId
 from txmq.model.message import Message
 from txmq.testing.postgres_server import OwnServer
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 from txmq.tx.postgres.blocking import insert_token
 from txmq.tx.postgres.brokers import take_over
 
@@ -50,11 +49,11 @@ def test_a_copy_of_the_data_touches_neither_outbox_nor_tokens_of_production(
     original = RealBroker(tmp_path / "original", [database])
     make_tables(database)
     world = World(database, original, connect(original.url))
-    wait_until(lambda: reported(database, 1), DEADLINE_S, what="the original has reported")
+    wait_until(lambda: reported(database, 1), what="the original has reported")
     with world.client.transaction(world.connection) as tx:
         world.insert("before")
         tx.send(world.topic, b"before")
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     original.kill()
     (tmp_path / "copy").mkdir()
     shutil.copytree(tmp_path / "original" / "data", tmp_path / "copy" / "data")
@@ -63,15 +62,13 @@ def test_a_copy_of_the_data_touches_neither_outbox_nor_tokens_of_production(
         tx.send(world.topic, b"waits")
     copy = RealBroker(tmp_path / "copy", [database])
     looker = connect(copy.url)
-    wait_until(lambda: refusals(looker), DEADLINE_S, what="the copy says that it is refused")
+    wait_until(lambda: refusals(looker), what="the copy says that it is refused")
     [text] = refusals(looker)
     assert "--take-over" in text
     assert reported(database, 1)
     assert asked(database, "SELECT count(*) FROM public.txmq_outbox") == [(1,)]
     original.start()
-    wait_until(
-        lambda: world.messages() == {"before", "waits"}, DEADLINE_S, what="the original publishes"
-    )
+    wait_until(lambda: world.messages() == {"before", "waits"}, what="the original publishes")
     assert {found.body for found in copy.read(world.topic)} == {b"before"}
     assert refusals(world.client) == []
     original.kill()
@@ -91,7 +88,7 @@ def test_a_transaction_on_another_copy_than_the_resolvers_is_refused(
     broker = RealBroker(tmp_path / "broker", [copied])
     make_tables(crashable_database)
     world = World(crashable_database, broker, connect(broker.url))
-    wait_until(lambda: reported(copied, 1), DEADLINE_S, what="the broker has reported to the copy")
+    wait_until(lambda: reported(copied, 1), what="the broker has reported to the copy")
 
     def order() -> None:
         with world.client.transaction(world.connection) as tx:
@@ -102,7 +99,7 @@ def test_a_transaction_on_another_copy_than_the_resolvers_is_refused(
         with pytest.raises(NoResolver, match="leads to a copy"):
             order()
     assert world.orders() == set()
-    wait_until(world.settled, DEADLINE_S, what="all is decided")
+    wait_until(world.settled, what="all is decided")
     assert world.messages() == set()
     world.connection.close()
     broker.stop()
@@ -115,7 +112,7 @@ def test_a_copy_that_takes_the_originals_place_while_the_broker_is_down_decides_
     broker, data = RealBroker(tmp_path / "broker", [original]), tmp_path / "broker" / "data"
     client = connect(broker.url)
     client.call("topic.create", name="orders", partitions=1)
-    wait_until(lambda: reported(original, 1), DEADLINE_S, what="the broker has reported")
+    wait_until(lambda: reported(original, 1), what="the broker has reported")
     with copied(crashable_postgres) as server:
         copy = server.dsn(parse_dsn(original)["dbname"])
         [(before,)] = asked(copy, REPORTS)
@@ -128,30 +125,27 @@ def test_a_copy_that_takes_the_originals_place_while_the_broker_is_down_decides_
             known_as = DatabaseId(found.system_id, found.database_oid)
             wait_until(
                 lambda: StoredReports(data).get(known_as).stored > before,
-                DEADLINE_S,
                 what="the broker remembers a report as a bundle has come",
             )
             broker.kill()
             connection.commit()
         broker.dsns = [copy]
         broker.start()
-        wait_until(lambda: refusals(client), DEADLINE_S, what="the copy is refused")
+        wait_until(lambda: refusals(client), what="the copy is refused")
         assert "it is a copy" in refusals(client)[0]
         client.call("tx.check", token=token.hex)
         wait_until(
             lambda: "it is a copy" in client.call("tx.show", token=token.hex)["check_reason"],
-            DEADLINE_S,
             what="the check has an answer",
         )
         assert asked(copy, "SELECT FROM public.txmq_token") == []
         broker.kill()
     broker.dsns = [original]
     broker.start()
-    wait_until(lambda: reported(original, 3), DEADLINE_S, what="the broker has reported again")
+    wait_until(lambda: reported(original, 3), what="the broker has reported again")
     client.call("tx.check", token=token.hex)
     wait_until(
         lambda: client.call("tx.show", token=token.hex)["state"] == "PUBLISHED",
-        DEADLINE_S,
         what="the original decides",
     )
     broker.stop()
@@ -163,7 +157,7 @@ def test_two_resolvers_with_one_identity_decide_nothing(
     copied = copy.dsn(parse_dsn(crashable_database)["dbname"])
     broker = RealBroker(tmp_path / "broker", [copied, crashable_database])
     client = connect(broker.url)
-    wait_until(lambda: len(refusals(client)) == 1, DEADLINE_S, what="the alarm is raised")
+    wait_until(lambda: len(refusals(client)) == 1, what="the alarm is raised")
     assert "resolvers db0, db1 lead to servers with one identity" in refusals(client)[0]
     client.call("topic.create", name="orders", partitions=1)
     decider = ByPostgres(*identity_of(crashable_database), xid=None)
@@ -172,7 +166,6 @@ def test_two_resolvers_with_one_identity_decide_nothing(
     client.call("tx.check", token=token)
     wait_until(
         lambda: "with one identity" in client.call("tx.show", token=token)["check_reason"],
-        DEADLINE_S,
         what="the check has an answer",
     )
     assert client.call("tx.show", token=token)["state"] == "UNDECIDED"
@@ -187,26 +180,26 @@ def test_a_backup_in_the_originals_place_gets_the_lease_by_an_operators_word_onl
     """The directory has its inodes still, and restarts pass the original's epoch."""
     broker = RealBroker(tmp_path / "broker", [database])
     data, backup = tmp_path / "broker" / "data", tmp_path / "backup"
-    wait_until(lambda: reported(database, 1), DEADLINE_S, what="the broker has reported")
+    wait_until(lambda: reported(database, 1), what="the broker has reported")
     broker.stop()
     shutil.copytree(data, backup)
     broker.start()
-    wait_until(lambda: reported(database, 2), DEADLINE_S, what="it has reported again")
+    wait_until(lambda: reported(database, 2), what="it has reported again")
     broker.kill()
     shutil.copytree(backup, data, dirs_exist_ok=True)
     client = connect(broker.url)
     for _ in range(3):
         broker.start()
-        wait_until(lambda: refusals(client), DEADLINE_S, what="the backup is refused")
+        wait_until(lambda: refusals(client), what="the backup is refused")
         broker.kill()
     assert reported(database, 2)
     broker.start()
-    wait_until(lambda: refusals(client), DEADLINE_S, what="the backup is refused still")
+    wait_until(lambda: refusals(client), what="the backup is refused still")
     [text] = refusals(client)
     assert "was restored, or a clone of it runs" in text
     with closing(producer(database)) as connection:
         directory = UUID((data / "directory").read_text().split()[0])
         take_over(connection, client.log_id, directory, "the disk was lost")
         connection.commit()
-    wait_until(lambda: not refusals(client), DEADLINE_S, what="the broker works again")
+    wait_until(lambda: not refusals(client), what="the broker works again")
     broker.stop()

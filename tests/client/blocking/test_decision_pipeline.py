@@ -15,11 +15,10 @@ from txmq.client.blocking.transaction.decisions import send_decision
 from txmq.errors import ClientClosed, Conflict
 from txmq.model.bundle import BundleState, DecideReceipt
 from txmq.model.message import COMMIT
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 from txmq.wire.data_requests import Opcode, pack_decide_receipt, unpack_decide
 
 Connect = Callable[..., Client]
-DEADLINE_S = 20
 TOKEN = UUID(int=7)
 DONE = pack_decide_receipt(DecideReceipt(BundleState.PUBLISHED, repeated=False))
 
@@ -53,7 +52,7 @@ def test_a_decision_goes_out_on_an_idle_connection_and_a_later_reply_brings_its_
 
 
 def test_a_caller_that_wants_the_answer_reads_it(fake: FakeBroker, client: Client) -> None:
-    assert send_decision(client._core, TOKEN, COMMIT).result(DEADLINE_S) == DONE
+    assert send_decision(client._core, TOKEN, COMMIT).result(PATIENCE_S) == DONE
     assert (fake.accepted, decided(fake)) == (1, [TOKEN.bytes])
 
 
@@ -61,7 +60,7 @@ def test_an_answer_that_no_reply_follows_is_read_all_the_same(
     fake: FakeBroker, client: Client
 ) -> None:
     pending = send_decision(client._core, TOKEN, COMMIT)
-    wait_until(lambda: pending.answered, DEADLINE_S)
+    wait_until(lambda: pending.answered)
     assert (fake.accepted, decided(fake)) == (1, [TOKEN.bytes])
     client.send("orders", b"second")
     assert fake.accepted == 1
@@ -74,28 +73,28 @@ def test_a_decision_whose_answer_is_lost_is_sent_again(
     answers = [first, first]
     fake.others = lambda _frame: answers.pop() if answers else DONE
     pending = send_decision(client._core, TOKEN, COMMIT)
-    wait_until(lambda: len(decided(fake)) >= 3, DEADLINE_S)
-    assert pending.result(DEADLINE_S) == DONE
+    wait_until(lambda: len(decided(fake)) >= 3)
+    assert pending.result(PATIENCE_S) == DONE
     assert set(decided(fake)) == {TOKEN.bytes}
 
 
 def test_without_an_idle_connection_the_sender_sends_it(fake: FakeBroker, connect: Connect) -> None:
     fake.others = lambda _frame: DONE
-    assert send_decision(connect(fake.url)._core, TOKEN, COMMIT).result(DEADLINE_S) == DONE
+    assert send_decision(connect(fake.url)._core, TOKEN, COMMIT).result(PATIENCE_S) == DONE
 
 
 def test_a_connection_that_the_broker_has_closed_is_not_trusted(
     fake: FakeBroker, client: Client
 ) -> None:
     fake.hang_up()
-    assert send_decision(client._core, TOKEN, COMMIT).result(DEADLINE_S) == DONE
+    assert send_decision(client._core, TOKEN, COMMIT).result(PATIENCE_S) == DONE
 
 
 def test_a_refusal_is_an_answer(fake: FakeBroker, client: Client) -> None:
     fake.others = lambda _frame: Conflict("it was rolled back")
     pending = send_decision(client._core, TOKEN, COMMIT)
     with pytest.raises(Conflict):
-        pending.result(DEADLINE_S)
+        pending.result(PATIENCE_S)
     assert decided(fake) == [TOKEN.bytes]
 
 
@@ -122,15 +121,15 @@ def test_a_child_process_does_not_wait_for_its_parents_decisions(
     answers: list[Any] = [Silent]
     fake.others = lambda _frame: answers.pop() if answers else DONE
     send_decision(client._core, TOKEN, COMMIT)
-    wait_until(lambda: not answers, DEADLINE_S)
+    wait_until(lambda: not answers)
     pid = os.fork()
     if not pid:  # nothing of pytest may run here
         try:
-            send_decision(client._core, UUID(int=8), COMMIT).result(DEADLINE_S)
+            send_decision(client._core, UUID(int=8), COMMIT).result(PATIENCE_S)
             client.close()
             os._exit(0)
         finally:
             os._exit(1)
     assert os.waitpid(pid, 0)[1] == 0
-    wait_until(lambda: decided(fake).count(TOKEN.bytes) == 2, DEADLINE_S)
+    wait_until(lambda: decided(fake).count(TOKEN.bytes) == 2)
     assert decided(fake).count(UUID(int=8).bytes) == 1

@@ -24,12 +24,11 @@ from txmq.django import send
 from txmq.errors import BrokerUnavailable, ConfigError, LocalProtocolError, TransactionAborted
 from txmq.model.message import ReceivedMessage
 from txmq.testing.postgres_server import PostgresServer
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 from txmq.tx.postgres.schema import check
 from txmq.tx.postgres.session import connect
 
 configure()
-DEADLINE_S = 20.0
 ATOMIC = transaction.atomic(using=OWN)
 _handled: list[Any] = []  # topic, and what the handler shall do
 
@@ -53,7 +52,7 @@ def both(world: World, order: str, using: str = OWN) -> None:
 
 
 def agreed(world: World) -> set[str]:
-    wait_until(world.settled, DEADLINE_S)
+    wait_until(world.settled)
     assert world.orders() == world.messages()
     return world.orders()
 
@@ -182,7 +181,7 @@ def test_threads_that_come_first_at_once_share_a_client(
     connect, came, all_came = txmq.connect, list[str](), threading.Event()
 
     def slowly(*args: Any, **options: Any) -> Any:
-        assert all_came.wait(DEADLINE_S)
+        assert all_came.wait(PATIENCE_S)
         return connect(*args, **options)
 
     def use() -> Any:
@@ -192,7 +191,7 @@ def test_threads_that_come_first_at_once_share_a_client(
     monkeypatch.setattr(txmq, "connect", slowly)
     with ThreadPoolExecutor(4) as executor:
         found = [executor.submit(use) for _ in range(4)]
-        wait_until(lambda: len(came) == len(found), DEADLINE_S)
+        wait_until(lambda: len(came) == len(found))
         all_came.set()
         clients = {id(future.result()): future.result() for future in found}
     for client in clients.values():
@@ -254,7 +253,7 @@ def test_the_admin_shows_undecided_transactions_and_letters(world: World, own: A
     group = f"admin-{world.topic}"
     world.client.send(f"{world.topic}-in", b"m", key="<k>")
     with world.client.consumer(group, [f"{world.topic}-in"]) as consumer:
-        message = consumer.receive(DEADLINE_S)
+        message = consumer.receive(PATIENCE_S)
         assert message is not None
         consumer.dead_letter(message, reason="<script>")
     with pytest.raises(PermissionDenied):

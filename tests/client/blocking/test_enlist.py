@@ -31,10 +31,9 @@ from txmq.errors import (
 from txmq.model.message import Message
 from txmq.postgres import EnlistConnection
 from txmq.testing.processes import run_script
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 from txmq.wire.data_requests import Opcode
 
-DEADLINE_S = 20.0
 # Of a transaction that is committed by `commit()`; True: it is committed there.
 CRASHPOINTS = {
     "tx.before_group": False,
@@ -57,7 +56,7 @@ for point in points:
     if pid:
         hits.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL)
         continue
-    client = txmq.connect(url, service="killed", timeout=30)
+    client = txmq.connect(url, service="killed", timeout=120)
     own = "." in point
     if own:
         os.environ[VARIABLE] = point
@@ -89,7 +88,7 @@ def run(connection: Any, *statements: str) -> None:
 
 def agreed(world: World) -> set[str]:
     """Return the rows once everything is decided, which the messages have to equal."""
-    wait_until(world.settled, DEADLINE_S)
+    wait_until(world.settled)
     assert world.orders() == world.messages()
     return world.orders()
 
@@ -100,7 +99,7 @@ def test_a_bare_commit_takes_the_messages_along(world: World, connection: Enlist
         world.insert(order, connection)
         tx.send(world.topic, order.encode())
         connection.commit()
-        tx.wait_published()
+        tx.wait_published(PATIENCE_S)
     with connection:
         world.insert("o-3", connection)
         world.client.enlist(connection).send(world.topic, b"o-3")
@@ -121,7 +120,7 @@ def test_messages_without_rows_are_sent_as_well(world: World, connection: Enlist
     tx = world.client.enlist(connection)
     tx.send(world.topic, b"alone")
     connection.commit()
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     assert world.messages() == {"alone"}
 
 
@@ -160,7 +159,7 @@ def test_a_hook_that_lies_publishes_nothing(world: World, factory: Any) -> None:
             connection.commit()  # the server answers ROLLBACK, and nothing is raised
             tx.after_commit()
             with pytest.raises(TransactionAborted):
-                tx.wait_published()
+                tx.wait_published(PATIENCE_S)
         else:
             with pytest.raises(TransactionAborted):
                 connection.commit()
@@ -206,7 +205,7 @@ def test_an_answer_that_is_lost_is_asked_for(world: World, connection: EnlistCon
     world.insert("o-1", connection)
     tx.send(world.topic, b"o-1")
     tx.commit_with(lambda: commit_and_lose(connection))
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     assert agreed(world) == {"o-1"}
 
 
@@ -223,7 +222,7 @@ def test_an_answer_that_nobody_has_leaves_it_in_doubt(
         with pytest.raises(InDoubt) as raised:
             tx.commit_with(lambda: commit_and_lose(connection))
     assert raised.value.token == str(tx.token)
-    wait_until(lambda: world.state(tx.token) == "PUBLISHED", DEADLINE_S)
+    wait_until(lambda: world.state(tx.token) == "PUBLISHED")
 
 
 def commit_and_lose(connection: EnlistConnection) -> None:
@@ -293,7 +292,7 @@ def test_a_savepoint_from_before_the_first_send_takes_all_of_them_back(
         fail()
     tx.send(world.topic, b"kept")
     connection.commit()
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     assert world.messages() == {"kept"}
 
 
@@ -319,7 +318,7 @@ def test_nobody_goes_back_behind_the_token_row(world: World) -> None:
         run(world.connection, "ROLLBACK TO s")
     run(world.connection, "COMMIT")
     tx.after_commit()
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     assert agreed(world) == {"o-1"}
 
 
@@ -398,7 +397,7 @@ def test_a_key_keeps_the_order_of_its_rows_whoever_is_confirmed_first(
     connection.commit()
     assert world.state(second.token) == "COMMITTED"  # it waits for the first
     first.after_commit()
-    second.wait_published()
+    second.wait_published(PATIENCE_S)
     assert [found.body for found in world.stored()] == [b"o-1", b"o-2"]
 
 
@@ -442,7 +441,7 @@ def test_a_child_process_leaves_the_transaction_to_its_parent(
         os._exit(1)
     assert os.waitpid(child, 0)[1] == 0
     connection.commit()
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     assert agreed(world) == {"o-1"}
 
 
@@ -456,11 +455,11 @@ def test_an_outbox_takes_the_messages_while_the_broker_is_away(
         connection.commit()
     connection.commit()
     assert agreed(world) == set()
-    wait_until(lambda: fetches(world), DEADLINE_S)
+    wait_until(lambda: fetches(world))
     world.insert("o-2", connection)
     away.enlist(connection, timeout=0.2, on_unavailable="outbox").send(world.topic, b"o-2")
     connection.commit()
-    wait_until(lambda: world.messages() == {"o-2"}, DEADLINE_S)
+    wait_until(lambda: world.messages() == {"o-2"})
     assert world.orders() == {"o-2"}
 
 
@@ -480,7 +479,7 @@ def test_each_broker_of_a_cluster_gets_its_messages(
         for key in keys:
             cluster.enlist(connection).send(world.topic, key.encode(), key=key)
         connection.commit()
-        tx.wait_published()
+        tx.wait_published(PATIENCE_S)
         found = [
             {found.body.decode() for found in broker.read(world.topic)}
             for broker in (world.broker, also_deciding)
@@ -492,14 +491,14 @@ def test_each_broker_of_a_cluster_gets_its_messages(
 def test_an_ack_takes_effect_with_the_commit(world: World, connection: EnlistConnection) -> None:
     world.client.send(world.topic, b"in")
     consumer = world.client.consumer("enlisted", [world.topic], start="first")
-    message = consumer.receive(timeout=DEADLINE_S)
+    message = consumer.receive(timeout=PATIENCE_S)
     assert message is not None
     tx = world.client.enlist(connection)
     tx.ack(message)
     tx.send(world.topic, b"out")
     connection.commit()
-    tx.wait_published()
-    following = consumer.receive(timeout=DEADLINE_S)
+    tx.wait_published(PATIENCE_S)
+    following = consumer.receive(timeout=PATIENCE_S)
     assert following is not None
     assert following.body == b"out"
     consumer.close()
@@ -513,7 +512,7 @@ def test_a_consumer_that_dies_has_acked_what_it_has_committed(
     world.client.send(world.topic, b"in")
     retry = txmq.RetryPolicy.table(0.01)
     with world.client.consumer(group, [world.topic], retry=retry) as consumer:
-        message = consumer.receive(timeout=DEADLINE_S)
+        message = consumer.receive(timeout=PATIENCE_S)
         assert message is not None
         tx = world.client.enlist(world.connection, check_after=0.1)
         tx.ack(message)
@@ -524,13 +523,13 @@ def test_a_consumer_that_dies_has_acked_what_it_has_committed(
         else:
             world.connection.rollback()
         # Nobody says so: the process is gone.
-    wait_until(world.settled, DEADLINE_S)
+    wait_until(world.settled)
     with world.client.consumer(group, [world.topic], retry=retry) as consumer:
         if committed:
             shown = world.client.call("group.show", group=group)
             assert (shown["lag"], shown["leased"], shown["retrying"]) == (0, 0, 0)
         else:
-            again = consumer.receive(timeout=DEADLINE_S)
+            again = consumer.receive(timeout=PATIENCE_S)
             assert again is not None
             consumer.ack(again)
     assert world.orders() == ({"o-1"} if committed else set())

@@ -21,6 +21,7 @@ from tests.client.django_project import PLAIN
 from tests.client.world import ApplicationError, World, fail
 from txmq.client.blocking.transaction.transaction import Transaction
 from txmq.errors import LocalProtocolError, TransactionEnded
+from txmq.testing.wait import PATIENCE_S
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "TRANSACTIONS.md"
 Begin = Callable[..., AbstractContextManager[Transaction]]
@@ -72,7 +73,7 @@ def test_what_a_session_adds_and_messages_exist_together(world: World, session: 
         tx.send(world.topic, b"o-1")
         tx.send(world.topic, b"o-2")
     assert not session.in_transaction()
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     assert world.orders() == world.messages() == {"o-1", "o-2"}
 
 
@@ -87,7 +88,7 @@ def test_what_a_session_adds_goes_with_a_block_that_raises(world: World, session
     with begin(world.client, session) as tx:
         session.add(OrderRow(id="o-2"))
         tx.send(world.topic, b"o-2")
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     assert world.orders() == world.messages() == {"o-2"}
 
 
@@ -108,7 +109,7 @@ def test_a_session_whose_flush_fails_raises_the_database_s_error(
     with begin(world.client, session) as tx:
         session.add(OrderRow(id="o-2"))
         tx.send(world.topic, b"o-2")
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     assert world.orders() == world.messages() == {"o-2"}
 
 
@@ -148,7 +149,7 @@ def test_a_nested_session_takes_its_messages_back(world: World, session: Session
             session.connection()
             session.add(OrderRow(id="o-3"))
             tx.send(world.topic, b"o-3")
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     assert world.orders() == world.messages() == {"o-1", "o-3"}
 
 
@@ -165,7 +166,7 @@ def test_an_inner_atomic_block_takes_its_messages_back(
         with transaction.atomic():
             world.insert("o-3", database)
             tx.send(world.topic, b"o-3")
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     assert world.orders() == world.messages() == {"o-1", "o-3"}
 
 
@@ -180,7 +181,7 @@ def test_django_s_rows_and_messages_exist_together(world: World, database: Datab
         tx.send(world.topic, b"o-2")
     assert committed == [{"o-1", "o-2"}]
     assert database.connection.autocommit
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     assert world.orders() == world.messages() == {"o-1", "o-2"}
 
 
@@ -197,6 +198,6 @@ def test_django_s_rows_go_with_a_block_that_raises(world: World, database: Datab
             fail()
         world.insert("o-3", database)
         tx.send(world.topic, b"o-3")
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     assert committed == []
     assert world.orders() == world.messages() == {"o-3"}

@@ -18,10 +18,9 @@ from tests.client.world import World
 from txmq.client.blocking.transaction.transaction import Transaction
 from txmq.client.protocol.awaited import postgres
 from txmq.errors import DatabaseUnavailable, InDoubt
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 from txmq.tx.postgres.blocking import guarded_commit
 
-DEADLINE_S = 40.0
 FILL = """
 CREATE FUNCTION no_space() RETURNS trigger LANGUAGE plpgsql AS
     $$ BEGIN RAISE EXCEPTION 'could not extend file: No space left on device'
@@ -58,9 +57,9 @@ def test_fault_55_a_transaction_that_finds_the_disk_full_is_rolled_back_whole(wo
         with pytest.raises(DatabaseUnavailable) as refused:
             book(world, "meanwhile")
         assert (refused.value.outcome, refused.value.retriable) == ("not done", True)
-        wait_until(world.settled, DEADLINE_S, what="the half message to be taken back")
+        wait_until(world.settled, what="the half message to be taken back")
         assert (world.orders(), world.messages()) == (set(), set())
-    book(world, "after").wait_published(DEADLINE_S)
+    book(world, "after").wait_published(PATIENCE_S)
     assert world.orders() == world.messages() == {"after"}
 
 
@@ -85,7 +84,6 @@ def test_fault_55_a_full_disk_decides_nothing_and_the_row_does_afterwards(
             tx.__exit__(None, None, None)
         wait_until(
             lambda: world.client.call("tx.show", token=tx.token.hex)["tries"] >= 2,
-            DEADLINE_S,
             what="checks",
         )
         shown = world.client.call("tx.show", token=tx.token.hex)
@@ -93,7 +91,7 @@ def test_fault_55_a_full_disk_decides_nothing_and_the_row_does_afterwards(
         assert "53100" in shown["check_reason"]
     finally:
         execute(world.dsn, EMPTY)
-    wait_until(lambda: world.state(tx.token) == state, DEADLINE_S)
+    wait_until(lambda: world.state(tx.token) == state)
     assert world.orders() == world.messages() == ({"o-1"} if state == "PUBLISHED" else set())
 
 
@@ -106,7 +104,7 @@ def test_a_deadlock_ends_one_transaction_and_it_may_be_tried_again(world: World)
             try:
                 with world.client.transaction(connection) as tx, connection.cursor() as cursor:
                     cursor.execute("UPDATE orders SET paid = true WHERE id = %s", (first,))
-                    barrier.wait(DEADLINE_S)
+                    barrier.wait(PATIENCE_S)
                     tx.send(world.topic, first.encode(), key=first)
                     cursor.execute("UPDATE orders SET paid = true WHERE id = %s", (second,))
             except psycopg2.errors.DeadlockDetected:
@@ -115,7 +113,7 @@ def test_a_deadlock_ends_one_transaction_and_it_may_be_tried_again(world: World)
 
     with ThreadPoolExecutor() as pool:
         paid = {first: pool.submit(pay, first, second) for first, second in ("ab", "ba")}
-        done = {first for first, future in paid.items() if future.result(DEADLINE_S)}
+        done = {first for first, future in paid.items() if future.result(PATIENCE_S)}
     assert len(done) == 1
-    wait_until(world.settled, DEADLINE_S)
+    wait_until(world.settled)
     assert world.messages() == done

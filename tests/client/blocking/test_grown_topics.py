@@ -17,12 +17,11 @@ from txmq.client.blocking.transaction.transaction import TransactionOperations
 from txmq.client.protocol.sender.rows import PART_ROWS
 from txmq.errors import Conflict, MessageTooLarge
 from txmq.model.keys import partition_of
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 
 Connect = Callable[..., Client]
 FEW, GROWN = 2, 7
 KEYS = [f"k{n}" for n in range(50)]
-PATIENCE_S = 30.0
 
 
 def make_topics(client: Client, *names: str) -> tuple[str, ...]:
@@ -154,7 +153,7 @@ def test_a_topic_that_grows_all_the_time_aborts_no_transaction(
     with ThreadPoolExecutor(16) as pool:
         works = [pool.submit(work, number) for number in range(64)]
         for partitions in range(FEW + 1, 30):
-            wait_until(lambda: _grown(other, topic, partitions), PATIENCE_S)  # noqa: B023  # called at once
+            wait_until(lambda: _grown(other, topic, partitions))  # noqa: B023  # called at once
         for done in works:
             done.result(PATIENCE_S)
     bodies = [found.body for found in deciding.read(topic)]
@@ -183,7 +182,6 @@ def test_a_half_message_of_several_parts_that_is_refused_frees_its_keys_at_once(
         tx.__exit__(None, None, None)
     wait_until(
         lambda: client.call("tx.show", token=tx.token.hex)["state"] == "ROLLED_BACK",
-        PATIENCE_S,
         what="the rollback",
     )
     client.send(free, b"after", key=KEYS[0])

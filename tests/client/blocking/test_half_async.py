@@ -11,7 +11,7 @@ from twisted.internet.defer import Deferred, gatherResults
 import txmq
 import txmq.twisted
 from tests.client.proxy import Proxy
-from tests.client.reactor_thread import WAIT_S, InReactor
+from tests.client.reactor_thread import InReactor
 from tests.client.real import RealBroker
 from tests.client.scripted_broker import FakeBroker, HangUp
 from tests.client.scripted_bundles import BundleAnswers
@@ -32,12 +32,11 @@ from txmq.errors import (
 from txmq.model.bundle import BundleReceipt, BundleState
 from txmq.model.decider import ByChecker
 from txmq.model.message import COMMIT, Decision
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 from txmq.wire.bundle import pack_bundle_receipt
 from txmq.wire.data_requests import Opcode
 
 Connect = Callable[..., Client]
-DEADLINE_S = 20
 
 
 def store(client: Client, count: int, topic: str = "orders", **options: Any) -> list[Any]:
@@ -52,7 +51,7 @@ def bodies(real: RealBroker, topic: str) -> list[bytes]:
 
 
 def results(futures: list[Any]) -> list[Any]:
-    return [future.result(DEADLINE_S) for future in futures]
+    return [future.result(PATIENCE_S) for future in futures]
 
 
 def test_half_messages_and_decisions_in_flight_together_share_frames(
@@ -71,7 +70,7 @@ def test_half_messages_and_decisions_in_flight_together_share_frames(
 def test_a_single_half_is_an_ordinary_bundle(fake: FakeBroker, connect: Connect) -> None:
     answers, client = BundleAnswers(fake), connect(fake.url)
     [half] = results(store(client, 1, key="k", check_after=2.5))
-    assert half.rollback().result(DEADLINE_S)
+    assert half.rollback().result(PATIENCE_S)
     assert [opcode for opcode, _requests in answers.frames] == [Opcode.GROUP, Opcode.DECIDE]
     [[part]] = answers.parts()
     assert part.description is not None
@@ -106,9 +105,9 @@ def test_one_that_is_refused_fails_alone(fake: FakeBroker, connect: Connect) -> 
     first, second, third, fourth = bundled(client, 4)
     halves = results([first, fourth])
     with pytest.raises(UnknownTopic):
-        second.result(DEADLINE_S)
+        second.result(PATIENCE_S)
     with pytest.raises(TransactionAborted):
-        third.result(DEADLINE_S)
+        third.result(PATIENCE_S)
     assert [len(requests) for _opcode, requests in answers.frames] == [1, 4]
     assert [half.token.bytes for half in halves] == [answers.parts()[1][at].token for at in (0, 3)]
 
@@ -174,43 +173,41 @@ def test_a_half_is_published_dropped_or_asked_about(real: RealBroker, connect: C
     client = connect(real.url, service=fresh("s"))
     client.register_checker("bank", checker)
     kept, dropped, *others = results(store(client, 12, topic, key="k"))
-    assert [half.commit().result(DEADLINE_S) for half in others[::-1]] == [False] * 10
-    assert dropped.rollback().result(DEADLINE_S) is False
+    assert [half.commit().result(PATIENCE_S) for half in others[::-1]] == [False] * 10
+    assert dropped.rollback().result(PATIENCE_S) is False
     with pytest.raises(Conflict):
-        dropped.commit().result(DEADLINE_S)
+        dropped.commit().result(PATIENCE_S)
     assert bodies(real, topic) == []
-    assert kept.commit().result(DEADLINE_S)
-    wait_until(lambda: len(bodies(real, topic)) == 11, DEADLINE_S)
+    assert kept.commit().result(PATIENCE_S)
+    wait_until(lambda: len(bodies(real, topic)) == 11)
     assert bodies(real, topic) == [b"0", *(b"%d" % number for number in range(2, 12))]
     [last] = results(store(client, 1, topic, key="other", check_after=0.1))
-    wait_until(
-        lambda: client.call("tx.show", token=last.token.hex)["check_reason"] == REASON, DEADLINE_S
-    )
+    wait_until(lambda: client.call("tx.show", token=last.token.hex)["check_reason"] == REASON)
     assert asked == []
     end_work(last.token)  # as if its process had died
     client.call("tx.check", token=last.token.hex)
-    wait_until(lambda: asked == [b"0"], DEADLINE_S)
-    wait_until(lambda: len(bodies(real, topic)) == 12, DEADLINE_S)
-    assert last.commit().result(DEADLINE_S)
+    wait_until(lambda: asked == [b"0"])
+    wait_until(lambda: len(bodies(real, topic)) == 12)
+    assert last.commit().result(PATIENCE_S)
 
 
 def test_lost_answers_do_not_double_anything(real: RealBroker, connect: Connect) -> None:
     topic = fresh("t")
     with Proxy(real.url) as proxy:
         client = connect(proxy.url, service=fresh("s"))
-        results(store(client, 1, topic))[0].commit().result(DEADLINE_S)
+        results(store(client, 1, topic))[0].commit().result(PATIENCE_S)
         for opcode in (Opcode.GROUPS, Opcode.DECISIONS, Opcode.GROUP, Opcode.DECIDE):
             proxy.lose[opcode] = 1
         halves = results(store(client, 30, topic))
         results([half.commit() for half in halves])
         client.close()
-    wait_until(lambda: len(bodies(real, topic)) == 31, DEADLINE_S)
+    wait_until(lambda: len(bodies(real, topic)) == 31)
     assert len(set(bodies(real, topic))) == 30
 
 
 @pytest.fixture
 def client(reactor: Any, real: RealBroker, in_reactor: InReactor) -> Iterator[txmq.twisted.Client]:
-    client = txmq.twisted.connect(reactor, real.url, service="tests", timeout=WAIT_S)
+    client = txmq.twisted.connect(reactor, real.url, service="tests", timeout=PATIENCE_S)
     yield client
 
     async def close() -> None:
@@ -258,9 +255,9 @@ def test_halves_that_the_broker_throttles_go_again_and_their_decisions_do_not_wa
     answers.script = [[Throttled.after(0.4, "the disk is behind")]]
     [second] = store(client, 1)
     wait_until(lambda: len(answers.frames) >= 2)
-    assert first.commit().result(DEADLINE_S)
+    assert first.commit().result(PATIENCE_S)
     assert not second.done(), "it waits, and the decision did not"
-    assert second.result(DEADLINE_S).commit().result(DEADLINE_S)
+    assert second.result(PATIENCE_S).commit().result(PATIENCE_S)
     codes = [code for code, _requests in answers.frames]
     assert codes == [Opcode.GROUP, Opcode.GROUP, Opcode.DECIDE, Opcode.GROUP, Opcode.DECIDE]
 
@@ -272,4 +269,4 @@ def test_a_half_that_stays_throttled_fails_with_that_error(
     answers.script = [[Throttled.after(30, "the disk is behind")]] * 3
     [half] = store(client, 1)
     with pytest.raises(Throttled, match="behind"):
-        half.result(DEADLINE_S)
+        half.result(PATIENCE_S)

@@ -25,7 +25,7 @@ from txmq.client.protocol.transaction.tokens import new_token
 from txmq.errors import ConfigError, InDoubt, LocalProtocolError, TransactionAborted
 from txmq.testing.forked import run_source
 from txmq.testing.processes import running
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 from txmq.wire.data_requests import Opcode
 
 Connect = Callable[..., Client]
@@ -41,7 +41,7 @@ def test_a_half_message_is_hidden_until_the_local_work_is_done(
         assert bodies(real, "halves") == []
         with pytest.raises(LocalProtocolError, match="is stored"):
             tx.send("halves", b"late")
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     assert bodies(real, "halves") == [b"half"]
 
 
@@ -63,7 +63,7 @@ def test_a_half_message_that_was_not_prepared_is_stored_at_the_end(
 ) -> None:
     with connect(real.url).transaction(checker="billing") as tx:
         tx.send("unprepared", b"half")
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     assert bodies(real, "unprepared") == [b"half"]
 
 
@@ -86,9 +86,9 @@ def test_a_send_behind_an_undecided_half_of_its_key_waits_for_it(
         tx.send("held", b"half", key="k")
         tx.prepare()
         assert client.send("held", b"behind", key="k").offset is None
-        assert client.send_async("held", b"behind too", key="k").result(60).offset is None
+        assert client.send_async("held", b"behind too", key="k").result(PATIENCE_S).offset is None
         assert client.send_many("held", [b"other"], ["other"])[0].offset is not None
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     assert [found.body for found in real.read("held") if found.key == "k"] == [
         b"half",
         b"behind",
@@ -211,10 +211,10 @@ def test_checkers_need_a_service(real: RealBroker, connect: Connect) -> None:
 
 
 def test_a_half_message_may_be_larger_than_a_frame(real: RealBroker, connect: Connect) -> None:
-    with connect(real.url, timeout=30).transaction(checker="billing") as tx:
+    with connect(real.url).transaction(checker="billing") as tx:
         for n in range(20):
             tx.send("big-half", b"x" * (1 << 20), key=f"k{n}")
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     assert len(tx.receipts()) == len(real.read("big-half")) == 20
 
 
@@ -235,7 +235,7 @@ def test_a_block_that_is_open_answers_unknown_by_itself(real: RealBroker, connec
         tx.prepare()
         wait_until(lambda: checked(client, tx.token) == REASON, 20)
         work.append("a row")
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     assert bodies(real, "long-work") == [b"half"]
 
 
@@ -263,7 +263,7 @@ def test_other_processes_are_not_asked_while_the_block_is_open(
                 wait_until(partial(answered_since, client, tx.token, before), 20)
                 before = client.call("tx.show", token=tx.token.hex)["checked_at"]
                 client.call("tx.check", token=tx.token.hex)
-        tx.wait_published()
+        tx.wait_published(PATIENCE_S)
     assert bodies(real, "both") == [b"half"]
 
 
@@ -283,10 +283,10 @@ def test_an_open_block_outlives_a_restart_of_the_broker(
             own_broker.start()
             before = 0
             for _ in range(8):
-                wait_until(partial(answered_since, client, tx.token, before), 40)
+                wait_until(partial(answered_since, client, tx.token, before))
                 before = client.call("tx.show", token=tx.token.hex)["checked_at"]
                 client.call("tx.check", token=tx.token.hex)
-        tx.wait_published()
+        tx.wait_published(PATIENCE_S)
     assert bodies(own_broker, "both") == [b"half"]
 
 
@@ -298,7 +298,7 @@ def test_a_slow_checker_does_not_hide_that_another_block_is_open(
     def check(half: Half) -> txmq.Decision:
         del half
         asked.set()
-        ended.wait(60)
+        assert ended.wait(PATIENCE_S)
         return txmq.COMMIT
 
     client = connect(real.url, service="both")
@@ -307,13 +307,13 @@ def test_a_slow_checker_does_not_hide_that_another_block_is_open(
         assert other.first_line() == "registered"
         slow = client.half_async(name, b"slow", checker="billing", check_after=0.05).result()
         end_work(slow.token)
-        assert asked.wait(20)
+        assert asked.wait(PATIENCE_S)
         with client.transaction(checker="billing", check_after=0.05) as tx:
             tx.send(name, b"half")
             tx.prepare()
-            wait_until(partial(answered_since, client, tx.token, 0), 20)
+            wait_until(partial(answered_since, client, tx.token, 0))
         ended.set()
-        tx.wait_published()
+        tx.wait_published(PATIENCE_S)
     assert b"half" in bodies(real, name)
 
 
@@ -325,9 +325,7 @@ def test_a_process_without_the_checker_passes_on_what_it_has_left(
         assert other.first_line() == "registered"
         left = client.half_async("left-over", b"half", checker="billing", check_after=0.05).result()
         end_work(left.token)
-        wait_until(
-            lambda: client.call("tx.show", token=left.token.hex)["state"] == "ROLLED_BACK", 20
-        )
+        wait_until(lambda: client.call("tx.show", token=left.token.hex)["state"] == "ROLLED_BACK")
 
 
 def answered_since(client: Client, token: Any, time: int) -> bool:
@@ -344,7 +342,7 @@ def test_a_block_that_was_left_undecided_is_asked_about(real: RealBroker, connec
         with suppress(InDoubt), tx:
             tx.send("left", b"half")
             tx.prepare()
-    wait_until(lambda: bodies(real, "left") == [b"half"], 20)
+    wait_until(lambda: bodies(real, "left") == [b"half"])
 
 
 def test_work_is_open_until_its_end_or_as_long_as_somebody_can_end_it() -> None:

@@ -21,6 +21,7 @@ from tests.client.effects import (
     with_effects,
 )
 from tests.client.real import RealBroker
+from tests.client.real_consumers import IDLE_S
 from tests.client.scripted_member import fresh
 from tests.client.world import ApplicationError
 from txmq.client.blocking.client import Client
@@ -32,15 +33,12 @@ from txmq.client.protocol.awaited import inbox_opening
 from txmq.errors import Conflict, LocalProtocolError
 from txmq.model.message import Message, ReceivedMessage
 from txmq.model.retry import RetryPolicy
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 from txmq.tx.postgres.blocking import applied
 from txmq.tx.postgres.driver import Driver
 from txmq.tx.postgres.identity import Server, read_server
 from txmq.tx.postgres.inbox import Position
 from txmq.tx.postgres.session import Connection
-
-WAIT_S = 20.0
-IDLE_S = 2.0  # much longer than a busy machine stands still
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +50,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealBroker]:
 
 @pytest.fixture
 def client(broker: RealBroker) -> Iterator[Client]:
-    with txmq.connect(broker.url, service="tests", timeout=WAIT_S) as client:
+    with txmq.connect(broker.url, service="tests", timeout=PATIENCE_S) as client:
         yield client
 
 
@@ -201,7 +199,6 @@ def test_a_failed_commit_does_not_harm_the_message_claimed_with_it(
     with consumer_of(client, group, topic) as consumer:
         wait_until(
             lambda: consumer._members.members[0].member.queue.ready == 6,
-            WAIT_S,
             what="all wait here, to be taken ahead",
         )
         consumer.run(handle, inbox=connect, idle_exit=IDLE_S)
@@ -293,10 +290,10 @@ def test_two_members_and_lost_acks_still_make_one_effect_each(
     ]
     for thread in threads:
         thread.start()
-    wait_until(lambda: len(effects(connect)) == len(bodies), WAIT_S, what="all effects")
+    wait_until(lambda: len(effects(connect)) == len(bodies), what="all effects")
     first.close()
     for thread in threads:
-        thread.join(WAIT_S)
+        thread.join()
     run(second, connect)
     assert second.stats.duplicates == len(dropped)
     assert effects(connect) == bodies
@@ -546,7 +543,7 @@ def test_stopping_while_the_database_is_away_returns_the_messages_uncounted(
     with consumer_of(client, group, topic) as consumer:
         consumer.run(take_effect, inbox=away, stop=stop)
     with consumer_of(client, group, topic) as consumer:
-        message = consumer.receive(WAIT_S)
+        message = consumer.receive(PATIENCE_S)
         assert message is not None
         assert message.attempt == 1
 

@@ -15,17 +15,16 @@ import txmq
 from tests.client.blocking.test_inbox_resets import all_taken, consumer_of, run, running, send
 from tests.client.effects import effects, take_effect, with_effects
 from tests.client.real import RealBroker
+from tests.client.real_consumers import IDLE_S
 from tests.client.scripted_member import fresh
 from txmq.client.blocking.client import Client
 from txmq.client.protocol import conversation
 from txmq.errors import InboxMismatch
 from txmq.model.message import Message, ReceivedMessage
 from txmq.model.retry import RetryPolicy
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 from txmq.tx.postgres.session import Connection
 
-WAIT_S = 20.0
-IDLE_S = 2.0  # much longer than a busy machine stands still
 Connect = Callable[[], Connection]
 RESTORED = "DELETE FROM effects; TRUNCATE txmq_inbox, txmq_inbox_recent;"
 
@@ -41,7 +40,7 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RealBroke
 @pytest.fixture
 def clients(brokers: list[RealBroker]) -> Iterator[list[Client]]:
     first, second = (
-        txmq.connect(broker.url, service="tests", timeout=WAIT_S) for broker in brokers
+        txmq.connect(broker.url, service="tests", timeout=PATIENCE_S) for broker in brokers
     )
     with first, second:
         yield [first, second]
@@ -115,7 +114,7 @@ def test_a_consumer_that_comes_back_with_two_brokers_doubles_nothing(
     forget_acks(clients[0], group, topic, connect, 2)
     urls = [broker.url for broker in brokers]
     with (
-        txmq.connect(urls, service="tests", timeout=WAIT_S) as cluster,
+        txmq.connect(urls, service="tests", timeout=PATIENCE_S) as cluster,
         cluster.consumer(group, [topic], retry=RetryPolicy.table(0, attempts=50)) as consumer,
     ):
         consumer.run(take_effect, inbox=connect, idle_exit=IDLE_S)
@@ -151,9 +150,7 @@ def test_a_database_restored_beside_an_idle_consumer_gets_its_messages_again(
     with running(client, connect, group, topic):
         send(client, topic, "a", "b", "c")
         all_taken(connect, ["a", "b", "c"])
-        wait_until(
-            lambda: client.call("group.show", group=group)["lag"] == 0, WAIT_S, what="all acked"
-        )
+        wait_until(lambda: client.call("group.show", group=group)["lag"] == 0, what="all acked")
         execute(
             connect,
             "DELETE FROM effects WHERE body = 'b';"
@@ -214,7 +211,7 @@ def test_an_inbox_of_a_restored_log_that_has_outgrown_it_is_refused(
     def client() -> Client:
         # As in a new process, which has met no boot epoch.
         monkeypatch.setattr(conversation, "_newest_epochs", {})
-        return txmq.connect(broker.url, service="tests", timeout=WAIT_S)
+        return txmq.connect(broker.url, service="tests", timeout=PATIENCE_S)
 
     def consume(*bodies: str) -> None:
         with client() as here, here.consumer(group, [topic], tags=tags) as consumer:
@@ -247,7 +244,7 @@ def test_a_running_member_is_refused_by_a_backup_in_the_same_boot_epoch(
     topic, group = fresh("t"), fresh("g")
     broker = RealBroker(tmp_path / "broker")
     data, backup = tmp_path / "broker" / "data", tmp_path / "backup"
-    with txmq.connect(broker.url, service="tests", timeout=WAIT_S) as client:
+    with txmq.connect(broker.url, service="tests", timeout=PATIENCE_S) as client:
         make(client, topic)
         broker.stop()
         shutil.copytree(data, backup)
@@ -260,10 +257,10 @@ def test_a_running_member_is_refused_by_a_backup_in_the_same_boot_epoch(
             shutil.rmtree(data)
             backup.rename(data)
             broker.start()
-            with txmq.connect(broker.url, service="tests", timeout=WAIT_S) as other:
+            with txmq.connect(broker.url, service="tests", timeout=PATIENCE_S) as other:
                 send(other, topic, "c", "d", "e")
             with pytest.raises(InboxMismatch, match="restored to the past"):
-                running.result(WAIT_S)
+                running.result(PATIENCE_S)
     broker.stop()
     assert effects(connect) == ["a", "b"]
 
@@ -272,7 +269,7 @@ def test_an_inbox_goes_on_over_restarts_of_its_broker(tmp_path: Path, connect: C
     """Also for a member that joins while another one has gone on in the new run."""
     topic, group = fresh("t"), fresh("g")
     broker = RealBroker(tmp_path / "broker")
-    with txmq.connect(broker.url, service="tests", timeout=WAIT_S) as client:
+    with txmq.connect(broker.url, service="tests", timeout=PATIENCE_S) as client:
         make(client, topic)
         with running(client, connect, group, topic):
             send(client, topic, "a")

@@ -11,17 +11,16 @@ import pytest
 
 import txmq
 from tests.client.effects import effects, take_effect, with_effects
+from tests.client.real_consumers import IDLE_S
 from tests.client.scripted_member import fresh
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.consumer.consumer import Consumer
 from txmq.model.message import Message, ReceivedMessage
 from txmq.model.retry import RetryPolicy
 from txmq.testing.own_broker import OwnBroker
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 from txmq.tx.postgres.session import Connection
 
-WAIT_S = 20.0
-IDLE_S = 2.0  # much longer than a busy machine stands still
 Connect = Callable[[], Connection]
 
 
@@ -33,7 +32,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnBroker]:
 
 @pytest.fixture
 def client(broker: OwnBroker) -> Iterator[Client]:
-    with txmq.connect(broker.url, service="tests", timeout=WAIT_S) as client:
+    with txmq.connect(broker.url, service="tests", timeout=PATIENCE_S) as client:
         yield client
 
 
@@ -91,11 +90,11 @@ class Holding:
         take_effect(message, connection)
         if body == self._body and self.runs[body] == 1:
             self.in_hand.set()
-            self.release.wait(WAIT_S)
+            self.release.wait(PATIENCE_S)
 
 
 def all_taken(connect: Connect, wanted: list[str]) -> None:
-    wait_until(lambda: effects(connect) == sorted(wanted), WAIT_S, what="all took effect")
+    wait_until(lambda: effects(connect) == sorted(wanted), what="all took effect")
 
 
 def test_a_reprocess_beside_a_running_consumer_acts_at_once_and_on_its_topic_alone(
@@ -108,7 +107,7 @@ def test_a_reprocess_beside_a_running_consumer_acts_at_once_and_on_its_topic_alo
         send(client, first, "a0", "a1")
         all_taken(connect, ["a0", "a1"])
         send(client, second, "b")
-        assert handle.in_hand.wait(WAIT_S)
+        assert handle.in_hand.wait(PATIENCE_S)
         client.call("group.reset", group=group, topic=first, to="first", reprocess=True)
         handle.release.set()
         all_taken(connect, ["a0", "a1"] * 2 + ["b"])
@@ -126,13 +125,11 @@ def test_a_handler_that_a_reprocess_overtakes_does_not_settle_the_message(
 
     with running(client, connect, group, topic, handler=handle) as consumer:
         send(client, topic, "a")
-        assert handle.in_hand.wait(WAIT_S)
+        assert handle.in_hand.wait(PATIENCE_S)
         client.call("group.reset", group=group, topic=topic, to="first", reprocess=True)
-        wait_until(lambda: consumer.epoch == 2, WAIT_S, what="the member knows")
+        wait_until(lambda: consumer.epoch == 2, what="the member knows")
         handle.release.set()
-        wait_until(
-            lambda: client.call("group.show", group=group)["lag"] == 0, WAIT_S, what="no lag"
-        )
+        wait_until(lambda: client.call("group.show", group=group)["lag"] == 0, what="no lag")
     assert effects(connect) == ["a"]
     assert handle.runs["a"] == 2
 
@@ -192,7 +189,7 @@ def test_a_skip_beside_a_running_consumer_skips_what_it_has_prefetched(
     client.call("topic.create", name=topic, partitions=1)
     send(client, topic, "a", "b", "c")
     with running(client, connect, group, topic, handler=handle) as consumer:
-        assert handle.in_hand.wait(WAIT_S)
+        assert handle.in_hand.wait(PATIENCE_S)
         client.call("group.reset", group=group, topic=topic, to="last")
         generation = client.call("group.show", group=group)["generation"]
         membership = consumer._members.members[0].member
@@ -200,7 +197,6 @@ def test_a_skip_beside_a_running_consumer_skips_what_it_has_prefetched(
             lambda: (
                 membership.membership is not None and membership.membership.generation == generation
             ),
-            WAIT_S,
             what="the member knows",
         )
         handle.release.set()
@@ -226,9 +222,7 @@ def test_expired_messages_and_letters_do_not_come_again(client: Client, connect:
     once()
     assert client.call("group.show", group=group)["letters"] == 1
     client.call("topic.alter", name=topic, letters_ms=1)
-    wait_until(
-        lambda: client.call("group.show", group=group)["letters"] == 0, WAIT_S, what="it expires"
-    )
+    wait_until(lambda: client.call("group.show", group=group)["letters"] == 0, what="it expires")
     before = client.call("group.show", group=group)["expired"]
     for _ in range(2):
         once()
@@ -246,9 +240,7 @@ def test_retention_that_passes_a_slow_group_is_no_loss_of_the_database(
     run(client, connect, group, topic)
     send(client, topic, "b")
     client.call("topic.alter", name=topic, retention_ms=1)
-    wait_until(
-        lambda: client.call("topic.show", name=topic)["firsts"] == [2], WAIT_S, what="both are gone"
-    )
+    wait_until(lambda: client.call("topic.show", name=topic)["firsts"] == [2], what="both are gone")
     client.call("topic.alter", name=topic, retention_ms=0)
     send(client, topic, "c")
     run(client, connect, group, topic)

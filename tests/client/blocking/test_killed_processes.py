@@ -20,11 +20,10 @@ from txmq.client.protocol.transaction.checks import Half
 from txmq.client.protocol.transaction.open_work import end_work
 from txmq.errors import InDoubt, TxmqError
 from txmq.testing.processes import run_script
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 from txmq.tx.postgres.blocking import guarded_commit, roll_back
 
 Connect = Callable[..., Client]
-DEADLINE_S = 60.0
 PRODUCERS = {  # whether the message is published in the end
     "half.after_group": False,
     "half.before_decide": True,
@@ -47,10 +46,10 @@ for point in points:
     pid = os.fork()
     if not pid:
         os.environ[VARIABLE] = point
-        client = txmq.connect(url, service="killed", timeout=30)
+        client = txmq.connect(url, service="killed", timeout=120)
         if point.startswith("checker."):
             client.register_checker("billing", lambda half: txmq.COMMIT)
-            threading.Event().wait(60)
+            threading.Event().wait(120)
         kind = {"checker": "billing", "check_after": 0.3} if point.startswith("half.") else {}
         with client.transaction(**kind) as tx:
             tx.send(topic, point.encode(), key=point)
@@ -73,7 +72,7 @@ def published(broker: RealBroker, topic: str) -> set[str]:
 def test_producers_that_die_leave_what_their_checker_says(
     real: RealBroker, connect: Connect
 ) -> None:
-    client = connect(real.url, service="killed", timeout=DEADLINE_S)
+    client = connect(real.url, service="killed", timeout=PATIENCE_S)
     client.call("topic.create", name="killed-producers", partitions=1)
     kill_at(real, "killed-producers", PRODUCERS)
     asked = set[str]()
@@ -84,14 +83,14 @@ def test_producers_that_die_leave_what_their_checker_says(
         return txmq.COMMIT if PRODUCERS[message.body.decode()] else txmq.ROLLBACK
 
     client.register_checker("billing", check)
-    wait_until(lambda: asked == {"half.after_group", "half.before_decide"}, DEADLINE_S)
+    wait_until(lambda: asked == {"half.after_group", "half.before_decide"})
     expected = {point for point, done in PRODUCERS.items() if done}
-    wait_until(lambda: published(real, "killed-producers") == expected, DEADLINE_S)
+    wait_until(lambda: published(real, "killed-producers") == expected)
     assert len(real.read("killed-producers")) == len(expected)
 
 
 def test_a_checker_that_dies_is_asked_again_elsewhere(real: RealBroker, connect: Connect) -> None:
-    client = connect(real.url, service="killed", timeout=DEADLINE_S)
+    client = connect(real.url, service="killed", timeout=PATIENCE_S)
     tokens = []
     for _ in CHECKERS:
         tx = client.transaction(checker="billing", check_after=0.1)
@@ -104,7 +103,6 @@ def test_a_checker_that_dies_is_asked_again_elsewhere(real: RealBroker, connect:
     client.register_checker("billing", lambda _half: txmq.COMMIT)
     wait_until(
         lambda: all(client.call("tx.show", token=t)["state"] == "PUBLISHED" for t in tokens),
-        DEADLINE_S,
     )
     assert len(real.read("killed-checkers")) == len(tokens)
 
@@ -113,7 +111,7 @@ def test_a_checker_that_dies_is_asked_again_elsewhere(real: RealBroker, connect:
 def world(shared_database: str, tmp_path: Path, connect: Connect) -> Iterator[World]:
     make_tables(shared_database)
     broker = RealBroker(tmp_path / "killed", [shared_database])
-    world = World(shared_database, broker, connect(broker.url, timeout=DEADLINE_S))
+    world = World(shared_database, broker, connect(broker.url, timeout=PATIENCE_S))
     yield world
     world.connection.close()
     broker.stop()
@@ -139,7 +137,7 @@ def test_a_broker_and_its_resolver_die_and_rows_decide(
     def book(order: str) -> None:
         try:
             with world.client.transaction(
-                world.connection, check_after=0.05, timeout=DEADLINE_S
+                world.connection, check_after=0.05, timeout=PATIENCE_S
             ) as tx:
                 world.insert(order)
                 tx.send(world.topic, order.encode(), key=order)
@@ -153,9 +151,9 @@ def test_a_broker_and_its_resolver_die_and_rows_decide(
         world.broker.start(crash_at=point)
         with ThreadPoolExecutor(1) as pool:
             bookings = pool.map(book, [f"{point}-committed", f"{point}-rolled-back"])
-            wait_until(world.broker.died, DEADLINE_S, what=point)
+            wait_until(world.broker.died, what=point)
             world.broker.start()
             list(bookings)
-    wait_until(world.settled, DEADLINE_S)
+    wait_until(world.settled)
     assert world.orders() == world.messages() == done
     assert len(done) >= len(BROKERS) // 2

@@ -19,11 +19,11 @@ from txmq.client.blocking.transaction.transaction import Transaction
 from txmq.errors import TransactionAborted
 from txmq.model.actions import ReplayAction
 from txmq.model.bundle import BundleReceipt, BundleState
+from txmq.testing.wait import PATIENCE_S
 from txmq.wire.bundle import pack_bundle_receipt
 
 Connect = Callable[..., Client]
 MESSAGES, PARTITIONS = 100_000, 4
-PATIENCE_S = 60
 
 
 @pytest.fixture

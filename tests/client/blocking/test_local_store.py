@@ -9,7 +9,7 @@ import pytest
 
 import txmq
 from tests.client.real import RealBroker
-from tests.client.real_consumers import unprocessed
+from tests.client.real_consumers import IDLE_S, unprocessed
 from tests.client.scripted_member import fresh
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.consumer.consumer import Consumer
@@ -17,22 +17,19 @@ from txmq.errors import DirectoryInUse
 from txmq.model.message import ReceivedMessage
 from txmq.model.retry import RetryPolicy
 from txmq.testing.processes import run_script
+from txmq.testing.wait import PATIENCE_S
 
-WAIT_S = 20.0
-IDLE_S = 2.0  # much longer than a busy machine stands still
 RETRY = RetryPolicy.table(0.3, attempts=5)
 
 
 @pytest.fixture
 def client(shared_broker: RealBroker) -> Iterator[Client]:
-    with txmq.connect(shared_broker.url, service="tests", timeout=WAIT_S) as client:
+    with txmq.connect(shared_broker.url, service="tests", timeout=PATIENCE_S) as client:
         yield client
 
 
 def consumer_of(client: Client, group: str, topic: str, directory: Path) -> Consumer:
-    return client.consumer(
-        group, [topic], on_failure="local", local_store=directory, retry=RETRY
-    )
+    return client.consumer(group, [topic], on_failure="local", local_store=directory, retry=RETRY)
 
 
 def test_a_second_process_is_told_that_the_directory_is_in_use(
@@ -48,11 +45,11 @@ def test_a_second_process_is_told_that_the_directory_is_in_use(
 FORKING = """
 import os, sys, txmq
 url, topic, directory = sys.argv[1:]
-with txmq.connect(url, service="forking", timeout=20) as client:
+with txmq.connect(url, service="forking", timeout=120) as client:
     def join():
         return client.consumer(topic, [topic], on_failure="local", local_store=directory)
     with join() as consumer:
-        consumer.nack(consumer.receive(20))
+        consumer.nack(consumer.receive(120))
         reading, writing = os.pipe()
         child = os.fork()
         if not child:
@@ -79,7 +76,7 @@ def test_an_interrupt_of_a_handler_ends_the_run_and_its_message_comes_again(
             raise KeyError("k") if message.attempt == 1 else interrupt
 
     with consumer_of(client, group, topic, tmp_path) as consumer, pytest.raises(interrupt):
-        consumer.run(handle, threads=2, idle_exit=WAIT_S)
+        consumer.run(handle, threads=2, idle_exit=PATIENCE_S)
     with consumer_of(client, group, topic, tmp_path) as consumer:
         consumer.run(handle, idle_exit=IDLE_S)
         assert consumer.stats.stored == 0

@@ -19,9 +19,9 @@ from txmq.client.blocking.client import Client
 from txmq.model.message import Message, ReceivedMessage
 from txmq.model.retry import RetryPolicy
 from txmq.testing.processes import run_script
+from txmq.testing.wait import PATIENCE_S
 from txmq.tx.postgres.session import Connection
 
-WAIT_S = 20.0
 RETRY = RetryPolicy.table(0.2, attempts=20)
 POINTS = (
     "consumer.before_store",
@@ -48,7 +48,7 @@ for point, topic, directory in runs:
     pid = os.fork()
     if not pid:
         os.environ[VARIABLE] = point
-        with txmq.connect(url, service="killed", timeout=20) as client:
+        with txmq.connect(url, service="killed", timeout=120) as client:
             retry = txmq.RetryPolicy.table(0.2, attempts=20)
             consumer = client.consumer(
                 topic, [topic], mode=mode, on_failure="local", local_store=directory,
@@ -64,7 +64,7 @@ for point, pid in children:
 
 @pytest.fixture
 def client(shared_broker: RealBroker) -> Iterator[Client]:
-    with txmq.connect(shared_broker.url, service="tests", timeout=WAIT_S) as client:
+    with txmq.connect(shared_broker.url, service="tests", timeout=PATIENCE_S) as client:
         yield client
 
 

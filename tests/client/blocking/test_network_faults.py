@@ -23,12 +23,10 @@ from txmq.client.protocol.address import parse_url
 from txmq.client.protocol.awaited import postgres
 from txmq.errors import BrokerUnavailable, TransactionAborted
 from txmq.testing.network import FaultProxy, NetworkConditions
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 from txmq.tx.postgres.commit import CommitOutcome, guarded_commit
 
 Connect = Callable[..., Client]
-DEADLINE_S = 40.0
-PATIENT_S = 30.0  # of a client whose network is to heal meanwhile
 
 
 class Between(World):
@@ -76,7 +74,7 @@ class Between(World):
         """Assert that rows and messages are these orders, once each, with no
         contradiction.
         """
-        wait_until(self.settled, DEADLINE_S, what="decisions")
+        wait_until(self.settled, what="decisions")
         assert self.orders() == set(orders)
         assert sorted(found.body.decode() for found in self.stored()) == sorted(orders)
         assert self.client.call("tx.list", state="conflicts")["transactions"] == []
@@ -111,7 +109,7 @@ def between(
 ) -> Iterator[Between]:
     make_tables(shared_database)
     between = Between(
-        shared_database, far_broker, connect(far_broker.url, timeout=PATIENT_S), links
+        shared_database, far_broker, connect(far_broker.url, timeout=PATIENCE_S), links
     )
     yield between
     between.heal()
@@ -139,27 +137,27 @@ def at_commit(monkeypatch: pytest.MonkeyPatch) -> Callable[[Before], None]:
 def test_fault_20_without_the_broker_nothing_is_committed(
     between: Between, connect: Connect
 ) -> None:
-    client = connect(between.url, timeout=PATIENT_S)
+    client = connect(between.url, timeout=PATIENCE_S)
     between.book(client, "before")
     between.to_broker.cut()
     with pytest.raises(BrokerUnavailable) as refused:
         between.book(client, "meanwhile", timeout=0.3)
     assert refused.value.outcome == "not done"
     between.heal()
-    between.book(client, "after").wait_published(DEADLINE_S)
+    between.book(client, "after").wait_published(PATIENCE_S)
     between.agrees("before", "after")
 
 
 def test_fault_20_a_decision_that_does_not_reach_the_broker_is_read_off_the_row(
     between: Between, connect: Connect, at_commit: Callable[[Before], None]
 ) -> None:
-    client = connect(between.url, timeout=PATIENT_S)
+    client = connect(between.url, timeout=PATIENCE_S)
     at_commit(between.to_broker.cut)
     tx = between.book(client, "o-1")
-    wait_until(lambda: between.shown(tx)["state"] == "PUBLISHED", DEADLINE_S)
+    wait_until(lambda: between.shown(tx)["state"] == "PUBLISHED")
     assert between.shown(tx)["by"].startswith("resolver")
     between.heal()
-    tx.wait_published(DEADLINE_S)  # the decision arrives after all, and is the same
+    tx.wait_published(PATIENCE_S)  # the decision arrives after all, and is the same
     between.agrees("o-1")
 
 
@@ -167,7 +165,7 @@ def test_fault_20_a_decision_that_does_not_reach_the_broker_is_read_off_the_row(
 def test_fault_20_a_broker_without_the_database_decides_nothing(
     between: Between, connect: Connect, at_commit: Callable[[Before], None], *, refused: bool
 ) -> None:
-    client = connect(between.url, timeout=PATIENT_S)
+    client = connect(between.url, timeout=PATIENCE_S)
 
     def part() -> None:
         between.to_broker.cut()  # so that it is the resolver's to find out
@@ -179,13 +177,13 @@ def test_fault_20_a_broker_without_the_database_decides_nothing(
     at_commit(part)
     tx = between.book(client, "o-1")
     if refused:
-        wait_until(lambda: between.shown(tx)["tries"] >= 2, DEADLINE_S, what="checks in vain")
+        wait_until(lambda: between.shown(tx)["tries"] >= 2, what="checks in vain")
     else:
-        wait_until(lambda: between.resolving.held, DEADLINE_S, what="a question in the hole")
+        wait_until(lambda: between.resolving.held, what="a question in the hole")
     assert between.shown(tx)["state"] == "UNDECIDED"
     assert between.orders() == {"o-1"}
     between.resolving.heal()
-    wait_until(lambda: between.shown(tx)["state"] == "PUBLISHED", DEADLINE_S)
+    wait_until(lambda: between.shown(tx)["state"] == "PUBLISHED")
     between.heal()
     between.agrees("o-1")
 
@@ -194,26 +192,25 @@ def test_fault_20_a_broker_without_the_database_decides_nothing(
 def test_fault_20_a_commit_in_a_black_hole_is_waited_for(
     between: Between, connect: Connect, at_commit: Callable[[Before], None], *, arrives: bool
 ) -> None:
-    client = connect(between.url, timeout=PATIENT_S)
+    client = connect(between.url, timeout=PATIENCE_S)
     at_commit(between.to_database.cut)
     with ThreadPoolExecutor() as pool:
         booking = pool.submit(between.book, client, "o-1")
-        wait_until(between.undecided, DEADLINE_S, what="a half message")
+        wait_until(between.undecided, what="a half message")
         wait_until(
             lambda: [tx for tx in between.undecided() if tx["tries"] >= 2],
-            DEADLINE_S,
             what="checks in vain",
         )
         [half] = between.undecided()
         assert between.orders() == set()
         if arrives:
             between.heal()
-            booking.result(DEADLINE_S).wait_published(DEADLINE_S)
+            booking.result(PATIENCE_S).wait_published(PATIENCE_S)
         else:
             between.to_database.reset()
             between.heal()
             with pytest.raises(TransactionAborted):
-                booking.result(DEADLINE_S)
+                booking.result(PATIENCE_S)
     assert between.shown(half["token"])["state"] == ("PUBLISHED" if arrives else "ROLLED_BACK")
     between.agrees(*(["o-1"] if arrives else []))
 
@@ -221,14 +218,14 @@ def test_fault_20_a_commit_in_a_black_hole_is_waited_for(
 def test_fault_18_a_send_into_a_black_hole_is_stored_once_when_it_heals(
     between: Between, connect: Connect
 ) -> None:
-    client = connect(between.url, timeout=PATIENT_S)
+    client = connect(between.url, timeout=PATIENCE_S)
     client.send(between.topic, b"before")
     between.to_broker.cut()
     with ThreadPoolExecutor() as pool:
         sending = pool.submit(client.send, between.topic, b"meanwhile")
-        wait_until(lambda: between.to_broker.held, DEADLINE_S, what="a send in the hole")
+        wait_until(lambda: between.to_broker.held, what="a send in the hole")
         between.heal()
-        sending.result(DEADLINE_S)
+        sending.result(PATIENCE_S)
     assert sorted(found.body for found in between.stored()) == [b"before", b"meanwhile"]
 
 
@@ -244,7 +241,7 @@ def test_fault_18_on_a_half_open_connection_a_send_is_made_again_on_another(
 
 def test_fault_18_byte_by_byte_a_conversation_goes_on(between: Between, connect: Connect) -> None:
     between.to_broker.conditions = NetworkConditions(chunk=1)
-    client = connect(between.url, timeout=PATIENT_S)
+    client = connect(between.url, timeout=PATIENCE_S)
     client.send(between.topic, b"in drops" * 50)
     assert [found.body for found in between.stored()] == [b"in drops" * 50]
 
@@ -255,7 +252,7 @@ def test_fault_18_a_consumer_in_a_black_hole_is_missed_and_its_messages_go_to_an
     between.client.send(between.topic, b"m", partition=0)
     options: dict[str, Any] = {"session_s": 2.0, "lease_s": 4.0, "start": "first"}
     group = f"readers-of-{between.topic}"
-    lost = connect(between.url, timeout=PATIENT_S).consumer(group, [between.topic], **options)
+    lost = connect(between.url, timeout=PATIENCE_S).consumer(group, [between.topic], **options)
     taken = next(iter(lost))
     between.to_broker.cut()
     with closing(between.client.consumer(group, [between.topic], **options)) as other:
@@ -265,7 +262,7 @@ def test_fault_18_a_consumer_in_a_black_hole_is_missed_and_its_messages_go_to_an
             "a death alone counts for none of what was lost with it"
         )
         other.ack(again)
-        wait_until(lambda: between.client.call("group.show", group=group)["lag"] == 0, DEADLINE_S)
+        wait_until(lambda: between.client.call("group.show", group=group)["lag"] == 0)
     between.heal()
     lost.close()
     assert between.client.call("group.show", group=group)["lag"] == 0
@@ -278,10 +275,10 @@ def test_fault_21_a_slow_narrow_network_that_loses_things_loses_no_message(
         link.conditions = NetworkConditions(
             delay_s=0.01, loss=0.05, resend_s=0.1, bytes_per_s=200_000.0
         )
-    client = connect(between.url, timeout=PATIENT_S, window_bytes=1 << 16)
+    client = connect(between.url, timeout=PATIENCE_S, window_bytes=1 << 16)
     orders = [f"o-{n}" for n in range(3)]
     for order in orders:
-        between.book(client, order, timeout=PATIENT_S)
+        between.book(client, order, timeout=PATIENCE_S)
     sent = [
         client.send_async(between.topic + "-plain", bytes(1_024), key=str(n)) for n in range(150)
     ]
@@ -289,7 +286,7 @@ def test_fault_21_a_slow_narrow_network_that_loses_things_loses_no_message(
         len(
             {
                 (receipt.partition, receipt.offset)
-                for receipt in (f.result(DEADLINE_S) for f in sent)
+                for receipt in (f.result(PATIENCE_S) for f in sent)
             }
         )
         == 150

@@ -13,21 +13,21 @@ import pytest
 
 import txmq
 from tests.client.real import RealBroker
-from tests.client.real_consumers import WAIT_S, shown
+from tests.client.real_consumers import IDLE_S, shown
 from tests.client.scripted_member import fresh
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.connections.connection import Connection
 from txmq.client.blocking.consumer.consumer import Consumer
 from txmq.model.message import Message, ReceivedMessage
 from txmq.model.retry import RetryPolicy
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 
 AT_ONCE = RetryPolicy.table(0, attempts=50)
 
 
 @pytest.fixture
 def client(shared_broker: RealBroker) -> Iterator[Client]:
-    with txmq.connect(shared_broker.url, service="tests", timeout=WAIT_S) as client:
+    with txmq.connect(shared_broker.url, service="tests", timeout=PATIENCE_S) as client:
         yield client
 
 
@@ -93,7 +93,7 @@ def at_work(ledger: OrderedHandler, members: list[Consumer]) -> Iterator[list[th
         for member in members:
             member.close()
         for thread in threads:
-            thread.join(WAIT_S)
+            thread.join()
 
 
 def test_each_key_stays_in_order_while_messages_fail_and_members_come_and_go(
@@ -104,12 +104,12 @@ def test_each_key_stays_in_order_while_messages_fail_and_members_come_and_go(
         for start in range(0, KEYS * EACH, 2 * KEYS):
             with at_work(ledger, [joined(group, topic, mode="ordered", retry=AT_ONCE)]):
                 send_in_order(client, topic, start, start + 2 * KEYS)
-        wait_until(lambda: ledger.count >= KEYS * EACH, 2 * WAIT_S, what="all is done")
+        wait_until(lambda: ledger.count >= KEYS * EACH, 2 * PATIENCE_S, what="all is done")
     assert ledger.done == IN_ORDER
 
 
 def wait_for_more_than(count: int, dialled: list[Connection]) -> None:
-    wait_until(lambda: len(dialled) > count, WAIT_S, what="another connection")
+    wait_until(lambda: len(dialled) > count, what="another connection")
 
 
 def test_each_key_stays_in_order_and_comes_once_while_connections_break(
@@ -124,7 +124,7 @@ def test_each_key_stays_in_order_and_comes_once_while_connections_break(
             with suppress(OSError):  # lost already
                 dialled[-1].socket.shutdown(socket.SHUT_RDWR)
             wait_for_more_than(before, dialled)
-        wait_until(lambda: ledger.count >= KEYS * EACH, 2 * WAIT_S, what="all is done")
+        wait_until(lambda: ledger.count >= KEYS * EACH, 2 * PATIENCE_S, what="all is done")
     assert ledger.done == IN_ORDER
 
 
@@ -143,7 +143,7 @@ def test_a_dead_letter_parks_its_key_and_no_other(
         if message.body == b"2":
             consumer.dead_letter(message, "poison")
 
-    consumer.run(handle, threads=2, idle_exit=2.0)
+    consumer.run(handle, threads=2, idle_exit=IDLE_S)
     assert sorted(handled) == [b"0", b"1", b"2", b"3", b"5", b"7"]
     wait_until(lambda: shown(client, group)["parked"] == 2, what="the key is parked")
 
@@ -155,22 +155,22 @@ def test_a_consumer_leaves_its_group_where_it_is_closed_while_it_joins_anew(
     client.call("topic.create", name=topic, partitions=1)
     client.send(topic, b"0", key="a")
     consumer = client.consumer(group, [topic], mode="ordered")
-    message = consumer.receive(WAIT_S)
+    message = consumer.receive(PATIENCE_S)
     assert message is not None
     [member] = consumer._members.members
     connect, away, over = member.thread._connect, threading.Event(), threading.Event()
 
     def connect_later(deadline: float) -> Connection:
         away.set()
-        assert over.wait(WAIT_S)
-        return connect(deadline + WAIT_S)
+        assert over.wait(PATIENCE_S)
+        return connect(deadline + PATIENCE_S)
 
     monkeypatch.setattr(member.thread, "_connect", connect_later)
     member.give_back([message], rejoin=True)
-    assert away.wait(WAIT_S)
+    assert away.wait(PATIENCE_S)
     closing = threading.Thread(target=consumer.close)
     closing.start()
-    wait_until(lambda: member.member._leaving, WAIT_S)
+    wait_until(lambda: member.member._leaving)
     over.set()
-    closing.join(WAIT_S)
+    closing.join()
     assert shown(client, group)["members"] == 0, "nobody waits for the end of its session"

@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -39,14 +40,13 @@ from txmq.errors import (
 from txmq.model.message import Message
 from txmq.testing.postgres_server import PostgresServer
 from txmq.testing.processes import running
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 from txmq.tx.outbox_entry import pack_entries
 from txmq.tx.postgres.blockers import oldest_holder
 from txmq.tx.postgres.outbox import OutboxRow
 from txmq.wire.data_requests import Opcode
 
 Connect = Callable[..., Client]
-DEADLINE_S = 60
 SOON: TransactionOptions = {"on_unavailable": "outbox", "timeout": 0.3}
 DIRECT: TransactionOptions = {"timeout": 0.3}
 
@@ -78,10 +78,16 @@ def present(tmp_path: Path, own_database: str) -> Iterator[RealBroker]:
 
 
 @pytest.fixture
+def connect(connect: Connect) -> Connect:
+    """Clients that soon take a broker for away, as most of them here are to."""
+    return partial(connect, timeout=3.0)
+
+
+@pytest.fixture
 def world(own_database: str, absent: RealBroker, connect: Connect) -> Iterator[World]:
     make_tables(own_database)
     world = World(own_database, absent, connect(absent.url, timeout=1.0))
-    wait_until(lambda: is_registered(world), DEADLINE_S)
+    wait_until(lambda: is_registered(world))
     yield world
     world.connection.close()
     if absent.died():
@@ -117,43 +123,43 @@ def bodies(world: World) -> list[str]:
 
 
 def test_while_the_broker_is_there_nothing_waits(world: World) -> None:
-    place(world, "o-1", timeout=DEADLINE_S).wait_published()
+    place(world, "o-1", timeout=PATIENCE_S).wait_published(PATIENCE_S)
     assert (bodies(world), waiting(world)) == (["o-1"], 0)
 
 
 def test_orders_of_an_outage_appear_once_and_in_order_when_the_broker_is_back(world: World) -> None:
-    place(world, "o-0", timeout=DEADLINE_S).wait_published()
+    place(world, "o-0", timeout=PATIENCE_S).wait_published(PATIENCE_S)
     world.broker.kill()
     placed, began = [place(world, "o-1")], time.monotonic()
-    placed += [place(world, f"o-{n}", timeout=60) for n in range(2, 6)]
-    assert time.monotonic() - began < 30  # only the first of them waits for the broker
+    placed += [place(world, f"o-{n}", timeout=PATIENCE_S) for n in range(2, 6)]
+    assert time.monotonic() - began < PATIENCE_S  # only the first of them waits for the broker
     assert world.orders() == {f"o-{n}" for n in range(6)}
     assert waiting(world) == 5
     with suppress(ApplicationError), world.client.transaction(world.connection, **SOON) as tx:
         tx.send(world.topic, b"never", key="k")
         fail()
     world.broker.start()
-    placed[-1].wait_published(DEADLINE_S)
+    placed[-1].wait_published(PATIENCE_S)
     assert bodies(world) == [f"o-{n}" for n in range(6)]
     assert placed[0].receipts() == []
-    wait_until(lambda: not waiting(world), DEADLINE_S, what="the rows are deleted")
+    wait_until(lambda: not waiting(world), what="the rows are deleted")
     shown = world.client.call("tx.show", token=placed[0].token.hex)
     assert (shown["state"], shown["by"], shown["service"]) == ("PUBLISHED", "producer", "orders")
-    place(world, "o-6", timeout=DEADLINE_S).wait_published()
+    place(world, "o-6", timeout=PATIENCE_S).wait_published(PATIENCE_S)
     assert bodies(world)[-1] == "o-6"
 
 
 @pytest.mark.parametrize("point", ["outbox.after_publish", "outbox.after_delete"])
 def test_a_broker_that_dies_while_it_fetches_sends_nothing_twice(world: World, point: str) -> None:
-    place(world, "o-0", timeout=DEADLINE_S).wait_published()
+    place(world, "o-0", timeout=PATIENCE_S).wait_published(PATIENCE_S)
     world.broker.kill()
     placed = [place(world, f"o-{n}") for n in range(1, 4)]
     world.broker.start(crash_at=point)
-    wait_until(world.broker.died, DEADLINE_S)
+    wait_until(world.broker.died)
     assert waiting(world) == (3 if point == "outbox.after_publish" else 0)
     world.broker.start()
-    placed[-1].wait_published(DEADLINE_S)
-    wait_until(lambda: not waiting(world), DEADLINE_S)
+    placed[-1].wait_published(PATIENCE_S)
+    wait_until(lambda: not waiting(world))
     assert bodies(world) == [f"o-{n}" for n in range(4)]
 
 
@@ -170,10 +176,9 @@ def test_a_bundle_that_was_stored_but_not_confirmed_does_not_count_beside_the_ou
             world.insert("o-1")
             tx.send(world.topic, b"o-1", key="k")
         assert tx.token != first
-        tx.wait_published(DEADLINE_S)
+        tx.wait_published(PATIENCE_S)
         wait_until(
             lambda: world.client.call("tx.show", token=first.hex)["state"] == "ROLLED_BACK",
-            DEADLINE_S,
         )
     assert bodies(world) == ["first", "o-1"]
     states = dict(
@@ -196,9 +201,9 @@ def test_of_two_brokers_only_the_one_that_is_away_has_to_fetch(
         tx.send(world.topic, b"o-1", key="k")
         tx.at(world.client).send_many(world.topic, [b"o-1", b"o-2"], ["k", None])
     assert waiting(world) == 1
-    wait_until(lambda: [found.body for found in present.read(world.topic)] == [b"o-1"], DEADLINE_S)
+    wait_until(lambda: [found.body for found in present.read(world.topic)] == [b"o-1"])
     world.broker.start()
-    tx.wait_published(DEADLINE_S)
+    tx.wait_published(PATIENCE_S)
     assert sorted(bodies(world)) == ["first", "o-1", "o-2"]
 
 
@@ -218,9 +223,9 @@ def test_everything_about_a_message_survives_the_wait(world: World) -> None:
         tx.send(world.topic, b"there", partition=3)
     world.broker.start()
     assert world.client.log_id == log_id
-    tx.wait_published(DEADLINE_S)
+    tx.wait_published(PATIENCE_S)
     with world.client.consumer("readers", [world.topic], start="first") as consumer:
-        got = [consumer.receive(DEADLINE_S) for _ in range(4)]
+        got = [consumer.receive(PATIENCE_S) for _ in range(4)]
     found = {m.body: (m.key, m.tag, dict(m.headers)) for m in got if m is not None}
     assert found == {
         b"0": ("k", "t", {"h": "1"}),
@@ -243,7 +248,7 @@ def test_a_client_that_never_reached_its_broker_needs_the_id_of_its_log(
     place(world, "o-2", connect(world.broker.url, log_id=log_id)).token  # noqa: B018
     assert (world.orders(), waiting(world)) == ({"o-2"}, 1)
     world.broker.start()
-    wait_until(lambda: bodies(world) == ["o-2"], DEADLINE_S)
+    wait_until(lambda: bodies(world) == ["o-2"])
     with pytest.raises(LogChanged):
         connect(world.broker.url, log_id=uuid4()).send(world.topic, b"x")
     with pytest.raises(ConfigError, match="UUID"):
@@ -265,7 +270,7 @@ def test_messages_in_an_outbox_without_a_reader_are_refused(
 def test_an_ack_cannot_wait(world: World) -> None:
     world.client.send(world.topic, b"question")
     with world.client.consumer("askers", [world.topic], start="first") as consumer:
-        message = consumer.receive(DEADLINE_S)
+        message = consumer.receive(PATIENCE_S)
         world.broker.kill()
         tx = world.client.transaction(world.connection, **SOON)
         tx.__enter__()
@@ -367,7 +372,7 @@ def test_messages_of_a_key_keep_the_order_of_its_row_while_the_broker_comes_and_
             has_grown(world, 40)
             world.broker.start()
             has_grown(world, 40)
-        wait_until(lambda: world.settled() and not waiting(world), DEADLINE_S)
+        wait_until(lambda: world.settled() and not waiting(world))
     require_row_order(world)
 
 
@@ -383,7 +388,7 @@ def test_transactions_with_and_without_the_outbox_keep_the_order_of_a_row(
             has_grown(world, 20)
             world.broker.start()
             has_grown(world, 100)
-        wait_until(lambda: world.settled() and not waiting(world), DEADLINE_S)
+        wait_until(lambda: world.settled() and not waiting(world))
     require_row_order(world)
 
 
@@ -413,7 +418,7 @@ def has_grown(world: World, more: int) -> None:
         return int(total)
 
     least = committed() + more
-    wait_until(lambda: committed() >= least, DEADLINE_S)
+    wait_until(lambda: committed() >= least)
 
 
 def put_damaged_row(world: World, keys: str = "{}") -> int:
@@ -433,14 +438,14 @@ def test_a_transaction_without_the_outbox_queues_behind_rows_with_its_keys(world
     broken = put_damaged_row(world)
     place(world, "o-1")
     direct = place_directly(world, "o-2", "k")
-    place_directly(world, "o-3", "other").wait_published()
+    place_directly(world, "o-3", "other").wait_published(PATIENCE_S)
     assert (waiting(world), bodies(world)) == (3, ["o-3"])
     query_and_commit(world, "DELETE FROM txmq_outbox WHERE seq = %s RETURNING 1", broken)
-    direct.wait_published(DEADLINE_S)
+    direct.wait_published(PATIENCE_S)
     assert sorted(bodies(world)) == ["o-1", "o-2", "o-3"]
     assert [body for body in bodies(world) if body != "o-3"] == ["o-1", "o-2"]
-    wait_until(lambda: not waiting(world), DEADLINE_S)
-    place_directly(world, "o-4", "k").wait_published()
+    wait_until(lambda: not waiting(world))
+    place_directly(world, "o-4", "k").wait_published(PATIENCE_S)
     assert world.orders() == {"o-1", "o-2", "o-3", "o-4"}
 
 
@@ -449,10 +454,10 @@ def test_an_xa_transaction_cannot_overtake_rows_with_its_keys(world: World) -> N
     place(world, "o-1")
     with pytest.raises(BrokerUnavailable, match="wait for the broker"):
         place_in_two_phases(world, "o-2", "k")
-    place_in_two_phases(world, "o-3", "other").wait_published()
+    place_in_two_phases(world, "o-3", "other").wait_published(PATIENCE_S)
     query_and_commit(world, "DELETE FROM txmq_outbox WHERE seq = %s RETURNING 1", broken)
-    wait_until(lambda: not waiting(world), DEADLINE_S)
-    place_in_two_phases(world, "o-4", "k").wait_published()
+    wait_until(lambda: not waiting(world))
+    place_in_two_phases(world, "o-4", "k").wait_published(PATIENCE_S)
     assert [body for body in bodies(world) if body != "o-3"] == ["o-1", "o-4"]
     assert world.orders() == {"o-1", "o-3", "o-4"}
 
@@ -472,8 +477,8 @@ def test_a_transaction_without_the_outbox_fails_while_the_broker_is_away(world: 
         with pytest.raises(BrokerUnavailable):
             place_directly(world, "o-2", "k", timeout=0.5)
     world.broker.start()
-    wait_until(lambda: not waiting(world), DEADLINE_S)
-    place_directly(world, "o-3", "k").wait_published()
+    wait_until(lambda: not waiting(world))
+    place_directly(world, "o-3", "k").wait_published(PATIENCE_S)
     assert bodies(world) == ["o-0", "o-1", "o-3"]
 
 
@@ -481,7 +486,7 @@ def test_an_ack_cannot_queue_behind_rows_with_the_keys_of_its_transaction(world:
     world.client.send(world.topic, b"question")
     broken = put_damaged_row(world, keys="{0}")
     with world.client.consumer("askers", [world.topic], start="first") as consumer:
-        message = consumer.receive(DEADLINE_S)
+        message = consumer.receive(PATIENCE_S)
         tx = world.client.transaction(world.connection, **DIRECT)
         tx.__enter__()
         tx.ack(message)
@@ -498,7 +503,7 @@ def test_a_row_that_came_and_went_unseen_is_a_conflict(world: World) -> None:
     put_and_drain(world)
     with pytest.raises(DatabaseConflict, match="run the transaction again"):
         place_directly(world, "o-2", "k")
-    place_directly(world, "o-3", "k").wait_published()
+    place_directly(world, "o-3", "k").wait_published(PATIENCE_S)
     assert bodies(world) == ["o-1", "o-3"]
     assert world.orders() == {"o-1", "o-3"}
 
@@ -509,7 +514,7 @@ def put_and_drain(world: World) -> None:
     query_and_commit(world, "DELETE FROM txmq_outbox WHERE seq = %s RETURNING 1", broken)
     above = "SELECT FROM txmq_outbox_floor WHERE log_id = %s AND seq > %s"
     try:
-        wait_until(lambda: bool(query(world, above, world.client.log_id, broken)), DEADLINE_S)
+        wait_until(lambda: bool(query(world, above, world.client.log_id, broken)))
     except TimeoutError as error:
         with closing(psycopg2.connect(world.dsn)) as connection:
             error.add_note(f"in its way: {oldest_holder(connection) or 'nobody'}")
@@ -517,7 +522,7 @@ def put_and_drain(world: World) -> None:
         raise
 
 
-def place_directly(world: World, number: str, key: str, *, timeout: float = DEADLINE_S) -> Any:
+def place_directly(world: World, number: str, key: str, *, timeout: float = PATIENCE_S) -> Any:
     """Place an order without the outbox; return its transaction."""
     with world.client.transaction(world.connection, timeout=timeout) as tx:
         world.insert(number)
@@ -529,10 +534,10 @@ def test_a_row_that_is_damaged_holds_up_those_after_it(world: World) -> None:
     broken = put_damaged_row(world)
     tx = place(world, "o-1")
     assert waiting(world) == 2
-    wait_until(lambda: "outbox.stuck" in world.broker.log, DEADLINE_S)
+    wait_until(lambda: "outbox.stuck" in world.broker.log)
     assert world.messages() == set()
     query_and_commit(world, "DELETE FROM txmq_outbox WHERE seq = %s RETURNING 1", broken)
-    tx.wait_published(DEADLINE_S)
+    tx.wait_published(PATIENCE_S)
 
 
 def query_and_commit(world: World, statement: str, *values: object) -> list[Any]:
@@ -556,12 +561,12 @@ def test_a_resolver_of_its_own_fetches_what_the_broker_cannot_reach(
     ) as resolver:
         world.client = connect(remote.url, timeout=1.0)
         assert resolver.first_line() == "ready shop"
-        wait_until(lambda: is_registered(world), DEADLINE_S)
+        wait_until(lambda: is_registered(world))
         remote.kill()
         placed = [place(world, f"o-{n}") for n in range(3)]
         remote.start()
-        placed[-1].wait_published(DEADLINE_S)
-        wait_until(lambda: not waiting(world), DEADLINE_S)
+        placed[-1].wait_published(PATIENCE_S)
+        wait_until(lambda: not waiting(world))
         world.broker = remote
         assert bodies(world) == ["o-0", "o-1", "o-2"]
         assert resolver.terminate() == 0

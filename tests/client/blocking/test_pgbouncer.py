@@ -11,8 +11,8 @@ import psycopg2
 import pytest
 
 from tests.client.kept_sessions import asked
-from tests.client.ledgers import DEADLINE_S
 from tests.client.real import RealBroker
+from tests.client.real_consumers import IDLE_S
 from tests.client.scripted_member import fresh
 from tests.client.world import World, make_tables
 from tests.pgbouncer import needs_pgbouncer, pgbouncer
@@ -71,7 +71,7 @@ def test_transactions_with_messages(world: World, pooled: str, driver: str) -> N
         else:
             tx.commit_with(one.commit)
     expected = {f"o-{number}" for number in range(7) if number != 3}
-    wait_until(lambda: world.settled() and len(world.messages()) == 6, DEADLINE_S)
+    wait_until(lambda: world.settled() and len(world.messages()) == 6)
     assert world.messages() == world.orders() == expected
     prepared = "SELECT FROM pg_prepared_xacts WHERE database = current_database()"
     assert asked(world.dsn, prepared) == []
@@ -91,6 +91,6 @@ def test_handlers_with_an_inbox(
             cursor.execute("INSERT INTO effects VALUES (%s)", (message.body.decode(),))
 
     with client.consumer(fresh("g"), [topic]) as consumer:
-        consumer.run(handle, inbox=lambda: DRIVERS[driver](pooled), threads=2, idle_exit=2.0)
+        consumer.run(handle, inbox=lambda: DRIVERS[driver](pooled), threads=2, idle_exit=IDLE_S)
         assert (consumer.stats.acked, consumer.stats.nacked, consumer.stats.retried) == (30, 0, 0)
     assert asked(shared_database, "SELECT count(*) FROM effects") == [(30,)]

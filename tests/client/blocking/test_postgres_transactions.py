@@ -32,14 +32,13 @@ from txmq.errors import (
 )
 from txmq.testing.forked import run_source
 from txmq.testing.processes import ENVIRONMENT, Running
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 from txmq.tx.postgres.blocking import guarded_commit
 from txmq.tx.postgres.commit import CommitOutcome
 from txmq.wire.data_requests import Opcode
 
 Connect = Callable[..., Client]
 ROOT = Path(__file__).parents[3]
-DEADLINE_S = 20
 
 
 @pytest.fixture
@@ -55,7 +54,7 @@ def test_rows_and_messages_exist_together(world: World) -> None:
         world.insert("o-1")
         tx.send(world.topic, b"o-1", key="o-1")
         assert world.messages() == set()
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     assert world.orders() == world.messages() == {"o-1"}
     shown = world.client.call("tx.show", token=tx.token.hex)
     assert (shown["state"], shown["by"], shown["decider"][0]) == (
@@ -72,7 +71,7 @@ def test_a_connection_serves_one_transaction_after_the_other(world: World) -> No
         with world.client.transaction(world.connection) as tx:
             world.insert(f"o-{n}")
             tx.send(world.topic, f"o-{n}".encode(), key="k")
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     assert world.orders() == world.messages() == {f"o-{n}" for n in range(5)}
     assert [found.body for found in world.stored()] == [f"o-{n}".encode() for n in range(5)]
 
@@ -127,7 +126,7 @@ def test_a_commit_that_the_database_refuses_rolls_the_messages_back(world: World
     tx.send(world.topic, b"o-1")
     with pytest.raises(TransactionAborted):
         tx.__exit__(None, None, None)
-    wait_until(lambda: world.state(tx.token) == "ROLLED_BACK", DEADLINE_S)
+    wait_until(lambda: world.state(tx.token) == "ROLLED_BACK")
     assert (world.orders(), world.messages()) == (set(), set())
     world.insert("o-2")
     world.connection.commit()
@@ -144,7 +143,7 @@ def test_a_commit_that_no_standby_has_confirmed_is_left_to_the_resolver(
     with world.client.transaction(world.connection, check_after=0.2) as tx:
         world.insert("o-1")
         tx.send(world.topic, b"o-1")
-    tx.wait_published(DEADLINE_S)
+    tx.wait_published(PATIENCE_S)
     assert world.orders() == world.messages() == {"o-1"}
     assert "producer" not in world.client.call("tx.show", token=tx.token.hex)["by"]
 
@@ -157,7 +156,7 @@ def test_without_messages_it_is_an_ordinary_commit(
         world.insert("o-1")
     with client.transaction(world.connection):
         pass
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     assert world.orders() == {"o-1"}
     assert fake.accepted == 0
 
@@ -165,7 +164,7 @@ def test_without_messages_it_is_an_ordinary_commit(
 def test_messages_without_rows_are_a_transaction_too(world: World) -> None:
     with world.client.transaction(world.connection) as tx:
         tx.send(world.topic, b"lonely")
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     assert world.messages() == {"lonely"}
 
 
@@ -175,7 +174,7 @@ def test_a_connection_in_autocommit_mode_gets_a_transaction(world: World) -> Non
         world.insert("o-1")
         tx.send(world.topic, b"o-1")
         assert world.orders() == set()
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     with suppress(ApplicationError), world.client.transaction(world.connection):
         world.insert("o-2")
         fail()
@@ -193,16 +192,16 @@ def test_a_savepoint_withdraws_rows_and_messages_together(world: World) -> None:
             fail()
         with suppress(psycopg2.Error), tx.savepoint():
             world.insert("o-1")
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     assert world.orders() == world.messages() == {"o-1"}
 
 
 def test_without_the_broker_the_rows_are_rolled_back(
     world: World, fake: FakeBroker, connect: Connect
 ) -> None:
-    client = connect(fake.url)
+    client = connect(fake.url, timeout=0.2)
     fake.close()
-    tx = client.transaction(world.connection, timeout=0.2)
+    tx = client.transaction(world.connection)
     tx.__enter__()
     world.insert("o-1")
     tx.send(world.topic, b"o-1")
@@ -226,7 +225,7 @@ def test_a_broker_that_does_not_answer_holds_the_row_locks_no_longer_than_asked(
         with pytest.raises(BrokerUnavailable, match="rolled back"):
             tx.__exit__(None, None, None)
         assert world.orders() == set()
-        wait_until(lambda: world.state(tx.token) == "ROLLED_BACK", DEADLINE_S)
+        wait_until(lambda: world.state(tx.token) == "ROLLED_BACK")
 
 
 @pytest.mark.parametrize("lost", [Opcode.GROUP, Opcode.DECIDE])
@@ -236,7 +235,7 @@ def test_a_lost_answer_changes_nothing(world: World, connect: Connect, lost: Opc
         with connect(proxy.url).transaction(world.connection) as tx:
             world.insert("o-1")
             tx.send(world.topic, b"o-1")
-        tx.wait_published()
+        tx.wait_published(PATIENCE_S)
     assert world.orders() == world.messages() == {"o-1"}
     assert len(world.stored()) == 1
 
@@ -266,7 +265,7 @@ def test_a_commit_that_would_not_wait_for_the_disk_is_refused_unless_allowed(wor
         else:
             with pytest.raises(SynchronousCommitOff):
                 tx.__exit__(None, None, None)
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     assert world.orders() == world.messages() == {"o-True"}
 
 
@@ -282,7 +281,7 @@ def test_a_commit_whose_answer_is_lost_is_found_out(
     with world.client.transaction(world.connection) as tx:
         world.insert("o-1")
         tx.send(world.topic, b"o-1")
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     assert world.orders() == world.messages() == {"o-1"}
     assert world.client.call("tx.show", token=tx.token.hex)["by"].startswith("resolver")
 
@@ -314,7 +313,7 @@ def test_without_an_answer_the_transaction_stays_in_doubt_and_the_resolver_ends_
 
     monkeypatch.setattr(postgres, "guarded_commit", committed_and_lost)
     with Proxy(world.broker.url) as proxy:
-        client = connect(proxy.url)
+        client = connect(proxy.url, timeout=6.0)
         client.send(world.topic, b"first")
         proxy.hold.add(Opcode.CALL)
         tx = client.transaction(world.connection, timeout=2.0)
@@ -324,7 +323,7 @@ def test_without_an_answer_the_transaction_stays_in_doubt_and_the_resolver_ends_
         with pytest.raises(InDoubt) as caught:
             tx.__exit__(None, None, None)
     assert caught.value.token == str(tx.token)
-    wait_until(lambda: world.state(tx.token) == "PUBLISHED", DEADLINE_S)
+    wait_until(lambda: world.state(tx.token) == "PUBLISHED")
 
 
 def test_connections_that_cannot_be_used_are_refused(world: World) -> None:
@@ -348,7 +347,7 @@ with client.transaction(connection, check_after=0.2) as tx:
     with connection.cursor() as cursor:
         cursor.execute("INSERT INTO orders (id) VALUES (%s)", (order,))
     tx.send(topic, order.encode(), key=order)
-tx.wait_published()
+tx.wait_published(120)
 client.close()
 """
 CRASHES = {
@@ -384,7 +383,7 @@ def test_a_producer_that_dies_anywhere_leaves_rows_and_messages_in_agreement(
     for point, producer in producers.items():
         assert producer.status() == -signal.SIGKILL, point
     committed = {point for point, done in CRASHES.items() if done}
-    wait_until(lambda: world.settled() and world.messages() >= committed, DEADLINE_S)
+    wait_until(lambda: world.settled() and world.messages() >= committed)
     assert world.orders() == world.messages() == committed
 
 
@@ -408,5 +407,5 @@ def test_a_broker_killed_between_bundle_and_decision_publishes_what_was_committe
     with world.client.transaction(world.connection) as tx:
         world.insert("o-1")
         tx.send(world.topic, b"o-1")
-    tx.wait_published(DEADLINE_S)
+    tx.wait_published(PATIENCE_S)
     assert world.orders() == world.messages() == {"o-1"}

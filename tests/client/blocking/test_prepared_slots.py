@@ -10,12 +10,13 @@ import pytest
 
 from txmq.client.protocol.transaction.prepared_slots import PreparedSlots, SlotDemand
 from txmq.errors import TwoPhaseFull
+from txmq.testing.wait import PATIENCE_S
 
 NOW = 0.0
 
 
 def soon() -> float:
-    return time.monotonic() + 60
+    return time.monotonic() + PATIENCE_S
 
 
 def test_slots_are_released_however_the_block_ends() -> None:
@@ -52,5 +53,5 @@ def test_who_waits_goes_on_when_there_is_room() -> None:
         with permits.reserve(all_of_it, soon()):
             waiting = threads.submit(wait)
             assert not inside.is_set()
-        waiting.result(60)
+        waiting.result(PATIENCE_S)
     assert inside.is_set()

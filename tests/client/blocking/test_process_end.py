@@ -17,9 +17,9 @@ from tests.client.real import RealBroker
 from tests.client.scripted_member import fresh
 from txmq.client.blocking.client import Client
 from txmq.errors import LocalProtocolError
+from txmq.testing.wait import PATIENCE_S
 
 Connect = Callable[..., Client]
-END_S = 60.0
 MANY = 2_000
 SENDS = """
 import sys, txmq
@@ -53,7 +53,7 @@ reactor.run()
 """
 SENDS_TO_A_STOPPED_BROKER = """
 import os, signal, sys, txmq
-client = txmq.connect(sys.argv[1], service="orders", timeout=60)
+client = txmq.connect(sys.argv[1], service="orders", timeout=120)
 client.send(sys.argv[2], b"stored")
 client.send("t-other", b"stored")
 os.kill(int(sys.argv[3]), signal.SIGSTOP)
@@ -68,7 +68,7 @@ def run(source: str, *arguments: object) -> str:
         [sys.executable, "-c", source, *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=END_S,
+        timeout=PATIENCE_S,
         check=True,
     )
     return ended.stderr
@@ -117,7 +117,7 @@ def test_a_consumer_in_the_child_of_a_fork_refuses_and_that_of_the_parent_goes_o
     client, topic = connect(real.url), fresh("t")
     client.send_many(topic, [b"%d" % number for number in range(5)])
     consumer = client.consumer(fresh("g"), [topic])
-    first = consumer.receive(END_S)
+    first = consumer.receive(PATIENCE_S)
     assert first is not None
     uses: list[Callable[[], object]] = [
         lambda: consumer.receive(1.0),
@@ -133,7 +133,7 @@ def test_a_consumer_in_the_child_of_a_fork_refuses_and_that_of_the_parent_goes_o
     ]
     assert [in_a_child(use) for use in uses] == [REFUSED] * len(uses)
     consumer.ack(first, wait=True)
-    rest = consumer.receive_many(5, END_S)
+    rest = consumer.receive_many(5, PATIENCE_S)
     assert sorted([first.body, *(message.body for message in rest)]) == [
         b"%d" % number for number in range(5)
     ]
@@ -150,13 +150,13 @@ def test_a_child_closes_what_is_its_parents_and_has_a_consumer_of_its_own(
     def work() -> None:
         consumer.close()
         with client.consumer(other, [topic]) as own:
-            message = own.receive(END_S)
+            message = own.receive(PATIENCE_S)
             assert message is not None
             own.ack(message, wait=True)
         os._exit(0)
 
     assert in_a_child(work) == 0
-    message = consumer.receive(END_S)
+    message = consumer.receive(PATIENCE_S)
     assert message is not None
     consumer.ack(message, wait=True)
 
@@ -172,7 +172,7 @@ def test_a_reader_in_the_child_of_a_fork_refuses_and_that_of_the_parent_goes_on(
             reader.commit,
             lambda: reader.assign(None),
         ]
-        first = reader.receive(END_S)
+        first = reader.receive(PATIENCE_S)
         assert [in_a_child(use) for use in uses] == [REFUSED] * len(uses)
 
         def close() -> None:
@@ -180,5 +180,5 @@ def test_a_reader_in_the_child_of_a_fork_refuses_and_that_of_the_parent_goes_on(
             os._exit(0)
 
         assert in_a_child(close) == 0
-        second = reader.receive(END_S)
+        second = reader.receive(PATIENCE_S)
         assert [message and message.body for message in (first, second)] == [b"0", b"1"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import txmq
-from tests.client.held_sends import DEADLINE_S, Gate, gate
+from tests.client.held_sends import Gate, gate
 from tests.client.scripted_broker import FakeBroker, HangUp, Silent, receipt
 from txmq.batch import BatchView
 from txmq.client.blocking.client import Client
@@ -29,6 +29,7 @@ from txmq.errors import (
     UnknownTopic,
 )
 from txmq.model.keys import partition_of
+from txmq.testing.wait import PATIENCE_S
 from txmq.wire.data_requests import Opcode
 
 __all__ = ["gate"]
@@ -113,8 +114,8 @@ def test_a_silent_broker_is_asked_again_before_the_time_is_up(
 ) -> None:
     fake.script += [Silent, receipt(0)]
     began = time.monotonic()
-    assert connect(fake.url, timeout=3.0).send("orders", b"x").offset == 0
-    assert time.monotonic() - began > 0.9
+    assert connect(fake.url, timeout=6.0).send("orders", b"x").offset == 0
+    assert time.monotonic() - began > 1.9
     assert fake.sends[0] == fake.sends[1]
 
 
@@ -376,29 +377,29 @@ def test_more_callers_than_connections_wait_for_their_turn(
     client = connect(fake.url, connections=1)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(client.send, "orders", b"x")
-        assert gate.arrived.wait(DEADLINE_S)
+        assert gate.arrived.wait(PATIENCE_S)
         with pytest.raises(Throttled, match="connections"):
             client.send("orders", b"x", timeout=0.05)
         gate.open()
-        assert first.result(DEADLINE_S).offset == 0
+        assert first.result(PATIENCE_S).offset == 0
     assert client.send("orders", b"x").offset == 1
 
 
 def test_the_pause_that_a_broker_asks_for_is_made(fake: FakeBroker, connect: Connect) -> None:
     fake.script.append(Throttled.after(0.25, "the disk is behind"))
-    client, began = connect(fake.url), time.monotonic()
+    client, began = connect(fake.url, timeout=50), time.monotonic()
     assert client.send("orders", b"x").offset == 0
     assert time.monotonic() - began >= 0.25
-    fake.script.append(Throttled.after(30, "the disk is behind"))
+    fake.script.append(Throttled.after(60, "the disk is behind"))
     with pytest.raises(Throttled, match="behind"):
         client.send("orders", b"y")
-    assert time.monotonic() - began < 20, "it does not wait for what would be too late"
+    assert time.monotonic() - began < 50, "it does not wait for what would be too late"
 
 
 def test_a_call_waits_for_the_pause_that_the_broker_names_and_for_no_longer_one(
     fake: FakeBroker, connect: Connect, tmp_path: Path
 ) -> None:
-    client = connect(fake.url)
+    client = connect(fake.url, timeout=50)
     fake.refusals += [Throttled.after(0.1, "beyond the quota")] * 2
     began = time.monotonic()
     assert client.send("orders", b"x").offset == 0, "though its topic was not known"
@@ -407,7 +408,10 @@ def test_a_call_waits_for_the_pause_that_the_broker_names_and_for_no_longer_one(
     fake.refusals += [Throttled.after(0.1, "beyond the quota")] * 2
     client.reader("r", ["orders"], txmq.FileOffsets(str(tmp_path))).close()
     assert time.monotonic() - began >= 0.4
-    for refusal in (Throttled("no more groups"), Throttled.after(60, "beyond the quota")):
+    for refusal in (
+        Throttled("no more groups"),
+        Throttled.after(60, "beyond the quota"),
+    ):
         fake.refusals += [refusal]
         with pytest.raises(Throttled, match=refusal.message):
             client.call("user.me")

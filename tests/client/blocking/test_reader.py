@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,29 +15,24 @@ import pytest
 from tests.client.real import RealBroker
 from tests.client.real_consumers import busy_log
 from tests.client.scripted_member import fresh
-from txmq.client.blocking import reader as module
 from txmq.client.blocking.client import Client
 from txmq.client.blocking.reader import Reader
 from txmq.client.protocol import reader as protocol_reader
 from txmq.client.protocol.offsets import FileOffsets
 from txmq.client.protocol.sender.rows import PART_ROWS
 from txmq.errors import (
-    ConfigError,
-    LocalProtocolError,
     LogChanged,
-    TopicReplaced,
-    UnknownTopic,
 )
 from txmq.model.message import Message
+from txmq.testing.wait import PATIENCE_S
 
-WAIT_S = 30.0
 Open = Callable[..., Reader]
 Connect = Callable[..., Client]
 
 
 @pytest.fixture
 def client(real: RealBroker, connect: Callable[..., Client]) -> Client:
-    return connect(real.url, timeout=WAIT_S)
+    return connect(real.url, timeout=PATIENCE_S)
 
 
 @pytest.fixture
@@ -59,7 +53,7 @@ def open_reader(client: Client, topic: str, directory: Path, **options: Any) -> 
 def bodies(reader: Reader, count: int) -> list[str]:
     found = list[str]()
     for _ in range(count):
-        message = reader.receive(WAIT_S)
+        message = reader.receive(PATIENCE_S)
         assert message is not None, f"{found} came"
         found.append(message.body.decode())
     return found
@@ -88,7 +82,7 @@ def test_a_reader_at_the_end_is_woken_by_a_transaction_of_several_parts(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(protocol_reader, "POLL_S", 10 * WAIT_S)
+    monkeypatch.setattr(protocol_reader, "POLL_S", 10 * PATIENCE_S)
     count = 2 * PART_ROWS
     with (
         busy_log(real.url),
@@ -100,7 +94,7 @@ def test_a_reader_at_the_end_is_woken_by_a_transaction_of_several_parts(
             received = pool.submit(bodies, reader, count)
             with client.transaction() as tx:
                 tx.send_many(topic, [b"x"] * count, [f"k{n % 7}" for n in range(count)])
-            assert received.result(WAIT_S) == ["x"] * count
+            assert received.result(PATIENCE_S) == ["x"] * count
 
 
 @pytest.mark.parametrize("more", [0, 3, 6])
@@ -108,7 +102,7 @@ def test_a_reader_at_the_end_is_woken_by_a_transaction_of_several_parts(
 def test_positions_are_refused_by_a_log_that_was_restored_to_before_them(
     own_broker: RealBroker, connect: Connect, tmp_path: Path, more: int, *, running: bool
 ) -> None:
-    client = connect(own_broker.url, timeout=WAIT_S)
+    client = connect(own_broker.url, timeout=PATIENCE_S)
     send = partial(client.send, "t", b"x", partition=0)
     send()
     backup = tmp_path / "backup"
@@ -137,7 +131,7 @@ def test_positions_are_refused_by_a_log_that_was_restored_to_before_them(
 def test_a_reader_goes_on_over_restarts_and_where_retention_has_removed_what_it_read(
     own_broker: RealBroker, connect: Connect, tmp_path: Path
 ) -> None:
-    client = connect(own_broker.url, timeout=WAIT_S)
+    client = connect(own_broker.url, timeout=PATIENCE_S)
     client.send_batch("t", [Message(b"%d" % n) for n in range(10)], partition=0)
     with open_reader(client, "t", tmp_path / "offsets", start="last") as reader:
         assert reader.receive(0.0) is None

@@ -16,12 +16,12 @@ import txmq
 from tests.cli.peer import peer
 from tests.cli.support import run as txmq_command
 from tests.client.blocking.test_copied_broker import refusals, reported
-from tests.client.blocking.test_inbox_identity import IDLE_S, WAIT_S, Connect, make
+from tests.client.blocking.test_inbox_identity import Connect, make
 from tests.client.blocking.test_inbox_resets import run, send
 from tests.client.effects import effects, with_effects
 from tests.client.kept_sessions import asked
-from tests.client.ledgers import DEADLINE_S
 from tests.client.real import RealBroker, bodies
+from tests.client.real_consumers import IDLE_S
 from tests.client.scripted_member import fresh
 from tests.client.world import World, make_tables
 from tests.tx.postgres.support import identity_of
@@ -36,7 +36,7 @@ from txmq.model.message import ReceivedMessage
 from txmq.model.retry import RetryPolicy
 from txmq.model.units import HOUR
 from txmq.testing.processes import Running
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 from txmq.tx.postgres.brokers import take_over
 
 ConnectClient = Callable[[], Client]
@@ -88,7 +88,7 @@ def new_process(site: Site, monkeypatch: pytest.MonkeyPatch) -> ConnectClient:
     def connect() -> Client:
         monkeypatch.setattr(conversation, "_newest_epochs", {})
         monkeypatch.setattr(conversation, "_incarnations", {})
-        return txmq.connect(site.broker.url, service="tests", timeout=WAIT_S)
+        return txmq.connect(site.broker.url, service="tests", timeout=PATIENCE_S)
 
     return connect
 
@@ -259,12 +259,12 @@ def test_a_restored_log_decides_nothing_in_a_database_before_an_operators_word(
     """The outbox stays, and the undecided transaction gets no fence."""
     site = Site(tmp_path, database)
     make_tables(database)
-    wait_until(lambda: reported(database, 1), DEADLINE_S, what="the broker has reported")
-    world = World(database, site.broker, txmq.connect(site.broker.url, timeout=WAIT_S))
+    wait_until(lambda: reported(database, 1), what="the broker has reported")
+    world = World(database, site.broker, txmq.connect(site.broker.url, timeout=PATIENCE_S))
     with world.client.transaction(world.connection) as tx:
         world.insert("before")
         tx.send(world.topic, b"before")
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     decider = ByPostgres(*identity_of(database), xid=None)
     with peer(site.broker.url) as producer:
         # The original must not decide it before it is killed.
@@ -277,8 +277,8 @@ def test_a_restored_log_decides_nothing_in_a_database_before_an_operators_word(
     site.restore()
     for name in ("_newest_epochs", "_incarnations"):
         monkeypatch.setattr(conversation, name, {})
-    world.client = client = txmq.connect(site.broker.url, service="tests", timeout=WAIT_S)
-    wait_until(lambda: refusals(client), DEADLINE_S, what="the restored broker is refused")
+    world.client = client = txmq.connect(site.broker.url, service="tests", timeout=PATIENCE_S)
+    wait_until(lambda: refusals(client), what="the restored broker is refused")
     client.call("tx.check", token=token)
     with client.transaction(world.connection) as tx:  # decided by the client
         world.insert("early")
@@ -294,11 +294,10 @@ def test_a_restored_log_decides_nothing_in_a_database_before_an_operators_word(
         connection.commit()
     wait_until(
         lambda: world.messages() == {"before", "early", "waits"},
-        DEADLINE_S,
         what="the outbox is published",
     )
     client.call("tx.check", token=token)
-    wait_until(world.settled, DEADLINE_S, what="the undecided one is decided")
+    wait_until(world.settled, what="the undecided one is decided")
     assert world.orders() == world.messages() == {"before", "early", "waits"}
     world.connection.close()
     client.close()
@@ -313,7 +312,7 @@ def test_a_reader_of_the_lost_part_is_refused_and_others_go_on(
     def read(name: str, count: int) -> list[bytes]:
         with new_process() as client:
             with client.reader(name, [topic], positions) as reader:
-                found = [reader.receive(timeout=WAIT_S) for _ in range(count)]
+                found = [reader.receive(timeout=PATIENCE_S) for _ in range(count)]
                 reader.commit()
             return [message.body for message in found if message is not None]
 
@@ -367,7 +366,7 @@ def test_a_consumers_store_does_not_take_a_new_message_for_a_lost_one(
             raise KeyError("k")
 
     def consume(client: Client) -> int:
-        later = RetryPolicy.table(WAIT_S, attempts=3)
+        later = RetryPolicy.table(PATIENCE_S, attempts=3)
         with client.consumer(group, [topic], retry=later, **store) as consumer:
             consumer.run(handle, idle_exit=IDLE_S)
             return consumer.stats.stored
@@ -392,7 +391,7 @@ def test_a_spool_is_drained_into_a_log_that_has_lost_its_session(
     with new_process() as operator:
         make(operator, topic)
     url, spool = site.broker.url, tmp_path / "spool"
-    with txmq.connect(url, service="tests", timeout=WAIT_S, spool=spool) as client:
+    with txmq.connect(url, service="tests", timeout=PATIENCE_S, spool=spool) as client:
         client.send(topic, b"a")
         site.back_up()
         client.send(topic, b"lost")
@@ -400,7 +399,7 @@ def test_a_spool_is_drained_into_a_log_that_has_lost_its_session(
         assert client.send(topic, b"b").spooled
     site.restore()
     new_process().close()
-    with txmq.connect(url, service="tests", timeout=WAIT_S, spool=spool) as client:
-        wait_until(lambda: bodies(site.broker, topic) == [b"a", b"b"], WAIT_S, what="the drain")
+    with txmq.connect(url, service="tests", timeout=PATIENCE_S, spool=spool) as client:
+        wait_until(lambda: bodies(site.broker, topic) == [b"a", b"b"], what="the drain")
         assert not client.send(topic, b"c").spooled
     assert bodies(site.broker, topic) == [b"a", b"b", b"c"]

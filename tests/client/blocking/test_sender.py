@@ -11,15 +11,7 @@ from typing import Any
 import pytest
 
 import txmq
-from tests.client.held_sends import (
-    DEADLINE_S,
-    Connect,
-    Gate,
-    eight_in_flight,
-    gate,
-    paused,
-    results,
-)
+from tests.client.held_sends import Connect, Gate, eight_in_flight, gate, paused, results
 from tests.client.scripted_broker import FakeBroker
 from txmq.batch import BatchView
 from txmq.client.blocking.client import Client
@@ -29,7 +21,7 @@ from txmq.client.protocol.sender.batcher import Batcher
 from txmq.client.protocol.sender.rows import SMALL_BATCH_BYTES
 from txmq.errors import LocalProtocolError, MessageTooLarge, RequestTimeout, Throttled
 from txmq.model.keys import partition_of
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 
 __all__ = ["gate"]
 
@@ -38,7 +30,7 @@ def test_a_lone_message_goes_out_at_once(fake: FakeBroker, connect: Connect) -> 
     got = connect(fake.url).send_async(
         "orders", b"x", key="k", tag="t", headers={"a": "b"}, delay=5
     )
-    view = BatchView((got.result(DEADLINE_S), fake.sends[0])[1].batch)
+    view = BatchView((got.result(PATIENCE_S), fake.sends[0])[1].batch)
     assert got.result() == (view.message_ids[0], "orders", 0, 0, False)
     assert (view.bodies, view.keys, view.tags, view.deliver_at) == (
         [b"x"],
@@ -168,7 +160,7 @@ def _send_in_a_thread(
     thread.start()
 
     def finished() -> list[Future[txmq.Receipt]]:
-        thread.join(DEADLINE_S)
+        thread.join()
         return futures
 
     return finished
@@ -210,7 +202,7 @@ def test_many_threads_share_one_session_without_gaps(fake: FakeBroker, connect: 
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(DEADLINE_S)
+        thread.join()
     assert len({producer for producer, _ in fake.origins()}) == 1
     expected = 0
     for (_, sequence), bodies in zip(fake.origins(), fake.bodies(), strict=True):
@@ -238,7 +230,7 @@ def test_the_window_counts_bytes_too(fake: FakeBroker, connect: Connect, gate: G
         client.send_async("orders", b"x", timeout=0.05)
     gate.open()
     results(futures)
-    client.send_async("orders", b"x").result(DEADLINE_S)
+    client.send_async("orders", b"x").result(PATIENCE_S)
 
 
 def test_a_callback_may_send_though_the_window_is_full(
@@ -251,8 +243,8 @@ def test_a_callback_may_send_though_the_window_is_full(
         lambda _: answers.append(client.send_async("orders", b"reply", timeout=0))
     )
     gate.open()
-    wait_until(lambda: answers, DEADLINE_S)
-    assert answers[0].result(DEADLINE_S).offset == 1
+    wait_until(lambda: answers)
+    assert answers[0].result(PATIENCE_S).offset == 1
 
 
 def test_no_more_than_256_frames_are_in_flight(
@@ -261,8 +253,8 @@ def test_no_more_than_256_frames_are_in_flight(
     fake.partitions = 400
     client = connect(fake.url)
     futures = [client.send_async("orders", b"x", partition=n) for n in range(400)]
-    assert gate.arrived.wait(DEADLINE_S)
-    wait_until(lambda: client.stats.frames >= 256, DEADLINE_S)
+    assert gate.arrived.wait(PATIENCE_S)
+    wait_until(lambda: client.stats.frames >= 256)
     assert client.stats.frames == 256
     gate.open()
     results(futures)
@@ -308,7 +300,7 @@ def test_flush_waits_for_every_receipt(fake: FakeBroker, connect: Connect, gate:
     with pytest.raises(RequestTimeout):
         client.flush(0.05)
     gate.open()
-    client.flush(DEADLINE_S)
+    client.flush(PATIENCE_S)
     assert future.done()
 
 
@@ -324,12 +316,12 @@ def test_a_send_cannot_be_cancelled(fake: FakeBroker, connect: Connect, gate: Ga
     future = connect(fake.url).send_async("orders", b"x")
     assert not future.cancel()
     gate.open()
-    assert future.result(DEADLINE_S).offset == 0
+    assert future.result(PATIENCE_S).offset == 0
 
 
 def test_a_pipelined_send_that_is_throttled_goes_again(fake: FakeBroker, connect: Connect) -> None:
     fake.script += [Throttled.after(0.2, "the disk is behind")]
-    assert connect(fake.url).send_async("orders", b"x").result(DEADLINE_S).offset == 0
+    assert connect(fake.url).send_async("orders", b"x").result(PATIENCE_S).offset == 0
 
 
 def test_pipelined_sends_that_stay_throttled_fail_with_that_error(
@@ -339,7 +331,7 @@ def test_pipelined_sends_that_stay_throttled_fail_with_that_error(
     client._core.topics.get("orders")
     fake.script += [Throttled.after(30, "the disk is behind")] * 3
     with pytest.raises(Throttled, match="not sent in time: the disk is behind"):
-        client.send_async("orders", b"y").result(DEADLINE_S)
+        client.send_async("orders", b"y").result(PATIENCE_S)
 
 
 def test_batches_grow_with_quick_receipts_and_are_small_after_a_refusal(

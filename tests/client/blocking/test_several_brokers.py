@@ -27,14 +27,13 @@ from txmq.errors import (
 )
 from txmq.testing.forked import run_source
 from txmq.testing.processes import ENVIRONMENT, Running
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 from txmq.tx.postgres.blocking import guarded_commit
 from txmq.tx.postgres.brokers import registered
 from txmq.tx.postgres.session import connect as connect_to
 from txmq.wire.data_requests import Opcode
 
 Connect = Callable[..., Client]
-DEADLINE_S = 20
 
 
 class Two(World):
@@ -91,7 +90,7 @@ def test_rows_and_messages_at_two_brokers_exist_together(two: Two) -> None:
         tx.send(two.topic, b"o-1")
         tx.at(two.there).send_many(two.topic, [b"o-1"], ["k"])
         assert two.messages() == two.sent_there() == set()
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     assert two.agree("o-1")
     assert token_rows(two, tx.token) == 2
     assert [got.offset for got in tx.receipts()] == [0]
@@ -102,13 +101,13 @@ def test_both_brokers_have_reported_to_the_database(two: Two) -> None:
         with closing(connect_to(two.dsn, application_name="test")) as connection:
             return {broker.log_id for broker in registered(connection)}
 
-    wait_until(lambda: reported() >= {two.client.log_id, two.there.log_id}, DEADLINE_S)
+    wait_until(lambda: reported() >= {two.client.log_id, two.there.log_id})
 
 
 def test_the_brokers_of_a_transaction_need_not_include_the_clients_own(two: Two) -> None:
     with two.client.transaction(two.connection) as tx:
         tx.at(two.there).send(two.topic, b"o-1")
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     assert (two.messages(), two.sent_there()) == (set(), {"o-1"})
     assert token_rows(two, tx.token) == 1
 
@@ -118,7 +117,7 @@ def test_two_clients_of_one_broker_are_one_participant(two: Two, connect: Connec
     with two.client.transaction(two.connection) as tx:
         for n, client in enumerate((two.client, again, two.client, again)):
             tx.at(client).send(two.topic, str(n).encode(), key="k")
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     assert [found.body for found in two.stored()] == [b"0", b"1", b"2", b"3"]
     assert token_rows(two, tx.token) == 1
 
@@ -141,7 +140,7 @@ def test_a_savepoint_takes_back_what_was_sent_to_either_broker(two: Two) -> None
             tx.at(two.there).send(two.topic, b"o-2")
             fail()
         tx.at(two.there).send(two.topic, b"o-1")
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     assert two.agree("o-1")
 
 
@@ -151,8 +150,8 @@ def test_a_refused_commit_takes_back_both_bundles(two: Two) -> None:
         cursor.execute("INSERT INTO lines VALUES (1, 'no such order')")
     with pytest.raises(TransactionAborted):
         tx.__exit__(None, None, None)
-    wait_until(lambda: two.state(tx.token) == "ROLLED_BACK", DEADLINE_S)
-    wait_until(two.agree, DEADLINE_S)
+    wait_until(lambda: two.state(tx.token) == "ROLLED_BACK")
+    wait_until(two.agree)
 
 
 @pytest.mark.parametrize("holding", [False, True])
@@ -174,7 +173,7 @@ def test_with_one_broker_away_there_is_nothing_anywhere(
         assert two.orders() == set()
     two.there.close(0.1)
     two.there = connect(two.other.url)
-    wait_until(two.all_settled, DEADLINE_S)
+    wait_until(two.all_settled)
     assert (two.messages(), two.sent_there()) == (set(), {"first"})
 
 
@@ -185,7 +184,7 @@ def test_a_broker_that_was_never_met_and_is_away_ends_the_block(two: Two, connec
         tx.send(two.topic, b"o-1")
         tx.at(nobody)
     with pytest.raises(LocalProtocolError, match="not been committed"):
-        tx.wait_published()
+        tx.wait_published(PATIENCE_S)
     assert two.agree()
 
 
@@ -197,7 +196,7 @@ def test_a_broker_that_cannot_ask_the_database_refuses_for_all(
     with pytest.raises(NoResolver):
         tx.__exit__(None, None, None)
     two.there = there
-    wait_until(two.agree, DEADLINE_S)
+    wait_until(two.agree)
 
 
 def test_the_answer_to_a_lost_commit_comes_from_the_broker_that_is_there(
@@ -216,7 +215,7 @@ def test_the_answer_to_a_lost_commit_comes_from_the_broker_that_is_there(
         tx.__exit__(None, None, None)
         two.client.close(0.1)
     two.client = direct
-    wait_until(lambda: two.agree("o-1"), DEADLINE_S)
+    wait_until(lambda: two.agree("o-1"))
 
 
 @pytest.mark.parametrize("checker", [None, "orders"])
@@ -230,23 +229,22 @@ def test_without_a_database_there_is_one_broker(
             LocalProtocolError, match=r"second broker .*client\.transaction\(connection\)"
         ):
             tx.at(two.there)
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     assert two.messages() == {"o-1"}
 
 
 def test_messages_are_acked_at_the_broker_that_delivered_them(two: Two) -> None:
     two.there.send("asked", b"question")
     with two.there.consumer("askers", ["asked"]) as consumer:
-        message = consumer.receive(DEADLINE_S)
+        message = consumer.receive(PATIENCE_S)
         with two.client.transaction(two.connection) as tx:
             with pytest.raises(LocalProtocolError, match="another broker"):
                 tx.ack(message)
             tx.at(two.there).ack(message)
             tx.send(two.topic, b"answer")
-        tx.wait_published()
+        tx.wait_published(PATIENCE_S)
         wait_until(
             lambda: two.there.call("tx.show", token=tx.token.hex)["state"] == "PUBLISHED",
-            DEADLINE_S,
         )
     assert two.messages() == {"answer"}
 
@@ -261,7 +259,7 @@ with txmq.connect(here, service="orders") as a, txmq.connect(there, service="ord
             cursor.execute("INSERT INTO orders (id) VALUES (%s)", (order,))
         tx.send(topic, order.encode(), key=order)
         tx.at(b).send(topic, order.encode(), key=order)
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
 """
 BETWEEN = {
     "tx.between_groups": False,
@@ -287,7 +285,7 @@ def test_a_producer_that_dies_anywhere_leaves_both_brokers_and_the_rows_in_agree
     for point, producer in producers.items():
         assert producer.status() == -signal.SIGKILL, point
     committed = [point for point, done in CRASHES.items() if done]
-    wait_until(lambda: two.agree(*committed), DEADLINE_S)
+    wait_until(lambda: two.agree(*committed))
 
 
 def test_a_broker_killed_before_the_decision_publishes_what_was_committed(
@@ -302,5 +300,5 @@ def test_a_broker_killed_before_the_decision_publishes_what_was_committed(
     monkeypatch.setattr(postgres, "guarded_commit", killed)
     tx = order(two, "o-1")
     tx.__exit__(None, None, None)
-    tx.wait_published(DEADLINE_S)
+    tx.wait_published(PATIENCE_S)
     assert two.agree("o-1")

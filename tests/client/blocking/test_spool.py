@@ -8,6 +8,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ from txmq.client.blocking.sender.spooling import SpoolingSender
 from txmq.client.protocol.sender import spool_drain
 from txmq.errors import (
     BrokerUnavailable,
-    ConfigError,
     DiskFull,
     RequestRejected,
     RequestTimeout,
@@ -34,10 +34,15 @@ from txmq.recover.spool import Spool, scan, spools_below
 from txmq.recover.spool_drain import drain_spools
 from txmq.store.filesystem import RealFile
 from txmq.testing.processes import ProcessEnded, run_script
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 
 Connect = Callable[..., Client]
-DEADLINE_S = 30.0
+
+
+@pytest.fixture
+def connect(connect: Connect) -> Connect:
+    """Clients that soon take a broker for away, as most of them here are to."""
+    return partial(connect, timeout=3.0)
 
 
 @pytest.fixture
@@ -63,13 +68,13 @@ def test_batches_in_flight_when_the_broker_dies_are_stored_once(
     client = connect(own_broker.url, spool=spools)
     client.send(topic, b"first", key="k")
     futures = [client.send_async(topic, b"%d" % n, key="k") for n in range(3_000)]
-    receipts = [future.result(DEADLINE_S) for future in futures]
-    wait_until(own_broker.died, DEADLINE_S, what="the broker has died")
+    receipts = [future.result(PATIENCE_S) for future in futures]
+    wait_until(own_broker.died, what="the broker has died")
     assert receipts[-1].spooled
     own_broker.start()
-    client.spool.wait(DEADLINE_S)
+    client.spool.wait(PATIENCE_S)
     assert bodies(own_broker, topic) == ["first", *map(str, range(3_000))]
-    assert {client.spool.place(receipts[-1], DEADLINE_S).offset} == {3_000}
+    assert {client.spool.place(receipts[-1], PATIENCE_S).offset} == {3_000}
 
 
 def test_new_sends_go_behind_what_waits(
@@ -91,7 +96,7 @@ def test_new_sends_go_behind_what_waits(
                 break
         own_broker.kill()
     own_broker.start()
-    client.spool.wait(DEADLINE_S)
+    client.spool.wait(PATIENCE_S)
     assert bodies(own_broker, topic) == [str(n) for n in range(count)]
 
 
@@ -107,7 +112,7 @@ def test_a_silent_broker_is_one_that_does_not_answer(
     assert all(receipt.spooled for receipt in receipts)
     assert client.stats.connections == 1
     os.kill(own_broker.pid, signal.SIGCONT)
-    client.spool.wait(DEADLINE_S)
+    client.spool.wait(PATIENCE_S)
     assert bodies(own_broker, topic) == [f"{n:02d}" for n in range(30)]
 
 
@@ -132,9 +137,9 @@ def test_the_order_notices_a_message_that_is_sent_past_the_spool(
     monkeypatch.setattr(SpoolingSender, "_stores_now", lambda _self, _drain: False)
     monkeypatch.setattr(spool_drain, "MAX_BATCHES_IN_FLIGHT", 1)
     own_broker.start()
-    wait_until(lambda: client.spool.waiting < 299, DEADLINE_S)
+    wait_until(lambda: client.spool.waiting < 299)
     client.send(topic, b"300", key="k")
-    client.spool.wait(DEADLINE_S)
+    client.spool.wait(PATIENCE_S)
     found = bodies(own_broker, topic)
     assert sorted(found, key=int) == [str(n) for n in range(301)]
     assert found != sorted(found, key=int), "the planted bug is not seen"
@@ -155,14 +160,14 @@ def test_a_process_that_starts_in_the_outage_routes_or_stores_unrouted(
     assert [receipt.partition for receipt in routed] == [partition_of(key, 5) for key in keys]
     assert {receipt.partition for receipt in (*unrouted, keyless)} == {-1}
     own_broker.start()
-    client.spool.wait(DEADLINE_S)
+    client.spool.wait(PATIENCE_S)
     for topic in (known, unknown):
         for key in set(keys):
             own = [str(n) for n, other in enumerate(keys) if other == key]
             assert bodies(own_broker, topic, key) == own
-    place = client.spool.place(unrouted[3], DEADLINE_S)
+    place = client.spool.place(unrouted[3], PATIENCE_S)
     assert (place.partition, place.offset is not None) == (partition_of(keys[3], 5), True)
-    assert client.spool.place(keyless, DEADLINE_S).topic == unknown
+    assert client.spool.place(keyless, PATIENCE_S).topic == unknown
 
 
 def test_a_topic_that_grew_in_the_outage_gets_messages_by_its_new_partitions(
@@ -178,7 +183,7 @@ def test_a_topic_that_grew_in_the_outage_gets_messages_by_its_new_partitions(
     receipts = client.send_batch(topic, [txmq.Message(b"%d" % n, k) for n, k in enumerate(keys)])
     explicit = client.send(topic, b"explicit", partition=1)
     own_broker.start()
-    client.spool.wait(DEADLINE_S)
+    client.spool.wait(PATIENCE_S)
     for key in set(keys):
         own = [str(n) for n, other in enumerate(keys) if other == key]
         assert bodies(own_broker, topic, key) == own
@@ -199,21 +204,21 @@ def test_what_the_broker_refuses_for_good_is_kept_and_the_rest_goes_on(
         client.send(topic, b"%d" % number, key="a")
         refused = client.send(topic, b"bad %d" % number, partition=99)
     own_broker.start()
-    client.spool.wait(DEADLINE_S)
+    client.spool.wait(PATIENCE_S)
     assert bodies(own_broker, topic) == ["first", *map(str, range(6))]
     assert client.spool.refused == 6
     with pytest.raises(RequestRejected, match="UnknownPartition"):
-        client.spool.place(refused, DEADLINE_S)
+        client.spool.place(refused, PATIENCE_S)
     client.close()
     [summary] = spools_below(str(spools))
     assert (summary.messages, summary.refused, summary.owned) == (0, 6, False)
     found = list(scan(str(spools)))
     assert [message.body for message in found] == [b"bad %d" % n for n in range(6)]
     assert {message.refusal.error for message in found if message.refusal} == {"UnknownPartition"}
-    again = drain_spools(own_broker.url, str(spools), timeout=DEADLINE_S, refused=True)
+    again = drain_spools(own_broker.url, str(spools), timeout=PATIENCE_S, refused=True)
     assert again[:3] == (0, 0, 6)
     connect(own_broker.url).call("topic.grow", name=topic, partitions=100)
-    again = drain_spools(own_broker.url, str(spools), timeout=DEADLINE_S, refused=True)
+    again = drain_spools(own_broker.url, str(spools), timeout=PATIENCE_S, refused=True)
     assert again[:3] == (6, 0, 0)
     assert sum(body.startswith("bad") for body in bodies(own_broker, topic)) == 6
     assert spools_below(str(spools)) == []
@@ -239,7 +244,7 @@ os.kill(os.getpid(), 9)
     assert client.spool.waiting == 40
     client.send(topic, b"new", key="k")
     own_broker.start()
-    client.spool.wait(DEADLINE_S)
+    client.spool.wait(PATIENCE_S)
     assert bodies(own_broker, topic) == [*map(str, range(20)), *map(str, range(20)), "new"]
     client.close()
     assert spools_below(str(spools)) == []
@@ -270,9 +275,9 @@ def test_a_copied_spool_doubles_nothing(
     copy = tmp_path / "copy"
     shutil.copytree(spools, copy)
     own_broker.start()
-    client.spool.wait(DEADLINE_S)
+    client.spool.wait(PATIENCE_S)
     with connect(own_broker.url, spool=copy) as other:
-        other.spool.wait(DEADLINE_S)
+        other.spool.wait(PATIENCE_S)
         assert other.spool.refused == client.spool.refused
         assert not other.send(topic, b"after", key="k0").spooled
     found = Counter(bodies(own_broker, topic))
@@ -301,7 +306,7 @@ def test_at_the_limit_sends_are_refused_and_were_not_done(
     assert stored > 5
     assert client.spool.bytes <= 1 << 18
     own_broker.start()
-    client.spool.wait(DEADLINE_S)
+    client.spool.wait(PATIENCE_S)
     client.send(topic, b"last")
     found = [body.rstrip("\0") for body in bodies(own_broker, topic)]
     assert found == ["first", *map(str, range(stored)), "last"]
@@ -351,7 +356,7 @@ def test_an_input_error_of_the_disk_closes_the_spool_with_a_typed_error(
     client.close()
     own_broker.start()
     with connect(own_broker.url, spool=spools) as again:
-        again.spool.wait(DEADLINE_S)
+        again.spool.wait(PATIENCE_S)
     assert bodies(own_broker, topic) in (["first", "second"], ["first", "second", "third"])
 
 
@@ -365,8 +370,8 @@ def test_times_of_messages_count_from_the_send(
     client.send(topic, b"late", delay=timedelta(hours=1))
     client.send(topic, b"now", delay=0.01)
     own_broker.start()
-    client.spool.wait(DEADLINE_S)
-    wait_until(lambda: bodies(own_broker, topic) == ["first", "now"], DEADLINE_S)
+    client.spool.wait(PATIENCE_S)
+    wait_until(lambda: bodies(own_broker, topic) == ["first", "now"])
     assert client.call("message.delayed", topic=topic)["delayed"] == 1
 
 
@@ -391,7 +396,7 @@ def test_an_interrupt_of_a_send_loses_and_doubles_nothing(
         client.send_batch(topic, batch[1:])
     assert client.send(topic, b"4", key="stop").spooled
     own_broker.start()
-    client.spool.wait(DEADLINE_S)
+    client.spool.wait(PATIENCE_S)
     assert bodies(own_broker, topic) == ["0", "1", "4"]
 
 
@@ -416,7 +421,7 @@ client.close()
     assert sorted(summary.messages for summary in spools_below(str(spools))) == [1, 2]
     own_broker.start()
     with connect(own_broker.url, spool=spools) as client:
-        client.spool.wait(DEADLINE_S)
+        client.spool.wait(PATIENCE_S)
     assert sorted(bodies(own_broker, topic)) == ["child", "parent", "parent again"]
 
 
@@ -449,7 +454,7 @@ for n in range(100):
 """
     run_script(ends, own_broker.url, str(spools), topic)
     own_broker.start()
-    assert drain_spools(own_broker.url, str(spools), timeout=DEADLINE_S)[:3] == (100, 0, 0)
+    assert drain_spools(own_broker.url, str(spools), timeout=PATIENCE_S)[:3] == (100, 0, 0)
     assert bodies(own_broker, topic) == [str(n) for n in range(100)]
 
 
@@ -464,7 +469,7 @@ def test_a_drain_says_what_it_leaves_alone(
     other = "00000000-0000-4000-8000-000000000001"
     foreign.write_text(foreign.read_text().replace('"log_id": null', f'"log_id": "{other}"'))
     newer.write_text(newer.read_text().replace('"version": 1', '"version": 9'))
-    result = drain_spools(own_broker.url, str(spools), timeout=DEADLINE_S)
+    result = drain_spools(own_broker.url, str(spools), timeout=PATIENCE_S)
     assert result[:3] == (1, 2, 0)
     assert [one.path for one in result.problems] == [str(foreign.parent), str(newer.parent)]
     assert other in result.problems[0].problem

@@ -14,10 +14,9 @@ from txmq.recover.spool import scan
 from txmq.recover.spool_drain import drain_spools
 from txmq.testing.forked import run_source
 from txmq.testing.processes import run_script, running
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 
 Connect = Callable[..., Client]
-DEADLINE_S = 60.0
 KEYS = 3
 # The places at which a process dies: without a broker, and with one.
 OFFLINE = ("spool.created", "spool.before_write", "spool.after_write:3")
@@ -59,7 +58,7 @@ for point in points:
         if number == 5 and point != "spool.before_remove":
             client.send(topic, b"refused", partition=99)
     (root / f"{point}.offline").touch()
-    client.spool.wait(60)
+    client.spool.wait(120)
     client.close()
     os._exit(0)
 for point, pid in pids.items():
@@ -86,7 +85,7 @@ def learn_and_grow(
         topic = point.replace(":", "-")
         with connect(broker.url, spool=root / point) as client:
             client.call("topic.create", name=topic, partitions=2)
-            client.send_async(topic, b"first", key="first").result(DEADLINE_S)
+            client.send_async(topic, b"first", key="first").result(PATIENCE_S)
             client.call("topic.grow", name=topic, partitions=5)
 
 
@@ -105,7 +104,7 @@ def check_retry(broker: RealBroker, directory: Path) -> None:
     """A refused message that is tried again stays one, whenever the process dies."""
     run_script(RETRY, str(directory))
     for _time in range(2):
-        result = drain_spools(broker.url, str(directory), timeout=DEADLINE_S, refused=True)
+        result = drain_spools(broker.url, str(directory), timeout=PATIENCE_S, refused=True)
         assert result[:3] == (0, 0, 1)
     assert [message.body for message in scan(str(directory))] == [b"refused"]
 
@@ -121,13 +120,13 @@ def test_a_process_killed_at_each_point_loses_and_doubles_nothing(
     arguments = (own_broker.url, str(root), json.dumps(points), str(KEYS))
     with running(tmp_path, CHILDREN, *arguments, command=run_source) as children:
         offline = [root / f"{point}.offline" for point in DRAINING]
-        wait_until(lambda: all(path.exists() for path in offline), DEADLINE_S)
+        wait_until(lambda: all(path.exists() for path in offline))
         own_broker.start()
-        assert children.status(DEADLINE_S) == 0, children.unexpected_end()
+        assert children.status(PATIENCE_S) == 0, children.unexpected_end()
     refused = {}
     for point in points:
         client = connect(own_broker.url, spool=root / point)
-        client.spool.wait(DEADLINE_S)
+        client.spool.wait(PATIENCE_S)
         client.close()
         refused[point] = [message.body for message in scan(str(root / point))]
         check(own_broker, root, point)

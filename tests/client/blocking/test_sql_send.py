@@ -12,9 +12,8 @@ import pytest
 
 from tests.client.real import RealBroker
 from tests.client.world import World
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 
-DEADLINE_S = 20.0
 TRIGGER = """
 CREATE OR REPLACE FUNCTION announce() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
     PERFORM txmq.send(
@@ -31,7 +30,7 @@ def connection(world: World) -> Iterator[Any]:
     """A connection to a database whose rows are announced to the world's topic."""
     world.client.call("topic.create", name=world.topic, partitions=1)
     with closing(psycopg2.connect(world.dsn)) as connection:
-        wait_until(lambda: registered(connection, world.client.log_id), DEADLINE_S)
+        wait_until(lambda: registered(connection, world.client.log_id))
         with connection, connection.cursor() as cursor:
             cursor.execute(TRIGGER, (world.topic, str(world.client.log_id)))
         yield connection
@@ -49,7 +48,7 @@ def bodies(world: World) -> list[str]:
 
 def published(world: World, *expected: str) -> None:
     """Wait for as many messages, and compare them in their order."""
-    wait_until(lambda: len(bodies(world)) >= len(expected), DEADLINE_S)
+    wait_until(lambda: len(bodies(world)) >= len(expected))
     assert bodies(world) == list(expected)
 
 
@@ -81,7 +80,7 @@ def test_a_key_keeps_its_order_between_triggers_and_clients(world: World, connec
     world.insert("o-1", connection)
     connection.commit()
     for n in range(3):
-        with world.client.transaction(connection, timeout=DEADLINE_S) as tx:
+        with world.client.transaction(connection, timeout=PATIENCE_S) as tx:
             tx.send(world.topic, f"client-{n}".encode(), key="o-1")
         with connection, connection.cursor() as cursor:
             cursor.execute("UPDATE orders SET paid = NOT paid WHERE id = 'o-1'")
@@ -126,7 +125,7 @@ def test_of_several_brokers_one_has_to_be_named(
 ) -> None:
     other = connect(also_deciding.url)
     other.call("topic.create", name=world.topic, partitions=1)
-    wait_until(lambda: registered(connection, other.log_id), DEADLINE_S)
+    wait_until(lambda: registered(connection, other.log_id))
     with connection.cursor() as cursor, pytest.raises(psycopg2.Error, match="brokers work on") as e:
         cursor.execute("SELECT txmq.send(%s, NULL, 'b')", (world.topic,))
     assert (e.value.diag.message_hint or "").startswith("name the log")
@@ -138,7 +137,7 @@ def test_of_several_brokers_one_has_to_be_named(
         )
         [(token,)] = cursor.fetchall()
     connection.commit()
-    wait_until(lambda: bool(also_deciding.read(world.topic)), DEADLINE_S)
+    wait_until(lambda: bool(also_deciding.read(world.topic)))
     [found] = also_deciding.read(world.topic)
     assert (found.body, found.message_id) == (b"\x00\xff", f"{UUID(str(token)).hex}-0")
     assert other.call("tx.show", token=UUID(str(token)).hex)["state"] == "PUBLISHED"

@@ -19,7 +19,6 @@ from txmq.errors import ClientClosed, LocalProtocolError
 from txmq.sqlalchemy import enlist, install
 from txmq.testing.wait import wait_until
 
-DEADLINE_S = 20.0
 ENGINES = 100  # one of so many takes the address of another one that is gone
 
 
@@ -54,7 +53,7 @@ def both(world: World, session: Any, order: str) -> None:
 
 
 def agreed(world: World) -> set[str]:
-    wait_until(world.settled, DEADLINE_S)
+    wait_until(world.settled)
     assert world.orders() == world.messages()
     return world.orders()
 

@@ -22,10 +22,10 @@ from txmq.errors import (
     LocalProtocolError,
     NotLeased,
     TransactionAborted,
-    UnknownTransaction,
 )
 from txmq.model.actions import ReplayAction
 from txmq.model.bundle import BundleReceipt, BundleState
+from txmq.testing.wait import PATIENCE_S
 from txmq.wire.bundle import pack_bundle_receipt, unpack_part
 from txmq.wire.data_requests import Opcode
 
@@ -42,7 +42,7 @@ def test_a_local_transaction_is_seen_whole(real: RealBroker, connect: Connect) -
         tx.send_many("local-a", [b"4", b"5"], ["k", "k"])
         tx.send("local-a", b"6", key="k")
         assert "local-a" not in {topic["name"] for topic in client.call("topic.list")["topics"]}
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     assert bodies(real, "local-a") == [b"1", b"3", b"4", b"5", b"6"]
     receipts = tx.receipts()
     assert [(got.topic, got.offset) for got in receipts] == [
@@ -65,7 +65,7 @@ def test_a_block_that_raises_sends_nothing(real: RealBroker, connect: Connect) -
         tx.send("nothing", b"x")
         fail()
     with pytest.raises(LocalProtocolError):
-        tx.wait_published()
+        tx.wait_published(PATIENCE_S)
     assert client.call("tx.list", state="undecided")["transactions"] == []
 
 
@@ -101,7 +101,7 @@ def test_a_transaction_marked_to_be_rolled_back_cannot_commit(
 def test_an_empty_transaction_is_nothing(fake: FakeBroker, connect: Connect) -> None:
     with connect(fake.url).transaction() as tx:
         pass
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     assert tx.receipts() == []
     assert fake.accepted == 0
 
@@ -136,7 +136,7 @@ def test_a_local_transaction_larger_than_a_frame_goes_in_parts(
 ) -> None:
     with connect(real.url).transaction() as tx:
         tx.send_many("large", [b"x" * (4 << 20)] * 5, partition=0)
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     assert [receipt.offset for receipt in tx.receipts()] == [0, 1, 2, 3, 4]
 
 
@@ -149,7 +149,7 @@ def test_a_grown_topic_is_found_out_and_the_bundle_is_built_again(
     with client.transaction() as tx:
         for n in range(64):
             tx.send("grown", b"x", key=f"k{n}")
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     assert {got.partition for got in tx.receipts()} - set(range(8))
 
 
@@ -175,7 +175,7 @@ def test_without_an_answer_the_broker_is_asked_for_the_state(
 
 def test_a_transaction_whose_end_is_unknown_is_in_doubt(real: RealBroker, connect: Connect) -> None:
     with Proxy(real.url) as proxy:
-        client = connect(proxy.url)
+        client = connect(proxy.url, timeout=6.0)
         client.send("doubt", b"first")
         proxy.hold |= {Opcode.GROUP, Opcode.CALL}
         with pytest.raises(InDoubt) as caught, client.transaction(timeout=2.0) as tx:
@@ -262,14 +262,14 @@ def test_what_a_stored_bundle_acked_is_delivered_again_when_it_is_rolled_back(
     with client.consumer(
         "keeper", topics=["reserved"], retry=txmq.RetryPolicy.table(0.01)
     ) as consumer:
-        first = consumer.receive(10)
+        first = consumer.receive(PATIENCE_S)
         assert first is not None
         with suppress(ApplicationError), client.transaction(checker="billing") as tx:
             tx.ack(first)
             tx.prepare()
             fail()
         assert not first.in_hand
-        again = consumer.receive(10)
+        again = consumer.receive(PATIENCE_S)
         assert again is not None
         assert (again.body, again.attempt) == (b"1", 2)
         consumer.ack(again)
@@ -282,7 +282,7 @@ def test_a_message_and_what_comes_of_it_are_one_decision(
     client.send_batch("raw", [txmq.Message(str(n).encode(), key="k") for n in range(3)])
     with client.consumer("cook", topics=["raw"], mode="ordered") as consumer:
         for n in range(3):
-            message = consumer.receive(20)
+            message = consumer.receive(PATIENCE_S)
             assert message is not None
             with suppress(ApplicationError), client.transaction() as tx:
                 tx.send("cooked", message.body, key="k")
@@ -297,7 +297,7 @@ def test_a_message_and_what_comes_of_it_are_one_decision(
 
 
 def test_a_bundle_of_a_job_may_be_larger_than_a_frame(real: RealBroker, connect: Connect) -> None:
-    client = connect(real.url, timeout=30)
+    client = connect(real.url)
     job, body = client.job(), b"x" * (1 << 20)
     group = job.group()
     for n in range(12):

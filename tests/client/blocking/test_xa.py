@@ -11,9 +11,9 @@ import pytest
 from psycopg2 import extensions
 
 import txmq.twisted
-from tests.client.ledgers import DEADLINE_S, Ledgers, run
+from tests.client.ledgers import Ledgers, run
 from tests.client.proxy import Proxy
-from tests.client.reactor_thread import WAIT_S, InReactor
+from tests.client.reactor_thread import InReactor
 from tests.client.real import RealBroker
 from tests.client.scripted_member import fresh
 from tests.client.world import ApplicationError, fail
@@ -27,7 +27,7 @@ from txmq.errors import (
     TransactionAborted,
     TransactionEnded,
 )
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 from txmq.tx.xid import XaBranch, log_digits
 
 Connect = Callable[..., Client]
@@ -40,7 +40,7 @@ def test_rows_in_both_databases_and_messages_exist_together(either: Ledgers) -> 
         tx.send(ledgers.topic, b"o-1", key="o-1")
         assert ledgers.messages() == set()
     assert ledgers.rows() == [{"o-1"}, {"o-1"}]
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     assert ledgers.agree("o-1")
     assert tx.unfinished == ()
     shown = ledgers.client.call("tx.show", token=tx.token.hex)
@@ -83,7 +83,7 @@ def test_connections_serve_one_transaction_after_the_other_and_keep_their_settin
             cursor.execute("SHOW lock_timeout")
             assert cursor.fetchone() == ("7s",)
         assert connection.notices == []
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     assert ledgers.agree(*(f"o-{n}" for n in range(4)))
 
 
@@ -98,7 +98,7 @@ def test_connections_in_another_state_take_part_as_well(ledgers: Ledgers, how: s
     with suppress(ApplicationError), ledgers.client.xa(*ledgers.connections):
         ledgers.write("o-2")
         fail()
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     assert ledgers.agree("o-1")
     assert [connection.autocommit for connection in ledgers.connections] == [
         how == "autocommit"
@@ -197,7 +197,7 @@ def test_branches_that_only_read_or_do_nothing_are_not_prepared(ledgers: Ledgers
 def test_messages_alone_are_a_transaction_too(ledgers: Ledgers) -> None:
     with ledgers.client.xa(*ledgers.connections) as tx:
         tx.send(ledgers.topic, b"lonely")
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     assert ledgers.messages() == {"lonely"}
     assert ledgers.rows() == [set(), set()]
 
@@ -205,7 +205,7 @@ def test_messages_alone_are_a_transaction_too(ledgers: Ledgers) -> None:
 def test_two_databases_without_messages_are_one_decision(ledgers: Ledgers) -> None:
     with ledgers.client.xa(*ledgers.connections) as tx:
         ledgers.write("o-1")
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     assert ledgers.rows() == [{"o-1"}, {"o-1"}]
     assert ledgers.state(tx) == "PUBLISHED"
 
@@ -239,7 +239,7 @@ def test_a_savepoint_withdraws_rows_everywhere_and_messages(ledgers: Ledgers) ->
         with suppress(psycopg2.Error), tx.savepoint():
             ledgers.write("o-3", ledgers.connections[0])
             ledgers.write("o-1", ledgers.last)
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     assert ledgers.agree("o-1")
 
 
@@ -247,11 +247,11 @@ def test_an_ack_is_part_of_it(ledgers: Ledgers) -> None:
     source, group = fresh("source"), fresh("g")
     ledgers.client.send(source, b"in")
     with ledgers.client.consumer(group, topics=[source]) as consumer:
-        message = consumer.receive(DEADLINE_S)
+        message = consumer.receive(PATIENCE_S)
         tx = ledgers.begin("o-1")
         tx.ack(message)
         tx.__exit__(None, None, None)
-        tx.wait_published()
+        tx.wait_published(PATIENCE_S)
     shown = ledgers.client.call("group.show", group=group)
     assert sum(position["lag"] for position in shown["positions"]) == 0
 
@@ -263,7 +263,7 @@ def test_a_second_broker_copies_the_decision(
     tx = ledgers.begin("o-1")
     tx.at(there).send(ledgers.topic, b"there", key="k")
     tx.__exit__(None, None, None)
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     assert ledgers.agree("o-1")
     assert [found.body for found in also_deciding.read(ledgers.topic)] == [b"there"]
     shown = ledgers.client.call("tx.show", token=tx.token.hex)
@@ -276,7 +276,7 @@ def test_a_second_broker_copies_the_decision(
     with pytest.raises(TransactionAborted):
         aborted.__exit__(None, None, None)
     args = {"token": aborted.token.hex}
-    wait_until(lambda: there.call("tx.show", **args)["state"] == "ROLLED_BACK", DEADLINE_S)
+    wait_until(lambda: there.call("tx.show", **args)["state"] == "ROLLED_BACK")
     assert ledgers.agree("o-1")
 
 
@@ -296,11 +296,11 @@ def test_the_messages_of_a_key_are_in_the_order_of_its_rows_at_every_broker(
     second.at(there).send(ledgers.topic, b"o-2", key="k")
     second.__exit__(None, None, None)
     shown = {"token": second.token.hex}
-    wait_until(lambda: there.call("tx.show", **shown)["state"] == "COMMITTED", DEADLINE_S)
+    wait_until(lambda: there.call("tx.show", **shown)["state"] == "COMMITTED")
     assert also_deciding.read(ledgers.topic) == []
     for bundle, outcome in late:
         send_decision(bundle, outcome)
-    second.wait_published(DEADLINE_S)
+    second.wait_published(PATIENCE_S)
     assert [found.body for found in also_deciding.read(ledgers.topic)] == [b"o-1", b"o-2"]
 
 
@@ -308,14 +308,14 @@ def test_a_second_broker_that_is_gone_rolls_everything_back(
     ledgers: Ledgers, also_deciding: RealBroker, connect: Connect
 ) -> None:
     with Proxy(also_deciding.url) as proxy:
-        there = connect(proxy.url)
+        there = connect(proxy.url, timeout=2.0)
         tx = ledgers.begin("o-1", timeout=2.0)
         tx.at(there).send(ledgers.topic, b"there")
         proxy.cut()
         with pytest.raises(BrokerUnavailable):
             tx.__exit__(None, None, None)
     assert (ledgers.rows(), ledgers.messages(), ledgers.prepared()) == ([set(), set()], set(), [])
-    wait_until(lambda: not ledgers.undecided(), DEADLINE_S)
+    wait_until(lambda: not ledgers.undecided())
 
 
 def test_what_makes_no_sense_is_refused(ledgers: Ledgers) -> None:
@@ -351,13 +351,13 @@ def test_the_node_is_the_services_name_or_the_given_one(ledgers: Ledgers, connec
 
 
 def test_the_twisted_face_has_it_too(ledgers: Ledgers, reactor: Any, in_reactor: InReactor) -> None:
-    client = txmq.twisted.connect(reactor, ledgers.broker.url, service="orders", timeout=WAIT_S)
+    client = txmq.twisted.connect(reactor, ledgers.broker.url, service="orders", timeout=PATIENCE_S)
 
     async def story() -> None:
         async with client.xa(*ledgers.connections) as tx:
             await tx.run(ledgers.write, "o-1")
             tx.send(ledgers.topic, b"o-1")
-        await tx.wait_published()
+        await tx.wait_published(PATIENCE_S)
         assert tx.unfinished == ()
         await client.close()
 

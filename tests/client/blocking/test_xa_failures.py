@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.client.kept_sessions import asked
-from tests.client.ledgers import DEADLINE_S, Ledgers, run
+from tests.client.ledgers import Ledgers, run
 from tests.client.proxy import Proxy
 from tests.client.real import RealBroker
 from tests.client.scripted_broker import FakeBroker
@@ -28,6 +28,7 @@ from txmq.errors import (
     TwoPhaseFull,
     TwoPhaseOff,
 )
+from txmq.testing.wait import PATIENCE_S
 from txmq.tx.postgres.blocking import prepare, server_of
 from txmq.tx.postgres.driver import run as driver_run
 from txmq.tx.postgres.identity import Server
@@ -71,7 +72,7 @@ def test_a_broker_that_is_gone_stops_it_before_anything_is_prepared(
     ledgers: Ledgers, fake: FakeBroker, connect: Connect
 ) -> None:
     url = fake.url
-    client = connect(url)
+    client = connect(url, timeout=2.0)
     assert client.log_id  # it knows the broker
     tx = ledgers.begin("o-1", client, timeout=2.0)
     fake.close()
@@ -109,7 +110,7 @@ def test_a_lost_answer_changes_nothing(ledgers: Ledgers, connect: Connect, lost:
         tx = ledgers.begin("o-1", client)
         proxy.lose[lost] = 1
         tx.__exit__(None, None, None)
-        tx.wait_published()
+        tx.wait_published(PATIENCE_S)
     assert ledgers.agree("o-1")
 
 
@@ -118,7 +119,7 @@ def test_without_an_answer_to_the_decision_nothing_is_touched(
 ) -> None:
     ledgers = either
     with Proxy(ledgers.broker.url) as proxy:
-        client = connect(proxy.url)
+        client = connect(proxy.url, timeout=6.0)
         client.send(ledgers.topic, b"first")
         proxy.hold |= {Opcode.DECIDE, Opcode.CALL}
         tx = ledgers.begin("o-1", client, timeout=2.0)
@@ -139,7 +140,7 @@ def test_without_an_answer_to_the_rollback_what_is_prepared_stays(
     ledgers: Ledgers, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Proxy(ledgers.broker.url) as proxy:
-        client = connect(proxy.url)
+        client = connect(proxy.url, timeout=6.0)
         client.send(ledgers.topic, b"first")
         tx = ledgers.begin("o-1", client, timeout=2.0)
         run(ledgers.last, "INSERT INTO lines VALUES ('no such order')")
@@ -163,11 +164,11 @@ def test_a_home_broker_that_was_killed_is_asked_again(
         own_broker.kill()
         own_broker.start()
 
-    client = connect(own_broker.url, timeout=DEADLINE_S)
+    client = connect(own_broker.url, timeout=PATIENCE_S)
     before_the_decision(monkeypatch, killed)
     tx = ledgers.begin("o-1", client)
     tx.__exit__(None, None, None)
-    tx.wait_published(DEADLINE_S)
+    tx.wait_published(PATIENCE_S)
     assert ledgers.rows() == [{"o-1"}, {"o-1"}]
     assert [found.body for found in own_broker.read(ledgers.topic)] == [b"o-1"]
 
@@ -206,7 +207,7 @@ def test_a_database_that_is_lost_after_the_decision_is_left_to_recovery(
     tx.__exit__(None, None, None)
     assert ledgers.rows() == [{"o-1"}, set()]
     assert list(tx.unfinished) == ledgers.prepared()
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     ledgers.recover()
     assert ledgers.agree("o-1")
 
@@ -297,7 +298,7 @@ def test_a_branch_that_recovery_was_quicker_with_is_done(
     after_the_decision(monkeypatch, ledgers.recover)
     tx = ledgers.begin("o-1")
     tx.__exit__(None, None, None)
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     assert ledgers.agree("o-1")
     assert tx.unfinished == ()
 

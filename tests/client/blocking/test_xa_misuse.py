@@ -11,14 +11,14 @@ import pytest
 from psycopg2 import extensions
 
 from tests.client.blocking.test_caller_misuse import BEGINNINGS
-from tests.client.ledgers import DEADLINE_S, Ledgers, run
+from tests.client.ledgers import Ledgers, run
 from tests.client.world import ApplicationError, fail
 from txmq.client.protocol.awaited import home_broker, xa
 from txmq.client.protocol.awaited.database_branch import DatabaseBranch
 from txmq.client.protocol.transaction.home_decision import HomeDecision
 from txmq.errors import InDoubt, TransactionAborted, TransactionEnded, TxmqError
 from txmq.model.message import UNKNOWN
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 from txmq.tx.postgres.caller_block import CallerBlock, block_of
 
 Way = Callable[[Any, Any], object]
@@ -65,7 +65,7 @@ def test_branches_and_messages_agree_or_the_caller_is_told(
     except (TxmqError, ApplicationError) as error:
         raised = error
     if raised is None:
-        tx.wait_published()
+        tx.wait_published(PATIENCE_S)
         assert ledgers.agree("o-1")
     elif isinstance(raised, TransactionEnded):
         assert (ledgers.rows()[0], ledgers.messages(), ledgers.prepared()) == (set(), set(), [])
@@ -78,7 +78,7 @@ def test_branches_and_messages_agree_or_the_caller_is_told(
     with ledgers.client.xa(*ledgers.connections) as again:
         ledgers.write("o-2")
         again.send(ledgers.topic, b"o-2")
-    again.wait_published()
+    again.wait_published(PATIENCE_S)
     assert "o-2" in ledgers.rows()[0] & ledgers.rows()[1] & ledgers.messages()
 
 
@@ -100,7 +100,7 @@ def test_a_savepoint_of_a_cursor_withdraws_messages(ledgers: Ledgers) -> None:
         ledgers.write("o-2", ledgers.last)
         tx.send(ledgers.topic, b"o-2")
         run(ledgers.last, "ROLLBACK TO part")
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     assert ledgers.agree("o-1")
 
 
@@ -194,7 +194,7 @@ def test_without_an_answer_a_reading_branch_is_rolled_back(
     assert ledgers.connections[0].status == extensions.STATUS_READY
     assert (ears.heard(), len(ledgers.prepared())) == ([], 1)
     ledgers.recover()
-    wait_until(lambda: not ledgers.undecided(), DEADLINE_S)
+    wait_until(lambda: not ledgers.undecided())
 
 
 def test_a_serializable_reader_cannot_notify(ledgers: Ledgers, ears: Ears) -> None:
@@ -226,6 +226,6 @@ def test_a_reader_that_is_lost_after_the_decision_is_logged(
     with ledgers.client.xa(*ledgers.connections) as tx:
         notify(ledgers)
         tx.send(ledgers.topic, b"o-1")
-    tx.wait_published()
+    tx.wait_published(PATIENCE_S)
     assert (ledgers.rows(), ledgers.messages()) == ([set(), {"o-1"}], {"o-1"})
     assert "transaction.reader_not_committed" in caplog.text

@@ -43,7 +43,7 @@ MANAGER = """
 import signal, sys, txmq
 from txmq.tx.xid import Xid
 url, topic, *gtrids = sys.argv[1:]
-client = txmq.connect(url, service="orders", timeout=20)
+client = txmq.connect(url, service="orders", timeout=120)
 resource = client.xa_resource()
 for gtrid in gtrids:
     xid = Xid(7, gtrid.encode(), b"b")
@@ -85,7 +85,7 @@ def test_a_lost_reply_to_prepare_is_rmfail_and_the_branch_may_be_prepared_again(
     real: RealBroker, connect: Connect, topic: str, lost: int
 ) -> None:
     with Proxy(real.url) as proxy:
-        resource = connect(proxy.url, retries=1, timeout=5).xa_resource(owner=fresh("owner"))
+        resource = connect(proxy.url, retries=1).xa_resource(owner=fresh("owner"))
         xid = ended(resource, topic, b"1")
         proxy.lose[Opcode.GROUP] = lost
         if lost > 1:
@@ -109,7 +109,7 @@ def test_a_lost_reply_to_a_one_phase_commit_is_asked_for_again(
 ) -> None:
     client.call("topic.create", name=topic, partitions=1)
     with Proxy(real.url) as proxy:
-        resource = connect(proxy.url, retries=0, timeout=5).xa_resource(owner=fresh("owner"))
+        resource = connect(proxy.url, retries=0).xa_resource(owner=fresh("owner"))
         xid = ended(resource, topic, b"1", key="k")
         proxy.lose[Opcode.GROUP] = 1
         with pytest.raises(XaUnavailable):
@@ -195,7 +195,7 @@ def test_a_killed_manager_s_branches_are_finished_by_the_next_one(
     if broker_too:
         own_broker.kill()
         own_broker.start()
-    client = connect(own_broker.url, timeout=20)
+    client = connect(own_broker.url)
     resource = client.xa_resource()
     # in no order: tokens may be of one millisecond
     found = {xid.gtrid.decode(): xid for xid in resource.recover()}

@@ -21,6 +21,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     names = inspect.signature(pyfuncitem.obj).parameters
-    story = pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names})
-    pyfuncitem.funcargs["face"].run(story)
+    face = pyfuncitem.funcargs["face"]
+    assert isinstance(face, Face)
+    face.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
     return True

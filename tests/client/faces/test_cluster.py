@@ -180,7 +180,9 @@ async def test_handlers_work_on_messages_of_all_brokers_and_failures_go_home(
             raise ValueError("k3")
 
     retry = txmq.RetryPolicy.table(0, attempts=50)
-    options = {"workers": 2} | ({"batch": batch, "batch_wait": 0.01} if batch else {})
+    options: dict[str, Any] = {"workers": 2} | (
+        {"batch": batch, "batch_wait": 0.01} if batch else {}
+    )
     consumers = await cluster.consumer(fresh("g"), [topic], retry=retry)
     async with face.consuming(consumers, handle, **options):
         await face.until(lambda: consumers.stats.acked == len(KEYS))

@@ -13,7 +13,7 @@ from uuid import UUID
 import pytest
 
 import txmq
-from tests.client.held_sends import DEADLINE_S, paused, results
+from tests.client.held_sends import paused, results
 from tests.client.real import RealBroker
 from tests.client.scripted_broker import LOG, FakeBroker, HangUp, Reaction, receipt
 from tests.client.scripted_member import fresh
@@ -35,6 +35,7 @@ from txmq.errors import (
     UnknownTopic,
 )
 from txmq.model.message import Message
+from txmq.testing.wait import PATIENCE_S
 from txmq.wire.batched import SENDS, BatchedReply, pack_replies, unpack_requests
 from txmq.wire.data_requests import Opcode, unpack_send
 from txmq.wire.frames import Frame
@@ -154,8 +155,8 @@ def test_a_refused_batch_leaves_its_neighbours_their_receipts_and_their_order(
     client = connect(multi_sends.fake.url)
     multi_sends.script.append([None, UnknownTopic("there is no topic b"), None, None])
     before, refused, *behind = sent(client, "a", "b", "c", "d")
-    assert before.result(DEADLINE_S).offset == 100
-    assert isinstance(refused.exception(DEADLINE_S), UnknownTopic)
+    assert before.result(PATIENCE_S).offset == 100
+    assert isinstance(refused.exception(PATIENCE_S), UnknownTopic)
     assert places(results(behind)) == [("c", 200), ("d", 201)]
     assert multi_sends.frames == [["a", "b", "c", "d"], ["c", "d"]]
     (old, _first), (new, sequence) = multi_sends.fake.origins()[0], multi_sends.fake.origins()[4]
@@ -179,11 +180,11 @@ def test_a_batch_refused_after_a_lost_connection_may_be_stored(
 ) -> None:
     multi_sends.script += [HangUp, [None, TopicClosed("topic b is closed"), None]]
     first, refused, last = sent(connect(multi_sends.fake.url), "a", "b", "c")
-    assert first.result(DEADLINE_S).offset == 200
-    error = refused.exception(DEADLINE_S)
+    assert first.result(PATIENCE_S).offset == 200
+    error = refused.exception(PATIENCE_S)
     assert isinstance(error, TopicClosed)
     assert error.outcome == "unknown"
-    assert last.result(DEADLINE_S).topic == "c"
+    assert last.result(PATIENCE_S).topic == "c"
 
 
 @pytest.mark.parametrize("reply", [b"\0", b"\1\0\0\0\0\0\0\0\0\0", b"\2\0\0\0" + bytes(12)])
@@ -192,7 +193,7 @@ def test_an_invalid_reply_leaves_the_outcome_unknown(
 ) -> None:
     multi_sends.script.append(reply)
     for future in sent(connect(multi_sends.fake.url), "a", "b"):
-        error = future.exception(DEADLINE_S)
+        error = future.exception(PATIENCE_S)
         assert isinstance(error, RemoteProtocolError)
         assert error.outcome == "unknown"
 
@@ -207,8 +208,8 @@ def test_an_invalid_message_fails_alone(connect: Connect) -> None:
                 client.send_async(topic, bytes(size))
                 for topic, size in (("a", 1), ("b", 2_000), ("c", 1))
             ]
-        assert isinstance(futures[1].exception(DEADLINE_S), MessageTooLarge)
-        assert [future.result(DEADLINE_S).topic for future in (futures[0], futures[2])] == [
+        assert isinstance(futures[1].exception(PATIENCE_S), MessageTooLarge)
+        assert [future.result(PATIENCE_S).topic for future in (futures[0], futures[2])] == [
             "a",
             "c",
         ]
@@ -233,7 +234,7 @@ def test_messages_of_many_threads_are_where_their_receipts_say(
     with ThreadPoolExecutor(4) as threads:
         receipts = [receipt for got in threads.map(send, range(4)) for receipt in got]
     with client.reader("r", topics, FileOffsets(tmp_path)) as reader:
-        read = [message for _ in wanted if (message := reader.receive(DEADLINE_S))]
+        read = [message for _ in wanted if (message := reader.receive(PATIENCE_S))]
     there = {
         (message.topic, message.partition, message.offset): (message.topic, message.body)
         for message in read

@@ -11,8 +11,7 @@ from threading import Barrier, RLock
 import pytest
 
 from txmq.client.protocol.sender.promise import Promise, PromiseContext, resolve_promises
-
-DEADLINE_S = 20
+from txmq.testing.wait import PATIENCE_S
 
 
 class Observations:
@@ -102,7 +101,7 @@ def test_wait_and_as_completed_accept_promises_beside_other_futures() -> None:
     assert wait([*promises, other], return_when=FIRST_COMPLETED).done == {promises[0]}
     thread = in_a_thread(lambda: resolve_promises(observations.context, promises[1:], [1, 2]))
     other.set_result(3)
-    assert sorted(done.result() for done in as_completed([*promises, other], DEADLINE_S)) == [
+    assert sorted(done.result() for done in as_completed([*promises, other], PATIENCE_S)) == [
         0,
         1,
         2,
@@ -117,7 +116,7 @@ def test_a_coroutine_can_await_a_promise() -> None:
     async def awaited() -> int:
         promise = observations.promise()
         thread = in_a_thread(lambda: resolve_promises(observations.context, [promise], [5]))
-        got = await asyncio.wait_for(asyncio.wrap_future(promise), DEADLINE_S)
+        got = await asyncio.wait_for(asyncio.wrap_future(promise), PATIENCE_S)
         thread.join()
         return got
 
@@ -139,25 +138,25 @@ def test_an_observer_at_the_moment_of_resolution_gets_the_result_once(look: str)
 
     def watch(promises: list[Promise[int]]) -> list[int]:
         if look == "result":
-            return [promise.result(DEADLINE_S) for promise in promises]
+            return [promise.result(PATIENCE_S) for promise in promises]
         if look == "wait":
-            return [promise.result(0) for promise in wait(promises, DEADLINE_S, ALL_COMPLETED).done]
+            return [promise.result(0) for promise in wait(promises, PATIENCE_S, ALL_COMPLETED).done]
         if look == "as_completed":
-            return [promise.result(0) for promise in as_completed(promises, DEADLINE_S)]
+            return [promise.result(0) for promise in as_completed(promises, PATIENCE_S)]
         called = list[int]()
         for promise in promises:
             promise.add_done_callback(lambda kept: called.append(kept.result(0)))
-        wait(promises, DEADLINE_S)
+        wait(promises, PATIENCE_S)
         return called
 
     def watch_all() -> None:
         for promises in batches:
-            start.wait(DEADLINE_S)
+            start.wait(PATIENCE_S)
             seen.append(watch(promises))
 
     thread = in_a_thread(watch_all)
     for promises in batches:
-        start.wait(DEADLINE_S)
+        start.wait(PATIENCE_S)
         resolve_promises(observations.context, promises, range(size))
-    thread.join(DEADLINE_S)
+    thread.join()
     assert [sorted(values) for values in seen] == [list(range(size))] * rounds

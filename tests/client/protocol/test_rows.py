@@ -25,6 +25,7 @@ from txmq.client.protocol.sender.topics import TopicCache
 from txmq.client.protocol.transaction.buffer import Buffer
 from txmq.client.protocol.transaction.tokens import new_token
 from txmq.errors import RemoteProtocolError
+from txmq.testing.wait import PATIENCE_S
 
 ROOT = Path(__file__).parents[3]
 TEXT = st.text(max_size=20).filter(lambda text: text.isprintable())
@@ -131,7 +132,7 @@ client = txmq.connect("txmq://127.0.0.1:1")
 others = {"psycopg2", "twisted.internet.reactor", "lmdb", "pyarrow", "zstandard"}
 assert not others & sys.modules.keys()
 """
-    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, timeout=PATIENCE_S)
 
 
 def test_an_unknown_name_of_txmq_is_an_attribute_error() -> None:

@@ -15,9 +15,9 @@ from twisted.internet.threads import deferToThreadPool
 from twisted.logger import globalLogPublisher
 
 import txmq.twisted
-from tests.client.reactor_thread import WAIT_S, InReactor
+from tests.client.reactor_thread import InReactor
 from tests.client.real import RealBroker
-from tests.client.real_consumers import busy_log
+from tests.client.real_consumers import IDLE_S, busy_log
 from tests.client.scripted_member import fresh
 from txmq.errors import (
     BrokerUnavailable,
@@ -30,6 +30,7 @@ from txmq.errors import (
 )
 from txmq.model.message import Message, ReceivedMessage
 from txmq.model.retry import RetryPolicy
+from txmq.testing.wait import PATIENCE_S
 from txmq.twisted import Client, Consumer
 
 
@@ -42,7 +43,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealBroker]:
 
 @pytest.fixture
 def client(reactor: Any, broker: RealBroker, in_reactor: InReactor) -> Iterator[Client]:
-    client = txmq.twisted.connect(reactor, broker.url, service="tests", timeout=WAIT_S)
+    client = txmq.twisted.connect(reactor, broker.url, service="tests", timeout=PATIENCE_S)
     yield client
 
     async def close() -> None:
@@ -174,7 +175,7 @@ def test_of_several_addresses_one_is_enough(
 ) -> None:
     async def story() -> None:
         client = txmq.twisted.connect(
-            reactor, f"txmq://127.0.0.1:1,{broker.url.removeprefix('txmq://')}", timeout=WAIT_S
+            reactor, f"txmq://127.0.0.1:1,{broker.url.removeprefix('txmq://')}", timeout=PATIENCE_S
         )
         assert (await client.send(fresh("t"), b"x")).offset == 0
         await client.close()
@@ -202,10 +203,10 @@ def test_a_read_waits_for_messages_and_can_be_cancelled(
     async def story() -> None:
         topic = fresh("t")
         await client.call("topic.create", name=topic, partitions=1)
-        waiting = client.read(topic, 0, 0, wait=WAIT_S)
+        waiting = client.read(topic, 0, 0, wait=PATIENCE_S)
         await client.send(topic, b"x")
         assert [message.body for message in (await waiting).messages] == [b"x"]
-        waiting = client.read(topic, 0, 1, wait=WAIT_S)
+        waiting = client.read(topic, 0, 1, wait=PATIENCE_S)
         await deferLater(reactor, 0.01)
         waiting.cancel()
         with pytest.raises(CancelledError):
@@ -309,7 +310,9 @@ def test_a_restarted_broker_is_survived_by_sends_and_consumers(
     reactor: Any, in_reactor: InReactor, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     broker = RealBroker(tmp_path_factory.mktemp("restarted"))
-    client = txmq.twisted.connect(reactor, broker.url, timeout=WAIT_S, delivery_timeout=WAIT_S)
+    client = txmq.twisted.connect(
+        reactor, broker.url, timeout=PATIENCE_S, delivery_timeout=PATIENCE_S
+    )
     kept: list[Consumer] = []
 
     async def before() -> None:
@@ -362,7 +365,7 @@ def test_a_cancelled_run_cancels_its_handlers_and_their_messages_come_again(
             return Deferred()
 
         await _runs_until_cancelled(consumer, hang, begun)
-        await consumer.run(handle, idle_exit=2.0)
+        await consumer.run(handle, idle_exit=IDLE_S)
         assert consumer.stats.nacked == 0
 
     in_reactor(story)
@@ -386,7 +389,7 @@ def test_a_generator_is_refused_and_work_left_in_a_result_fails_its_message(
         consumer = await client.consumer(fresh("g"), [topic], retry=policy)
         with pytest.raises(LocalProtocolError, match="generate is a generator"):
             await consumer.run(generate)
-        await consumer.run(indirectly, idle_exit=2.0)
+        await consumer.run(indirectly, idle_exit=IDLE_S)
         assert (consumer.stats.nacked, consumer.stats.acked) == (1, 0)
 
     in_reactor(story)
@@ -450,7 +453,7 @@ def test_a_key_keeps_its_order_when_a_nack_follows_a_restart_on_a_reactor(
     tmp_path: Path, reactor: Any, in_reactor: InReactor
 ) -> None:
     broker = RealBroker(tmp_path)
-    client = txmq.twisted.connect(reactor, broker.url, timeout=WAIT_S)
+    client = txmq.twisted.connect(reactor, broker.url, timeout=PATIENCE_S)
 
     async def in_thread(function: Callable[[], object]) -> None:
         await deferToThreadPool(reactor, reactor.getThreadPool(), function)

@@ -9,6 +9,7 @@ import pytest
 import txmq.twisted
 from tests.client.reactor_thread import InReactor
 from tests.client.real import RealBroker
+from tests.client.real_consumers import IDLE_S
 from tests.client.scripted_member import fresh
 from txmq.errors import LocalProtocolError
 from txmq.model.message import ReceivedMessage
@@ -41,7 +42,7 @@ def test_a_handler_that_is_at_work_is_waited_for_and_idleness_ends_the_run(
                 assert message is not None
                 await others.ack(message, wait=True)
                 await others.run(
-                    lambda message: done.append(message.body), workers=2, idle_exit=2.0
+                    lambda message: done.append(message.body), workers=2, idle_exit=IDLE_S
                 )
                 with pytest.raises(LocalProtocolError):
                     await others.run(print, workers=0)

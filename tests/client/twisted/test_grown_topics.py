@@ -12,13 +12,13 @@ from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.task import deferLater
 
 import txmq.twisted
-from tests.client.reactor_thread import WAIT_S, InReactor
+from tests.client.reactor_thread import InReactor
 from tests.client.real import Found, RealBroker
 from tests.client.scripted_member import fresh
 from txmq.client.protocol.sender.rows import PART_ROWS
 from txmq.errors import MessageTooLarge
 from txmq.model.keys import partition_of
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 from txmq.twisted import Client
 
 FEW, GROWN = 2, 7
@@ -27,7 +27,7 @@ COUNT = 2 * PART_ROWS
 
 @pytest.fixture
 def client(reactor: Any, deciding: RealBroker, in_reactor: InReactor) -> Iterator[Client]:
-    client = txmq.twisted.connect(reactor, deciding.url, service="tests", timeout=WAIT_S)
+    client = txmq.twisted.connect(reactor, deciding.url, service="tests", timeout=PATIENCE_S)
     yield client
 
     async def close() -> None:
@@ -61,7 +61,7 @@ def require_published(broker: RealBroker, topics: tuple[str, ...], count: int) -
             return len(found) >= count
 
         # a large bundle is published piece by piece, after its decision
-        wait_until(complete, WAIT_S, what=f"{count} messages in {topic}")
+        wait_until(complete, what=f"{count} messages in {topic}")
         assert sorted(int(one.body) for one in found) == list(range(count))
         assert all(one.partition == partition_of(one.key or "", GROWN) for one in found)
         assert len({one.message_id for one in found}) == count
@@ -89,7 +89,7 @@ def test_a_transaction_in_threads_goes_on_by_itself(
         topics = await grown_topics(client)
         async with client.transaction(connection) as tx:
             send(tx, topics, count)
-        await tx.wait_published(WAIT_S)
+        await tx.wait_published(PATIENCE_S)
         return topics
 
     with closing(psycopg2.connect(shared_database)) as connection:

@@ -13,7 +13,7 @@ import pytest
 from twisted.internet.defer import Deferred, gatherResults, succeed
 
 import txmq.twisted
-from tests.client.reactor_thread import WAIT_S, InReactor
+from tests.client.reactor_thread import InReactor
 from tests.client.real import RealBroker
 from tests.client.scripted_member import fresh
 from tests.client.world import ApplicationError, World, fail, make_tables
@@ -22,7 +22,7 @@ from txmq.client.protocol.transaction.checks import Half
 from txmq.client.protocol.transaction.open_work import REASON, end_work
 from txmq.errors import ConfigError, LocalProtocolError, TransactionAborted, TransactionEnded
 from txmq.model.message import COMMIT, Decision
-from txmq.testing.wait import wait_until
+from txmq.testing.wait import PATIENCE_S, wait_until
 from txmq.twisted import Client
 
 COUNT_UP = "UPDATE orders SET id = (id::int + 1)::text RETURNING id"
@@ -41,7 +41,7 @@ def world(
 @pytest.fixture
 def client(reactor: Any, deciding: RealBroker, in_reactor: InReactor) -> Iterator[Client]:
     client = txmq.twisted.connect(
-        reactor, deciding.url, service="tests", timeout=WAIT_S, connections=2
+        reactor, deciding.url, service="tests", timeout=PATIENCE_S, connections=2
     )
     yield client
 
@@ -64,7 +64,7 @@ def test_rows_messages_and_acks_are_one_decision(
             await tx.run(world.insert, "o-1")
             tx.send(world.topic, b"o-1", key="o-1")
             tx.ack(message)
-        await tx.wait_published()
+        await tx.wait_published(PATIENCE_S)
         assert [receipt.offset for receipt in tx.receipts()] == [0]
         await consumer.close()
         shown = await client.call("group.show", group=group)
@@ -116,7 +116,7 @@ def test_a_savepoint_takes_back_rows_and_messages(
             async with tx.savepoint():
                 await tx.run(world.insert, "o-3")
                 tx.send(world.topic, b"o-3")
-        await tx.wait_published()
+        await tx.wait_published(PATIENCE_S)
 
     in_reactor(story)
     assert world.orders() == world.messages() == {"o-1", "o-3"}
@@ -153,7 +153,7 @@ def test_more_transactions_than_threads_wait_for_one_row_and_all_commit(
 
     async def one() -> None:
         with closing(psycopg2.connect(world.dsn)) as connection:
-            async with client.transaction(connection, timeout=WAIT_S) as tx:
+            async with client.transaction(connection, timeout=PATIENCE_S) as tx:
                 version = await tx.run(count_up, connection)
                 tx.send(world.topic, version.encode(), key="k")
 
@@ -161,7 +161,7 @@ def test_more_transactions_than_threads_wait_for_one_row_and_all_commit(
         await gatherResults([Deferred.fromCoroutine(one()) for _ in range(8)])
 
     in_reactor(story)
-    wait_until(lambda: len(world.messages()) == 8, WAIT_S, what="all messages")
+    wait_until(lambda: len(world.messages()) == 8, what="all messages")
     assert [found.body for found in world.stored()] == [b"%d" % version for version in range(1, 9)]
 
 
@@ -228,27 +228,25 @@ def test_a_half_message_is_decided_by_its_block_or_by_a_checker(
 
     in_reactor(story)
     token = open_blocks[0].token
-    wait_until(
-        lambda: world.client.call("tx.show", token=token.hex)["check_reason"] == REASON, WAIT_S
-    )
+    wait_until(lambda: world.client.call("tx.show", token=token.hex)["check_reason"] == REASON)
     assert asked == []
     end_work(token)  # as if its process had died
     world.client.call("tx.check", token=token.hex)
-    wait_until(lambda: world.messages() == {"told", "asked"}, WAIT_S, what="both messages")
+    wait_until(lambda: world.messages() == {"told", "asked"}, what="both messages")
     assert [message.body for half in asked for message in half.messages] == [b"asked"]
 
 
 def test_a_transaction_reaches_another_broker(
     world: World, client: Client, also_deciding: RealBroker, reactor: Any, in_reactor: InReactor
 ) -> None:
-    other = txmq.twisted.connect(reactor, also_deciding.url, service="tests", timeout=WAIT_S)
+    other = txmq.twisted.connect(reactor, also_deciding.url, service="tests", timeout=PATIENCE_S)
 
     async def story() -> None:
         async with client.transaction(world.connection) as tx:
             await tx.run(world.insert, "o-1")
             tx.send(world.topic, b"o-1")
             (await tx.at(other)).send(world.topic, b"o-1")
-        await tx.wait_published()
+        await tx.wait_published(PATIENCE_S)
         await other.close()
 
     in_reactor(story)

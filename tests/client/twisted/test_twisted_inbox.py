@@ -26,17 +26,17 @@ from tests.client.effects import (
 )
 from tests.client.reactor_thread import InReactor
 from tests.client.real import RealBroker
+from tests.client.real_consumers import IDLE_S
 from tests.client.scripted_member import fresh
 from txmq.client.blocking.consumer.inbox import InboxWorker
 from txmq.client.blocking.consumer.inbox_upkeep import InboxUpkeep
 from txmq.errors import LocalProtocolError
 from txmq.model.message import Message, ReceivedMessage
 from txmq.model.retry import RetryPolicy
+from txmq.testing.wait import PATIENCE_S
 from txmq.twisted import Client
 from txmq.tx.postgres.session import Connection
 
-WAIT_S = 20.0
-IDLE_S = 2.0  # much longer than a busy machine stands still
 BODIES = [f"m{number:02}" for number in range(12)]
 
 
@@ -47,7 +47,7 @@ def connect(database: str) -> Callable[[], Connection]:
 
 @pytest.fixture
 def client(reactor: Any, in_reactor: InReactor, shared_broker: RealBroker) -> Iterator[Client]:
-    client = txmq.twisted.connect(reactor, shared_broker.url, service="tests", timeout=WAIT_S)
+    client = txmq.twisted.connect(reactor, shared_broker.url, service="tests", timeout=PATIENCE_S)
     yield client
 
     async def close() -> None:
@@ -106,7 +106,7 @@ def test_restored_messages_of_an_ordered_group_come_before_later_ones(
         opened.set()
 
     def open_later(self: InboxWorker, connection: Connection, messages: Any) -> None:
-        assert opened.wait(WAIT_S)
+        assert opened.wait(PATIENCE_S)
         open_own(self, connection, messages)
 
     topic, group = fresh("t"), fresh("g")
@@ -188,13 +188,13 @@ def test_closing_waits_for_the_handler_and_ends_the_run(
 
     def handle(message: ReceivedMessage, connection: Connection) -> None:
         begun.set()
-        assert may_end.wait(WAIT_S)
+        assert may_end.wait(PATIENCE_S)
         take_effect(message, connection)
 
     async def story() -> None:
         consumer = await consumer_of(client, fresh("g"))
         ended = consumer.run(handle, inbox=connect)
-        await deferToThreadPool(reactor, reactor.getThreadPool(), begun.wait, WAIT_S)
+        await deferToThreadPool(reactor, reactor.getThreadPool(), begun.wait, PATIENCE_S)
         closed = consumer.close()
         may_end.set()
         await closed
@@ -233,7 +233,7 @@ def test_a_cancelled_run_ends_when_its_handlers_have_ended(
 
     def handle(message: ReceivedMessage, connection: Connection) -> None:
         begun.set()
-        assert go_on.wait(WAIT_S)
+        assert go_on.wait(PATIENCE_S)
         take_effect(message, connection)
 
     async def story() -> None:
@@ -241,7 +241,7 @@ def test_a_cancelled_run_ends_when_its_handlers_have_ended(
         ends: list[Failure] = []
         run = consumer.run(handle, inbox=connect).addErrback(ends.append)
         pool = reactor.getThreadPool()
-        await deferToThreadPool(reactor, pool, begun.wait, WAIT_S)
+        await deferToThreadPool(reactor, pool, begun.wait, PATIENCE_S)
         run.cancel()
         run.cancel()
         await deferToThreadPool(reactor, pool, str)  # the reactor goes on meanwhile
