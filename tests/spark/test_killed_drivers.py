@@ -87,7 +87,8 @@ def test_jobs_whose_driver_was_killed_in_its_decision_send_once_when_they_run_ag
         assert program.alive, program.unexpected_end()
         return list(processes(session).values()).count("T")
 
-    wait_until(lambda: stopped() == len(targets), what="all decisions are met")
+    # a JVM, and processes of Python that may have to start again
+    wait_until(lambda: stopped() == len(targets), 2 * PATIENCE_S, what="all decisions are met")
     for pid in processes(session):
         with suppress(ProcessLookupError):  # gone with the death of one before it
             os.kill(pid, signal.SIGKILL)
